@@ -1,0 +1,1 @@
+//! A cache of metadata buffers over a block device.

@@ -1,0 +1,1 @@
+//! Files over a shared-memory queue pair, with a page cache.

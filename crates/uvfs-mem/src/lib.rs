@@ -1,0 +1,1 @@
+//! Arenas, LRU lists, memory pressure and shrinkers.

@@ -1,0 +1,1 @@
+//! The FUSE wire format: requests, replies and notifications.

@@ -1,0 +1,1 @@
+//! Queue pairs in shared memory and the wait policy.

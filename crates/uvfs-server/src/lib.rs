@@ -1,0 +1,1 @@
+//! Serving a file system: the FileSystem trait, sessions and transports.

@@ -1,0 +1,1 @@
+//! An XFS reader and checker.
