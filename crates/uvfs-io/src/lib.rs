@@ -1,1 +1,6 @@
-//! Asynchronous I/O: a ring per thread, its executor, block devices and their engines.
+//! Asynchronous I/O: a ring per thread and its executor; block devices and their engines.
+
+pub mod blocking;
+pub mod buf;
+
+pub use buf::{IoBuf, Payload};
