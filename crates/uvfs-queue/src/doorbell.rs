@@ -19,7 +19,9 @@ pub struct Doorbell {
 impl Doorbell {
     /// Of a waiter that is awake.
     pub fn new() -> Self {
-        Self { sleeping: AtomicBool::new(false) }
+        Self {
+            sleeping: AtomicBool::new(false),
+        }
     }
 
     /// The waiter is going to sleep. It must look for work after this call, and call

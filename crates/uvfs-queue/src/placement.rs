@@ -37,7 +37,9 @@ pub fn bind_to_core(core: usize) -> io::Result<()> {
 /// What sched_getaffinity(2) gives.
 pub fn allowed_cores() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
-    Ok((0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect())
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&core| set.is_set(core))
+        .collect())
 }
 
 /// sched(7)'s policies that are used here.
@@ -90,13 +92,17 @@ impl Ward {
         self.schedstat.rewind()?;
         let len = self.schedstat.read(&mut text)?;
         let text = std::str::from_utf8(&text[..len]).unwrap_or("");
-        let mut words = text.split_ascii_whitespace().map(|word| word.parse().unwrap_or(0));
+        let mut words = text
+            .split_ascii_whitespace()
+            .map(|word| word.parse().unwrap_or(0));
         Ok((words.next().unwrap_or(0), words.next().unwrap_or(0)))
     }
 
     /// Looks once; true when the thread ran since the last look.
     fn tick(&mut self) -> bool {
-        let Ok((ran, waited)) = self.read() else { return false };
+        let Ok((ran, waited)) = self.read() else {
+            return false;
+        };
         let starved = waited.saturating_sub(self.waited) > STARVING.as_nanos() as u64;
         let active = ran != self.ran || starved;
         (self.ran, self.waited) = (ran, waited);
@@ -129,7 +135,9 @@ struct Shared {
 }
 
 fn lock(mutex: &Mutex<State>) -> MutexGuard<'_, State> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Watches threads that hand over, and relieves those that starve. Costs nothing while they idle.
@@ -153,7 +161,10 @@ impl Watchdog {
         let thread = std::thread::Builder::new()
             .name("uvfs-watchdog".into())
             .spawn(move || watch(&theirs))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// What a thread needs to enter by [`Watched::hand_over`].
@@ -181,8 +192,13 @@ impl Watched {
     pub fn hand_over(&self) -> io::Result<()> {
         let thread = gettid();
         let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
-        let mut ward =
-            Ward { thread, schedstat: File::open(path)?, ran: 0, waited: 0, relief: 0 };
+        let mut ward = Ward {
+            thread,
+            schedstat: File::open(path)?,
+            ran: 0,
+            waited: 0,
+            relief: 0,
+        };
         (ward.ran, ward.waited) = ward.read()?;
         set_policy(None, Policy::Idle)?;
         lock(&self.0.state).wards.push(ward);
@@ -209,7 +225,10 @@ fn watch(shared: &Shared) {
         if quiet >= QUIET && state.wards.iter().all(|ward| ward.relief == 0) {
             shared.asleep.store(true, Ordering::Relaxed);
             while shared.asleep.load(Ordering::Relaxed) && !state.stop {
-                state = shared.call.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+                state = shared
+                    .call
+                    .wait(state)
+                    .unwrap_or_else(|poisoned| poisoned.into_inner());
             }
             quiet = 0;
             continue;

@@ -26,7 +26,10 @@ pub struct WaitConfig {
 
 impl Default for WaitConfig {
     fn default() -> Self {
-        Self { mode: WaitMode::Adaptive, spin: Duration::from_micros(50) }
+        Self {
+            mode: WaitMode::Adaptive,
+            spin: Duration::from_micros(50),
+        }
     }
 }
 
@@ -57,7 +60,12 @@ impl Spinner {
     /// A waiter with no history; it sleeps until gaps prove short.
     pub fn new(config: WaitConfig) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Self { config, cores, gap: 2 * nanos(config.spin), counts: WaitCounts::default() }
+        Self {
+            config,
+            cores,
+            gap: 2 * nanos(config.spin),
+            counts: WaitCounts::default(),
+        }
     }
 
     /// How long to spin before going to sleep; zero for not at all.
@@ -75,7 +83,9 @@ impl Spinner {
     pub fn begin(&self) -> Option<SpinLeave> {
         let most = self.cores.saturating_sub(1);
         SPINNING
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+                (n < most).then_some(n + 1)
+            })
             .ok()
             .map(|_| SpinLeave(()))
     }
@@ -113,7 +123,9 @@ impl Drop for SpinLeave {
 }
 
 fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 4).min(u64::MAX / 4)
+    u64::try_from(duration.as_nanos())
+        .unwrap_or(u64::MAX / 4)
+        .min(u64::MAX / 4)
 }
 
 #[cfg(test)]
@@ -142,7 +154,10 @@ mod tests {
 
     #[test]
     fn on_one_core_nobody_spins() {
-        let mut spinner = Spinner::new(WaitConfig { mode: WaitMode::Spin, ..Default::default() });
+        let mut spinner = Spinner::new(WaitConfig {
+            mode: WaitMode::Spin,
+            ..Default::default()
+        });
         spinner.cores = 1;
         assert_eq!(spinner.budget(), Duration::ZERO);
         assert!(spinner.begin().is_none());
