@@ -150,3 +150,47 @@ fn poll_once(processes: &[&Process], limit: Duration) -> Option<usize> {
     poll(&mut fds, limit.as_ref()).ok()?;
     fds.iter().position(|fd| !fd.revents().is_empty())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn start(program: &str, args: &[&str]) -> Process {
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Process::spawn(&mut command, Signal::KILL).unwrap()
+    }
+
+    #[test]
+    fn a_child_is_waited_for_and_heard() {
+        let mut child = start("sh", &["-c", "echo yes; echo no >&2; exit 3"]);
+        assert!(matches!(wait_any(&[&child], LONG), Waited::Ended(0)));
+        assert!(child.wait(LONG));
+        assert_eq!(child.status().unwrap().code(), Some(3));
+        assert_eq!(child.output(), ("yes\n".into(), "no\n".into()));
+    }
+
+    #[test]
+    fn a_wait_has_an_end_and_a_signal_ends_the_child() {
+        // It reads from a pipe that stays open.
+        let mut child = start("cat", &[]);
+        let limit = Duration::from_millis(1);
+        assert!(matches!(wait_any(&[&child], limit), Waited::TimedOut));
+        assert!(!child.wait(limit));
+        assert!(child.cpu_seconds().unwrap() >= 0.0);
+        child.signal(Signal::TERM);
+        assert!(child.wait(LONG));
+        assert!(!child.status().unwrap().success());
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let e = Process::spawn(&mut Command::new("/no/such/program"), Signal::KILL);
+        let e = e.err().unwrap().to_string();
+        assert!(e.contains("/no/such/program"), "{e}");
+    }
+}

@@ -1,6 +1,6 @@
 //! Rounds over all targets in turn.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 
 use super::client::{Job, Measured};
@@ -43,8 +43,10 @@ pub fn interleave(
     // Draws only when stderr is a terminal.
     let progress = ProgressBar::new((rounds * targets.len()) as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} ({eta} left)") {
-        progress.set_style(style);
+        progress.set_style(style.progress_chars("=> "));
     }
+    // Whichever way this ends, the bar goes before anything else is written.
+    let progress = progress.with_finish(ProgressFinish::AndClear);
     for number in 0..rounds {
         for turn in 0..targets.len() {
             let index = (number + turn) % targets.len();
@@ -69,7 +71,6 @@ pub fn interleave(
             progress.inc(1);
         }
     }
-    progress.finish_and_clear();
     Ok(outcomes)
 }
 
