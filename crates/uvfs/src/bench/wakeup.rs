@@ -63,8 +63,8 @@ pub struct Args {
     /// Measure only native and the peers
     #[arg(long, conflicts_with_all = ["transport", "wait"])]
     no_uvfs: bool,
-    /// Another file server: it is run without a shell, has to stay in the foreground, and is
-    /// unmounted at the end
+    /// Another file server: it is run without a shell, has to stay in the foreground (it is this
+    /// process's CPU time that counts, not its children's), and is unmounted at the end
     #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
     peer: Vec<Peer>,
     /// What the client does
