@@ -2,5 +2,7 @@
 
 pub mod blocking;
 pub mod buf;
+pub mod ops;
+pub mod runtime;
 
 pub use buf::{IoBuf, Payload};

@@ -936,6 +936,29 @@ impl Default for UringReqHeader {
     }
 }
 
+impl InitIn {
+    /// Both words of flags; the high one counts only with [`InitFlags::INIT_EXT`].
+    pub const fn init_flags(&self) -> InitFlags {
+        ext_flags(self.flags, self.flags2)
+    }
+}
+
+impl InitOut {
+    /// Both words of flags; the high one counts only with [`InitFlags::INIT_EXT`].
+    pub const fn init_flags(&self) -> InitFlags {
+        ext_flags(self.flags, self.flags2)
+    }
+}
+
+const fn ext_flags(flags: u32, flags2: u32) -> InitFlags {
+    let low = InitFlags::from_words(flags, 0);
+    if low.contains(InitFlags::INIT_EXT) {
+        InitFlags::from_words(flags, flags2)
+    } else {
+        low
+    }
+}
+
 /// What a notification says (`enum fuse_notify_code`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
