@@ -32,7 +32,7 @@ struct Reader {
 
 /// An open directory.
 pub(crate) struct OpenDir {
-    fd: OwnedFd,
+    pub(crate) fd: Arc<OwnedFd>,
     inode: Arc<Inode>,
     reader: Mutex<Reader>,
 }
@@ -114,7 +114,7 @@ impl Passthrough {
             Err(Errno::PERM) => self.open_inode(&inode, flags)?,
             fd => fd?,
         };
-        let dir = Arc::new(OpenDir { fd, inode, reader: Mutex::default() });
+        let dir = Arc::new(OpenDir { fd: Arc::new(fd), inode, reader: Mutex::default() });
         let fh = self.dirs.insert(dir).ok_or(Errno::NFILE)?;
         let flags = match self.options.cache_readdir {
             true => OpenFlags::CACHE_DIR,

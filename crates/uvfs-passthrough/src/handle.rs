@@ -7,23 +7,23 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
-use uvfs_io::blocking;
-use uvfs_server::Payload;
+use uvfs_io::{blocking, ops};
 use uvfs_server::fs::{
-    Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened,
+    Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Payload,
 };
 
 use crate::inode::{BackingUse, Inode};
 use crate::io;
 use crate::sys::{self, FileIoctl, Result};
-use crate::{Passthrough, meta, name_ok};
+use crate::namespace::name_ok;
+use crate::{Passthrough, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
 
 /// An open file.
 pub(crate) struct OpenFile {
-    fd: OwnedFd,
+    pub(crate) fd: Arc<OwnedFd>,
     pub(crate) inode: Arc<Inode>,
     /// Reads and writes of it go to the inode's registered backing file.
     backed: bool,
@@ -115,7 +115,7 @@ impl Passthrough {
             flags |= OpenFlags::NOFLUSH;
         }
         let backed = flags.contains(OpenFlags::PASSTHROUGH);
-        let file = Arc::new(OpenFile { fd, inode: inode.clone(), backed });
+        let file = Arc::new(OpenFile { fd: Arc::new(fd), inode: inode.clone(), backed });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {
             Some(fh) => Ok(Opened { fh, flags, backing }),
@@ -266,7 +266,7 @@ impl Passthrough {
     pub(crate) async fn read_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {
         let file = self.file(how.fh)?;
         let uncached = how.uncached || self.options.uncached;
-        io::read(&file, data, how.offset, io::Flags { uncached, append: false }).await
+        io::read(&file, data, how.offset, uncached).await
     }
 
     pub(crate) async fn write_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {
@@ -275,10 +275,9 @@ impl Passthrough {
         if how.kill_suidgid {
             meta::kill_suidgid(file.as_fd())?;
         }
-        let flags = OFlags::from_bits_retain(how.flags);
-        let append = flags.contains(OFlags::APPEND) && !how.from_cache && !self.writes_back();
+        let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
         let uncached = how.uncached || self.options.uncached;
-        io::write(&file, data, how.offset, io::Flags { uncached, append }).await
+        io::write(&file, data, how.offset, append, uncached).await
     }
 
     pub(crate) async fn fallocate_file(
@@ -295,7 +294,7 @@ impl Passthrough {
             // The kernel leaves it to us and does not say who has CAP_FSETID.
             meta::kill_suidgid(file.as_fd())?;
         }
-        io::fallocate(&file, mode, offset, len).await
+        ops::fallocate(&file.fd, mode, offset, len).await
     }
 
     pub(crate) fn seek_file(&self, fh: u64, offset: u64, whence: u32) -> Result<u64> {
@@ -323,7 +322,7 @@ impl Passthrough {
         }
         let (mut offset_in, mut offset_out) = (copy.offset_in, copy.offset_out);
         let len = usize::try_from(copy.len).unwrap_or(usize::MAX);
-        let call = move || {
+        let mut call = move || {
             rustix::fs::copy_file_range(
                 from.as_fd(),
                 Some(&mut offset_in),

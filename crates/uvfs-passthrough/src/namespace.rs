@@ -11,7 +11,7 @@ use uvfs_server::fs::{Bytes, Context, Entry, NewNode};
 
 use crate::Passthrough;
 use crate::meta::decode_dev;
-use crate::sys::{self, ProcPath, Result};
+use crate::sys::{ProcPath, Result};
 
 /// Refuses what is not the name of an entry, so that no name leads out of its directory.
 pub(crate) fn name_ok(name: &CStr) -> Result<()> {
@@ -223,11 +223,6 @@ impl Passthrough {
             entry_ttl: Duration::ZERO,
         }
     }
-}
-
-/// A descriptor's inode number, 0 where it has none.
-pub(crate) fn ino_of(fd: std::os::fd::BorrowedFd<'_>) -> u64 {
-    sys::stat(fd).map_or(0, |st| st.stx_ino)
 }
 
 #[cfg(test)]

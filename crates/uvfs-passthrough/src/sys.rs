@@ -7,19 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uvfs_io::Payload;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
 /// MAX_HANDLE_SZ of name_to_handle_at(2).
 const MAX_HANDLE: usize = 128;
-/// Since Linux 6.14; pwritev2(2).
-pub(crate) const RWF_DONTCACHE: i32 = 0x80;
-/// Since Linux 4.16; pwritev2(2).
-pub(crate) const RWF_APPEND: i32 = 0x10;
-/// UIO_MAXIOV is 1024; more parts than this go in several calls.
-const MAX_IOVECS: usize = 64;
-
 /// All that is asked of statx(2) for attributes.
 pub(crate) const STATX_MASK: StatxFlags =
     StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
@@ -323,53 +315,6 @@ pub(crate) fn getdents(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize> {
     check(unsafe {
         libc::syscall(libc::SYS_getdents64, fd.as_raw_fd(), buf.as_mut_ptr(), buf.len())
     })
-    .map(|n| n as usize)
-}
-
-/// Which way a transfer goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
-    Read,
-    Write,
-}
-
-/// One preadv2(2) or pwritev2(2) of the bytes of `data` from `done` on, as many as fit in a call.
-pub(crate) fn transfer(
-    way: Way,
-    fd: BorrowedFd<'_>,
-    data: &Payload,
-    done: usize,
-    offset: u64,
-    flags: i32,
-) -> Result<usize> {
-    let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut iovecs = [none; MAX_IOVECS];
-    let (mut count, mut skip) = (0, done);
-    for part in data.parts() {
-        if skip >= part.len() {
-            skip -= part.len();
-            continue;
-        }
-        if count == MAX_IOVECS {
-            break;
-        }
-        iovecs[count] = libc::iovec {
-            iov_base: part.as_ptr().wrapping_add(skip).cast(),
-            iov_len: part.len() - skip,
-        };
-        skip = 0;
-        count += 1;
-    }
-    let (fd, iovecs, count) = (fd.as_raw_fd(), iovecs.as_ptr(), count as i32);
-    let offset = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
-    // SAFETY: each iovec lies inside a part of `data`, which keeps its memory mapped for the call
-    // and which no Rust reference points to.
-    check(unsafe {
-        match way {
-            Way::Read => libc::preadv2(fd, iovecs, count, offset, flags),
-            Way::Write => libc::pwritev2(fd, iovecs, count, offset, flags),
-        }
-    } as libc::c_long)
     .map(|n| n as usize)
 }
 
