@@ -1,7 +1,5 @@
 //! From a request's opcode to the handler that answers it, and from what that gives to the wire.
 
-use std::time::Duration;
-
 use smallvec::SmallVec;
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, SetattrValid, WriteFlags};
 use uvfs_proto::reply::{self, DirBuf};
@@ -25,12 +23,20 @@ const ACL_KILL_SGID: u32 = 1;
 
 /// Answers a request; never panics, whatever the handler does.
 pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Answer {
-    match session.interrupts.guard(slot.header.unique, handle(session, slot)).await {
+    match session
+        .interrupts
+        .guard(slot.header.unique, handle(session, slot))
+        .await
+    {
         Some(Ok(answer)) => answer,
         Some(Err(errno)) => Answer::Error(errno),
         None => {
             let name = Opcode::try_from(slot.header.opcode).map_or("?", Opcode::name);
-            tracing::error!(opcode = name, node = slot.header.nodeid, "a handler panicked: EIO");
+            tracing::error!(
+                opcode = name,
+                node = slot.header.nodeid,
+                "a handler panicked: EIO"
+            );
             Answer::Error(Errno::IO)
         }
     }
@@ -74,10 +80,16 @@ fn context(header: &abi::InHeader) -> Context {
 }
 
 async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
-    let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?.0;
+    let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
+        .map_err(|_| Errno::INVAL)?
+        .0;
     let size = arg.size as usize;
     if size > slot.input.len() {
-        tracing::warn!(size, have = slot.input.len(), "refused: a WRITE without its data");
+        tracing::warn!(
+            size,
+            have = slot.input.len(),
+            "refused: a WRITE without its data"
+        );
         return Err(Errno::INVAL);
     }
     let flags = WriteFlags::from_bits_retain(arg.write_flags);
@@ -90,9 +102,15 @@ async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answe
         uncached: session.options.uncached,
     };
     let data = slot.input.slice(0..size);
-    let written =
-        session.fs.write(&context(&slot.header), slot.header.nodeid, &how, &data).await?.min(size);
-    Ok(Answer::of(&abi::WriteOut { size: written as u32, padding: 0 }))
+    let written = session
+        .fs
+        .write(&context(&slot.header), slot.header.nodeid, &how, &data)
+        .await?
+        .min(size);
+    Ok(Answer::of(&abi::WriteOut {
+        size: written as u32,
+        padding: 0,
+    }))
 }
 
 fn retrieved<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
@@ -120,28 +138,52 @@ fn entry_out(entry: &Entry) -> abi::EntryOut {
 
 fn attr_out(attributes: &Attributes) -> abi::AttrOut {
     let (attr_valid, attr_valid_nsec) = reply::ttl(attributes.ttl);
-    abi::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: attributes.attr }
+    abi::AttrOut {
+        attr_valid,
+        attr_valid_nsec,
+        dummy: 0,
+        attr: attributes.attr,
+    }
 }
 
 fn open_out(opened: &Opened) -> abi::OpenOut {
-    abi::OpenOut { fh: opened.fh, open_flags: opened.flags.bits(), backing_id: opened.backing }
+    abi::OpenOut {
+        fh: opened.fh,
+        open_flags: opened.flags.bits(),
+        backing_id: opened.backing,
+    }
 }
 
 fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
     let valid = SetattrValid::from_bits_retain(arg.valid);
     let has = |flag| valid.contains(flag);
     let time = |flag, now, secs: u64, nanos| {
-        has(flag).then(|| if has(now) { SetTime::Now } else { SetTime::At(secs as i64, nanos) })
+        has(flag).then(|| {
+            if has(now) {
+                SetTime::Now
+            } else {
+                SetTime::At(secs as i64, nanos)
+            }
+        })
     };
     SetAttr {
         mode: has(SetattrValid::MODE).then_some(arg.mode),
         uid: has(SetattrValid::UID).then_some(arg.uid),
         gid: has(SetattrValid::GID).then_some(arg.gid),
         size: has(SetattrValid::SIZE).then_some(arg.size),
-        atime: time(SetattrValid::ATIME, SetattrValid::ATIME_NOW, arg.atime, arg.atimensec),
-        mtime: time(SetattrValid::MTIME, SetattrValid::MTIME_NOW, arg.mtime, arg.mtimensec),
-        ctime: has(SetattrValid::CTIME)
-            .then_some(SetTime::At(arg.ctime as i64, arg.ctimensec)),
+        atime: time(
+            SetattrValid::ATIME,
+            SetattrValid::ATIME_NOW,
+            arg.atime,
+            arg.atimensec,
+        ),
+        mtime: time(
+            SetattrValid::MTIME,
+            SetattrValid::MTIME_NOW,
+            arg.mtime,
+            arg.mtimensec,
+        ),
+        ctime: has(SetattrValid::CTIME).then_some(SetTime::At(arg.ctime as i64, arg.ctimensec)),
         fh: has(SetattrValid::FH).then_some(arg.fh),
         kill_suidgid: has(SetattrValid::KILL_SUIDGID),
     }
@@ -149,9 +191,18 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
 
 fn lock(arg: &abi::LkIn, wait: bool) -> (LockHow, Lock) {
     let flock = abi::LkFlags::from_bits_retain(arg.lk_flags).contains(abi::LkFlags::FLOCK);
-    let how = LockHow { fh: arg.fh, owner: arg.owner, flock, wait };
-    let lock =
-        Lock { start: arg.lk.start, end: arg.lk.end, kind: arg.lk.r#type, pid: arg.lk.pid };
+    let how = LockHow {
+        fh: arg.fh,
+        owner: arg.owner,
+        flock,
+        wait,
+    };
+    let lock = Lock {
+        start: arg.lk.start,
+        end: arg.lk.end,
+        kind: arg.lk.r#type,
+        pid: arg.lk.pid,
+    };
     (how, lock)
 }
 
@@ -161,7 +212,10 @@ fn sized(value: &[u8], size: u32) -> Result<Answer> {
         return Err(Errno::TOOBIG);
     }
     if size == 0 {
-        return Ok(Answer::of(&abi::GetxattrOut { size: value.len() as u32, padding: 0 }));
+        return Ok(Answer::of(&abi::GetxattrOut {
+            size: value.len() as u32,
+            padding: 0,
+        }));
     }
     if value.len() > size as usize {
         return Err(Errno::RANGE);
@@ -205,45 +259,74 @@ async fn dispatch<F: FileSystem>(
             let fh = with_fh(arg.getattr_flags, arg.fh);
             let (stat, ttl) = fs.statx(cx, node, fh, arg.sx_mask).await?;
             let (attr_valid, attr_valid_nsec) = reply::ttl(ttl);
-            Ok(Answer::of(&abi::StatxOut { attr_valid, attr_valid_nsec, stat, ..Default::default() }))
+            Ok(Answer::of(&abi::StatxOut {
+                attr_valid,
+                attr_valid_nsec,
+                stat,
+                ..Default::default()
+            }))
         }
         Operation::Setattr(arg) => fs.setattr(cx, node, &set_attr(&arg)).await.map(attr),
-        Operation::Readlink => {
-            fs.readlink(cx, node).await.map(|target| Answer::Body(Body::from_vec(target)))
-        }
-        Operation::Symlink { name, target } => {
-            fs.symlink(cx, node, name, target).await.map(entry)
-        }
+        Operation::Readlink => fs
+            .readlink(cx, node)
+            .await
+            .map(|target| Answer::Body(Body::from_vec(target))),
+        Operation::Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
         Operation::Mknod(arg, name) => {
-            let new = NewNode { mode: arg.mode, umask: arg.umask, rdev: arg.rdev };
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: arg.rdev,
+            };
             fs.mknod(cx, node, name, &new).await.map(entry)
         }
         Operation::Mkdir(arg, name) => {
-            let new = NewNode { mode: arg.mode, umask: arg.umask, rdev: 0 };
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: 0,
+            };
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
         Operation::Unlink(name) => fs.unlink(cx, node, name).await.map(done),
         Operation::Rmdir(name) => fs.rmdir(cx, node, name).await.map(done),
-        Operation::Rename { arg, name, newname } => {
-            fs.rename(cx, node, name, arg.newdir, newname, 0).await.map(done)
-        }
-        Operation::Rename2 { arg, name, newname } => {
-            fs.rename(cx, node, name, arg.newdir, newname, arg.flags).await.map(done)
-        }
+        Operation::Rename { arg, name, newname } => fs
+            .rename(cx, node, name, arg.newdir, newname, 0)
+            .await
+            .map(done),
+        Operation::Rename2 { arg, name, newname } => fs
+            .rename(cx, node, name, arg.newdir, newname, arg.flags)
+            .await
+            .map(done),
         Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
         Operation::Open(arg) => fs.open(cx, node, &how(&arg)).await.map(opened),
         Operation::Create(arg, name) => {
-            let new = NewNode { mode: arg.mode, umask: arg.umask, rdev: 0 };
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: 0,
+            };
             let how = OpenHow {
                 flags: arg.flags,
                 kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
             };
-            fs.create(cx, node, name, &new, &how).await.map(|made| created(&made))
+            fs.create(cx, node, name, &new, &how)
+                .await
+                .map(|made| created(&made))
         }
         Operation::Tmpfile(arg, _) => {
-            let new = NewNode { mode: arg.mode, umask: arg.umask, rdev: 0 };
-            let how = OpenHow { flags: arg.flags, kill_suidgid: false };
-            fs.tmpfile(cx, node, &new, &how).await.map(|made| created(&made))
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: 0,
+            };
+            let how = OpenHow {
+                flags: arg.flags,
+                kill_suidgid: false,
+            };
+            fs.tmpfile(cx, node, &new, &how)
+                .await
+                .map(|made| created(&made))
         }
         Operation::Read(arg) => {
             let size = arg.size as usize;
@@ -260,16 +343,20 @@ async fn dispatch<F: FileSystem>(
                 uncached: session.options.uncached,
             };
             let data = slot.room.slice(0..size);
-            fs.read(cx, node, &how, &data).await.map(|n| Answer::Room(n.min(size)))
+            fs.read(cx, node, &how, &data)
+                .await
+                .map(|n| Answer::Room(n.min(size)))
         }
         Operation::Write(_) | Operation::NotifyReply(_) => Err(Errno::INVAL),
-        Operation::Statfs => {
-            fs.statfs(cx, node).await.map(|st| Answer::of(&abi::StatfsOut { st }))
-        }
+        Operation::Statfs => fs
+            .statfs(cx, node)
+            .await
+            .map(|st| Answer::of(&abi::StatfsOut { st })),
         Operation::Release(arg) => {
             let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
-            let flock =
-                flags.contains(abi::ReleaseFlags::FLOCK_UNLOCK).then_some(arg.lock_owner);
+            let flock = flags
+                .contains(abi::ReleaseFlags::FLOCK_UNLOCK)
+                .then_some(arg.lock_owner);
             fs.release(cx, node, arg.fh, flock).await.map(done)
         }
         Operation::Flush(arg) => fs.flush(cx, node, arg.fh, arg.lock_owner).await.map(done),
@@ -288,7 +375,9 @@ async fn dispatch<F: FileSystem>(
         Operation::Setxattr(arg, name, value) => {
             let kill_sgid = session.negotiated().flags.contains(InitFlags::SETXATTR_EXT)
                 && arg.setxattr_flags & ACL_KILL_SGID != 0;
-            fs.setxattr(cx, node, name, value, arg.flags, kill_sgid).await.map(done)
+            fs.setxattr(cx, node, name, value, arg.flags, kill_sgid)
+                .await
+                .map(done)
         }
         Operation::Getxattr(arg, name) => {
             if node == ROOT
@@ -318,9 +407,10 @@ async fn dispatch<F: FileSystem>(
             let (how, wanted) = lock(&arg, wait);
             fs.setlk(cx, node, &how, &wanted).await.map(done)
         }
-        Operation::Fallocate(arg) => {
-            fs.fallocate(cx, node, arg.fh, arg.offset, arg.length, arg.mode).await.map(done)
-        }
+        Operation::Fallocate(arg) => fs
+            .fallocate(cx, node, arg.fh, arg.offset, arg.length, arg.mode)
+            .await
+            .map(done),
         Operation::Lseek(arg) => {
             let offset = fs.lseek(cx, node, arg.fh, arg.offset, arg.whence).await?;
             Ok(Answer::of(&abi::LseekOut { offset }))
@@ -328,7 +418,10 @@ async fn dispatch<F: FileSystem>(
         Operation::CopyFileRange(arg) => {
             // Its answer has 32 bits.
             let copied = copy(fs, cx, node, &arg, u64::from(u32::MAX & !4095)).await?;
-            Ok(Answer::of(&abi::WriteOut { size: copied as u32, padding: 0 }))
+            Ok(Answer::of(&abi::WriteOut {
+                size: copied as u32,
+                padding: 0,
+            }))
         }
         Operation::CopyFileRange64(arg) => {
             let bytes_copied = copy(fs, cx, node, &arg, u64::MAX).await?;
@@ -344,23 +437,30 @@ async fn dispatch<F: FileSystem>(
                 out_size: arg.out_size,
             };
             let (result, data) = fs.ioctl(cx, node, &ioctl).await?;
-            let out = abi::IoctlOut { result, ..Default::default() };
+            let out = abi::IoctlOut {
+                result,
+                ..Default::default()
+            };
             let mut body = Body::from_slice(out.as_bytes());
             body.extend_from_slice(&data[..data.len().min(arg.out_size as usize)]);
             Ok(Answer::Body(body))
         }
         Operation::Poll(arg) => {
             let revents = fs.poll(cx, node, arg.fh, arg.events).await?;
-            Ok(Answer::of(&abi::PollOut { revents, padding: 0 }))
+            Ok(Answer::of(&abi::PollOut {
+                revents,
+                padding: 0,
+            }))
         }
         Operation::Bmap(arg) => {
             let block = fs.bmap(cx, node, arg.block, arg.blocksize).await?;
             Ok(Answer::of(&abi::BmapOut { block }))
         }
         Operation::Syncfs(_) => fs.syncfs(cx, node).await.map(done),
-        Operation::Interrupt(arg) => {
-            session.interrupts.interrupt(arg.unique).map(|()| Answer::None)
-        }
+        Operation::Interrupt(arg) => session
+            .interrupts
+            .interrupt(arg.unique)
+            .map(|()| Answer::None),
         Operation::Destroy => Ok(Answer::empty()),
         // Answered before any queue starts; a second one is nonsense.
         Operation::Init(_) => Err(Errno::INVAL),
@@ -371,7 +471,9 @@ async fn dispatch<F: FileSystem>(
 }
 
 fn with_fh(flags: u32, fh: u64) -> Option<u64> {
-    GetattrFlags::from_bits_retain(flags).contains(GetattrFlags::FH).then_some(fh)
+    GetattrFlags::from_bits_retain(flags)
+        .contains(GetattrFlags::FH)
+        .then_some(fh)
 }
 
 fn created((entry, opened): &(Entry, Opened)) -> Answer {
@@ -409,7 +511,10 @@ impl DirSink for Listing<'_> {
     fn add(&mut self, dir: DirEntry<'_>) -> bool {
         if self.plus {
             let nothing = abi::EntryOut::default();
-            return self.buf.push_plus(&nothing, dir.ino, dir.next, dir.kind, dir.name).is_ok();
+            return self
+                .buf
+                .push_plus(&nothing, dir.ino, dir.next, dir.kind, dir.name)
+                .is_ok();
         }
         self.buf.push(dir.ino, dir.next, dir.kind, dir.name).is_ok()
     }
@@ -419,14 +524,19 @@ impl DirSink for Listing<'_> {
     }
 
     fn fits(&self, name_len: usize) -> bool {
-        let fixed =
-            if self.plus { size_of::<abi::Direntplus>() } else { size_of::<abi::Dirent>() };
+        let fixed = if self.plus {
+            size_of::<abi::Direntplus>()
+        } else {
+            size_of::<abi::Dirent>()
+        };
         self.room - self.buf.len() >= (fixed + name_len).next_multiple_of(8)
     }
 
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         debug_assert!(self.plus, "asked for without attributes");
-        self.buf.push_plus(&entry_out(entry), dir.ino, dir.next, dir.kind, dir.name).is_ok()
+        self.buf
+            .push_plus(&entry_out(entry), dir.ino, dir.next, dir.kind, dir.name)
+            .is_ok()
     }
 }
 
@@ -439,12 +549,16 @@ async fn listing<F: FileSystem>(
 ) -> Result<Answer> {
     let room = (arg.size as usize).min(slot.room.len()).min(LISTING_MAX);
     let mut bytes = vec![0; room];
-    let mut sink = Listing { buf: DirBuf::new(&mut bytes), room, plus };
-    session.fs.readdir(cx, slot.header.nodeid, arg.fh, arg.offset, &mut sink).await?;
+    let mut sink = Listing {
+        buf: DirBuf::new(&mut bytes),
+        room,
+        plus,
+    };
+    session
+        .fs
+        .readdir(cx, slot.header.nodeid, arg.fh, arg.offset, &mut sink)
+        .await?;
     let len = sink.buf.len();
     slot.room.copy_in(0, &bytes[..len]);
     Ok(Answer::Room(len))
 }
-
-/// For how long the kernel may cache what a server can't say anything about.
-pub const DEFAULT_TTL: Duration = Duration::from_secs(1);

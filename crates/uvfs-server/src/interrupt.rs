@@ -24,7 +24,10 @@ thread_local! {
 /// asks this each time that it is resumed, and ends with EINTR.
 pub fn interrupted() -> bool {
     POLLED.with(|polled| {
-        polled.borrow().as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))
+        polled
+            .borrow()
+            .as_ref()
+            .is_some_and(|flag| flag.load(Ordering::Relaxed))
     })
 }
 
@@ -34,7 +37,9 @@ pub(crate) struct Table(Mutex<HashMap<u64, (Flag, Waker)>>);
 
 impl Table {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, (Flag, Waker)>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Interrupts a request. EAGAIN when it is not there (yet): the kernel then asks again for as
@@ -53,7 +58,11 @@ impl Table {
 
     /// Runs a handler so that it can be interrupted, and so that its panic is its own: then there
     /// is no value.
-    pub(crate) async fn guard<T>(&self, unique: u64, handler: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn guard<T>(
+        &self,
+        unique: u64,
+        handler: impl Future<Output = T>,
+    ) -> Option<T> {
         let mut handler = pin!(handler);
         let mut entered: Option<Entered<'_>> = None;
         std::future::poll_fn(move |cx| {
@@ -67,8 +76,13 @@ impl Table {
                 Ok(Poll::Pending) => {
                     if entered.is_none() {
                         let flag = Flag::default();
-                        self.lock().insert(unique, (flag.clone(), cx.waker().clone()));
-                        entered = Some(Entered { table: self, unique, flag });
+                        self.lock()
+                            .insert(unique, (flag.clone(), cx.waker().clone()));
+                        entered = Some(Entered {
+                            table: self,
+                            unique,
+                            flag,
+                        });
                     }
                     Poll::Pending
                 }
@@ -102,9 +116,16 @@ mod tests {
     fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
         let table = Table::default();
         let mut cx = Context::from_waker(Waker::noop());
-        let mut waits = pin!(table.guard(7, std::future::poll_fn(|_| {
-            if interrupted() { Poll::Ready(()) } else { Poll::Pending }
-        })));
+        let mut waits = pin!(table.guard(
+            7,
+            std::future::poll_fn(|_| {
+                if interrupted() {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            })
+        ));
         assert_eq!(table.interrupt(7), Err(Errno::AGAIN));
         assert!(waits.as_mut().poll(&mut cx).is_pending());
         assert_eq!(table.interrupt(7), Ok(()));

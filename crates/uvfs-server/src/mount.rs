@@ -1,9 +1,9 @@
 //! Mounting, unmounting, and the few system calls on `/dev/fuse` that no library has.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -68,8 +68,16 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         device.as_raw_fd(),
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
-        if options.allow_other { ",allow_other" } else { "" },
-        if options.default_permissions { ",default_permissions" } else { "" },
+        if options.allow_other {
+            ",allow_other"
+        } else {
+            ""
+        },
+        if options.default_permissions {
+            ",default_permissions"
+        } else {
+            ""
+        },
         options.max_read,
     ))?;
     let kind = format!("fuse.{}", options.subtype);
@@ -91,7 +99,10 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
 
 fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let mut words = vec![
-        format!("fsname={}", options.name.replace('\\', "\\\\").replace(',', "\\,")),
+        format!(
+            "fsname={}",
+            options.name.replace('\\', "\\\\").replace(',', "\\,")
+        ),
         format!("subtype={}", options.subtype),
         format!("max_read={}", options.max_read),
     ];
@@ -103,7 +114,10 @@ fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedF
         (MountFlags::NOATIME, "noatime"),
     ];
     words.extend(
-        flags.iter().filter(|(flag, _)| options.flags.contains(*flag)).map(|(_, w)| w.to_string()),
+        flags
+            .iter()
+            .filter(|(flag, _)| options.flags.contains(*flag))
+            .map(|(_, w)| w.to_string()),
     );
     for (set, word) in [
         (options.allow_other, "allow_other"),
@@ -129,7 +143,9 @@ fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedF
     match device {
         Ok(Some(device)) if status.success() => Ok(device),
         Err(error) => Err(context(error, "fusermount3")),
-        _ => Err(io::Error::other("fusermount3 did not mount it (its reason is above)")),
+        _ => Err(io::Error::other(
+            "fusermount3 did not mount it (its reason is above)",
+        )),
     }
 }
 
@@ -227,7 +243,11 @@ pub fn uring_parameter() -> Option<bool> {
 /// When /sys can't be read.
 pub fn possible_cores() -> io::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    let last = text.trim().rsplit([',', '-']).next().and_then(|last| last.parse::<usize>().ok());
+    let last = text
+        .trim()
+        .rsplit([',', '-'])
+        .next()
+        .and_then(|last| last.parse::<usize>().ok());
     last.map(|last| last + 1)
         .filter(|&cores| cores <= usize::from(u16::MAX))
         .ok_or_else(|| io::Error::other("/sys/devices/system/cpu/possible makes no sense"))
@@ -247,10 +267,18 @@ pub(crate) fn clone_device(device: i32) -> io::Result<OwnedFd> {
 
 /// FUSE_DEV_IOC_BACKING_OPEN.
 pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
-    let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    let map = abi::BackingMap {
+        fd: file.as_raw_fd(),
+        flags: 0,
+        padding: 0,
+    };
     // SAFETY: the ioctl reads one BackingMap at the address, which is valid for the call.
     let id = unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_OPEN as _, &map) };
-    if id < 0 { Err(io::Error::last_os_error()) } else { Ok(id) }
+    if id < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(id)
+    }
 }
 
 /// FUSE_DEV_IOC_BACKING_CLOSE.
@@ -298,8 +326,12 @@ pub(crate) fn set_sqe_buffer(entry: &mut Entry128, iovecs: &[libc::iovec; 2]) {
     // SAFETY: an entry is the kernel's 128-byte structure (asserted above), in which any bytes are
     // valid; both fields lie inside and are naturally aligned.
     unsafe {
-        at.add(ADDR_AT).cast::<u64>().write_unaligned(iovecs.as_ptr() as u64);
-        at.add(LEN_AT).cast::<u32>().write_unaligned(iovecs.len() as u32);
+        at.add(ADDR_AT)
+            .cast::<u64>()
+            .write_unaligned(iovecs.as_ptr() as u64);
+        at.add(LEN_AT)
+            .cast::<u32>()
+            .write_unaligned(iovecs.len() as u32);
     }
 }
 
@@ -316,7 +348,6 @@ pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
     Ok(open_tree(rustix::fs::CWD, path, flags)?)
 }
 
-
 /// The last component of the mount's type, for listings: `uvfs` of `fuse.uvfs`.
 pub fn subtype(kind: &str) -> &str {
     kind.strip_prefix("fuse.").unwrap_or(kind)
@@ -329,7 +360,10 @@ mod tests {
     #[test]
     fn mountinfo_is_unescaped() {
         assert_eq!(unescape(br"/a\040b\134c\01"), br"/a b\c\01");
-        assert_eq!(mounted_type(Path::new("/proc")).unwrap().as_deref(), Some("proc"));
+        assert_eq!(
+            mounted_type(Path::new("/proc")).unwrap().as_deref(),
+            Some("proc")
+        );
         assert_eq!(mounted_type(Path::new("/proc/self")).unwrap(), None);
     }
 
@@ -337,7 +371,10 @@ mod tests {
     fn a_buffer_list_lands_in_the_entry() {
         use io_uring::{opcode, types};
         let mut entry = opcode::UringCmd80::new(types::Fd(3), 7).build();
-        let iovecs = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
+        let iovecs = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        }; 2];
         set_sqe_buffer(&mut entry, &iovecs);
         let debug = format!("{entry:?}");
         assert!(debug.contains("fd: 3"), "{debug}");
@@ -346,6 +383,5 @@ mod tests {
     #[test]
     fn there_are_cores() {
         assert!(possible_cores().unwrap() >= 1);
-        let _ = OsStr::new("");
     }
 }

@@ -57,7 +57,11 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn invalidate_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
-        Self::forgiving(self.send(&Notification::InvalInode { ino: node, off: offset, len }))
+        Self::forgiving(self.send(&Notification::InvalInode {
+            ino: node,
+            off: offset,
+            len,
+        }))
     }
 
     /// Drops a cached name.
@@ -65,7 +69,11 @@ impl Notifier {
     /// # Errors
     /// ENOTEMPTY for a directory in use; when the mount is gone.
     pub fn invalidate_entry(&self, parent: u64, name: &CStr) -> io::Result<()> {
-        let notification = Notification::InvalEntry { parent, name, expire_only: false };
+        let notification = Notification::InvalEntry {
+            parent,
+            name,
+            expire_only: false,
+        };
         Self::forgiving(self.send(&notification))
     }
 
@@ -74,7 +82,11 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn expire_entry(&self, parent: u64, name: &CStr) -> io::Result<()> {
-        let notification = Notification::InvalEntry { parent, name, expire_only: true };
+        let notification = Notification::InvalEntry {
+            parent,
+            name,
+            expire_only: true,
+        };
         Self::forgiving(self.send(&notification))
     }
 
@@ -83,7 +95,11 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn deleted(&self, parent: u64, child: u64, name: &CStr) -> io::Result<()> {
-        Self::forgiving(self.send(&Notification::Delete { parent, child, name }))
+        Self::forgiving(self.send(&Notification::Delete {
+            parent,
+            child,
+            name,
+        }))
     }
 
     /// Puts data into the page cache of a node.
@@ -91,7 +107,11 @@ impl Notifier {
     /// # Errors
     /// ENOENT when the kernel doesn't know the node; when the mount is gone.
     pub fn store(&self, node: u64, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.send(&Notification::Store { nodeid: node, offset, data })
+        self.send(&Notification::Store {
+            nodeid: node,
+            offset,
+            data,
+        })
     }
 
     /// What the page cache has of a node from `offset` on, up to `size` bytes, and where it begins.
@@ -103,10 +123,16 @@ impl Notifier {
         let unique = RETRIEVALS.fetch_add(2, Ordering::Relaxed);
         let (sender, receiver) = sync_channel(1);
         (self.register)(unique, Some(sender));
-        let ask =
-            Notification::Retrieve { notify_unique: unique, nodeid: node, offset, size };
+        let ask = Notification::Retrieve {
+            notify_unique: unique,
+            nodeid: node,
+            offset,
+            size,
+        };
         let result = self.send(&ask).and_then(|()| {
-            receiver.recv_timeout(Duration::from_secs(10)).map_err(|_| Errno::TIMEDOUT.into())
+            receiver
+                .recv_timeout(Duration::from_secs(10))
+                .map_err(|_| Errno::TIMEDOUT.into())
         });
         (self.register)(unique, None);
         result
@@ -141,6 +167,8 @@ impl Notifier {
     /// # Errors
     /// EINVAL where the kernel doesn't know it; when the mount is gone.
     pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
-        self.send(&Notification::Prune { nodeids: Records::from(nodes) })
+        self.send(&Notification::Prune {
+            nodeids: Records::from(nodes),
+        })
     }
 }

@@ -40,7 +40,12 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     fn default() -> Self {
         let max_write = MAX_PAGES * 4096;
-        Self { source: String::new(), max_write, max_readahead: max_write, uncached: false }
+        Self {
+            source: String::new(),
+            max_write,
+            max_readahead: max_write,
+            uncached: false,
+        }
     }
 }
 
@@ -80,7 +85,10 @@ impl Init {
         if !flags.contains(InitFlags::INIT_EXT) {
             flags = InitFlags::from_words(self.arg.flags, 0);
         }
-        Offered { minor: self.arg.minor.min(abi::KERNEL_MINOR_VERSION), flags }
+        Offered {
+            minor: self.arg.minor.min(abi::KERNEL_MINOR_VERSION),
+            flags,
+        }
     }
 }
 
@@ -129,8 +137,11 @@ impl<F: FileSystem> Session<F> {
     }
 
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
-        let sender =
-            self.retrievals.lock().unwrap_or_else(|p| p.into_inner()).remove(&unique);
+        let sender = self
+            .retrievals
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .remove(&unique);
         match sender {
             // Nobody may be waiting any more.
             Some(sender) => drop(sender.try_send((offset, data))),
@@ -176,7 +187,10 @@ impl<F: FileSystem> Session<F> {
             };
             if arg.major > abi::KERNEL_VERSION {
                 // The kernel asks again with the version that it is told here.
-                let out = abi::InitOut { major: abi::KERNEL_VERSION, ..Default::default() };
+                let out = abi::InitOut {
+                    major: abi::KERNEL_VERSION,
+                    ..Default::default()
+                };
                 self.reply(parsed.header.unique, out.as_bytes())?;
                 continue;
             }
@@ -189,7 +203,10 @@ impl<F: FileSystem> Session<F> {
                     abi::MIN_MINOR_VERSION
                 )));
             }
-            return Ok(Init { header: parsed.header, arg });
+            return Ok(Init {
+                header: parsed.header,
+                arg,
+            });
         }
     }
 
@@ -198,7 +215,10 @@ impl<F: FileSystem> Session<F> {
     /// # Errors
     /// What the file system's `init` gives, or when the mount is gone.
     pub fn answer_init(&self, init: &Init, over_io_uring: bool) -> io::Result<()> {
-        let Offered { minor, flags: offered } = init.offered();
+        let Offered {
+            minor,
+            flags: offered,
+        } = init.offered();
         let base = InitFlags::ASYNC_READ
             | InitFlags::BIG_WRITES
             | InitFlags::MAX_PAGES
@@ -262,13 +282,20 @@ impl<F: FileSystem> Session<F> {
     }
 
     pub(crate) fn negotiated(&self) -> Negotiated {
-        self.negotiated.get().map_or_else(Negotiated::default, |(agreed, _)| *agreed)
+        self.negotiated
+            .get()
+            .map_or_else(Negotiated::default, |(agreed, _)| *agreed)
     }
 
     /// The most payload that one request has, in bytes.
     pub(crate) fn max_payload(&self) -> usize {
-        let max_write = self.negotiated.get().map_or(self.options.max_write, |(_, max)| *max);
-        (max_write as usize).max(abi::MIN_READ_BUFFER).max(MAX_PAGES as usize * 4096)
+        let max_write = self
+            .negotiated
+            .get()
+            .map_or(self.options.max_write, |(_, max)| *max);
+        (max_write as usize)
+            .max(abi::MIN_READ_BUFFER)
+            .max(MAX_PAGES as usize * 4096)
     }
 
     pub(crate) fn raw_device(&self) -> i32 {
@@ -278,7 +305,10 @@ impl<F: FileSystem> Session<F> {
     /// Counts of a new queue.
     pub(crate) fn add_queue(&self) -> Arc<QueueStats> {
         let stats = Arc::new(QueueStats::default());
-        self.queues.lock().unwrap_or_else(|p| p.into_inner()).push(stats.clone());
+        self.queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .push(stats.clone());
         stats
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uvfs_io::runtime::RuntimeCounts;
 use uvfs_proto::abi::Opcode;
+use uvfs_queue::wait::WaitCounts;
 
 use crate::slot::{Answer, Slot};
 
@@ -53,7 +54,10 @@ impl Default for QueueStats {
 
 /// There is one writer, so a load and a store do.
 fn add(counter: &AtomicU64, n: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(n),
+        Ordering::Relaxed,
+    );
 }
 
 impl QueueStats {
@@ -92,7 +96,9 @@ impl QueueStats {
         match (slot.header.opcode, answer) {
             (READ, Answer::Room(read)) => self.moved(*read, 0),
             (WRITE, Answer::Body(body)) => {
-                let written = body.first_chunk().map_or(0, |size| u32::from_ne_bytes(*size));
+                let written = body
+                    .first_chunk()
+                    .map_or(0, |size| u32::from_ne_bytes(*size));
                 self.moved(0, written as usize);
             }
             _ => {}
@@ -105,8 +111,9 @@ impl QueueStats {
         self.enters.store(counts.enters, Ordering::Relaxed);
     }
 
-    pub(crate) fn slept(&self) {
-        add(&self.sleeps, 1);
+    pub(crate) fn waited_here(&self, counts: WaitCounts) {
+        self.spins.store(counts.spins, Ordering::Relaxed);
+        self.sleeps.store(counts.sleeps, Ordering::Relaxed);
     }
 }
 
@@ -217,9 +224,14 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         };
         report.ops.push(OpCount { name, count });
     }
-    report.ops.sort_by(|a, b| b.count.cmp(&a.count).then(a.name.cmp(&b.name)));
+    report
+        .ops
+        .sort_by(|a, b| b.count.cmp(&a.count).then(a.name.cmp(&b.name)));
     for (bit, &count) in latency.iter().enumerate().filter(|(_, count)| **count > 0) {
-        report.latency.push(LatencyBar { below_ns: 2 << bit, count });
+        report.latency.push(LatencyBar {
+            below_ns: 2 << bit,
+            count,
+        });
     }
     report
 }
@@ -239,9 +251,24 @@ mod tests {
         b.timed(Duration::from_nanos(1000));
         let report = report([&a, &b].into_iter());
         assert_eq!((report.requests, report.errors), (3, 1));
-        assert_eq!(report.ops[0], OpCount { name: "READ".into(), count: 2 });
-        assert_eq!(report.latency, [LatencyBar { below_ns: 1024, count: 1 }]);
-        assert_eq!((report.queues[0].in_flight, report.queues[0].deepest), (1, 2));
+        assert_eq!(
+            report.ops[0],
+            OpCount {
+                name: "READ".into(),
+                count: 2
+            }
+        );
+        assert_eq!(
+            report.latency,
+            [LatencyBar {
+                below_ns: 1024,
+                count: 1
+            }]
+        );
+        assert_eq!(
+            (report.queues[0].in_flight, report.queues[0].deepest),
+            (1, 2)
+        );
         assert_eq!((report.bytes_read, report.bytes_written), (5, 7));
     }
 }

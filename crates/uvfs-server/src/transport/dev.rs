@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -20,6 +21,7 @@ use uvfs_io::{IoBuf, Payload, ops};
 use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ, WriteIn};
 use uvfs_proto::reply;
 use uvfs_proto::request::op_len;
+use uvfs_queue::wait::{Spinner, WaitConfig, WaitMode};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::FileSystem;
@@ -53,6 +55,9 @@ struct Worker<F> {
     reading: Cell<bool>,
     /// Slots that wait for their turn; the last one to come is the next, for its memory is warm.
     waiting: RefCell<VecDeque<Waker>>,
+    spinner: RefCell<Spinner>,
+    /// The gaps between requests matter.
+    learns: bool,
     /// The mount has ended.
     over: Cell<bool>,
 }
@@ -65,6 +70,7 @@ pub(crate) fn run<F: FileSystem>(
     runtime: &Runtime,
     session: Arc<Session<F>>,
     device: OwnedFd,
+    wait: WaitConfig,
 ) -> io::Result<()> {
     let stats = session.add_queue();
     let worker = Rc::new(Worker {
@@ -75,6 +81,8 @@ pub(crate) fn run<F: FileSystem>(
         busy: Cell::new(0),
         reading: Cell::new(false),
         waiting: RefCell::default(),
+        spinner: RefCell::new(Spinner::new(wait)),
+        learns: wait.mode == WaitMode::Adaptive,
         over: Cell::new(false),
     });
     let ended = Rc::new(Cell::new(SLOTS));
@@ -150,23 +158,54 @@ impl<F: FileSystem> Worker<F> {
         Ok(())
     }
 
+    /// Reads one message, spinning while the wait policy says so and then sleeping.
+    fn read_now(&self, buffer: &IoBuf) -> io::Result<Result<usize, Errno>> {
+        let idle = self.busy.get() == 0;
+        let budget = self.spinner.borrow().budget();
+        if idle
+            && !budget.is_zero()
+            && let Some(_leave) = self.spinner.borrow().begin()
+        {
+            self.set_mode(Mode::Polling)?;
+            let start = Instant::now();
+            while start.elapsed() < budget {
+                let read = crate::mount::read_raw(self.device.as_fd(), buffer);
+                if read != Err(Errno::AGAIN) {
+                    self.spinner.borrow_mut().ended(start.elapsed(), false);
+                    self.stats.waited_here(self.spinner.borrow().counts());
+                    return Ok(read);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.set_mode(if idle { Mode::Blocking } else { Mode::Polling })?;
+        if !idle || !self.learns {
+            let read = crate::mount::read_raw(self.device.as_fd(), buffer);
+            self.spinner.borrow_mut().count(true);
+            self.stats.waited_here(self.spinner.borrow().counts());
+            return Ok(read);
+        }
+        let start = Instant::now();
+        let read = crate::mount::read_raw(self.device.as_fd(), buffer);
+        self.spinner
+            .borrow_mut()
+            .ended(budget + start.elapsed(), true);
+        self.stats.waited_here(self.spinner.borrow().counts());
+        Ok(read)
+    }
+
     /// Reads one message into `buffer`; nothing when the mount has ended.
     async fn read(&self, buffer: &IoBuf) -> io::Result<Option<usize>> {
         loop {
-            let mode = if self.busy.get() == 0 { Mode::Blocking } else { Mode::Polling };
-            self.set_mode(mode)?;
-            if mode == Mode::Blocking {
-                self.stats.slept();
-            }
-            match crate::mount::read_raw(self.device.as_fd(), buffer) {
+            match self.read_now(buffer)? {
                 Ok(0) => return Ok(None),
                 Ok(len) => return Ok(Some(len)),
                 // ENOENT: the request was interrupted before it could be read.
                 Err(Errno::INTR | Errno::NOENT) => {}
                 Err(Errno::AGAIN) => {
-                    let events = (libc::POLLIN | libc::EPOLLEXCLUSIVE as i16) as u16;
-                    let _ = events;
-                    match ops::poll(&self.device, libc::POLLIN as u32).await {
+                    // One worker is woken for a request, as by read(2).
+                    let events = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
+                    match ops::poll(&self.device, events).await {
                         Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
                         Err(error) => return Err(error.into()),
                     }
@@ -187,7 +226,9 @@ impl<F: FileSystem> Worker<F> {
             if self.over.get() {
                 return Ok(());
             }
-            let Some(len) = self.read(&message).await? else { return Ok(()) };
+            let Some(len) = self.read(&message).await? else {
+                return Ok(());
+            };
             self.busy.set(self.busy.get() + 1);
             self.pass_turn();
             if let Some(slot) = self.take_apart(&message, len, &room) {
@@ -218,7 +259,13 @@ impl<F: FileSystem> Worker<F> {
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..structure].copy_from_slice(&head[HEADER..HEADER + structure]);
         let input = Payload::from(message.slice(HEADER + structure..len));
-        Some(Slot { header, op, op_len: structure, input, room: room.clone() })
+        Some(Slot {
+            header,
+            op,
+            op_len: structure,
+            input,
+            room: room.clone(),
+        })
     }
 
     fn answer(&self, slot: &Slot, answer: &Answer, room: &IoBuf) {

@@ -59,8 +59,10 @@ pub(crate) fn run<F: FileSystem>(
     let mut entries = Vec::new();
     for &id in &ids {
         for _ in 0..DEPTH {
-            let (header, payload) =
-                (IoBuf::alloc(size_of::<UringReqHeader>())?, IoBuf::alloc(size)?);
+            let (header, payload) = (
+                IoBuf::alloc(size_of::<UringReqHeader>())?,
+                IoBuf::alloc(size)?,
+            );
             entries.push((id, header, payload));
         }
     }
@@ -92,11 +94,24 @@ pub(crate) fn run<F: FileSystem>(
 }
 
 /// The io_uring command `command` of FUSE for an entry of queue `qid`.
-fn command(device: i32, command: u32, qid: u16, commit_id: u64, memory: Option<&EntryMemory>) -> Sqe {
-    let arg = UringCmdReq { flags: 0, commit_id, qid, padding: [0; 6] };
+fn command(
+    device: i32,
+    command: u32,
+    qid: u16,
+    commit_id: u64,
+    memory: Option<&EntryMemory>,
+) -> Sqe {
+    let arg = UringCmdReq {
+        flags: 0,
+        commit_id,
+        qid,
+        padding: [0; 6],
+    };
     let mut bytes = [0; 80];
     bytes[..size_of::<UringCmdReq>()].copy_from_slice(arg.as_bytes());
-    let mut entry = opcode::UringCmd80::new(types::Fd(device), command).cmd(bytes).build();
+    let mut entry = opcode::UringCmd80::new(types::Fd(device), command)
+        .cmd(bytes)
+        .build();
     if let Some(memory) = memory {
         crate::mount::set_sqe_buffer(&mut entry, &memory.iovecs);
     }
@@ -113,15 +128,24 @@ async fn entry<F: FileSystem>(
     let device = session.raw_device();
     let memory = Rc::new(EntryMemory {
         iovecs: [
-            libc::iovec { iov_base: header.as_ptr().cast(), iov_len: header.len() },
-            libc::iovec { iov_base: payload.as_ptr().cast(), iov_len: payload.len() },
+            libc::iovec {
+                iov_base: header.as_ptr().cast(),
+                iov_len: header.len(),
+            },
+            libc::iovec {
+                iov_base: payload.as_ptr().cast(),
+                iov_len: payload.len(),
+            },
         ],
         header,
         payload,
     });
     let mut next = command(device, IO_URING_CMD_REGISTER, qid, 0, Some(&memory));
     loop {
-        let keep = Keep { data: None, other: Some(Box::new(memory.clone())) };
+        let keep = Keep {
+            data: None,
+            other: Some(Box::new(memory.clone())),
+        };
         // SAFETY: the kernel reads the iovecs while the command is submitted and uses the memory
         // they name until it completes; all of it is in `keep`. The device outlives the session.
         let result = unsafe { runtime::submit(next, keep) }.await;
@@ -150,11 +174,17 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &EntryMemory) -> (Slo
         UringEntInOut::read_from_prefix(&bytes[ENTRY_AT..]).expect("the area has its size");
     let mut op = [0; URING_OP_IN_OUT_SZ];
     op.copy_from_slice(&bytes[OP_AT..ENTRY_AT]);
-    let structure = Opcode::try_from(header.opcode)
-        .map_or(0, |opcode| op_len(opcode, session.negotiated()));
+    let structure =
+        Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()));
     let len = (entry.payload_sz as usize).min(memory.payload.len());
     let room = Payload::from(memory.payload.clone());
-    let slot = Slot { header, op, op_len: structure, input: room.slice(0..len), room };
+    let slot = Slot {
+        header,
+        op,
+        op_len: structure,
+        input: room.slice(0..len),
+        room,
+    };
     (slot, entry.commit_id)
 }
 
@@ -171,6 +201,9 @@ fn give_answer(memory: &EntryMemory, unique: u64, answer: &Answer) {
     };
     let header = reply::header(unique, error, len);
     memory.header.copy_in(0, header.as_bytes());
-    let entry = UringEntInOut { payload_sz: len as u32, ..Default::default() };
+    let entry = UringEntInOut {
+        payload_sz: len as u32,
+        ..Default::default()
+    };
     memory.header.copy_in(ENTRY_AT, entry.as_bytes());
 }
