@@ -50,7 +50,10 @@ fn thread() -> Thread {
                 bits | CapabilitiesSecureBits::NO_SETUID_FIXUP,
             );
         }
-        let thread = Thread { own_umask, umask: None };
+        let thread = Thread {
+            own_umask,
+            umask: None,
+        };
         cell.set(Some(thread));
         thread
     })
@@ -66,9 +69,15 @@ pub(crate) struct Creds {
 
 impl Creds {
     pub(crate) fn new() -> Self {
-        let (uid, gid) =
-            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Self { uid, gid, switches: uid == 0 }
+        let (uid, gid) = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
+        Self {
+            uid,
+            gid,
+            switches: uid == 0,
+        }
     }
 
     /// Makes this thread one of the caller until the guard goes. There is no `await` in between,
@@ -83,7 +92,12 @@ impl Creds {
             THREAD.set(Some(thread));
         }
         let mask = if thread.own_umask { 0 } else { umask };
-        let mut caller = Caller { uid: None, gid: None, mask, thread: PhantomData };
+        let mut caller = Caller {
+            uid: None,
+            gid: None,
+            mask,
+            thread: PhantomData,
+        };
         if !self.switches {
             return Ok(caller);
         }

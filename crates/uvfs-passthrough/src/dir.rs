@@ -114,13 +114,21 @@ impl Passthrough {
             Err(Errno::PERM) => self.open_inode(&inode, flags)?,
             fd => fd?,
         };
-        let dir = Arc::new(OpenDir { fd: Arc::new(fd), inode, reader: Mutex::default() });
+        let dir = Arc::new(OpenDir {
+            fd: Arc::new(fd),
+            inode,
+            reader: Mutex::default(),
+        });
         let fh = self.dirs.insert(dir).ok_or(Errno::NFILE)?;
         let flags = match self.options.cache_readdir {
             true => OpenFlags::CACHE_DIR,
             false => OpenFlags::empty(),
         };
-        Ok(Opened { fh, flags, backing: 0 })
+        Ok(Opened {
+            fh,
+            flags,
+            backing: 0,
+        })
     }
 
     /// Lists entries until the sink is full. The host's own offsets go to the kernel, so that a
@@ -162,8 +170,17 @@ impl Passthrough {
         let dots = name == b"." || name == b"..";
         // Nothing above the source shows.
         let above = name == b".." && dir.inode.node == uvfs_server::fs::ROOT;
-        let ino = if above { dir.inode.key.ino() } else { entry.ino };
-        let shown = DirEntry { ino, next: entry.next, kind: entry.kind, name };
+        let ino = if above {
+            dir.inode.key.ino()
+        } else {
+            entry.ino
+        };
+        let shown = DirEntry {
+            ino,
+            next: entry.next,
+            kind: entry.kind,
+            name,
+        };
         if !plus {
             return Ok(sink.add(shown));
         }
@@ -201,7 +218,10 @@ mod tests {
         bytes.extend(24u16.to_ne_bytes());
         bytes.extend(b"\x08abc\0");
         let entry = Dirent::parse(&bytes).unwrap();
-        assert_eq!((entry.ino, entry.next, entry.kind, entry.size), (7, 99, 8, 24));
+        assert_eq!(
+            (entry.ino, entry.next, entry.kind, entry.size),
+            (7, 99, 8, 24)
+        );
         assert_eq!(entry.name, c"abc");
         for len in 0..bytes.len() {
             assert_eq!(Dirent::parse(&bytes[..len]), None);

@@ -14,8 +14,8 @@ use uvfs_server::fs::{
 
 use crate::inode::{BackingUse, Inode};
 use crate::io;
-use crate::sys::{self, FileIoctl, Result};
 use crate::namespace::name_ok;
+use crate::sys::{self, FileIoctl, Result};
 use crate::{Passthrough, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
@@ -72,10 +72,13 @@ impl Passthrough {
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
             meta::kill_suidgid(fd.as_fd())?;
         }
-        let told = if self.options.keep_cache { inode.state().told } else { None };
-        let keep = told.is_some_and(|told| {
-            sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told)
-        });
+        let told = if self.options.keep_cache {
+            inode.state().told
+        } else {
+            None
+        };
+        let keep =
+            told.is_some_and(|told| sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told));
         self.opened(inode, fd, keep)
     }
 
@@ -89,8 +92,7 @@ impl Passthrough {
         };
         match result {
             Err(Errno::ACCESS)
-                if flags.contains(OFlags::RDWR)
-                    && asked & OFlags::ACCMODE == OFlags::WRONLY =>
+                if flags.contains(OFlags::RDWR) && asked & OFlags::ACCMODE == OFlags::WRONLY =>
             {
                 // May be written, not read; the page cache then can only write whole pages.
                 self.open_inode(inode, flags - OFlags::RDWR | OFlags::WRONLY)
@@ -115,7 +117,11 @@ impl Passthrough {
             flags |= OpenFlags::NOFLUSH;
         }
         let backed = flags.contains(OpenFlags::PASSTHROUGH);
-        let file = Arc::new(OpenFile { fd: Arc::new(fd), inode: inode.clone(), backed });
+        let file = Arc::new(OpenFile {
+            fd: Arc::new(fd),
+            inode: inode.clone(),
+            backed,
+        });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {
             Some(fh) => Ok(Opened { fh, flags, backing }),
@@ -195,12 +201,7 @@ impl Passthrough {
         self.opened_entry(inode, &st, fd)
     }
 
-    fn opened_entry(
-        &self,
-        inode: Arc<Inode>,
-        st: &Statx,
-        fd: OwnedFd,
-    ) -> Result<(Entry, Opened)> {
+    fn opened_entry(&self, inode: Arc<Inode>, st: &Statx, fd: OwnedFd) -> Result<(Entry, Opened)> {
         let entry = self.entry(&inode, st);
         let node = inode.node;
         match self.opened(inode, fd, false) {
@@ -245,9 +246,13 @@ impl Passthrough {
         if !backed {
             return;
         }
-        let Some(hooks) = self.backing.get() else { return };
+        let Some(hooks) = self.backing.get() else {
+            return;
+        };
         let mut state = inode.state();
-        let Some(backing) = &mut state.backing else { return };
+        let Some(backing) = &mut state.backing else {
+            return;
+        };
         backing.opens -= 1;
         if backing.opens == 0 {
             let id = backing.id;
@@ -331,7 +336,11 @@ impl Passthrough {
                 len,
             )
         };
-        let copied = if copy.len <= SHORT_COPY { call() } else { blocking::run(call).await };
+        let copied = if copy.len <= SHORT_COPY {
+            call()
+        } else {
+            blocking::run(call).await
+        };
         copied.map(|n| n as u64)
     }
 
@@ -369,7 +378,11 @@ impl Passthrough {
             self.may_set_flags(cx, fd, command, &data)?;
         }
         let result = sys::ioctl(fd, command, &mut data)?;
-        let out = if sets { 0 } else { size.min(ioctl.out_size as usize) };
+        let out = if sets {
+            0
+        } else {
+            size.min(ioctl.out_size as usize)
+        };
         Ok((result, data[..out].to_vec()))
     }
 

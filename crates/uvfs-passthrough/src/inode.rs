@@ -114,7 +114,6 @@ impl Inode {
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == libc::S_IFDIR
     }
-
 }
 
 /// An inode in its set, found by its key.
@@ -173,7 +172,10 @@ impl Inodes {
             return Ok(self.root.clone());
         }
         let known = &mut lock(&self.shards[shard_of(node)]).slots;
-        known.get(node).map(|known| known.inode.clone()).ok_or(Errno::STALE)
+        known
+            .get(node)
+            .map(|known| known.inode.clone())
+            .ok_or(Errno::STALE)
     }
 
     fn shard(&self, key: &Key) -> usize {
@@ -211,7 +213,10 @@ impl Inodes {
         }
         let node = shard
             .slots
-            .insert(index, |node| Known { inode: make(node, key), lookups: 1 })
+            .insert(index, |node| Known {
+                inode: make(node, key),
+                lookups: 1,
+            })
             .ok_or(Errno::NFILE)?;
         let inode = shard.slots.get(node).ok_or(Errno::IO)?.inode.clone();
         let added = shard.by_key.insert(ByKey(inode.clone()));
@@ -231,7 +236,12 @@ impl Inodes {
                 return;
             };
             if lookups > known.lookups {
-                tracing::warn!(node, lookups, counted = known.lookups, "forgotten too often");
+                tracing::warn!(
+                    node,
+                    lookups,
+                    counted = known.lookups,
+                    "forgotten too often"
+                );
             }
             known.lookups = known.lookups.saturating_sub(lookups);
             if known.lookups > 0 {
@@ -249,13 +259,19 @@ impl Inodes {
 
     /// How many inodes the kernel knows, the root not counted.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).slots.len()).sum()
+        self.shards
+            .iter()
+            .map(|shard| lock(shard).slots.len())
+            .sum()
     }
 
     /// How often the kernel may still forget a node.
     #[cfg(test)]
     pub(crate) fn lookups(&self, node: u64) -> u64 {
-        lock(&self.shards[shard_of(node)]).slots.get(node).map_or(0, |known| known.lookups)
+        lock(&self.shards[shard_of(node)])
+            .slots
+            .get(node)
+            .map_or(0, |known| known.lookups)
     }
 
     /// Forgets everything, after the mount has ended.
@@ -276,7 +292,10 @@ pub(crate) struct PathFds {
 
 impl PathFds {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { queue: Mutex::new(VecDeque::with_capacity(capacity + 1)), capacity }
+        Self {
+            queue: Mutex::new(VecDeque::with_capacity(capacity + 1)),
+            capacity,
+        }
     }
 
     fn insert(&self, inode: &Arc<Inode>, fd: Arc<OwnedFd>) {
@@ -295,8 +314,12 @@ impl PathFds {
             if queue.len() <= self.capacity {
                 return;
             }
-            let Some(oldest) = queue.pop_front() else { return };
-            let Some(oldest) = oldest.upgrade() else { continue };
+            let Some(oldest) = queue.pop_front() else {
+                return;
+            };
+            let Some(oldest) = oldest.upgrade() else {
+                continue;
+            };
             if oldest.used.swap(false, Ordering::Relaxed) {
                 queue.push_back(Arc::downgrade(&oldest));
                 continue;
@@ -388,7 +411,11 @@ impl Mount {
         if let Err(errno) = &fd {
             tracing::info!(mount = id, %errno, "no file handles: a descriptor for every inode");
         }
-        Self { id, fd: fd.ok(), no_dontcache: AtomicBool::new(false) }
+        Self {
+            id,
+            fd: fd.ok(),
+            no_dontcache: AtomicBool::new(false),
+        }
     }
 }
 
@@ -599,7 +626,15 @@ impl Passthrough {
             None => None,
         };
         let device = (st.stx_dev_major, st.stx_dev_minor);
-        Ok((Key { mount: mount.id, device, ino: st.stx_ino, handle }, mount))
+        Ok((
+            Key {
+                mount: mount.id,
+                device,
+                ino: st.stx_ino,
+                handle,
+            },
+            mount,
+        ))
     }
 
     fn insert(

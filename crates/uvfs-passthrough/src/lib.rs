@@ -153,8 +153,10 @@ impl Passthrough {
     pub fn open(path: impl AsRef<Path>, options: Options) -> std::result::Result<Self, Error> {
         let path = path.as_ref();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let source = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|errno| Error::Open { path: path.to_owned(), errno })?;
+        let source = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::Open {
+            path: path.to_owned(),
+            errno,
+        })?;
         Self::new(source, options)
     }
 
@@ -168,14 +170,15 @@ impl Passthrough {
             false => source,
         };
         let read = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root =
-            rustix::fs::openat(&source, c".", read, Mode::empty()).map_err(Error::Read)?;
+        let root = rustix::fs::openat(&source, c".", read, Mode::empty()).map_err(Error::Read)?;
         sys::reopen(root.as_fd(), OFlags::PATH).map_err(Error::NoProc)?;
         let path = rustix::fs::openat(&root, c".", read | OFlags::PATH, Mode::empty())
             .map_err(Error::Read)?;
         let mounts = Mounts::new();
         let inode = inode::root(path, &mounts).map_err(Error::Read)?;
-        let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limit = rustix::process::getrlimit(Resource::Nofile)
+            .current
+            .unwrap_or(u64::MAX);
         let path_fds = (limit / 4).clamp(16, MAX_PATH_FDS) as usize;
         Ok(Self {
             options,
@@ -204,7 +207,11 @@ impl Passthrough {
     }
 
     fn writable(&self) -> Result<()> {
-        if self.options.read_only { Err(Errno::ROFS) } else { Ok(()) }
+        if self.options.read_only {
+            Err(Errno::ROFS)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether the kernel caches writes.
@@ -248,8 +255,7 @@ impl FileSystem for Passthrough {
             | InitFlags::SPLICE_WRITE
             | InitFlags::SPLICE_MOVE;
         // The server's own capability decides, not the caller's: only root can register.
-        let passthrough =
-            options.passthrough && config.offered.contains(InitFlags::PASSTHROUGH);
+        let passthrough = options.passthrough && config.offered.contains(InitFlags::PASSTHROUGH);
         if options.passthrough && !passthrough {
             tracing::warn!("the kernel has no FUSE passthrough (it needs Linux 6.9); without it");
         }
@@ -260,8 +266,12 @@ impl FileSystem for Passthrough {
         config.wanted.set(InitFlags::WRITEBACK_CACHE, writeback);
         // With the writeback cache, times are the kernel's own.
         config.wanted.set(InitFlags::AUTO_INVAL_DATA, !writeback);
-        config.wanted.set(InitFlags::POSIX_LOCKS, options.host_locks);
-        config.wanted.set(InitFlags::FLOCK_LOCKS, options.host_locks);
+        config
+            .wanted
+            .set(InitFlags::POSIX_LOCKS, options.host_locks);
+        config
+            .wanted
+            .set(InitFlags::FLOCK_LOCKS, options.host_locks);
         if passthrough {
             config.max_stack_depth = config.max_stack_depth.max(1);
         }

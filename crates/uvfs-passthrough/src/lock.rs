@@ -80,7 +80,12 @@ fn lock_of(flock: &libc::flock, pid: u32) -> Lock {
         0 => i64::MAX as u64,
         len => start + (len as u64 - 1),
     };
-    Lock { start, end, kind: flock.l_type as u32, pid }
+    Lock {
+        start,
+        end,
+        kind: flock.l_type as u32,
+        pid,
+    }
 }
 
 /// Waits until `attempt` does not say EAGAIN.
@@ -116,7 +121,10 @@ impl Passthrough {
             .or_else(|_| reopen(OFlags::WRONLY))?;
         let mut state = file.inode.state();
         let owners = state.owners.0.get_or_insert_default();
-        let owner = owners.entry(how.owner).or_insert_with(|| Owner { fd: Arc::new(fd), pid });
+        let owner = owners.entry(how.owner).or_insert_with(|| Owner {
+            fd: Arc::new(fd),
+            pid,
+        });
         Ok(owner.fd.clone())
     }
 
@@ -131,7 +139,10 @@ impl Passthrough {
         };
         sys::ofd_lock(fd.as_fd(), libc::F_OFD_GETLK, &mut flock)?;
         if i32::from(flock.l_type) == libc::F_UNLCK {
-            return Ok(Lock { kind: libc::F_UNLCK as u32, ..*lock });
+            return Ok(Lock {
+                kind: libc::F_UNLCK as u32,
+                ..*lock
+            });
         }
         let pid = match u32::try_from(flock.l_pid) {
             Ok(pid) if pid > 0 => pid,
@@ -144,7 +155,9 @@ impl Passthrough {
     /// The process of the owner of a lock that is in the way of `asker`, or 0.
     fn holder(&self, inode: &Inode, asker: u64, held: &libc::flock) -> u32 {
         let state = inode.state();
-        let Some(owners) = &state.owners.0 else { return 0 };
+        let Some(owners) = &state.owners.0 else {
+            return 0;
+        };
         for (_, owner) in owners.iter().filter(|(id, _)| **id != asker) {
             let mut flock = *held;
             flock.l_type = libc::F_WRLCK as _;
@@ -198,14 +211,37 @@ mod tests {
 
     #[test]
     fn ranges_are_inclusive_on_the_wire_and_lengths_on_the_host() {
-        let to_end = Lock { start: 5, end: i64::MAX as u64, kind: libc::F_RDLCK as u32, pid: 0 };
+        let to_end = Lock {
+            start: 5,
+            end: i64::MAX as u64,
+            kind: libc::F_RDLCK as u32,
+            pid: 0,
+        };
         assert_eq!(flock_of(&to_end).unwrap().l_len, 0);
-        let some = Lock { start: 5, end: 5, kind: libc::F_WRLCK as u32, pid: 3 };
+        let some = Lock {
+            start: 5,
+            end: 5,
+            kind: libc::F_WRLCK as u32,
+            pid: 3,
+        };
         let flock = flock_of(&some).unwrap();
         assert_eq!((flock.l_start, flock.l_len), (5, 1));
         assert_eq!(lock_of(&flock, 3), some);
-        assert_eq!(flock_of(&Lock { start: 6, ..some }).err(), Some(Errno::INVAL));
-        assert_eq!(flock_of(&Lock { kind: 77, ..some }).err(), Some(Errno::INVAL));
-        assert_eq!(flock_of(&Lock { start: u64::MAX, ..to_end }).err(), Some(Errno::INVAL));
+        assert_eq!(
+            flock_of(&Lock { start: 6, ..some }).err(),
+            Some(Errno::INVAL)
+        );
+        assert_eq!(
+            flock_of(&Lock { kind: 77, ..some }).err(),
+            Some(Errno::INVAL)
+        );
+        assert_eq!(
+            flock_of(&Lock {
+                start: u64::MAX,
+                ..to_end
+            })
+            .err(),
+            Some(Errno::INVAL)
+        );
     }
 }

@@ -48,7 +48,11 @@ pub(crate) fn attr(st: &Statx) -> abi::Attr {
 }
 
 fn sx_time(time: &StatxTimestamp) -> abi::SxTime {
-    abi::SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, ..Default::default() }
+    abi::SxTime {
+        tv_sec: time.tv_sec,
+        tv_nsec: time.tv_nsec,
+        ..Default::default()
+    }
 }
 
 fn sx(st: &Statx) -> abi::Statx {
@@ -78,20 +82,30 @@ fn sx(st: &Statx) -> abi::Statx {
 
 /// What tells whether a file's data changed.
 pub(crate) fn told(st: &Statx) -> Told {
-    Told { mtime: (st.stx_mtime.tv_sec, st.stx_mtime.tv_nsec), size: st.stx_size }
+    Told {
+        mtime: (st.stx_mtime.tv_sec, st.stx_mtime.tv_nsec),
+        size: st.stx_size,
+    }
 }
 
 /// Whether a change from now on would show in the file's time.
 fn settled(st: &Statx) -> bool {
     let secs = u64::try_from(st.stx_mtime.tv_sec).unwrap_or(0);
     let changed = SystemTime::UNIX_EPOCH + Duration::new(secs, st.stx_mtime.tv_nsec);
-    SystemTime::now().duration_since(changed).is_ok_and(|age| age > TIME_GRAIN)
+    SystemTime::now()
+        .duration_since(changed)
+        .is_ok_and(|age| age > TIME_GRAIN)
 }
 
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
 /// host clears by itself, whoever writes.
 pub(crate) fn kill_suidgid(fd: BorrowedFd<'_>) -> Result<()> {
-    let st = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MODE | StatxFlags::TYPE)?;
+    let st = rustix::fs::statx(
+        fd,
+        c"",
+        AtFlags::EMPTY_PATH,
+        StatxFlags::MODE | StatxFlags::TYPE,
+    )?;
     let mode = u32::from(st.stx_mode);
     if mode & libc::S_IFMT != libc::S_IFREG {
         return Ok(());
@@ -108,11 +122,17 @@ pub(crate) fn kill_suidgid(fd: BorrowedFd<'_>) -> Result<()> {
 
 /// utimensat(2)'s form of a time.
 fn time(set: Option<SetTime>) -> Timespec {
-    let special = |nsec: i64| Timespec { tv_sec: 0, tv_nsec: nsec as _ };
+    let special = |nsec: i64| Timespec {
+        tv_sec: 0,
+        tv_nsec: nsec as _,
+    };
     match set {
         None => special(libc::UTIME_OMIT),
         Some(SetTime::Now) => special(libc::UTIME_NOW),
-        Some(SetTime::At(secs, nanos)) => Timespec { tv_sec: secs, tv_nsec: nanos.into() },
+        Some(SetTime::At(secs, nanos)) => Timespec {
+            tv_sec: secs,
+            tv_nsec: nanos.into(),
+        },
     }
 }
 
@@ -137,7 +157,10 @@ impl Passthrough {
 
     fn attributes(&self, inode: &Inode, st: &Statx) -> Attributes {
         self.note(inode, st);
-        Attributes { attr: attr(st), ttl: self.options.attr_ttl }
+        Attributes {
+            attr: attr(st),
+            ttl: self.options.attr_ttl,
+        }
     }
 
     pub(crate) fn get_attr(&self, node: u64, fh: Option<u64>) -> Result<Attributes> {
@@ -208,8 +231,10 @@ impl Passthrough {
             }
         }
         if set.atime.is_some() || set.mtime.is_some() {
-            let times =
-                Timestamps { last_access: time(set.atime), last_modification: time(set.mtime) };
+            let times = Timestamps {
+                last_access: time(set.atime),
+                last_modification: time(set.mtime),
+            };
             rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)?;
         }
         let st = sys::stat(fd)?;

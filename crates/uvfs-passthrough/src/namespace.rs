@@ -218,7 +218,10 @@ impl Passthrough {
         Entry {
             node: 0,
             generation: 0,
-            attr: abi::Attr { ino, ..Default::default() },
+            attr: abi::Attr {
+                ino,
+                ..Default::default()
+            },
             attr_ttl: Duration::ZERO,
             entry_ttl: Duration::ZERO,
         }

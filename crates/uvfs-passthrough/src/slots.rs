@@ -11,7 +11,9 @@ const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
 
 /// A lock whose data is consistent even when a holder panicked: no code here leaves it half done.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// The shard that a number belongs to.
@@ -32,7 +34,10 @@ pub(crate) struct Slab<T> {
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new() }
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
     }
 }
 
@@ -42,7 +47,10 @@ impl<T> Slab<T> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < MAX_SLOTS => {
-                self.slots.push(Slot { generation: 1, value: None });
+                self.slots.push(Slot {
+                    generation: 1,
+                    value: None,
+                });
                 self.slots.len() as u32 - 1
             }
             None => return None,
@@ -85,7 +93,10 @@ pub(crate) struct Table<T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()), next: AtomicU32::new(0) }
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            next: AtomicU32::new(0),
+        }
     }
 }
 
@@ -118,7 +129,9 @@ mod tests {
     #[test]
     fn a_number_dies_with_its_thing() {
         let table = Table::default();
-        let numbers: Vec<u64> = (0..200).map(|n| table.insert(Arc::new(n)).unwrap()).collect();
+        let numbers: Vec<u64> = (0..200)
+            .map(|n| table.insert(Arc::new(n)).unwrap())
+            .collect();
         for (n, &number) in numbers.iter().enumerate() {
             assert!(number > u64::from(u32::MAX));
             assert_eq!(*table.get(number).unwrap(), n);
@@ -126,7 +139,9 @@ mod tests {
         assert_eq!(*table.remove(numbers[7]).unwrap(), 7);
         assert!(table.get(numbers[7]).is_none() && table.remove(numbers[7]).is_none());
         // The slot is used again, under another number.
-        let more: Vec<u64> = (0..SHARDS).map(|n| table.insert(Arc::new(n)).unwrap()).collect();
+        let more: Vec<u64> = (0..SHARDS)
+            .map(|n| table.insert(Arc::new(n)).unwrap())
+            .collect();
         assert!(more.iter().any(|n| *n as u32 == numbers[7] as u32));
         assert!(table.get(numbers[7]).is_none());
         assert!(table.get(0).is_none() && table.get(1).is_none() && table.get(u64::MAX).is_none());

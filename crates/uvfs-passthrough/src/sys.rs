@@ -13,8 +13,9 @@ pub(crate) type Result<T> = std::result::Result<T, Errno>;
 /// MAX_HANDLE_SZ of name_to_handle_at(2).
 const MAX_HANDLE: usize = 128;
 /// All that is asked of statx(2) for attributes.
-pub(crate) const STATX_MASK: StatxFlags =
-    StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
+pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS
+    .union(StatxFlags::BTIME)
+    .union(StatxFlags::MNT_ID);
 
 /// What name_to_handle_at(2) gives: names an inode of a file system for as long as it exists, and
 /// never a later inode with the same number.
@@ -35,7 +36,9 @@ struct RawHandle {
 fn check(result: libc::c_long) -> Result<libc::c_long> {
     if result < 0 {
         // SAFETY: errno's location is valid for as long as the thread runs.
-        Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+        Err(Errno::from_raw_os_error(unsafe {
+            *libc::__errno_location()
+        }))
     } else {
         Ok(result)
     }
@@ -49,9 +52,17 @@ fn owned(result: libc::c_long) -> Result<OwnedFd> {
 
 /// The handle of `name` in `dir` (of `dir` itself when empty), and the id of the mount it is on.
 pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle, u64)> {
-    let mut raw = RawHandle { len: MAX_HANDLE as u32, kind: 0, bytes: [0; MAX_HANDLE] };
+    let mut raw = RawHandle {
+        len: MAX_HANDLE as u32,
+        kind: 0,
+        bytes: [0; MAX_HANDLE],
+    };
     let mut mount = 0i32;
-    let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
+    let flags = if name.is_empty() {
+        libc::AT_EMPTY_PATH
+    } else {
+        0
+    };
     // SAFETY: `raw` has the layout of struct file_handle with `len` bytes of room, `mount` is an
     // int, `name` ends with a 0; all outlive the call.
     check(unsafe {
@@ -65,7 +76,13 @@ pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle,
         )
     })?;
     let bytes = raw.bytes.get(..raw.len as usize).ok_or(Errno::OVERFLOW)?;
-    Ok((FileHandle { kind: raw.kind, bytes: SmallVec::from_slice(bytes) }, mount as u64))
+    Ok((
+        FileHandle {
+            kind: raw.kind,
+            bytes: SmallVec::from_slice(bytes),
+        },
+        mount as u64,
+    ))
 }
 
 /// Opens what `handle` names on the mount that `mount` is on.
@@ -74,8 +91,11 @@ pub(crate) fn open_handle(
     handle: &FileHandle,
     flags: OFlags,
 ) -> Result<OwnedFd> {
-    let mut raw =
-        RawHandle { len: handle.bytes.len() as u32, kind: handle.kind, bytes: [0; MAX_HANDLE] };
+    let mut raw = RawHandle {
+        len: handle.bytes.len() as u32,
+        kind: handle.kind,
+        bytes: [0; MAX_HANDLE],
+    };
     raw.bytes[..handle.bytes.len()].copy_from_slice(&handle.bytes);
     // SAFETY: `raw` is a struct file_handle of `len` bytes that outlives the call.
     owned(unsafe {
@@ -183,8 +203,11 @@ static NO_XATTRAT: Missing = Missing::new();
 
 /// getxattr(2) of what `fd`, maybe an O_PATH descriptor, stands for.
 pub(crate) fn getxattr(fd: BorrowedFd<'_>, name: &CStr, value: &mut [u8]) -> Result<usize> {
-    let args =
-        XattrArgs { value: value.as_mut_ptr() as u64, size: value.len() as u32, flags: 0 };
+    let args = XattrArgs {
+        value: value.as_mut_ptr() as u64,
+        size: value.len() as u32,
+        flags: 0,
+    };
     NO_XATTRAT.or(
         || {
             // SAFETY: `args` describes `value`, which is borrowed mutably for the call.
@@ -248,7 +271,11 @@ pub(crate) fn listxattr(fd: BorrowedFd<'_>, list: &mut [u8]) -> Result<usize> {
 
 /// setxattr(2) of what `fd` stands for.
 pub(crate) fn setxattr(fd: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<()> {
-    let args = XattrArgs { value: value.as_ptr() as u64, size: value.len() as u32, flags };
+    let args = XattrArgs {
+        value: value.as_ptr() as u64,
+        size: value.len() as u32,
+        flags,
+    };
     NO_XATTRAT.or(
         || {
             // SAFETY: `args` describes `value`, which the kernel only reads.
@@ -313,7 +340,12 @@ pub(crate) fn removexattr(fd: BorrowedFd<'_>, name: &CStr) -> Result<()> {
 pub(crate) fn getdents(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize> {
     // SAFETY: the kernel writes at most `buf.len()` bytes to `buf`.
     check(unsafe {
-        libc::syscall(libc::SYS_getdents64, fd.as_raw_fd(), buf.as_mut_ptr(), buf.len())
+        libc::syscall(
+            libc::SYS_getdents64,
+            fd.as_raw_fd(),
+            buf.as_mut_ptr(),
+            buf.len(),
+        )
     })
     .map(|n| n as usize)
 }
@@ -347,8 +379,10 @@ pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: &mut libc::flock) -> 
 /// ioctl(2) of a command whose argument is a structure that fits in `data`.
 pub(crate) fn ioctl(fd: BorrowedFd<'_>, cmd: FileIoctl, data: &mut [u8; 64]) -> Result<i32> {
     // SAFETY: each command of the type reads or writes at most 28 bytes at the argument.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), cmd as u32 as _, data.as_mut_ptr()) } as libc::c_long)
-        .map(|n| n as i32)
+    check(
+        unsafe { libc::ioctl(fd.as_raw_fd(), cmd as u32 as _, data.as_mut_ptr()) } as libc::c_long,
+    )
+    .map(|n| n as i32)
 }
 
 /// The ioctls of files that are passed on: those of inode flags and project ids, from
@@ -361,4 +395,3 @@ pub(crate) enum FileIoctl {
     FsGetXattr = 0x801c_581f,
     FsSetXattr = 0x401c_5820,
 }
-

@@ -51,7 +51,9 @@ impl Passthrough {
         if cx.uid == 0 {
             return Ok(list);
         }
-        let shown = list.split_inclusive(|byte| *byte == 0).filter(|name| !hidden(cx, name));
+        let shown = list
+            .split_inclusive(|byte| *byte == 0)
+            .filter(|name| !hidden(cx, name));
         Ok(shown.flatten().copied().collect())
     }
 

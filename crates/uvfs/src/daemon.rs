@@ -26,7 +26,9 @@ impl Report {
 
     /// The mount answers. The terminal is let go of.
     pub fn ready(&mut self) -> Result<()> {
-        let Some(mut pipe) = self.0.take() else { return Ok(()) };
+        let Some(mut pipe) = self.0.take() else {
+            return Ok(());
+        };
         let null = File::options()
             .read(true)
             .write(true)
@@ -44,7 +46,9 @@ impl Report {
 
     /// It failed, for this reason. True when somebody was there to be told.
     pub fn failed(&mut self, error: &Error) -> bool {
-        let Some(mut pipe) = self.0.take() else { return false };
+        let Some(mut pipe) = self.0.take() else {
+            return false;
+        };
         let mut message = vec![error.code().max(1)];
         message.extend_from_slice(error.to_string().as_bytes());
         pipe.write_all(&message).is_ok()
@@ -57,7 +61,10 @@ pub fn split() -> Result<Side> {
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(|| "a pipe".into())?;
     // SAFETY: there is one thread, so the child's copy of every lock and buffer is consistent.
     match unsafe { libc::fork() } {
-        -1 => Err(Error::new(format!("fork: {}", std::io::Error::last_os_error()))),
+        -1 => Err(Error::new(format!(
+            "fork: {}",
+            std::io::Error::last_os_error()
+        ))),
         0 => {
             drop(reader);
             rustix::process::setsid().context(|| "setsid".into())?;

@@ -36,7 +36,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let name = || link.display().to_string();
     match std::fs::symlink_metadata(&link) {
         Ok(meta) if !meta.is_symlink() => {
-            return Err(Error::new(format!("{}: there is a file that is not ours", name())));
+            return Err(Error::new(format!(
+                "{}: there is a file that is not ours",
+                name()
+            )));
         }
         Ok(_) => std::fs::remove_file(&link).context(name)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

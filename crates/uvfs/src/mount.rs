@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use uvfs_passthrough::Passthrough;
+use uvfs_passthrough::{Backing, Passthrough};
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
 
@@ -72,8 +72,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
     options.foreground |= args.foreground;
 
-    let source = args.source.canonicalize().context(|| args.source.display().to_string())?;
-    let kind = std::fs::metadata(&source).context(|| source.display().to_string())?.file_type();
+    let source = args
+        .source
+        .canonicalize()
+        .context(|| args.source.display().to_string())?;
+    let kind = std::fs::metadata(&source)
+        .context(|| source.display().to_string())?
+        .file_type();
     if !kind.is_dir() && !kind.is_file() && !kind.is_block_device() {
         return Err(Error::new(format!(
             "{}: neither a directory nor an image",
@@ -93,7 +98,10 @@ fn place(path: &Path) -> Result<Place> {
     let name = || path.display().to_string();
     match std::fs::metadata(path) {
         Ok(meta) if !meta.is_dir() => {
-            return Err(Error::new(format!("{}: the mount point is not a directory", name())));
+            return Err(Error::new(format!(
+                "{}: the mount point is not a directory",
+                name()
+            )));
         }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -123,7 +131,9 @@ fn place(path: &Path) -> Result<Place> {
 
 fn serve(source: &Path, directory: bool, place: &Place, options: &Options) -> Result<ExitCode> {
     // What can fail before anything is mounted fails while there still is a terminal.
-    let opened = directory.then(|| open_directory(source, &place.path)).transpose()?;
+    let opened = directory
+        .then(|| open_directory(source, &place.path))
+        .transpose()?;
     let mut report = if options.foreground {
         Report::nobody()
     } else {
@@ -132,24 +142,17 @@ fn serve(source: &Path, directory: bool, place: &Place, options: &Options) -> Re
             Side::Parent(result) => return result,
         }
     };
+    raise_limit();
     let served = match opened {
-        Some(root) => Passthrough::from_fd(root, options.passthrough.clone())
+        Some(root) => Passthrough::new(root, options.passthrough.clone())
             .context(|| source.display().to_string())
-            .and_then(|fs| mounted(fs, source, place, options, &mut report)),
-        None => crate::xfs::open_volume(source, options.memory)
-            .and_then(|fs| mounted(fs, source, place, &read_only(options), &mut report)),
+            .and_then(|fs| mounted(fs, back, source, place, options, &mut report)),
+        None => Err(Error::new(format!("{}: no directory", source.display()))),
     };
     match served {
         Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),
         other => other,
     }
-}
-
-/// An image is served as it is.
-fn read_only(options: &Options) -> Options {
-    let mut options = options.clone();
-    options.flags |= rustix::mount::MountFlags::RDONLY;
-    options
 }
 
 fn open_directory(source: &Path, mountpoint: &Path) -> Result<OwnedFd> {
@@ -179,17 +182,36 @@ impl Drop for Unmount<'_> {
     }
 }
 
+/// Lets the file system register the host's files for FUSE passthrough.
+fn back(session: &Arc<Session<Passthrough>>) {
+    let (weak, other) = (Arc::downgrade(session), Arc::downgrade(session));
+    session.fs().set_backing(Backing {
+        register: Box::new(move |file| match weak.upgrade() {
+            Some(session) => session.register_backing(file),
+            None => Err(Errno::NODEV.into()),
+        }),
+        unregister: Box::new(move |id| {
+            if let Some(session) = other.upgrade() {
+                session.unregister_backing(id);
+            }
+        }),
+    });
+}
+
 fn mounted<F: FileSystem>(
     fs: F,
+    prepare: impl FnOnce(&Arc<Session<F>>),
     source: &Path,
     place: &Place,
     options: &Options,
     report: &mut Report,
 ) -> Result<ExitCode> {
     let path = place.path.as_path();
-    raise_limit();
     let signals = Signals::block();
-    let name = options.fsname.clone().unwrap_or_else(|| source.display().to_string());
+    let name = options
+        .fsname
+        .clone()
+        .unwrap_or_else(|| source.display().to_string());
     let mount_options = MountOptions {
         name: name.clone(),
         subtype: options.subtype.clone(),
@@ -210,7 +232,11 @@ fn mounted<F: FileSystem>(
             uncached: options.uncached,
         },
     ));
-    let server_options = ServerOptions { transport: options.transport, wait: options.wait };
+    prepare(&session);
+    let server_options = ServerOptions {
+        transport: options.transport,
+        wait: options.wait,
+    };
     let server = Server::start(session, server_options).context(|| path.display().to_string())?;
     unmount.0 = None;
     report.ready()?;
@@ -277,7 +303,6 @@ pub fn is_helper(argv0: Option<&std::ffi::OsString>) -> bool {
         .is_some_and(|name| name == crate::helper::NAME || name == "mount.uvfs")
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,9 +310,16 @@ mod tests {
 
     #[test]
     fn the_helper_is_called_as_mount_does() {
-        let argv: Vec<OsString> = ["/sbin/mount.fuse.uvfs", "/a", "/b", "-n", "-o", "rw,noatime"]
-            .map(OsString::from)
-            .to_vec();
+        let argv: Vec<OsString> = [
+            "/sbin/mount.fuse.uvfs",
+            "/a",
+            "/b",
+            "-n",
+            "-o",
+            "rw,noatime",
+        ]
+        .map(OsString::from)
+        .to_vec();
         assert!(is_helper(argv.first()));
         let words = from_helper(&argv);
         assert_eq!(words, ["uvfs", "mount", "/a", "/b", "-o", "rw,noatime"]);

@@ -96,7 +96,9 @@ pub fn wait_mode(word: &str) -> Result<WaitMode, String> {
 pub fn spin_time(word: &str) -> Result<Duration, String> {
     match word.parse::<u64>() {
         Ok(micros) if micros <= 1_000_000 => Ok(Duration::from_micros(micros)),
-        _ => Err(format!("{word:?} is no number of microseconds up to 1000000")),
+        _ => Err(format!(
+            "{word:?} is no number of microseconds up to 1000000"
+        )),
     }
 }
 
@@ -126,7 +128,8 @@ impl Options {
     /// Takes in a comma separated list.
     pub fn parse(&mut self, list: &str) -> Result<()> {
         for word in list.split(',').filter(|word| !word.is_empty()) {
-            self.word(word).map_err(|why| Error::usage(format!("-o {word}: {why}")))?;
+            self.word(word)
+                .map_err(|why| Error::usage(format!("-o {word}: {why}")))?;
         }
         Ok(())
     }
@@ -140,12 +143,24 @@ impl Options {
         let flag = |flags: &mut MountFlags, flag, on| flags.set(flag, on);
         let takes_value = matches!(
             name,
-            "attr_timeout" | "entry_timeout" | "negative_timeout" | "max_write" | "max_readahead"
-                | "max_read" | "fsname" | "subtype" | "transport" | "wait" | "spin_us" | "memory"
+            "attr_timeout"
+                | "entry_timeout"
+                | "negative_timeout"
+                | "max_write"
+                | "max_readahead"
+                | "max_read"
+                | "fsname"
+                | "subtype"
+                | "transport"
+                | "wait"
+                | "spin_us"
+                | "memory"
                 | "comment"
         );
         if value.is_some() && !takes_value && !name.starts_with("x-") {
-            return Err("unknown option, or one that takes no value (see uvfs mount --help)".into());
+            return Err(
+                "unknown option, or one that takes no value (see uvfs mount --help)".into(),
+            );
         }
         match name {
             "ro" | "rw" => {
@@ -210,11 +225,19 @@ mod tests {
     #[test]
     fn a_later_word_wins_and_nonsense_is_refused() {
         let mut options = Options::default();
-        options.parse("ro,rw,attr_timeout=2.5,,max_write=64K,x-systemd.requires=/a").unwrap();
+        options
+            .parse("ro,rw,attr_timeout=2.5,,max_write=64K,x-systemd.requires=/a")
+            .unwrap();
         assert!(!options.passthrough.read_only && !options.flags.contains(MountFlags::RDONLY));
         assert_eq!(options.passthrough.attr_ttl, Duration::from_millis(2500));
         assert_eq!(options.max_write, 65536);
-        for bad in ["nonsense", "ro=1", "max_write=5000", "attr_timeout", "attr_timeout=-1"] {
+        for bad in [
+            "nonsense",
+            "ro=1",
+            "max_write=5000",
+            "attr_timeout",
+            "attr_timeout=-1",
+        ] {
             assert_eq!(options.parse(bad).unwrap_err().code(), 2, "{bad}");
         }
     }

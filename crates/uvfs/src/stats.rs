@@ -71,16 +71,26 @@ fn print(report: &Report) {
     if let Some(control) = &report.control {
         println!("control    {control}");
     }
-    println!("requests   {} ({} answered with an error)", report.requests, report.errors);
+    println!(
+        "requests   {} ({} answered with an error)",
+        report.requests, report.errors
+    );
     println!("read       {} bytes", report.bytes_read);
     println!("written    {} bytes", report.bytes_written);
     println!("\n{:<20} {:>12}", "request", "count");
     for op in &report.ops {
         println!("{:<20} {:>12}", op.name, op.count);
     }
-    println!("\n{:<20} {:>12}   (one request in 16)", "latency below", "count");
+    println!(
+        "\n{:<20} {:>12}   (one request in 16)",
+        "latency below", "count"
+    );
     for bar in &report.latency {
-        println!("{:<20} {:>12}", format!("{:?}", Duration::from_nanos(bar.below_ns)), bar.count);
+        println!(
+            "{:<20} {:>12}",
+            format!("{:?}", Duration::from_nanos(bar.below_ns)),
+            bar.count
+        );
     }
     println!(
         "\n{:<6} {:>10} {:>8} {:>12} {:>12} {:>12}",

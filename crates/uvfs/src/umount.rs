@@ -46,7 +46,12 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 pub fn run(args: Args) -> Result<ExitCode> {
     let path = absolute(&args.mountpoint)?;
     match mount::mounted_type(&path).context(|| "/proc/self/mountinfo".into())? {
-        None => return Err(Error::new(format!("{}: nothing is mounted here", path.display()))),
+        None => {
+            return Err(Error::new(format!(
+                "{}: nothing is mounted here",
+                path.display()
+            )));
+        }
         Some(kind) if !kind.starts_with("fuse") => {
             return Err(Error::new(format!(
                 "{}: mounted as {kind}, not by uvfs (umount takes it away)",
@@ -80,17 +85,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn users(mountpoint: &Path) -> Vec<String> {
     let below = |link: &Path| link.starts_with(mountpoint);
     let mut users = Vec::new();
-    let Ok(processes) = std::fs::read_dir("/proc") else { return users };
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return users;
+    };
     for process in processes.flatten() {
         let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         let base = process.path();
         // Only links are read, so nothing here asks the file system itself.
         let mut links: Vec<PathBuf> = ["cwd", "root"].map(|name| base.join(name)).to_vec();
         for dir in ["fd", "map_files"] {
-            links.extend(std::fs::read_dir(base.join(dir)).into_iter().flatten().flatten().map(
-                |entry| entry.path(),
-            ));
+            links.extend(
+                std::fs::read_dir(base.join(dir))
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+                    .map(|entry| entry.path()),
+            );
         }
         let uses = links
             .iter()
