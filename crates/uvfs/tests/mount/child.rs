@@ -24,6 +24,7 @@ pub fn call(function: &str, dir: &Path, argument: &str, report: &Path) -> Comman
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
         .args(["--exact", "child::entry", "--nocapture", "--test-threads=1"])
+        .env("RUST_BACKTRACE", "0")
         .env("UVFS_TEST_CHILD", function)
         .env("UVFS_TEST_CHILD_DIR", dir)
         .env("UVFS_TEST_CHILD_ARGUMENT", argument)

@@ -262,7 +262,9 @@ fn cargo_builds(transport: Transport) {
         name.to_str()
             .is_some_and(|n| n.starts_with("CARGO_") && n != "CARGO_HOME")
     });
-    inherited.for_each(|(name, _)| drop(cargo.env_remove(name)));
+    for (name, _) in inherited {
+        cargo.env_remove(name);
+    }
     cargo.env_remove("RUSTFLAGS");
     let report = served.mount.run_within(LATER, &mut cargo).ok();
     assert_eq!(report, "test right ... ok\n42 yes\n0\n43 yes\n");

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -186,7 +187,9 @@ fn as_nobody<T: Send>(call: impl FnOnce() -> T + Send) -> T {
     as_user(NOBODY, NOBODY, &[], call)
 }
 
-const SCENES: &[(&str, fn(&mut Scene))] = &[
+type Play = fn(&mut Scene);
+
+const SCENES: &[(&str, Play)] = &[
     ("open", open_flags),
     ("append", append),
     ("tmpfile", tmpfile),
@@ -228,11 +231,22 @@ pub fn play(dir: &Path, _: &str) -> String {
     for (name, scene) in SCENES {
         let dir = dir.join(name);
         fs::mkdir(&dir, Mode::from(0o755)).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-        scene(&mut Scene {
-            name,
-            dir,
-            report: &mut report,
-        });
+        let mut scene_report = String::new();
+        let played = panic::catch_unwind(AssertUnwindSafe(|| {
+            scene(&mut Scene {
+                name,
+                dir,
+                report: &mut scene_report,
+            });
+        }));
+        report += &scene_report;
+        // A step that nothing can do without failed; the other scenes are played all the same.
+        let end = if played.is_ok() {
+            "to its end"
+        } else {
+            "stopped by a panic"
+        };
+        report += &format!("{name} scene played: {end}\n");
     }
     report
 }
@@ -2022,7 +2036,9 @@ fn times(s: &mut Scene) {
     let file = s.file("file", "content");
     fs::mkdir(s.at("dir"), Mode::from(0o755)).unwrap();
     s.moves("write", "file", |_| write_all(&file, b"x"));
-    s.moves("empty write", "file", |_| drop(io::write(&file, b"")));
+    s.moves("empty write", "file", |_| {
+        assert_eq!(io::write(&file, b""), Ok(0));
+    });
     s.moves("chmod", "file", |s| s.chmod("file", 0o600).unwrap());
     s.moves("chown", "file", |s| {
         fs::chown(s.at("file"), Some(Uid::from_raw(1)), None).unwrap()

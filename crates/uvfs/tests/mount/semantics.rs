@@ -39,11 +39,13 @@ fn steps(report: &str) -> BTreeMap<&str, &str> {
 fn play(dir: &Path, scratch: &Scratch, mount: Option<&Mount>) -> String {
     let report = scratch.path("report");
     let mut scenes = child::call("scenes", dir, "", &report);
-    match mount {
+    let outcome = match mount {
         Some(mount) => mount.run(&mut scenes),
         None => run(&mut scenes),
-    }
-    .ok();
+    };
+    // Shown if the test fails: what stopped a scene.
+    eprintln!("{}", outcome.stderr);
+    outcome.ok();
     fs::read_to_string(&report).unwrap()
 }
 
@@ -62,7 +64,11 @@ fn same_as_the_host(transport: Transport) {
         fs::create_dir(&host_dir).unwrap();
         let host = play(&host_dir, &scratch, None);
         let host = steps(&host);
-        assert!(host.len() > 200, "only {} steps", host.len());
+        assert!(host.len() > 500, "only {} steps", host.len());
+        let stopped = host
+            .iter()
+            .find(|(_, result)| **result == "stopped by a panic");
+        assert!(stopped.is_none(), "on {name} itself: {stopped:?}");
         for option in ["", "writeback"] {
             let serve = Serve::over(transport).option(option);
             let mount = Mount::new(&serve, &source, &at);
