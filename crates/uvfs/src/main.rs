@@ -5,7 +5,13 @@
 //! [`Command`].
 
 mod bench;
+mod daemon;
 mod error;
+mod helper;
+mod mount;
+mod options;
+mod stats;
+mod umount;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -18,8 +24,11 @@ use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:
-  uvfs bench wakeup --quick
-  uvfs bench wakeup --help
+  uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
+  uvfs stats /mnt                  what it has done
+  uvfs umount /mnt
+  uvfs bench wakeup --quick        measure
+  uvfs COMMAND --help              more examples and all options
 
 Environment:
   UVFS_LOG   what to log on stderr: error (the default), warn, info, debug, trace, or
@@ -55,8 +64,16 @@ macro_rules! commands {
 }
 
 commands! {
+    /// Serve a directory at a mount point.
+    Mount => mount,
+    /// Unmount, and clean up after a server that died.
+    Umount => umount,
+    /// Show what a mount has done: requests, latency, queues.
+    Stats => stats,
     /// Measure file systems side by side.
     Bench => bench,
+    /// Make `mount -t fuse.uvfs` and fstab lines work.
+    InstallHelper => helper,
 }
 
 /// Parses the command line and runs the subcommand it names.
@@ -86,7 +103,11 @@ fn init_logging() {
 
 fn main() -> ExitCode {
     init_logging();
-    match run(std::env::args_os()) {
+    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    if mount::is_helper(argv.first()) {
+        argv = mount::from_helper(&argv);
+    }
+    match run(argv) {
         Ok(code) => code,
         Err(e) => {
             eprintln!("uvfs: {e}");
