@@ -210,7 +210,7 @@ fn umount_of_what_is_not_mounted() {
     let dir = scratch.dir("dir");
     refused(
         &run(uvfs().arg("umount").arg(&dir)),
-        &["not mounted", dir.to_str().unwrap()],
+        &["mounted", dir.to_str().unwrap()],
     );
     refused(
         &run(uvfs().arg("umount").arg(scratch.path("nowhere"))),
@@ -339,7 +339,7 @@ fn busy_mount() {
     let pid = user.pid().to_string();
     user.kill();
     assert_eq!(outcome.status.code(), Some(1), "{outcome}");
-    for word in ["uvfs: ", "busy", &pid, "sleep"] {
+    for word in ["uvfs: ", "in use", &pid, "sleep"] {
         assert!(outcome.stderr.contains(word), "no {word:?}: {outcome}");
     }
     assert!(still, "a busy mount was unmounted");

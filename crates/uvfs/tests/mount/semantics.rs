@@ -69,7 +69,7 @@ fn same_as_the_host(transport: Transport) {
             .iter()
             .find(|(_, result)| **result == "stopped by a panic");
         assert!(stopped.is_none(), "on {name} itself: {stopped:?}");
-        for option in ["", "writeback"] {
+        for option in ["", "writeback", "host_locks"] {
             let serve = Serve::over(transport).option(option);
             let mount = Mount::new(&serve, &source, &at);
             let dir = at.join(format!("through-{option}"));
