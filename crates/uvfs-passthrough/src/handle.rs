@@ -71,7 +71,7 @@ impl Passthrough {
         let flags = self.host_flags(how.flags, may_noatime)?;
         let fd = self.open_host(&inode, flags, asked)?;
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
-            meta::kill_suidgid(fd.as_fd())?;
+            meta::kill_suidgid(cx, fd.as_fd())?;
         }
         let told = if self.options.keep_cache {
             inode.state().told
@@ -266,6 +266,9 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.release_backing(&file.inode, file.backed);
+        if self.options.host_locks {
+            self.drop_locks_by(&file.inode, fh);
+        }
         Ok(())
     }
 
@@ -275,11 +278,16 @@ impl Passthrough {
         io::read(&file, data, how.offset, uncached).await
     }
 
-    pub(crate) async fn write_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {
+    pub(crate) async fn write_file(
+        &self,
+        cx: &Context,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
         self.writable()?;
         let file = self.file(how.fh)?;
         if how.kill_suidgid {
-            meta::kill_suidgid(file.as_fd())?;
+            meta::kill_suidgid(cx, file.as_fd())?;
         }
         let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
         let uncached = how.uncached || self.options.uncached;
@@ -298,7 +306,7 @@ impl Passthrough {
         let file = self.file(fh)?;
         if cx.uid != 0 {
             // The kernel leaves it to us and does not say who has CAP_FSETID.
-            meta::kill_suidgid(file.as_fd())?;
+            meta::kill_suidgid(cx, file.as_fd())?;
         }
         ops::fallocate(&file.fd, mode, offset, len).await
     }
@@ -324,7 +332,7 @@ impl Passthrough {
         }
         let (from, to) = (self.file(copy.fh_in)?, self.file(copy.fh_out)?);
         if cx.uid != 0 {
-            meta::kill_suidgid(to.as_fd())?;
+            meta::kill_suidgid(cx, to.as_fd())?;
         }
         let (mut offset_in, mut offset_out) = (copy.offset_in, copy.offset_out);
         let len = usize::try_from(copy.len).unwrap_or(usize::MAX);

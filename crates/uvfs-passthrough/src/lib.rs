@@ -309,8 +309,8 @@ impl FileSystem for Passthrough {
         self.get_statx(node, fh, mask)
     }
 
-    async fn setattr(&self, _: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
-        self.set_attr(node, set)
+    async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+        self.set_attr(cx, node, set)
     }
 
     async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
@@ -394,8 +394,8 @@ impl FileSystem for Passthrough {
         self.read_file(how, data).await
     }
 
-    async fn write(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        self.write_file(how, data).await
+    async fn write(&self, cx: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        self.write_file(cx, how, data).await
     }
 
     async fn flush(&self, _: &Context, _: u64, fh: u64, owner: u64) -> Result<()> {

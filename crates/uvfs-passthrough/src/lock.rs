@@ -24,12 +24,18 @@ use crate::sys::{self, Result};
 const FIRST_WAIT: Duration = Duration::from_micros(100);
 const LAST_WAIT: Duration = Duration::from_millis(10);
 
+/// The kernel does not wait for the answer to a last close. The locks that go with it are free for
+/// whoever asks next, though that request may be served first: so look again before refusing.
+const GRACE: Duration = Duration::from_millis(5);
+
 /// An owner of POSIX locks of an inode.
 struct Owner {
     /// Its own open file description; closing it gives back what it holds.
     fd: Arc<OwnedFd>,
     /// The process that last locked by it.
     pid: u32,
+    /// The handle that it last locked by.
+    fh: u64,
 }
 
 /// The owners of an inode's POSIX locks. Most inodes have none.
@@ -88,12 +94,13 @@ fn lock_of(flock: &libc::flock, pid: u32) -> Lock {
     }
 }
 
-/// Waits until `attempt` does not say EAGAIN.
+/// Waits until `attempt` does not say EAGAIN; for [`GRACE`] even if it should not wait.
 async fn patiently(wait: bool, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     let mut pause = FIRST_WAIT;
+    let mut waited = Duration::ZERO;
     loop {
         match attempt() {
-            Err(Errno::AGAIN | Errno::ACCESS) if wait => {}
+            Err(Errno::AGAIN | Errno::ACCESS) if wait || waited < GRACE => {}
             Err(Errno::ACCESS) => return Err(Errno::AGAIN),
             result => return result,
         }
@@ -101,6 +108,7 @@ async fn patiently(wait: bool, mut attempt: impl FnMut() -> Result<()>) -> Resul
         if uvfs_server::interrupt::interrupted() {
             return Err(Errno::INTR);
         }
+        waited += pause;
         pause = (2 * pause).min(LAST_WAIT);
     }
 }
@@ -111,7 +119,7 @@ impl Passthrough {
         if let Some(owners) = &mut file.inode.state().owners.0
             && let Some(owner) = owners.get_mut(&how.owner)
         {
-            owner.pid = pid;
+            (owner.pid, owner.fh) = (pid, how.fh);
             return Ok(owner.fd.clone());
         }
         let reopen = |flags| sys::reopen(file.as_fd(), flags);
@@ -124,6 +132,7 @@ impl Passthrough {
         let owner = owners.entry(how.owner).or_insert_with(|| Owner {
             fd: Arc::new(fd),
             pid,
+            fh: how.fh,
         });
         Ok(owner.fd.clone())
     }
@@ -194,6 +203,18 @@ impl Passthrough {
             sys::ofd_lock(fd.as_fd(), libc::F_OFD_SETLK, &mut flock.clone())
         })
         .await
+    }
+
+    /// The last descriptor of a handle was closed. Owners of POSIX locks have given theirs back by
+    /// then (FLUSH); an OFD lock's owner is the handle's file itself.
+    pub(crate) fn drop_locks_by(&self, inode: &Inode, fh: u64) {
+        let mut gone = Vec::new();
+        let mut state = inode.state();
+        if let Some(owners) = &mut state.owners.0 {
+            gone.extend(owners.extract_if(|_, owner| owner.fh == fh));
+        }
+        drop(state);
+        drop(gone);
     }
 
     /// A descriptor of `owner` was closed: its POSIX locks of the file go.

@@ -99,19 +99,18 @@ fn settled(st: &Statx) -> bool {
 
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
 /// host clears by itself, whoever writes.
-pub(crate) fn kill_suidgid(fd: BorrowedFd<'_>) -> Result<()> {
-    let st = rustix::fs::statx(
-        fd,
-        c"",
-        AtFlags::EMPTY_PATH,
-        StatxFlags::MODE | StatxFlags::TYPE,
-    )?;
+///
+/// Set-group-id of a file that its group may not execute stays for a member of the group. Of the
+/// caller's groups only one is known here; a member by another loses the bit, which is the safe way.
+pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<()> {
+    let wanted = StatxFlags::MODE | StatxFlags::TYPE | StatxFlags::GID;
+    let st = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
     let mode = u32::from(st.stx_mode);
     if mode & libc::S_IFMT != libc::S_IFREG {
         return Ok(());
     }
     let mut kill = mode & libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 {
+    if mode & libc::S_IXGRP != 0 || st.stx_gid != cx.gid {
         kill |= mode & libc::S_ISGID;
     }
     if kill != 0 {
@@ -191,7 +190,7 @@ impl Passthrough {
         Ok((sx(&st), self.options.attr_ttl))
     }
 
-    pub(crate) fn set_attr(&self, node: u64, set: &SetAttr) -> Result<Attributes> {
+    pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
         self.writable()?;
         let inode = self.inode(node)?;
         let file = set.fh.and_then(|fh| self.files.get(fh));
@@ -227,7 +226,7 @@ impl Passthrough {
                 None => return Err(Errno::INVAL),
             }
             if set.kill_suidgid {
-                kill_suidgid(fd)?;
+                kill_suidgid(cx, fd)?;
             }
         }
         if set.atime.is_some() || set.mtime.is_some() {

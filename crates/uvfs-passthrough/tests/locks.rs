@@ -64,7 +64,10 @@ fn owners_and_the_host_keep_each_other_out() {
         kind,
         pid: 4242,
     };
-    let set = |owner, l: Lock| now(fs.setlk(&ROOT_USER, 0, &how(owner), &l));
+    let set = |owner, l: Lock| {
+        let (fs, how) = (served.fs.clone(), how(owner));
+        run(async move { fs.setlk(&ROOT_USER, 0, &how, &l).await })
+    };
     let get = |owner, l: Lock| now(fs.getlk(&ROOT_USER, 0, &how(owner), &l)).unwrap();
 
     assert_eq!(set(1, lock(0, 9, READ)), Ok(()));
@@ -93,6 +96,22 @@ fn owners_and_the_host_keep_each_other_out() {
     assert!(host_locks(&host, libc::F_WRLCK));
     assert_eq!(set(1, lock(9, END, READ)), Err(Errno::AGAIN));
     assert_eq!(get(1, lock(9, END, READ)).kind, WRITE);
+    // OFD locks of the mount go with their handle.
+    assert!(host_locks(&host, libc::F_UNLCK));
+    let other = served
+        .open(served.lookup(1, "file").unwrap().node, libc::O_RDWR)
+        .unwrap();
+    let by_other = LockHow {
+        fh: other.fh,
+        ..how(5)
+    };
+    assert_eq!(
+        now(fs.setlk(&ROOT_USER, 0, &by_other, &lock(0, 9, WRITE))),
+        Ok(())
+    );
+    assert!(!host_locks(&host, libc::F_WRLCK));
+    served.release(other.fh);
+    assert!(host_locks(&host, libc::F_WRLCK));
     // Nothing to give back is no error.
     assert_eq!(set(9, lock(0, END, UNLOCK)), Ok(()));
     assert_eq!(set(1, lock(5, 4, READ)), Err(Errno::INVAL));
@@ -147,16 +166,13 @@ fn flock_is_of_the_open_file() {
         wait: false,
     };
     let set = |kind| {
-        now(fs.setlk(
-            &ROOT_USER,
-            0,
-            &how,
-            &Lock {
-                end: END,
-                kind,
-                ..Lock::default()
-            },
-        ))
+        let fs = served.fs.clone();
+        let lock = Lock {
+            end: END,
+            kind,
+            ..Lock::default()
+        };
+        run(async move { fs.setlk(&ROOT_USER, 0, &how, &lock).await })
     };
     assert_eq!(set(WRITE), Ok(()));
     assert!(host.try_lock_shared().is_err());

@@ -193,6 +193,17 @@ fn writing_takes_privileges_when_it_is_said_to() {
             .unwrap();
         assert_eq!(mode(), if is_root() { 0o2745 } else { mode() });
 
+        if is_root() {
+            // The file's group is root's: others lose it.
+            let kill = SetAttr {
+                size: Some(9),
+                kill_suidgid: true,
+                ..Default::default()
+            };
+            let attr = now(fs.setattr(&USER, entry.node, &kill)).unwrap().attr;
+            assert_eq!(attr.mode & 0o7777, 0o745);
+        }
+
         reset(0o6755);
         let kill = OpenHow {
             flags: (libc::O_WRONLY | libc::O_TRUNC) as u32,
