@@ -217,7 +217,7 @@ mod tests {
         bytes.extend(7u64.to_ne_bytes());
         bytes.extend(99u64.to_ne_bytes());
         bytes.extend(24u16.to_ne_bytes());
-        bytes.extend(b"\x08abc\0");
+        bytes.extend(b"\x08abc\0\0");
         let entry = Dirent::parse(&bytes).unwrap();
         assert_eq!(
             (entry.ino, entry.next, entry.kind, entry.size),
@@ -227,7 +227,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(Dirent::parse(&bytes[..len]), None);
         }
-        for size in [0u16, 1, 18, 19, 23, 25, u16::MAX] {
+        for size in [0u16, 1, 18, 19, 22, 25, u16::MAX] {
             bytes[16..18].copy_from_slice(&size.to_ne_bytes());
             assert_eq!(Dirent::parse(&bytes), None, "{size}");
         }
