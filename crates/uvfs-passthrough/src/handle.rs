@@ -96,7 +96,7 @@ impl Passthrough {
                 if flags.contains(OFlags::RDWR) && asked & OFlags::ACCMODE == OFlags::WRONLY =>
             {
                 // May be written, not read; the page cache then can only write whole pages.
-                self.open_inode(inode, flags - OFlags::RDWR | OFlags::WRONLY)
+                self.open_inode(inode, (flags - OFlags::RDWR) | OFlags::WRONLY)
             }
             result => result,
         }
@@ -147,7 +147,7 @@ impl Passthrough {
         let (parent, dir) = self.dir_fd(parent)?;
         let asked = OFlags::from_bits_retain(how.flags);
         // EXCL: what is there already could be a device or pipe, not to be opened unseen.
-        let flags = self.host_flags(how.flags, true)? - OFlags::TRUNC
+        let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
             | OFlags::CREATE
             | OFlags::EXCL
             | OFlags::NOFOLLOW
@@ -189,7 +189,7 @@ impl Passthrough {
         self.writable()?;
         let (parent, dir) = self.dir_fd(parent)?;
         let asked = OFlags::from_bits_retain(how.flags);
-        let flags = self.host_flags(how.flags, true)? - OFlags::TRUNC
+        let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
             | OFlags::TMPFILE
             | (asked & OFlags::EXCL)
             | OFlags::CLOEXEC;

@@ -34,7 +34,7 @@ struct Owner {
 
 /// The owners of an inode's POSIX locks. Most inodes have none.
 #[derive(Default)]
-pub(crate) struct Owners(Option<Box<HashMap<u64, Owner>>>);
+pub(crate) struct Owners(Option<HashMap<u64, Owner>>);
 
 impl Owners {
     fn get(&self, owner: u64) -> Option<Arc<OwnedFd>> {
