@@ -2,5 +2,7 @@
 
 pub mod blocking;
 pub mod buf;
+pub mod device;
+pub mod engine;
 
 pub use buf::{IoBuf, Payload};
