@@ -38,6 +38,19 @@ pub(crate) struct State {
     pub ahead: bool,
 }
 
+impl State {
+    fn new() -> State {
+        State {
+            phase: Phase::Reading,
+            dirty: false,
+            write_error: None,
+            verified: None,
+            verifier: None,
+            ahead: false,
+        }
+    }
+}
+
 /// The part of a buffer that the index, the list and the handles share.
 pub(crate) struct Inner {
     pub extents: SmallVec<[Extent; 1]>,
@@ -56,23 +69,30 @@ pub(crate) struct Inner {
 pub(crate) const OVERHEAD: usize = size_of::<Inner>() + 96;
 
 impl Inner {
-    pub fn new(extents: &[Extent], phase: Phase) -> Inner {
+    /// A buffer about to be read, with one hold.
+    pub fn new(extents: &[Extent]) -> Inner {
         Inner {
             extents: extents.into(),
             sectors: extents.iter().map(|e| u64::from(e.len)).sum(),
             holds: AtomicU32::new(1),
             refs: RefCount::new(0),
-            state: Mutex::new(State {
-                phase,
-                dirty: false,
-                write_error: None,
-                verified: None,
-                verifier: None,
-                ahead: false,
-            }),
+            state: Mutex::new(State::new()),
             content: RwLock::new(None),
             lru: Mutex::new(None),
         }
+    }
+
+    /// Gives the content's memory back.
+    pub fn clear(&mut self) {
+        *self
+            .content
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// As new.
+    pub fn reset(&mut self, extents: &[Extent]) {
+        *self = Inner::new(extents);
     }
 
     pub fn daddr(&self) -> u64 {

@@ -205,6 +205,8 @@ pub(crate) struct Shared {
     index: RwLock<Index>,
     lru: Mutex<Lru<Arc<Inner>>>,
     in_flight: Mutex<Slab<InFlight>>,
+    /// Evicted buffers without content, so that a busy cache allocates nothing.
+    spare: Mutex<Vec<Arc<Inner>>>,
     /// Held by the thread that collects completions for all.
     leader: Mutex<Vec<Io>>,
     /// Counts rounds of completions and submissions; changes with `changed`.
@@ -250,7 +252,9 @@ impl Shared {
                 return Err(BufError::Range { daddr, len, end });
             }
             let block = u64::from(self.geometry.block);
-            if (extent.daddr * SECTOR) % block != 0 || (len * SECTOR) % block != 0 {
+            if !(extent.daddr * SECTOR).is_multiple_of(block)
+                || !(len * SECTOR).is_multiple_of(block)
+            {
                 return shape("not a multiple of the device's block");
             }
         }
@@ -383,7 +387,30 @@ impl Shared {
             );
         }
         count(&self.counters.evictions, gone.len() as u64);
+        let mut spare = lock(&self.spare);
+        for mut inner in gone {
+            // The content goes now, the rest serves the next buffer.
+            if let Some(unshared) = Arc::get_mut(&mut inner) {
+                unshared.clear();
+                if spare.len() < MAX_SPARE {
+                    spare.push(inner);
+                }
+            }
+        }
         freed
+    }
+
+    /// A new buffer without content; with one hold, the caller's.
+    fn make(&self, extents: &[Extent]) -> Arc<Inner> {
+        let spare = lock(&self.spare).pop();
+        match spare {
+            Some(mut inner) => {
+                let unshared = Arc::get_mut(&mut inner).expect("only the pool had it");
+                unshared.reset(extents);
+                inner
+            }
+            None => Arc::new(Inner::new(extents)),
+        }
     }
 
     fn no_memory(&self, daddr: u64, len: u64) -> BufError {
@@ -582,7 +609,7 @@ impl Shared {
             count(&self.counters.uncached, 1);
         }
         let block = self.alloc(daddr, len, plug)?;
-        let inner = Arc::new(Inner::new(extents, Phase::Reading));
+        let inner = self.make(extents);
         inner.refs.used(references);
         let buffer = Buffer {
             inner,
@@ -838,6 +865,9 @@ struct Span {
     memory: SmallVec<[Block; 1]>,
 }
 
+/// The most evicted buffers kept for their next use.
+const MAX_SPARE: usize = 256;
+
 /// The highest count that [`Verifier::references`] has an effect with.
 const MAX_REFERENCES: u8 = 7;
 
@@ -889,6 +919,7 @@ impl Target {
                 memory_wait: config.memory_wait,
                 lru: Mutex::default(),
                 in_flight: Mutex::default(),
+                spare: Mutex::default(),
                 leader: Mutex::default(),
                 progress: Mutex::default(),
                 changed: Condvar::new(),

@@ -123,7 +123,9 @@ impl Io {
         let mut total = 0usize;
         for extent in &self.extents {
             let block = u64::from(geometry.block.max(1));
-            if extent.len == 0 || extent.offset % block != 0 || extent.len as u64 % block != 0 {
+            let aligned =
+                extent.offset.is_multiple_of(block) && (extent.len as u64).is_multiple_of(block);
+            if extent.len == 0 || !aligned {
                 return Some(Errno::INVAL);
             }
             if extent
