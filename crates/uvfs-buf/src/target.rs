@@ -529,6 +529,8 @@ impl Shared {
                     let phase = match error {
                         Some(error) if end > good => {
                             count(&self.counters.read_errors, 1);
+                            // Those who wait for it get the error, the next one tries again.
+                            self.unindex(&inner);
                             Phase::Failed(error)
                         }
                         _ => {
@@ -567,6 +569,23 @@ impl Shared {
                 }
             }
             InFlight::Flush(result) => *lock(&result) = Some(error),
+        }
+    }
+
+    /// Takes one buffer out of the index and the list.
+    fn unindex(&self, inner: &Arc<Inner>) {
+        let mut lru = lock(&self.lru);
+        if let Some(key) = lock(&inner.lru).take() {
+            lru.remove(key);
+        }
+        drop(lru);
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let mut group = lock(index.group(inner.daddr()));
+        if group
+            .get(&key(inner))
+            .is_some_and(|i| Arc::ptr_eq(i, inner))
+        {
+            group.remove(&key(inner));
         }
     }
 
@@ -649,26 +668,14 @@ impl Shared {
         cached: bool,
         plug: &mut Plug,
     ) -> Result<Buffer, BufError> {
-        let buffer = match self.find_or_claim(extents, verifier, cached, Some(plug))? {
+        match self.find_or_claim(extents, verifier, cached, Some(plug))? {
             Found::Claimed(buffer, block) => {
                 count(&self.counters.reads, 1);
                 plug.ios.push(self.read_io(&buffer.inner, block));
-                return Ok(buffer);
+                Ok(buffer)
             }
-            Found::Cached(buffer) => buffer,
-        };
-        if matches!(buffer.inner.phase(), Phase::Failed(_)) {
-            // It failed for somebody else, earlier: try again.
-            let block = self.alloc(buffer.daddr(), buffer.inner.sectors, Some(plug))?;
-            let mut state = buffer.inner.state();
-            if matches!(state.phase, Phase::Failed(_)) {
-                state.phase = Phase::Reading;
-                drop(state);
-                count(&self.counters.reads, 1);
-                plug.ios.push(self.read_io(&buffer.inner, block));
-            }
+            Found::Cached(buffer) => Ok(buffer),
         }
-        Ok(buffer)
     }
 
     /// Waits for a buffer that [`Shared::begin`] found, and has it verified.
@@ -1037,31 +1044,19 @@ impl Target {
     ) -> Result<Buffer, BufError> {
         let shared = &self.shared;
         let mut plug = Plug::default();
-        let (buffer, mut block) =
+        let (buffer, mut block) = loop {
             match shared.find_or_claim(extents, verifier, true, Some(&mut plug))? {
-                Found::Claimed(buffer, block) => (buffer, block),
+                Found::Claimed(buffer, block) => break (buffer, block),
                 Found::Cached(buffer) => {
                     shared.wait_until(|| buffer.inner.phase() != Phase::Reading);
+                    // A buffer whose read failed has left the index.
                     if !matches!(buffer.inner.phase(), Phase::Failed(_)) {
                         buffer.inner.state().verifier = Some(verifier);
                         return Ok(buffer);
                     }
-                    let block =
-                        shared.alloc(buffer.daddr(), buffer.inner.sectors, Some(&mut plug))?;
-                    let mut state = buffer.inner.state();
-                    if !matches!(state.phase, Phase::Failed(_)) {
-                        drop(state);
-                        shared.wait_until(|| buffer.inner.phase() != Phase::Reading);
-                        return match buffer.inner.phase() {
-                            Phase::Failed(errno) => Err(buffer.inner.error("reading", errno)),
-                            _ => Ok(buffer),
-                        };
-                    }
-                    state.phase = Phase::Reading;
-                    drop(state);
-                    (buffer, block)
                 }
-            };
+            }
+        };
         block.fill(0);
         *buffer.inner.content_mut() = Some(block);
         let mut state = buffer.inner.state();

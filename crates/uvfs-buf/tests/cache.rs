@@ -646,6 +646,50 @@ fn dropped_with_io_in_flight() {
     });
 }
 
+/// What a thread began before it ended is read all the same.
+#[test]
+fn threads_may_end_with_io_in_flight() {
+    each(512, Config::default(), |target, _| {
+        let wanted: Vec<_> = (0..512).map(block).collect();
+        for chunk in wanted.chunks(64) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let ahead = chunk.iter().map(|e| &e[..]);
+                    target.readahead(ahead, &Addressed, Prefetch::Exact);
+                });
+            });
+        }
+        for (n, extents) in wanted.iter().enumerate() {
+            let buffer = target.read(extents, &Addressed).unwrap();
+            assert_eq!(buffer.read()[8], n as u8);
+        }
+        assert_eq!(target.stats().read_errors, 0);
+    });
+}
+
+/// A device on which nothing can be read leaves nothing in the cache.
+#[test]
+fn failed_buffers_take_no_room() {
+    let faults = Arc::new(Faults::new());
+    let mut config = Config::default();
+    config.engine.faults = Some(faults.clone());
+    each(64, config, |target, _| {
+        faults.clear();
+        faults.add(Rule {
+            op: Op::Read,
+            range: 0..u64::MAX,
+            times: usize::MAX,
+            fault: Fault::Error(Errno::IO),
+        });
+        for n in 0..64 {
+            target.read(&block(n), &Addressed).unwrap_err();
+        }
+        assert_eq!((target.len(), target.memory().used), (0, 0));
+        // `get` needs no read.
+        assert_eq!(target.get(&block(1), &Addressed).unwrap().read()[8], 0);
+    });
+}
+
 // ---- a memory cgroup of a tenth of the metadata --------------------------------------------
 
 const CHILD: &str = "UVFS_BUF_TEST_IMAGE";

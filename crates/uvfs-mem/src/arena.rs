@@ -159,15 +159,18 @@ impl State {
         (self.used_slabs + slabs) * SLAB + self.charged + charge <= self.limit
     }
 
-    fn occupy(&mut self, index: u32, role: Use) {
+    /// Says whether the slab's pages may be absent.
+    fn occupy(&mut self, index: u32, role: Use) -> bool {
         let slab = &mut self.slabs[index as usize];
         assert_eq!(slab.role, Use::Free, "slab taken twice");
         slab.role = role;
         self.used_slabs += 1;
-        if !slab.resident {
+        let absent = !slab.resident;
+        if absent {
             slab.resident = true;
             self.resident_slabs += 1;
         }
+        absent
     }
 
     fn vacate(&mut self, index: u32) {
@@ -279,8 +282,24 @@ impl Region {
         released * SLAB
     }
 
+    /// Has the kernel provide the pages of slabs at once, instead of by one fault for each. They
+    /// count as resident already.
+    fn populate(&self, first: u32, count: usize) {
+        let start = self.slab_base(first);
+        // SAFETY: the slabs are inside the mapping, and populating changes no content. Kernels
+        // before 5.14 refuse the advice; the pages then come by faults.
+        let _ = unsafe {
+            madvise(
+                start.as_ptr().cast(),
+                count * SLAB,
+                Advice::LinuxPopulateWrite,
+            )
+        };
+    }
+
     fn alloc(&self, len: usize, charge: usize) -> Result<NonNull<u8>, NoMemory> {
         let mut state = self.state();
+        let mut absent = None;
         let at = if len <= MAX_SLAB_OBJECT {
             let class = class_of(len);
             let mut index = state.partial[class];
@@ -289,7 +308,9 @@ impl Region {
                     return Err(NoMemory);
                 }
                 index = state.take_one(self.max_slabs).ok_or(NoMemory)?;
-                state.occupy(index, Use::Class(class as u8));
+                if state.occupy(index, Use::Class(class as u8)) {
+                    absent = Some((index, 1));
+                }
                 state.slabs[index as usize].free = all_free(class);
                 state.link(index, class);
             } else if !state.room_for(0, charge) {
@@ -313,10 +334,11 @@ impl Region {
                 return Err(NoMemory);
             }
             let first = state.take_run(count, self.max_slabs).ok_or(NoMemory)?;
-            state.occupy(first, Use::Run(count as u32));
+            let mut any = state.occupy(first, Use::Run(count as u32));
             for index in first + 1..first + count as u32 {
-                state.occupy(index, Use::Tail);
+                any |= state.occupy(index, Use::Tail);
             }
+            absent = any.then_some((first, count));
             state.object_bytes += count * SLAB;
             self.slab_base(first)
         };
@@ -324,6 +346,10 @@ impl Region {
         if state.resident_slabs * SLAB + state.charged > state.limit {
             let keep = state.limit.saturating_sub(state.charged) / SLAB;
             self.release_empty(&mut state, keep);
+        }
+        drop(state);
+        if let Some((first, count)) = absent {
+            self.populate(first, count);
         }
         Ok(at)
     }

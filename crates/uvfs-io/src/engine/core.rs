@@ -121,7 +121,8 @@ impl State {
         let left =
             running.io.extents.get(extent).map_or(0, |e| e.len) - running.io.results[extent].bytes;
         match result {
-            Err(Errno::AGAIN | Errno::INTR) => {
+            // io_uring cancels what a thread has begun and not finished when that thread ends.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CANCELED) => {
                 self.stats.again += 1;
                 self.pending.push_back(key);
                 return;
