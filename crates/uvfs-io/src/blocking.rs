@@ -34,7 +34,9 @@ fn pool() -> &'static Pool {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // A job's panic is caught in `run`, so a poisoned lock still guards consistent state.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn worker() {
@@ -48,8 +50,10 @@ fn worker() {
             continue;
         }
         state.idle += 1;
-        let (next, timeout) =
-            pool.work.wait_timeout(state, IDLE).unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (next, timeout) = pool
+            .work
+            .wait_timeout(state, IDLE)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         state = next;
         state.idle -= 1;
         if timeout.timed_out() && state.jobs.is_empty() {
@@ -85,7 +89,10 @@ impl<T> Future for Call<T> {
 /// Runs `call` on another thread and gives its result. Once begun it runs to its end, even if the
 /// future is dropped; a panic in it goes on in the one who awaits.
 pub async fn run<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
-    let slot = Arc::new(Mutex::new(Slot { result: None, waker: None }));
+    let slot = Arc::new(Mutex::new(Slot {
+        result: None,
+        waker: None,
+    }));
     let theirs = slot.clone();
     let job: Job = Box::new(move || {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
@@ -107,7 +114,9 @@ fn submit(job: Job) {
     let mut state = lock(&pool.state);
     state.jobs.push_back(job);
     if state.idle < state.jobs.len() && state.threads < MAX_THREADS {
-        let spawned = std::thread::Builder::new().name("uvfs-blocking".into()).spawn(worker);
+        let spawned = std::thread::Builder::new()
+            .name("uvfs-blocking".into())
+            .spawn(worker);
         match spawned {
             Ok(_) => state.threads += 1,
             // No thread to be had: do it here rather than never.

@@ -87,12 +87,20 @@ impl IoBuf {
         }?;
         let base = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let region = Arc::new(Anonymous { base, len: mapped });
-        Ok(Self { ptr: base, len, region })
+        Ok(Self {
+            ptr: base,
+            len,
+            region,
+        })
     }
 
     /// The whole of a region.
     pub fn from_region(region: Arc<dyn Region>) -> Self {
-        Self { ptr: region.base(), len: region.len(), region }
+        Self {
+            ptr: region.base(),
+            len: region.len(),
+            region,
+        }
     }
 
     /// Length in bytes.
@@ -115,10 +123,18 @@ impl IoBuf {
     /// # Panics
     /// When `range` does not lie inside.
     pub fn slice(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of {}",
+            self.len
+        );
         // SAFETY: start <= len, so the result is in or one past the same mapping.
         let ptr = unsafe { self.ptr.add(range.start) };
-        Self { ptr, len: range.end - range.start, region: self.region.clone() }
+        Self {
+            ptr,
+            len: range.end - range.start,
+            region: self.region.clone(),
+        }
     }
 
     /// Copies `from` to the bytes at `at`.
@@ -126,10 +142,17 @@ impl IoBuf {
     /// # Panics
     /// When it doesn't fit.
     pub fn copy_in(&self, at: usize, from: &[u8]) {
-        assert!(at <= self.len && from.len() <= self.len - at, "{}+{}", at, from.len());
+        assert!(
+            at <= self.len && from.len() <= self.len - at,
+            "{}+{}",
+            at,
+            from.len()
+        );
         // SAFETY: in bounds by the assertion; `from` is a Rust slice and so is not this memory,
         // which no reference ever points to.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr.as_ptr().add(at), from.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr.as_ptr().add(at), from.len())
+        }
     }
 
     /// Copies the bytes at `at` to `to`.
@@ -137,9 +160,16 @@ impl IoBuf {
     /// # Panics
     /// When there are not so many.
     pub fn copy_out(&self, at: usize, to: &mut [u8]) {
-        assert!(at <= self.len && to.len() <= self.len - at, "{}+{}", at, to.len());
+        assert!(
+            at <= self.len && to.len() <= self.len - at,
+            "{}+{}",
+            at,
+            to.len()
+        );
         // SAFETY: as in `copy_in`.
-        unsafe { std::ptr::copy_nonoverlapping(self.ptr.as_ptr().add(at), to.as_mut_ptr(), to.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.ptr.as_ptr().add(at), to.as_mut_ptr(), to.len())
+        }
     }
 
     /// Sets all bytes of `range` to zero.
@@ -149,7 +179,12 @@ impl IoBuf {
     pub fn zero(&self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds by the assertion.
-        unsafe { self.ptr.as_ptr().add(range.start).write_bytes(0, range.end - range.start) }
+        unsafe {
+            self.ptr
+                .as_ptr()
+                .add(range.start)
+                .write_bytes(0, range.end - range.start)
+        }
     }
 }
 
@@ -168,7 +203,10 @@ pub struct Payload {
 
 impl From<IoBuf> for Payload {
     fn from(part: IoBuf) -> Self {
-        Self { len: part.len(), parts: SmallVec::from_buf([part]) }
+        Self {
+            len: part.len(),
+            parts: SmallVec::from_buf([part]),
+        }
     }
 }
 
@@ -176,7 +214,10 @@ impl Payload {
     /// Of several parts, in order.
     pub fn from_parts(parts: impl IntoIterator<Item = IoBuf>) -> Self {
         let parts: SmallVec<[IoBuf; 1]> = parts.into_iter().collect();
-        Self { len: parts.iter().map(IoBuf::len).sum(), parts }
+        Self {
+            len: parts.iter().map(IoBuf::len).sum(),
+            parts,
+        }
     }
 
     /// Bytes in all parts.
@@ -199,7 +240,11 @@ impl Payload {
     /// # Panics
     /// When `range` does not lie inside.
     pub fn slice(&self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} of {}",
+            self.len
+        );
         let mut at = 0;
         let mut parts = SmallVec::new();
         for part in &self.parts {
@@ -209,7 +254,10 @@ impl Payload {
             }
             at += part.len();
         }
-        Self { parts, len: range.end - range.start }
+        Self {
+            parts,
+            len: range.end - range.start,
+        }
     }
 
     /// Copies `from` to the bytes at `at`.
@@ -244,7 +292,8 @@ mod tests {
     #[test]
     fn a_payload_is_its_parts_in_order() {
         let buf = IoBuf::alloc(10_000).unwrap();
-        let payload = Payload::from_parts([buf.slice(5000..5003), buf.slice(0..4), buf.slice(9..9)]);
+        let payload =
+            Payload::from_parts([buf.slice(5000..5003), buf.slice(0..4), buf.slice(9..9)]);
         assert_eq!(payload.len(), 7);
         payload.copy_in(1, b"abcde");
         let mut out = [9; 7];

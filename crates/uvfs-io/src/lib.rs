@@ -4,5 +4,7 @@ pub mod blocking;
 pub mod buf;
 pub mod device;
 pub mod engine;
+pub mod ops;
+pub mod runtime;
 
 pub use buf::{IoBuf, Payload};
