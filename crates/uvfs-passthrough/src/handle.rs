@@ -108,13 +108,7 @@ impl Passthrough {
     }
 
     /// Gives an open file a number.
-    fn opened(
-        &self,
-        inode: Arc<Inode>,
-        fd: OwnedFd,
-        direct: bool,
-        keep: bool,
-    ) -> Result<Opened> {
+    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, direct: bool, keep: bool) -> Result<Opened> {
         let mut flags = OpenFlags::empty();
         let mut backing = 0;
         if let Some(id) = self.use_backing(&inode, fd.as_fd()) {
