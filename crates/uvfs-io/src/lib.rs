@@ -2,6 +2,8 @@
 
 pub mod blocking;
 pub mod buf;
+pub mod device;
+pub mod engine;
 pub mod ops;
 pub mod runtime;
 

@@ -64,9 +64,7 @@ impl File {
         const TMPFS_MAGIC: i64 = 0x0102_1994;
         const RAMFS_MAGIC: i64 = 0x8584_58f6;
         let state = match rustix::fs::fstatfs(&self.fd) {
-            Ok(stat) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&i64::from(stat.f_type)) => {
-                nowait::IN_MEMORY
-            }
+            Ok(stat) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.f_type) => nowait::IN_MEMORY,
             _ => nowait::MAY_WAIT,
         };
         self.nowait.store(state, Ordering::Relaxed);

@@ -36,6 +36,11 @@ impl AsFd for OpenFile {
     }
 }
 
+/// Whether a caller opens with O_DIRECT.
+fn asked_direct(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::DIRECT)
+}
+
 impl Passthrough {
     pub(crate) fn file(&self, fh: u64) -> Result<Arc<OpenFile>> {
         self.files.get(fh).ok_or(Errno::BADF)
@@ -80,7 +85,7 @@ impl Passthrough {
         };
         let keep =
             told.is_some_and(|told| sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told));
-        self.opened(inode, fd, keep)
+        self.opened(inode, fd, asked_direct(how.flags), keep)
     }
 
     /// Opens a file of the host, with less than wanted where the host allows no more.
@@ -103,13 +108,15 @@ impl Passthrough {
     }
 
     /// Gives an open file a number.
-    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, keep: bool) -> Result<Opened> {
+    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, direct: bool, keep: bool) -> Result<Opened> {
         let mut flags = OpenFlags::empty();
         let mut backing = 0;
         if let Some(id) = self.use_backing(&inode, fd.as_fd()) {
             flags |= OpenFlags::PASSTHROUGH;
             backing = id;
-        } else if self.options.direct_io {
+        } else if self.options.direct_io || (direct && !self.writes_back()) {
+            // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
+            // cost the kernel less than the asynchronous ones that it makes of them otherwise.
             flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
         } else if keep {
             flags |= OpenFlags::KEEP_CACHE;
@@ -161,7 +168,7 @@ impl Passthrough {
         match made {
             Ok(fd) => {
                 let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-                self.opened_entry(inode, &st, fd)
+                self.opened_entry(inode, &st, fd, asked_direct(how.flags))
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
@@ -199,13 +206,19 @@ impl Passthrough {
             rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
         };
         let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-        self.opened_entry(inode, &st, fd)
+        self.opened_entry(inode, &st, fd, asked_direct(how.flags))
     }
 
-    fn opened_entry(&self, inode: Arc<Inode>, st: &Statx, fd: OwnedFd) -> Result<(Entry, Opened)> {
+    fn opened_entry(
+        &self,
+        inode: Arc<Inode>,
+        st: &Statx,
+        fd: OwnedFd,
+        direct: bool,
+    ) -> Result<(Entry, Opened)> {
         let entry = self.entry(&inode, st);
         let node = inode.node;
-        match self.opened(inode, fd, false) {
+        match self.opened(inode, fd, direct, false) {
             Ok(opened) => Ok((entry, opened)),
             Err(errno) => {
                 self.inodes.forget(node, 1);

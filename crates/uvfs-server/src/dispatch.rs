@@ -417,7 +417,7 @@ async fn dispatch<F: FileSystem>(
         }
         Operation::CopyFileRange(arg) => {
             // Its answer has 32 bits.
-            let copied = copy(fs, cx, node, &arg, u64::from(u32::MAX & !4095)).await?;
+            let copied = copy(fs, cx, node, &arg, u64::from(!4095u32)).await?;
             Ok(Answer::of(&abi::WriteOut {
                 size: copied as u32,
                 padding: 0,

@@ -17,7 +17,10 @@ use rustix::io::Errno;
 use uvfs_proto::notify::Notification;
 use uvfs_proto::request::Records;
 
-pub(crate) type Register = Arc<dyn Fn(u64, Option<SyncSender<(u64, Vec<u8>)>>) + Send + Sync>;
+/// Takes what was retrieved: where it begins, and the bytes.
+pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
+/// Makes known, or takes back, who waits for a retrieval.
+pub(crate) type Register = Arc<dyn Fn(u64, Option<Retrieved>) + Send + Sync>;
 
 /// Sends notifications.
 #[derive(Clone)]

@@ -184,7 +184,6 @@ impl<F: FileSystem> Server<F> {
                 )?;
             }
         }
-        drop(start);
         Ok(Self {
             session,
             threads,

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use crate::fs::{Config, FileSystem};
 use crate::interrupt;
-use crate::notify::Notifier;
+use crate::notify::{Notifier, Retrieved};
 use crate::stats::{self, QueueStats, Report};
 
 /// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
@@ -56,7 +55,7 @@ pub struct Session<F> {
     pub(crate) interrupts: interrupt::Table,
     device: Arc<OwnedFd>,
     negotiated: OnceLock<(Negotiated, u32)>,
-    retrievals: Mutex<HashMap<u64, SyncSender<(u64, Vec<u8>)>>>,
+    retrievals: Mutex<HashMap<u64, Retrieved>>,
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
