@@ -278,14 +278,16 @@ for mode in delete wal; do
   sqlite3 $mode.db "pragma journal_mode=$mode; create table t(id integer primary key, who, text)"
   sqlite3 $mode.db "with recursive c(x) as (select 1 union all select x+1 from c where x<5000)
     insert into t(who, text) select 'first', printf('%0200d', x) from c"
+  pids=()
   for who in a b; do
     (echo '.timeout 60000'
      for i in $(seq 100); do
        echo "begin immediate; insert into t(who, text) values('$who', '$i');"
        echo "update t set text=text||'$who' where id=$i; commit;"
      done) | sqlite3 $mode.db &
+    pids+=($!)
   done
-  wait -n; wait -n
+  for pid in "${pids[@]}"; do wait "$pid"; done
   sqlite3 $mode.db "delete from t where id between 1000 and 2000; vacuum; pragma integrity_check;
     select who, count(*), sum(length(text)) from t group by who"
   sqlite3 -readonly $mode.db 'select count(*) from t'
