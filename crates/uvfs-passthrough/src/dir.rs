@@ -1,11 +1,12 @@
 //! Directories.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
+use uvfs_io::ops::File;
 use uvfs_server::fs::{DirEntry, DirSink, OpenFlags, Opened};
 
 use crate::Passthrough;
@@ -32,7 +33,7 @@ struct Reader {
 
 /// An open directory.
 pub(crate) struct OpenDir {
-    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) fd: Arc<File>,
     inode: Arc<Inode>,
     reader: Mutex<Reader>,
 }
@@ -115,7 +116,7 @@ impl Passthrough {
             fd => fd?,
         };
         let dir = Arc::new(OpenDir {
-            fd: Arc::new(fd),
+            fd: Arc::new(fd.into()),
             inode,
             reader: Mutex::default(),
         });
