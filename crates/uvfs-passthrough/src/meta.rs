@@ -135,7 +135,32 @@ fn time(set: Option<SetTime>) -> Timespec {
     }
 }
 
+/// Whether the kernel writes back the times that it keeps with the writeback cache. It does so for
+/// a removed file, too, when that is already gone from the host; an error would be told to whoever
+/// syncs next.
+fn is_written_back(set: &SetAttr) -> bool {
+    set.ctime.is_some()
+        && set.mode.is_none()
+        && set.uid.is_none()
+        && set.gid.is_none()
+        && set.size.is_none()
+        && set.atime.is_none()
+}
+
 impl Passthrough {
+    /// What is left to say of a file that is gone from the host.
+    fn removed(&self, inode: &Inode) -> Attributes {
+        let attr = abi::Attr {
+            ino: inode.key.ino(),
+            mode: inode.kind,
+            ..Default::default()
+        };
+        Attributes {
+            attr,
+            ttl: Duration::ZERO,
+        }
+    }
+
     /// Notes what the kernel is told of a file.
     fn note(&self, inode: &Inode, st: &Statx) {
         if self.options.keep_cache && inode.is_regular() {
@@ -198,7 +223,12 @@ impl Passthrough {
         let fd = match &file {
             Some(file) => file.as_fd(),
             None => {
-                path = self.path_fd(&inode)?;
+                path = match self.path_fd(&inode) {
+                    Err(Errno::STALE) if is_written_back(set) => {
+                        return Ok(self.removed(&inode));
+                    }
+                    path => path?,
+                };
                 path.as_fd()
             }
         };

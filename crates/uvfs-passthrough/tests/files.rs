@@ -172,6 +172,26 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
         assert_eq!(served.lookup(dir.node, "x").err(), Some(Errno::NOENT));
         // `..` and names are still refused in it.
         assert_eq!(served.lookup(dir.node, "..").err(), Some(Errno::INVAL));
+        // The kernel may still write back a time of what is gone; all else is an error.
+        let (late, opened) = served.create(&ROOT_USER, 1, "late", 0o600);
+        served.release(opened.fh);
+        now(served.fs.unlink(&ROOT_USER, 1, c"late")).unwrap();
+        let time = Some(SetTime::At(1, 0));
+        let set = SetAttr {
+            mtime: time,
+            ctime: time,
+            ..Default::default()
+        };
+        now(served.fs.setattr(&ROOT_USER, late.node, &set)).unwrap();
+        if store != HELD {
+            let set = SetAttr {
+                mode: Some(0),
+                ..set
+            };
+            let gone = now(served.fs.setattr(&ROOT_USER, late.node, &set));
+            assert_eq!(gone.err(), Some(Errno::STALE), "{store}");
+        }
+        served.fs.forget(late.node, 1);
         served.fs.forget(dir.node, 1);
         served.fs.forget(file.node, 1);
         assert_eq!(served.fs.known_inodes(), 0);
