@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use crate::child;
 use crate::harness::*;
@@ -311,6 +312,10 @@ const WAITERS: usize = 32;
 /// Holds a lock for which half of the waiting processes ask by fcntl and half by flock, does
 /// other work meanwhile, and lets them have it. Reports how many got it.
 pub fn lock_waiters(dir: &Path, _: &str) -> String {
+    // All on one CPU, so that all their requests go to one of the kernel's queues.
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here).unwrap();
     let create = |name: &str| File::create(dir.join(name)).unwrap();
     let (posix, whole) = (create("posix"), create("flock"));
     fcntl_lock(&posix, FlockOperation::LockExclusive).unwrap();
@@ -320,7 +325,7 @@ pub fn lock_waiters(dir: &Path, _: &str) -> String {
         let script = if n.is_multiple_of(2) {
             r#"echo ready >>"$1.ready"; exec 3<>"$2/flock"; flock -x 3; echo got >>"$1.got""#
         } else {
-            // sqlite3 would poll; python may be missing; this program waits by itself.
+            // No usual program waits for such a lock, so this one does.
             r#"echo ready >>"$1.ready"; exec 3<>"$2/posix"; "$3" --exact bad_days::posix_lock_from_stdin --nocapture <&3 >/dev/null; echo got >>"$1.got""#
         };
         let mut command = Command::new("bash");
