@@ -4,7 +4,7 @@ use crate::format::Fault;
 use std::{fmt, io};
 
 /// A result of the reader.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -2184,7 +2184,7 @@ mod tests {
     #[test]
     fn extent_records_unpack() {
         let rec = ExtentRecord {
-            l0: Be64::new(1 << 63 | 0x12_3456_789a << 9 | 0x1_2345_6789 >> 43),
+            l0: Be64::new((1 << 63) | (0x12_3456_789a << 9)),
             l1: Be64::new((0x1_2345_6789u64 << 21) | 0x1f_fffe),
         };
         let e = rec.unpack();
