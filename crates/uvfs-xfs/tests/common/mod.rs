@@ -3,6 +3,8 @@
 
 #![allow(dead_code, missing_docs)]
 
+pub mod proto;
+
 use rustix::fs::{
     self as rfs, AtFlags, CWD, FallocateFlags, Gid, Mode, StatxFlags, Timestamps, Uid, XattrFlags,
 };
@@ -319,6 +321,17 @@ pub fn fill(root: &Path, block_size: u64) {
     }
     for i in (0..300).step_by(4) {
         rfs::lremovexattr(&tree, format!("user.attribute-{i}")).unwrap();
+    }
+    // Two files that grow by turns, so that their attribute forks have many extents.
+    let (first, second) = (file("turns-1"), file("turns-2"));
+    for i in 0..120 {
+        for (seed, path) in [(1000, &first), (2000, &second)] {
+            set_xattr(
+                path,
+                &format!("user.attribute-{i}"),
+                &pattern(seed + i, 1500),
+            );
+        }
     }
     let large = file("large");
     for (i, len) in [61_440usize, 65_536, 3000, 10_000].into_iter().enumerate() {
