@@ -59,6 +59,17 @@ pub fn full() -> bool {
     std::env::var_os("UVFS_XFS_FULL").is_some_and(|v| v == "1")
 }
 
+/// Where images go: memory if there is plenty, because each unmount flushes its image to disk.
+fn base_dir() -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    let room = rfs::statvfs(shm).map_or(0, |s| s.f_bavail * s.f_frsize);
+    if std::env::var_os("TMPDIR").is_none() && room > 2 << 30 {
+        shm.into()
+    } else {
+        std::env::temp_dir()
+    }
+}
+
 /// An image in a directory of its own, removed at the end.
 pub struct Image {
     dir: tempfile::TempDir,
@@ -66,12 +77,11 @@ pub struct Image {
 
 impl Image {
     pub fn new() -> Image {
-        Image {
-            dir: tempfile::Builder::new()
-                .prefix("uvfs-xfs-")
-                .tempdir()
-                .unwrap(),
-        }
+        let dir = tempfile::Builder::new()
+            .prefix("uvfs-xfs-")
+            .tempdir_in(base_dir())
+            .unwrap();
+        Image { dir }
     }
 
     pub fn dir(&self) -> &Path {

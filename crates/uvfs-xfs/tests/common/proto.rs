@@ -17,8 +17,8 @@ pub enum Node {
     Fifo,
 }
 
-/// A tree with directories of every form.
-pub fn tree() -> Node {
+/// A tree with directories of every form; with symbolic links that do not fit in an inode if asked.
+pub fn tree(long_links: bool) -> Node {
     let dir = |count: usize| {
         let node = |i: usize| match i {
             _ if i % 7 == 3 => Node::Link(format!("target-{i}")),
@@ -35,7 +35,11 @@ pub fn tree() -> Node {
     for (i, len) in [0usize, 1, 511, 4096, 4097, 70_000].into_iter().enumerate() {
         root.push((format!("plain-{len}"), Node::File(pattern(i as u64, len))));
     }
-    for len in [1usize, 60, 100, 300, 500, 1000] {
+    // mkfs.xfs of before 6.14 makes broken long links on version 5: keep to what fits in the inode.
+    for len in [1usize, 60, 100]
+        .into_iter()
+        .chain(long_links.then_some([300, 500, 1000]).into_iter().flatten())
+    {
         root.push((format!("link-{len}"), Node::Link("t".repeat(len))));
     }
     root.push(("char".into(), Node::Device('c', 5, 1)));
