@@ -14,6 +14,7 @@ pub mod format;
 pub mod geometry;
 mod inode;
 mod log;
+pub mod tools;
 mod volume;
 
 pub use blocks::Blocks;
