@@ -4,8 +4,9 @@
 //! host's page cache that is one short system call; what would wait goes through the ring.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use io_uring::{opcode, types};
@@ -18,6 +19,60 @@ use crate::runtime::{Keep, submit, wide};
 const MAX_PARTS: usize = 1024;
 /// Drops cached pages when the I/O has ended (RWF_DONTCACHE, Linux 6.14).
 pub const DONTCACHE: u32 = 0x80;
+
+/// What is known of a file's RWF_NOWAIT.
+mod nowait {
+    /// Nothing yet, or that it can do it.
+    pub const TRY: u8 = 0;
+    /// It can't, but its data is in memory: reading and writing wait for nothing.
+    pub const IN_MEMORY: u8 = 1;
+    /// It can't, and it may wait.
+    pub const MAY_WAIT: u8 = 2;
+}
+
+/// An open file for the operations here.
+#[derive(Debug)]
+pub struct File {
+    fd: OwnedFd,
+    nowait: AtomicU8,
+}
+
+impl From<OwnedFd> for File {
+    fn from(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            nowait: AtomicU8::new(nowait::TRY),
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl File {
+    /// Called when it could not do RWF_NOWAIT; says what to do instead, now and later.
+    fn cannot_nowait(&self) -> u8 {
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        const RAMFS_MAGIC: i64 = 0x8584_58f6;
+        let state = match rustix::fs::fstatfs(&self.fd) {
+            Ok(stat) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&i64::from(stat.f_type)) => {
+                nowait::IN_MEMORY
+            }
+            _ => nowait::MAY_WAIT,
+        };
+        self.nowait.store(state, Ordering::Relaxed);
+        state
+    }
+}
 
 fn check(result: i32) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
@@ -48,7 +103,7 @@ enum Direction {
 
 fn now(
     direction: Direction,
-    fd: &OwnedFd,
+    fd: &File,
     payload: &Payload,
     offset: u64,
     flags: u32,
@@ -95,7 +150,7 @@ fn now(
 
 async fn on_ring(
     direction: Direction,
-    fd: &Arc<OwnedFd>,
+    fd: &Arc<File>,
     payload: &Payload,
     offset: u64,
     flags: u32,
@@ -123,7 +178,7 @@ async fn on_ring(
 
 async fn transfer(
     direction: Direction,
-    fd: &Arc<OwnedFd>,
+    fd: &Arc<File>,
     payload: &Payload,
     offset: u64,
     flags: u32,
@@ -131,7 +186,7 @@ async fn transfer(
     if i64::try_from(offset).is_err() {
         return Err(Errno::INVAL);
     }
-    let nowait = ReadWriteFlags::NOWAIT.bits();
+    let nowait_flag = ReadWriteFlags::NOWAIT.bits();
     let mut done = 0;
     // A short transfer is gone on with: only the end of the file or an error ends it.
     while done < payload.len() {
@@ -141,12 +196,22 @@ async fn transfer(
             payload.slice(done..payload.len())
         };
         let at = offset + done as u64;
-        let result = match now(direction, fd, &rest, at, flags | nowait) {
-            Err(Errno::AGAIN) => on_ring(direction, fd, &rest, at, flags).await,
-            // The file can't say whether it would wait: the kernel's own workers ask it.
-            Err(Errno::OPNOTSUPP) => on_ring(direction, fd, &rest, at, flags).await,
-            other => other,
+        let mut known = fd.nowait.load(Ordering::Relaxed);
+        let mut result = match known {
+            nowait::TRY => now(direction, fd, &rest, at, flags | nowait_flag),
+            _ => Err(Errno::AGAIN),
         };
+        // RWF_DONTCACHE that is not supported fails in the same way, and is the caller's to drop.
+        if result == Err(Errno::OPNOTSUPP) {
+            known = fd.cannot_nowait();
+            result = Err(Errno::AGAIN);
+        }
+        if result == Err(Errno::AGAIN) {
+            result = match known {
+                nowait::IN_MEMORY => now(direction, fd, &rest, at, flags),
+                _ => on_ring(direction, fd, &rest, at, flags).await,
+            };
+        }
         match result {
             Ok(0) => break,
             Ok(n) => done += n,
@@ -165,7 +230,7 @@ async fn transfer(
 /// # Errors
 /// What preadv2(2) gives, unless some bytes were read before.
 pub async fn read_at(
-    fd: &Arc<OwnedFd>,
+    fd: &Arc<File>,
     payload: &Payload,
     offset: u64,
     flags: u32,
@@ -180,7 +245,7 @@ pub async fn read_at(
 /// # Errors
 /// What pwritev2(2) gives, unless some bytes were written before.
 pub async fn write_at(
-    fd: &Arc<OwnedFd>,
+    fd: &Arc<File>,
     payload: &Payload,
     offset: u64,
     flags: u32,
@@ -192,7 +257,7 @@ pub async fn write_at(
 ///
 /// # Errors
 /// What they give.
-pub async fn fsync(fd: &Arc<OwnedFd>, data_only: bool) -> Result<(), Errno> {
+pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
     let flags = if data_only {
         types::FsyncFlags::DATASYNC
     } else {
@@ -213,7 +278,7 @@ pub async fn fsync(fd: &Arc<OwnedFd>, data_only: bool) -> Result<(), Errno> {
 ///
 /// # Errors
 /// What it gives.
-pub async fn fallocate(fd: &Arc<OwnedFd>, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
+pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
     let entry = opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), len)
         .offset(offset)
         .mode(mode as i32)
@@ -230,7 +295,7 @@ pub async fn fallocate(fd: &Arc<OwnedFd>, mode: u32, offset: u64, len: u64) -> R
 ///
 /// # Errors
 /// What poll(2) gives.
-pub async fn poll(fd: &Arc<OwnedFd>, events: u32) -> Result<u32, Errno> {
+pub async fn poll(fd: &Arc<File>, events: u32) -> Result<u32, Errno> {
     let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build();
     let keep = Keep {
         data: None,
@@ -271,7 +336,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_in_pieces() {
         let file = tempfile::tempfile().unwrap();
-        let fd = Arc::new(OwnedFd::from(file));
+        let fd = Arc::new(File::from(OwnedFd::from(file)));
         on_runtime(async move {
             let memory = IoBuf::alloc(16384).unwrap();
             memory.copy_in(0, b"hello world");
@@ -292,7 +357,7 @@ mod tests {
     #[test]
     fn an_abandoned_read_keeps_its_memory_until_the_kernel_is_done() {
         let (reader, mut writer) = std::io::pipe().unwrap();
-        let reader = Arc::new(OwnedFd::from(reader));
+        let reader = Arc::new(File::from(OwnedFd::from(reader)));
         on_runtime(async move {
             for _ in 0..100 {
                 let memory = Payload::from(IoBuf::alloc(4096).unwrap());

@@ -1,11 +1,12 @@
 //! Directories.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
+use uvfs_io::ops::File;
 use uvfs_server::fs::{DirEntry, DirSink, OpenFlags, Opened};
 
 use crate::Passthrough;
@@ -32,7 +33,7 @@ struct Reader {
 
 /// An open directory.
 pub(crate) struct OpenDir {
-    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) fd: Arc<File>,
     inode: Arc<Inode>,
     reader: Mutex<Reader>,
 }
@@ -115,7 +116,7 @@ impl Passthrough {
             fd => fd?,
         };
         let dir = Arc::new(OpenDir {
-            fd: Arc::new(fd),
+            fd: Arc::new(fd.into()),
             inode,
             reader: Mutex::default(),
         });
@@ -216,7 +217,7 @@ mod tests {
         bytes.extend(7u64.to_ne_bytes());
         bytes.extend(99u64.to_ne_bytes());
         bytes.extend(24u16.to_ne_bytes());
-        bytes.extend(b"\x08abc\0");
+        bytes.extend(b"\x08abc\0\0");
         let entry = Dirent::parse(&bytes).unwrap();
         assert_eq!(
             (entry.ino, entry.next, entry.kind, entry.size),
@@ -226,7 +227,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(Dirent::parse(&bytes[..len]), None);
         }
-        for size in [0u16, 1, 18, 19, 23, 25, u16::MAX] {
+        for size in [0u16, 1, 18, 19, 22, 25, u16::MAX] {
             bytes[16..18].copy_from_slice(&size.to_ne_bytes());
             assert_eq!(Dirent::parse(&bytes), None, "{size}");
         }

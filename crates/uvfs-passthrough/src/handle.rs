@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
-use uvfs_io::{blocking, ops};
+use uvfs_io::blocking;
+use uvfs_io::ops::{self, File};
 use uvfs_server::fs::{
     Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Payload,
 };
@@ -23,7 +24,7 @@ const SHORT_COPY: u64 = 256 << 10;
 
 /// An open file.
 pub(crate) struct OpenFile {
-    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) fd: Arc<File>,
     pub(crate) inode: Arc<Inode>,
     /// Reads and writes of it go to the inode's registered backing file.
     backed: bool,
@@ -118,7 +119,7 @@ impl Passthrough {
         }
         let backed = flags.contains(OpenFlags::PASSTHROUGH);
         let file = Arc::new(OpenFile {
-            fd: Arc::new(fd),
+            fd: Arc::new(fd.into()),
             inode: inode.clone(),
             backed,
         });

@@ -265,15 +265,6 @@ impl Inodes {
             .sum()
     }
 
-    /// How often the kernel may still forget a node.
-    #[cfg(test)]
-    pub(crate) fn lookups(&self, node: u64) -> u64 {
-        lock(&self.shards[shard_of(node)])
-            .slots
-            .get(node)
-            .map_or(0, |known| known.lookups)
-    }
-
     /// Forgets everything, after the mount has ended.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
@@ -142,198 +142,52 @@ pub(crate) fn stat_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<Statx> {
     rustix::fs::statx(dir, name, flags, STATX_MASK)
 }
 
-/// Whether the kernel lacks a system call, remembered.
-struct Missing(AtomicBool);
-
-impl Missing {
-    const fn new() -> Self {
-        Self(AtomicBool::new(false))
-    }
-
-    /// `new`, or `old` where the kernel does not know `new`.
-    fn or<T>(&self, new: impl FnOnce() -> Result<T>, old: impl FnOnce() -> Result<T>) -> Result<T> {
-        if !self.0.load(Ordering::Relaxed) {
-            match new() {
-                Err(Errno::NOSYS) => self.0.store(true, Ordering::Relaxed),
-                result => return result,
-            }
-        }
-        old()
-    }
-}
-
 /// Since Linux 6.6; the number is the same on every architecture.
 const SYS_FCHMODAT2: libc::c_long = 452;
-/// Since Linux 6.13.
-const SYS_SETXATTRAT: libc::c_long = 463;
-const SYS_GETXATTRAT: libc::c_long = 464;
-const SYS_LISTXATTRAT: libc::c_long = 465;
-const SYS_REMOVEXATTRAT: libc::c_long = 466;
-
 /// chmod(2) of what `fd`, maybe an O_PATH descriptor, stands for.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
-    static MISSING: Missing = Missing::new();
-    MISSING.or(
-        || {
-            // SAFETY: the path is a static string; the other arguments are integers.
-            check(unsafe {
-                libc::syscall(
-                    SYS_FCHMODAT2,
-                    fd.as_raw_fd(),
-                    c"".as_ptr(),
-                    mode,
-                    libc::AT_EMPTY_PATH,
-                )
-            })
-            .map(drop)
-        },
-        || rustix::fs::chmod(ProcPath::new(fd).as_c_str(), Mode::from_raw_mode(mode)),
-    )
+    static MISSING: AtomicBool = AtomicBool::new(false);
+    if !MISSING.load(Ordering::Relaxed) {
+        // SAFETY: the path is a static string; the other arguments are integers.
+        let result = check(unsafe {
+            libc::syscall(
+                SYS_FCHMODAT2,
+                fd.as_raw_fd(),
+                c"".as_ptr(),
+                mode,
+                libc::AT_EMPTY_PATH,
+            )
+        });
+        match result {
+            Err(Errno::NOSYS) => MISSING.store(true, Ordering::Relaxed),
+            result => return result.map(drop),
+        }
+    }
+    rustix::fs::chmod(ProcPath::new(fd).as_c_str(), Mode::from_raw_mode(mode))
 }
 
-/// struct xattr_args.
-#[repr(C, align(8))]
-struct XattrArgs {
-    value: u64,
-    size: u32,
-    flags: u32,
-}
-
-static NO_XATTRAT: Missing = Missing::new();
+// The calls with a descriptor refuse O_PATH ones (setxattrat(2) with an empty path too), so
+// extended attributes go by the path in /proc.
 
 /// getxattr(2) of what `fd`, maybe an O_PATH descriptor, stands for.
 pub(crate) fn getxattr(fd: BorrowedFd<'_>, name: &CStr, value: &mut [u8]) -> Result<usize> {
-    let args = XattrArgs {
-        value: value.as_mut_ptr() as u64,
-        size: value.len() as u32,
-        flags: 0,
-    };
-    NO_XATTRAT.or(
-        || {
-            // SAFETY: `args` describes `value`, which is borrowed mutably for the call.
-            check(unsafe {
-                libc::syscall(
-                    SYS_GETXATTRAT,
-                    fd.as_raw_fd(),
-                    c"".as_ptr(),
-                    libc::AT_EMPTY_PATH,
-                    name.as_ptr(),
-                    &raw const args,
-                    size_of::<XattrArgs>(),
-                )
-            })
-            .map(|n| n as usize)
-        },
-        || {
-            let path = ProcPath::new(fd);
-            // SAFETY: both strings end with a 0, and `value` is borrowed mutably for the call.
-            check(unsafe {
-                libc::getxattr(
-                    path.as_c_str().as_ptr(),
-                    name.as_ptr(),
-                    args.value as *mut libc::c_void,
-                    args.size as usize,
-                ) as libc::c_long
-            })
-            .map(|n| n as usize)
-        },
-    )
+    rustix::fs::getxattr(ProcPath::new(fd).as_c_str(), name, value)
 }
 
 /// listxattr(2) of what `fd` stands for.
 pub(crate) fn listxattr(fd: BorrowedFd<'_>, list: &mut [u8]) -> Result<usize> {
-    let (ptr, len) = (list.as_mut_ptr(), list.len());
-    NO_XATTRAT.or(
-        || {
-            // SAFETY: `ptr` and `len` describe `list`, which is borrowed mutably for the call.
-            check(unsafe {
-                libc::syscall(
-                    SYS_LISTXATTRAT,
-                    fd.as_raw_fd(),
-                    c"".as_ptr(),
-                    libc::AT_EMPTY_PATH,
-                    ptr,
-                    len,
-                )
-            })
-            .map(|n| n as usize)
-        },
-        || {
-            let path = ProcPath::new(fd);
-            // SAFETY: as above; the path ends with a 0.
-            check(unsafe {
-                libc::listxattr(path.as_c_str().as_ptr(), ptr.cast(), len) as libc::c_long
-            })
-            .map(|n| n as usize)
-        },
-    )
+    rustix::fs::listxattr(ProcPath::new(fd).as_c_str(), list)
 }
 
 /// setxattr(2) of what `fd` stands for.
 pub(crate) fn setxattr(fd: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<()> {
-    let args = XattrArgs {
-        value: value.as_ptr() as u64,
-        size: value.len() as u32,
-        flags,
-    };
-    NO_XATTRAT.or(
-        || {
-            // SAFETY: `args` describes `value`, which the kernel only reads.
-            check(unsafe {
-                libc::syscall(
-                    SYS_SETXATTRAT,
-                    fd.as_raw_fd(),
-                    c"".as_ptr(),
-                    libc::AT_EMPTY_PATH,
-                    name.as_ptr(),
-                    &raw const args,
-                    size_of::<XattrArgs>(),
-                )
-            })
-            .map(drop)
-        },
-        || {
-            let path = ProcPath::new(fd);
-            // SAFETY: both strings end with a 0, and the kernel only reads `value`.
-            check(unsafe {
-                libc::setxattr(
-                    path.as_c_str().as_ptr(),
-                    name.as_ptr(),
-                    value.as_ptr().cast(),
-                    value.len(),
-                    flags as i32,
-                ) as libc::c_long
-            })
-            .map(drop)
-        },
-    )
+    let flags = XattrFlags::from_bits_retain(flags);
+    rustix::fs::setxattr(ProcPath::new(fd).as_c_str(), name, value, flags)
 }
 
 /// removexattr(2) of what `fd` stands for.
 pub(crate) fn removexattr(fd: BorrowedFd<'_>, name: &CStr) -> Result<()> {
-    NO_XATTRAT.or(
-        || {
-            // SAFETY: both strings end with a 0.
-            check(unsafe {
-                libc::syscall(
-                    SYS_REMOVEXATTRAT,
-                    fd.as_raw_fd(),
-                    c"".as_ptr(),
-                    libc::AT_EMPTY_PATH,
-                    name.as_ptr(),
-                )
-            })
-            .map(drop)
-        },
-        || {
-            let path = ProcPath::new(fd);
-            // SAFETY: both strings end with a 0.
-            check(unsafe {
-                libc::removexattr(path.as_c_str().as_ptr(), name.as_ptr()) as libc::c_long
-            })
-            .map(drop)
-        },
-    )
+    rustix::fs::removexattr(ProcPath::new(fd).as_c_str(), name)
 }
 
 /// getdents64(2).

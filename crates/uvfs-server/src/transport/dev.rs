@@ -16,8 +16,9 @@ use std::time::Instant;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
-use uvfs_io::{IoBuf, Payload, ops};
+use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ, WriteIn};
 use uvfs_proto::reply;
 use uvfs_proto::request::op_len;
@@ -47,7 +48,7 @@ enum Mode {
 struct Worker<F> {
     session: Arc<Session<F>>,
     stats: Arc<QueueStats>,
-    device: Arc<OwnedFd>,
+    device: Arc<File>,
     mode: Cell<Mode>,
     /// Slots whose handler is not done.
     busy: Cell<usize>,
@@ -76,7 +77,7 @@ pub(crate) fn run<F: FileSystem>(
     let worker = Rc::new(Worker {
         session,
         stats,
-        device: Arc::new(device),
+        device: Arc::new(File::from(device)),
         mode: Cell::new(Mode::Blocking),
         busy: Cell::new(0),
         reading: Cell::new(false),
