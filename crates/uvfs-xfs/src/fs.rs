@@ -305,16 +305,17 @@ impl FileSystem for XfsFs {
                     name: e.name,
                 };
                 if !plus {
+                    any = true;
                     return sink.add(shown);
                 }
                 if !sink.fits(e.name.len()) {
                     return false;
                 }
+                any = true;
                 let inode = match self.volume.inode(e.ino) {
                     Ok(i) => i,
                     // One bad inode does not hide the rest: the name is listed, a look at it fails.
                     Err(_) => {
-                        any = true;
                         let nothing = Entry {
                             node: 0,
                             generation: 0,
@@ -329,7 +330,6 @@ impl FileSystem for XfsFs {
                 if matches!(e.name, b"." | b"..") {
                     entry.node = 0;
                 }
-                any = true;
                 sink.add_plus(shown, &entry)
             })
             .unwrap_or_else(|e| failed = Some(e));
