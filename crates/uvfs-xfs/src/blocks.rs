@@ -1,0 +1,150 @@
+//! Where the reader gets bytes from.
+
+use crate::error::Error;
+use crate::format::Fault;
+use crate::geometry::BBSIZE;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Deref;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A run of bytes on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskExtent {
+    /// First 512-byte sector.
+    pub daddr: u64,
+    /// Bytes: a multiple of 512.
+    pub bytes: u32,
+}
+
+/// Checks the contents of a block when it has been read.
+///
+/// A cache may run it only when a block comes in and not again for a block that it has, so whoever
+/// uses a block still checks every bound, but need not check sums again.
+pub type Verify<'a> = &'a (dyn Fn(&[u8]) -> Result<(), Fault> + Sync);
+
+/// A verifier that takes anything.
+pub fn unverified(_: &[u8]) -> Result<(), Fault> {
+    Ok(())
+}
+
+/// Bytes of a block, held until the last clone is dropped.
+#[derive(Clone)]
+pub struct Block(Arc<dyn AsRef<[u8]> + Send + Sync>);
+
+impl Block {
+    /// A block that keeps `holder` (say, a buffer's reference) for as long as it lives.
+    pub fn new(holder: impl AsRef<[u8]> + Send + Sync + 'static) -> Block {
+        Block(Arc::new(holder))
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Block({} bytes)", self.len())
+    }
+}
+
+/// Why a block could not be had.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The device failed, or ends before the block does.
+    Io(io::Error),
+    /// The verifier refused it.
+    Fault(Fault),
+}
+
+/// A device or image, possibly behind a cache.
+pub trait Blocks: Send + Sync {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+
+    /// Reads metadata: `extents` one after another as one block, checked by `verify`.
+    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError>;
+
+    /// Reads file data at byte `offset` of the device into the whole of `buf`; it is not worth
+    /// keeping in a metadata cache.
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Says that the block made of `extents` will be read soon. Never waits.
+    fn readahead(&self, extents: &[DiskExtent]) {
+        let _ = extents;
+    }
+}
+
+impl<B: Blocks + ?Sized> Blocks for Arc<B> {
+    fn size(&self) -> u64 {
+        (**self).size()
+    }
+    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
+        (**self).read(extents, verify)
+    }
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        (**self).read_data(offset, buf)
+    }
+    fn readahead(&self, extents: &[DiskExtent]) {
+        (**self).readahead(extents)
+    }
+}
+
+/// A plain file or block device, read with pread and no cache but the kernel's.
+#[derive(Debug)]
+pub struct FileBlocks {
+    file: File,
+    size: u64,
+}
+
+impl FileBlocks {
+    /// Opens `path` for reading.
+    pub fn open(path: &Path) -> io::Result<FileBlocks> {
+        FileBlocks::new(File::open(path)?)
+    }
+
+    /// Reads from `file`, an image or a block device.
+    pub fn new(mut file: File) -> io::Result<FileBlocks> {
+        let size = file.seek(SeekFrom::End(0))?;
+        Ok(FileBlocks { file, size })
+    }
+}
+
+impl Blocks for FileBlocks {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
+        let total = extents.iter().map(|e| e.bytes as usize).sum();
+        let mut bytes = vec![0; total];
+        let mut rest = &mut bytes[..];
+        for e in extents {
+            let (part, next) = rest.split_at_mut(e.bytes as usize);
+            self.file
+                .read_exact_at(part, e.daddr * BBSIZE)
+                .map_err(ReadError::Io)?;
+            rest = next;
+        }
+        verify(&bytes).map_err(ReadError::Fault)?;
+        Ok(Block::new(bytes))
+    }
+
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+}
+
+pub(crate) fn io_error(extents: &[DiskExtent], source: io::Error) -> Error {
+    let (daddr, len) = match extents {
+        [] => (0, 0),
+        [first, ..] => (first.daddr, extents.iter().map(|e| e.bytes as usize).sum()),
+    };
+    Error::Io { daddr, len, source }
+}

@@ -1,0 +1,498 @@
+//! Directories: lookup by hash, and listing.
+//!
+//! A directory is one of: short form (entries inside the inode), block (entries and hash index
+//! in one block), leaf (data blocks and one index block), node (data blocks and an index tree).
+//! Which of the last three it is, its blocks' magic numbers say.
+
+use crate::blocks::Block;
+use crate::error::{Error, Result};
+use crate::format::*;
+use crate::geometry::Geometry;
+use crate::inode::{Fork, Inode};
+use crate::volume::Volume;
+
+/// Neighbouring index blocks that may hold nothing but one hash before it counts as a loop.
+/// Collisions beyond this (hundreds of thousands of names with one hash) are refused.
+const MAX_EQUAL_BLOCKS: u32 = 4096;
+
+/// Directory blocks that a listing reads ahead.
+const READAHEAD_BLOCKS: usize = 16;
+
+const LEAF: &str = "directory leaf block";
+const NODE: &str = "directory node block";
+const DATA: &str = "directory data block";
+
+/// One entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Inode.
+    pub ino: u64,
+    /// Name.
+    pub name: &'a [u8],
+    /// Type; [`FileType::Unknown`] if the file system does not record it.
+    pub file_type: FileType,
+    /// Where a listing goes on after this entry: for [`Volume::readdir`]. It grows from entry to
+    /// entry and an entry keeps it for as long as it exists. It is less than 2^32.
+    pub next: u64,
+}
+
+impl Volume {
+    /// The inode of the entry `name` of a directory; [`Error::NotFound`] if there is none.
+    pub fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<u64> {
+        if !dir.is_dir() {
+            return Err(Error::NotDirectory(dir.ino));
+        }
+        let g = self.geometry();
+        if dir.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
+            if name == b"." {
+                return Ok(dir.ino);
+            }
+            let mut found = None;
+            for_each_shortform(dir, g, &mut |e| {
+                if g.same_name(e.name, name) {
+                    found = Some(e.ino);
+                }
+                found.is_none()
+            })?;
+            return found.ok_or(Error::NotFound("entry"));
+        }
+        let hash = g.hash_name(name);
+        let first = self
+            .dir_data_block(dir, 0)?
+            .ok_or_else(|| hole(dir, DATA, 0))?;
+        if is_single(&first, g.features.crc) {
+            let (_, index) = dir_block_entries(&first).map_err(|f| dir.fault(DATA, f))?;
+            let mut found = None;
+            for e in equal_run(index, hash) {
+                if let Some(at) = self.entry_at(dir, &first, 0, e.address.get())?
+                    && g.same_name(at.name, name)
+                {
+                    found = Some(at.ino);
+                    break;
+                }
+            }
+            return found.ok_or(Error::NotFound("entry"));
+        }
+        self.lookup_tree(dir, name, hash)
+    }
+
+    /// Looks `name` up through the leaf, or the tree of nodes and leaves.
+    fn lookup_tree(&self, dir: &Inode, name: &[u8], hash: u32) -> Result<u64> {
+        let g = self.geometry();
+        let crc = g.features.crc;
+        let bad = |what, f| dir.fault(what, f);
+        let mut number = (DIR2_LEAF_OFFSET >> g.blocklog) as u32;
+        let mut level: Option<u16> = None;
+        let mut block = self.dir_index_block(dir, number)?;
+        // Down to the leaf: the level falls by one at each step.
+        while da_block_kind(&block, crc) == Some(DA_NODE_MAGIC) {
+            let (counts, entries) = da_node_entries(&block, crc).map_err(|f| bad(NODE, f))?;
+            let this = counts.level.get();
+            let fits = match level {
+                None => (1..=DA_NODE_MAXDEPTH).contains(&this),
+                Some(l) => this + 1 == l && this > 0,
+            };
+            if !fits {
+                return Err(bad(
+                    NODE,
+                    Fault::field("level", "one less than the parent's", this),
+                ));
+            }
+            level = Some(this);
+            let i = entries.partition_point(|e| e.hashval.get() < hash);
+            let Some(e) = entries.get(i) else {
+                return Err(Error::NotFound("entry"));
+            };
+            number = e.before.get();
+            block = self.dir_index_block(dir, number)?;
+        }
+        if level.is_some_and(|l| l != 1) {
+            return Err(bad(
+                NODE,
+                Fault::field("level", "1 above a leaf", level.unwrap_or(0)),
+            ));
+        }
+        // Along the leaves, for as long as they hold this hash.
+        for _ in 0..MAX_EQUAL_BLOCKS {
+            let (_, index) = dir_leaf_entries(&block, crc).map_err(|f| bad(LEAF, f))?;
+            for e in equal_run(index, hash) {
+                let dataptr = e.address.get();
+                if dataptr == DIR2_NULL_DATAPTR {
+                    continue;
+                }
+                let db = data_block_of(dataptr, g);
+                let data = self
+                    .dir_data_block(dir, db)?
+                    .ok_or_else(|| hole(dir, DATA, db))?;
+                if let Some(at) = self.entry_at(dir, &data, db, dataptr)?
+                    && g.same_name(at.name, name)
+                {
+                    return Ok(at.ino);
+                }
+            }
+            let forw = DaBlockInfo::at(&block, 0)
+                .map_err(|f| bad(LEAF, f))?
+                .forw
+                .get();
+            let past = index.last().is_some_and(|e| e.hashval.get() > hash);
+            if past || forw == 0 || da_block_kind(&block, crc) == Some(DIR2_LEAF1_MAGIC) {
+                return Err(Error::NotFound("entry"));
+            }
+            block = self.dir_index_block(dir, forw)?;
+            if da_block_kind(&block, crc) != Some(DIR2_LEAFN_MAGIC) {
+                return Err(bad(LEAF, Fault::field("forw", "the next leaf", forw)));
+            }
+        }
+        Err(bad(LEAF, Fault::field("forw", "leaves that end", number)))
+    }
+
+    /// The entry at `dataptr`, which must be in directory block `db`; `None` for a stale one.
+    fn entry_at<'a>(
+        &self,
+        dir: &Inode,
+        block: &'a [u8],
+        db: u64,
+        dataptr: u32,
+    ) -> Result<Option<DirEntry<'a>>> {
+        let g = self.geometry();
+        if dataptr == DIR2_NULL_DATAPTR {
+            return Ok(None);
+        }
+        let address = u64::from(dataptr) * DIR2_DATA_ALIGN as u64;
+        let offset = (address % u64::from(g.dir_block_size)) as usize;
+        let fault = || Fault::field("address", "an entry in a data block", dataptr);
+        let end = data_end(block, g.features.crc).map_err(|f| dir.fault(DATA, f))?;
+        if data_block_of(dataptr, g) != db || offset < dir_data_header_len(g.features.crc) {
+            return Err(dir.fault(LEAF, fault()));
+        }
+        match data_record(block, offset, end, db, g).map_err(|f| dir.fault(DATA, f))? {
+            (_, Some(e)) => Ok(Some(e)),
+            (_, None) => Err(dir.fault(LEAF, fault())),
+        }
+    }
+
+    /// Lists a directory from `start` (0, or [`DirEntry::next`] of an earlier entry), "." and ".."
+    /// included, until `visit` gives `false`.
+    pub fn readdir(
+        &self,
+        dir: &Inode,
+        start: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        if !dir.is_dir() {
+            return Err(Error::NotDirectory(dir.ino));
+        }
+        let g = self.geometry();
+        if dir.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
+            return for_each_shortform(dir, g, &mut |e| e.next <= start || visit(e));
+        }
+        let dir_log = g.dir_block_size.trailing_zeros();
+        let per_block = 1u64 << g.dirblklog;
+        // Positions are below 2^32; beyond that there is nothing.
+        let mut db = (start.min(1 << 32) * DIR2_DATA_ALIGN as u64) >> dir_log;
+        let limit = DIR2_LEAF_OFFSET >> dir_log;
+        let mut ahead = db;
+        while db < limit {
+            // The next directory block that is there; holes are of any length.
+            let mut next = None;
+            self.map(
+                dir,
+                Fork::Data,
+                db * per_block,
+                limit * per_block,
+                &mut |e| {
+                    next = Some((e.startoff, e.blockcount));
+                    Ok(false)
+                },
+            )?;
+            let Some((first, count)) = next else { break };
+            db = first / per_block;
+            // Read ahead within this extent.
+            let mapped_to = (first + u64::from(count)) / per_block;
+            ahead = ahead.max(db + 1);
+            while ahead < mapped_to.min(db + 1 + READAHEAD_BLOCKS as u64) {
+                let e =
+                    self.fork_extents(DATA, dir, Fork::Data, ahead * per_block, per_block as u32)?;
+                if let Some(e) = e {
+                    self.blocks().readahead(&e);
+                }
+                ahead += 1;
+            }
+            let block = self
+                .dir_data_block(dir, db)?
+                .ok_or_else(|| hole(dir, DATA, db))?;
+            let end = data_end(&block, g.features.crc).map_err(|f| dir.fault(DATA, f))?;
+            let mut offset = dir_data_header_len(g.features.crc);
+            while offset < end {
+                let (len, entry) =
+                    data_record(&block, offset, end, db, g).map_err(|f| dir.fault(DATA, f))?;
+                offset += len;
+                if let Some(e) = entry
+                    && e.next > start
+                    && !visit(e)
+                {
+                    return Ok(());
+                }
+            }
+            db += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads directory block `db` (counted in directory blocks); `None` if it is a hole.
+    fn dir_data_block(&self, dir: &Inode, db: u64) -> Result<Option<Block>> {
+        let per_block = 1u32 << self.geometry().dirblklog;
+        let start = db * u64::from(per_block);
+        self.read_fork_block(DATA, dir, Fork::Data, start, per_block, &|b, ident| {
+            check_dir_data(b, db == 0 && is_single(b, ident.crc), ident).map(|_| ())
+        })
+    }
+
+    /// Reads a leaf or node block, `number` counted in file system blocks.
+    fn dir_index_block(&self, dir: &Inode, number: u32) -> Result<Block> {
+        let g = self.geometry();
+        let start = u64::from(number);
+        let range = DIR2_LEAF_OFFSET >> g.blocklog..DIR2_FREE_OFFSET >> g.blocklog;
+        if !range.contains(&start) {
+            let expected = "a block of the directory's index";
+            return Err(dir.fault(NODE, Fault::field("before", expected, number)));
+        }
+        let what = "directory index block";
+        let block = self.read_fork_block(
+            what,
+            dir,
+            Fork::Data,
+            start,
+            1 << g.dirblklog,
+            &|b, ident| {
+                match da_block_kind(b, ident.crc) {
+                    Some(DIR2_LEAF1_MAGIC | DIR2_LEAFN_MAGIC | DA_NODE_MAGIC) => {}
+                    _ => {
+                        let found = DaBlockInfo::at(b, 0)?.magic.get();
+                        let expected = if ident.crc {
+                            DIR3_LEAFN_MAGIC
+                        } else {
+                            DIR2_LEAFN_MAGIC
+                        };
+                        return Err(Fault::Magic {
+                            expected: expected.into(),
+                            found: found.into(),
+                        });
+                    }
+                }
+                check_da_info(b, ident).map(|_| ())
+            },
+        )?;
+        let block = block.ok_or_else(|| hole(dir, what, start))?;
+        // A cache may have verified this block as something else.
+        match da_block_kind(&block, g.features.crc) {
+            Some(DIR2_LEAF1_MAGIC | DIR2_LEAFN_MAGIC | DA_NODE_MAGIC) => Ok(block),
+            _ => Err(dir.fault(what, Fault::field("magic", "a leaf or node", start))),
+        }
+    }
+}
+
+fn hole(dir: &Inode, what: &'static str, block: u64) -> Error {
+    dir.fault(what, Fault::field("mapping", "a block, not a hole", block))
+}
+
+fn is_single(block: &[u8], crc: bool) -> bool {
+    let magic = if crc {
+        DIR3_BLOCK_MAGIC
+    } else {
+        DIR2_BLOCK_MAGIC
+    };
+    Be32::at(block, 0).is_ok_and(|m| m.get() == magic)
+}
+
+/// The directory block that a data pointer is in.
+fn data_block_of(dataptr: u32, g: &Geometry) -> u64 {
+    u64::from(dataptr) * DIR2_DATA_ALIGN as u64 / u64::from(g.dir_block_size)
+}
+
+/// The entries of a hash-ordered index that have `hash`.
+fn equal_run(index: &[Dir2LeafEntry], hash: u32) -> impl Iterator<Item = &Dir2LeafEntry> {
+    let first = index.partition_point(|e| e.hashval.get() < hash);
+    index[first..]
+        .iter()
+        .take_while(move |e| e.hashval.get() == hash)
+}
+
+/// Where the entries of a data block end: at its end, or where a single block's index begins.
+fn data_end(block: &[u8], crc: bool) -> Result<usize, Fault> {
+    if is_single(block, crc) {
+        let (_, index) = dir_block_entries(block)?;
+        Ok(block.len() - Dir2BlockTail::SIZE - size_of_val(index))
+    } else {
+        Ok(block.len())
+    }
+}
+
+/// The record at `offset` of a data block whose records end at `end`: its length, and the entry
+/// if it is one and not a hole.
+pub(crate) fn data_record<'a>(
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+    db: u64,
+    g: &Geometry,
+) -> Result<(usize, Option<DirEntry<'a>>), Fault> {
+    let records = &block[..end];
+    if Be16::at(records, offset)?.get() == DIR2_DATA_FREE_TAG {
+        let u = Dir2DataUnused::at(records, offset)?;
+        let len = usize::from(u.length.get());
+        if len == 0 || !len.is_multiple_of(DIR2_DATA_ALIGN) || offset + len > end {
+            return Err(Fault::field(
+                "length",
+                "a hole inside the block",
+                u.length.get(),
+            ));
+        }
+        return Ok((len, None));
+    }
+    let e = Dir2DataEntry::at(records, offset)?;
+    let namelen = usize::from(e.namelen);
+    let len = dir_entry_len(namelen, g.features.ftype);
+    if namelen == 0 || offset + len > end {
+        return Err(Fault::field(
+            "namelen",
+            "a name inside the block",
+            e.namelen,
+        ));
+    }
+    let tag = Be16::at(records, offset + len - 2)?.get();
+    if usize::from(tag) != offset {
+        return Err(Fault::field("tag", "the entry's own offset", tag));
+    }
+    let name_at = offset + Dir2DataEntry::SIZE;
+    let name = &records[name_at..name_at + namelen];
+    check_name(name)?;
+    let ino = e.inumber.get();
+    if g.inode(ino).is_none() {
+        return Err(Fault::field(
+            "inumber",
+            "an inode inside the file system",
+            ino,
+        ));
+    }
+    let file_type = if g.features.ftype {
+        FileType::from_ftype(records[name_at + namelen]).unwrap_or_default()
+    } else {
+        FileType::Unknown
+    };
+    let dataptr = (db * u64::from(g.dir_block_size) + offset as u64) / DIR2_DATA_ALIGN as u64;
+    Ok((
+        len,
+        Some(DirEntry {
+            ino,
+            name,
+            file_type,
+            next: dataptr + 1,
+        }),
+    ))
+}
+
+/// No name has a slash or a zero byte in it; a program that trusted one could be led astray.
+fn check_name(name: &[u8]) -> Result<(), Fault> {
+    match name.iter().find(|b| matches!(b, b'/' | 0)) {
+        Some(b) => Err(Fault::field("name", "no slash and no zero byte", *b)),
+        None => Ok(()),
+    }
+}
+
+/// Visits the entries of a short-form directory, "." and ".." first, until `visit` gives `false`.
+/// Positions are those that the entries would have in a block.
+fn for_each_shortform(
+    dir: &Inode,
+    g: &Geometry,
+    visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+) -> Result<()> {
+    const WHAT: &str = "short-form directory";
+    let bad = |f| dir.fault(WHAT, f);
+    let data = dir.local_data();
+    let h = Dir2SfHeader::at(data, 0).map_err(bad)?;
+    let wide = h.i8count != 0;
+    let ino_at = |at: usize| -> Result<u64> {
+        let ino = if wide {
+            Be64::at(data, at).map_err(bad)?.get()
+        } else {
+            Be32::at(data, at).map_err(bad)?.get().into()
+        };
+        if g.inode(ino).is_none() {
+            return Err(bad(Fault::field(
+                "inumber",
+                "an inode inside the file system",
+                ino,
+            )));
+        }
+        Ok(ino)
+    };
+    let next = |offset: usize| (offset / DIR2_DATA_ALIGN) as u64 + 1;
+    let ino_len = if wide { 8 } else { 4 };
+    let dot = dir_data_header_len(g.features.crc);
+    let dotdot = dot + dir_entry_len(1, g.features.ftype);
+    let file_type = if g.features.ftype {
+        FileType::Directory
+    } else {
+        FileType::Unknown
+    };
+    let parent = ino_at(Dir2SfHeader::SIZE)?;
+    if !visit(DirEntry {
+        ino: dir.ino,
+        name: b".",
+        file_type,
+        next: next(dot),
+    }) || !visit(DirEntry {
+        ino: parent,
+        name: b"..",
+        file_type,
+        next: next(dotdot),
+    }) {
+        return Ok(());
+    }
+    let mut at = Dir2SfHeader::SIZE + ino_len;
+    let mut least = dotdot + dir_entry_len(2, g.features.ftype);
+    for _ in 0..h.count {
+        let e = Dir2SfEntry::at(data, at).map_err(bad)?;
+        let (namelen, offset) = (usize::from(e.namelen), usize::from(e.offset.get()));
+        if namelen == 0 {
+            return Err(bad(Fault::field("namelen", "at least 1", 0u64)));
+        }
+        if offset < least || !offset.is_multiple_of(DIR2_DATA_ALIGN) {
+            return Err(bad(Fault::field(
+                "offset",
+                "after the entry before",
+                e.offset.get(),
+            )));
+        }
+        least = offset + dir_entry_len(namelen, g.features.ftype);
+        let name_at = at + Dir2SfEntry::SIZE;
+        let need = name_at + namelen + usize::from(g.features.ftype);
+        let Some(name) = data
+            .get(name_at..name_at + namelen)
+            .filter(|_| need <= data.len())
+        else {
+            return Err(bad(Fault::Short {
+                need,
+                have: data.len(),
+            }));
+        };
+        check_name(name).map_err(bad)?;
+        let file_type = if g.features.ftype {
+            FileType::from_ftype(data[name_at + namelen]).unwrap_or_default()
+        } else {
+            FileType::Unknown
+        };
+        let ino = ino_at(need)?;
+        at = need + ino_len;
+        if !visit(DirEntry {
+            ino,
+            name,
+            file_type,
+            next: next(offset),
+        }) {
+            break;
+        }
+    }
+    Ok(())
+}

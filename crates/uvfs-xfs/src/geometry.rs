@@ -1,0 +1,572 @@
+//! Sizes and address conversions of one file system, from its superblock.
+//!
+//! XFS has four kinds of addresses: a block number within an allocation group (`agbno`), a file
+//! system block number (`fsbno`: allocation group in the high bits, `agbno` in the low
+//! [`Geometry::agblklog`] bits), a disk address (`daddr`: 512-byte sectors from the start of the
+//! device) and an inode number (allocation group, block and index in the block). Conversions from
+//! numbers that were read from disk give `None` when the number is out of range.
+
+use crate::error::{At, Error, Result};
+use crate::format::*;
+
+/// Bytes of a disk sector in `daddr` units ("basic blocks").
+pub const BBSIZE: u64 = 512;
+
+/// What can be in a superblock's feature words, decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features {
+    /// Version 5: checksums in all metadata, version 3 inodes.
+    pub crc: bool,
+    /// File types in directory entries.
+    pub ftype: bool,
+    /// Free inode B-tree.
+    pub finobt: bool,
+    /// Reverse mapping B-tree.
+    pub rmapbt: bool,
+    /// Reference count B-tree.
+    pub reflink: bool,
+    /// Inode B-tree block counts in the AGI.
+    pub inobtcount: bool,
+    /// Sparse inode chunks.
+    pub sparse: bool,
+    /// Wide timestamps.
+    pub bigtime: bool,
+    /// Wide extent counts.
+    pub nrext64: bool,
+    /// Metadata carries `meta_uuid`.
+    pub meta_uuid: bool,
+    /// A repair must run first.
+    pub needsrepair: bool,
+    /// Atomic exchange of file ranges.
+    pub exchange_range: bool,
+    /// Parent pointers.
+    pub parent: bool,
+    /// Names match without regard to ASCII case.
+    pub ascii_ci: bool,
+    /// Counters in the superblock are kept lazily.
+    pub lazy_counters: bool,
+    /// Flexible attribute fork offset.
+    pub attr2: bool,
+    /// 32-bit project identifiers.
+    pub projid32: bool,
+    /// Inode chunks are aligned to `inoalignmt` blocks.
+    pub aligned_inodes: bool,
+    /// Unwritten extents.
+    pub unwritten: bool,
+    /// Version 2 log.
+    pub logv2: bool,
+    /// Quota bit of the superblock.
+    pub quota: bool,
+    /// Read-only compatible feature bits that are not known here: a reader does not need to know
+    /// them, a checker does.
+    pub unknown_ro_compat: u32,
+    /// Log feature bits that are not known here.
+    pub unknown_log_incompat: u32,
+}
+
+/// Sizes of a file system and the conversions between its addresses.
+#[derive(Debug, Clone)]
+pub struct Geometry {
+    /// The features.
+    pub features: Features,
+    /// User-visible uuid.
+    pub uuid: Uuid,
+    /// The uuid in metadata blocks.
+    pub meta_uuid: Uuid,
+    /// Label without padding.
+    pub label: Vec<u8>,
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// log2 of the block size.
+    pub blocklog: u8,
+    /// Sector size in bytes: the unit of allocation group headers.
+    pub sector_size: u32,
+    /// Inode size in bytes.
+    pub inode_size: u32,
+    /// log2 of the inode size.
+    pub inodelog: u8,
+    /// log2 of inodes per block.
+    pub inopblog: u8,
+    /// Allocation groups.
+    pub agcount: u32,
+    /// Blocks of every allocation group but the last.
+    pub agblocks: u32,
+    /// log2 of `agblocks`, rounded up.
+    pub agblklog: u8,
+    /// Blocks of the data section.
+    pub dblocks: u64,
+    /// Bytes of a directory block.
+    pub dir_block_size: u32,
+    /// log2 of blocks per directory block.
+    pub dirblklog: u8,
+    /// First block of the log, 0 if it is on another device.
+    pub logstart: u64,
+    /// Blocks of the log.
+    pub logblocks: u32,
+    /// Sector size of the log in bytes.
+    pub log_sector_size: u32,
+    /// Log stripe unit in bytes (0 or 1: none).
+    pub logsunit: u32,
+    /// Root directory.
+    pub rootino: u64,
+    /// Realtime bitmap inode.
+    pub rbmino: u64,
+    /// Realtime summary inode.
+    pub rsumino: u64,
+    /// Blocks of the realtime section.
+    pub rblocks: u64,
+    /// User, group and project quota inodes, those that there are.
+    pub quota_inodes: [Option<u64>; 3],
+    /// Inode chunk alignment in blocks (0: none).
+    pub inoalignmt: u32,
+    /// Sparse inode chunk alignment in blocks.
+    pub spino_align: u32,
+    /// Blocks that inodes are read in at once: a cluster lies wholly inside a chunk.
+    pub cluster_blocks: u32,
+    /// Most of the space that inodes may take, in percent; 0 is no limit.
+    pub imax_pct: u8,
+}
+
+impl Geometry {
+    /// Takes the geometry from a superblock that [`check_superblock`] passed.
+    ///
+    /// Fails with [`Error::Unsupported`] for a feature that cannot be read and with
+    /// [`Error::Corrupt`] for sizes that contradict each other.
+    pub fn new(sb: &Superblock) -> Result<Geometry> {
+        let features = features(sb)?;
+        let bad = |name, expected, found: u64| {
+            Error::corrupt(
+                "superblock",
+                At::Disk(0),
+                Fault::field(name, expected, found),
+            )
+        };
+        let block_size = sb.blocksize.get();
+        if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
+            return Err(bad(
+                "sb_blocksize",
+                "a power of two from 512 to 65536",
+                block_size.into(),
+            ));
+        }
+        let blocklog = block_size.trailing_zeros() as u8;
+        if sb.blocklog != blocklog {
+            return Err(bad(
+                "sb_blocklog",
+                "log2 of sb_blocksize",
+                sb.blocklog.into(),
+            ));
+        }
+        let Some(sector_size) = sb.sector_size() else {
+            let found = sb.sectsize.get().into();
+            return Err(bad(
+                "sb_sectsize",
+                "a power of two from 512 to 32768",
+                found,
+            ));
+        };
+        if 1usize.checked_shl(sb.sectlog.into()) != Some(sector_size) {
+            return Err(bad("sb_sectlog", "log2 of sb_sectsize", sb.sectlog.into()));
+        }
+        let inode_size = u32::from(sb.inodesize.get());
+        if !inode_size.is_power_of_two()
+            || !(256..=2048).contains(&inode_size)
+            || inode_size > block_size
+        {
+            let found = inode_size.into();
+            return Err(bad(
+                "sb_inodesize",
+                "a power of two from 256 to 2048",
+                found,
+            ));
+        }
+        let inodelog = inode_size.trailing_zeros() as u8;
+        if sb.inodelog != inodelog {
+            return Err(bad(
+                "sb_inodelog",
+                "log2 of sb_inodesize",
+                sb.inodelog.into(),
+            ));
+        }
+        let inopblog = blocklog - inodelog;
+        if sb.inopblog != inopblog || u32::from(sb.inopblock.get()) != block_size / inode_size {
+            let found = sb.inopblock.get().into();
+            return Err(bad("sb_inopblock", "sb_blocksize / sb_inodesize", found));
+        }
+        let (agcount, agblocks) = (sb.agcount.get(), sb.agblocks.get());
+        if agcount == 0 {
+            return Err(bad("sb_agcount", "at least 1", 0));
+        }
+        if !(64..=1 << 31).contains(&agblocks) {
+            return Err(bad("sb_agblocks", "from 64 to 2^31", agblocks.into()));
+        }
+        let agblklog = (32 - (agblocks - 1).leading_zeros()) as u8;
+        if sb.agblklog != agblklog {
+            return Err(bad(
+                "sb_agblklog",
+                "log2 of sb_agblocks, rounded up",
+                sb.agblklog.into(),
+            ));
+        }
+        if agblklog + inopblog > 32 {
+            let found = agblocks.into();
+            return Err(bad(
+                "sb_agblocks",
+                "inode numbers that fit in 32 bits",
+                found,
+            ));
+        }
+        let dblocks = sb.dblocks.get();
+        let most = u64::from(agcount) * u64::from(agblocks);
+        let least = u64::from(agcount - 1) * u64::from(agblocks) + 64;
+        if dblocks > most || dblocks < least || dblocks > u64::MAX >> 10 >> blocklog {
+            return Err(bad(
+                "sb_dblocks",
+                "as many as sb_agcount groups hold",
+                dblocks,
+            ));
+        }
+        if sb.dirblklog > 16 || sb.dirblklog + blocklog > 16 {
+            let found = sb.dirblklog.into();
+            return Err(bad(
+                "sb_dirblklog",
+                "directory blocks of 64 KiB at most",
+                found,
+            ));
+        }
+        let log_sector_size = match sb.logsectsize.get() {
+            0 => 512,
+            s => u32::from(s),
+        };
+        let g = Geometry {
+            features,
+            uuid: sb.uuid,
+            meta_uuid: sb.metadata_uuid(),
+            label: sb
+                .fname
+                .split(|b| *b == 0)
+                .next()
+                .unwrap_or_default()
+                .to_vec(),
+            block_size,
+            blocklog,
+            sector_size: sector_size as u32,
+            inode_size,
+            inodelog,
+            inopblog,
+            agcount,
+            agblocks,
+            agblklog,
+            dblocks,
+            dir_block_size: block_size << sb.dirblklog,
+            dirblklog: sb.dirblklog,
+            logstart: sb.logstart.get(),
+            logblocks: sb.logblocks.get(),
+            log_sector_size,
+            logsunit: sb.logsunit.get(),
+            rootino: sb.rootino.get(),
+            rbmino: sb.rbmino.get(),
+            rsumino: sb.rsumino.get(),
+            rblocks: sb.rblocks.get(),
+            quota_inodes: quota_inodes(sb, &features),
+            inoalignmt: sb.inoalignmt.get(),
+            spino_align: sb.spino_align.get(),
+            cluster_blocks: cluster_blocks(sb, &features),
+            imax_pct: sb.imax_pct,
+        };
+        if g.inode(g.rootino).is_none() {
+            return Err(bad(
+                "sb_rootino",
+                "an inode inside the file system",
+                g.rootino,
+            ));
+        }
+        if g.logstart != 0
+            && g.fsb(g.logstart)
+                .filter(|a| g.logblocks <= g.ag_blocks(a.agno) - a.agbno)
+                .is_none()
+        {
+            return Err(bad(
+                "sb_logstart",
+                "a log inside one allocation group",
+                g.logstart,
+            ));
+        }
+        Ok(g)
+    }
+
+    /// Blocks of allocation group `agno`, 0 for one that does not exist.
+    pub fn ag_blocks(&self, agno: u32) -> u32 {
+        if agno < self.agcount - 1 {
+            self.agblocks
+        } else if agno == self.agcount - 1 {
+            // In range: the constructor has checked that dblocks ends inside the last group.
+            (self.dblocks - u64::from(agno) * u64::from(self.agblocks)) as u32
+        } else {
+            0
+        }
+    }
+
+    /// Splits a file system block number, `None` if there is no such block.
+    pub fn fsb(&self, fsbno: u64) -> Option<AgBlock> {
+        let agno = u32::try_from(fsbno >> self.agblklog)
+            .ok()
+            .filter(|a| *a < self.agcount)?;
+        let agbno = (fsbno & ((1u64 << self.agblklog) - 1)) as u32;
+        (agbno < self.ag_blocks(agno)).then_some(AgBlock { agno, agbno })
+    }
+
+    /// Splits the file system block number of a run of `count` blocks; `None` unless all of them
+    /// are there, in one allocation group, and `count` is not 0.
+    pub fn fsb_run(&self, fsbno: u64, count: u32) -> Option<AgBlock> {
+        let a = self.fsb(fsbno)?;
+        (count > 0 && count <= self.ag_blocks(a.agno) - a.agbno).then_some(a)
+    }
+
+    /// Whether `agbno` is a block of allocation group `agno`.
+    pub fn has_agb(&self, agno: u32, agbno: u32) -> bool {
+        agno < self.agcount && agbno < self.ag_blocks(agno)
+    }
+
+    /// The file system block number of a block of an allocation group.
+    pub fn fsbno(&self, a: AgBlock) -> u64 {
+        u64::from(a.agno) << self.agblklog | u64::from(a.agbno)
+    }
+
+    /// Where a block of an allocation group is on disk, in 512-byte sectors.
+    pub fn daddr(&self, a: AgBlock) -> u64 {
+        (u64::from(a.agno) * u64::from(self.agblocks) + u64::from(a.agbno)) << (self.blocklog - 9)
+    }
+
+    /// Where a header sector ([`AGF_SECTOR`] and its like; 0 is the superblock's copy) of an
+    /// allocation group is on disk, in 512-byte sectors.
+    pub fn ag_header_daddr(&self, agno: u32, sector: u32) -> u64 {
+        self.daddr(AgBlock { agno, agbno: 0 })
+            + u64::from(sector) * u64::from(self.sector_size >> 9)
+    }
+
+    /// The allocation group and block that a disk address lies in, `None` if it is outside.
+    pub fn daddr_block(&self, daddr: u64) -> Option<AgBlock> {
+        let block = daddr >> (self.blocklog - 9);
+        (block < self.dblocks).then(|| AgBlock {
+            agno: (block / u64::from(self.agblocks)) as u32,
+            agbno: (block % u64::from(self.agblocks)) as u32,
+        })
+    }
+
+    /// Splits an inode number, `None` if there can be no such inode.
+    pub fn inode(&self, ino: u64) -> Option<InodeAddress> {
+        let agino_log = self.agblklog + self.inopblog;
+        let agno = u32::try_from(ino >> agino_log)
+            .ok()
+            .filter(|a| *a < self.agcount)?;
+        let agino = (ino & ((1u64 << agino_log) - 1)) as u32;
+        let agbno = (u64::from(agino) >> self.inopblog) as u32;
+        (agbno != 0 && agbno < self.ag_blocks(agno)).then_some(InodeAddress {
+            agno,
+            agino,
+            agbno,
+            index: agino & ((1u32 << self.inopblog) - 1),
+        })
+    }
+
+    /// The number of inode `agino` of allocation group `agno`.
+    pub fn ino(&self, agno: u32, agino: u32) -> u64 {
+        u64::from(agno) << (self.agblklog + self.inopblog) | u64::from(agino)
+    }
+
+    /// Blocks of an inode chunk (64 inodes), at least 1.
+    pub fn chunk_blocks(&self) -> u32 {
+        (INODES_PER_CHUNK >> self.inopblog).max(1)
+    }
+
+    /// First block, within its allocation group, of the cluster that holds `agbno`.
+    pub fn cluster_start(&self, agbno: u32) -> u32 {
+        agbno & !(self.cluster_blocks - 1)
+    }
+
+    /// What a metadata block at `daddr` that `owner` (inode or allocation group) owns must say
+    /// about itself.
+    pub fn ident(&self, daddr: u64, owner: Option<u64>) -> Ident {
+        Ident {
+            crc: self.features.crc,
+            uuid: self.meta_uuid,
+            daddr,
+            owner,
+        }
+    }
+
+    /// The hash of a directory entry's name.
+    pub fn hash_name(&self, name: &[u8]) -> u32 {
+        if self.features.ascii_ci {
+            da_hashname_ci(name)
+        } else {
+            da_hashname(name)
+        }
+    }
+
+    /// Whether two directory entries' names are the same.
+    pub fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
+        if self.features.ascii_ci {
+            a.len() == b.len()
+                && a.iter()
+                    .zip(b)
+                    .all(|(a, b)| ascii_ci_lower(*a) == ascii_ci_lower(*b))
+        } else {
+            a == b
+        }
+    }
+
+    /// Bytes of the data section.
+    pub fn data_bytes(&self) -> u64 {
+        self.dblocks << self.blocklog
+    }
+}
+
+/// A block of an allocation group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AgBlock {
+    /// Allocation group.
+    pub agno: u32,
+    /// Block in it.
+    pub agbno: u32,
+}
+
+/// Where an inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InodeAddress {
+    /// Allocation group.
+    pub agno: u32,
+    /// Number in the allocation group.
+    pub agino: u32,
+    /// Block in the allocation group.
+    pub agbno: u32,
+    /// Index in the block.
+    pub index: u32,
+}
+
+/// Blocks of the clusters that inodes may be read in, 1 where alignment does not promise more.
+fn cluster_blocks(sb: &Superblock, f: &Features) -> u32 {
+    // mkfs and the kernel use 8 KiB for 256-byte inodes and scale it with the inode size on
+    // version 5. A cluster must not straddle a chunk, or (sparse) half a chunk.
+    let bytes = if f.crc {
+        8192 * (u32::from(sb.inodesize.get()) / 256)
+    } else {
+        8192
+    };
+    let want = (bytes >> sb.blocklog).max(1);
+    let align = if f.sparse {
+        sb.spino_align.get()
+    } else {
+        sb.inoalignmt.get()
+    };
+    if f.aligned_inodes && align != 0 && align % want == 0 {
+        want
+    } else {
+        1
+    }
+}
+
+fn quota_inodes(sb: &Superblock, f: &Features) -> [Option<u64>; 3] {
+    let some = |i: u64| (f.quota && i != 0 && i != NULLFSINO).then_some(i);
+    let (u, g) = (some(sb.uquotino.get()), some(sb.gquotino.get()));
+    if f.crc {
+        [u, g, some(sb.pquotino.get())]
+    } else if sb.qflags.get() & PQUOTA_ACCT != 0 {
+        // Version 4 has one field for both; the flags say whose it is.
+        [u, None, g]
+    } else {
+        [u, g, None]
+    }
+}
+
+/// Decodes the feature words and refuses, by name, what cannot be read.
+fn features(sb: &Superblock) -> Result<Features> {
+    let refuse = |what: String| Err(Error::Unsupported(what));
+    let v = sb.versionnum.get();
+    let version = v & VERSION_NUMBITS;
+    if !(4..=5).contains(&version) {
+        return refuse(format!("XFS version {version} is"));
+    }
+    if sb.inprogress != 0 {
+        return refuse("a file system that mkfs has not finished is".into());
+    }
+    if v & VERSION_SHARED != 0 || sb.shared_vn != 0 {
+        return refuse("shared read-only XFS is".into());
+    }
+    let f2 = if v & VERSION_MOREBITS != 0 {
+        sb.features2.get()
+    } else {
+        0
+    };
+    let crc = version == 5;
+    if !crc {
+        if v & VERSION_DIRV2 == 0 {
+            return refuse("version 1 directories are".into());
+        }
+        if sb.rblocks.get() != 0 {
+            tracing::debug!("there is a realtime section; its files cannot be read");
+        }
+        return Ok(Features {
+            ftype: f2 & VERSION2_FTYPE != 0,
+            ascii_ci: v & VERSION_BORG != 0,
+            lazy_counters: f2 & VERSION2_LAZYSBCOUNT != 0,
+            attr2: f2 & VERSION2_ATTR2 != 0,
+            projid32: f2 & VERSION2_PROJID32 != 0,
+            aligned_inodes: v & VERSION_ALIGN != 0,
+            unwritten: v & VERSION_EXTFLG != 0,
+            logv2: v & VERSION_LOGV2 != 0,
+            quota: v & VERSION_QUOTA != 0,
+            ..Features::default()
+        });
+    }
+    let (ro, inc) = (sb.features_ro_compat.get(), sb.features_incompat.get());
+    let readable = INCOMPAT_FTYPE
+        | INCOMPAT_SPINODES
+        | INCOMPAT_META_UUID
+        | INCOMPAT_BIGTIME
+        | INCOMPAT_NEEDSREPAIR
+        | INCOMPAT_NREXT64
+        | INCOMPAT_EXCHRANGE
+        | INCOMPAT_PARENT;
+    let rest = inc & !readable;
+    if rest != 0 {
+        let mut names: Vec<String> = Vec::new();
+        for bit in (0..32).map(|i| 1u32 << i).filter(|b| rest & b != 0) {
+            match FEATURE_NAMES
+                .iter()
+                .find(|(word, b, _)| *word == "incompat" && *b == bit)
+            {
+                Some((_, _, name)) => names.push((*name).into()),
+                None => names.push(format!("unknown incompatible bit {bit:#x}")),
+            }
+        }
+        return refuse(format!("XFS with {} is", names.join(", ")));
+    }
+    Ok(Features {
+        crc,
+        ftype: inc & INCOMPAT_FTYPE != 0,
+        finobt: ro & RO_COMPAT_FINOBT != 0,
+        rmapbt: ro & RO_COMPAT_RMAPBT != 0,
+        reflink: ro & RO_COMPAT_REFLINK != 0,
+        inobtcount: ro & RO_COMPAT_INOBTCNT != 0,
+        sparse: inc & INCOMPAT_SPINODES != 0,
+        bigtime: inc & INCOMPAT_BIGTIME != 0,
+        nrext64: inc & INCOMPAT_NREXT64 != 0,
+        meta_uuid: inc & INCOMPAT_META_UUID != 0,
+        needsrepair: inc & INCOMPAT_NEEDSREPAIR != 0,
+        exchange_range: inc & INCOMPAT_EXCHRANGE != 0,
+        parent: inc & INCOMPAT_PARENT != 0,
+        ascii_ci: v & VERSION_BORG != 0,
+        // These are part of version 5.
+        lazy_counters: true,
+        attr2: true,
+        projid32: true,
+        aligned_inodes: true,
+        unwritten: true,
+        logv2: true,
+        quota: v & VERSION_QUOTA != 0,
+        unknown_ro_compat: ro & !RO_COMPAT_ALL,
+        unknown_log_incompat: sb.features_log_incompat.get() & !LOG_INCOMPAT_XATTRS,
+    })
+}

@@ -1,0 +1,254 @@
+//! An open file system.
+
+use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Verify, io_error, unverified};
+use crate::error::{At, Error, Result};
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+use crate::inode::Inode;
+use crate::log::{self, LogState};
+
+/// Symbolic links followed in one path before it counts as a loop, as in the kernel.
+const MAX_SYMLINKS: usize = 40;
+
+/// An XFS file system, open for reading.
+pub struct Volume {
+    blocks: Box<dyn Blocks>,
+    geometry: Geometry,
+    warnings: Vec<String>,
+    log: LogState,
+    space: Space,
+}
+
+/// What statfs tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Block size in bytes.
+    pub block_size: u32,
+    /// Blocks of the data section less the log.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free_blocks: u64,
+    /// Inodes that there are or could be.
+    pub files: u64,
+    /// Inodes free or that could be made.
+    pub free_files: u64,
+}
+
+impl Volume {
+    /// Opens a file system: checks its superblock, takes its geometry and looks whether its log
+    /// is clean. What the caller should tell the user is in [`Volume::warnings`].
+    pub fn open(blocks: impl Blocks + 'static) -> Result<Volume> {
+        let (sb, geometry) = read_superblock(&blocks)?;
+        let mut warnings = Vec::new();
+        if blocks.size() < geometry.data_bytes() {
+            warnings.push(format!(
+                "the image ends at byte {} but the file system at byte {}: what lies beyond cannot \
+                 be read",
+                blocks.size(),
+                geometry.data_bytes()
+            ));
+        }
+        if geometry.features.needsrepair {
+            warnings.push(
+                "the file system is marked as needing repair: expect contradictions until \
+                 xfs_repair has run"
+                    .into(),
+            );
+        }
+        let log = log::state(&blocks, &geometry);
+        warnings.extend(log.warning());
+        let space = space(&sb, &geometry);
+        Ok(Volume {
+            blocks: Box::new(blocks),
+            geometry,
+            warnings,
+            log,
+            space,
+        })
+    }
+
+    /// Sizes and features.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What may be wrong or stale, in sentences.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Whether the file system was unmounted cleanly.
+    pub fn log(&self) -> &LogState {
+        &self.log
+    }
+
+    /// Size and free space. The free counts are those of the last clean unmount.
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    /// Where the bytes come from.
+    pub fn blocks(&self) -> &dyn Blocks {
+        &*self.blocks
+    }
+
+    /// Reads a metadata block for a structure called `what` of inode `ino`.
+    pub(crate) fn read_block(
+        &self,
+        what: &'static str,
+        ino: u64,
+        extents: &[DiskExtent],
+        verify: Verify<'_>,
+    ) -> Result<Block> {
+        self.blocks.read(extents, verify).map_err(|e| match e {
+            ReadError::Io(e) => io_error(extents, e),
+            ReadError::Fault(fault) => {
+                let daddr = extents.first().map_or(0, |e| e.daddr);
+                Error::corrupt(what, At::InodeBlock { ino, daddr }, fault)
+            }
+        })
+    }
+
+    /// Reads an inode. Fails with [`Error::NotFound`] if there can be no such inode or it is free.
+    pub fn inode(&self, ino: u64) -> Result<Inode> {
+        let g = &self.geometry;
+        let a = g.inode(ino).ok_or(Error::NotFound("inode"))?;
+        let extent = self.cluster(AgBlock {
+            agno: a.agno,
+            agbno: a.agbno,
+        });
+        let first = extent.1;
+        let block = self.read_block("inode cluster", ino, &[extent.0], &unverified)?;
+        let at = ((a.agbno - first) << g.blocklog) as usize + (a.index << g.inodelog) as usize;
+        let raw = block
+            .get(at..at + g.inode_size as usize)
+            .ok_or(Error::NotFound("inode"))?;
+        Inode::parse(ino, raw, g)
+    }
+
+    /// Says that an inode will be read soon.
+    pub fn readahead_inode(&self, ino: u64) {
+        if let Some(a) = self.geometry.inode(ino) {
+            let e = self.cluster(AgBlock {
+                agno: a.agno,
+                agbno: a.agbno,
+            });
+            self.blocks.readahead(&[e.0]);
+        }
+    }
+
+    /// The cluster that an inode block is read in, and its first block.
+    fn cluster(&self, b: AgBlock) -> (DiskExtent, u32) {
+        let g = &self.geometry;
+        let start = g.cluster_start(b.agbno);
+        // A cluster cannot lie across the end of an allocation group.
+        let count = g.cluster_blocks.min(g.ag_blocks(b.agno) - start);
+        let daddr = g.daddr(AgBlock {
+            agno: b.agno,
+            agbno: start,
+        });
+        (
+            DiskExtent {
+                daddr,
+                bytes: count << g.blocklog,
+            },
+            start,
+        )
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> Result<Inode> {
+        self.inode(self.geometry.rootino)
+    }
+
+    /// The inode at `path`, from the root, whether or not it starts with a slash. Symbolic links
+    /// on the way are followed, inside the image; one at the end only if `follow`.
+    pub fn resolve(&self, path: &[u8], follow: bool) -> Result<Inode> {
+        // Components still to be walked, last one first.
+        let split = |p: &[u8]| -> Vec<Vec<u8>> {
+            let parts = p.split(|b| *b == b'/').filter(|c| !c.is_empty());
+            parts.rev().map(<[u8]>::to_vec).collect()
+        };
+        let mut todo = split(path);
+        let mut links = 0;
+        let mut dir = self.root()?;
+        while let Some(name) = todo.pop() {
+            if !dir.is_dir() {
+                return Err(Error::NotDirectory(dir.ino));
+            }
+            let next = match &name[..] {
+                b"." => continue,
+                _ => self.inode(self.lookup(&dir, &name)?)?,
+            };
+            if next.file_type() == FileType::Symlink && (follow || !todo.is_empty()) {
+                links += 1;
+                let target = self.readlink(&next)?;
+                if links > MAX_SYMLINKS {
+                    return Err(Error::NotFound("file (too many symbolic links)"));
+                }
+                if target.first() == Some(&b'/') {
+                    dir = self.root()?;
+                }
+                todo.extend(split(&target));
+                continue;
+            }
+            dir = next;
+        }
+        Ok(dir)
+    }
+}
+
+/// Reads and checks the first superblock.
+pub(crate) fn read_superblock(blocks: &impl Blocks) -> Result<(Superblock, Geometry)> {
+    let read = |bytes: u32| {
+        let e = [DiskExtent { daddr: 0, bytes }];
+        blocks.read(&e, &unverified).map_err(|err| match err {
+            ReadError::Io(err) => io_error(&e, err),
+            ReadError::Fault(fault) => Error::corrupt("superblock", At::Disk(0), fault),
+        })
+    };
+    let bad = |fault| Error::corrupt("superblock", At::Disk(0), fault);
+    let first = read(512)?;
+    let sb = Superblock::at(&first, 0).map_err(bad)?;
+    if sb.magicnum.get() != SB_MAGIC {
+        return Err(Error::NotXfs {
+            found: sb.magicnum.get(),
+        });
+    }
+    let Some(sector_size) = sb.sector_size() else {
+        let found = sb.sectsize.get();
+        let expected = "a power of two from 512 to 32768";
+        return Err(bad(Fault::field("sb_sectsize", expected, found)));
+    };
+    let sector = if sector_size == 512 {
+        first
+    } else {
+        read(sector_size as u32)?
+    };
+    let sb = *check_superblock(&sector).map_err(bad)?;
+    let geometry = Geometry::new(&sb)?;
+    Ok((sb, geometry))
+}
+
+fn space(sb: &Superblock, g: &Geometry) -> Space {
+    let log = if g.logstart != 0 {
+        u64::from(g.logblocks)
+    } else {
+        0
+    };
+    let free = sb.fdblocks.get().min(g.dblocks);
+    let (icount, ifree) = (sb.icount.get(), sb.ifree.get());
+    let could = free.saturating_mul(1 << g.inopblog);
+    let limit = match g.imax_pct {
+        0 => u64::MAX,
+        pct => (g.dblocks / 100 * u64::from(pct)).saturating_mul(1 << g.inopblog),
+    };
+    let files = icount.saturating_add(could).min(limit.max(icount));
+    Space {
+        block_size: g.block_size,
+        blocks: g.dblocks.saturating_sub(log),
+        free_blocks: free,
+        files,
+        free_files: files.saturating_sub(icount.saturating_sub(ifree)),
+    }
+}
