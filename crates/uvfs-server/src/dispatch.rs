@@ -1,5 +1,7 @@
 //! From a request's opcode to the handler that answers it, and from what that gives to the wire.
 
+use std::cell::Cell;
+
 use smallvec::SmallVec;
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, SetattrValid, WriteFlags};
 use uvfs_proto::reply::{self, DirBuf};
@@ -9,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::fs::*;
 use crate::session::Session;
 use crate::slot::{Answer, Body, Slot};
+use crate::transport::DEPTH;
 
 /// The extended attribute of the root that names the control socket.
 pub const CONTROL_XATTR: &str = "user.uvfs.control";
@@ -404,6 +407,7 @@ async fn dispatch<F: FileSystem>(
         }
         Operation::Setlk(arg) | Operation::Setlkw(arg) => {
             let wait = matches!(request.operation, Operation::Setlkw(_));
+            let _place = if wait { Some(LockWait::begin()?) } else { None };
             let (how, wanted) = lock(&arg, wait);
             fs.setlk(cx, node, &how, &wanted).await.map(done)
         }
@@ -467,6 +471,33 @@ async fn dispatch<F: FileSystem>(
         Operation::Setupmapping(_) | Operation::Removemapping(..) | Operation::CuseInit(_) => {
             Err(Errno::NOSYS)
         }
+    }
+}
+
+/// One of the requests of this thread's queue that wait for locks. They are bounded below what the
+/// queue can have under way, so that the others, and the unlock that they wait for, still get through.
+struct LockWait;
+
+thread_local! {
+    static LOCK_WAITS: Cell<usize> = const { Cell::new(0) };
+}
+
+impl LockWait {
+    /// ENOLCK when too many wait already.
+    fn begin() -> Result<Self> {
+        let waits = LOCK_WAITS.get();
+        if waits >= DEPTH * 3 / 4 {
+            tracing::warn!(waits, "too many wait for locks on one queue: ENOLCK");
+            return Err(Errno::NOLCK);
+        }
+        LOCK_WAITS.set(waits + 1);
+        Ok(Self)
+    }
+}
+
+impl Drop for LockWait {
+    fn drop(&mut self) {
+        LOCK_WAITS.set(LOCK_WAITS.get() - 1);
     }
 }
 

@@ -29,10 +29,8 @@ use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::serve;
+use crate::transport::{DEPTH, serve};
 
-/// Requests that one worker has under way at most.
-const SLOTS: usize = 32;
 /// What precedes the data of a WRITE. The buffer begins so far before a page, so that the data
 /// begins with one and can go straight to a device.
 const BEFORE_DATA: usize = size_of::<InHeader>() + size_of::<WriteIn>();
@@ -86,11 +84,11 @@ pub(crate) fn run<F: FileSystem>(
         learns: wait.mode == WaitMode::Adaptive,
         over: Cell::new(false),
     });
-    let ended = Rc::new(Cell::new(SLOTS));
+    let ended = Rc::new(Cell::new(DEPTH));
     let result: Rc<RefCell<io::Result<()>>> = Rc::new(RefCell::new(Ok(())));
     runtime.block_on(async move {
         let finished: Rc<RefCell<Option<Waker>>> = Rc::default();
-        for _ in 0..SLOTS {
+        for _ in 0..DEPTH {
             let (worker, ended) = (worker.clone(), ended.clone());
             let (result, finished) = (result.clone(), finished.clone());
             runtime::spawn(async move {

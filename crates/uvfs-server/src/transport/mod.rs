@@ -11,6 +11,9 @@ use crate::stats::QueueStats;
 pub mod dev;
 pub mod uring;
 
+/// Requests that one queue has under way at most; further ones wait in the kernel.
+pub(crate) const DEPTH: usize = 64;
+
 /// Answers a request and counts it.
 pub(crate) async fn serve<F: FileSystem>(
     session: &Arc<Session<F>>,

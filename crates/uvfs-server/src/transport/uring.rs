@@ -26,10 +26,8 @@ use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::serve;
+use crate::transport::{DEPTH, serve};
 
-/// Requests that one queue has under way at most; further ones wait in the kernel.
-const DEPTH: usize = 32;
 /// Offsets in [`UringReqHeader`].
 const OP_AT: usize = 128;
 const ENTRY_AT: usize = 256;

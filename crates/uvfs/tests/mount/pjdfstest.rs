@@ -119,6 +119,15 @@ fn passes_what_the_host_passes(transport: Transport) {
                     Some(other) => format!("{other:?}"),
                     None => format!("not run: {}", outcome.stderr.trim()),
                 };
+                // Once in some thousand runs, under load, a program that was just started is not
+                // running any more (open::etxtbsy); what is wrong with the mount fails each time.
+                let alone = parse(&mount.run(suite(&at, &scratch).arg(test)).stdout);
+                if alone.get(test) == Some(&Verdict::Passed) {
+                    eprintln!(
+                        "{test} on {name}, -o {option:?} passed only alone, before: {verdict}"
+                    );
+                    continue;
+                }
                 differences.push(format!("{test} on {name}, -o {option:?}: {verdict}"));
             }
             mount.unmount();

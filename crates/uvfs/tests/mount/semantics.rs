@@ -22,6 +22,11 @@ const BY_NATURE: &[(&str, &str, &str)] = &[
         "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
     ),
     (
+        "locks open child asks who",
+        "host_locks",
+        "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
+    ),
+    (
         "fallocate unshare",
         "ext4",
         "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
