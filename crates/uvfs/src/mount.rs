@@ -71,6 +71,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.wait.mode = args.wait.unwrap_or(options.wait.mode);
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
     options.foreground |= args.foreground;
+    // Who alone may use the mount is the one that the host checks anyway; asking for the attributes
+    // of each directory on the way would be for nothing.
+    options.default_permissions |= options.allow_other;
+    options.passthrough.checks_permissions = options.default_permissions;
 
     let source = args
         .source
@@ -216,7 +220,7 @@ fn mounted<F: FileSystem>(
         name: name.clone(),
         subtype: options.subtype.clone(),
         allow_other: options.allow_other,
-        default_permissions: true,
+        default_permissions: options.default_permissions,
         flags: options.flags,
         max_read: 1 << 20,
     };
