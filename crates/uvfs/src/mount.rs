@@ -243,6 +243,9 @@ fn mounted<F: FileSystem>(
     };
     let server = Server::start(session, server_options).context(|| path.display().to_string())?;
     unmount.0 = None;
+    if let Err(error) = mount::set_readahead(path, options.max_readahead) {
+        tracing::debug!(%error, "readahead stays as the kernel has it");
+    }
     report.ready()?;
     unmount_on_signal(signals, path.to_owned());
     server.wait();
