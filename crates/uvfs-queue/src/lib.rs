@@ -7,6 +7,8 @@
 
 #[cfg(not(loom))]
 pub mod pair;
+#[cfg(not(loom))]
+pub mod arena;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod shm;
