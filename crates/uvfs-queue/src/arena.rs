@@ -40,7 +40,10 @@ impl Span {
     /// `start..end` within a page.
     pub fn new(start: usize, end: usize) -> Self {
         assert!(start <= end && end <= PAGE_SIZE, "a span lies in one page");
-        Self { start: start as u16, end: end as u16 }
+        Self {
+            start: start as u16,
+            end: end as u16,
+        }
     }
 
     /// Whether there is nothing in it.
@@ -58,16 +61,16 @@ impl Span {
         match (self.is_empty(), other.is_empty()) {
             (true, _) => other,
             (_, true) => self,
-            _ => Self { start: self.start.min(other.start), end: self.end.max(other.end) },
+            _ => Self {
+                start: self.start.min(other.start),
+                end: self.end.max(other.end),
+            },
         }
     }
 
     /// Whether the two overlap or meet, so that their union has no gap.
     pub fn touches(self, other: Self) -> bool {
-        !self.is_empty()
-            && !other.is_empty()
-            && self.start <= other.end
-            && other.start <= self.end
+        !self.is_empty() && !other.is_empty() && self.start <= other.end && other.start <= self.end
     }
 
     /// Whether all of `other` is in it.
@@ -77,7 +80,10 @@ impl Span {
 
     /// The part before byte `end`.
     pub fn before(self, end: usize) -> Self {
-        let cut = Self { start: self.start, end: self.end.min(end.min(PAGE_SIZE) as u16) };
+        let cut = Self {
+            start: self.start,
+            end: self.end.min(end.min(PAGE_SIZE) as u16),
+        };
         if cut.is_empty() { Self::default() } else { cut }
     }
 }
@@ -93,8 +99,14 @@ impl Ranges {
     fn unpack(word: u64) -> Self {
         let part = |shift: u32| (word >> shift) as u16;
         Self {
-            dirty: Span { start: part(0), end: part(16) },
-            writeback: Span { start: part(32), end: part(48) },
+            dirty: Span {
+                start: part(0),
+                end: part(16),
+            },
+            writeback: Span {
+                start: part(32),
+                end: part(48),
+            },
         }
     }
 }
@@ -176,7 +188,10 @@ impl Arena {
     /// The bytes `start..start + len` of a page as a segment.
     pub fn seg(&self, page: u32, start: usize, len: usize) -> Seg {
         debug_assert!(page < self.pages && start + len <= PAGE_SIZE);
-        Seg { offset: (self.data + page as usize * PAGE_SIZE + start) as u64, len: len as u32 }
+        Seg {
+            offset: (self.data + page as usize * PAGE_SIZE + start) as u64,
+            len: len as u32,
+        }
     }
 
     /// Where a segment is mapped; the memory is shared, so never make a reference to it.
@@ -191,32 +206,40 @@ impl Arena {
     /// Copies from a page.
     #[inline]
     pub fn copy_out(&self, page: u32, start: usize, to: &mut [u8]) {
-        self.mem.read(self.data + page as usize * PAGE_SIZE + start, to);
+        self.mem
+            .read(self.data + page as usize * PAGE_SIZE + start, to);
     }
 
     /// Copies into a page.
     #[inline]
     pub fn copy_in(&self, page: u32, start: usize, from: &[u8]) {
-        self.mem.write(self.data + page as usize * PAGE_SIZE + start, from);
+        self.mem
+            .write(self.data + page as usize * PAGE_SIZE + start, from);
     }
 
     /// Copies `len` bytes at `start` of one page to the same place of another.
     pub fn copy_page(&self, from: u32, to: u32, start: usize, len: usize) {
         assert_ne!(from, to);
-        let (from, to) = (self.ptr(self.seg(from, start, len)), self.ptr(self.seg(to, start, len)));
+        let (from, to) = (
+            self.ptr(self.seg(from, start, len)),
+            self.ptr(self.seg(to, start, len)),
+        );
         // SAFETY: both ranges were checked by `ptr`, and different pages do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
     }
 
     /// Sets part of a page to zero.
     pub fn zero(&self, page: u32, start: usize, len: usize) {
-        self.mem.zero(self.data + page as usize * PAGE_SIZE + start, len);
+        self.mem
+            .zero(self.data + page as usize * PAGE_SIZE + start, len);
     }
 
     /// Gives a page's memory back to the system until it is used again.
     pub fn discard(&self, page: u32) {
         // Only an optimisation; the page stays usable when the kernel refuses.
-        let _ = self.mem.discard(self.data + page as usize * PAGE_SIZE, PAGE_SIZE);
+        let _ = self
+            .mem
+            .discard(self.data + page as usize * PAGE_SIZE, PAGE_SIZE);
     }
 
     fn desc(&self, page: u32) -> usize {
@@ -227,26 +250,38 @@ impl Arena {
     /// Says whose page it is. Its ranges must be empty.
     pub fn set_owner(&self, page: u32, node: u64, index: u64) {
         let at = self.desc(page);
-        debug_assert_eq!(self.ranges(page), Ranges::default(), "only a clean page changes owner");
+        debug_assert_eq!(
+            self.ranges(page),
+            Ranges::default(),
+            "only a clean page changes owner"
+        );
         self.mem.u64_at(at).store(node, Ordering::Relaxed);
         self.mem.u64_at(at + 8).store(index, Ordering::Relaxed);
     }
 
     /// Records the server's handle through which the page may be written.
     pub fn set_handle(&self, page: u32, handle: u64) {
-        self.mem.u64_at(self.desc(page) + 24).store(handle, Ordering::Relaxed);
+        self.mem
+            .u64_at(self.desc(page) + 24)
+            .store(handle, Ordering::Relaxed);
     }
 
     /// What is dirty in a page.
     #[inline]
     pub fn ranges(&self, page: u32) -> Ranges {
-        Ranges::unpack(self.mem.u64_at(self.desc(page) + 16).load(Ordering::Acquire))
+        Ranges::unpack(
+            self.mem
+                .u64_at(self.desc(page) + 16)
+                .load(Ordering::Acquire),
+        )
     }
 
     /// Records what is dirty in a page, after its bytes were written.
     #[inline]
     pub fn set_ranges(&self, page: u32, ranges: Ranges) {
-        self.mem.u64_at(self.desc(page) + 16).store(ranges.pack(), Ordering::Release);
+        self.mem
+            .u64_at(self.desc(page) + 16)
+            .store(ranges.pack(), Ordering::Release);
     }
 
     /// Every run of bytes that is dirty or was under writeback, for the server of a client that
@@ -296,27 +331,51 @@ mod tests {
         a.set_owner(1, 7, 3);
         a.set_handle(1, 5);
         a.copy_in(1, 10, b"dirty");
-        a.set_ranges(1, Ranges { dirty: Span::new(10, 15), writeback: Span::default() });
+        a.set_ranges(
+            1,
+            Ranges {
+                dirty: Span::new(10, 15),
+                writeback: Span::default(),
+            },
+        );
         a.set_owner(2, 8, 0);
-        a.set_ranges(2, Ranges { dirty: Span::new(0, 9), writeback: Span::new(9, 20) });
+        a.set_ranges(
+            2,
+            Ranges {
+                dirty: Span::new(0, 9),
+                writeback: Span::new(9, 20),
+            },
+        );
         let b = Arena::open(a.as_fd().try_clone_to_owned().unwrap(), 4).unwrap();
         let got: Vec<_> = b.dirty().collect();
         assert_eq!(got.len(), 2);
-        assert_eq!((got[0].node, got[0].handle, got[0].file_offset), (7, 5, 3 * 4096 + 10));
+        assert_eq!(
+            (got[0].node, got[0].handle, got[0].file_offset),
+            (7, 5, 3 * 4096 + 10)
+        );
         assert_eq!(got[0].seg, a.seg(1, 10, 5));
-        assert_eq!((got[1].node, got[1].file_offset, got[1].seg.len), (8, 0, 20));
+        assert_eq!(
+            (got[1].node, got[1].file_offset, got[1].seg.len),
+            (8, 0, 20)
+        );
     }
 
     #[test]
     fn a_hostile_descriptor_yields_nothing_outside() {
         let a = Arena::create(2).unwrap();
         for word in [u64::MAX, 0xffff_0000, 5000 << 16, 9 | 3 << 16] {
-            a.mem.u64_at(a.desc(0) + 8).store(u64::MAX, Ordering::Relaxed);
+            a.mem
+                .u64_at(a.desc(0) + 8)
+                .store(u64::MAX, Ordering::Relaxed);
             a.mem.u64_at(a.desc(0) + 16).store(word, Ordering::Relaxed);
             assert_eq!(a.dirty().count(), 0, "{word:x}");
         }
-        a.mem.u64_at(a.desc(0) + 16).store(10 << 16, Ordering::Relaxed);
-        a.mem.u64_at(a.desc(0) + 8).store(u64::MAX / 4096, Ordering::Relaxed);
+        a.mem
+            .u64_at(a.desc(0) + 16)
+            .store(10 << 16, Ordering::Relaxed);
+        a.mem
+            .u64_at(a.desc(0) + 8)
+            .store(u64::MAX / 4096, Ordering::Relaxed);
         assert_eq!(a.dirty().count(), 0);
         assert!(Arena::open(a.as_fd().try_clone_to_owned().unwrap(), 1).is_err());
     }

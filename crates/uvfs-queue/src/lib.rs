@@ -6,9 +6,9 @@
 //! the request entries out in one.
 
 #[cfg(not(loom))]
-pub mod pair;
-#[cfg(not(loom))]
 pub mod arena;
+#[cfg(not(loom))]
+pub mod pair;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod shm;

@@ -322,7 +322,7 @@ impl ClientQueue {
     /// Makes a sleeping [`ClientQueue::sleep`] of this process return.
     pub fn interrupt(&self) {
         let word = self.mem.u32_at(CQ_BELL);
-        word.store(Bell::AWAKE, Ordering::SeqCst);
+        Bell(word).awake();
         futex_wake(word);
     }
 
@@ -353,7 +353,7 @@ fn sleep_on(word: &AtomicU32, timeout: Option<Duration>, ready: impl Fn() -> boo
 
 fn close(mem: &SharedMemory, flag: usize, bell: usize) {
     mem.u32_at(flag).store(1, Ordering::SeqCst);
-    mem.u32_at(bell).store(Bell::AWAKE, Ordering::SeqCst);
+    Bell(mem.u32_at(bell)).awake();
     futex_wake(mem.u32_at(bell));
 }
 
@@ -561,7 +561,7 @@ impl ServerQueue {
     /// Makes a sleeping [`ServerQueue::sleep`] of this process return.
     pub fn interrupt(&self) {
         let word = self.mem.u32_at(SQ_BELL);
-        word.store(Bell::AWAKE, Ordering::SeqCst);
+        Bell(word).awake();
         futex_wake(word);
     }
 

@@ -6,9 +6,9 @@
 //! into a cell (which the consumer checks) or leave it empty (which stops its own session).
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Where a ring's cells live. `len` is a power of two and never changes.
 pub trait Cells {
@@ -115,8 +115,9 @@ impl<C: Cells> Consumer<C> {
 ///
 /// Consumer: [`Bell::going_to_sleep`], look at the ring once more, sleep on the word while it is
 /// [`Bell::ASLEEP`], [`Bell::awake`]. Producer: push, then wake the word if [`Bell::must_wake`].
-/// The two sequentially consistent fences make it impossible that the consumer misses the value
-/// and the producer misses the sleeper.
+/// Every change of the word is a read-modify-write, so the changes have one order and each sees
+/// what came before those ahead of it: a producer either finds the sleeper, or its push is seen
+/// by the consumer's last look.
 #[derive(Debug, Clone, Copy)]
 pub struct Bell<'a>(pub &'a AtomicU32);
 
@@ -128,20 +129,17 @@ impl Bell<'_> {
 
     /// Announces that the caller will sleep. It must look for work once more after this.
     pub fn going_to_sleep(self) {
-        self.0.store(Self::ASLEEP, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.0.swap(Self::ASLEEP, Ordering::AcqRel);
     }
 
     /// Takes the announcement back, after sleeping or instead of it.
     pub fn awake(self) {
-        self.0.store(Self::AWAKE, Ordering::Relaxed);
+        self.0.swap(Self::AWAKE, Ordering::AcqRel);
     }
 
     /// Whether the caller, who has just pushed, has to wake the other side.
     pub fn must_wake(self) -> bool {
-        fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) == Self::ASLEEP
-            && self.0.swap(Self::AWAKE, Ordering::AcqRel) == Self::ASLEEP
+        self.0.swap(Self::AWAKE, Ordering::AcqRel) == Self::ASLEEP
     }
 }
 

@@ -42,7 +42,7 @@ impl Futex {
     }
     fn wait(&self, expected: u32) {
         let mut queue = self.queue.lock().unwrap();
-        while self.word.load(Ordering::Relaxed) == expected {
+        while self.word.fetch_add(0, Ordering::AcqRel) == expected {
             queue = self.woken.wait(queue).unwrap();
         }
     }
