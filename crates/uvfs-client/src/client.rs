@@ -218,7 +218,7 @@ impl Client {
         // Its size may have changed between the lookup and the open.
         let token = cache.find(held.entry.node).and_then(|inode| inode.quiet());
         let attr = self.backend().getattr(held.entry.node)?;
-        let inode = cache.inode(held.entry.node, attr.size);
+        let inode = cache.inode(held.entry.node, attr.mtime, attr.size);
         inode.lookups.fetch_add(1, Ordering::AcqRel);
         held.keep();
         inode.revalidate(token, attr.mtime, attr.size);

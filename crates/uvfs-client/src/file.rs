@@ -226,7 +226,12 @@ impl File {
         let mut failed = None;
         while let ReadStop::Miss(page) = stop {
             let last = (offset + buf.len() as u64 - 1) / PAGE;
-            let fill = self.read_missing(page, last, dontcache);
+            let fill = if f.inode.is_reading(page) {
+                // Readahead or another reader brings it.
+                Arc::default()
+            } else {
+                self.read_missing(page, last, dontcache)
+            };
             let ready = || fill.finished() && !f.inode.is_reading(page);
             f.cache.wait(&f.inode.event, || ready().then_some(()));
             if let Some(code) = fill.error() {

@@ -124,7 +124,7 @@ pub(super) fn push_seg(segs: &mut Vec<Seg>, seg: Seg) {
 }
 
 impl Inode {
-    pub(super) fn new(cache: &Arc<Cache>, node: NodeId, size: u64) -> Arc<Self> {
+    pub(super) fn new(cache: &Arc<Cache>, node: NodeId, mtime: (i64, u32), size: u64) -> Arc<Self> {
         Arc::new(Self {
             node,
             cache: cache.clone(),
@@ -144,7 +144,7 @@ impl Inode {
                 cursor: 0,
                 frozen: false,
                 hand: 0,
-                seen: None,
+                seen: Some((mtime, size)),
             }),
             event: Event::default(),
             errors: ErrSeq::default(),

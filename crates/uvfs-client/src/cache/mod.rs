@@ -175,12 +175,17 @@ impl Cache {
     }
 
     /// The inode, made when it is new.
-    pub(crate) fn inode(self: &Arc<Self>, node: NodeId, size: u64) -> Arc<Inode> {
+    pub(crate) fn inode(
+        self: &Arc<Self>,
+        node: NodeId,
+        mtime: (i64, u32),
+        size: u64,
+    ) -> Arc<Inode> {
         let mut inodes = lock(&self.inodes);
         if let Some(inode) = inodes.get(&node) {
             return inode.clone();
         }
-        let inode = Inode::new(self, node, size);
+        let inode = Inode::new(self, node, mtime, size);
         inodes.insert(node, inode.clone());
         lock(&self.clock).push_back(Arc::downgrade(&inode));
         inode
@@ -327,8 +332,14 @@ impl Cache {
             return Ok(());
         }
         self.counters.throttles(1);
+        let mut forced = 0;
         loop {
-            let started = inode.write_batch(4);
+            let mut started = inode.write_batch(4);
+            if !started && forced < 2 && inode.failing().is_some() && !inode.under_writeback() {
+                // It failed a moment ago: worth another try before the writer is told.
+                forced += 1;
+                started = inode.retry_batch(4);
+            }
             if !self.above_limit() {
                 return Ok(());
             }

@@ -293,6 +293,12 @@ impl Inode {
         any
     }
 
+    /// As [`Inode::write_batch`], of an inode whose writeback has just failed as well.
+    pub(super) fn retry_batch(self: &Arc<Self>, max: usize) -> bool {
+        self.state().retry_at = None;
+        self.write_batch(max)
+    }
+
     /// Whether its dirty pages are old enough to be written.
     pub(super) fn wants_writeback(&self, after: Duration) -> bool {
         let st = self.read_state();
