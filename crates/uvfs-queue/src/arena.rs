@@ -180,6 +180,11 @@ impl Arena {
         self.mem.len() as u64
     }
 
+    /// Where the arena is mapped, for [`Arena::len`] bytes and while it lives.
+    pub fn base(&self) -> std::ptr::NonNull<u8> {
+        std::ptr::NonNull::new(self.mem.at(0, self.mem.len())).expect("a mapping is not at null")
+    }
+
     /// Whether the arena has no pages.
     pub fn is_empty(&self) -> bool {
         self.pages == 0

@@ -8,6 +8,8 @@
 
 #[cfg(not(loom))]
 pub mod arena;
+#[cfg(not(loom))]
+pub mod attach;
 pub mod doorbell;
 #[cfg(not(loom))]
 pub mod pair;

@@ -147,6 +147,8 @@ pub struct ClientQueue {
     free: AtomicU64,
     /// Entries that the server has and has not completed.
     in_flight: AtomicU64,
+    /// How to wake the server, when it does not sleep on the word itself.
+    waker: std::sync::OnceLock<OwnedFd>,
 }
 
 impl ClientQueue {
@@ -176,6 +178,7 @@ impl ClientQueue {
                 (1 << depth) - 1
             }),
             in_flight: AtomicU64::new(0),
+            waker: std::sync::OnceLock::new(),
             mem,
             layout,
         })
@@ -256,12 +259,45 @@ impl ClientQueue {
         self.sq.push(id);
     }
 
+    /// Has the server woken through an eventfd from now on: it sleeps where it waits for other
+    /// things too.
+    pub fn wake_through(&self, eventfd: OwnedFd) {
+        let _ = self.waker.set(eventfd);
+    }
+
+    fn wake_server(&self) {
+        match self.waker.get() {
+            // Full means that it has not been read: the server is awake.
+            Some(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
+            None => futex_wake(self.mem.u32_at(SQ_BELL)),
+        }
+    }
+
     /// Wakes the server if it sleeps.
     pub fn ring(&self) {
-        let word = self.mem.u32_at(SQ_BELL);
-        if Bell(word).must_wake() {
-            futex_wake(word);
+        if Bell(self.mem.u32_at(SQ_BELL)).must_wake() {
+            self.wake_server();
         }
+    }
+
+    /// Asks to be woken for completions; look for some once more after this.
+    pub fn arm(&self) {
+        Bell(self.mem.u32_at(CQ_BELL)).going_to_sleep();
+    }
+
+    /// Somebody polls: no need to wake anybody.
+    pub fn disarm(&self) {
+        Bell(self.mem.u32_at(CQ_BELL)).awake();
+    }
+
+    /// Sleeps while the queue is armed, at most `timeout`.
+    pub fn wait_armed(&self, timeout: Duration) {
+        futex_wait(self.mem.u32_at(CQ_BELL), Bell::ASLEEP, Some(timeout));
+    }
+
+    /// Requests that were submitted and not taken back.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed).count_ones()
     }
 
     /// Takes the next completed entry. One thread at a time.
@@ -334,6 +370,7 @@ impl ClientQueue {
     /// Says that no more requests will come, and wakes the server.
     pub fn close(&self) {
         close(&self.mem, CLIENT_CLOSED, SQ_BELL);
+        self.wake_server();
     }
 }
 
@@ -551,6 +588,16 @@ impl ServerQueue {
     /// Whether a request waits, or the client is gone.
     pub fn ready(&self) -> bool {
         self.sq.ready() || self.client_closed()
+    }
+
+    /// Asks to be woken for requests; look for some once more after this.
+    pub fn arm(&self) {
+        Bell(self.mem.u32_at(SQ_BELL)).going_to_sleep();
+    }
+
+    /// Takes [`ServerQueue::arm`] back.
+    pub fn disarm(&self) {
+        Bell(self.mem.u32_at(SQ_BELL)).awake();
     }
 
     /// Sleeps until a request comes, or `timeout`. One thread at a time.

@@ -9,6 +9,7 @@ use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 
 pub mod dev;
+pub mod shm;
 pub mod uring;
 
 /// Answers a request and counts it.
