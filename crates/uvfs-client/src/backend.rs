@@ -170,6 +170,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Tells the backend the arena that all [`Seg`]s mean. Called once, before anything else.
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()>;
 
+    /// How many pages at the arena's end the backend keeps for itself.
+    fn reserved_pages(&self) -> u32 {
+        0
+    }
+
     /// How much one request may carry.
     fn limits(&self) -> Limits;
 

@@ -133,6 +133,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
         self.inner.attach(arena)
     }
+    fn reserved_pages(&self) -> u32 {
+        self.inner.reserved_pages()
+    }
     fn limits(&self) -> Limits {
         self.inner.limits()
     }

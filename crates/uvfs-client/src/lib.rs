@@ -30,6 +30,7 @@ mod faulty;
 mod file;
 mod local;
 mod pending;
+mod remote;
 mod stats;
 
 pub use backend::{Attr, Backend, DirEntry, Entry, NodeId, SetAttr, StatFs};
@@ -39,4 +40,5 @@ pub use faulty::{Fault, Faulty};
 pub use file::{Advice, AllocateMode, File, Flags, OpenOptions};
 pub use local::LocalStore;
 pub use pending::Pending;
+pub use remote::Server;
 pub use stats::Stats;

@@ -208,6 +208,13 @@ impl Arena {
         self.mem.at(offset, seg.len as usize)
     }
 
+    /// Copies a segment out.
+    pub fn read(&self, seg: Seg, to: &mut [u8]) {
+        assert!(to.len() <= seg.len as usize);
+        self.mem
+            .read(usize::try_from(seg.offset).expect("64-bit"), to);
+    }
+
     /// Copies from a page.
     #[inline]
     pub fn copy_out(&self, page: u32, start: usize, to: &mut [u8]) {

@@ -318,6 +318,11 @@ impl ClientQueue {
     }
 
     /// Whether a completion or notification waits to be taken.
+    pub fn has_replies(&self) -> bool {
+        self.cq.ready() || self.nq.ready()
+    }
+
+    /// As [`ClientQueue::has_replies`], or the server is gone.
     pub fn ready(&self) -> bool {
         self.cq.ready() || self.nq.ready() || self.server_closed()
     }

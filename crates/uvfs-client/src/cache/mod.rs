@@ -93,7 +93,9 @@ pub(crate) struct Cache {
     pub(crate) limits: Limits,
     pub(crate) config: Config,
     pub(crate) counters: Counters,
-    /// Pages that nobody has.
+    /// Pages that the cache has.
+    pages: u64,
+    /// Those that nobody has.
     free: Mutex<Vec<u32>>,
     /// Pages that the free list lends at once to one inode.
     pub(super) lend: usize,
@@ -125,12 +127,13 @@ impl Cache {
     pub(crate) fn new(backend: Arc<dyn Backend>, config: Config) -> io::Result<Arc<Self>> {
         let pages = u32::try_from(config.memory.max(1 << 20) / PAGE_SIZE)
             .map_err(|_| errno(libc::EINVAL))?;
-        let arena = Arc::new(Arena::create(pages)?);
+        let arena = Arc::new(Arena::create(pages + backend.reserved_pages())?);
         backend.attach(&arena)?;
         let limits = backend.limits();
         let percent = |p: u32| (u64::from(pages) * u64::from(p.min(95)) / 100).max(1);
         Ok(Arc::new(Self {
             limits,
+            pages: u64::from(pages),
             // Handed out from the end: ascending pages, which make few long segments.
             free: Mutex::new((0..pages).rev().collect()),
             lend: (pages as usize / 256).clamp(1, 64),
@@ -153,7 +156,7 @@ impl Cache {
 
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.counters.sum();
-        stats.cached_pages = u64::from(self.arena.pages()) - lock(&self.free).len() as u64;
+        stats.cached_pages = self.pages - lock(&self.free).len() as u64;
         stats.dirty_pages = self.dirty.load(Ordering::Relaxed);
         stats.peak_pages = self.peak.load(Ordering::Relaxed);
         stats
@@ -223,7 +226,7 @@ impl Cache {
         let at = free.len() - n;
         // Reversed, so that the first page taken is the one that was on top.
         into.extend(free.drain(at..));
-        let used = u64::from(self.arena.pages()) - free.len() as u64;
+        let used = self.pages - free.len() as u64;
         drop(free);
         self.peak.fetch_max(used, Ordering::Relaxed);
         n
