@@ -285,6 +285,14 @@ struct Client<F> {
     spinner: RefCell<Spinner>,
 }
 
+/// Whatever ends a session, a panic too, the client hears of it.
+impl<F> Drop for Client<F> {
+    fn drop(&mut self) {
+        self.queue.close();
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
 /// Lets the runtime's other tasks run.
 async fn yield_now() {
     let mut yielded = false;
@@ -341,9 +349,9 @@ impl<F: FileSystem> Client<F> {
         let start = Instant::now();
         if self.busy.get() == 0 {
             let budget = self.spinner.borrow().budget();
-            if !budget.is_zero()
-                && let Some(_leave) = self.spinner.borrow().begin()
-            {
+            // Not in the condition: the borrow would last as long as its body.
+            let leave = self.spinner.borrow().begin();
+            if !budget.is_zero() && leave.is_some() {
                 while start.elapsed() < budget {
                     for _ in 0..16 {
                         if self.queue.ready() {
