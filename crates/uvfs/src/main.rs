@@ -8,6 +8,7 @@ mod bench;
 mod daemon;
 mod error;
 mod helper;
+mod image;
 mod mount;
 mod options;
 mod serve;
@@ -22,12 +23,15 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::Result;
+use crate::image::{cat, cp, ls, stat};
 
 const EXAMPLES: &str = "\
 Examples:
   uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
   uvfs stats /mnt                  what it has done
   uvfs umount /mnt
+  uvfs mount disk.img /mnt         serve an XFS image, read-only
+  uvfs ls -lR disk.img /etc        look into one without mounting it
   uvfs bench wakeup --quick        measure
   uvfs COMMAND --help              more examples and all options
 
@@ -73,6 +77,14 @@ commands! {
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.
     Stats => stats,
+    /// List a directory of an XFS image.
+    Ls => ls,
+    /// Write a file of an XFS image to standard output.
+    Cat => cat,
+    /// Describe a file of an XFS image.
+    Stat => stat,
+    /// Copy out of an XFS image.
+    Cp => cp,
     /// Measure file systems side by side.
     Bench => bench,
     /// Make `mount -t fuse.uvfs` and fstab lines work.

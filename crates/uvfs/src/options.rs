@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
+use uvfs_io::engine::EngineKind;
 use uvfs_passthrough::Options as Passthrough;
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_server::Transport;
@@ -34,7 +35,10 @@ Mount options (-o, comma separated; a later one wins):
   max_readahead=BYTES        largest readahead
   fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs)
   transport=T, wait=W, spin_us=N, foreground   as the options of the same names
-  memory=BYTES               images: limit of the metadata cache
+  memory=BYTES               images: limit of the metadata cache (default 64M)
+  engine=sync|aio|uring      images: how metadata is read (default sync)
+                             Images are always read-only, and cached for as long as memory lasts;
+                             the options of directories mean nothing for them.
   defaults, auto, noauto, user, nofail, _netdev, x-*   accepted, for fstab";
 
 /// A mount's options.
@@ -53,6 +57,7 @@ pub struct Options {
     pub wait: WaitConfig,
     pub foreground: bool,
     pub memory: Option<u64>,
+    pub engine: EngineKind,
 }
 
 impl Default for Options {
@@ -71,6 +76,7 @@ impl Default for Options {
             wait: WaitConfig::default(),
             foreground: false,
             memory: None,
+            engine: EngineKind::Sync,
         }
     }
 }
@@ -158,6 +164,7 @@ impl Options {
                 | "wait"
                 | "spin_us"
                 | "memory"
+                | "engine"
                 | "comment"
         );
         if value.is_some() && !takes_value && !name.starts_with("x-") {
@@ -210,7 +217,8 @@ impl Options {
             "transport" => self.transport = transport(wanted()?)?,
             "wait" => self.wait.mode = wait_mode(wanted()?)?,
             "spin_us" => self.wait.spin = spin_time(wanted()?)?,
-            "memory" => self.memory = Some(bytes(wanted()?)?),
+            "memory" => self.memory = Some(crate::image::memory(wanted()?)?),
+            "engine" => self.engine = wanted()?.parse()?,
             "foreground" => self.foreground = true,
             "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "nofail"
             | "_netdev" | "relatime" | "norelatime" | "strictatime" | "comment" => {}
