@@ -43,10 +43,13 @@ struct Nodes {
     next_handle: u64,
 }
 
+/// Requests with the file of each, and whether the workers are to end.
+type Queue = (VecDeque<(Request, Arc<OwnedFd>)>, bool);
+
 #[derive(Default)]
 struct Engine {
     arena: OnceLock<Arc<Arena>>,
-    queue: Mutex<(VecDeque<(Request, Arc<OwnedFd>)>, bool)>,
+    queue: Mutex<Queue>,
     more: Condvar,
 }
 

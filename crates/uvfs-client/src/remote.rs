@@ -361,10 +361,11 @@ impl Shared {
     }
 
     fn send_deferred(&self) {
-        while let Some((opcode, node, op)) = {
+        loop {
             let next = lock(&self.deferred).pop();
-            next
-        } {
+            let Some((opcode, node, op)) = next else {
+                return;
+            };
             let Some(id) = self.queue.reserve() else {
                 lock(&self.deferred).push((opcode, node, op));
                 return;
