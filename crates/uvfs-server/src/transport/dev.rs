@@ -178,10 +178,11 @@ impl<F: FileSystem> Worker<F> {
     fn read_now(&self, buffer: &IoBuf) -> io::Result<Result<usize, Errno>> {
         let idle = self.busy.get() == 0;
         let budget = self.spinner.borrow().budget();
-        if idle
-            && !budget.is_zero()
-            && let Some(_leave) = self.spinner.borrow().begin()
-        {
+        let leave = match idle && !budget.is_zero() {
+            true => self.spinner.borrow().begin(),
+            false => None,
+        };
+        if leave.is_some() {
             self.set_mode(Mode::Polling)?;
             let start = Instant::now();
             while start.elapsed() < budget {
@@ -194,6 +195,7 @@ impl<F: FileSystem> Worker<F> {
                 std::hint::spin_loop();
             }
         }
+        drop(leave);
         self.set_mode(if idle { Mode::Blocking } else { Mode::Polling })?;
         if !idle || !self.learns {
             let read = crate::mount::read_raw(self.device.as_fd(), buffer);
