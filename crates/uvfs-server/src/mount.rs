@@ -62,7 +62,14 @@ pub fn open_device() -> io::Result<OwnedFd> {
 /// # Errors
 /// What failed, in one line.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
-    let device = open_device()?;
+    let root = rustix::process::geteuid().is_root();
+    let device = match open_device() {
+        // Where only root may open it, fusermount3 does, and passes it on.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !root => {
+            return by_fusermount(mountpoint, options);
+        }
+        other => other?,
+    };
     let data = CString::new(format!(
         "fd={},rootmode=40000,user_id={},group_id={}{}{},max_read={}",
         device.as_raw_fd(),
@@ -90,9 +97,7 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     );
     match direct {
         Ok(()) => Ok(device),
-        Err(Errno::PERM) if !rustix::process::geteuid().is_root() => {
-            by_fusermount(mountpoint, options)
-        }
+        Err(Errno::PERM) if !root => by_fusermount(mountpoint, options),
         Err(error) => Err(context(error, "mount")),
     }
 }

@@ -1,6 +1,7 @@
 //! A server: a session and the threads of its queues.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
@@ -48,6 +49,7 @@ pub struct Server<F: FileSystem> {
     ended: Receiver<()>,
     _control: Option<Control>,
     _watchdog: Option<Watchdog>,
+    fallback: Option<String>,
 }
 
 /// Why there is no FUSE-over-io_uring, and what to do; nothing when there is.
@@ -75,11 +77,12 @@ impl<F: FileSystem> Server<F> {
     /// When the chosen transport can't be had, or a thread or its memory.
     pub fn start(session: Arc<Session<F>>, options: ServerOptions) -> io::Result<Self> {
         let init = session.read_init()?;
+        let mut fallback = None;
         let uring = match (options.transport, no_uring(&init)) {
             (Transport::Dev, _) => false,
             (_, None) => true,
             (Transport::Auto, Some(why)) => {
-                tracing::warn!("serving over /dev/fuse: {why}");
+                fallback = Some(why);
                 false
             }
             (Transport::Uring, Some(why)) => {
@@ -155,7 +158,7 @@ impl<F: FileSystem> Server<F> {
                 )?;
             }
             // Forgets, interrupts and what comes before the ring is complete.
-            let device = dev::clone_device(&session)?;
+            let device = session.device().try_clone_to_owned()?;
             let other = session.clone();
             start(
                 "uvfs-device".into(),
@@ -167,8 +170,7 @@ impl<F: FileSystem> Server<F> {
                 }
             }
         } else {
-            for &core in &cores {
-                let device = dev::clone_device(&session)?;
+            for (core, device) in devices(&session, &cores)? {
                 let session = session.clone();
                 let watched = watchdog.as_ref().map(Watchdog::handle);
                 start(
@@ -190,7 +192,13 @@ impl<F: FileSystem> Server<F> {
             ended,
             _control: control,
             _watchdog: watchdog,
+            fallback,
         })
+    }
+
+    /// Why [`Transport::Auto`] did not take FUSE-over-io_uring, and what to do about it.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
     }
 
     /// The session.
@@ -210,6 +218,26 @@ impl<F: FileSystem> Server<F> {
             let _ = thread.join();
         }
         self.session.fs.destroy();
+    }
+}
+
+/// A descriptor for each core's worker. One worker alone where `/dev/fuse` can't be opened again, as
+/// workers can't share one: each decides for itself whether it blocks.
+fn devices<F: FileSystem>(
+    session: &Session<F>,
+    cores: &[usize],
+) -> io::Result<Vec<(usize, OwnedFd)>> {
+    let clones: io::Result<Vec<_>> = cores
+        .iter()
+        .map(|&core| Ok((core, mount::clone_device(session.raw_device())?)))
+        .collect();
+    match clones {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::info!(%error, "one worker");
+            let first = *cores.first().ok_or(io::ErrorKind::NotFound)?;
+            Ok(vec![(first, session.device().try_clone_to_owned()?)])
+        }
+        clones => clones,
     }
 }
 

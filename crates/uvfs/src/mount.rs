@@ -300,6 +300,9 @@ fn mounted<F: FileSystem>(
     if let Err(error) = mount::set_readahead(path, options.max_readahead) {
         tracing::debug!(%error, "readahead stays as the kernel has it");
     }
+    if let Some(why) = server.fallback() {
+        eprintln!("uvfs: serving over /dev/fuse: {why}");
+    }
     report.ready()?;
     unmount_on_signal(signals, path.to_owned());
     server.wait();

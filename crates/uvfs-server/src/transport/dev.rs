@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -325,12 +325,4 @@ impl<F: FileSystem> Worker<F> {
             }
         }
     }
-}
-
-/// Another descriptor of the same mount, with a queue of answers of its own.
-///
-/// # Errors
-/// What the ioctl gives.
-pub(crate) fn clone_device<F: FileSystem>(session: &Session<F>) -> io::Result<OwnedFd> {
-    crate::mount::clone_device(session.device().as_raw_fd())
 }
