@@ -27,7 +27,7 @@ use uvfs_io::buf::Region;
 use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
-use uvfs_proto::abi::{self, InHeader, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -35,7 +35,7 @@ use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue,
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
@@ -293,6 +293,13 @@ impl<F> Drop for Client<F> {
     }
 }
 
+/// The 8 bytes at `at` as a number; 0 past the end.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes
+        .get(at..at + 8)
+        .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
+}
+
 /// Lets the runtime's other tasks run.
 async fn yield_now() {
     let mut yielded = false;
@@ -420,7 +427,10 @@ impl<F: FileSystem> Client<F> {
             input,
             room,
         };
-        let answer = serve(&self.session, &self.stats, &slot).await;
+        let answer = match self.may(&slot) {
+            Ok(()) => serve(&self.session, &self.stats, &slot).await,
+            Err(errno) => Answer::Error(errno),
+        };
         self.note(&slot, &answer);
         let (error, len, body) = match &answer {
             Answer::None => (0, 0, &[][..]),
@@ -446,14 +456,76 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Whether the client was given what its request names: numbers of nodes and handles can be
+    /// guessed, and others use the same file system.
+    fn may(&self, slot: &Slot) -> Result<(), Errno> {
+        let opcode = Opcode::try_from(slot.header.opcode).map_err(|_| Errno::NOSYS)?;
+        let node = slot.header.nodeid;
+        let knows = |node| node == ROOT || self.lookups.borrow().contains_key(&node);
+        let has = |node, fh, dir| match self.handles.borrow().contains(&(node, fh, dir)) {
+            true => Ok(()),
+            false => Err(Errno::BADF),
+        };
+        let first = word(&slot.op, 0);
+        // GETATTR's and SETATTR's flag of the same value, which says that a handle follows.
+        let by_handle = |flag: u32| word(&slot.op, 0) as u32 & flag != 0;
+        if !knows(node) && opcode != Opcode::Statfs {
+            return Err(Errno::STALE);
+        }
+        match opcode {
+            // Between the kernel and the server alone, or about others' requests.
+            Opcode::Init
+            | Opcode::Destroy
+            | Opcode::Interrupt
+            | Opcode::NotifyReply
+            | Opcode::BatchForget
+            | Opcode::Poll
+            | Opcode::Ioctl => Err(Errno::NOSYS),
+            Opcode::Forget => {
+                match self
+                    .lookups
+                    .borrow()
+                    .get(&node)
+                    .is_some_and(|&count| first <= count)
+                {
+                    true => Ok(()),
+                    false => Err(Errno::INVAL),
+                }
+            }
+            Opcode::Read
+            | Opcode::Write
+            | Opcode::Release
+            | Opcode::Flush
+            | Opcode::Fsync
+            | Opcode::Fallocate
+            | Opcode::Lseek
+            | Opcode::Getlk
+            | Opcode::Setlk
+            | Opcode::Setlkw => has(node, first, false),
+            Opcode::Readdir | Opcode::Readdirplus | Opcode::Releasedir | Opcode::Fsyncdir => {
+                has(node, first, true)
+            }
+            Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
+                has(node, first, false)?;
+                has(word(&slot.op, 16), word(&slot.op, 24), false)
+            }
+            Opcode::Getattr | Opcode::Statx if by_handle(GetattrFlags::FH.bits()) => {
+                has(node, word(&slot.op, 8), false).or(has(node, word(&slot.op, 8), true))
+            }
+            Opcode::Setattr if by_handle(SetattrValid::FH.bits()) => {
+                has(node, word(&slot.op, 8), false)
+            }
+            Opcode::Rename | Opcode::Rename2 | Opcode::Link if !knows(first) => Err(Errno::STALE),
+            _ => Ok(()),
+        }
+    }
+
     /// Remembers what the client has of the file system, to take it back when it goes.
     fn note(&self, slot: &Slot, answer: &Answer) {
         let node = slot.header.nodeid;
-        let word = |bytes: &[u8], at: usize| {
-            bytes
-                .get(at..at + 8)
-                .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
-        };
+        if let Answer::Error(_) = answer {
+            return;
+        }
         let mut handles = self.handles.borrow_mut();
         let mut lookups = self.lookups.borrow_mut();
         match (Opcode::try_from(slot.header.opcode), answer) {
