@@ -1,30 +1,33 @@
 //! Serving an image, read-only.
 //!
 //! A node's number is its inode number, except for the root. Nothing changes, so that the kernel
-//! may keep all that it was told.
+//! may keep all that it was told, and there is nothing to open: it is told so with the first
+//! open, and from then on opens and closes without asking.
+//!
+//! File data goes from the device straight into the answer, on the ring of the thread.
 
 use crate::error::Error;
 use crate::format::*;
-use crate::inode::{Fork, Inode, Time};
+use crate::inode::{DataRun, Fork, Inode, Time};
 use crate::volume::Volume;
-use slab::Slab;
 use std::ffi::CStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-use uvfs_io::blocking;
+use uvfs_io::ops::{self, File};
+use uvfs_io::{Payload, blocking};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, InitFlags,
-    IoHow, OpenFlags, OpenHow, Opened, Payload, ROOT, Result,
+    IoHow, OpenHow, Opened, ROOT, Result,
 };
 
 /// How long the kernel may keep names and attributes. The image does not change.
 const TTL: Duration = Duration::from_secs(86_400);
 
-/// Inodes that a listing with attributes reads ahead.
-const READAHEAD_INODES: usize = 64;
+/// Clusters of inodes that a listing with attributes reads ahead.
+const READAHEAD_CLUSTERS: usize = 16;
 
-const O_ACCMODE: u32 = 3;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const STATX_BASIC_STATS: u32 = 0x7ff;
@@ -33,10 +36,64 @@ const STATX_ATTR_IMMUTABLE: u64 = 0x10;
 const STATX_ATTR_APPEND: u64 = 0x20;
 const STATX_ATTR_NODUMP: u64 = 0x40;
 
-/// A volume as the server serves it.
+/// One listing in so many is a sample, see [`Asked`].
+const SAMPLE: u32 = 32;
+
+/// A volume as the server serves it. The mount must be read-only.
 pub struct XfsFs {
     volume: Arc<Volume>,
-    open: Mutex<Slab<Arc<Inode>>>,
+    /// Where file data is read from; without it, through the volume.
+    data: Option<Arc<File>>,
+    asked: Asked,
+}
+
+/// Whether those who list directories go on to ask for the attributes of what is in them, as tar
+/// does and find does not. Attributes that nobody asks for cost more than the rest of a listing;
+/// each that is asked for costs a request if the listing was without.
+///
+/// Once attributes are given nobody needs to ask, so that one listing in [`SAMPLE`] goes without
+/// them, as a sample.
+#[derive(Default)]
+struct Asked {
+    /// Listings are given with attributes.
+    yes: AtomicBool,
+    listings: AtomicU32,
+    /// The directory that was last listed without attributes and had files; 0 once somebody asked.
+    sample: AtomicU64,
+}
+
+impl Asked {
+    /// Whether a listing that begins has attributes.
+    fn begin(&self) -> bool {
+        let yes = self.yes.load(Ordering::Relaxed);
+        if yes && self.listings.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1 {
+            if self.sample.load(Ordering::Relaxed) != 0 {
+                // Nobody asked for anything in the last one.
+                self.yes.store(false, Ordering::Relaxed);
+            }
+            return false;
+        }
+        yes
+    }
+
+    /// Directory `ino` was listed without the attributes of its files.
+    fn omitted(&self, ino: u64) {
+        self.sample.store(ino, Ordering::Relaxed);
+    }
+
+    /// Whether a listing of directory `ino` that goes on has attributes.
+    fn goes_on(&self, ino: u64) -> bool {
+        self.yes.load(Ordering::Relaxed) && self.sample.load(Ordering::Relaxed) != ino
+    }
+
+    /// A file in directory `ino` was looked up by its name.
+    fn looked_up(&self, ino: u64) {
+        let sample = &self.sample;
+        if sample.load(Ordering::Relaxed) == ino {
+            sample.store(0, Ordering::Relaxed);
+            self.yes.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 fn errno(e: Error) -> Errno {
@@ -49,9 +106,12 @@ fn errno(e: Error) -> Errno {
 impl XfsFs {
     /// Serves `volume`.
     pub fn new(volume: Arc<Volume>) -> XfsFs {
+        let file = volume.blocks().data_file();
+        let own = file.and_then(|fd| fd.try_clone_to_owned().ok());
         XfsFs {
+            data: own.map(|fd| Arc::new(File::from(fd))),
             volume,
-            open: Mutex::default(),
+            asked: Asked::default(),
         }
     }
 
@@ -72,26 +132,6 @@ impl XfsFs {
             ROOT
         } else {
             ino
-        }
-    }
-
-    fn open(&self, inode: Inode) -> u64 {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.insert(Arc::new(inode)) as u64
-    }
-
-    fn opened(&self, fh: u64) -> Result<Arc<Inode>> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        usize::try_from(fh)
-            .ok()
-            .and_then(|i| open.get(i).cloned())
-            .ok_or(Errno::BADF)
-    }
-
-    fn close(&self, fh: u64) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(i) = usize::try_from(fh) {
-            open.try_remove(i);
         }
     }
 
@@ -121,6 +161,23 @@ impl XfsFs {
             .saturating_mul(u64::from(self.volume.geometry().block_size) / 512)
     }
 
+    /// Begins to read the inodes of what a listing from `offset` has that is `wanted`.
+    fn readahead(&self, dir: &Inode, offset: u64, wanted: &dyn Fn(FileType) -> bool) {
+        let g = self.volume.geometry();
+        let (mut count, mut last) = (0, g.cluster_of(dir.ino));
+        let ahead = &mut |e: crate::DirEntry<'_>| {
+            let cluster = g.cluster_of(e.ino);
+            if wanted(e.file_type) && !matches!(e.name, b"." | b"..") && cluster != last {
+                self.volume.readahead_inode(e.ino);
+                last = cluster;
+                count += 1;
+            }
+            count < READAHEAD_CLUSTERS
+        };
+        // What cannot be read is complained about when it is listed.
+        let _ = self.volume.readdir(dir, offset, ahead);
+    }
+
     fn entry(&self, i: &Inode) -> Entry {
         Entry {
             node: self.node(i.ino),
@@ -135,6 +192,26 @@ impl XfsFs {
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
 fn encode_dev((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
+}
+
+/// Reads the runs one after another into `data`, and gives their length.
+async fn read_runs(file: &Arc<File>, runs: &[DataRun], data: &Payload) -> Result<usize> {
+    let mut done = 0;
+    for run in runs {
+        let part = data.slice(done..done + run.len);
+        match run.device {
+            None => part.parts().iter().for_each(|p| p.zero(0..p.len())),
+            Some(at) => {
+                let n = ops::read_at(file, &part, at, 0).await?;
+                if n < run.len {
+                    tracing::error!(at, len = run.len, "the device ends before the data does");
+                    return Err(Errno::IO);
+                }
+            }
+        }
+        done += run.len;
+    }
+    Ok(done)
 }
 
 fn sx_time(t: Time) -> abi::SxTime {
@@ -164,7 +241,13 @@ impl FileSystem for XfsFs {
     async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
         let dir = self.inode(parent)?;
         match self.volume.lookup(&dir, name.to_bytes()) {
-            Ok(ino) => Ok(self.entry(&self.volume.inode(ino).map_err(errno)?)),
+            Ok(ino) => {
+                let inode = self.volume.inode(ino).map_err(errno)?;
+                if !inode.is_dir() {
+                    self.asked.looked_up(dir.ino);
+                }
+                Ok(self.entry(&inode))
+            }
             // That there is no such name will not change either.
             Err(Error::NotFound(_)) => Ok(Entry {
                 node: 0,
@@ -228,20 +311,20 @@ impl FileSystem for XfsFs {
         self.volume.readlink(&self.inode(node)?).map_err(errno)
     }
 
-    async fn open(&self, _: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
-        if how.flags & O_ACCMODE != 0 {
-            return Err(Errno::ROFS);
-        }
-        let fh = self.open(self.inode(node)?);
-        Ok(Opened {
-            fh,
-            flags: OpenFlags::KEEP_CACHE | OpenFlags::NOFLUSH,
-            backing: 0,
-        })
+    async fn open(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
+        Err(Errno::NOSYS)
     }
 
-    async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        let inode = self.opened(how.fh)?;
+    async fn opendir(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
+        Err(Errno::NOSYS)
+    }
+
+    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        let inode = self.inode(node)?;
+        if let Some(file) = &self.data {
+            let runs = self.volume.data_runs(&inode, how.offset, data.len());
+            return read_runs(file, &runs.map_err(errno)?, data).await;
+        }
         let volume = self.volume.clone();
         let (offset, len) = (how.offset, data.len());
         // The device may be slow: other requests of this queue go on meanwhile.
@@ -256,46 +339,34 @@ impl FileSystem for XfsFs {
         Ok(bytes.len())
     }
 
-    async fn release(&self, _: &Context, _: u64, fh: u64, _: Option<u64>) -> Result<()> {
-        self.close(fh);
-        Ok(())
-    }
-
-    async fn opendir(&self, _: &Context, node: u64, _: &OpenHow) -> Result<Opened> {
-        let inode = self.inode(node)?;
-        if !inode.is_dir() {
-            return Err(Errno::NOTDIR);
-        }
-        let fh = self.open(inode);
-        Ok(Opened {
-            fh,
-            flags: OpenFlags::KEEP_CACHE | OpenFlags::CACHE_DIR,
-            backing: 0,
-        })
-    }
-
     async fn readdir(
         &self,
         _: &Context,
+        node: u64,
         _: u64,
-        fh: u64,
         offset: u64,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        let dir = self.opened(fh)?;
+        let dir = self.inode(node)?;
         let plus = sink.wants_attributes();
+        let all = match offset {
+            0 => plus && self.asked.begin(),
+            _ => plus && self.asked.goes_on(dir.ino),
+        };
+        // Directories are gone into, by find as well.
+        let wanted = |kind| all || matches!(kind, FileType::Directory | FileType::Unknown);
         if plus {
-            let mut ahead = 0;
-            self.volume
-                .readdir(&dir, offset, &mut |e| {
-                    self.volume.readahead_inode(e.ino);
-                    ahead += 1;
-                    ahead < READAHEAD_INODES
-                })
-                .map_err(errno)?;
+            self.readahead(&dir, offset, &wanted);
         }
+        let nothing = Entry {
+            node: 0,
+            generation: 0,
+            attr: abi::Attr::default(),
+            attr_ttl: Duration::ZERO,
+            entry_ttl: Duration::ZERO,
+        };
         let mut failed = None;
-        let mut any = false;
+        let (mut any, mut omitted) = (false, false);
         self.volume
             .readdir(&dir, offset, &mut |e| {
                 let shown = DirEntry {
@@ -305,44 +376,36 @@ impl FileSystem for XfsFs {
                     name: e.name,
                 };
                 if !plus {
-                    any = true;
-                    return sink.add(shown);
+                    let added = sink.add(shown);
+                    any |= added;
+                    return added;
                 }
                 if !sink.fits(e.name.len()) {
                     return false;
                 }
                 any = true;
-                let inode = match self.volume.inode(e.ino) {
-                    Ok(i) => i,
-                    // One bad inode does not hide the rest: the name is listed, a look at it fails.
-                    Err(_) => {
-                        let nothing = Entry {
-                            node: 0,
-                            generation: 0,
-                            attr: abi::Attr::default(),
-                            attr_ttl: Duration::ZERO,
-                            entry_ttl: Duration::ZERO,
-                        };
-                        return sink.add_plus(shown, &nothing);
-                    }
-                };
-                let mut entry = self.entry(&inode);
                 if matches!(e.name, b"." | b"..") {
-                    entry.node = 0;
+                    return sink.add_plus(shown, &nothing);
                 }
-                sink.add_plus(shown, &entry)
+                if !wanted(e.file_type) {
+                    omitted = true;
+                    return sink.add_plus(shown, &nothing);
+                }
+                match self.volume.inode(e.ino) {
+                    Ok(inode) => sink.add_plus(shown, &self.entry(&inode)),
+                    // One bad inode does not hide the rest: the name is listed, a look at it fails.
+                    Err(_) => sink.add_plus(shown, &nothing),
+                }
             })
             .unwrap_or_else(|e| failed = Some(e));
+        if omitted {
+            self.asked.omitted(dir.ino);
+        }
         match failed {
             // What could be read is shown first; the error comes when it is asked for again.
             Some(e) if !any => Err(errno(e)),
             _ => Ok(()),
         }
-    }
-
-    async fn releasedir(&self, _: &Context, _: u64, fh: u64) -> Result<()> {
-        self.close(fh);
-        Ok(())
     }
 
     async fn statfs(&self, _: &Context, _: u64) -> Result<abi::Kstatfs> {

@@ -25,6 +25,6 @@ pub use dir::DirEntry;
 pub use error::{Error, Result};
 pub use fs::XfsFs;
 pub use geometry::Geometry;
-pub use inode::{Fork, Inode, Time};
+pub use inode::{DataRun, Fork, Inode, Time};
 pub use log::LogState;
 pub use volume::{Space, Volume};
