@@ -1,6 +1,7 @@
 //! Reading through the buffer cache.
 
 use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Verify};
+use crate::wait;
 use rustix::fs::Advice;
 use smallvec::SmallVec;
 use std::io;
@@ -94,7 +95,16 @@ impl Blocks for CachedBlocks {
         verify: Verify<'_>,
     ) -> Result<Block, ReadError> {
         let wide: SmallVec<[Extent; 1]> = self.widen_all(extents);
-        if self.is_exact(extents, &wide) {
+        let exact = self.is_exact(extents, &wide);
+        let here = || match exact {
+            true => self.target.contains(&wide),
+            false => wide.iter().all(|w| self.target.contains(&[*w])),
+        };
+        if wait::is_forbidden() && !here() {
+            wait::note(extents);
+            return Err(ReadError::Io(io::ErrorKind::WouldBlock.into()));
+        }
+        if exact {
             // The content itself, not a copy: nobody writes through this cache.
             let buffer = self.target.read(&wide, &Anything).map_err(error)?.pin();
             if checks == 0 || buffer.buffer().stamp() != checks {

@@ -6,16 +6,19 @@
 //!
 //! File data goes from the device straight into the answer, on the ring of the thread.
 
+use crate::blocks::{DiskExtent, unverified};
 use crate::error::Error;
 use crate::format::*;
+use crate::geometry::BBSIZE;
 use crate::inode::{DataRun, Fork, Inode, Time};
 use crate::volume::Volume;
+use crate::wait::without_waiting;
 use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use uvfs_io::ops::{self, File};
-use uvfs_io::{Payload, blocking};
+use uvfs_io::{IoBuf, Payload, blocking};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, InitFlags,
@@ -35,6 +38,12 @@ const STATX_BTIME: u32 = 0x800;
 const STATX_ATTR_IMMUTABLE: u64 = 0x10;
 const STATX_ATTR_APPEND: u64 = 0x20;
 const STATX_ATTR_NODUMP: u64 = 0x40;
+
+/// After so many misses a request waits, so that it ends even if the cache is far too small.
+const MISSES: usize = 1024;
+
+/// What there is not when the kernel names a node that is none.
+const GONE: &str = "inode with this number";
 
 /// One listing in so many is a sample, see [`Asked`].
 const SAMPLE: u32 = 32;
@@ -100,7 +109,10 @@ fn errno(e: Error) -> Errno {
     if matches!(e, Error::Corrupt { .. } | Error::Io { .. }) {
         tracing::error!("{e}");
     }
-    Errno::from_raw_os_error(e.errno())
+    match e {
+        Error::NotFound(GONE) => Errno::STALE,
+        e => Errno::from_raw_os_error(e.errno()),
+    }
 }
 
 impl XfsFs {
@@ -115,16 +127,47 @@ impl XfsFs {
         }
     }
 
-    fn inode(&self, node: u64) -> Result<Inode> {
+    fn inode(&self, node: u64) -> crate::Result<Inode> {
         let ino = if node == ROOT {
             self.volume.geometry().rootino
         } else {
             node
         };
         self.volume.inode(ino).map_err(|e| match e {
-            Error::NotFound(_) => Errno::STALE,
-            e => errno(e),
+            Error::NotFound(_) => Error::NotFound(GONE),
+            e => e,
         })
+    }
+
+    /// Runs `op`, which reads metadata. What is not in the cache is fetched while other requests
+    /// of this thread go on; then `op` runs again.
+    async fn look<T>(&self, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
+        for _ in 0..MISSES {
+            match without_waiting(&mut op) {
+                Ok(done) => return done.map_err(errno),
+                Err(missing) => self.fetch(missing).await,
+            }
+        }
+        op().map_err(errno)
+    }
+
+    /// Brings blocks into the cache. That it failed is seen when they are read.
+    async fn fetch(&self, extents: Vec<DiskExtent>) {
+        let Some(file) = &self.data else {
+            let volume = self.volume.clone();
+            return blocking::run(move || {
+                let _ = volume.blocks().read(&extents, &unverified);
+            })
+            .await;
+        };
+        for e in &extents {
+            // Only to have it in the kernel's page cache, from where the cache gets it at once.
+            if let Ok(scratch) = IoBuf::alloc(e.bytes as usize) {
+                let scratch = Payload::from(scratch);
+                let _ = ops::read_at(file, &scratch, e.daddr * BBSIZE, 0).await;
+            }
+        }
+        let _ = self.volume.blocks().read(&extents, &unverified);
     }
 
     fn node(&self, ino: u64) -> u64 {
@@ -162,7 +205,12 @@ impl XfsFs {
     }
 
     /// Begins to read the inodes of what a listing from `offset` has that is `wanted`.
-    fn readahead(&self, dir: &Inode, offset: u64, wanted: &dyn Fn(FileType) -> bool) {
+    fn readahead(
+        &self,
+        dir: &Inode,
+        offset: u64,
+        wanted: &dyn Fn(FileType) -> bool,
+    ) -> crate::Result<()> {
         let g = self.volume.geometry();
         let (mut count, mut last) = (0, g.cluster_of(dir.ino));
         let ahead = &mut |e: crate::DirEntry<'_>| {
@@ -174,8 +222,7 @@ impl XfsFs {
             }
             count < READAHEAD_CLUSTERS
         };
-        // What cannot be read is complained about when it is listed.
-        let _ = self.volume.readdir(dir, offset, ahead);
+        self.volume.readdir(dir, offset, ahead)
     }
 
     fn entry(&self, i: &Inode) -> Entry {
@@ -239,30 +286,35 @@ impl FileSystem for XfsFs {
     }
 
     async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
-        let dir = self.inode(parent)?;
-        match self.volume.lookup(&dir, name.to_bytes()) {
-            Ok(ino) => {
-                let inode = self.volume.inode(ino).map_err(errno)?;
-                if !inode.is_dir() {
-                    self.asked.looked_up(dir.ino);
+        let (dir, inode) = self
+            .look(|| {
+                let dir = self.inode(parent)?;
+                match self.volume.lookup(&dir, name.to_bytes()) {
+                    Ok(ino) => Ok((dir.ino, Some(self.volume.inode(ino)?))),
+                    Err(Error::NotFound(_)) => Ok((dir.ino, None)),
+                    Err(e) => Err(e),
                 }
-                Ok(self.entry(&inode))
-            }
+            })
+            .await?;
+        let Some(inode) = inode else {
             // That there is no such name will not change either.
-            Err(Error::NotFound(_)) => Ok(Entry {
+            return Ok(Entry {
                 node: 0,
                 generation: 0,
                 attr: abi::Attr::default(),
                 attr_ttl: TTL,
                 entry_ttl: TTL,
-            }),
-            Err(e) => Err(errno(e)),
+            });
+        };
+        if !inode.is_dir() {
+            self.asked.looked_up(dir);
         }
+        Ok(self.entry(&inode))
     }
 
     async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
         Ok(Attributes {
-            attr: self.attr(&self.inode(node)?),
+            attr: self.attr(&self.look(|| self.inode(node)).await?),
             ttl: TTL,
         })
     }
@@ -274,7 +326,7 @@ impl FileSystem for XfsFs {
         _: Option<u64>,
         _: u32,
     ) -> Result<(abi::Statx, Duration)> {
-        let i = self.inode(node)?;
+        let i = self.look(|| self.inode(node)).await?;
         let flags = [
             (DIFLAG_IMMUTABLE, STATX_ATTR_IMMUTABLE),
             (DIFLAG_APPEND, STATX_ATTR_APPEND),
@@ -308,7 +360,7 @@ impl FileSystem for XfsFs {
     }
 
     async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
-        self.volume.readlink(&self.inode(node)?).map_err(errno)
+        self.look(|| self.volume.readlink(&self.inode(node)?)).await
     }
 
     async fn open(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
@@ -320,11 +372,14 @@ impl FileSystem for XfsFs {
     }
 
     async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        let inode = self.inode(node)?;
         if let Some(file) = &self.data {
-            let runs = self.volume.data_runs(&inode, how.offset, data.len());
-            return read_runs(file, &runs.map_err(errno)?, data).await;
+            let runs = || {
+                let inode = self.inode(node)?;
+                self.volume.data_runs(&inode, how.offset, data.len())
+            };
+            return read_runs(file, &self.look(runs).await?, data).await;
         }
+        let inode = self.look(|| self.inode(node)).await?;
         let volume = self.volume.clone();
         let (offset, len) = (how.offset, data.len());
         // The device may be slow: other requests of this queue go on meanwhile.
@@ -347,7 +402,7 @@ impl FileSystem for XfsFs {
         offset: u64,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        let dir = self.inode(node)?;
+        let dir = self.look(|| self.inode(node)).await?;
         let plus = sink.wants_attributes();
         let all = match offset {
             0 => plus && self.asked.begin(),
@@ -356,7 +411,9 @@ impl FileSystem for XfsFs {
         // Directories are gone into, by find as well.
         let wanted = |kind| all || matches!(kind, FileType::Directory | FileType::Unknown);
         if plus {
-            self.readahead(&dir, offset, &wanted);
+            // What cannot be read is complained about when it is listed.
+            let ahead = || Ok(self.readahead(&dir, offset, &wanted));
+            let _ = self.look(ahead).await?;
         }
         let nothing = Entry {
             node: 0,
@@ -365,10 +422,12 @@ impl FileSystem for XfsFs {
             attr_ttl: Duration::ZERO,
             entry_ttl: Duration::ZERO,
         };
-        let mut failed = None;
         let (mut any, mut omitted) = (false, false);
-        self.volume
-            .readdir(&dir, offset, &mut |e| {
+        // Where the listing goes on when something had to be fetched.
+        let mut at = offset;
+        let list = || {
+            let mut missing = None;
+            let mut add = |e: &crate::DirEntry<'_>| {
                 let shown = DirEntry {
                     ino: e.ino,
                     next: e.next,
@@ -376,14 +435,11 @@ impl FileSystem for XfsFs {
                     name: e.name,
                 };
                 if !plus {
-                    let added = sink.add(shown);
-                    any |= added;
-                    return added;
+                    return sink.add(shown);
                 }
                 if !sink.fits(e.name.len()) {
                     return false;
                 }
-                any = true;
                 if matches!(e.name, b"." | b"..") {
                     return sink.add_plus(shown, &nothing);
                 }
@@ -393,19 +449,30 @@ impl FileSystem for XfsFs {
                 }
                 match self.volume.inode(e.ino) {
                     Ok(inode) => sink.add_plus(shown, &self.entry(&inode)),
+                    Err(e) if e.would_wait() => {
+                        missing = Some(e);
+                        false
+                    }
                     // One bad inode does not hide the rest: the name is listed, a look at it fails.
                     Err(_) => sink.add_plus(shown, &nothing),
                 }
-            })
-            .unwrap_or_else(|e| failed = Some(e));
+            };
+            self.volume.readdir(&dir, at, &mut |e| {
+                let added = add(&e);
+                if added {
+                    at = e.next;
+                    any = true;
+                }
+                added
+            })?;
+            missing.map_or(Ok(()), Err)
+        };
+        let listed = self.look(list).await;
         if omitted {
             self.asked.omitted(dir.ino);
         }
-        match failed {
-            // What could be read is shown first; the error comes when it is asked for again.
-            Some(e) if !any => Err(errno(e)),
-            _ => Ok(()),
-        }
+        // What could be read is shown first; the error comes when it is asked for again.
+        if any { Ok(()) } else { listed }
     }
 
     async fn statfs(&self, _: &Context, _: u64) -> Result<abi::Kstatfs> {
@@ -424,57 +491,58 @@ impl FileSystem for XfsFs {
     }
 
     async fn getxattr(&self, _: &Context, node: u64, name: &CStr) -> Result<Bytes> {
-        self.volume
-            .xattr(&self.inode(node)?, name.to_bytes())
-            .map_err(errno)
+        self.look(|| self.volume.xattr(&self.inode(node)?, name.to_bytes()))
+            .await
     }
 
     async fn listxattr(&self, _: &Context, node: u64) -> Result<Bytes> {
-        let inode = self.inode(node)?;
-        let mut list = Vec::new();
-        let mut too_long = false;
-        self.volume
-            .xattr_names(&inode, &mut |name| {
+        // More than the kernel takes (XATTR_LIST_MAX).
+        let too_long = |list: &Vec<u8>| list.len() > 65_536;
+        let names = || {
+            let mut list = Vec::new();
+            self.volume.xattr_names(&self.inode(node)?, &mut |name| {
                 list.extend_from_slice(name);
                 list.push(0);
-                // More than the kernel takes (XATTR_LIST_MAX).
-                too_long = list.len() > 65_536;
-                !too_long
-            })
-            .map_err(errno)?;
-        if too_long {
-            Err(Errno::TOOBIG)
-        } else {
+                !too_long(&list)
+            })?;
             Ok(list)
+        };
+        let list = self.look(names).await?;
+        if too_long(&list) {
+            return Err(Errno::TOOBIG);
         }
+        Ok(list)
     }
 
     async fn lseek(&self, _: &Context, node: u64, _: u64, offset: u64, whence: u32) -> Result<u64> {
-        let inode = self.inode(node)?;
+        let inode = self.look(|| self.inode(node)).await?;
         if offset >= inode.size {
             return Err(Errno::NXIO);
         }
         let log = self.volume.geometry().blocklog;
         let blocks = inode.size.div_ceil(1 << log);
-        let mut at = offset;
-        let mut data = None;
-        self.volume
-            .map(&inode, Fork::Data, offset >> log, blocks, &mut |e| {
-                if e.unwritten {
-                    return Ok(true);
-                }
-                let start = (e.startoff << log).max(offset);
-                if whence == SEEK_DATA {
-                    data = Some(start);
-                    return Ok(false);
-                }
-                if start > at {
-                    return Ok(false);
-                }
-                at = (e.startoff + u64::from(e.blockcount)) << log;
-                Ok(true)
-            })
-            .map_err(errno)?;
+        let find = || {
+            let mut at = offset;
+            let mut data = None;
+            self.volume
+                .map(&inode, Fork::Data, offset >> log, blocks, &mut |e| {
+                    if e.unwritten {
+                        return Ok(true);
+                    }
+                    let start = (e.startoff << log).max(offset);
+                    if whence == SEEK_DATA {
+                        data = Some(start);
+                        return Ok(false);
+                    }
+                    if start > at {
+                        return Ok(false);
+                    }
+                    at = (e.startoff + u64::from(e.blockcount)) << log;
+                    Ok(true)
+                })?;
+            Ok((at, data))
+        };
+        let (at, data) = self.look(find).await?;
         match whence {
             SEEK_DATA => data.filter(|d| *d < inode.size).ok_or(Errno::NXIO),
             SEEK_HOLE => Ok(at.min(inode.size)),

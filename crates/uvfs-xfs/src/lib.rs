@@ -18,6 +18,7 @@ mod inode;
 mod log;
 pub mod tools;
 mod volume;
+mod wait;
 
 pub use blocks::Blocks;
 pub use cached::CachedBlocks;
