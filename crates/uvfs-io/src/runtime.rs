@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
@@ -21,8 +22,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use slab::Slab;
-use uvfs_queue::doorbell::Doorbell;
 use uvfs_queue::placement::Watched;
+use uvfs_queue::ring::Bell;
 use uvfs_queue::wait::{Spinner, WaitConfig, WaitCounts};
 
 use crate::buf::Payload;
@@ -51,7 +52,7 @@ enum Message {
 /// What other threads reach of a runtime.
 struct Shared {
     inbox: Mutex<Vec<Message>>,
-    bell: Doorbell,
+    bell: AtomicU32,
     eventfd: OwnedFd,
 }
 
@@ -61,7 +62,7 @@ impl Shared {
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
             .push(message);
-        if self.bell.ring() {
+        if Bell(&self.bell).must_wake() {
             // Can only fail with EAGAIN at 2^64 - 1 unread wake-ups; then it is awake.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
@@ -214,7 +215,7 @@ impl Runtime {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
-            bell: Doorbell::new(),
+            bell: AtomicU32::new(Bell::AWAKE),
             eventfd,
         });
         let core = Rc::new(Core {
@@ -397,10 +398,10 @@ impl Core {
         if !budget.is_zero() && self.spin(budget)? {
             return Ok(());
         }
-        self.shared.bell.announce_sleep();
+        Bell(&self.shared.bell).going_to_sleep();
         let want = usize::from(self.inbox_is_empty());
         let entered = self.enter(want);
-        self.shared.bell.awake();
+        Bell(&self.shared.bell).awake();
         entered?;
         self.reap();
         if let Some(watched) = &*self.watched.borrow() {

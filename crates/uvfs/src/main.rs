@@ -11,6 +11,7 @@ mod helper;
 mod image;
 mod mount;
 mod options;
+mod serve;
 mod stats;
 mod umount;
 
@@ -70,6 +71,8 @@ macro_rules! commands {
 commands! {
     /// Serve a directory at a mount point.
     Mount => mount,
+    /// Serve a directory to programs that attach through a socket, without a mount.
+    Serve => serve,
     /// Unmount, and clean up after a server that died.
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.

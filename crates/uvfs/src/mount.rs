@@ -78,6 +78,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.wait.mode = args.wait.unwrap_or(options.wait.mode);
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
     options.foreground |= args.foreground;
+    // Who alone may use the mount is the one that the host checks anyway; asking for the attributes
+    // of each directory on the way would be for nothing.
+    options.default_permissions |= options.allow_other;
+    options.passthrough.checks_permissions = options.default_permissions;
 
     let source = args
         .source
@@ -270,7 +274,7 @@ fn mounted<F: FileSystem>(
         name: name.clone(),
         subtype: options.subtype.clone(),
         allow_other: options.allow_other,
-        default_permissions: true,
+        default_permissions: options.default_permissions,
         flags: options.flags,
         max_read: 1 << 20,
     };
@@ -293,6 +297,9 @@ fn mounted<F: FileSystem>(
     };
     let server = Server::start(session, server_options).context(|| path.display().to_string())?;
     unmount.0 = None;
+    if let Err(error) = mount::set_readahead(path, options.max_readahead) {
+        tracing::debug!(%error, "readahead stays as the kernel has it");
+    }
     report.ready()?;
     unmount_on_signal(signals, path.to_owned());
     server.wait();

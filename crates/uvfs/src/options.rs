@@ -17,7 +17,8 @@ Mount options (-o, comma separated; a later one wins):
   ro, rw                     read-only; read-write (default)
   nosuid, nodev, noexec, noatime, sync, dirsync   as in mount(8), and their opposites
   allow_other                other users may use the mount, under the usual permission checks
-  default_permissions        the kernel checks permissions (always on)
+  default_permissions        the kernel checks permissions; on with allow_other. Without either
+                             only the user who mounts has access, whom the host checks
   writeback                  the kernel caches writes and sends them later, in larger pieces
   direct_io                  the kernel caches no data
   uncached                   data is not kept in the host's page cache (RWF_DONTCACHE)
@@ -45,6 +46,7 @@ Mount options (-o, comma separated; a later one wins):
 pub struct Options {
     pub passthrough: Passthrough,
     pub allow_other: bool,
+    pub default_permissions: bool,
     pub flags: MountFlags,
     pub max_write: u32,
     pub max_readahead: u32,
@@ -63,6 +65,7 @@ impl Default for Options {
         Self {
             passthrough: Passthrough::default(),
             allow_other: false,
+            default_permissions: false,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_write: 1 << 20,
             max_readahead: 1 << 20,
@@ -184,7 +187,7 @@ impl Options {
                 flag(&mut self.flags, MountFlags::NOATIME, name == "noatime");
             }
             "allow_other" => self.allow_other = true,
-            "default_permissions" => {}
+            "default_permissions" => self.default_permissions = true,
             "writeback" => self.passthrough.writeback = true,
             "direct_io" => self.passthrough.direct_io = true,
             "uncached" => {
