@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
@@ -58,6 +59,10 @@ pub(crate) struct Inner {
     /// Handles and I/Os. Goes from zero to one only under the lock of its group.
     pub holds: AtomicU32,
     pub refs: RefCount,
+    /// Owned read handles. Goes up only under a read lock of the content.
+    pub pins: AtomicU32,
+    /// What the user has found out about the content, 0 at first.
+    pub stamp: AtomicU64,
     pub state: Mutex<State>,
     pub content: RwLock<Option<Block>>,
     /// Its place in the list; changed under the list's lock only.
@@ -76,6 +81,8 @@ impl Inner {
             sectors: extents.iter().map(|e| u64::from(e.len)).sum(),
             holds: AtomicU32::new(1),
             refs: RefCount::new(0),
+            pins: AtomicU32::new(0),
+            stamp: AtomicU64::new(0),
             state: Mutex::new(State::new()),
             content: RwLock::new(None),
             lru: Mutex::new(None),
@@ -185,12 +192,45 @@ impl Buffer {
         }
     }
 
+    /// An owned handle of the content. Until it is dropped, [`Buffer::write`] waits; the content
+    /// may be written to the device meanwhile. Waits for a write in progress to end.
+    pub fn pin(self) -> Pinned {
+        let bytes = {
+            let guard = self.read();
+            self.inner.pins.fetch_add(1, Ordering::Relaxed);
+            NonNull::from(&*guard)
+        };
+        Pinned {
+            bytes,
+            buffer: self,
+        }
+    }
+
+    /// What [`Buffer::set_stamp`] left with this content; 0 if nothing did.
+    pub fn stamp(&self) -> u64 {
+        self.inner.stamp.load(Ordering::Relaxed)
+    }
+
+    /// Leaves a number of the caller's with the content, for whoever reads it next: say, which
+    /// checks it has passed. It goes when the content is changed, read again or evicted.
+    pub fn set_stamp(&self, stamp: u64) {
+        self.inner.stamp.store(stamp, Ordering::Relaxed);
+    }
+
     /// Locks the content for changing it; the buffer is dirty from now on. Waits for a write in
-    /// progress to end.
+    /// progress to end, and until nobody has the content pinned.
     pub fn write(&self) -> WriteGuard<'_> {
         loop {
             let guard = self.inner.content_mut();
+            // Acquire: the last look through a pin happened before the change.
+            if self.inner.pins.load(Ordering::Acquire) > 0 {
+                drop(guard);
+                let unpinned = || self.inner.pins.load(Ordering::Relaxed) == 0;
+                self.shared.wait_until(unpinned);
+                continue;
+            }
             if guard.is_some() {
+                self.inner.stamp.store(0, Ordering::Relaxed);
                 let mut state = self.inner.state();
                 state.dirty = true;
                 state.verified = None;
@@ -265,5 +305,52 @@ impl Deref for WriteGuard<'_> {
 impl DerefMut for WriteGuard<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.0.as_mut().expect("checked when the guard was made")
+    }
+}
+
+/// The content of a buffer, held by an owned handle: see [`Buffer::pin`].
+pub struct Pinned {
+    bytes: NonNull<[u8]>,
+    buffer: Buffer,
+}
+
+// SAFETY: `bytes` is shared memory that nobody changes while the handle exists; all else is Send.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; a shared handle only reads.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// The buffer.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+impl Deref for Pinned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the arena's memory is mapped and the buffer's own for as long as `buffer` is
+        // held: eviction passes held buffers over, and an I/O that writes the content gives the
+        // same memory back. `Buffer::write`, the only way to change it, waits for the pin.
+        unsafe { self.bytes.as_ref() }
+    }
+}
+
+impl AsRef<[u8]> for Pinned {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.buffer.inner.pins.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pinned").field(&self.buffer).finish()
     }
 }

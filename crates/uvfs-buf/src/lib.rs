@@ -7,7 +7,8 @@
 //! * [`Target::read`] finds or reads it, and has a [`Verifier`] look at the content before
 //!   anybody else does. [`Target::read_many`] submits all its I/O before it waits for any,
 //!   [`Target::readahead`] does not wait.
-//! * [`Buffer::read`] and [`Buffer::write`] lock the content.
+//! * [`Buffer::read`] and [`Buffer::write`] lock the content; [`Buffer::pin`] keeps it readable
+//!   through an owned handle.
 //! * [`WriteQueue`] collects changed buffers and writes them sorted and merged.
 //! * [`Target::read_uncached`] leaves no trace in the index.
 //!
@@ -29,7 +30,7 @@ mod error;
 mod queue;
 mod target;
 
-pub use buffer::{Buffer, ReadGuard, WriteGuard};
+pub use buffer::{Buffer, Pinned, ReadGuard, WriteGuard};
 pub use error::{BufError, Corrupt};
 pub use queue::WriteQueue;
 pub use target::{Config, Prefetch, Stats, Target};

@@ -1000,6 +1000,14 @@ impl Target {
         self.shared.finish(buffer?, verifier)
     }
 
+    /// Whether a buffer is in the cache, or on its way there. Not counted as a use.
+    pub fn contains(&self, extents: &[Extent]) -> bool {
+        let sectors = extents.iter().map(|e| u64::from(e.len)).sum();
+        extents
+            .first()
+            .is_some_and(|e| self.shared.find(extents, (e.daddr, sectors)).is_some())
+    }
+
     /// As [`Target::read`] for several buffers: all I/O is submitted before any is waited for.
     /// They are all held at once, so they should be few against the memory limit.
     pub fn read_many(

@@ -602,6 +602,31 @@ fn readers_and_writers_of_the_same_buffers() {
     });
 }
 
+/// A pin keeps the content as it is: a change waits for it, reclaim passes it over.
+#[test]
+fn pinned_content_stays() {
+    each(64, limit(256 << 10), |target, _| {
+        let pinned = target.read(&block(1), &Addressed).unwrap().pin();
+        let before = pinned.to_vec();
+        assert_eq!(pinned.buffer().stamp(), 0);
+        pinned.buffer().set_stamp(7);
+        for n in 2..64 {
+            target.read(&block(n), &Addressed).unwrap();
+        }
+        assert_eq!(&*pinned, &before[..]);
+        let again = target.read(&block(1), &Addressed).unwrap();
+        assert_eq!(again.stamp(), 7);
+        std::thread::scope(|scope| {
+            let change = scope.spawn(|| again.write()[100] ^= 0xff);
+            assert_eq!(&*pinned, &before[..]);
+            drop(pinned);
+            change.join().unwrap();
+        });
+        assert_ne!(&*again.read(), &before[..]);
+        assert_eq!(again.stamp(), 0, "the stamp was the old content's");
+    });
+}
+
 #[test]
 fn pressure_shrinks_the_cache() {
     each(1024, Config::default(), |target, _| {

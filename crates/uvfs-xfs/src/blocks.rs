@@ -6,6 +6,7 @@ use crate::geometry::BBSIZE;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,9 +72,27 @@ pub trait Blocks: Send + Sync {
     /// Reads metadata: `extents` one after another as one block, checked by `verify`.
     fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError>;
 
+    /// [`Blocks::read`] of a block whose checks have a name: `checks` is not 0, and where a cache
+    /// knows that a block has passed checks of this name it need not run `verify` again.
+    fn read_checked(
+        &self,
+        extents: &[DiskExtent],
+        checks: u64,
+        verify: Verify<'_>,
+    ) -> Result<Block, ReadError> {
+        let _ = checks;
+        self.read(extents, verify)
+    }
+
     /// Reads file data at byte `offset` of the device into the whole of `buf`; it is not worth
     /// keeping in a metadata cache.
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// A descriptor that file data can be read from instead of by [`Blocks::read_data`], at the
+    /// same offsets, with no demands on alignment; `None` if there is no such thing.
+    fn data_file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Says that the block made of `extents` will be read soon. Never waits.
     fn readahead(&self, extents: &[DiskExtent]) {
@@ -90,6 +109,17 @@ impl<B: Blocks + ?Sized> Blocks for Arc<B> {
     }
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         (**self).read_data(offset, buf)
+    }
+    fn read_checked(
+        &self,
+        extents: &[DiskExtent],
+        checks: u64,
+        verify: Verify<'_>,
+    ) -> Result<Block, ReadError> {
+        (**self).read_checked(extents, checks, verify)
+    }
+    fn data_file(&self) -> Option<BorrowedFd<'_>> {
+        (**self).data_file()
     }
     fn readahead(&self, extents: &[DiskExtent]) {
         (**self).readahead(extents)
@@ -138,6 +168,10 @@ impl Blocks for FileBlocks {
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, offset)
+    }
+
+    fn data_file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 }
 

@@ -1,10 +1,16 @@
 //! Reading through the buffer cache.
 
 use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Verify};
+use crate::wait;
+use rustix::fs::Advice;
+use smallvec::SmallVec;
 use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use uvfs_buf::{Anything, BufError, Buffer, Extent, MAX_SECTORS, Prefetch, SECTOR, Target};
+use uvfs_buf::{Anything, BufError, Extent, MAX_SECTORS, Prefetch, SECTOR, Target};
 use uvfs_io::device::Device;
+use uvfs_io::engine::EngineKind;
 
 /// Sectors of file data that are read at a time where the device must be read past the page cache.
 const DATA_SECTORS: u64 = 2048;
@@ -16,12 +22,19 @@ const DATA_SECTORS: u64 = 2048;
 pub struct CachedBlocks {
     target: Arc<Target>,
     device: Arc<Device>,
+    /// Readahead goes to the kernel's page cache, because the engine would read while we wait.
+    advise: bool,
 }
 
 impl CachedBlocks {
     /// Reads `device` through `target`, which must be a cache of the same device.
     pub fn new(target: Arc<Target>, device: Arc<Device>) -> CachedBlocks {
-        CachedBlocks { target, device }
+        let advise = !device.is_direct() && target.engine_name() == EngineKind::Sync.name();
+        CachedBlocks {
+            target,
+            device,
+            advise,
+        }
     }
 
     /// The cache.
@@ -43,7 +56,7 @@ impl CachedBlocks {
         )
     }
 
-    fn widen_all(&self, extents: &[DiskExtent]) -> Vec<Extent> {
+    fn widen_all(&self, extents: &[DiskExtent]) -> SmallVec<[Extent; 1]> {
         extents
             .iter()
             .map(|e| self.widen(e.daddr, e.bytes.into()).0)
@@ -72,20 +85,48 @@ impl Blocks for CachedBlocks {
     }
 
     fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        let wide = self.widen_all(extents);
-        let mut bytes = Vec::with_capacity(extents.iter().map(|e| e.bytes as usize).sum());
-        if self.is_exact(extents, &wide) {
-            let buffer: Buffer = self.target.read(&wide, &Anything).map_err(error)?;
-            bytes.extend_from_slice(&buffer.read());
-        } else {
-            for (e, w) in extents.iter().zip(&wide) {
-                let buffer = self.target.read(&[*w], &Anything).map_err(error)?;
-                let skip = ((e.daddr - w.daddr) * SECTOR) as usize;
-                bytes.extend_from_slice(&buffer.read()[skip..skip + e.bytes as usize]);
+        self.read_checked(extents, 0, verify)
+    }
+
+    fn read_checked(
+        &self,
+        extents: &[DiskExtent],
+        checks: u64,
+        verify: Verify<'_>,
+    ) -> Result<Block, ReadError> {
+        let wide: SmallVec<[Extent; 1]> = self.widen_all(extents);
+        let exact = self.is_exact(extents, &wide);
+        let here = || match exact {
+            true => self.target.contains(&wide),
+            false => wide.iter().all(|w| self.target.contains(&[*w])),
+        };
+        if wait::is_forbidden() && !here() {
+            wait::note(extents);
+            return Err(ReadError::Io(io::ErrorKind::WouldBlock.into()));
+        }
+        if exact {
+            // The content itself, not a copy: nobody writes through this cache.
+            let buffer = self.target.read(&wide, &Anything).map_err(error)?.pin();
+            if checks == 0 || buffer.buffer().stamp() != checks {
+                verify(&buffer).map_err(ReadError::Fault)?;
+                if checks != 0 {
+                    buffer.buffer().set_stamp(checks);
+                }
             }
+            return Ok(Block::new(buffer));
+        }
+        let mut bytes = Vec::with_capacity(extents.iter().map(|e| e.bytes as usize).sum());
+        for (e, w) in extents.iter().zip(&wide) {
+            let buffer = self.target.read(&[*w], &Anything).map_err(error)?;
+            let skip = ((e.daddr - w.daddr) * SECTOR) as usize;
+            bytes.extend_from_slice(&buffer.read()[skip..skip + e.bytes as usize]);
         }
         verify(&bytes).map_err(ReadError::Fault)?;
         Ok(Block::new(bytes))
+    }
+
+    fn data_file(&self) -> Option<BorrowedFd<'_>> {
+        (!self.device.is_direct()).then(|| self.device.as_fd())
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -125,7 +166,16 @@ impl Blocks for CachedBlocks {
 
     fn readahead(&self, extents: &[DiskExtent]) {
         let wide = self.widen_all(extents);
-        if self.is_exact(extents, &wide) {
+        if self.advise {
+            for e in &wide {
+                let len = NonZeroU64::new(u64::from(e.len) * SECTOR);
+                if len.is_some() && !self.target.contains(&[*e]) {
+                    // A hint: what it cannot do is done when the block is read.
+                    let at = e.daddr * SECTOR;
+                    let _ = rustix::fs::fadvise(&*self.device, at, len, Advice::WillNeed);
+                }
+            }
+        } else if self.is_exact(extents, &wide) {
             self.target
                 .readahead([&wide[..]], &Anything, Prefetch::Exact);
         } else {

@@ -69,6 +69,11 @@ impl Error {
         }
     }
 
+    /// Whether it only says that the device would have to be waited for.
+    pub(crate) fn would_wait(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// The errno that the kernel's XFS gives for this: `EUCLEAN` for corruption, `EBADMSG` for a
     /// wrong checksum.
     pub fn errno(&self) -> i32 {

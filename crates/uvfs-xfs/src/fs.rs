@@ -1,30 +1,36 @@
 //! Serving an image, read-only.
 //!
 //! A node's number is its inode number, except for the root. Nothing changes, so that the kernel
-//! may keep all that it was told.
+//! may keep all that it was told, and there is nothing to open: it is told so with the first
+//! open, and from then on opens and closes without asking.
+//!
+//! File data goes from the device straight into the answer, on the ring of the thread.
 
+use crate::blocks::{DiskExtent, unverified};
 use crate::error::Error;
 use crate::format::*;
-use crate::inode::{Fork, Inode, Time};
+use crate::geometry::BBSIZE;
+use crate::inode::{DataRun, Fork, Inode, Time};
 use crate::volume::Volume;
-use slab::Slab;
+use crate::wait::without_waiting;
 use std::ffi::CStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-use uvfs_io::blocking;
+use uvfs_io::ops::{self, File};
+use uvfs_io::{IoBuf, Payload, blocking};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, InitFlags,
-    IoHow, OpenFlags, OpenHow, Opened, Payload, ROOT, Result,
+    IoHow, OpenHow, Opened, ROOT, Result,
 };
 
 /// How long the kernel may keep names and attributes. The image does not change.
 const TTL: Duration = Duration::from_secs(86_400);
 
-/// Inodes that a listing with attributes reads ahead.
-const READAHEAD_INODES: usize = 64;
+/// Clusters of inodes that a listing with attributes reads ahead.
+const READAHEAD_CLUSTERS: usize = 16;
 
-const O_ACCMODE: u32 = 3;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const STATX_BASIC_STATS: u32 = 0x7ff;
@@ -33,38 +39,135 @@ const STATX_ATTR_IMMUTABLE: u64 = 0x10;
 const STATX_ATTR_APPEND: u64 = 0x20;
 const STATX_ATTR_NODUMP: u64 = 0x40;
 
-/// A volume as the server serves it.
+/// After so many misses a request waits, so that it ends even if the cache is far too small.
+const MISSES: usize = 1024;
+
+/// What there is not when the kernel names a node that is none.
+const GONE: &str = "inode with this number";
+
+/// One listing in so many is a sample, see [`Asked`].
+const SAMPLE: u32 = 32;
+
+/// A volume as the server serves it. The mount must be read-only.
 pub struct XfsFs {
     volume: Arc<Volume>,
-    open: Mutex<Slab<Arc<Inode>>>,
+    /// Where file data is read from; without it, through the volume.
+    data: Option<Arc<File>>,
+    asked: Asked,
+}
+
+/// Whether those who list directories go on to ask for the attributes of what is in them, as tar
+/// does and find does not. Attributes that nobody asks for cost more than the rest of a listing;
+/// each that is asked for costs a request if the listing was without.
+///
+/// Once attributes are given nobody needs to ask, so that one listing in [`SAMPLE`] goes without
+/// them, as a sample.
+#[derive(Default)]
+struct Asked {
+    /// Listings are given with attributes.
+    yes: AtomicBool,
+    listings: AtomicU32,
+    /// The directory that was last listed without attributes and had files; 0 once somebody asked.
+    sample: AtomicU64,
+}
+
+impl Asked {
+    /// Whether a listing that begins has attributes.
+    fn begin(&self) -> bool {
+        let yes = self.yes.load(Ordering::Relaxed);
+        if yes && self.listings.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1 {
+            if self.sample.load(Ordering::Relaxed) != 0 {
+                // Nobody asked for anything in the last one.
+                self.yes.store(false, Ordering::Relaxed);
+            }
+            return false;
+        }
+        yes
+    }
+
+    /// Directory `ino` was listed without the attributes of its files.
+    fn omitted(&self, ino: u64) {
+        self.sample.store(ino, Ordering::Relaxed);
+    }
+
+    /// Whether a listing of directory `ino` that goes on has attributes.
+    fn goes_on(&self, ino: u64) -> bool {
+        self.yes.load(Ordering::Relaxed) && self.sample.load(Ordering::Relaxed) != ino
+    }
+
+    /// A file in directory `ino` was looked up by its name.
+    fn looked_up(&self, ino: u64) {
+        let sample = &self.sample;
+        if sample.load(Ordering::Relaxed) == ino {
+            sample.store(0, Ordering::Relaxed);
+            self.yes.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 fn errno(e: Error) -> Errno {
     if matches!(e, Error::Corrupt { .. } | Error::Io { .. }) {
         tracing::error!("{e}");
     }
-    Errno::from_raw_os_error(e.errno())
+    match e {
+        Error::NotFound(GONE) => Errno::STALE,
+        e => Errno::from_raw_os_error(e.errno()),
+    }
 }
 
 impl XfsFs {
     /// Serves `volume`.
     pub fn new(volume: Arc<Volume>) -> XfsFs {
+        let file = volume.blocks().data_file();
+        let own = file.and_then(|fd| fd.try_clone_to_owned().ok());
         XfsFs {
+            data: own.map(|fd| Arc::new(File::from(fd))),
             volume,
-            open: Mutex::default(),
+            asked: Asked::default(),
         }
     }
 
-    fn inode(&self, node: u64) -> Result<Inode> {
+    fn inode(&self, node: u64) -> crate::Result<Inode> {
         let ino = if node == ROOT {
             self.volume.geometry().rootino
         } else {
             node
         };
         self.volume.inode(ino).map_err(|e| match e {
-            Error::NotFound(_) => Errno::STALE,
-            e => errno(e),
+            Error::NotFound(_) => Error::NotFound(GONE),
+            e => e,
         })
+    }
+
+    /// Runs `op`, which reads metadata. What is not in the cache is fetched while other requests
+    /// of this thread go on; then `op` runs again.
+    async fn look<T>(&self, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
+        for _ in 0..MISSES {
+            match without_waiting(&mut op) {
+                Ok(done) => return done.map_err(errno),
+                Err(missing) => self.fetch(missing).await,
+            }
+        }
+        op().map_err(errno)
+    }
+
+    /// Brings blocks into the cache. That it failed is seen when they are read.
+    async fn fetch(&self, extents: Vec<DiskExtent>) {
+        let Some(file) = &self.data else {
+            let volume = self.volume.clone();
+            return blocking::run(move || {
+                let _ = volume.blocks().read(&extents, &unverified);
+            })
+            .await;
+        };
+        for e in &extents {
+            // Only to have it in the kernel's page cache, from where the cache gets it at once.
+            if let Ok(scratch) = IoBuf::alloc(e.bytes as usize) {
+                let scratch = Payload::from(scratch);
+                let _ = ops::read_at(file, &scratch, e.daddr * BBSIZE, 0).await;
+            }
+        }
+        let _ = self.volume.blocks().read(&extents, &unverified);
     }
 
     fn node(&self, ino: u64) -> u64 {
@@ -72,26 +175,6 @@ impl XfsFs {
             ROOT
         } else {
             ino
-        }
-    }
-
-    fn open(&self, inode: Inode) -> u64 {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.insert(Arc::new(inode)) as u64
-    }
-
-    fn opened(&self, fh: u64) -> Result<Arc<Inode>> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        usize::try_from(fh)
-            .ok()
-            .and_then(|i| open.get(i).cloned())
-            .ok_or(Errno::BADF)
-    }
-
-    fn close(&self, fh: u64) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(i) = usize::try_from(fh) {
-            open.try_remove(i);
         }
     }
 
@@ -121,6 +204,27 @@ impl XfsFs {
             .saturating_mul(u64::from(self.volume.geometry().block_size) / 512)
     }
 
+    /// Begins to read the inodes of what a listing from `offset` has that is `wanted`.
+    fn readahead(
+        &self,
+        dir: &Inode,
+        offset: u64,
+        wanted: &dyn Fn(FileType) -> bool,
+    ) -> crate::Result<()> {
+        let g = self.volume.geometry();
+        let (mut count, mut last) = (0, g.cluster_of(dir.ino));
+        let ahead = &mut |e: crate::DirEntry<'_>| {
+            let cluster = g.cluster_of(e.ino);
+            if wanted(e.file_type) && !matches!(e.name, b"." | b"..") && cluster != last {
+                self.volume.readahead_inode(e.ino);
+                last = cluster;
+                count += 1;
+            }
+            count < READAHEAD_CLUSTERS
+        };
+        self.volume.readdir(dir, offset, ahead)
+    }
+
     fn entry(&self, i: &Inode) -> Entry {
         Entry {
             node: self.node(i.ino),
@@ -135,6 +239,26 @@ impl XfsFs {
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
 fn encode_dev((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
+}
+
+/// Reads the runs one after another into `data`, and gives their length.
+async fn read_runs(file: &Arc<File>, runs: &[DataRun], data: &Payload) -> Result<usize> {
+    let mut done = 0;
+    for run in runs {
+        let part = data.slice(done..done + run.len);
+        match run.device {
+            None => part.parts().iter().for_each(|p| p.zero(0..p.len())),
+            Some(at) => {
+                let n = ops::read_at(file, &part, at, 0).await?;
+                if n < run.len {
+                    tracing::error!(at, len = run.len, "the device ends before the data does");
+                    return Err(Errno::IO);
+                }
+            }
+        }
+        done += run.len;
+    }
+    Ok(done)
 }
 
 fn sx_time(t: Time) -> abi::SxTime {
@@ -162,24 +286,35 @@ impl FileSystem for XfsFs {
     }
 
     async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
-        let dir = self.inode(parent)?;
-        match self.volume.lookup(&dir, name.to_bytes()) {
-            Ok(ino) => Ok(self.entry(&self.volume.inode(ino).map_err(errno)?)),
+        let (dir, inode) = self
+            .look(|| {
+                let dir = self.inode(parent)?;
+                match self.volume.lookup(&dir, name.to_bytes()) {
+                    Ok(ino) => Ok((dir.ino, Some(self.volume.inode(ino)?))),
+                    Err(Error::NotFound(_)) => Ok((dir.ino, None)),
+                    Err(e) => Err(e),
+                }
+            })
+            .await?;
+        let Some(inode) = inode else {
             // That there is no such name will not change either.
-            Err(Error::NotFound(_)) => Ok(Entry {
+            return Ok(Entry {
                 node: 0,
                 generation: 0,
                 attr: abi::Attr::default(),
                 attr_ttl: TTL,
                 entry_ttl: TTL,
-            }),
-            Err(e) => Err(errno(e)),
+            });
+        };
+        if !inode.is_dir() {
+            self.asked.looked_up(dir);
         }
+        Ok(self.entry(&inode))
     }
 
     async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
         Ok(Attributes {
-            attr: self.attr(&self.inode(node)?),
+            attr: self.attr(&self.look(|| self.inode(node)).await?),
             ttl: TTL,
         })
     }
@@ -191,7 +326,7 @@ impl FileSystem for XfsFs {
         _: Option<u64>,
         _: u32,
     ) -> Result<(abi::Statx, Duration)> {
-        let i = self.inode(node)?;
+        let i = self.look(|| self.inode(node)).await?;
         let flags = [
             (DIFLAG_IMMUTABLE, STATX_ATTR_IMMUTABLE),
             (DIFLAG_APPEND, STATX_ATTR_APPEND),
@@ -225,23 +360,26 @@ impl FileSystem for XfsFs {
     }
 
     async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
-        self.volume.readlink(&self.inode(node)?).map_err(errno)
+        self.look(|| self.volume.readlink(&self.inode(node)?)).await
     }
 
-    async fn open(&self, _: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
-        if how.flags & O_ACCMODE != 0 {
-            return Err(Errno::ROFS);
+    async fn open(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
+        Err(Errno::NOSYS)
+    }
+
+    async fn opendir(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
+        Err(Errno::NOSYS)
+    }
+
+    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        if let Some(file) = &self.data {
+            let runs = || {
+                let inode = self.inode(node)?;
+                self.volume.data_runs(&inode, how.offset, data.len())
+            };
+            return read_runs(file, &self.look(runs).await?, data).await;
         }
-        let fh = self.open(self.inode(node)?);
-        Ok(Opened {
-            fh,
-            flags: OpenFlags::KEEP_CACHE | OpenFlags::NOFLUSH,
-            backing: 0,
-        })
-    }
-
-    async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        let inode = self.opened(how.fh)?;
+        let inode = self.look(|| self.inode(node)).await?;
         let volume = self.volume.clone();
         let (offset, len) = (how.offset, data.len());
         // The device may be slow: other requests of this queue go on meanwhile.
@@ -256,48 +394,40 @@ impl FileSystem for XfsFs {
         Ok(bytes.len())
     }
 
-    async fn release(&self, _: &Context, _: u64, fh: u64, _: Option<u64>) -> Result<()> {
-        self.close(fh);
-        Ok(())
-    }
-
-    async fn opendir(&self, _: &Context, node: u64, _: &OpenHow) -> Result<Opened> {
-        let inode = self.inode(node)?;
-        if !inode.is_dir() {
-            return Err(Errno::NOTDIR);
-        }
-        let fh = self.open(inode);
-        Ok(Opened {
-            fh,
-            flags: OpenFlags::KEEP_CACHE | OpenFlags::CACHE_DIR,
-            backing: 0,
-        })
-    }
-
     async fn readdir(
         &self,
         _: &Context,
+        node: u64,
         _: u64,
-        fh: u64,
         offset: u64,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        let dir = self.opened(fh)?;
+        let dir = self.look(|| self.inode(node)).await?;
         let plus = sink.wants_attributes();
+        let all = match offset {
+            0 => plus && self.asked.begin(),
+            _ => plus && self.asked.goes_on(dir.ino),
+        };
+        // Directories are gone into, by find as well.
+        let wanted = |kind| all || matches!(kind, FileType::Directory | FileType::Unknown);
         if plus {
-            let mut ahead = 0;
-            self.volume
-                .readdir(&dir, offset, &mut |e| {
-                    self.volume.readahead_inode(e.ino);
-                    ahead += 1;
-                    ahead < READAHEAD_INODES
-                })
-                .map_err(errno)?;
+            // What cannot be read is complained about when it is listed.
+            let ahead = || Ok(self.readahead(&dir, offset, &wanted));
+            let _ = self.look(ahead).await?;
         }
-        let mut failed = None;
-        let mut any = false;
-        self.volume
-            .readdir(&dir, offset, &mut |e| {
+        let nothing = Entry {
+            node: 0,
+            generation: 0,
+            attr: abi::Attr::default(),
+            attr_ttl: Duration::ZERO,
+            entry_ttl: Duration::ZERO,
+        };
+        let (mut any, mut omitted) = (false, false);
+        // Where the listing goes on when something had to be fetched.
+        let mut at = offset;
+        let list = || {
+            let mut missing = None;
+            let mut add = |e: &crate::DirEntry<'_>| {
                 let shown = DirEntry {
                     ino: e.ino,
                     next: e.next,
@@ -305,44 +435,44 @@ impl FileSystem for XfsFs {
                     name: e.name,
                 };
                 if !plus {
-                    any = true;
                     return sink.add(shown);
                 }
                 if !sink.fits(e.name.len()) {
                     return false;
                 }
-                any = true;
-                let inode = match self.volume.inode(e.ino) {
-                    Ok(i) => i,
-                    // One bad inode does not hide the rest: the name is listed, a look at it fails.
-                    Err(_) => {
-                        let nothing = Entry {
-                            node: 0,
-                            generation: 0,
-                            attr: abi::Attr::default(),
-                            attr_ttl: Duration::ZERO,
-                            entry_ttl: Duration::ZERO,
-                        };
-                        return sink.add_plus(shown, &nothing);
-                    }
-                };
-                let mut entry = self.entry(&inode);
                 if matches!(e.name, b"." | b"..") {
-                    entry.node = 0;
+                    return sink.add_plus(shown, &nothing);
                 }
-                sink.add_plus(shown, &entry)
-            })
-            .unwrap_or_else(|e| failed = Some(e));
-        match failed {
-            // What could be read is shown first; the error comes when it is asked for again.
-            Some(e) if !any => Err(errno(e)),
-            _ => Ok(()),
+                if !wanted(e.file_type) {
+                    omitted = true;
+                    return sink.add_plus(shown, &nothing);
+                }
+                match self.volume.inode(e.ino) {
+                    Ok(inode) => sink.add_plus(shown, &self.entry(&inode)),
+                    Err(e) if e.would_wait() => {
+                        missing = Some(e);
+                        false
+                    }
+                    // One bad inode does not hide the rest: the name is listed, a look at it fails.
+                    Err(_) => sink.add_plus(shown, &nothing),
+                }
+            };
+            self.volume.readdir(&dir, at, &mut |e| {
+                let added = add(&e);
+                if added {
+                    at = e.next;
+                    any = true;
+                }
+                added
+            })?;
+            missing.map_or(Ok(()), Err)
+        };
+        let listed = self.look(list).await;
+        if omitted {
+            self.asked.omitted(dir.ino);
         }
-    }
-
-    async fn releasedir(&self, _: &Context, _: u64, fh: u64) -> Result<()> {
-        self.close(fh);
-        Ok(())
+        // What could be read is shown first; the error comes when it is asked for again.
+        if any { Ok(()) } else { listed }
     }
 
     async fn statfs(&self, _: &Context, _: u64) -> Result<abi::Kstatfs> {
@@ -361,57 +491,58 @@ impl FileSystem for XfsFs {
     }
 
     async fn getxattr(&self, _: &Context, node: u64, name: &CStr) -> Result<Bytes> {
-        self.volume
-            .xattr(&self.inode(node)?, name.to_bytes())
-            .map_err(errno)
+        self.look(|| self.volume.xattr(&self.inode(node)?, name.to_bytes()))
+            .await
     }
 
     async fn listxattr(&self, _: &Context, node: u64) -> Result<Bytes> {
-        let inode = self.inode(node)?;
-        let mut list = Vec::new();
-        let mut too_long = false;
-        self.volume
-            .xattr_names(&inode, &mut |name| {
+        // More than the kernel takes (XATTR_LIST_MAX).
+        let too_long = |list: &Vec<u8>| list.len() > 65_536;
+        let names = || {
+            let mut list = Vec::new();
+            self.volume.xattr_names(&self.inode(node)?, &mut |name| {
                 list.extend_from_slice(name);
                 list.push(0);
-                // More than the kernel takes (XATTR_LIST_MAX).
-                too_long = list.len() > 65_536;
-                !too_long
-            })
-            .map_err(errno)?;
-        if too_long {
-            Err(Errno::TOOBIG)
-        } else {
+                !too_long(&list)
+            })?;
             Ok(list)
+        };
+        let list = self.look(names).await?;
+        if too_long(&list) {
+            return Err(Errno::TOOBIG);
         }
+        Ok(list)
     }
 
     async fn lseek(&self, _: &Context, node: u64, _: u64, offset: u64, whence: u32) -> Result<u64> {
-        let inode = self.inode(node)?;
+        let inode = self.look(|| self.inode(node)).await?;
         if offset >= inode.size {
             return Err(Errno::NXIO);
         }
         let log = self.volume.geometry().blocklog;
         let blocks = inode.size.div_ceil(1 << log);
-        let mut at = offset;
-        let mut data = None;
-        self.volume
-            .map(&inode, Fork::Data, offset >> log, blocks, &mut |e| {
-                if e.unwritten {
-                    return Ok(true);
-                }
-                let start = (e.startoff << log).max(offset);
-                if whence == SEEK_DATA {
-                    data = Some(start);
-                    return Ok(false);
-                }
-                if start > at {
-                    return Ok(false);
-                }
-                at = (e.startoff + u64::from(e.blockcount)) << log;
-                Ok(true)
-            })
-            .map_err(errno)?;
+        let find = || {
+            let mut at = offset;
+            let mut data = None;
+            self.volume
+                .map(&inode, Fork::Data, offset >> log, blocks, &mut |e| {
+                    if e.unwritten {
+                        return Ok(true);
+                    }
+                    let start = (e.startoff << log).max(offset);
+                    if whence == SEEK_DATA {
+                        data = Some(start);
+                        return Ok(false);
+                    }
+                    if start > at {
+                        return Ok(false);
+                    }
+                    at = (e.startoff + u64::from(e.blockcount)) << log;
+                    Ok(true)
+                })?;
+            Ok((at, data))
+        };
+        let (at, data) = self.look(find).await?;
         match whence {
             SEEK_DATA => data.filter(|d| *d < inode.size).ok_or(Errno::NXIO),
             SEEK_HOLE => Ok(at.min(inode.size)),

@@ -385,6 +385,11 @@ impl Geometry {
         agbno & !(self.cluster_blocks - 1)
     }
 
+    /// A number of the cluster that an inode is read in: inodes of one cluster have the same one.
+    pub fn cluster_of(&self, ino: u64) -> u64 {
+        ino >> (self.cluster_blocks.trailing_zeros() + u32::from(self.inopblog))
+    }
+
     /// What a metadata block at `daddr` that `owner` (inode or allocation group) owns must say
     /// about itself.
     pub fn ident(&self, daddr: u64, owner: Option<u64>) -> Ident {

@@ -3,7 +3,7 @@
 use crate::blocks::{Block, DiskExtent, Verify};
 use crate::error::{At, Error, Result};
 use crate::format::*;
-use crate::geometry::Geometry;
+use crate::geometry::{BBSIZE, Geometry};
 use crate::volume::Volume;
 
 /// Checks a metadata block of a fork against what it must say about itself.
@@ -41,6 +41,15 @@ impl Fork {
             Fork::Attr => "attribute fork B-tree block",
         }
     }
+}
+
+/// A run of a file's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataRun {
+    /// Its length in bytes.
+    pub len: usize,
+    /// Where it begins on the device, in bytes; `None` for zeros (a hole or unwritten).
+    pub device: Option<u64>,
 }
 
 /// An inode, decoded and checked.
@@ -359,6 +368,28 @@ impl Volume {
     /// than the length of `buf` only at the end of the file. Holes and unwritten extents read as
     /// zeros.
     pub fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        for run in self.data_runs(inode, offset, buf.len())? {
+            let (at, part) = (done, &mut buf[done..done + run.len]);
+            done = at + run.len;
+            match run.device {
+                None => part.fill(0),
+                Some(from) => self
+                    .blocks()
+                    .read_data(from, part)
+                    .map_err(|source| Error::Io {
+                        daddr: from / BBSIZE,
+                        len: run.len,
+                        source,
+                    })?,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Where `len` bytes of a regular file from byte `offset` are: runs one after another, up to
+    /// the end of the file.
+    pub fn data_runs(&self, inode: &Inode, offset: u64, len: usize) -> Result<Vec<DataRun>> {
         if inode.file_type() != FileType::Regular {
             return Err(Error::WrongType {
                 ino: inode.ino,
@@ -369,20 +400,26 @@ impl Volume {
             let what = format!("inode {}: data in the realtime section is", inode.ino);
             return Err(Error::Unsupported(what));
         }
-        let len = inode.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-        let buf = &mut buf[..len];
+        let len = inode.size.saturating_sub(offset).min(len as u64);
+        let mut runs: Vec<DataRun> = Vec::new();
         if len == 0 {
-            return Ok(0);
+            return Ok(runs);
         }
-        self.read_mapped(inode, offset, buf)?;
-        Ok(len)
-    }
-
-    /// Fills `buf` from the data fork at byte `offset`, whatever the size says.
-    fn read_mapped(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let g = self.geometry();
-        let end = offset + buf.len() as u64;
-        let mut done = 0usize;
+        let end = offset + len;
+        let mut push = |from: &mut u64, to: u64, device: Option<u64>| {
+            let len = (to - *from) as usize;
+            *from = to;
+            if len == 0 {
+                return;
+            }
+            let ended = |r: &DataRun| r.device.map(|at| at + r.len as u64);
+            match runs.last_mut() {
+                Some(last) if ended(last) == device => last.len += len,
+                _ => runs.push(DataRun { len, device }),
+            }
+        };
+        let mut at = offset;
         let (first, last) = (offset >> g.blocklog, (end - 1) >> g.blocklog);
         self.map(inode, Fork::Data, first, last + 1, &mut |e| {
             if e.unwritten {
@@ -394,23 +431,13 @@ impl Volume {
             let a = g
                 .fsb(e.startblock)
                 .expect("map checks that extents lie inside");
-            let disk = (g.daddr(a) << 9) + (from - (e.startoff << g.blocklog));
-            let at = (from - offset) as usize;
-            buf[done..at].fill(0);
-            done = (to - offset) as usize;
-            let part = &mut buf[at..done];
-            let bytes = part.len();
-            self.blocks()
-                .read_data(disk, part)
-                .map_err(|source| Error::Io {
-                    daddr: disk >> 9,
-                    len: bytes,
-                    source,
-                })?;
+            let device = g.daddr(a) * BBSIZE + (from - (e.startoff << g.blocklog));
+            push(&mut at, from, None);
+            push(&mut at, to, Some(device));
             Ok(true)
         })?;
-        buf[done..].fill(0);
-        Ok(())
+        push(&mut at, end, None);
+        Ok(runs)
     }
 
     /// The target of a symbolic link.

@@ -18,6 +18,7 @@ mod inode;
 mod log;
 pub mod tools;
 mod volume;
+mod wait;
 
 pub use blocks::Blocks;
 pub use cached::CachedBlocks;
@@ -25,6 +26,6 @@ pub use dir::DirEntry;
 pub use error::{Error, Result};
 pub use fs::XfsFs;
 pub use geometry::Geometry;
-pub use inode::{Fork, Inode, Time};
+pub use inode::{DataRun, Fork, Inode, Time};
 pub use log::LogState;
 pub use volume::{Space, Volume};

@@ -100,7 +100,9 @@ impl Volume {
         extents: &[DiskExtent],
         verify: Verify<'_>,
     ) -> Result<Block> {
-        self.blocks.read(extents, verify).map_err(|e| match e {
+        let checks = checks(what, ino);
+        let read = self.blocks.read_checked(extents, checks, verify);
+        read.map_err(|e| match e {
             ReadError::Io(e) => io_error(extents, e),
             ReadError::Fault(fault) => {
                 let daddr = extents.first().map_or(0, |e| e.daddr);
@@ -196,6 +198,15 @@ impl Volume {
         }
         Ok(dir)
     }
+}
+
+/// A name for the checks of a structure called `what` that inode `ino` owns: FNV-1a.
+fn checks(what: &str, ino: u64) -> u64 {
+    let bytes = what.bytes().chain(ino.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.max(1)
 }
 
 /// Reads and checks the first superblock.

@@ -1,0 +1,282 @@
+//! `uvfs ls`, `cat`, `stat` and `cp`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::fixture::*;
+use crate::harness::*;
+
+/// Runs `uvfs` with these arguments.
+fn uvfs_with<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
+    run(uvfs().args(args))
+}
+
+/// Asserts exit status 1 and one line on standard error that has these words.
+#[track_caller]
+pub fn refused(outcome: &Outcome, words: &[&str]) {
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    let lines: Vec<_> = outcome
+        .stderr
+        .lines()
+        .filter(|line| !line.starts_with("uvfs: warning: "))
+        .collect();
+    assert!(
+        lines.len() == 1 && lines[0].starts_with("uvfs: "),
+        "one line `uvfs: …`: {outcome}"
+    );
+    for word in words {
+        assert!(lines[0].contains(word), "no {word:?}: {outcome}");
+    }
+}
+
+/// Lines with one space between words; without the totals that `ls -l` begins with.
+fn words(listing: &str) -> String {
+    listing
+        .lines()
+        .filter(|line| !line.starts_with("total "))
+        .map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            words.join(" ")
+        })
+        // `ls` marks what has an ACL.
+        .map(|line| match line.split_once("+ ") {
+            Some((mode, rest)) if mode.len() == 10 => format!("{mode} {rest}"),
+            _ => line,
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[test]
+fn listed_like_the_kernel() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let at = image.shown_by_kernel();
+    let style = "--time-style=+%Y-%m-%d %H:%M:%S.%N +0000";
+    for (ours, theirs, path) in [
+        ("-lR", "-nR", "."),
+        ("-laR", "-naR", "a"),
+        ("-R", "-R", "./many"),
+        ("-a", "-a", "."),
+    ] {
+        let expected = run(command("ls", [theirs, style, path]).current_dir(&at)).ok();
+        for access in [&[][..], &["--engine", "uring", "--memory", "4M"]] {
+            let listed = uvfs_with([&["ls", ours], access, &[image.arg(), path]].concat()).ok();
+            same(&words(&listed), &words(&expected));
+        }
+    }
+    let one = uvfs_with(["ls", image.arg(), "/a/b"]).ok();
+    assert_eq!(one, "c\nhard\nrelative\n");
+    assert_eq!(uvfs_with(["ls", image.arg()]).ok(), {
+        "a\nabsolute\nempty\nlong\nmany\n"
+    });
+}
+
+#[test]
+fn contents_and_attributes_like_the_kernels() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let at = image.shown_by_kernel();
+    for name in ["a/hello", "a/sparse", "a/nothing", "many/dir-007/file"] {
+        let written = run(shell(
+            r#""$1" cat "$2" "$3" | cmp - "$4""#,
+            &[
+                Path::new(env!("CARGO_BIN_EXE_uvfs")),
+                &image.path,
+                Path::new(name),
+                &at.join(name),
+            ],
+        )
+        .env_remove("UVFS_LOG"));
+        written.ok();
+    }
+    // Links lead to files of the image.
+    assert_eq!(uvfs_with(["cat", image.arg(), "absolute"]).ok(), "hello\n");
+    for name in ["a", "a/hello", "a/sparse", "a/b/relative", "a/disk", "long"] {
+        let text = uvfs_with(["stat", "--json", image.arg(), name]).ok();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let meta = fs::symlink_metadata(at.join(name)).unwrap();
+        for (field, expected) in [
+            ("inode", meta.ino()),
+            ("mode", u64::from(meta.mode() & 0o7777)),
+            ("nlink", meta.nlink()),
+            ("uid", u64::from(meta.uid())),
+            ("gid", u64::from(meta.gid())),
+            ("size", meta.size()),
+            ("sectors", meta.blocks()),
+            ("block_size", meta.blksize()),
+        ] {
+            assert_eq!(json[field].as_u64(), Some(expected), "{name}: {field}");
+        }
+        for (field, sec, nsec) in [
+            ("atime", meta.atime(), meta.atime_nsec()),
+            ("mtime", meta.mtime(), meta.mtime_nsec()),
+            ("ctime", meta.ctime(), meta.ctime_nsec()),
+        ] {
+            assert_eq!(json[field]["sec"].as_i64(), Some(sec), "{name}: {field}");
+            assert_eq!(json[field]["nsec"].as_i64(), Some(nsec), "{name}: {field}");
+        }
+        let target = fs::read_link(at.join(name)).ok();
+        let target = target.as_deref().and_then(Path::to_str);
+        assert_eq!(json["target"].as_str(), target, "{name}");
+    }
+    let text = uvfs_with(["stat", "--json", image.arg(), "a/disk"]).ok();
+    assert!(text.contains(r#""type":"block""#) && text.contains(r#""device":[259,77777]"#));
+    let text = uvfs_with(["stat", image.arg(), "a/hello"]).ok();
+    assert!(
+        text.contains("regular file") && text.contains("user.big"),
+        "{text}"
+    );
+}
+
+#[test]
+fn copied_with_everything() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let at = image.shown_by_kernel();
+    // Another XFS takes whatever this one has.
+    let to = Image::empty(&scratch, "copy").mount("rw");
+    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    assert_eq!(copied.stderr, "");
+    copied.ok();
+    same(
+        &run(&mut describe(&to, true)).ok(),
+        &run(&mut describe(&at, true)).ok(),
+    );
+    let blocks = |root: &Path| fs::metadata(root.join("a/sparse")).unwrap().blocks();
+    assert_eq!(blocks(&to), blocks(&at), "holes stay holes");
+
+    // Into a directory under its own name, or as a new name.
+    let (into, new) = (scratch.dir("into"), scratch.path("new"));
+    for dest in [&into, &new] {
+        uvfs_with([
+            "cp",
+            image.arg(),
+            "many/dir-001/file",
+            dest.to_str().unwrap(),
+        ])
+        .ok();
+    }
+    for copy in [into.join("file"), new.clone()] {
+        assert_eq!(fs::read_to_string(copy).unwrap(), "many/dir-001");
+    }
+    // Nothing is overwritten, and a directory has to be asked for.
+    let again = uvfs_with(["cp", image.arg(), "a/data", new.to_str().unwrap()]);
+    refused(&again, &["new", "exists"]);
+    let again = uvfs_with([
+        "cp",
+        image.arg(),
+        "many/dir-002/file",
+        into.to_str().unwrap(),
+    ]);
+    refused(&again, &["file", "exists"]);
+    for copy in [into.join("file"), new.clone()] {
+        assert_eq!(fs::read_to_string(copy).unwrap(), "many/dir-001");
+    }
+    let directory = uvfs_with(["cp", image.arg(), "a", into.to_str().unwrap()]);
+    refused(&directory, &["a directory", "-r"]);
+    let nowhere = scratch.path("no/such");
+    let nowhere = uvfs_with(["cp", image.arg(), "a/hello", nowhere.to_str().unwrap()]);
+    refused(&nowhere, &["/no: "]);
+}
+
+#[test]
+fn errors_are_one_line() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let is = |args: &[&str], words: &[&str]| refused(&uvfs_with(args), words);
+    is(
+        &["ls", image.arg(), "/no/such"],
+        &["image", "/no/such", "no such"],
+    );
+    is(
+        &["ls", image.arg(), "a/hello/x"],
+        &["a/hello/x", "not a directory"],
+    );
+    is(&["cat", image.arg(), "/a"], &["/a", "not a regular file"]);
+    is(&["cat", image.arg(), "gone"], &["gone", "no such"]);
+    is(&["stat", image.arg(), "gone"], &["gone", "no such"]);
+    is(&["cp", image.arg(), "gone", "."], &["gone", "no such"]);
+    let missing = scratch.path("missing");
+    is(
+        &["ls", missing.to_str().unwrap()],
+        &["missing", "No such file"],
+    );
+    is(&["ls", "/"], &["neither a block device nor an image"]);
+
+    let (text, zeros) = (scratch.path("text"), scratch.path("zeros"));
+    fs::write(&text, "no image").unwrap();
+    fs::write(&zeros, vec![0; 1 << 20]).unwrap();
+    for other in [&text, &zeros] {
+        is(
+            &["ls", other.to_str().unwrap()],
+            &["not an XFS file system"],
+        );
+        is(
+            &["stat", "--json", other.to_str().unwrap(), "/"],
+            &["not an XFS file system"],
+        );
+    }
+    for wrong in [
+        &["ls", "--memory", "1K", image.arg()][..],
+        &["ls", "--engine", "steam", image.arg()],
+        &["cat", image.arg()],
+        &["cp", image.arg(), "/"],
+    ] {
+        let outcome = uvfs_with(wrong);
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    }
+
+    // What is cut off is warned of; what is there can be read.
+    let cut = fs::OpenOptions::new()
+        .write(true)
+        .open(&image.path)
+        .unwrap();
+    cut.set_len(1 << 20).unwrap();
+    drop(cut);
+    let listed = uvfs_with(["ls", "-lR", image.arg()]);
+    assert_eq!(listed.status.code(), Some(1), "{listed}");
+    assert!(
+        listed.stderr.contains("uvfs: warning: ") && listed.stderr.contains("image ends at byte"),
+        "{listed}"
+    );
+    assert!(listed.stdout.contains(" absolute"), "{listed}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_message() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let script = r#"set +o pipefail; "$1" ls -lR "$2" many | head -1"#;
+    let program = Path::new(env!("CARGO_BIN_EXE_uvfs"));
+    let outcome = run(&mut shell(script, &[program, &image.path]));
+    assert_eq!((&*outcome.stdout, &*outcome.stderr), ("many:\n", ""));
+}
+
+#[test]
+fn an_image_in_use_is_left_alone() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "used");
+    let at = image.mount("rw");
+    let outcome = uvfs_with(["ls", image.arg()]);
+    refused(&outcome, &["mounted at", at.to_str().unwrap()]);
+}

@@ -1,0 +1,14 @@
+//! The commands on XFS images, against the kernel's view of the same image: `ls`, `cat`, `stat`,
+//! `cp`, and `mount` over both transports.
+//!
+//! Needs root, loop devices, mkfs.xfs, XFS in the kernel and, for mounting, /dev/fuse; a test that
+//! misses something says so and is skipped, except where the environment has `CI`. Run by `./test`
+//! at the root of the repository, which installs the programs that are used here.
+
+#[allow(dead_code, reason = "shared with the tests of mounted directories")]
+#[path = "../mount/harness.rs"]
+mod harness;
+
+mod commands;
+mod fixture;
+mod served;

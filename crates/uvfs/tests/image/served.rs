@@ -1,0 +1,118 @@
+//! `uvfs mount IMAGE`.
+
+use std::fs;
+
+use crate::commands::refused;
+use crate::fixture::*;
+use crate::harness::*;
+
+fn mounted_like_the_kernel(transport: Transport) {
+    if !has(&NEEDS) || !has(&[Need::Mount(transport)]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let kernel = image.shown_by_kernel();
+    let expected = run(&mut describe(&kernel, false)).ok();
+    for part in [
+        "many/dir-040/file ",
+        "./a/sparse",
+        "system.posix_acl_access",
+        "user.big",
+    ] {
+        assert!(expected.contains(part), "no {part:?} in\n{expected}");
+    }
+    let at = scratch.dir("mount");
+    for options in [&[][..], &["memory=4M", "engine=uring"]] {
+        let mut serve = Serve::over(transport);
+        for option in options {
+            serve = serve.option(option);
+        }
+        let mount = Mount::new(&serve, &image.path, &at);
+        // Twice: from the image, and from what the kernel was told to keep.
+        for _ in 0..2 {
+            let shown = mount.run(&mut describe(&at, false)).ok();
+            same(&shown, &expected);
+        }
+        let options = mounted(&at).unwrap().options;
+        assert!(options.iter().any(|o| o == "ro"), "{options:?}");
+        let touched = mount.run(&mut shell("echo >> $1/a/hello", &[&at]));
+        assert!(touched.stderr.contains("Read-only"), "{touched}");
+        mount.unmount().ok();
+    }
+}
+
+#[test]
+fn dev() {
+    mounted_like_the_kernel(Transport::Dev);
+}
+
+#[test]
+fn uring() {
+    mounted_like_the_kernel(Transport::Uring);
+}
+
+/// Listings first go without attributes, then with them, then are sampled: all show the same.
+#[test]
+fn listed_and_looked_at_in_turns() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let kernel = image.shown_by_kernel();
+    let mount = Mount::new(
+        &Serve::over(Transport::Dev),
+        &image.path,
+        &scratch.dir("mount"),
+    );
+    let script = "cd \"$1\" && find . | sort && ls -lnR --time-style=full-iso . && ls -ln many/*/.";
+    let shown = mount.run(&mut shell(script, &[&mount.at])).ok();
+    let expected = run(&mut shell(script, &[&kernel])).ok();
+    same(&shown, &expected);
+    mount.unmount().ok();
+}
+
+#[test]
+fn a_dirty_log_is_told_before_the_background() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    image.crash();
+    let listed = run(uvfs().args(["ls", image.arg(), "a"]));
+    assert!(
+        listed.stderr.starts_with("uvfs: warning: ") && listed.stderr.contains("the log is dirty"),
+        "{listed}"
+    );
+    assert!(listed.ok().contains("hello\n"));
+    let at = scratch.path("mount");
+    let mount = run(uvfs().arg("mount").arg(&image.path).arg(&at));
+    let warned = mount.stderr.contains("the log is dirty");
+    let up = mounted(&at).is_some();
+    let gone = run(uvfs().arg("umount").arg(&at));
+    assert!(warned && up, "{mount}");
+    mount.ok();
+    gone.ok();
+}
+
+#[test]
+fn what_is_no_image_is_refused_and_nothing_is_left() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let text = scratch.path("text");
+    fs::write(&text, vec![b'x'; 100_000]).unwrap();
+    let at = scratch.path("mount");
+    let outcome = run(uvfs().arg("mount").arg(&text).arg(&at));
+    unmount_by_force(&at);
+    refused(&outcome, &["text", "not an XFS file system"]);
+    assert!(!at.exists());
+    for bad in ["memory=1", "memory=x", "engine=steam"] {
+        let outcome = run(uvfs().args(["mount", "-o", bad]).arg(&text).arg(&at));
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+        assert!(outcome.stderr.contains(bad), "{outcome}");
+    }
+}
