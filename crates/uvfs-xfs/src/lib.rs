@@ -8,6 +8,7 @@
 
 mod attr;
 pub mod blocks;
+pub mod check;
 mod dir;
 pub mod error;
 pub mod format;

@@ -199,7 +199,7 @@ impl Volume {
 }
 
 /// Reads and checks the first superblock.
-pub(crate) fn read_superblock(blocks: &impl Blocks) -> Result<(Superblock, Geometry)> {
+pub(crate) fn read_superblock(blocks: &(impl Blocks + ?Sized)) -> Result<(Superblock, Geometry)> {
     let read = |bytes: u32| {
         let e = [DiskExtent { daddr: 0, bytes }];
         blocks.read(&e, &unverified).map_err(|err| match err {
