@@ -1,1 +1,504 @@
 //! A file system that passes every request to a directory of the host.
+//!
+//! [`Passthrough`] serves what is below a source directory with everything that the host's file
+//! system gives: handlers are thin over the `*at()` system calls, relative to a descriptor of the
+//! node and with names of one component, so that no name leads out of the source.
+
+mod creds;
+mod dir;
+mod handle;
+mod inode;
+mod io;
+mod lock;
+mod meta;
+mod namespace;
+mod slots;
+mod sys;
+mod xattr;
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Resource;
+use uvfs_io::ops;
+use uvfs_proto::abi;
+use uvfs_server::fs::{
+    Attributes, Bytes, Config, Context, CopyRange, DirSink, Entry, FileSystem, InitFlags, IoHow,
+    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr,
+};
+
+use crate::creds::Creds;
+use crate::dir::OpenDir;
+use crate::handle::OpenFile;
+use crate::inode::{Inodes, Mounts, PathFds};
+use crate::slots::Table;
+
+type Result<T> = std::result::Result<T, Errno>;
+
+/// Most O_PATH descriptors kept open for inodes that are known by handle.
+const MAX_PATH_FDS: u64 = 1024;
+
+/// How a directory is served.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The kernel caches writes and writes back later (FUSE_WRITEBACK_CACHE). Programs of the host
+    /// then see writes late. Off where `passthrough` is on.
+    pub writeback: bool,
+    /// Everything that changes something fails with EROFS.
+    pub read_only: bool,
+    /// Reading changes no access time, where the server may do so (O_NOATIME).
+    pub noatime: bool,
+    /// Locks are shared with programs of the host. Otherwise the kernel keeps those of the mount.
+    pub host_locks: bool,
+    /// Stays on the file system of the source: directories that others are mounted on show as they
+    /// are below the mount, or fail with EXDEV where the server may not look there.
+    pub xdev: bool,
+    /// Leaves nothing of the data in the host's page cache (RWF_DONTCACHE, Linux 6.14), where the
+    /// file system can do so.
+    pub uncached: bool,
+    /// Reads and writes bypass the kernel's page cache of the mount.
+    pub direct_io: bool,
+    /// Reads and writes go from the kernel straight to the host's file (FUSE passthrough, Linux
+    /// 6.9), where the kernel allows it. See [`Passthrough::set_backing`].
+    pub passthrough: bool,
+    /// What the kernel has cached of a file stays cached when the file is opened again and did not
+    /// change, by its size and modification time.
+    pub keep_cache: bool,
+    /// The kernel caches listings of a directory for as long as it is open.
+    pub cache_readdir: bool,
+    /// How long attributes may be cached.
+    pub attr_ttl: Duration,
+    /// How long names may be cached.
+    pub entry_ttl: Duration,
+    /// How long it may be cached that there is no such name.
+    pub negative_ttl: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            writeback: false,
+            read_only: false,
+            noatime: false,
+            host_locks: false,
+            xdev: false,
+            uncached: false,
+            direct_io: false,
+            passthrough: false,
+            keep_cache: true,
+            cache_readdir: false,
+            attr_ttl: Duration::from_secs(1),
+            entry_ttl: Duration::from_secs(1),
+            negative_ttl: Duration::ZERO,
+        }
+    }
+}
+
+/// Why a directory can't be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The source can't be opened.
+    #[error("cannot open the source directory {}: {errno}", .path.display())]
+    Open {
+        /// The source.
+        path: PathBuf,
+        /// What open(2) said.
+        errno: Errno,
+    },
+    /// The source can't be read.
+    #[error("cannot read the source directory: {0}")]
+    Read(Errno),
+    /// There is no /proc, which descriptors are opened again through.
+    #[error("/proc is not mounted ({0}); mount it: mount -t proc proc /proc")]
+    NoProc(Errno),
+}
+
+/// How backing files are registered with the kernel: `Session::register_backing` and
+/// `Session::unregister_backing` of uvfs_server.
+pub struct Backing {
+    /// Registers a file and gives its id.
+    pub register: Box<dyn Fn(BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync>,
+    /// Takes back a registration.
+    pub unregister: Box<dyn Fn(i32) + Send + Sync>,
+}
+
+/// A directory of the host, served.
+pub struct Passthrough {
+    options: Options,
+    creds: Creds,
+    /// The source, for reading.
+    root: Arc<OwnedFd>,
+    mounts: Mounts,
+    inodes: Inodes,
+    path_fds: PathFds,
+    files: Table<OpenFile>,
+    dirs: Table<OpenDir>,
+    backing: OnceLock<Backing>,
+    /// What the kernel agreed to.
+    passes_through: AtomicBool,
+    caches_writes: AtomicBool,
+}
+
+impl Passthrough {
+    /// Of the directory at `path`.
+    ///
+    /// # Errors
+    /// When it is not a directory that can be read, or /proc is missing.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> std::result::Result<Self, Error> {
+        let path = path.as_ref();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let source = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::Open {
+            path: path.to_owned(),
+            errno,
+        })?;
+        Self::new(source, options)
+    }
+
+    /// Of the directory that `source` is a descriptor of, O_PATH or for reading.
+    ///
+    /// # Errors
+    /// When it is not a directory that can be read, or /proc is missing.
+    pub fn new(source: OwnedFd, options: Options) -> std::result::Result<Self, Error> {
+        let source = match options.xdev {
+            true => alone(&source).unwrap_or(source),
+            false => source,
+        };
+        let read = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(&source, c".", read, Mode::empty()).map_err(Error::Read)?;
+        sys::reopen(root.as_fd(), OFlags::PATH).map_err(Error::NoProc)?;
+        let path = rustix::fs::openat(&root, c".", read | OFlags::PATH, Mode::empty())
+            .map_err(Error::Read)?;
+        let mounts = Mounts::new();
+        let inode = inode::root(path, &mounts).map_err(Error::Read)?;
+        let limit = rustix::process::getrlimit(Resource::Nofile)
+            .current
+            .unwrap_or(u64::MAX);
+        let path_fds = (limit / 4).clamp(16, MAX_PATH_FDS) as usize;
+        Ok(Self {
+            options,
+            creds: Creds::new(),
+            root: Arc::new(root),
+            mounts,
+            inodes: Inodes::new(inode),
+            path_fds: PathFds::new(path_fds),
+            files: Table::default(),
+            dirs: Table::default(),
+            backing: OnceLock::new(),
+            passes_through: AtomicBool::new(false),
+            caches_writes: AtomicBool::new(false),
+        })
+    }
+
+    /// Says how backing files are registered, for [`Options::passthrough`]. Counts once, and before
+    /// the first file is opened.
+    pub fn set_backing(&self, backing: Backing) {
+        let _ = self.backing.set(backing);
+    }
+
+    /// How many inodes the kernel knows, the root not counted.
+    pub fn known_inodes(&self) -> usize {
+        self.inodes.len()
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.options.read_only {
+            Err(Errno::ROFS)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether the kernel caches writes.
+    fn writes_back(&self) -> bool {
+        self.caches_writes.load(Ordering::Relaxed)
+    }
+}
+
+/// The source's mount without those mounted below it.
+fn alone(source: &OwnedFd) -> Result<OwnedFd> {
+    use rustix::mount::OpenTreeFlags;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(source, c"", flags)
+}
+
+impl FileSystem for Passthrough {
+    fn init(&self, config: &mut Config) -> Result<()> {
+        let options = &self.options;
+        config.wanted |= InitFlags::ASYNC_READ
+            | InitFlags::ASYNC_DIO
+            | InitFlags::ATOMIC_O_TRUNC
+            | InitFlags::BIG_WRITES
+            | InitFlags::CACHE_SYMLINKS
+            | InitFlags::CREATE_SUPP_GROUP
+            | InitFlags::DONT_MASK
+            | InitFlags::DO_READDIRPLUS
+            | InitFlags::READDIRPLUS_AUTO
+            | InitFlags::HANDLE_KILLPRIV_V2
+            | InitFlags::MAX_PAGES
+            | InitFlags::NO_EXPORT_SUPPORT
+            | InitFlags::PARALLEL_DIROPS
+            | InitFlags::POSIX_ACL
+            | InitFlags::SETXATTR_EXT
+            | InitFlags::DIRECT_IO_ALLOW_MMAP;
+        config.wanted -= InitFlags::EXPORT_SUPPORT
+            | InitFlags::HANDLE_KILLPRIV
+            | InitFlags::EXPLICIT_INVAL_DATA
+            | InitFlags::SPLICE_READ
+            | InitFlags::SPLICE_WRITE
+            | InitFlags::SPLICE_MOVE;
+        // The server's own capability decides, not the caller's: only root can register.
+        let passthrough = options.passthrough && config.offered.contains(InitFlags::PASSTHROUGH);
+        if options.passthrough && !passthrough {
+            tracing::warn!("the kernel has no FUSE passthrough (it needs Linux 6.9); without it");
+        }
+        // The kernel takes one of the two.
+        let writeback = options.writeback && !passthrough;
+        let writeback = writeback && config.offered.contains(InitFlags::WRITEBACK_CACHE);
+        config.wanted.set(InitFlags::PASSTHROUGH, passthrough);
+        config.wanted.set(InitFlags::WRITEBACK_CACHE, writeback);
+        // With the writeback cache, times are the kernel's own.
+        config.wanted.set(InitFlags::AUTO_INVAL_DATA, !writeback);
+        config
+            .wanted
+            .set(InitFlags::POSIX_LOCKS, options.host_locks);
+        config
+            .wanted
+            .set(InitFlags::FLOCK_LOCKS, options.host_locks);
+        if passthrough {
+            config.max_stack_depth = config.max_stack_depth.max(1);
+        }
+        config.time_gran = 1;
+        self.passes_through.store(passthrough, Ordering::Relaxed);
+        self.caches_writes.store(writeback, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn destroy(&self) {
+        self.files.clear();
+        self.dirs.clear();
+        self.inodes.clear();
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.inodes.forget(node, lookups);
+    }
+
+    async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+        self.look_up(parent, name)
+    }
+
+    async fn getattr(&self, _: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
+        self.get_attr(node, fh)
+    }
+
+    async fn statx(
+        &self,
+        _: &Context,
+        node: u64,
+        fh: Option<u64>,
+        mask: u32,
+    ) -> Result<(abi::Statx, Duration)> {
+        self.get_statx(node, fh, mask)
+    }
+
+    async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+        self.set_attr(cx, node, set)
+    }
+
+    async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
+        self.read_link(node)
+    }
+
+    async fn symlink(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<Entry> {
+        self.make_symlink(cx, parent, name, target)
+    }
+
+    async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+        self.make_node(cx, parent, name, new)
+    }
+
+    async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+        self.make_dir(cx, parent, name, new)
+    }
+
+    async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<()> {
+        self.remove(parent, name)
+    }
+
+    async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<()> {
+        self.remove_dir(parent, name)
+    }
+
+    async fn rename(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new_parent: u64,
+        new_name: &CStr,
+        flags: u32,
+    ) -> Result<()> {
+        self.move_name(cx, parent, name, new_parent, new_name, flags)
+    }
+
+    async fn link(
+        &self,
+        _: &Context,
+        node: u64,
+        new_parent: u64,
+        new_name: &CStr,
+    ) -> Result<Entry> {
+        self.make_link(node, new_parent, new_name)
+    }
+
+    async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        self.open_file(cx, node, how)
+    }
+
+    async fn create(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        self.create_file(cx, parent, name, new, how)
+    }
+
+    async fn tmpfile(
+        &self,
+        cx: &Context,
+        parent: u64,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        self.make_tmpfile(cx, parent, new, how)
+    }
+
+    async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        self.read_file(how, data).await
+    }
+
+    async fn write(&self, cx: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        self.write_file(cx, how, data).await
+    }
+
+    async fn flush(&self, _: &Context, _: u64, fh: u64, owner: u64) -> Result<()> {
+        if !self.options.host_locks {
+            // Nothing is held back here, and the kernel then need not ask at each close.
+            return Err(Errno::NOSYS);
+        }
+        self.drop_locks(fh, owner)
+    }
+
+    async fn release(&self, _: &Context, _: u64, fh: u64, _: Option<u64>) -> Result<()> {
+        // A flock(2) lock goes with the host's open file.
+        self.release_file(fh)
+    }
+
+    async fn fsync(&self, _: &Context, _: u64, fh: u64, data_only: bool) -> Result<()> {
+        ops::fsync(&self.file(fh)?.fd, data_only).await
+    }
+
+    async fn opendir(&self, _: &Context, node: u64, _: &OpenHow) -> Result<Opened> {
+        self.open_dir(node)
+    }
+
+    async fn readdir(
+        &self,
+        _: &Context,
+        _: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
+        self.list(fh, offset, sink)
+    }
+
+    async fn releasedir(&self, _: &Context, _: u64, fh: u64) -> Result<()> {
+        self.dirs.remove(fh).map(drop).ok_or(Errno::BADF)
+    }
+
+    async fn fsyncdir(&self, _: &Context, _: u64, fh: u64, data_only: bool) -> Result<()> {
+        ops::fsync(&self.dir(fh)?.fd, data_only).await
+    }
+
+    async fn statfs(&self, _: &Context, node: u64) -> Result<abi::Kstatfs> {
+        self.stat_fs(node)
+    }
+
+    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+        self.get_xattr(cx, node, name)
+    }
+
+    async fn listxattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        self.list_xattr(cx, node)
+    }
+
+    async fn setxattr(
+        &self,
+        cx: &Context,
+        node: u64,
+        name: &CStr,
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Result<()> {
+        self.set_xattr(cx, node, name, value, flags, kill_sgid)
+    }
+
+    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+        self.remove_xattr(cx, node, name)
+    }
+
+    async fn getlk(&self, _: &Context, _: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
+        self.test_lock(how, lock)
+    }
+
+    async fn setlk(&self, _: &Context, _: u64, how: &LockHow, lock: &Lock) -> Result<()> {
+        self.take_lock(how, lock).await
+    }
+
+    async fn fallocate(
+        &self,
+        cx: &Context,
+        _: u64,
+        fh: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Result<()> {
+        self.fallocate_file(cx, fh, offset, len, mode).await
+    }
+
+    async fn lseek(&self, _: &Context, _: u64, fh: u64, offset: u64, whence: u32) -> Result<u64> {
+        self.seek_file(fh, offset, whence)
+    }
+
+    async fn copy_file_range(&self, cx: &Context, _: u64, copy: &CopyRange) -> Result<u64> {
+        self.copy_file(cx, copy).await
+    }
+
+    async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+        self.file_ioctl(cx, node, ioctl)
+    }
+
+    async fn syncfs(&self, _: &Context, _: u64) -> Result<()> {
+        self.sync_all().await
+    }
+}

@@ -1,1 +1,23 @@
-//! Serving a file system: the FileSystem trait, sessions and transports.
+//! Serving a file system: the [`FileSystem`] trait, sessions and transports.
+//!
+//! A [`Session`] is one mount. Its [`Server`] has a thread for each queue of the transport
+//! (`transport/`), which hands every request, as a `Slot`, to the dispatcher (`dispatch.rs`), which
+//! calls the handler of the [`FileSystem`] and turns what it gives into an answer. All of a
+//! request's handling stays on its queue's thread.
+
+pub mod control;
+mod dispatch;
+pub mod fs;
+pub mod interrupt;
+pub mod mount;
+pub mod notify;
+pub mod server;
+pub mod session;
+mod slot;
+pub mod stats;
+mod transport;
+
+pub use dispatch::CONTROL_XATTR;
+pub use fs::{Errno, FileSystem};
+pub use server::{Server, ServerOptions, Transport};
+pub use session::{Session, SessionOptions};

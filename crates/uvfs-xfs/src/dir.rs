@@ -366,6 +366,7 @@ pub(crate) fn data_record<'a>(
     }
     let name_at = offset + Dir2DataEntry::SIZE;
     let name = &records[name_at..name_at + namelen];
+    check_name(name)?;
     let ino = e.inumber.get();
     if g.inode(ino).is_none() {
         return Err(Fault::field(
@@ -389,6 +390,14 @@ pub(crate) fn data_record<'a>(
             next: dataptr + 1,
         }),
     ))
+}
+
+/// No name has a slash or a zero byte in it; a program that trusted one could be led astray.
+fn check_name(name: &[u8]) -> Result<(), Fault> {
+    match name.iter().find(|b| matches!(b, b'/' | 0)) {
+        Some(b) => Err(Fault::field("name", "no slash and no zero byte", *b)),
+        None => Ok(()),
+    }
 }
 
 /// Visits the entries of a short-form directory, "." and ".." first, until `visit` gives `false`.
@@ -468,6 +477,7 @@ fn for_each_shortform(
                 have: data.len(),
             }));
         };
+        check_name(name).map_err(bad)?;
         let file_type = if g.features.ftype {
             FileType::from_ftype(data[name_at + namelen]).unwrap_or_default()
         } else {

@@ -4,22 +4,27 @@
 //! and address conversions of one file system. [`Volume`] reads a file system through [`Blocks`]:
 //! a plain image or device ([`blocks::FileBlocks`]) or a cache. Nothing is ever written, and
 //! nothing that is read is trusted: a damaged image gives errors that name the structure and what
-//! is wrong with it.
+//! is wrong with it. [`fs::XfsFs`] serves a volume, [`tools`] are what the command line does with one.
 
 mod attr;
 pub mod blocks;
+mod cached;
 pub mod check;
 mod dir;
 pub mod error;
 pub mod format;
+pub mod fs;
 pub mod geometry;
 mod inode;
 mod log;
+pub mod tools;
 mod volume;
 
 pub use blocks::Blocks;
+pub use cached::CachedBlocks;
 pub use dir::DirEntry;
 pub use error::{Error, Result};
+pub use fs::XfsFs;
 pub use geometry::Geometry;
 pub use inode::{Fork, Inode, Time};
 pub use log::LogState;

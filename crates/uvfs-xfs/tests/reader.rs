@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::format::*;
-use uvfs_xfs::{Error, LogState, Volume};
+use uvfs_xfs::{Error, Fork, LogState, Volume};
 
 /// Makes, fills and compares one image.
 fn through_kernel(args: &[&str]) {
@@ -314,4 +314,42 @@ fn dirty_log() {
     drop(Mount::new(&crashed, "rw,nouuid").unwrap());
     let volume = Volume::open(FileBlocks::open(&crashed).unwrap()).unwrap();
     assert!(volume.log().is_clean(), "{:?}", volume.log());
+}
+
+/// Quota inodes are found, and their records are what the format says.
+#[test]
+fn quotas() {
+    if !can_run() {
+        return;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(&[]));
+    let mount = match Mount::new(&image.path(), "rw,uquota,gquota,pquota") {
+        Ok(m) => m,
+        Err(e) => {
+            eprintln!("skipped: this kernel has no XFS quotas: {e}");
+            return;
+        }
+    };
+    fill_some(mount.path());
+    drop(mount);
+    let volume = image.open();
+    let g = volume.geometry();
+    for ino in g.quota_inodes {
+        let inode = volume.inode(ino.expect("three quota inodes")).unwrap();
+        let mut records = 0;
+        // Quota files have blocks, but no size.
+        volume
+            .map(&inode, Fork::Data, 0, 1, &mut |e| {
+                let at = g.daddr(g.fsb(e.startblock).unwrap()) * 512;
+                let mut record = vec![0; size_of::<Dquot>()];
+                volume.blocks().read_data(at, &mut record).unwrap();
+                let dquot = check_dquot(&record, &g.ident(0, None)).unwrap();
+                assert_eq!(dquot.id.get(), 0);
+                records += 1;
+                Ok(true)
+            })
+            .unwrap();
+        assert_eq!(records, 1);
+    }
 }

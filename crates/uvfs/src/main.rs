@@ -1,2 +1,128 @@
 //! The Linux file I/O path in user space: mount, inspect and measure.
-fn main() {}
+//!
+//! Each subcommand is a module with `pub struct Args` (clap) and
+//! `pub fn run(args: Args) -> Result<ExitCode>`. Adding one is a `mod` line and a line in
+//! [`Command`].
+
+mod bench;
+mod daemon;
+mod error;
+mod helper;
+mod mount;
+mod options;
+mod stats;
+mod umount;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::error::Result;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
+  uvfs stats /mnt                  what it has done
+  uvfs umount /mnt
+  uvfs bench wakeup --quick        measure
+  uvfs COMMAND --help              more examples and all options
+
+Environment:
+  UVFS_LOG   what to log on stderr: error (the default), warn, info, debug, trace, or
+             a filter by target such as uvfs_server=debug
+
+Exit status: 0 success, 1 failure, 2 wrong usage; a command with others says so.";
+
+/// The Linux file I/O path in user space.
+#[derive(Parser)]
+#[command(name = "uvfs", version, after_help = EXAMPLES, propagate_version = true)]
+#[command(disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Declares [`Command`] and its dispatch, one line for each subcommand.
+macro_rules! commands {
+    ($($(#[$meta:meta])* $variant:ident => $module:ident,)*) => {
+        #[derive(Subcommand)]
+        enum Command {
+            $($(#[$meta])* $variant($module::Args),)*
+        }
+
+        impl Command {
+            fn run(self) -> Result<ExitCode> {
+                match self {
+                    $(Command::$variant(args) => $module::run(args),)*
+                }
+            }
+        }
+    };
+}
+
+commands! {
+    /// Serve a directory at a mount point.
+    Mount => mount,
+    /// Unmount, and clean up after a server that died.
+    Umount => umount,
+    /// Show what a mount has done: requests, latency, queues.
+    Stats => stats,
+    /// Measure file systems side by side.
+    Bench => bench,
+    /// Make `mount -t fuse.uvfs` and fstab lines work.
+    InstallHelper => helper,
+}
+
+/// Parses the command line and runs the subcommand it names.
+fn run(argv: impl IntoIterator<Item = OsString>) -> Result<ExitCode> {
+    match Cli::try_parse_from(argv) {
+        Ok(cli) => cli.command.run(),
+        // Help and version come this way as well, with status 0.
+        Err(e) => {
+            let _ = e.print();
+            Ok(ExitCode::from(e.exit_code() as u8))
+        }
+    }
+}
+
+/// Logs to stderr what `UVFS_LOG` asks for; only errors when it is not set.
+fn init_logging() {
+    let filter = EnvFilter::builder()
+        .with_env_var("UVFS_LOG")
+        .with_default_directive(tracing::Level::ERROR.into())
+        .from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}
+
+fn main() -> ExitCode {
+    init_logging();
+    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    if mount::is_helper(argv.first()) {
+        argv = mount::from_helper(&argv);
+    }
+    match run(argv) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("uvfs: {e}");
+            ExitCode::from(e.code())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

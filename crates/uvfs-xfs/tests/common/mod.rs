@@ -426,6 +426,36 @@ pub fn fill(root: &Path, block_size: u64) {
     set_times(&special.join("link-60"), (86_400, 1), (172_800, 2));
 }
 
+/// A few files of each form, for tests that look at an image often.
+pub fn fill_some(root: &Path) {
+    for count in [5, 30, 300, 1200] {
+        let dir = root.join(format!("dir{count}"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("file"), b"bytes").unwrap();
+        for i in 0..count {
+            fs::hard_link(dir.join("file"), dir.join(entry_name(i))).unwrap();
+        }
+    }
+    let many = File::create(root.join("many-extents")).unwrap();
+    for i in 0..300 {
+        many.write_all_at(&[i as u8; 4096], i * 8192).unwrap();
+    }
+    let file = root.join("attrs");
+    fs::write(&file, b"").unwrap();
+    let other = root.join("more-attrs");
+    fs::write(&other, b"").unwrap();
+    set_xattr(&root.join("dir5"), "user.small", b"value");
+    for i in 0..60 {
+        set_xattr(&file, &format!("user.attribute-{i}"), &pattern(i, 700));
+        set_xattr(&other, &format!("user.attribute-{i}"), &pattern(i, 100));
+    }
+    set_xattr(&file, "user.large", &pattern(99, 9000));
+    for len in [10usize, 300, 1000] {
+        symlink("t".repeat(len), root.join(format!("link-{len}"))).unwrap();
+    }
+    mknod(&root.join("device"), rfs::FileType::CharacterDevice, 1, 3);
+}
+
 /// Compares everything that the kernel shows under `root` with what the volume shows.
 /// Gives the number of inodes compared.
 pub fn compare(volume: &Volume, root: &Path) -> usize {

@@ -1,0 +1,269 @@
+//! A buffer, its state, and the guards of its content.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use uvfs_mem::{Block, LruKey, RefCount};
+
+use crate::target::Shared;
+use crate::{BufError, Corrupt, Extent, Verifier};
+
+/// What is going on with a buffer's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Being read (or about to be): no content.
+    Reading,
+    /// The read failed: no content.
+    Failed(Errno),
+    /// There.
+    Ready,
+    /// Being written (or about to be): its memory is with the I/O.
+    Writing,
+}
+
+pub(crate) struct State {
+    pub phase: Phase,
+    /// Changed since it was read or written.
+    pub dirty: bool,
+    /// The error of the last write, until one succeeds.
+    pub write_error: Option<Errno>,
+    /// Who looked at this content last, and what came of it.
+    pub verified: Option<(&'static str, Result<(), Corrupt>)>,
+    pub verifier: Option<&'static dyn Verifier>,
+    /// It is being read ahead, and counted as that.
+    pub ahead: bool,
+}
+
+impl State {
+    fn new() -> State {
+        State {
+            phase: Phase::Reading,
+            dirty: false,
+            write_error: None,
+            verified: None,
+            verifier: None,
+            ahead: false,
+        }
+    }
+}
+
+/// The part of a buffer that the index, the list and the handles share.
+pub(crate) struct Inner {
+    pub extents: SmallVec<[Extent; 1]>,
+    pub sectors: u64,
+    /// Handles and I/Os. Goes from zero to one only under the lock of its group.
+    pub holds: AtomicU32,
+    pub refs: RefCount,
+    pub state: Mutex<State>,
+    pub content: RwLock<Option<Block>>,
+    /// Its place in the list; changed under the list's lock only.
+    pub lru: Mutex<Option<LruKey>>,
+}
+
+/// What one buffer costs beside its content, counted against the limit: itself, its entry in
+/// the index, its place in the list.
+pub(crate) const OVERHEAD: usize = size_of::<Inner>() + 96;
+
+impl Inner {
+    /// A buffer about to be read, with one hold.
+    pub fn new(extents: &[Extent]) -> Inner {
+        Inner {
+            extents: extents.into(),
+            sectors: extents.iter().map(|e| u64::from(e.len)).sum(),
+            holds: AtomicU32::new(1),
+            refs: RefCount::new(0),
+            state: Mutex::new(State::new()),
+            content: RwLock::new(None),
+            lru: Mutex::new(None),
+        }
+    }
+
+    /// Gives the content's memory back.
+    pub fn clear(&mut self) {
+        *self
+            .content
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// As new.
+    pub fn reset(&mut self, extents: &[Extent]) {
+        *self = Inner::new(extents);
+    }
+
+    pub fn daddr(&self) -> u64 {
+        self.extents[0].daddr
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.sectors as usize * crate::SECTOR as usize
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.state().phase
+    }
+
+    pub fn content_mut(&self) -> RwLockWriteGuard<'_, Option<Block>> {
+        self.content.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn error(&self, what: &'static str, errno: Errno) -> BufError {
+        BufError::Io {
+            what,
+            daddr: self.daddr(),
+            len: self.sectors,
+            errno,
+        }
+    }
+}
+
+/// A reference to a buffer. While one exists, the buffer stays in memory.
+pub struct Buffer {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Buffer {
+    /// A further handle; the caller sees to it that the count is not zero, or holds the lock of
+    /// the group.
+    pub(crate) fn hold(inner: &Arc<Inner>, shared: &Arc<Shared>) -> Buffer {
+        inner.holds.fetch_add(1, Ordering::Relaxed);
+        Buffer {
+            inner: inner.clone(),
+            shared: shared.clone(),
+        }
+    }
+
+    /// The disk address of its first sector.
+    pub fn daddr(&self) -> u64 {
+        self.inner.daddr()
+    }
+
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    /// Where it is on the device.
+    pub fn extents(&self) -> &[Extent] {
+        &self.inner.extents
+    }
+
+    /// Whether it was changed and not yet written.
+    pub fn is_dirty(&self) -> bool {
+        self.inner.state().dirty
+    }
+
+    /// The error of its last write. It stays until a write succeeds; the buffer stays dirty.
+    pub fn write_error(&self) -> Option<BufError> {
+        let errno = self.inner.state().write_error?;
+        Some(self.inner.error("writing", errno))
+    }
+
+    /// Locks the content for reading. Waits for a write in progress to end.
+    pub fn read(&self) -> ReadGuard<'_> {
+        loop {
+            let guard = self
+                .inner
+                .content
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
+            if guard.is_some() {
+                return ReadGuard(guard);
+            }
+            drop(guard);
+            self.await_content();
+        }
+    }
+
+    /// Locks the content for changing it; the buffer is dirty from now on. Waits for a write in
+    /// progress to end.
+    pub fn write(&self) -> WriteGuard<'_> {
+        loop {
+            let guard = self.inner.content_mut();
+            if guard.is_some() {
+                let mut state = self.inner.state();
+                state.dirty = true;
+                state.verified = None;
+                drop(state);
+                return WriteGuard(guard);
+            }
+            drop(guard);
+            self.await_content();
+        }
+    }
+
+    fn await_content(&self) {
+        self.shared.wait_until(|| {
+            let phase = self.inner.phase();
+            // A handle is only given out once there is content.
+            assert!(
+                !matches!(phase, Phase::Failed(_)),
+                "a buffer without content"
+            );
+            phase == Phase::Ready
+        });
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        Buffer::hold(&self.inner, &self.shared)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.inner.holds.fetch_sub(1, Ordering::Release) == 1 {
+            self.shared.released();
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.inner.state();
+        f.debug_struct("Buffer")
+            .field("extents", &self.inner.extents)
+            .field("phase", &state.phase)
+            .field("dirty", &state.dirty)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The content of a buffer, locked for reading.
+pub struct ReadGuard<'a>(RwLockReadGuard<'a, Option<Block>>);
+
+impl Deref for ReadGuard<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.as_ref().expect("checked when the guard was made")
+    }
+}
+
+/// The content of a buffer, locked for changing.
+pub struct WriteGuard<'a>(RwLockWriteGuard<'a, Option<Block>>);
+
+impl Deref for WriteGuard<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.as_ref().expect("checked when the guard was made")
+    }
+}
+
+impl DerefMut for WriteGuard<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut().expect("checked when the guard was made")
+    }
+}

@@ -1,0 +1,75 @@
+//! Faults and latency on demand, for tests: what a real device does on its worst day.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::Op;
+
+/// What happens to a transfer instead of (or before) what should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails.
+    Error(Errno),
+    /// It moves this many bytes (a multiple of the device's block) and ends.
+    Short(usize),
+    /// The kernel has no resources for it now.
+    Again,
+    /// It is reported only this long after it was started.
+    Delay(Duration),
+}
+
+/// When a [`Fault`] happens.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// To this kind of transfer.
+    pub op: Op,
+    /// To those that touch this range of the device, in bytes (flushes touch everything).
+    pub range: Range<u64>,
+    /// This many times more.
+    pub times: usize,
+    /// What happens.
+    pub fault: Fault,
+}
+
+/// A set of rules that an engine asks before each transfer.
+#[derive(Debug, Default)]
+pub struct Faults(Mutex<Vec<Rule>>);
+
+impl Faults {
+    /// No faults yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a rule; older ones come first.
+    pub fn add(&self, rule: Rule) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(rule);
+    }
+
+    /// Forgets all rules.
+    pub fn clear(&self) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    /// The fault of a transfer that is about to start.
+    pub(super) fn next(&self, op: Op, offset: u64, len: usize) -> Option<Fault> {
+        let mut rules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rule = rules.iter_mut().find(|rule| {
+            rule.times > 0
+                && rule.op == op
+                && (op == Op::Flush
+                    || (rule.range.start < offset + len as u64 && offset < rule.range.end))
+        })?;
+        rule.times -= 1;
+        Some(rule.fault)
+    }
+}

@@ -1,0 +1,177 @@
+//! io_uring with the device as a registered file.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+
+use super::Op;
+use super::core::{Backend, Transfer};
+use crate::device::Device;
+
+pub(super) struct Uring {
+    ring: IoUring,
+    device: Arc<Device>,
+    registered: bool,
+    /// The vectors of transfers of several pieces: an entry that the kernel did not take at once
+    /// is read later, so they stay until the event.
+    vectors: Mutex<HashMap<u64, Vectors>>,
+}
+
+struct Vectors {
+    _kept: Box<[libc::iovec]>,
+}
+
+// SAFETY: the pointers are only handed to the kernel; they point into blocks that the I/O of
+// the same key owns.
+unsafe impl Send for Vectors {}
+
+impl Uring {
+    pub(super) fn new(device: Arc<Device>, depth: usize) -> io::Result<Uring> {
+        let entries = (depth as u32).next_power_of_two();
+        let ring = IoUring::builder()
+            .setup_clamp()
+            .setup_cqsize(entries.max(2) * 2)
+            .build(entries)?;
+        let registered = ring
+            .submitter()
+            .register_files(&[device.as_fd().as_raw_fd()])
+            .is_ok();
+        Ok(Uring {
+            ring,
+            device,
+            registered,
+            vectors: Mutex::default(),
+        })
+    }
+
+    fn entry(&self, transfer: &Transfer, iovs: &[libc::iovec]) -> squeue::Entry {
+        // An opcode takes either kind of descriptor, but as different types.
+        macro_rules! entry {
+            ($file:expr) => {{
+                let offset = transfer.offset;
+                match (transfer.op, iovs) {
+                    (Op::Flush, _) => opcode::Fsync::new($file)
+                        .flags(types::FsyncFlags::DATASYNC)
+                        .build(),
+                    (Op::Read, [one]) => {
+                        opcode::Read::new($file, one.iov_base.cast(), one.iov_len as u32)
+                            .offset(offset)
+                            .build()
+                    }
+                    (Op::Write, [one]) => {
+                        opcode::Write::new($file, one.iov_base.cast(), one.iov_len as u32)
+                            .offset(offset)
+                            .build()
+                    }
+                    (op, many) => {
+                        let kept: Box<[libc::iovec]> = many.into();
+                        let (start, count) = (kept.as_ptr(), kept.len() as u32);
+                        self.vectors
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .insert(transfer.key, Vectors { _kept: kept });
+                        if op == Op::Read {
+                            opcode::Readv::new($file, start, count)
+                                .offset(offset)
+                                .build()
+                        } else {
+                            opcode::Writev::new($file, start, count)
+                                .offset(offset)
+                                .build()
+                        }
+                    }
+                }
+            }};
+        }
+        let entry = if self.registered {
+            entry!(types::Fixed(0))
+        } else {
+            entry!(types::Fd(self.device.as_fd().as_raw_fd()))
+        };
+        entry.user_data(transfer.key)
+    }
+}
+
+impl Backend for Uring {
+    fn name(&self) -> &'static str {
+        "uring"
+    }
+
+    fn start(&self, batch: &[Transfer], iovs: &[libc::iovec]) -> Result<usize, Errno> {
+        let mut pushed = 0;
+        {
+            // SAFETY: `start` is only called under the engine's lock, so this is the only
+            // submission queue handle.
+            let mut queue = unsafe { self.ring.submission_shared() };
+            for transfer in batch {
+                if queue.is_full() {
+                    break;
+                }
+                let pieces = &iovs[transfer.first..transfer.first + transfer.count];
+                let entry = self.entry(transfer, pieces);
+                // SAFETY: the memory that the entry describes belongs to the I/O until its
+                // event, the vectors are kept as long, and the file lives as long as the ring.
+                if unsafe { queue.push(&entry) }.is_err() {
+                    break;
+                }
+                pushed += 1;
+            }
+        }
+        // What the kernel does not take now stays queued, and goes with a later call: it counts
+        // as started either way.
+        match self.ring.submit() {
+            Ok(_) => {}
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)
+                ) => {}
+            Err(error) if pushed == 0 => {
+                return Err(Errno::from_raw_os_error(
+                    error.raw_os_error().unwrap_or(libc::EIO),
+                ));
+            }
+            Err(error) => tracing::warn!(%error, "submitting to the ring"),
+        }
+        if pushed == 0 {
+            Err(Errno::AGAIN)
+        } else {
+            Ok(pushed)
+        }
+    }
+
+    fn collect(&self, wait: bool, events: &mut Vec<(u64, Result<usize, Errno>)>) -> io::Result<()> {
+        loop {
+            let before = events.len();
+            {
+                // SAFETY: `collect` is not called by two threads at once, so this is the only
+                // completion queue handle.
+                let queue = unsafe { self.ring.completion_shared() };
+                let mut vectors = self.vectors.lock().unwrap_or_else(PoisonError::into_inner);
+                for event in queue {
+                    vectors.remove(&event.user_data());
+                    let result = usize::try_from(event.result())
+                        .map_err(|_| Errno::from_raw_os_error(-event.result()));
+                    events.push((event.user_data(), result));
+                }
+            }
+            if !wait || events.len() > before {
+                return Ok(());
+            }
+            match self.ring.submitter().submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // The completion queue is full, or the kernel short of memory: take what
+                    // is there, and give it a moment.
+                    Some(libc::EAGAIN | libc::EBUSY) => std::thread::yield_now(),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! File operations on the calling thread's ring.
+//!
+//! Reads and writes first try to do it at once without waiting (RWF_NOWAIT), since for data in the
+//! host's page cache that is one short system call; what would wait goes through the ring.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use io_uring::{opcode, types};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::buf::Payload;
+use crate::runtime::{Keep, submit, wide};
+
+/// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
+const MAX_PARTS: usize = 1024;
+/// Drops cached pages when the I/O has ended (RWF_DONTCACHE, Linux 6.14).
+pub const DONTCACHE: u32 = 0x80;
+
+/// What is known of a file's RWF_NOWAIT.
+mod nowait {
+    /// Nothing yet, or that it can do it.
+    pub const TRY: u8 = 0;
+    /// It can't, but its data is in memory: reading and writing wait for nothing.
+    pub const IN_MEMORY: u8 = 1;
+    /// It can't, and it may wait.
+    pub const MAY_WAIT: u8 = 2;
+}
+
+/// An open file for the operations here.
+#[derive(Debug)]
+pub struct File {
+    fd: OwnedFd,
+    nowait: AtomicU8,
+}
+
+impl From<OwnedFd> for File {
+    fn from(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            nowait: AtomicU8::new(nowait::TRY),
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl File {
+    /// Called when it could not do RWF_NOWAIT; says what to do instead, now and later.
+    fn cannot_nowait(&self) -> u8 {
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        const RAMFS_MAGIC: i64 = 0x8584_58f6;
+        let state = match rustix::fs::fstatfs(&self.fd) {
+            Ok(stat) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.f_type) => nowait::IN_MEMORY,
+            _ => nowait::MAY_WAIT,
+        };
+        self.nowait.store(state, Ordering::Relaxed);
+        state
+    }
+}
+
+fn check(result: i32) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result))
+}
+
+/// struct iovec for each part.
+struct IoVecs(Vec<libc::iovec>);
+
+impl IoVecs {
+    fn of(payload: &Payload) -> Self {
+        let parts = payload.parts().iter().take(MAX_PARTS);
+        Self(
+            parts
+                .map(|p| libc::iovec {
+                    iov_base: p.as_ptr().cast(),
+                    iov_len: p.len(),
+                })
+                .collect(),
+        )
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+fn now(
+    direction: Direction,
+    fd: &File,
+    payload: &Payload,
+    offset: u64,
+    flags: u32,
+) -> Result<usize, Errno> {
+    let flags = ReadWriteFlags::from_bits_retain(flags);
+    let fd = fd.as_fd();
+    if let [part] = payload.parts() {
+        // SAFETY: `part` owns `len` mapped bytes. The reference lives for the system call alone,
+        // in which this thread does nothing else with them.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), part.len()) };
+        return match direction {
+            Direction::Read => {
+                rustix::io::preadv2(fd, &mut [IoSliceMut::new(bytes)], offset, flags)
+            }
+            Direction::Write => rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], offset, flags),
+        };
+    }
+    let vecs = IoVecs::of(payload);
+    let (base, len) = (vecs.0.as_ptr(), vecs.0.len() as i32);
+    // SAFETY: the iovecs describe memory that `payload` keeps mapped over the call.
+    let done = unsafe {
+        match direction {
+            Direction::Read => libc::preadv2(
+                fd.as_raw_fd(),
+                base,
+                len,
+                offset as i64,
+                flags.bits() as i32,
+            ),
+            Direction::Write => libc::pwritev2(
+                fd.as_raw_fd(),
+                base,
+                len,
+                offset as i64,
+                flags.bits() as i32,
+            ),
+        }
+    };
+    usize::try_from(done).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    })
+}
+
+async fn on_ring(
+    direction: Direction,
+    fd: &Arc<File>,
+    payload: &Payload,
+    offset: u64,
+    flags: u32,
+) -> Result<usize, Errno> {
+    let target = types::Fd(fd.as_raw_fd());
+    let vecs = Box::new(IoVecs::of(payload));
+    let (base, len) = (vecs.0.as_ptr(), vecs.0.len() as u32);
+    let entry = match direction {
+        Direction::Read => opcode::Readv::new(target, base, len)
+            .offset(offset)
+            .rw_flags(flags as i32)
+            .build(),
+        Direction::Write => opcode::Writev::new(target, base, len)
+            .offset(offset)
+            .rw_flags(flags as i32)
+            .build(),
+    };
+    let keep = Keep {
+        data: Some(payload.clone()),
+        other: Some(Box::new((vecs, fd.clone()))),
+    };
+    // SAFETY: the iovecs, the memory they name and the descriptor are in `keep`.
+    check(unsafe { submit(wide(entry), keep) }.await)
+}
+
+async fn transfer(
+    direction: Direction,
+    fd: &Arc<File>,
+    payload: &Payload,
+    offset: u64,
+    flags: u32,
+) -> Result<usize, Errno> {
+    if i64::try_from(offset).is_err() {
+        return Err(Errno::INVAL);
+    }
+    let nowait_flag = ReadWriteFlags::NOWAIT.bits();
+    let mut done = 0;
+    // A short transfer is gone on with: only the end of the file or an error ends it.
+    while done < payload.len() {
+        let rest = if done == 0 {
+            payload.clone()
+        } else {
+            payload.slice(done..payload.len())
+        };
+        let at = offset + done as u64;
+        let mut known = fd.nowait.load(Ordering::Relaxed);
+        let mut result = match known {
+            nowait::TRY => now(direction, fd, &rest, at, flags | nowait_flag),
+            _ => Err(Errno::AGAIN),
+        };
+        // RWF_DONTCACHE that is not supported fails in the same way, and is the caller's to drop.
+        if result == Err(Errno::OPNOTSUPP) {
+            known = fd.cannot_nowait();
+            result = Err(Errno::AGAIN);
+        }
+        if result == Err(Errno::AGAIN) {
+            result = match known {
+                nowait::IN_MEMORY => now(direction, fd, &rest, at, flags),
+                _ => on_ring(direction, fd, &rest, at, flags).await,
+            };
+        }
+        match result {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Reads at `offset` until `payload` is full or the file ends; says how many bytes.
+///
+/// `flags` are RWF_* of preadv2(2), such as [`DONTCACHE`].
+///
+/// # Errors
+/// What preadv2(2) gives, unless some bytes were read before.
+pub async fn read_at(
+    fd: &Arc<File>,
+    payload: &Payload,
+    offset: u64,
+    flags: u32,
+) -> Result<usize, Errno> {
+    transfer(Direction::Read, fd, payload, offset, flags).await
+}
+
+/// Writes all of `payload` at `offset`; says how many bytes went before an error.
+///
+/// `flags` are RWF_* of pwritev2(2), such as [`DONTCACHE`].
+///
+/// # Errors
+/// What pwritev2(2) gives, unless some bytes were written before.
+pub async fn write_at(
+    fd: &Arc<File>,
+    payload: &Payload,
+    offset: u64,
+    flags: u32,
+) -> Result<usize, Errno> {
+    transfer(Direction::Write, fd, payload, offset, flags).await
+}
+
+/// fsync(2), or fdatasync(2) with `data_only`.
+///
+/// # Errors
+/// What they give.
+pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
+    let flags = if data_only {
+        types::FsyncFlags::DATASYNC
+    } else {
+        types::FsyncFlags::empty()
+    };
+    let entry = opcode::Fsync::new(types::Fd(fd.as_raw_fd()))
+        .flags(flags)
+        .build();
+    let keep = Keep {
+        data: None,
+        other: Some(Box::new(fd.clone())),
+    };
+    // SAFETY: points to nothing; the descriptor is in `keep`.
+    check(unsafe { submit(wide(entry), keep) }.await).map(drop)
+}
+
+/// fallocate(2).
+///
+/// # Errors
+/// What it gives.
+pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
+    let entry = opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), len)
+        .offset(offset)
+        .mode(mode as i32)
+        .build();
+    let keep = Keep {
+        data: None,
+        other: Some(Box::new(fd.clone())),
+    };
+    // SAFETY: points to nothing; the descriptor is in `keep`.
+    check(unsafe { submit(wide(entry), keep) }.await).map(drop)
+}
+
+/// Waits until `fd` has one of the poll(2) `events`; gives those it has.
+///
+/// # Errors
+/// What poll(2) gives.
+pub async fn poll(fd: &Arc<File>, events: u32) -> Result<u32, Errno> {
+    let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build();
+    let keep = Keep {
+        data: None,
+        other: Some(Box::new(fd.clone())),
+    };
+    // SAFETY: points to nothing; the descriptor is in `keep`.
+    check(unsafe { submit(wide(entry), keep) }.await).map(|events| events as u32)
+}
+
+/// Lets time go by, and other tasks run.
+pub async fn sleep(time: Duration) {
+    let spec = Box::new(types::Timespec::from(time));
+    let entry = opcode::Timeout::new(&*spec).build();
+    let keep = Keep {
+        data: None,
+        other: Some(Box::new(spec)),
+    };
+    // SAFETY: the timespec is in `keep`. The only results are ETIME and cancellation.
+    let _ = unsafe { submit(wide(entry), keep) }.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::buf::IoBuf;
+    use crate::runtime::{Runtime, spawn};
+    use uvfs_queue::wait::{WaitConfig, WaitMode};
+
+    fn on_runtime<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
+        Runtime::new(WaitConfig::default())
+            .unwrap()
+            .block_on(future)
+            .unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_pieces() {
+        let file = tempfile::tempfile().unwrap();
+        let fd = Arc::new(File::from(OwnedFd::from(file)));
+        on_runtime(async move {
+            let memory = IoBuf::alloc(16384).unwrap();
+            memory.copy_in(0, b"hello world");
+            let data = Payload::from_parts([memory.slice(6..11), memory.slice(0..5)]);
+            assert_eq!(write_at(&fd, &data, 100, 0).await, Ok(10));
+            fsync(&fd, true).await.unwrap();
+            let back = Payload::from(memory.slice(8192..8192 + 4096));
+            assert_eq!(read_at(&fd, &back, 98, 0).await, Ok(12));
+            let mut bytes = [0; 12];
+            back.copy_out(0, &mut bytes);
+            assert_eq!(&bytes, b"\0\0worldhello");
+            assert_eq!(on_ring(Direction::Read, &fd, &back, 100, 0).await, Ok(10));
+            assert_eq!(fallocate(&fd, 0, 0, 8192).await, Ok(()));
+            assert_eq!(read_at(&fd, &back, u64::MAX, 0).await, Err(Errno::INVAL));
+        });
+    }
+
+    #[test]
+    fn an_abandoned_read_keeps_its_memory_until_the_kernel_is_done() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let reader = Arc::new(File::from(OwnedFd::from(reader)));
+        on_runtime(async move {
+            for _ in 0..100 {
+                let memory = Payload::from(IoBuf::alloc(4096).unwrap());
+                let keep = Keep {
+                    data: Some(memory.clone()),
+                    other: None,
+                };
+                let ptr = memory.parts()[0].as_ptr();
+                let read = opcode::Read::new(types::Fd(reader.as_raw_fd()), ptr, 4096).build();
+                // SAFETY: the memory is in `keep`.
+                drop(unsafe { submit(wide(read), keep) });
+                sleep(Duration::from_micros(10)).await;
+            }
+            writer.write_all(b"x").unwrap();
+        });
+    }
+
+    #[test]
+    fn other_threads_wake_a_sleeping_runtime() {
+        for mode in [WaitMode::Adaptive, WaitMode::Spin, WaitMode::Sleep] {
+            let runtime = Runtime::new(WaitConfig {
+                mode,
+                ..Default::default()
+            })
+            .unwrap();
+            let remote = runtime.remote();
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let thread = std::thread::spawn(move || {
+                for i in 0..200 {
+                    let sender = sender.clone();
+                    remote.call(move || sender.send(i).unwrap());
+                }
+            });
+            let sum = runtime
+                .block_on(async move {
+                    let doubled = crate::blocking::run(|| 21 * 2).await;
+                    spawn(async {});
+                    let mut sum = 0;
+                    while sum < 199 * 200 / 2 {
+                        sum += receiver.try_iter().sum::<i32>();
+                        sleep(Duration::from_micros(50)).await;
+                    }
+                    sum + doubled
+                })
+                .unwrap();
+            assert_eq!(sum, 199 * 200 / 2 + 42);
+            thread.join().unwrap();
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! Memory pressure: when it is time to give memory back.
+//!
+//! Three sources, each used where it exists:
+//!
+//! * the machine's `/proc/pressure/memory` and the own cgroup's `memory.pressure` (version 2),
+//!   with a trigger written to the file and poll(2) for `POLLPRI`
+//!   (Documentation/accounting/psi.rst);
+//! * the own cgroup's usage against its limit, looked at every [`MonitorConfig::interval`]
+//!   (both versions of the interface), because a cgroup near its limit reclaims before PSI
+//!   reports a stall, and because version 1 has no PSI;
+//! * `MemAvailable` against `MemTotal` from `/proc/meminfo`, looked at as often, when the
+//!   machine's PSI cannot be used.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::Shrinkers;
+
+/// Where the monitor looks and when it acts. The paths are there for tests and containers.
+#[derive(Debug, Clone)]
+pub struct MonitorConfig {
+    /// The machine's PSI file.
+    pub psi: PathBuf,
+    /// The machine's memory numbers.
+    pub meminfo: PathBuf,
+    /// The own memory cgroup's directory; `None` if there is none or it is the root.
+    pub cgroup: Option<PathBuf>,
+    /// Tasks stalled for this long in any [`MonitorConfig::window`]: pressure.
+    pub stall: Duration,
+    /// The window of the trigger. Without CAP_SYS_RESOURCE the kernel takes multiples of two
+    /// seconds only.
+    pub window: Duration,
+    /// How often the sources that must be looked at are looked at.
+    pub interval: Duration,
+    /// Less than this part of the machine's memory available (in percent): pressure.
+    pub available_percent: u64,
+    /// More than this part of the cgroup's limit used, page cache not counted (in percent):
+    /// pressure.
+    pub cgroup_percent: u64,
+    /// Under pressure each shrinker is asked for one part in this many.
+    pub divisor: usize,
+}
+
+impl Default for MonitorConfig {
+    fn default() -> Self {
+        MonitorConfig {
+            psi: "/proc/pressure/memory".into(),
+            meminfo: "/proc/meminfo".into(),
+            cgroup: own_cgroup(Path::new("/proc/self")),
+            stall: Duration::from_millis(150),
+            window: Duration::from_secs(2),
+            interval: Duration::from_millis(250),
+            available_percent: 10,
+            cgroup_percent: 85,
+            divisor: 4,
+        }
+    }
+}
+
+/// A place that pressure was seen at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The machine's PSI trigger.
+    Psi,
+    /// The cgroup's PSI trigger.
+    CgroupPsi,
+    /// The cgroup's usage near its limit.
+    CgroupUsage,
+    /// `MemAvailable` low.
+    MemAvailable,
+}
+
+/// What a monitor has seen and done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MonitorStats {
+    /// How often there was pressure.
+    pub events: u64,
+    /// Bytes that the shrinkers gave back.
+    pub freed: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    events: AtomicU64,
+    freed: AtomicU64,
+}
+
+/// A thread that watches for memory pressure and asks [`Shrinkers`] to give memory back. Ends
+/// when dropped.
+pub struct Monitor {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    sources: Vec<Source>,
+    counters: Arc<Counters>,
+}
+
+struct Watch {
+    config: MonitorConfig,
+    triggers: Vec<(Source, File)>,
+    usage: Option<Usage>,
+    meminfo: bool,
+}
+
+/// The cgroup's files of either version.
+#[derive(Clone)]
+struct Usage {
+    current: PathBuf,
+    limits: Vec<PathBuf>,
+    stat: PathBuf,
+    page_cache: [&'static str; 2],
+}
+
+impl Monitor {
+    /// Starts watching on behalf of `shrinkers`. Sources that do not exist or may not be used
+    /// are left out; [`Monitor::sources`] says what is left.
+    ///
+    /// # Errors
+    /// When the thread or its event descriptor cannot be made.
+    pub fn start(config: MonitorConfig, shrinkers: Arc<Shrinkers>) -> io::Result<Monitor> {
+        let mut triggers = Vec::new();
+        if let Some(file) = trigger(&config.psi, &config) {
+            triggers.push((Source::Psi, file));
+        }
+        if let Some(dir) = &config.cgroup
+            && let Some(file) = trigger(&dir.join("memory.pressure"), &config)
+        {
+            triggers.push((Source::CgroupPsi, file));
+        }
+        let usage = config.cgroup.as_deref().and_then(Usage::find);
+        let meminfo = !triggers.iter().any(|(source, _)| *source == Source::Psi)
+            && available_percent(&config.meminfo).is_some();
+        let mut sources: Vec<_> = triggers.iter().map(|(source, _)| *source).collect();
+        sources.extend(usage.as_ref().map(|_| Source::CgroupUsage));
+        sources.extend(meminfo.then_some(Source::MemAvailable));
+        if sources.is_empty() {
+            tracing::warn!("no source of memory pressure: caches only keep to their limits");
+        }
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let counters = Arc::new(Counters::default());
+        let watch = Watch {
+            config,
+            triggers,
+            usage,
+            meminfo,
+        };
+        let thread = {
+            let (stop, counters) = (stop.clone(), counters.clone());
+            thread::Builder::new()
+                .name("uvfs-pressure".into())
+                .spawn(move || watch.run(&stop, &shrinkers, &counters))?
+        };
+        Ok(Monitor {
+            stop,
+            thread: Some(thread),
+            sources,
+            counters,
+        })
+    }
+
+    /// What is being watched.
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// What was seen and done so far.
+    pub fn stats(&self) -> MonitorStats {
+        MonitorStats {
+            events: self.counters.events.load(Ordering::Relaxed),
+            freed: self.counters.freed.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        // Writing 1 to an eventfd at 0 cannot fail.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Watch {
+    fn run(mut self, stop: &OwnedFd, shrinkers: &Shrinkers, counters: &Counters) {
+        let polled = self.usage.is_some() || self.meminfo;
+        let mut next_look = Instant::now();
+        loop {
+            let wait = polled.then(|| next_look.saturating_duration_since(Instant::now()));
+            let wait = wait.map(|d| Timespec::try_from(d).expect("a short time"));
+            let mut fds = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+            for (_, file) in &self.triggers {
+                fds.push(PollFd::from_borrowed_fd(file.as_fd(), PollFlags::PRI));
+            }
+            match poll(&mut fds, wait.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "watching for memory pressure ends");
+                    return;
+                }
+            }
+            let seen: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+            drop(fds);
+            if !seen[0].is_empty() {
+                return;
+            }
+            let mut source = None;
+            let mut index = 0;
+            self.triggers.retain(|(kind, _)| {
+                index += 1;
+                let events = seen[index];
+                if events.contains(PollFlags::PRI) && !events.contains(PollFlags::ERR) {
+                    source = Some(*kind);
+                }
+                // An error means that the cgroup went away: stop listening to it.
+                !events.contains(PollFlags::ERR)
+            });
+            if polled && Instant::now() >= next_look {
+                next_look = Instant::now() + self.config.interval;
+                source = source.or_else(|| self.look());
+            }
+            if let Some(source) = source {
+                let freed = shrinkers.shrink(self.config.divisor);
+                counters.freed.fetch_add(freed as u64, Ordering::Relaxed);
+                counters.events.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(?source, freed, "memory pressure");
+            }
+        }
+    }
+
+    fn look(&self) -> Option<Source> {
+        if let Some(usage) = &self.usage
+            && usage.percent()? > self.config.cgroup_percent
+        {
+            return Some(Source::CgroupUsage);
+        }
+        if self.meminfo && available_percent(&self.config.meminfo)? < self.config.available_percent
+        {
+            return Some(Source::MemAvailable);
+        }
+        None
+    }
+}
+
+/// A PSI file with our trigger written to it, or `None` where that does not work.
+fn trigger(path: &Path, config: &MonitorConfig) -> Option<File> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(path)
+        .ok()?;
+    let line = format!(
+        "some {} {}\0",
+        config.stall.as_micros(),
+        config.window.as_micros()
+    );
+    match file.write_all(line.as_bytes()) {
+        Ok(()) => Some(file),
+        Err(error) => {
+            tracing::debug!(path = %path.display(), %error, "no PSI trigger");
+            None
+        }
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The value of `key` in a file of lines "key value" or "key: value kB".
+fn field(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next()?.trim_end_matches(':') == key).then(|| words.next()?.parse().ok())?
+    })
+}
+
+fn available_percent(meminfo: &Path) -> Option<u64> {
+    let text = fs::read_to_string(meminfo).ok()?;
+    let total = field(&text, "MemTotal").filter(|&t| t > 0)?;
+    Some(field(&text, "MemAvailable")?.saturating_mul(100) / total)
+}
+
+impl Usage {
+    fn find(dir: &Path) -> Option<Usage> {
+        let v2 = Usage {
+            current: dir.join("memory.current"),
+            limits: vec![dir.join("memory.max"), dir.join("memory.high")],
+            stat: dir.join("memory.stat"),
+            page_cache: ["active_file", "inactive_file"],
+        };
+        let v1 = Usage {
+            current: dir.join("memory.usage_in_bytes"),
+            limits: vec![dir.join("memory.limit_in_bytes")],
+            stat: dir.join("memory.stat"),
+            page_cache: ["total_active_file", "total_inactive_file"],
+        };
+        [v2, v1]
+            .into_iter()
+            .find(|usage| number(&usage.current).is_some())
+    }
+
+    /// Used part of the limit in percent, page cache not counted; 0 without a limit.
+    fn percent(&self) -> Option<u64> {
+        // Files that hold "max" are no limit.
+        let Some(limit) = self.limits.iter().filter_map(|path| number(path)).min() else {
+            return Some(0);
+        };
+        let stat = fs::read_to_string(&self.stat).unwrap_or_default();
+        let cache: u64 = self
+            .page_cache
+            .iter()
+            .filter_map(|key| field(&stat, key))
+            .sum();
+        let used = number(&self.current)?.saturating_sub(cache);
+        Some((u128::from(used) * 100 / u128::from(limit.max(1))) as u64)
+    }
+}
+
+/// The directory of the own memory cgroup: the version 2 hierarchy if memory is controlled
+/// there, else version 1's (cgroups(7)). `None` for the root, which has no limit.
+fn own_cgroup(proc_self: &Path) -> Option<PathBuf> {
+    let groups = fs::read_to_string(proc_self.join("cgroup")).ok()?;
+    let mounts = fs::read_to_string(proc_self.join("mounts")).ok()?;
+    // "id:controllers:path"; version 2 has id 0 and no controllers.
+    let path_of = |want: fn(&str) -> bool| {
+        groups.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+            want(controllers).then_some(path.trim_start_matches('/'))
+        })
+    };
+    let mount_of = |want: fn(&str, &str) -> bool| {
+        mounts.lines().find_map(|line| {
+            let words: Vec<_> = line.split_ascii_whitespace().collect();
+            let (&at, &kind, &options) = (words.get(1)?, words.get(2)?, words.get(3)?);
+            want(kind, options).then(|| PathBuf::from(at))
+        })
+    };
+    let v2 = mount_of(|kind, _| kind == "cgroup2")
+        .zip(path_of(str::is_empty))
+        .map(|(mount, path)| mount.join(path))
+        .filter(|dir| dir.join("memory.current").exists());
+    v2.or_else(|| {
+        mount_of(|kind, options| kind == "cgroup" && options.split(',').any(|o| o == "memory"))
+            .zip(path_of(|controllers| {
+                controllers.split(',').any(|c| c == "memory")
+            }))
+            .filter(|(_, path)| !path.is_empty())
+            .map(|(mount, path)| mount.join(path))
+            .filter(|dir| dir.join("memory.usage_in_bytes").exists())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Shrinker;
+    use std::sync::atomic::AtomicUsize;
+
+    struct Pool(AtomicUsize);
+
+    impl Shrinker for Pool {
+        fn name(&self) -> &str {
+            "pool"
+        }
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+        fn scan(&self, bytes: usize) -> usize {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+            bytes
+        }
+    }
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !done() {
+            assert!(Instant::now() < end, "{what}: not within 30 s");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A machine without PSI in `dir`, and a pool to shrink.
+    fn machine(dir: &Path) -> (MonitorConfig, Arc<Shrinkers>, Arc<Pool>) {
+        fs::write(
+            dir.join("meminfo"),
+            "MemTotal: 1000 kB\nMemAvailable: 500 kB\n",
+        )
+        .unwrap();
+        let config = MonitorConfig {
+            psi: dir.join("absent"),
+            meminfo: dir.join("meminfo"),
+            cgroup: None,
+            interval: Duration::from_millis(2),
+            ..MonitorConfig::default()
+        };
+        let pool = Arc::new(Pool(1000.into()));
+        let shrinkers = Arc::new(Shrinkers::new());
+        let as_shrinker: Arc<dyn Shrinker> = pool.clone();
+        shrinkers.register(&as_shrinker);
+        (config, shrinkers, pool)
+    }
+
+    #[test]
+    fn without_psi_available_memory_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, shrinkers, pool) = machine(dir.path());
+        let monitor = Monitor::start(config, shrinkers).unwrap();
+        assert_eq!(monitor.sources(), [Source::MemAvailable]);
+        assert_eq!(pool.count(), 1000);
+        let low = dir.path().join("low");
+        fs::write(&low, "MemTotal: 1000 kB\nMemAvailable: 50 kB\n").unwrap();
+        fs::rename(&low, dir.path().join("meminfo")).unwrap();
+        until("pool shrinks", || pool.count() < 1000);
+        until("counted", || monitor.stats().freed > 0);
+    }
+
+    #[test]
+    fn a_cgroup_near_its_limit_is_pressure() {
+        for files in [
+            ["memory.current", "memory.max", "memory.stat", "active_file"],
+            [
+                "memory.usage_in_bytes",
+                "memory.limit_in_bytes",
+                "memory.stat",
+                "total_active_file",
+            ],
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let (mut config, shrinkers, pool) = machine(dir.path());
+            let [current, limit, stat, cache] = files;
+            fs::write(dir.path().join(current), "950\n").unwrap();
+            fs::write(dir.path().join(limit), "1000\n").unwrap();
+            // Page cache is no pressure: 950 - 500 of 1000.
+            fs::write(dir.path().join(stat), format!("{cache} 500\n")).unwrap();
+            config.cgroup = Some(dir.path().into());
+            let usage = Usage::find(dir.path()).unwrap();
+            assert_eq!(usage.percent(), Some(45));
+            let monitor = Monitor::start(config, shrinkers).unwrap();
+            assert_eq!(
+                monitor.sources(),
+                [Source::CgroupUsage, Source::MemAvailable]
+            );
+            assert_eq!(pool.count(), 1000);
+            fs::write(dir.path().join("new"), "").unwrap();
+            fs::rename(dir.path().join("new"), dir.path().join(stat)).unwrap();
+            until("pool shrinks", || pool.count() < 1000);
+        }
+    }
+
+    #[test]
+    fn psi_is_used_where_the_kernel_has_it() {
+        let config = MonitorConfig::default();
+        let usable = trigger(&config.psi, &config).is_some();
+        let monitor = Monitor::start(config, Arc::new(Shrinkers::new())).unwrap();
+        assert_eq!(monitor.sources().contains(&Source::Psi), usable);
+        assert_ne!(monitor.sources().contains(&Source::MemAvailable), usable);
+    }
+
+    #[test]
+    fn cgroup_paths() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("v1");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(root.join("a/b/memory.usage_in_bytes"), "1").unwrap();
+        fs::write(dir.path().join("cgroup"), "4:memory:/a/b\n0::/\n").unwrap();
+        fs::write(
+            dir.path().join("mounts"),
+            format!("cgroup {} cgroup rw,memory 0 0\n", root.display()),
+        )
+        .unwrap();
+        assert_eq!(own_cgroup(dir.path()), Some(root.join("a/b")));
+    }
+}

@@ -1,0 +1,160 @@
+//! Making files as the caller.
+//!
+//! Only who owns a new file depends on the identity of the thread that makes it; whether the caller
+//! may make it, the kernel has checked (`default_permissions`). So a call that makes a file runs
+//! with the caller's file-system user and group id and with the server's capabilities, which a
+//! securebit keeps from being dropped as the id changes.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Once;
+
+use rustix::io::Errno;
+use rustix::thread::CapabilitiesSecureBits;
+use uvfs_server::fs::Context;
+
+use crate::sys::{self, Result};
+
+/// What a thread was made ready with.
+#[derive(Clone, Copy)]
+struct Thread {
+    /// It has a umask of its own.
+    own_umask: bool,
+    /// Its umask, if set here.
+    umask: Option<u32>,
+}
+
+thread_local! {
+    static THREAD: Cell<Option<Thread>> = const { Cell::new(None) };
+}
+
+fn thread() -> Thread {
+    THREAD.with(|cell| {
+        if let Some(thread) = cell.get() {
+            return thread;
+        }
+        let own_umask = match sys::unshare_fs() {
+            Ok(()) => true,
+            Err(errno) => {
+                static WARN: Once = Once::new();
+                WARN.call_once(|| {
+                    tracing::warn!(%errno, "no umask per thread; default ACLs are cut by it");
+                });
+                false
+            }
+        };
+        if let Ok(bits) = rustix::thread::capabilities_secure_bits() {
+            // Without it a caller's files are made without the server's capabilities, which is
+            // stricter than the kernel's own check, not laxer.
+            let _ = rustix::thread::set_capabilities_secure_bits(
+                bits | CapabilitiesSecureBits::NO_SETUID_FIXUP,
+            );
+        }
+        let thread = Thread {
+            own_umask,
+            umask: None,
+        };
+        cell.set(Some(thread));
+        thread
+    })
+}
+
+/// Whom the server runs as.
+pub(crate) struct Creds {
+    uid: u32,
+    gid: u32,
+    /// It may make files of others.
+    switches: bool,
+}
+
+impl Creds {
+    pub(crate) fn new() -> Self {
+        let (uid, gid) = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
+        Self {
+            uid,
+            gid,
+            switches: uid == 0,
+        }
+    }
+
+    /// Makes this thread one of the caller until the guard goes. There is no `await` in between,
+    /// as the guard is of this thread alone.
+    pub(crate) fn caller(&self, cx: &Context, umask: u32) -> Result<Caller> {
+        let umask = umask & 0o777;
+        let mut thread = thread();
+        if thread.umask != Some(umask) {
+            let set = if thread.own_umask { umask } else { 0 };
+            rustix::process::umask(rustix::fs::Mode::from_raw_mode(set));
+            thread.umask = Some(umask);
+            THREAD.set(Some(thread));
+        }
+        let mask = if thread.own_umask { 0 } else { umask };
+        let mut caller = Caller {
+            uid: None,
+            gid: None,
+            mask,
+            thread: PhantomData,
+        };
+        if !self.switches {
+            return Ok(caller);
+        }
+        if cx.uid == u32::MAX || cx.gid == u32::MAX {
+            // The caller has no id here.
+            return Err(Errno::OVERFLOW);
+        }
+        if cx.gid != self.gid {
+            sys::setfsgid(cx.gid);
+            caller.gid = Some(self.gid);
+            // Errors are only seen by asking again; an id may have no meaning in a user namespace.
+            if sys::setfsgid(u32::MAX) != cx.gid {
+                return Err(Errno::OVERFLOW);
+            }
+        }
+        if cx.uid != self.uid {
+            sys::setfsuid(cx.uid);
+            caller.uid = Some(self.uid);
+            if sys::setfsuid(u32::MAX) != cx.uid {
+                return Err(Errno::OVERFLOW);
+            }
+        }
+        Ok(caller)
+    }
+
+    /// The umask does not matter, the owner does.
+    pub(crate) fn caller_without_umask(&self, cx: &Context) -> Result<Caller> {
+        let umask = thread().umask.unwrap_or(0o022);
+        self.caller(cx, umask)
+    }
+}
+
+/// While it lives, this thread makes files of the caller.
+pub(crate) struct Caller {
+    /// What to set back.
+    uid: Option<u32>,
+    gid: Option<u32>,
+    /// The umask where it can't be the thread's.
+    mask: u32,
+    /// Stays on its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Caller {
+    /// The mode to ask the host for.
+    pub(crate) fn mode(&self, mode: u32) -> rustix::fs::Mode {
+        rustix::fs::Mode::from_raw_mode(mode & 0o7777 & !self.mask)
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if let Some(uid) = self.uid {
+            sys::setfsuid(uid);
+        }
+        if let Some(gid) = self.gid {
+            sys::setfsgid(gid);
+        }
+    }
+}

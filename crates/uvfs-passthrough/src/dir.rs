@@ -1,0 +1,235 @@
+//! Directories.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{OFlags, SeekFrom};
+use rustix::io::Errno;
+use uvfs_io::ops::File;
+use uvfs_server::fs::{DirEntry, DirSink, OpenFlags, Opened};
+
+use crate::Passthrough;
+use crate::inode::Inode;
+use crate::slots::lock;
+use crate::sys::{self, Result};
+
+/// Bytes of entries read from the host at once.
+const BUFFER: usize = 32 << 10;
+/// Bytes of struct linux_dirent64 before the name: d_ino, d_off, d_reclen, d_type.
+const HEADER: usize = 19;
+
+/// What was read of a directory and not yet given on.
+#[derive(Default)]
+struct Reader {
+    /// Empty until the first listing.
+    buf: Box<[u8]>,
+    /// `buf[at..end]` holds whole entries.
+    at: usize,
+    end: usize,
+    /// The offset that the entry at `at` is listed from: 0, or the d_off of the one before it.
+    offset: u64,
+}
+
+/// An open directory.
+pub(crate) struct OpenDir {
+    pub(crate) fd: Arc<File>,
+    inode: Arc<Inode>,
+    reader: Mutex<Reader>,
+}
+
+impl AsFd for OpenDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// One entry as getdents64(2) gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dirent<'a> {
+    ino: u64,
+    /// Where the next entry is listed from.
+    next: u64,
+    kind: u32,
+    /// With its 0 byte.
+    name: &'a CStr,
+    /// Bytes it takes.
+    size: usize,
+}
+
+impl<'a> Dirent<'a> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (ino, rest) = bytes.split_first_chunk::<8>()?;
+        let (next, rest) = rest.split_first_chunk::<8>()?;
+        let (size, rest) = rest.split_first_chunk::<2>()?;
+        let size = usize::from(u16::from_ne_bytes(*size));
+        let kind = u32::from(*rest.first()?);
+        let name = CStr::from_bytes_until_nul(bytes.get(HEADER..size)?).ok()?;
+        Some(Self {
+            ino: u64::from_ne_bytes(*ino),
+            next: u64::from_ne_bytes(*next),
+            kind,
+            name,
+            size,
+        })
+    }
+}
+
+impl Reader {
+    /// Goes to `offset` and reads on where nothing is left; false at the end.
+    fn fill(&mut self, fd: BorrowedFd<'_>, offset: u64) -> Result<bool> {
+        // From the start, the directory is read anew: rewinddir(3) shows what changed.
+        if offset != self.offset || offset == 0 {
+            rustix::fs::seek(fd, SeekFrom::Start(offset))?;
+            self.offset = offset;
+            (self.at, self.end) = (0, 0);
+        }
+        self.more(fd)
+    }
+
+    fn more(&mut self, fd: BorrowedFd<'_>) -> Result<bool> {
+        if self.at == self.end {
+            if self.buf.is_empty() {
+                self.buf = vec![0; BUFFER].into();
+            }
+            (self.at, self.end) = (0, 0);
+            self.end = sys::getdents(fd, &mut self.buf)?;
+        }
+        Ok(self.at < self.end)
+    }
+}
+
+impl Passthrough {
+    pub(crate) fn dir(&self, fh: u64) -> Result<Arc<OpenDir>> {
+        self.dirs.get(fh).ok_or(Errno::BADF)
+    }
+
+    pub(crate) fn open_dir(&self, node: u64) -> Result<Opened> {
+        let inode = self.inode(node)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = match self.options.noatime {
+            true => self.open_inode(&inode, flags | OFlags::NOATIME),
+            false => Err(Errno::PERM),
+        };
+        let fd = match fd {
+            Err(Errno::PERM) => self.open_inode(&inode, flags)?,
+            fd => fd?,
+        };
+        let dir = Arc::new(OpenDir {
+            fd: Arc::new(fd.into()),
+            inode,
+            reader: Mutex::default(),
+        });
+        let fh = self.dirs.insert(dir).ok_or(Errno::NFILE)?;
+        let flags = match self.options.cache_readdir {
+            true => OpenFlags::CACHE_DIR,
+            false => OpenFlags::empty(),
+        };
+        Ok(Opened {
+            fh,
+            flags,
+            backing: 0,
+        })
+    }
+
+    /// Lists entries until the sink is full. The host's own offsets go to the kernel, so that a
+    /// listing goes on at the right place whatever was made or removed since.
+    pub(crate) fn list(&self, fh: u64, offset: u64, sink: &mut dyn DirSink) -> Result<()> {
+        let dir = self.dir(fh)?;
+        let mut reader = lock(&dir.reader);
+        let reader = &mut *reader;
+        let plus = sink.wants_attributes();
+        let mut given = false;
+        let mut more = reader.fill(dir.as_fd(), offset);
+        loop {
+            match more {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // What was given is not lost; the error comes with the next listing.
+                Err(_) if given => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+            let entry = Dirent::parse(&reader.buf[reader.at..reader.end]).ok_or(Errno::IO)?;
+            if !self.give(&dir, &entry, plus, sink)? {
+                return Ok(());
+            }
+            given = true;
+            (reader.at, reader.offset) = (reader.at + entry.size, entry.next);
+            more = reader.more(dir.as_fd());
+        }
+    }
+
+    /// Gives one entry; false when it does not fit.
+    fn give(
+        &self,
+        dir: &OpenDir,
+        entry: &Dirent<'_>,
+        plus: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<bool> {
+        let name = entry.name.to_bytes();
+        let dots = name == b"." || name == b"..";
+        // Nothing above the source shows.
+        let above = name == b".." && dir.inode.node == uvfs_server::fs::ROOT;
+        let ino = if above {
+            dir.inode.key.ino()
+        } else {
+            entry.ino
+        };
+        let shown = DirEntry {
+            ino,
+            next: entry.next,
+            kind: entry.kind,
+            name,
+        };
+        if !plus {
+            return Ok(sink.add(shown));
+        }
+        if !sink.fits(name.len()) {
+            return Ok(false);
+        }
+        if dots {
+            return Ok(sink.add_plus(shown, &self.no_entry(ino)));
+        }
+        match self.find(&dir.inode, dir.as_fd(), entry.name) {
+            Ok((inode, st)) => {
+                let found = self.entry(&inode, &st);
+                let fits = sink.add_plus(shown, &found);
+                if !fits {
+                    self.inodes.forget(inode.node, 1);
+                }
+                Ok(fits)
+            }
+            // Removed since it was read.
+            Err(Errno::NOENT) => Ok(true),
+            Err(_) => Ok(sink.add_plus(shown, &self.no_entry(ino))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_parsed_within_bounds() {
+        let mut bytes = Vec::new();
+        bytes.extend(7u64.to_ne_bytes());
+        bytes.extend(99u64.to_ne_bytes());
+        bytes.extend(24u16.to_ne_bytes());
+        bytes.extend(b"\x08abc\0\0");
+        let entry = Dirent::parse(&bytes).unwrap();
+        assert_eq!(
+            (entry.ino, entry.next, entry.kind, entry.size),
+            (7, 99, 8, 24)
+        );
+        assert_eq!(entry.name, c"abc");
+        for len in 0..bytes.len() {
+            assert_eq!(Dirent::parse(&bytes[..len]), None);
+        }
+        for size in [0u16, 1, 18, 19, 22, 25, u16::MAX] {
+            bytes[16..18].copy_from_slice(&size.to_ne_bytes());
+            assert_eq!(Dirent::parse(&bytes), None, "{size}");
+        }
+    }
+}

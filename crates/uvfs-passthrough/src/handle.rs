@@ -1,0 +1,446 @@
+//! Open files.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{OFlags, Statx};
+use rustix::io::Errno;
+use uvfs_io::blocking;
+use uvfs_io::ops::{self, File};
+use uvfs_server::fs::{
+    Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Payload,
+};
+
+use crate::inode::{BackingUse, Inode};
+use crate::io;
+use crate::namespace::name_ok;
+use crate::sys::{self, FileIoctl, Result};
+use crate::{Passthrough, meta};
+
+/// Copies up to this long are made at once; longer ones on another thread.
+const SHORT_COPY: u64 = 256 << 10;
+
+/// An open file.
+pub(crate) struct OpenFile {
+    pub(crate) fd: Arc<File>,
+    pub(crate) inode: Arc<Inode>,
+    /// Reads and writes of it go to the inode's registered backing file.
+    backed: bool,
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Whether a caller opens with O_DIRECT.
+fn asked_direct(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::DIRECT)
+}
+
+impl Passthrough {
+    pub(crate) fn file(&self, fh: u64) -> Result<Arc<OpenFile>> {
+        self.files.get(fh).ok_or(Errno::BADF)
+    }
+
+    /// The flags that a file of the host is opened with for a caller who asks for `flags`.
+    fn host_flags(&self, flags: u32, may_noatime: bool) -> Result<OFlags> {
+        let asked = OFlags::from_bits_retain(flags);
+        // O_DIRECT is between the caller and the kernel's cache of the mount, O_APPEND goes with
+        // each write, and the rest is about names or descriptors.
+        let mut host = asked & (OFlags::TRUNC | OFlags::SYNC | OFlags::DSYNC);
+        host |= match asked & OFlags::ACCMODE {
+            // The page cache reads what a partial write does not cover.
+            OFlags::WRONLY if self.options.writeback => OFlags::RDWR,
+            OFlags::WRONLY => OFlags::WRONLY,
+            OFlags::RDWR => OFlags::RDWR,
+            _ => OFlags::RDONLY,
+        };
+        if self.options.read_only && host.intersects(OFlags::RWMODE | OFlags::TRUNC) {
+            return Err(Errno::ROFS);
+        }
+        if self.options.noatime || (asked.contains(OFlags::NOATIME) && may_noatime) {
+            host |= OFlags::NOATIME;
+        }
+        Ok(host)
+    }
+
+    pub(crate) fn open_file(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        let inode = self.inode(node)?;
+        let asked = OFlags::from_bits_retain(how.flags);
+        let may_noatime = asked.contains(OFlags::NOATIME)
+            && (cx.uid == 0 || sys::stat(self.path_fd(&inode)?.as_fd())?.stx_uid == cx.uid);
+        let flags = self.host_flags(how.flags, may_noatime)?;
+        let fd = self.open_host(&inode, flags, asked)?;
+        if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
+            meta::kill_suidgid(cx, fd.as_fd())?;
+        }
+        let told = if self.options.keep_cache {
+            inode.state().told
+        } else {
+            None
+        };
+        let keep =
+            told.is_some_and(|told| sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told));
+        self.opened(inode, fd, asked_direct(how.flags), keep)
+    }
+
+    /// Opens a file of the host, with less than wanted where the host allows no more.
+    fn open_host(&self, inode: &Arc<Inode>, flags: OFlags, asked: OFlags) -> Result<OwnedFd> {
+        let result = match self.open_inode(inode, flags) {
+            Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => {
+                self.open_inode(inode, flags - OFlags::NOATIME)
+            }
+            result => result,
+        };
+        match result {
+            Err(Errno::ACCESS)
+                if flags.contains(OFlags::RDWR) && asked & OFlags::ACCMODE == OFlags::WRONLY =>
+            {
+                // May be written, not read; the page cache then can only write whole pages.
+                self.open_inode(inode, (flags - OFlags::RDWR) | OFlags::WRONLY)
+            }
+            result => result,
+        }
+    }
+
+    /// Gives an open file a number.
+    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, direct: bool, keep: bool) -> Result<Opened> {
+        let mut flags = OpenFlags::empty();
+        let mut backing = 0;
+        if let Some(id) = self.use_backing(&inode, fd.as_fd()) {
+            flags |= OpenFlags::PASSTHROUGH;
+            backing = id;
+        } else if self.options.direct_io || (direct && !self.writes_back()) {
+            // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
+            // cost the kernel less than the asynchronous ones that it makes of them otherwise.
+            flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
+        } else if keep {
+            flags |= OpenFlags::KEEP_CACHE;
+        }
+        if !self.writes_back() && !self.options.host_locks {
+            flags |= OpenFlags::NOFLUSH;
+        }
+        let backed = flags.contains(OpenFlags::PASSTHROUGH);
+        let file = Arc::new(OpenFile {
+            fd: Arc::new(fd.into()),
+            inode: inode.clone(),
+            backed,
+        });
+        inode.state().open = Arc::downgrade(&file);
+        match self.files.insert(file) {
+            Some(fh) => Ok(Opened { fh, flags, backing }),
+            None => {
+                self.release_backing(&inode, backed);
+                Err(Errno::NFILE)
+            }
+        }
+    }
+
+    /// Makes a file and opens it, or opens the one that is there.
+    pub(crate) fn create_file(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        let asked = OFlags::from_bits_retain(how.flags);
+        // EXCL: what is there already could be a device or pipe, not to be opened unseen.
+        let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
+            | OFlags::CREATE
+            | OFlags::EXCL
+            | OFlags::NOFOLLOW
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
+        let made = {
+            let caller = self.creds.caller(cx, new.umask)?;
+            rustix::fs::openat(dir.as_fd(), name, flags, caller.mode(mode))
+        };
+        match made {
+            Ok(fd) => {
+                let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
+                self.opened_entry(inode, &st, fd, asked_direct(how.flags))
+            }
+            Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
+                let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
+                let entry = self.entry(&inode, &st);
+                match self.open_file(cx, inode.node, how) {
+                    Ok(opened) => Ok((entry, opened)),
+                    Err(errno) => {
+                        self.inodes.forget(inode.node, 1);
+                        Err(errno)
+                    }
+                }
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Makes a file without a name and opens it.
+    pub(crate) fn make_tmpfile(
+        &self,
+        cx: &Context,
+        parent: u64,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        let asked = OFlags::from_bits_retain(how.flags);
+        let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
+            | OFlags::TMPFILE
+            | (asked & OFlags::EXCL)
+            | OFlags::CLOEXEC;
+        let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
+        let fd = {
+            let caller = self.creds.caller(cx, new.umask)?;
+            rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
+        };
+        let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
+        self.opened_entry(inode, &st, fd, asked_direct(how.flags))
+    }
+
+    fn opened_entry(
+        &self,
+        inode: Arc<Inode>,
+        st: &Statx,
+        fd: OwnedFd,
+        direct: bool,
+    ) -> Result<(Entry, Opened)> {
+        let entry = self.entry(&inode, st);
+        let node = inode.node;
+        match self.opened(inode, fd, direct, false) {
+            Ok(opened) => Ok((entry, opened)),
+            Err(errno) => {
+                self.inodes.forget(node, 1);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Registers the file with the kernel, once for all opens of the inode at a time.
+    fn use_backing(&self, inode: &Inode, fd: BorrowedFd<'_>) -> Option<i32> {
+        if !self.passes_through.load(Ordering::Relaxed) || !inode.is_regular() {
+            return None;
+        }
+        let hooks = self.backing.get()?;
+        let mut state = inode.state();
+        if let Some(backing) = &mut state.backing {
+            backing.opens += 1;
+            return Some(backing.id);
+        }
+        if state.open.strong_count() > 0 {
+            // Open without: the kernel takes one way or the other at a time.
+            return None;
+        }
+        match (hooks.register)(fd) {
+            Ok(id) => {
+                state.backing = Some(BackingUse { id, opens: 1 });
+                Some(id)
+            }
+            Err(error) => {
+                if self.passes_through.swap(false, Ordering::Relaxed) {
+                    tracing::warn!(%error, "backing files are refused; going on without");
+                }
+                None
+            }
+        }
+    }
+
+    fn release_backing(&self, inode: &Inode, backed: bool) {
+        if !backed {
+            return;
+        }
+        let Some(hooks) = self.backing.get() else {
+            return;
+        };
+        let mut state = inode.state();
+        let Some(backing) = &mut state.backing else {
+            return;
+        };
+        backing.opens -= 1;
+        if backing.opens == 0 {
+            let id = backing.id;
+            state.backing = None;
+            // Under the lock, so that a next open registers after this.
+            (hooks.unregister)(id);
+        }
+    }
+
+    pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
+        let file = self.files.remove(fh).ok_or(Errno::BADF)?;
+        self.release_backing(&file.inode, file.backed);
+        if self.options.host_locks {
+            self.drop_locks_by(&file.inode, fh);
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn read_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {
+        let file = self.file(how.fh)?;
+        let uncached = how.uncached || self.options.uncached;
+        io::read(&file, data, how.offset, uncached).await
+    }
+
+    pub(crate) async fn write_file(
+        &self,
+        cx: &Context,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
+        self.writable()?;
+        let file = self.file(how.fh)?;
+        if how.kill_suidgid {
+            meta::kill_suidgid(cx, file.as_fd())?;
+        }
+        let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
+        let uncached = how.uncached || self.options.uncached;
+        io::write(&file, data, how.offset, append, uncached).await
+    }
+
+    pub(crate) async fn fallocate_file(
+        &self,
+        cx: &Context,
+        fh: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Result<()> {
+        self.writable()?;
+        let file = self.file(fh)?;
+        if cx.uid != 0 {
+            // The kernel leaves it to us and does not say who has CAP_FSETID.
+            meta::kill_suidgid(cx, file.as_fd())?;
+        }
+        ops::fallocate(&file.fd, mode, offset, len).await
+    }
+
+    pub(crate) fn seek_file(&self, fh: u64, offset: u64, whence: u32) -> Result<u64> {
+        let file = self.file(fh)?;
+        // The host file's own position is used by nothing else.
+        let to = match whence as i32 {
+            libc::SEEK_DATA => rustix::fs::SeekFrom::Data(offset),
+            libc::SEEK_HOLE => rustix::fs::SeekFrom::Hole(offset),
+            libc::SEEK_END => {
+                rustix::fs::SeekFrom::End(i64::try_from(offset).map_err(|_| Errno::INVAL)?)
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        rustix::fs::seek(file.as_fd(), to)
+    }
+
+    pub(crate) async fn copy_file(&self, cx: &Context, copy: &CopyRange) -> Result<u64> {
+        self.writable()?;
+        if copy.flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        let (from, to) = (self.file(copy.fh_in)?, self.file(copy.fh_out)?);
+        if cx.uid != 0 {
+            meta::kill_suidgid(cx, to.as_fd())?;
+        }
+        let (mut offset_in, mut offset_out) = (copy.offset_in, copy.offset_out);
+        let len = usize::try_from(copy.len).unwrap_or(usize::MAX);
+        let mut call = move || {
+            rustix::fs::copy_file_range(
+                from.as_fd(),
+                Some(&mut offset_in),
+                to.as_fd(),
+                Some(&mut offset_out),
+                len,
+            )
+        };
+        let copied = if copy.len <= SHORT_COPY {
+            call()
+        } else {
+            blocking::run(call).await
+        };
+        copied.map(|n| n as u64)
+    }
+
+    /// Inode flags and project ids (`lsattr`, `chattr`).
+    pub(crate) fn file_ioctl(
+        &self,
+        cx: &Context,
+        node: u64,
+        ioctl: &uvfs_server::fs::Ioctl<'_>,
+    ) -> Result<(i32, Vec<u8>)> {
+        let (command, size) = match ioctl.cmd {
+            c if c == FileIoctl::GetFlags as u32 => (FileIoctl::GetFlags, 4),
+            c if c == FileIoctl::SetFlags as u32 => (FileIoctl::SetFlags, 4),
+            c if c == FileIoctl::FsGetXattr as u32 => (FileIoctl::FsGetXattr, 28),
+            c if c == FileIoctl::FsSetXattr as u32 => (FileIoctl::FsSetXattr, 28),
+            _ => return Err(Errno::NOTTY),
+        };
+        let mut data = [0; 64];
+        let sets = matches!(command, FileIoctl::SetFlags | FileIoctl::FsSetXattr);
+        if sets {
+            self.writable()?;
+            let input = ioctl.input.get(..size).ok_or(Errno::INVAL)?;
+            data[..size].copy_from_slice(input);
+        }
+        let (file, dir) = match self.files.get(ioctl.fh) {
+            Some(file) if file.inode.node == node => (Some(file), None),
+            _ => (None, Some(self.dir(ioctl.fh)?)),
+        };
+        let fd = match (&file, &dir) {
+            (Some(file), _) => file.as_fd(),
+            (_, Some(dir)) => dir.as_fd(),
+            _ => return Err(Errno::BADF),
+        };
+        if sets && cx.uid != 0 {
+            self.may_set_flags(cx, fd, command, &data)?;
+        }
+        let result = sys::ioctl(fd, command, &mut data)?;
+        let out = if sets {
+            0
+        } else {
+            size.min(ioctl.out_size as usize)
+        };
+        Ok((result, data[..out].to_vec()))
+    }
+
+    /// The server may set what its callers may not: only owners change flags, and none but root
+    /// those that take an administrator.
+    fn may_set_flags(
+        &self,
+        cx: &Context,
+        fd: BorrowedFd<'_>,
+        command: FileIoctl,
+        data: &[u8; 64],
+    ) -> Result<()> {
+        if sys::stat(fd)?.stx_uid != cx.uid {
+            return Err(Errno::PERM);
+        }
+        let word = |data: &[u8; 64]| u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
+        let mut now = [0; 64];
+        let guarded = match command {
+            FileIoctl::SetFlags => {
+                sys::ioctl(fd, FileIoctl::GetFlags, &mut now)?;
+                // FS_IMMUTABLE_FL and FS_APPEND_FL.
+                0x10 | 0x20
+            }
+            _ => {
+                sys::ioctl(fd, FileIoctl::FsGetXattr, &mut now)?;
+                if now[12..16] != data[12..16] {
+                    // The project id.
+                    return Err(Errno::PERM);
+                }
+                // FS_XFLAG_IMMUTABLE and FS_XFLAG_APPEND.
+                0x8 | 0x10
+            }
+        };
+        if (word(data) ^ word(&now)) & guarded != 0 {
+            return Err(Errno::PERM);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,660 @@
+//! Inodes: which host file a node number stands for, and how it is reached.
+//!
+//! A file on a mount whose file system has handles is known by its handle alone and holds no
+//! descriptor; a bounded cache keeps O_PATH descriptors of those in use. Elsewhere each inode holds
+//! an O_PATH descriptor, which also keeps its inode number from being used again.
+
+use std::borrow::Borrow;
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::CStr;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use rustix::fs::{OFlags, Statx};
+use rustix::io::Errno;
+use uvfs_server::fs::ROOT;
+
+use crate::Passthrough;
+use crate::handle::OpenFile;
+use crate::lock::Owners;
+use crate::slots::{SHARDS, Slab, lock, shard_of};
+use crate::sys::{self, FileHandle, Result};
+
+/// A mount below the source.
+pub(crate) struct Mount {
+    /// As in `/proc/self/mountinfo`.
+    pub(crate) id: u64,
+    /// A descriptor that handles of this mount are opened through; `None` when it has none that
+    /// can be opened.
+    pub(crate) fd: Option<OwnedFd>,
+    /// Its file system has no uncached I/O (RWF_DONTCACHE).
+    pub(crate) no_dontcache: AtomicBool,
+}
+
+/// What identifies an inode of the host.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    mount: u64,
+    /// st_dev and st_ino.
+    device: (u32, u32),
+    ino: u64,
+    /// Tells apart uses of the same inode number. `None` where a held descriptor keeps it in use.
+    handle: Option<FileHandle>,
+}
+
+impl Key {
+    pub(crate) fn ino(&self) -> u64 {
+        self.ino
+    }
+}
+
+/// The attributes that the kernel was last told, to know whether its cached pages are still right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Told {
+    pub(crate) mtime: (i64, u32),
+    pub(crate) size: u64,
+}
+
+/// A backing file that is registered with the kernel while the inode is open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BackingUse {
+    pub(crate) id: i32,
+    pub(crate) opens: usize,
+}
+
+/// What changes in an inode.
+#[derive(Default)]
+pub(crate) struct State {
+    /// An O_PATH descriptor, in the cache unless `pinned`.
+    fd: Option<Arc<OwnedFd>>,
+    /// The descriptor stays until the inode is forgotten.
+    pinned: bool,
+    /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
+    pub(crate) open: Weak<OpenFile>,
+    pub(crate) told: Option<Told>,
+    pub(crate) backing: Option<BackingUse>,
+    /// Who locks ranges of it (with the option `host_locks`).
+    pub(crate) owners: Owners,
+}
+
+/// A host file that the kernel knows.
+pub(crate) struct Inode {
+    pub(crate) node: u64,
+    pub(crate) key: Key,
+    /// S_IFMT bits of its mode.
+    pub(crate) kind: u32,
+    pub(crate) mount: Arc<Mount>,
+    /// The O_PATH descriptor of an inode without a handle.
+    held: Option<OwnedFd>,
+    /// The cached descriptor was used since the cache last looked.
+    used: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl Inode {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Closes the cached descriptor, outside the lock.
+    fn drop_fd(&self) {
+        let mut state = self.state();
+        let fd = if state.pinned { None } else { state.fd.take() };
+        drop(state);
+        drop(fd);
+    }
+
+    pub(crate) fn is_regular(&self) -> bool {
+        self.kind == libc::S_IFREG
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == libc::S_IFDIR
+    }
+}
+
+/// An inode in its set, found by its key.
+struct ByKey(Arc<Inode>);
+
+impl Borrow<Key> for ByKey {
+    fn borrow(&self) -> &Key {
+        &self.0.key
+    }
+}
+impl PartialEq for ByKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+impl Eq for ByKey {}
+impl Hash for ByKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key.hash(state);
+    }
+}
+
+struct Known {
+    inode: Arc<Inode>,
+    /// How often the kernel was given the node; it takes them back with FORGET.
+    lookups: u64,
+}
+
+#[derive(Default)]
+struct Shard {
+    by_key: HashSet<ByKey>,
+    slots: Slab<Known>,
+}
+
+/// All inodes that the kernel knows, by node number and by key. A key and the number given to it
+/// are in the same shard, so that a count changes under the lock that finds it: a lookup and a
+/// forget of the same inode come one after the other.
+pub(crate) struct Inodes {
+    hash: RandomState,
+    shards: [Mutex<Shard>; SHARDS],
+    root: Arc<Inode>,
+}
+
+impl Inodes {
+    pub(crate) fn new(root: Arc<Inode>) -> Self {
+        Self {
+            hash: RandomState::new(),
+            shards: std::array::from_fn(|_| Mutex::default()),
+            root,
+        }
+    }
+
+    /// The inode of a node number.
+    pub(crate) fn get(&self, node: u64) -> Result<Arc<Inode>> {
+        if node == ROOT {
+            return Ok(self.root.clone());
+        }
+        let known = &mut lock(&self.shards[shard_of(node)]).slots;
+        known
+            .get(node)
+            .map(|known| known.inode.clone())
+            .ok_or(Errno::STALE)
+    }
+
+    fn shard(&self, key: &Key) -> usize {
+        // The high bits; a set's own hash of the same key uses the low ones.
+        (self.hash.hash_one(key) >> 32) as usize % SHARDS
+    }
+
+    /// Counts a lookup of the inode with this key, if there is one.
+    fn find(&self, key: &Key) -> Option<Arc<Inode>> {
+        if self.root.key == *key {
+            return Some(self.root.clone());
+        }
+        let mut shard = lock(&self.shards[self.shard(key)]);
+        let inode = shard.by_key.get(key)?.0.clone();
+        shard.slots.get(inode.node)?.lookups += 1;
+        Some(inode)
+    }
+
+    /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
+    fn find_or_insert(
+        &self,
+        key: Key,
+        make: impl FnOnce(u64, Key) -> Arc<Inode>,
+    ) -> Result<Arc<Inode>> {
+        if self.root.key == key {
+            return Ok(self.root.clone());
+        }
+        let index = self.shard(&key);
+        let mut shard = lock(&self.shards[index]);
+        let shard = &mut *shard;
+        if let Some(inode) = shard.by_key.get(&key) {
+            let inode = inode.0.clone();
+            shard.slots.get(inode.node).ok_or(Errno::IO)?.lookups += 1;
+            return Ok(inode);
+        }
+        let node = shard
+            .slots
+            .insert(index, |node| Known {
+                inode: make(node, key),
+                lookups: 1,
+            })
+            .ok_or(Errno::NFILE)?;
+        let inode = shard.slots.get(node).ok_or(Errno::IO)?.inode.clone();
+        let added = shard.by_key.insert(ByKey(inode.clone()));
+        debug_assert!(added, "it was not there under the same lock");
+        Ok(inode)
+    }
+
+    /// Takes back lookups of a node.
+    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+        if node == ROOT {
+            return;
+        }
+        let gone = {
+            let mut shard = lock(&self.shards[shard_of(node)]);
+            let Some(known) = shard.slots.get(node) else {
+                tracing::warn!(node, "the kernel forgot a node that it did not know");
+                return;
+            };
+            if lookups > known.lookups {
+                tracing::warn!(
+                    node,
+                    lookups,
+                    counted = known.lookups,
+                    "forgotten too often"
+                );
+            }
+            known.lookups = known.lookups.saturating_sub(lookups);
+            if known.lookups > 0 {
+                return;
+            }
+            let gone = shard.slots.remove(node);
+            if let Some(gone) = &gone {
+                shard.by_key.remove(&gone.inode.key);
+            }
+            gone
+        };
+        // Its descriptors close without the lock.
+        drop(gone);
+    }
+
+    /// How many inodes the kernel knows, the root not counted.
+    pub(crate) fn len(&self) -> usize {
+        self.shards
+            .iter()
+            .map(|shard| lock(shard).slots.len())
+            .sum()
+    }
+
+    /// Forgets everything, after the mount has ended.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let old = std::mem::take(&mut *lock(shard));
+            drop(old);
+        }
+    }
+}
+
+/// The bounded cache of O_PATH descriptors. The descriptors are in the inodes; this is the order in
+/// which they go, oldest first unless used since.
+pub(crate) struct PathFds {
+    queue: Mutex<VecDeque<Weak<Inode>>>,
+    capacity: usize,
+}
+
+impl PathFds {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            queue: Mutex::new(VecDeque::with_capacity(capacity + 1)),
+            capacity,
+        }
+    }
+
+    fn insert(&self, inode: &Arc<Inode>, fd: Arc<OwnedFd>) {
+        {
+            let mut state = inode.state();
+            if state.fd.is_some() {
+                return;
+            }
+            state.fd = Some(fd);
+        }
+        let mut queue = lock(&self.queue);
+        queue.push_back(Arc::downgrade(inode));
+        // Each round drops an entry or clears a flag, so this ends within two rounds of the queue
+        // even while others set the flags again.
+        for _ in 0..2 * queue.len() {
+            if queue.len() <= self.capacity {
+                return;
+            }
+            let Some(oldest) = queue.pop_front() else {
+                return;
+            };
+            let Some(oldest) = oldest.upgrade() else {
+                continue;
+            };
+            if oldest.used.swap(false, Ordering::Relaxed) {
+                queue.push_back(Arc::downgrade(&oldest));
+                continue;
+            }
+            oldest.drop_fd();
+        }
+    }
+
+    /// Closes all that no call uses at the moment, when descriptors run out.
+    fn clear(&self) {
+        let queue = std::mem::take(&mut *lock(&self.queue));
+        for inode in queue.iter().filter_map(Weak::upgrade) {
+            inode.drop_fd();
+        }
+    }
+}
+
+/// A descriptor that stands for an inode, O_PATH or not, for the length of a call.
+pub(crate) enum PathFd {
+    Held(Arc<Inode>),
+    Cached(Arc<OwnedFd>),
+    Open(Arc<OpenFile>),
+}
+
+impl AsFd for PathFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            PathFd::Held(inode) => match &inode.held {
+                Some(fd) => fd.as_fd(),
+                None => unreachable!("only made of an inode that holds one"),
+            },
+            PathFd::Cached(fd) => fd.as_fd(),
+            PathFd::Open(file) => file.as_fd(),
+        }
+    }
+}
+
+const O_PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The mounts seen below the source, by id. A mount in use is kept by its inodes, and its id is not
+/// used again while its descriptor is open.
+pub(crate) struct Mounts(Mutex<HashMap<u64, Weak<Mount>>>);
+
+impl Mounts {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// The mount that `fd`, a descriptor of a file of `kind`, is on.
+    fn get(&self, id: u64, fd: BorrowedFd<'_>, kind: u32) -> Arc<Mount> {
+        if let Some(mount) = lock(&self.0).get(&id).and_then(Weak::upgrade) {
+            return mount;
+        }
+        let mount = Arc::new(Mount::new(id, fd, kind));
+        let mut mounts = lock(&self.0);
+        if let Some(other) = mounts.get(&id).and_then(Weak::upgrade) {
+            return other;
+        }
+        mounts.retain(|_, mount| mount.strong_count() > 0);
+        mounts.insert(id, Arc::downgrade(&mount));
+        mount
+    }
+
+    fn add(&self, mount: &Arc<Mount>) {
+        lock(&self.0).insert(mount.id, Arc::downgrade(mount));
+    }
+
+    /// All mounts in use.
+    pub(crate) fn all(&self) -> Vec<Arc<Mount>> {
+        lock(&self.0).values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Mount {
+    /// Of a file on it. It has handles if that file has one which can be opened.
+    fn new(id: u64, file: BorrowedFd<'_>, kind: u32) -> Self {
+        let try_handles = || {
+            let fd = match kind {
+                libc::S_IFDIR => sys::reopen(file, OFlags::RDONLY | OFlags::DIRECTORY)?,
+                libc::S_IFREG => sys::reopen(file, OFlags::RDONLY | OFlags::NONBLOCK)?,
+                // Opening anything else could act on a device or wait for a peer.
+                _ => return Err(Errno::OPNOTSUPP),
+            };
+            let (handle, _) = sys::handle_at(file, c"")?;
+            sys::open_handle(fd.as_fd(), &handle, O_PATH)?;
+            Ok(fd)
+        };
+        let fd = try_handles();
+        if let Err(errno) = &fd {
+            tracing::info!(mount = id, %errno, "no file handles: a descriptor for every inode");
+        }
+        Self {
+            id,
+            fd: fd.ok(),
+            no_dontcache: AtomicBool::new(false),
+        }
+    }
+}
+
+/// The root's inode.
+pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
+    let st = sys::stat(source.as_fd())?;
+    let kind = u32::from(st.stx_mode) & libc::S_IFMT;
+    let mount = Arc::new(Mount::new(st.stx_mnt_id, source.as_fd(), kind));
+    mounts.add(&mount);
+    let handle = match mount.fd {
+        Some(_) => Some(sys::handle_at(source.as_fd(), c"")?.0),
+        None => None,
+    };
+    Ok(Arc::new(Inode {
+        node: ROOT,
+        key: Key {
+            mount: st.stx_mnt_id,
+            device: (st.stx_dev_major, st.stx_dev_minor),
+            ino: st.stx_ino,
+            handle,
+        },
+        kind,
+        mount,
+        held: Some(source),
+        used: AtomicBool::new(false),
+        state: Mutex::default(),
+    }))
+}
+
+impl Passthrough {
+    pub(crate) fn inode(&self, node: u64) -> Result<Arc<Inode>> {
+        self.inodes.get(node)
+    }
+
+    /// A descriptor that stands for the inode; good for *at() calls and /proc paths, not for
+    /// reading.
+    pub(crate) fn path_fd(&self, inode: &Arc<Inode>) -> Result<PathFd> {
+        if inode.held.is_some() {
+            return Ok(PathFd::Held(inode.clone()));
+        }
+        {
+            let state = inode.state();
+            if let Some(fd) = &state.fd {
+                inode.used.store(true, Ordering::Relaxed);
+                return Ok(PathFd::Cached(fd.clone()));
+            }
+            if let Some(file) = state.open.upgrade() {
+                return Ok(PathFd::Open(file));
+            }
+        }
+        let fd = Arc::new(self.open_inode(inode, O_PATH)?);
+        self.path_fds.insert(inode, fd.clone());
+        Ok(PathFd::Cached(fd))
+    }
+
+    /// A descriptor for `*at()` calls with names in a directory.
+    pub(crate) fn dir_fd(&self, node: u64) -> Result<(Arc<Inode>, PathFd)> {
+        let inode = self.inode(node)?;
+        if !inode.is_dir() {
+            return Err(Errno::NOTDIR);
+        }
+        let fd = self.path_fd(&inode)?;
+        Ok((inode, fd))
+    }
+
+    /// Opens the inode. Only what is safe to open: never a device, pipe or socket but by O_PATH.
+    pub(crate) fn open_inode(&self, inode: &Arc<Inode>, flags: OFlags) -> Result<OwnedFd> {
+        if !flags.contains(OFlags::PATH) && !inode.is_regular() && !inode.is_dir() {
+            return Err(Errno::NXIO);
+        }
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let attempt = || {
+            if let Some(held) = &inode.held {
+                return sys::reopen(held.as_fd(), flags);
+            }
+            let (Some(mount), Some(handle)) = (&inode.mount.fd, &inode.key.handle) else {
+                unreachable!("an inode that holds no descriptor has a handle")
+            };
+            match sys::open_handle(mount.as_fd(), handle, flags) {
+                Err(Errno::STALE) => {
+                    // Some file systems find no handle of a file whose last name is gone.
+                    let state = inode.state();
+                    let (open, fd) = (state.open.upgrade(), state.fd.clone());
+                    drop(state);
+                    match (open, fd) {
+                        (Some(file), _) => sys::reopen(file.as_fd(), flags),
+                        (_, Some(fd)) => sys::reopen(fd.as_fd(), flags),
+                        _ => Err(Errno::STALE),
+                    }
+                }
+                result => result,
+            }
+        };
+        match attempt() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.path_fds.clear();
+                attempt()
+            }
+            result => result,
+        }
+    }
+
+    /// Opens a name as O_PATH.
+    fn open_name(&self, dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
+        let attempt = || rustix::fs::openat(dir, name, O_PATH, rustix::fs::Mode::empty());
+        match attempt() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.path_fds.clear();
+                attempt()
+            }
+            result => result,
+        }
+    }
+
+    /// Finds a name and counts a lookup of what it names.
+    pub(crate) fn find(
+        &self,
+        parent: &Arc<Inode>,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Result<(Arc<Inode>, Statx)> {
+        if parent.mount.fd.is_some() {
+            // Without opening it, if the kernel knows it already: most lookups are repeats.
+            match sys::handle_at(dir, name) {
+                Ok((handle, mount)) if mount == parent.mount.id => {
+                    let st = sys::stat_at(dir, name)?;
+                    let key = Key {
+                        mount,
+                        device: (st.stx_dev_major, st.stx_dev_minor),
+                        ino: st.stx_ino,
+                        handle: Some(handle),
+                    };
+                    // When the name changed hands between the two calls no inode has both.
+                    if let Some(inode) = self.inodes.find(&key) {
+                        return Ok((inode, st));
+                    }
+                }
+                Err(errno @ (Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG)) => {
+                    return Err(errno);
+                }
+                // On another mount, or of a kind without handles.
+                _ => {}
+            }
+        }
+        self.find_new(parent, dir, name)
+    }
+
+    /// As `find`, of a name that was just made.
+    pub(crate) fn find_new(
+        &self,
+        parent: &Arc<Inode>,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Result<(Arc<Inode>, Statx)> {
+        let fd = self.open_name(dir, name)?;
+        self.adopt(parent, fd)
+    }
+
+    /// Counts a lookup of what `fd`, an O_PATH descriptor found in `parent`, stands for.
+    fn adopt(&self, parent: &Arc<Inode>, fd: OwnedFd) -> Result<(Arc<Inode>, Statx)> {
+        let st = sys::stat(fd.as_fd())?;
+        let (key, mount) = self.identify(parent, fd.as_fd(), &st)?;
+        if key.handle.is_none() {
+            let inode = self.insert(key, mount, &st, Some(fd))?;
+            return Ok((inode, st));
+        }
+        let inode = self.insert(key, mount, &st, None)?;
+        if inode.is_dir() && inode.held.is_none() {
+            // What is found in a directory is likely wanted next.
+            self.path_fds.insert(&inode, Arc::new(fd));
+        }
+        Ok((inode, st))
+    }
+
+    /// Counts a lookup of the file that was just made and opened as `file` in `parent`.
+    pub(crate) fn adopt_open(
+        &self,
+        parent: &Arc<Inode>,
+        file: BorrowedFd<'_>,
+    ) -> Result<(Arc<Inode>, Statx)> {
+        let st = sys::stat(file)?;
+        let (key, mount) = self.identify(parent, file, &st)?;
+        let held = match key.handle {
+            Some(_) => None,
+            // Not a copy of `file`: that would keep the file open for writing.
+            None => Some(sys::reopen(file, OFlags::PATH)?),
+        };
+        let inode = self.insert(key, mount, &st, held)?;
+        Ok((inode, st))
+    }
+
+    fn identify(
+        &self,
+        parent: &Arc<Inode>,
+        fd: BorrowedFd<'_>,
+        st: &Statx,
+    ) -> Result<(Key, Arc<Mount>)> {
+        let mount = if st.stx_mnt_id == parent.mount.id {
+            parent.mount.clone()
+        } else if self.options.xdev {
+            return Err(Errno::XDEV);
+        } else {
+            let kind = u32::from(st.stx_mode) & libc::S_IFMT;
+            self.mounts.get(st.stx_mnt_id, fd, kind)
+        };
+        let handle = match mount.fd {
+            Some(_) => sys::handle_at(fd, c"").ok().map(|(handle, _)| handle),
+            None => None,
+        };
+        let device = (st.stx_dev_major, st.stx_dev_minor);
+        Ok((
+            Key {
+                mount: mount.id,
+                device,
+                ino: st.stx_ino,
+                handle,
+            },
+            mount,
+        ))
+    }
+
+    fn insert(
+        &self,
+        key: Key,
+        mount: Arc<Mount>,
+        st: &Statx,
+        held: Option<OwnedFd>,
+    ) -> Result<Arc<Inode>> {
+        debug_assert!(held.is_some() || (key.handle.is_some() && mount.fd.is_some()));
+        self.inodes.find_or_insert(key, |node, key| {
+            Arc::new(Inode {
+                node,
+                key,
+                kind: u32::from(st.stx_mode) & libc::S_IFMT,
+                mount,
+                held,
+                used: AtomicBool::new(false),
+                state: Mutex::default(),
+            })
+        })
+    }
+
+    /// Keeps a removed directory reachable for those who are still in it, until it is forgotten.
+    pub(crate) fn pin(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+        if inode.held.is_none() {
+            let mut state = inode.state();
+            state.fd.get_or_insert_with(|| Arc::new(fd));
+            state.pinned = true;
+        }
+    }
+}

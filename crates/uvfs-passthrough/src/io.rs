@@ -1,0 +1,55 @@
+//! Reading and writing open files through the thread's I/O engine.
+
+use std::sync::atomic::Ordering;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use uvfs_io::{Payload, ops};
+
+use crate::handle::OpenFile;
+use crate::sys::Result;
+
+/// RWF_APPEND of pwritev2(2): write at the end of the file, wherever that is.
+const APPEND: u32 = 0x10;
+
+/// Fills `data` from `offset` on, as far as the file goes. `uncached`: leaves nothing of it in the
+/// host's page cache, where the host can do so.
+pub(crate) async fn read(
+    file: &OpenFile,
+    data: &Payload,
+    offset: u64,
+    uncached: bool,
+) -> Result<usize> {
+    let lacking = &file.inode.mount.no_dontcache;
+    if uncached && !lacking.load(Ordering::Relaxed) {
+        match ops::read_at(&file.fd, data, offset, ops::DONTCACHE).await {
+            Err(Errno::OPNOTSUPP) => lacking.store(true, Ordering::Relaxed),
+            result => return result,
+        }
+    }
+    ops::read_at(&file.fd, data, offset, 0).await
+}
+
+/// Writes `data` at `offset`, or at the end where the caller's file is open for appending.
+pub(crate) async fn write(
+    file: &OpenFile,
+    data: &Payload,
+    offset: u64,
+    append: bool,
+    uncached: bool,
+) -> Result<usize> {
+    let flags = if append { APPEND } else { 0 };
+    let lacking = &file.inode.mount.no_dontcache;
+    if uncached && !lacking.load(Ordering::Relaxed) {
+        match ops::write_at(&file.fd, data, offset, flags | ops::DONTCACHE).await {
+            Err(Errno::OPNOTSUPP) => lacking.store(true, Ordering::Relaxed),
+            result => return result,
+        }
+    }
+    ops::write_at(&file.fd, data, offset, flags).await
+}
+
+/// Whether open(2)'s flags ask for appending.
+pub(crate) fn appends(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::APPEND)
+}

@@ -1,0 +1,316 @@
+//! Attributes.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, Uid};
+use rustix::io::Errno;
+use uvfs_proto::abi;
+use uvfs_server::fs::{Attributes, Context, Entry, SetAttr, SetTime};
+
+use crate::Passthrough;
+use crate::inode::{Inode, Told};
+use crate::sys::{self, Result};
+use rustix::fs::OFlags;
+
+/// A file that changed no longer ago than this may change again without its time changing.
+const TIME_GRAIN: Duration = Duration::from_millis(50);
+
+/// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
+pub(crate) fn encode_dev(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12)
+}
+
+/// The reverse (`new_decode_dev`).
+pub(crate) fn decode_dev(dev: u32) -> (u32, u32) {
+    ((dev >> 8) & 0xfff, (dev & 0xff) | ((dev >> 12) & 0xfff00))
+}
+
+pub(crate) fn attr(st: &Statx) -> abi::Attr {
+    abi::Attr {
+        ino: st.stx_ino,
+        size: st.stx_size,
+        blocks: st.stx_blocks,
+        atime: st.stx_atime.tv_sec as u64,
+        mtime: st.stx_mtime.tv_sec as u64,
+        ctime: st.stx_ctime.tv_sec as u64,
+        atimensec: st.stx_atime.tv_nsec,
+        mtimensec: st.stx_mtime.tv_nsec,
+        ctimensec: st.stx_ctime.tv_nsec,
+        mode: u32::from(st.stx_mode),
+        nlink: st.stx_nlink,
+        uid: st.stx_uid,
+        gid: st.stx_gid,
+        rdev: encode_dev(st.stx_rdev_major, st.stx_rdev_minor),
+        blksize: st.stx_blksize,
+        flags: 0,
+    }
+}
+
+fn sx_time(time: &StatxTimestamp) -> abi::SxTime {
+    abi::SxTime {
+        tv_sec: time.tv_sec,
+        tv_nsec: time.tv_nsec,
+        ..Default::default()
+    }
+}
+
+fn sx(st: &Statx) -> abi::Statx {
+    abi::Statx {
+        mask: st.stx_mask,
+        blksize: st.stx_blksize,
+        attributes: st.stx_attributes.bits(),
+        nlink: st.stx_nlink,
+        uid: st.stx_uid,
+        gid: st.stx_gid,
+        mode: st.stx_mode,
+        ino: st.stx_ino,
+        size: st.stx_size,
+        blocks: st.stx_blocks,
+        attributes_mask: st.stx_attributes_mask.bits(),
+        atime: sx_time(&st.stx_atime),
+        btime: sx_time(&st.stx_btime),
+        ctime: sx_time(&st.stx_ctime),
+        mtime: sx_time(&st.stx_mtime),
+        rdev_major: st.stx_rdev_major,
+        rdev_minor: st.stx_rdev_minor,
+        dev_major: st.stx_dev_major,
+        dev_minor: st.stx_dev_minor,
+        ..Default::default()
+    }
+}
+
+/// What tells whether a file's data changed.
+pub(crate) fn told(st: &Statx) -> Told {
+    Told {
+        mtime: (st.stx_mtime.tv_sec, st.stx_mtime.tv_nsec),
+        size: st.stx_size,
+    }
+}
+
+/// Whether a change from now on would show in the file's time.
+fn settled(st: &Statx) -> bool {
+    let secs = u64::try_from(st.stx_mtime.tv_sec).unwrap_or(0);
+    let changed = SystemTime::UNIX_EPOCH + Duration::new(secs, st.stx_mtime.tv_nsec);
+    SystemTime::now()
+        .duration_since(changed)
+        .is_ok_and(|age| age > TIME_GRAIN)
+}
+
+/// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
+/// host clears by itself, whoever writes.
+///
+/// Set-group-id of a file that its group may not execute stays for a member of the group. Of the
+/// caller's groups only one is known here; a member by another loses the bit, which is the safe way.
+pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<()> {
+    let wanted = StatxFlags::MODE | StatxFlags::TYPE | StatxFlags::GID;
+    let st = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
+    let mode = u32::from(st.stx_mode);
+    if mode & libc::S_IFMT != libc::S_IFREG {
+        return Ok(());
+    }
+    let mut kill = mode & libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 || st.stx_gid != cx.gid {
+        kill |= mode & libc::S_ISGID;
+    }
+    if kill != 0 {
+        sys::chmod(fd, mode & 0o7777 & !kill)?;
+    }
+    Ok(())
+}
+
+/// utimensat(2)'s form of a time.
+fn time(set: Option<SetTime>) -> Timespec {
+    let special = |nsec: i64| Timespec {
+        tv_sec: 0,
+        tv_nsec: nsec as _,
+    };
+    match set {
+        None => special(libc::UTIME_OMIT),
+        Some(SetTime::Now) => special(libc::UTIME_NOW),
+        Some(SetTime::At(secs, nanos)) => Timespec {
+            tv_sec: secs,
+            tv_nsec: nanos.into(),
+        },
+    }
+}
+
+/// Whether the kernel writes back the times that it keeps with the writeback cache. It does so for
+/// a removed file, too, when that is already gone from the host; an error would be told to whoever
+/// syncs next.
+fn is_written_back(set: &SetAttr) -> bool {
+    set.ctime.is_some()
+        && set.mode.is_none()
+        && set.uid.is_none()
+        && set.gid.is_none()
+        && set.size.is_none()
+        && set.atime.is_none()
+}
+
+impl Passthrough {
+    /// What is left to say of a file that is gone from the host.
+    fn removed(&self, inode: &Inode) -> Attributes {
+        let attr = abi::Attr {
+            ino: inode.key.ino(),
+            mode: inode.kind,
+            ..Default::default()
+        };
+        Attributes {
+            attr,
+            ttl: Duration::ZERO,
+        }
+    }
+
+    /// Notes what the kernel is told of a file.
+    fn note(&self, inode: &Inode, st: &Statx) {
+        if self.options.keep_cache && inode.is_regular() {
+            inode.state().told = settled(st).then(|| told(st));
+        }
+    }
+
+    pub(crate) fn entry(&self, inode: &Inode, st: &Statx) -> Entry {
+        self.note(inode, st);
+        Entry {
+            node: inode.node,
+            generation: 0,
+            attr: attr(st),
+            attr_ttl: self.options.attr_ttl,
+            entry_ttl: self.options.entry_ttl,
+        }
+    }
+
+    fn attributes(&self, inode: &Inode, st: &Statx) -> Attributes {
+        self.note(inode, st);
+        Attributes {
+            attr: attr(st),
+            ttl: self.options.attr_ttl,
+        }
+    }
+
+    pub(crate) fn get_attr(&self, node: u64, fh: Option<u64>) -> Result<Attributes> {
+        // A directory's handle is in another table; its inode does as well.
+        if let Some(file) = fh.and_then(|fh| self.files.get(fh)) {
+            let st = sys::stat(file.as_fd())?;
+            return Ok(self.attributes(&file.inode, &st));
+        }
+        let inode = self.inode(node)?;
+        let st = sys::stat(self.path_fd(&inode)?.as_fd())?;
+        Ok(self.attributes(&inode, &st))
+    }
+
+    pub(crate) fn get_statx(
+        &self,
+        node: u64,
+        fh: Option<u64>,
+        mask: u32,
+    ) -> Result<(abi::Statx, Duration)> {
+        let mask = StatxFlags::from_bits_retain(mask) & StatxFlags::ALL;
+        let ask = |fd: BorrowedFd<'_>| {
+            rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask | StatxFlags::BASIC_STATS)
+        };
+        let st = match fh.and_then(|fh| self.files.get(fh)) {
+            Some(file) => ask(file.as_fd())?,
+            None => ask(self.path_fd(&self.inode(node)?)?.as_fd())?,
+        };
+        Ok((sx(&st), self.options.attr_ttl))
+    }
+
+    pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+        self.writable()?;
+        let inode = self.inode(node)?;
+        let file = set.fh.and_then(|fh| self.files.get(fh));
+        let path;
+        let fd = match &file {
+            Some(file) => file.as_fd(),
+            None => {
+                path = match self.path_fd(&inode) {
+                    Err(Errno::STALE) if is_written_back(set) => {
+                        return Ok(self.removed(&inode));
+                    }
+                    path => path?,
+                };
+                path.as_fd()
+            }
+        };
+        if let Some(mode) = set.mode {
+            sys::chmod(fd, mode & 0o7777)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            // The host clears set-user-id, set-group-id and capabilities by itself.
+            rustix::fs::chownat(
+                fd,
+                c"",
+                set.uid.map(Uid::from_raw),
+                set.gid.map(Gid::from_raw),
+                AtFlags::EMPTY_PATH,
+            )?;
+        }
+        if let Some(size) = set.size {
+            match &file {
+                Some(file) => rustix::fs::ftruncate(file.as_fd(), size)?,
+                None if inode.is_regular() => {
+                    let file = self.open_inode(&inode, OFlags::WRONLY)?;
+                    rustix::fs::ftruncate(file.as_fd(), size)?;
+                }
+                None if inode.is_dir() => return Err(Errno::ISDIR),
+                None => return Err(Errno::INVAL),
+            }
+            if set.kill_suidgid {
+                kill_suidgid(cx, fd)?;
+            }
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let times = Timestamps {
+                last_access: time(set.atime),
+                last_modification: time(set.mtime),
+            };
+            rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+        let st = sys::stat(fd)?;
+        Ok(self.attributes(&inode, &st))
+    }
+
+    /// The mode for a new file in `dir`. Set-group-id of an executable file is only for members of
+    /// the group that it gets; newer kernels have seen to it, as they know all the caller's groups.
+    pub(crate) fn mode_in(&self, cx: &Context, dir: BorrowedFd<'_>, mode: u32) -> Result<u32> {
+        let both = libc::S_ISGID | libc::S_IXGRP;
+        if cx.uid == 0 || mode & both != both {
+            return Ok(mode);
+        }
+        let st = sys::stat(dir)?;
+        let inherits = u32::from(st.stx_mode) & libc::S_ISGID != 0;
+        if inherits && st.stx_gid != cx.gid && cx.group != Some(st.stx_gid) {
+            return Ok(mode & !libc::S_ISGID);
+        }
+        Ok(mode)
+    }
+
+    pub(crate) fn stat_fs(&self, node: u64) -> Result<abi::Kstatfs> {
+        let inode = self.inode(node)?;
+        let st = rustix::fs::fstatvfs(self.path_fd(&inode)?)?;
+        Ok(abi::Kstatfs {
+            blocks: st.f_blocks,
+            bfree: st.f_bfree,
+            bavail: st.f_bavail,
+            files: st.f_files,
+            ffree: st.f_ffree,
+            bsize: st.f_bsize as u32,
+            namelen: st.f_namemax as u32,
+            frsize: st.f_frsize as u32,
+            ..Default::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_survive_their_encoding() {
+        for (major, minor) in [(0, 0), (1, 3), (8, 255), (259, 70_000), (0xfff, 0xf_ffff)] {
+            assert_eq!(decode_dev(encode_dev(major, minor)), (major, minor));
+        }
+        assert_eq!(encode_dev(1, 3), 0x103);
+    }
+}

@@ -1,0 +1,244 @@
+//! Names: finding, making, moving and removing them.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FileType, RenameFlags};
+use rustix::io::Errno;
+use uvfs_proto::abi;
+use uvfs_server::fs::{Bytes, Context, Entry, NewNode};
+
+use crate::Passthrough;
+use crate::meta::decode_dev;
+use crate::sys::{ProcPath, Result};
+
+/// Refuses what is not the name of an entry, so that no name leads out of its directory.
+pub(crate) fn name_ok(name: &CStr) -> Result<()> {
+    let name = name.to_bytes();
+    if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+impl Passthrough {
+    pub(crate) fn look_up(&self, parent: u64, name: &CStr) -> Result<Entry> {
+        name_ok(name)?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        match self.find(&parent, dir.as_fd(), name) {
+            Ok((inode, st)) => Ok(self.entry(&inode, &st)),
+            Err(Errno::NOENT) if !self.options.negative_ttl.is_zero() => Ok(Entry {
+                node: 0,
+                generation: 0,
+                attr: abi::Attr::default(),
+                attr_ttl: Duration::ZERO,
+                entry_ttl: self.options.negative_ttl,
+            }),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    pub(crate) fn read_link(&self, node: u64) -> Result<Bytes> {
+        let inode = self.inode(node)?;
+        if inode.kind != libc::S_IFLNK {
+            return Err(Errno::INVAL);
+        }
+        let target = rustix::fs::readlinkat(self.path_fd(&inode)?, c"", Vec::new())?;
+        Ok(target.into_bytes())
+    }
+
+    pub(crate) fn make_symlink(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<Entry> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        {
+            let _caller = self.creds.caller_without_umask(cx)?;
+            rustix::fs::symlinkat(target, dir.as_fd(), name)?;
+        }
+        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
+        Ok(self.entry(&inode, &st))
+    }
+
+    pub(crate) fn make_node(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+    ) -> Result<Entry> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        let (kind, dev) = match new.mode & libc::S_IFMT {
+            0 | libc::S_IFREG => (FileType::RegularFile, 0),
+            libc::S_IFIFO => (FileType::Fifo, 0),
+            libc::S_IFSOCK => (FileType::Socket, 0),
+            device @ (libc::S_IFCHR | libc::S_IFBLK) => {
+                // Anyone may make a whiteout; devices take an administrator.
+                let whiteout = device == libc::S_IFCHR && new.rdev == 0;
+                if cx.uid != 0 && !whiteout {
+                    return Err(Errno::PERM);
+                }
+                let (major, minor) = decode_dev(new.rdev);
+                let kind = FileType::from_raw_mode(device);
+                (kind, rustix::fs::makedev(major, minor))
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
+        {
+            let caller = self.creds.caller(cx, new.umask)?;
+            rustix::fs::mknodat(dir.as_fd(), name, kind, caller.mode(mode), dev)?;
+        }
+        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
+        Ok(self.entry(&inode, &st))
+    }
+
+    pub(crate) fn make_dir(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+    ) -> Result<Entry> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        {
+            let caller = self.creds.caller(cx, new.umask)?;
+            rustix::fs::mkdirat(dir.as_fd(), name, caller.mode(new.mode))?;
+        }
+        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
+        Ok(self.entry(&inode, &st))
+    }
+
+    pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<()> {
+        name_ok(name)?;
+        self.writable()?;
+        let (_, dir) = self.dir_fd(parent)?;
+        rustix::fs::unlinkat(dir, name, AtFlags::empty())
+    }
+
+    pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<()> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        // Who is in the directory stays in it, and the handle of a removed one can't be opened.
+        let found = if parent.mount.fd.is_some() {
+            self.find(&parent, dir.as_fd(), name).ok()
+        } else {
+            None
+        };
+        let kept = found.as_ref().and_then(|(inode, _)| {
+            let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW;
+            self.open_inode(inode, flags).ok()
+        });
+        let result = rustix::fs::unlinkat(dir.as_fd(), name, AtFlags::REMOVEDIR);
+        if let Some((inode, _)) = found {
+            if let (Ok(()), Some(kept)) = (&result, kept) {
+                self.pin(&inode, kept);
+            }
+            self.inodes.forget(inode.node, 1);
+        }
+        result
+    }
+
+    pub(crate) fn move_name(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new_parent: u64,
+        new_name: &CStr,
+        flags: u32,
+    ) -> Result<()> {
+        name_ok(name)?;
+        name_ok(new_name)?;
+        self.writable()?;
+        let (_, from) = self.dir_fd(parent)?;
+        let (_, to) = self.dir_fd(new_parent)?;
+        let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+        // A whiteout is a new file.
+        let _caller = match flags.contains(RenameFlags::WHITEOUT) {
+            true => Some(self.creds.caller_without_umask(cx)?),
+            false => None,
+        };
+        rustix::fs::renameat_with(from, name, to, new_name, flags)
+    }
+
+    pub(crate) fn make_link(&self, node: u64, new_parent: u64, new_name: &CStr) -> Result<Entry> {
+        name_ok(new_name)?;
+        self.writable()?;
+        let inode = self.inode(node)?;
+        let (parent, dir) = self.dir_fd(new_parent)?;
+        if inode.mount.id != parent.mount.id {
+            return Err(Errno::XDEV);
+        }
+        let fd = self.path_fd(&inode)?;
+        match rustix::fs::linkat(fd.as_fd(), c"", dir.as_fd(), new_name, AtFlags::EMPTY_PATH) {
+            // Without CAP_DAC_READ_SEARCH the same is said by a path.
+            Err(Errno::NOENT) => {
+                let path = ProcPath::new(fd.as_fd());
+                rustix::fs::linkat(
+                    rustix::fs::CWD,
+                    path.as_c_str(),
+                    dir.as_fd(),
+                    new_name,
+                    AtFlags::SYMLINK_FOLLOW,
+                )?;
+            }
+            result => result?,
+        }
+        let (inode, st) = self.find_new(&parent, dir.as_fd(), new_name)?;
+        Ok(self.entry(&inode, &st))
+    }
+
+    pub(crate) async fn sync_all(&self) -> Result<()> {
+        let mounts = self.mounts.all();
+        let root = self.root.clone();
+        uvfs_io::blocking::run(move || {
+            rustix::fs::syncfs(root.as_fd())?;
+            for fd in mounts.iter().filter_map(|mount| mount.fd.as_ref()) {
+                rustix::fs::syncfs(fd)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Attributes of an entry of a directory listing that could not be looked up.
+    pub(crate) fn no_entry(&self, ino: u64) -> Entry {
+        Entry {
+            node: 0,
+            generation: 0,
+            attr: abi::Attr {
+                ino,
+                ..Default::default()
+            },
+            attr_ttl: Duration::ZERO,
+            entry_ttl: Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_are_names() {
+        for bad in [c"", c".", c"..", c"a/b", c"/", c"a/"] {
+            assert_eq!(name_ok(bad), Err(Errno::INVAL), "{bad:?}");
+        }
+        for good in [c"a", c"...", c".a", c"\xff"] {
+            assert_eq!(name_ok(good), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Numbers for things: O(1) to look up, and never valid again once their thing is gone.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// How many locks the numbers are spread over.
+pub(crate) const SHARDS: usize = 64;
+const SHARD_BITS: u32 = SHARDS.trailing_zeros();
+/// Bits 0 to 5: shard; 6 to 31: slot; 32 to 63: generation, never 0.
+const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
+
+/// A lock whose data is consistent even when a holder panicked: no code here leaves it half done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The shard that a number belongs to.
+pub(crate) fn shard_of(number: u64) -> usize {
+    number as usize % SHARDS
+}
+
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// The slots of one shard.
+pub(crate) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Puts what `make` makes of its own number into a free slot; `None` when all are taken.
+    pub(crate) fn insert(&mut self, shard: usize, make: impl FnOnce(u64) -> T) -> Option<u64> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < MAX_SLOTS => {
+                self.slots.push(Slot {
+                    generation: 1,
+                    value: None,
+                });
+                self.slots.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let slot = &mut self.slots[index as usize];
+        debug_assert!(slot.value.is_none());
+        let number =
+            u64::from(slot.generation) << 32 | u64::from(index) << SHARD_BITS | shard as u64;
+        slot.value = Some(make(number));
+        Some(number)
+    }
+
+    fn slot(&mut self, number: u64) -> Option<&mut Slot<T>> {
+        let slot = self.slots.get_mut(number as u32 as usize >> SHARD_BITS)?;
+        (u64::from(slot.generation) == number >> 32).then_some(slot)
+    }
+
+    pub(crate) fn get(&mut self, number: u64) -> Option<&mut T> {
+        self.slot(number)?.value.as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
+        let slot = self.slot(number)?;
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.checked_add(1).unwrap_or(1);
+        self.free.push(number as u32 >> SHARD_BITS);
+        Some(value)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+/// Shared things by number.
+pub(crate) struct Table<T> {
+    shards: [Mutex<Slab<Arc<T>>>; SHARDS],
+    next: AtomicU32,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            next: AtomicU32::new(0),
+        }
+    }
+}
+
+impl<T> Table<T> {
+    pub(crate) fn insert(&self, value: Arc<T>) -> Option<u64> {
+        let shard = self.next.fetch_add(1, Ordering::Relaxed) as usize % SHARDS;
+        lock(&self.shards[shard]).insert(shard, |_| value)
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<T>> {
+        lock(&self.shards[shard_of(number)]).get(number).cloned()
+    }
+
+    pub(crate) fn remove(&self, number: u64) -> Option<Arc<T>> {
+        lock(&self.shards[shard_of(number)]).remove(number)
+    }
+
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let old = std::mem::take(&mut *lock(shard));
+            drop(old);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_dies_with_its_thing() {
+        let table = Table::default();
+        let numbers: Vec<u64> = (0..200)
+            .map(|n| table.insert(Arc::new(n)).unwrap())
+            .collect();
+        for (n, &number) in numbers.iter().enumerate() {
+            assert!(number > u64::from(u32::MAX));
+            assert_eq!(*table.get(number).unwrap(), n);
+        }
+        assert_eq!(*table.remove(numbers[7]).unwrap(), 7);
+        assert!(table.get(numbers[7]).is_none() && table.remove(numbers[7]).is_none());
+        // The slot is used again, under another number.
+        let more: Vec<u64> = (0..SHARDS)
+            .map(|n| table.insert(Arc::new(n)).unwrap())
+            .collect();
+        assert!(more.iter().any(|n| *n as u32 == numbers[7] as u32));
+        assert!(table.get(numbers[7]).is_none());
+        assert!(table.get(0).is_none() && table.get(1).is_none() && table.get(u64::MAX).is_none());
+    }
+}

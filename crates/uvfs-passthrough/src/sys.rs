@@ -1,0 +1,251 @@
+//! The few system calls that rustix has no safe form of.
+
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, XattrFlags};
+use rustix::io::Errno;
+use smallvec::SmallVec;
+
+pub(crate) type Result<T> = std::result::Result<T, Errno>;
+
+/// MAX_HANDLE_SZ of name_to_handle_at(2).
+const MAX_HANDLE: usize = 128;
+/// All that is asked of statx(2) for attributes.
+pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS
+    .union(StatxFlags::BTIME)
+    .union(StatxFlags::MNT_ID);
+
+/// What name_to_handle_at(2) gives: names an inode of a file system for as long as it exists, and
+/// never a later inode with the same number.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileHandle {
+    kind: i32,
+    bytes: SmallVec<[u8; 32]>,
+}
+
+/// struct file_handle with room for any handle.
+#[repr(C)]
+struct RawHandle {
+    len: u32,
+    kind: i32,
+    bytes: [u8; MAX_HANDLE],
+}
+
+fn check(result: libc::c_long) -> Result<libc::c_long> {
+    if result < 0 {
+        // SAFETY: errno's location is valid for as long as the thread runs.
+        Err(Errno::from_raw_os_error(unsafe {
+            *libc::__errno_location()
+        }))
+    } else {
+        Ok(result)
+    }
+}
+
+fn owned(result: libc::c_long) -> Result<OwnedFd> {
+    let fd = check(result)?;
+    // SAFETY: the call that gave it succeeded, so it is a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// The handle of `name` in `dir` (of `dir` itself when empty), and the id of the mount it is on.
+pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle, u64)> {
+    let mut raw = RawHandle {
+        len: MAX_HANDLE as u32,
+        kind: 0,
+        bytes: [0; MAX_HANDLE],
+    };
+    let mut mount = 0i32;
+    let flags = if name.is_empty() {
+        libc::AT_EMPTY_PATH
+    } else {
+        0
+    };
+    // SAFETY: `raw` has the layout of struct file_handle with `len` bytes of room, `mount` is an
+    // int, `name` ends with a 0; all outlive the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            &raw mut raw,
+            &raw mut mount,
+            flags,
+        )
+    })?;
+    let bytes = raw.bytes.get(..raw.len as usize).ok_or(Errno::OVERFLOW)?;
+    Ok((
+        FileHandle {
+            kind: raw.kind,
+            bytes: SmallVec::from_slice(bytes),
+        },
+        mount as u64,
+    ))
+}
+
+/// Opens what `handle` names on the mount that `mount` is on.
+pub(crate) fn open_handle(
+    mount: BorrowedFd<'_>,
+    handle: &FileHandle,
+    flags: OFlags,
+) -> Result<OwnedFd> {
+    let mut raw = RawHandle {
+        len: handle.bytes.len() as u32,
+        kind: handle.kind,
+        bytes: [0; MAX_HANDLE],
+    };
+    raw.bytes[..handle.bytes.len()].copy_from_slice(&handle.bytes);
+    // SAFETY: `raw` is a struct file_handle of `len` bytes that outlives the call.
+    owned(unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            &raw mut raw,
+            (flags | OFlags::CLOEXEC).bits() as i32,
+        )
+    })
+}
+
+/// The path in /proc that stands for a descriptor of this thread.
+pub(crate) struct ProcPath([u8; 40]);
+
+impl ProcPath {
+    pub(crate) fn new(fd: BorrowedFd<'_>) -> Self {
+        use std::io::Write;
+        let mut path = [0; 40];
+        // 20 bytes of prefix and at most 10 digits always fit, and the rest stays 0.
+        let _ = write!(&mut path[..39], "/proc/thread-self/fd/{}", fd.as_raw_fd());
+        Self(path)
+    }
+
+    pub(crate) fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
+/// Opens again what `fd`, maybe an O_PATH descriptor, stands for.
+pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
+    let flags = (flags | OFlags::CLOEXEC) - OFlags::NOFOLLOW;
+    rustix::fs::open(ProcPath::new(fd).as_c_str(), flags, Mode::empty())
+}
+
+/// Attributes of what `fd` stands for.
+pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Statx> {
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STATX_MASK)
+}
+
+/// Attributes of `name` in `dir`, links not followed.
+pub(crate) fn stat_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(dir, name, flags, STATX_MASK)
+}
+
+/// Since Linux 6.6; the number is the same on every architecture.
+const SYS_FCHMODAT2: libc::c_long = 452;
+/// chmod(2) of what `fd`, maybe an O_PATH descriptor, stands for.
+pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
+    static MISSING: AtomicBool = AtomicBool::new(false);
+    if !MISSING.load(Ordering::Relaxed) {
+        // SAFETY: the path is a static string; the other arguments are integers.
+        let result = check(unsafe {
+            libc::syscall(
+                SYS_FCHMODAT2,
+                fd.as_raw_fd(),
+                c"".as_ptr(),
+                mode,
+                libc::AT_EMPTY_PATH,
+            )
+        });
+        match result {
+            Err(Errno::NOSYS) => MISSING.store(true, Ordering::Relaxed),
+            result => return result.map(drop),
+        }
+    }
+    rustix::fs::chmod(ProcPath::new(fd).as_c_str(), Mode::from_raw_mode(mode))
+}
+
+// The calls with a descriptor refuse O_PATH ones (setxattrat(2) with an empty path too), so
+// extended attributes go by the path in /proc.
+
+/// getxattr(2) of what `fd`, maybe an O_PATH descriptor, stands for.
+pub(crate) fn getxattr(fd: BorrowedFd<'_>, name: &CStr, value: &mut [u8]) -> Result<usize> {
+    rustix::fs::getxattr(ProcPath::new(fd).as_c_str(), name, value)
+}
+
+/// listxattr(2) of what `fd` stands for.
+pub(crate) fn listxattr(fd: BorrowedFd<'_>, list: &mut [u8]) -> Result<usize> {
+    rustix::fs::listxattr(ProcPath::new(fd).as_c_str(), list)
+}
+
+/// setxattr(2) of what `fd` stands for.
+pub(crate) fn setxattr(fd: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<()> {
+    let flags = XattrFlags::from_bits_retain(flags);
+    rustix::fs::setxattr(ProcPath::new(fd).as_c_str(), name, value, flags)
+}
+
+/// removexattr(2) of what `fd` stands for.
+pub(crate) fn removexattr(fd: BorrowedFd<'_>, name: &CStr) -> Result<()> {
+    rustix::fs::removexattr(ProcPath::new(fd).as_c_str(), name)
+}
+
+/// getdents64(2).
+pub(crate) fn getdents(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize> {
+    // SAFETY: the kernel writes at most `buf.len()` bytes to `buf`.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_getdents64,
+            fd.as_raw_fd(),
+            buf.as_mut_ptr(),
+            buf.len(),
+        )
+    })
+    .map(|n| n as usize)
+}
+
+/// Sets this thread's file-system user id and gives the former; `u32::MAX` only asks.
+pub(crate) fn setfsuid(uid: u32) -> u32 {
+    // SAFETY: only integers; acts on the calling thread alone.
+    unsafe { libc::syscall(libc::SYS_setfsuid, uid) as u32 }
+}
+
+/// Sets this thread's file-system group id and gives the former; `u32::MAX` only asks.
+pub(crate) fn setfsgid(gid: u32) -> u32 {
+    // SAFETY: only integers; acts on the calling thread alone.
+    unsafe { libc::syscall(libc::SYS_setfsgid, gid) as u32 }
+}
+
+/// Gives this thread its own umask (and working directory).
+pub(crate) fn unshare_fs() -> Result<()> {
+    // SAFETY: with CLONE_FS alone, only the umask, root and working directory stop being shared.
+    check(unsafe { libc::unshare(libc::CLONE_FS) } as libc::c_long).map(drop)
+}
+
+/// fcntl(2) with F_OFD_SETLK or F_OFD_GETLK.
+pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: &mut libc::flock) -> Result<()> {
+    debug_assert!(cmd == libc::F_OFD_SETLK || cmd == libc::F_OFD_GETLK);
+    // SAFETY: both commands take a struct flock, which is borrowed mutably for the call.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), cmd, lock as *mut libc::flock) } as libc::c_long)
+        .map(drop)
+}
+
+/// ioctl(2) of a command whose argument is a structure that fits in `data`.
+pub(crate) fn ioctl(fd: BorrowedFd<'_>, cmd: FileIoctl, data: &mut [u8; 64]) -> Result<i32> {
+    // SAFETY: each command of the type reads or writes at most 28 bytes at the argument.
+    check(
+        unsafe { libc::ioctl(fd.as_raw_fd(), cmd as u32 as _, data.as_mut_ptr()) } as libc::c_long,
+    )
+    .map(|n| n as i32)
+}
+
+/// The ioctls of files that are passed on: those of inode flags and project ids, from
+/// include/uapi/linux/fs.h.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(crate) enum FileIoctl {
+    GetFlags = 0x8008_6601,
+    SetFlags = 0x4008_6602,
+    FsGetXattr = 0x801c_581f,
+    FsSetXattr = 0x401c_5820,
+}

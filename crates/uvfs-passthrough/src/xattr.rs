@@ -1,0 +1,93 @@
+//! Extended attributes and access control lists.
+
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use uvfs_server::fs::{Bytes, Context};
+
+use crate::Passthrough;
+use crate::sys::{self, Result};
+
+/// XATTR_SIZE_MAX and XATTR_LIST_MAX of the kernel.
+const MAX: usize = 64 << 10;
+/// Most values and lists are shorter.
+const SHORT: usize = 256;
+
+/// What `get` fills, of whatever length it turns out to have.
+fn sized(get: impl Fn(&mut [u8]) -> Result<usize>) -> Result<Bytes> {
+    let mut short = [0; SHORT];
+    match get(&mut short) {
+        Ok(n) => return Ok(short[..n].to_vec()),
+        Err(Errno::RANGE) => {}
+        Err(errno) => return Err(errno),
+    }
+    let mut long = vec![0; MAX];
+    let n = get(&mut long)?;
+    long.truncate(n);
+    long.shrink_to_fit();
+    Ok(long)
+}
+
+/// `trusted.` attributes are root's.
+fn hidden(cx: &Context, name: &[u8]) -> bool {
+    cx.uid != 0 && name.starts_with(b"trusted.")
+}
+
+impl Passthrough {
+    pub(crate) fn get_xattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+        if hidden(cx, name.to_bytes()) {
+            return Err(Errno::NODATA);
+        }
+        let inode = self.inode(node)?;
+        let fd = self.path_fd(&inode)?;
+        sized(|value| sys::getxattr(fd.as_fd(), name, value))
+    }
+
+    pub(crate) fn list_xattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        let inode = self.inode(node)?;
+        let fd = self.path_fd(&inode)?;
+        let list = sized(|list| sys::listxattr(fd.as_fd(), list))?;
+        if cx.uid == 0 {
+            return Ok(list);
+        }
+        let shown = list
+            .split_inclusive(|byte| *byte == 0)
+            .filter(|name| !hidden(cx, name));
+        Ok(shown.flatten().copied().collect())
+    }
+
+    pub(crate) fn set_xattr(
+        &self,
+        cx: &Context,
+        node: u64,
+        name: &CStr,
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Result<()> {
+        self.writable()?;
+        if hidden(cx, name.to_bytes()) {
+            return Err(Errno::PERM);
+        }
+        let inode = self.inode(node)?;
+        let fd = self.path_fd(&inode)?;
+        sys::setxattr(fd.as_fd(), name, value, flags)?;
+        if kill_sgid {
+            let mode = u32::from(sys::stat(fd.as_fd())?.stx_mode);
+            if mode & libc::S_ISGID != 0 {
+                sys::chmod(fd.as_fd(), mode & 0o7777 & !libc::S_ISGID)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn remove_xattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+        self.writable()?;
+        if hidden(cx, name.to_bytes()) {
+            return Err(Errno::PERM);
+        }
+        let inode = self.inode(node)?;
+        sys::removexattr(self.path_fd(&inode)?.as_fd(), name)
+    }
+}

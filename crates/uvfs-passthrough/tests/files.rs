@@ -1,0 +1,790 @@
+//! Files, directories and names.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::time::Duration;
+
+use common::*;
+use uvfs_passthrough::Options;
+use uvfs_server::FileSystem;
+use uvfs_server::fs::{
+    CopyRange, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
+};
+
+#[test]
+fn what_is_written_is_read_and_names_move() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let dir = served.mkdir(&ROOT_USER, 1, "dir", 0o777).node;
+        let (entry, opened) = served.create(&ROOT_USER, dir, "file", 0o666);
+        let how = IoHow {
+            fh: opened.fh,
+            offset: 3,
+            ..Default::default()
+        };
+        assert_eq!(served.write(how, b"hello"), Ok(5), "{store}");
+        assert_eq!(served.read(opened.fh, 0, 100).unwrap(), b"\0\0\0hello");
+        assert_eq!(
+            std::fs::read(source.join("dir/file")).unwrap(),
+            b"\0\0\0hello"
+        );
+        let append = IoHow {
+            flags: libc::O_APPEND as u32,
+            ..how
+        };
+        assert_eq!(served.write(append, b"!"), Ok(1));
+        let attr = now(served.fs.getattr(&ROOT_USER, entry.node, Some(opened.fh)))
+            .unwrap()
+            .attr;
+        assert_eq!(
+            (attr.size, attr.mode, attr.nlink),
+            (9, libc::S_IFREG | 0o644, 1)
+        );
+        served.release(opened.fh);
+        assert_eq!(served.read(opened.fh, 0, 1), Err(Errno::BADF));
+
+        let moved = now(served.fs.rename(&ROOT_USER, dir, c"file", 1, c"moved", 0));
+        assert_eq!(moved, Ok(()));
+        assert_eq!(served.lookup(dir, "file").err(), Some(Errno::NOENT));
+        assert_eq!(served.lookup(1, "moved").unwrap().node, entry.node);
+        let link = now(served.fs.link(&ROOT_USER, entry.node, dir, c"link")).unwrap();
+        assert_eq!((link.node, link.attr.nlink), (entry.node, 2));
+        let noreplace = libc::RENAME_NOREPLACE;
+        let refused = now(served
+            .fs
+            .rename(&ROOT_USER, dir, c"link", 1, c"moved", noreplace));
+        assert_eq!(refused, Err(Errno::EXIST));
+        let exchange = libc::RENAME_EXCHANGE;
+        let swapped = now(served
+            .fs
+            .rename(&ROOT_USER, 1, c"dir", 1, c"moved", exchange));
+        assert_eq!(swapped, Ok(()));
+        assert!(source.join("dir").is_file() && source.join("moved").is_dir());
+
+        assert_eq!(
+            now(served.fs.rmdir(&ROOT_USER, 1, c"moved")),
+            Err(Errno::NOTEMPTY)
+        );
+        assert_eq!(now(served.fs.unlink(&ROOT_USER, dir, c"link")), Ok(()));
+        assert_eq!(
+            now(served.fs.unlink(&ROOT_USER, 1, c"moved")),
+            Err(Errno::ISDIR)
+        );
+        assert_eq!(now(served.fs.rmdir(&ROOT_USER, 1, c"moved")), Ok(()));
+        let statfs = now(served.fs.statfs(&ROOT_USER, 1)).unwrap();
+        assert!(statfs.blocks > 0 && statfs.namelen == 255);
+    });
+}
+
+#[test]
+fn everything_is_forgotten_that_was_counted() {
+    on_each_store(|store, source| {
+        for n in 0..300 {
+            std::fs::write(source.join(format!("f{n}")), b"x").unwrap();
+        }
+        let served = Served::new(source, Options::default());
+        // Lookups and forgets of the same few inodes, all at once.
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let served = &served;
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        let name = format!("f{}", (round * (thread + 1)) % 7);
+                        let entry = served.lookup(1, &name).unwrap();
+                        assert_eq!(served.mode(entry.node), libc::S_IFREG | 0o644);
+                        served.fs.forget(entry.node, 1);
+                    }
+                });
+            }
+        });
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
+        let twice: Vec<_> = [7, 1000]
+            .iter()
+            .flat_map(|room| served.list_all(1, *room, true))
+            .collect();
+        assert_eq!(twice.len(), 600);
+        assert_eq!(served.fs.known_inodes(), 300);
+        for entry in &twice {
+            assert!(served.mode(entry.node) != 0);
+            served.fs.forget(entry.node, 1);
+        }
+        assert_eq!(served.fs.known_inodes(), 0);
+        let stale = now(served.fs.getattr(&ROOT_USER, twice[0].node, None));
+        assert_eq!(stale.err(), Some(Errno::STALE));
+        // Too many forgets do no harm.
+        served.fs.forget(twice[0].node, 5);
+        served.fs.forget(1, 5);
+    });
+}
+
+#[test]
+fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let mut nodes = BTreeSet::new();
+        let mut numbers = BTreeSet::new();
+        for n in 0..200 {
+            // Removed on the host, and not forgotten by the kernel.
+            let path = source.join("file");
+            std::fs::write(&path, format!("{n}")).unwrap();
+            let entry = served.lookup(1, "file").unwrap();
+            assert!(nodes.insert(entry.node), "{store}: two files are one node");
+            numbers.insert(entry.attr.ino);
+            let opened = served.open(entry.node, libc::O_RDONLY).unwrap();
+            assert_eq!(
+                served.read(opened.fh, 0, 10).unwrap(),
+                n.to_string().as_bytes()
+            );
+            served.release(opened.fh);
+            std::fs::remove_file(&path).unwrap();
+        }
+        eprintln!("{store}: {} inode numbers for 200 files", numbers.len());
+    });
+}
+
+#[test]
+fn what_was_removed_stays_for_those_who_have_it_open() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let (file, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
+        now(served.fs.unlink(&ROOT_USER, 1, c"file")).unwrap();
+        let attr = now(served.fs.getattr(&ROOT_USER, file.node, None))
+            .unwrap()
+            .attr;
+        assert_eq!(attr.nlink, 0, "{store}");
+        let set = SetAttr {
+            mode: Some(0o640),
+            size: Some(77),
+            ..Default::default()
+        };
+        let attr = now(served.fs.setattr(&ROOT_USER, file.node, &set))
+            .unwrap()
+            .attr;
+        assert_eq!((attr.mode, attr.size), (libc::S_IFREG | 0o640, 77));
+        served.release(opened.fh);
+
+        let dir = served.mkdir(&ROOT_USER, 1, "dir", 0o755);
+        now(served.fs.rmdir(&ROOT_USER, 1, c"dir")).unwrap();
+        assert_eq!(served.mode(dir.node), libc::S_IFDIR | 0o755);
+        assert_eq!(served.lookup(dir.node, "x").err(), Some(Errno::NOENT));
+        // `..` and names are still refused in it.
+        assert_eq!(served.lookup(dir.node, "..").err(), Some(Errno::INVAL));
+        // The kernel may still write back a time of what is gone; all else is an error.
+        let (late, opened) = served.create(&ROOT_USER, 1, "late", 0o600);
+        served.release(opened.fh);
+        now(served.fs.unlink(&ROOT_USER, 1, c"late")).unwrap();
+        let time = Some(SetTime::At(1, 0));
+        let set = SetAttr {
+            mtime: time,
+            ctime: time,
+            ..Default::default()
+        };
+        now(served.fs.setattr(&ROOT_USER, late.node, &set)).unwrap();
+        if store != HELD {
+            let set = SetAttr {
+                mode: Some(0),
+                ..set
+            };
+            let gone = now(served.fs.setattr(&ROOT_USER, late.node, &set));
+            assert_eq!(gone.err(), Some(Errno::STALE), "{store}");
+        }
+        served.fs.forget(late.node, 1);
+        served.fs.forget(dir.node, 1);
+        served.fs.forget(file.node, 1);
+        assert_eq!(served.fs.known_inodes(), 0);
+    });
+}
+
+#[test]
+fn no_name_leads_out_and_no_device_is_opened() {
+    on_each_store(|_, source| {
+        std::fs::create_dir(source.join("d")).unwrap();
+        symlink("/etc", source.join("link")).unwrap();
+        symlink("/etc/passwd", source.join("passwd")).unwrap();
+        assert!(command(&format!(
+            "mkfifo {}",
+            source.join("fifo").display()
+        )));
+        let served = Served::new(source, Options::default());
+        for bad in ["", ".", "..", "d/x", "../x", "/etc"] {
+            assert_eq!(served.lookup(1, bad).err(), Some(Errno::INVAL), "{bad:?}");
+            let new = NewNode {
+                mode: libc::S_IFREG | 0o600,
+                ..Default::default()
+            };
+            let name = c(bad);
+            let made = now(served.fs.mknod(&ROOT_USER, 1, &name, &new));
+            assert_eq!(made.err(), Some(Errno::INVAL));
+            assert_eq!(
+                now(served.fs.unlink(&ROOT_USER, 1, &name)),
+                Err(Errno::INVAL)
+            );
+            assert_eq!(
+                now(served.fs.rmdir(&ROOT_USER, 1, &name)),
+                Err(Errno::INVAL)
+            );
+            let moved = now(served.fs.rename(&ROOT_USER, 1, &name, 1, c"to", 0));
+            assert_eq!(moved, Err(Errno::INVAL));
+        }
+        assert_eq!(
+            served.lookup(1, &"n".repeat(256)).err(),
+            Some(Errno::NAMETOOLONG)
+        );
+        let link = served.lookup(1, "link").unwrap();
+        assert_eq!(link.attr.mode & libc::S_IFMT, libc::S_IFLNK);
+        assert_eq!(
+            now(served.fs.readlink(&ROOT_USER, link.node)).unwrap(),
+            b"/etc"
+        );
+        assert_eq!(
+            served.lookup(link.node, "passwd").err(),
+            Some(Errno::NOTDIR)
+        );
+        let passwd = served.lookup(1, "passwd").unwrap();
+        for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDWR | libc::O_TRUNC] {
+            assert_eq!(served.open(passwd.node, flags).err(), Some(Errno::NXIO));
+            // Nobody has the pipe open: opening it would wait for ever, or fail otherwise.
+            let fifo = served.lookup(1, "fifo").unwrap();
+            assert_eq!(served.open(fifo.node, flags).err(), Some(Errno::NXIO));
+            // Nor by a creat(2) of the name.
+            let flags = flags as u32 | libc::O_CREAT as u32;
+            for name in ["passwd", "fifo"] {
+                let made = served.try_create(&ROOT_USER, 1, name, 0o600, 0, flags);
+                assert_eq!(made.err(), Some(Errno::NXIO), "{name}");
+            }
+        }
+        // What is above the source shows nowhere.
+        let fh = now(served.fs.opendir(&ROOT_USER, 1, &OpenHow::default()))
+            .unwrap()
+            .fh;
+        let root = std::fs::metadata(source).unwrap().ino();
+        let dots: Vec<_> = served.list(fh, 0, 100, false);
+        for dot in dots.iter().filter(|entry| entry.name.starts_with('.')) {
+            assert_eq!(dot.ino, root, "{}", dot.name);
+        }
+    });
+}
+
+#[test]
+fn a_listing_goes_on_where_it_was_whatever_changed() {
+    on_each_store(|store, source| {
+        let names: BTreeSet<String> = (0..500).map(|n| format!("name-{n:03}")).collect();
+        for name in &names {
+            std::fs::write(source.join(name), b"").unwrap();
+        }
+        let served = Served::new(source, Options::default());
+        for plus in [false, true] {
+            for room in [1, 10, 600] {
+                let listed = served.list_all(1, room, plus);
+                let found: BTreeSet<String> =
+                    listed.iter().map(|entry| entry.name.clone()).collect();
+                assert_eq!((listed.len(), &found), (500, &names), "{store} {room}");
+                for entry in listed {
+                    served.fs.forget(entry.node, 1);
+                }
+            }
+        }
+        // Remove what was listed as it goes, and list each piece twice.
+        let fh = now(served.fs.opendir(&ROOT_USER, 1, &OpenHow::default()))
+            .unwrap()
+            .fh;
+        let (mut seen, mut offset) = (Vec::new(), 0);
+        loop {
+            let part = served.list(fh, offset, 20, false);
+            assert_eq!(part, served.list(fh, offset, 20, false));
+            let Some(last) = part.last() else { break };
+            offset = last.next;
+            for entry in part.iter().filter(|entry| !entry.name.starts_with('.')) {
+                std::fs::remove_file(source.join(&entry.name)).unwrap();
+                seen.push(entry.name.clone());
+            }
+        }
+        seen.sort();
+        assert!(seen.iter().eq(&names), "{store}: each name once");
+        // From the start, what is new shows.
+        std::fs::write(source.join("late"), b"").unwrap();
+        assert!(
+            served
+                .list(fh, 0, 100, false)
+                .iter()
+                .any(|entry| entry.name == "late")
+        );
+    });
+}
+
+#[test]
+fn nameless_files_get_names() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let new = NewNode {
+            mode: libc::S_IFREG | 0o640,
+            umask: 0o022,
+            rdev: 0,
+        };
+        let how = OpenHow {
+            flags: libc::O_RDWR as u32,
+            kill_suidgid: false,
+        };
+        let (entry, opened) = now(served.fs.tmpfile(&USER, 1, &new, &how)).unwrap();
+        assert_eq!(entry.attr.nlink, 0, "{store}");
+        served
+            .write(
+                IoHow {
+                    fh: opened.fh,
+                    ..Default::default()
+                },
+                b"data",
+            )
+            .unwrap();
+        let link = now(served.fs.link(&USER, entry.node, 1, c"named")).unwrap();
+        assert_eq!(
+            (link.node, link.attr.nlink, link.attr.size),
+            (entry.node, 1, 4)
+        );
+        served.release(opened.fh);
+        assert_eq!(std::fs::read(source.join("named")).unwrap(), b"data");
+        if is_root() {
+            assert_eq!((entry.attr.uid, entry.attr.gid), (USER.uid, USER.gid));
+        }
+        // Links to symbolic links are to the links.
+        let soft = now(served.fs.symlink(&USER, 1, c"soft", c"named")).unwrap();
+        let hard = now(served.fs.link(&USER, soft.node, 1, c"hard")).unwrap();
+        assert_eq!((hard.node, hard.attr.nlink), (soft.node, 2));
+    });
+}
+
+#[test]
+fn times_sizes_and_birth() {
+    on_each_store(|_, source| {
+        let served = Served::new(source, Options::default());
+        let (entry, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
+        let set = SetAttr {
+            atime: Some(SetTime::At(-5, 7)),
+            mtime: Some(SetTime::At(1_000_000_000, 999_999_999)),
+            size: Some(12345),
+            ..Default::default()
+        };
+        now(served.fs.setattr(&ROOT_USER, entry.node, &set)).unwrap();
+        let got = std::fs::metadata(source.join("file")).unwrap();
+        // A file system that has no times before 1970 keeps the nearest that it has.
+        assert!(got.atime() == -5 || got.atime() >= 0);
+        assert_eq!(
+            (got.mtime(), got.mtime_nsec(), got.size()),
+            (1_000_000_000, 999_999_999, 12345)
+        );
+        let mtime = Some(SetTime::Now);
+        now(served.fs.setattr(
+            &ROOT_USER,
+            entry.node,
+            &SetAttr {
+                mtime,
+                ..Default::default()
+            },
+        ))
+        .unwrap();
+        let (stx, _) = now(served.fs.statx(&ROOT_USER, entry.node, None, 0xfff)).unwrap();
+        assert!(stx.mtime.tv_sec > 1_000_000_000);
+        assert!(stx.mask & libc::STATX_BTIME != 0 && stx.btime.tv_sec > 1_000_000_000);
+        assert_eq!((stx.size, stx.ino), (12345, entry.attr.ino));
+        // A symbolic link has times of its own.
+        let link = now(served.fs.symlink(&ROOT_USER, 1, c"link", c"file")).unwrap();
+        let mtime = Some(SetTime::At(77, 0));
+        let set = SetAttr {
+            mtime,
+            uid: Some(5),
+            ..Default::default()
+        };
+        if is_root() {
+            now(served.fs.setattr(&ROOT_USER, link.node, &set)).unwrap();
+            let got = std::fs::symlink_metadata(source.join("link")).unwrap();
+            assert_eq!((got.mtime(), got.uid()), (77, 5));
+            assert_eq!(std::fs::metadata(source.join("file")).unwrap().uid(), 0);
+        }
+        let truncate = SetAttr {
+            size: Some(0),
+            ..Default::default()
+        };
+        let dir = now(served.fs.setattr(&ROOT_USER, 1, &truncate));
+        assert_eq!(dir.err(), Some(Errno::ISDIR));
+        served.release(opened.fh);
+    });
+}
+
+#[test]
+fn holes_are_made_and_found_and_data_is_copied() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let (_, a) = served.create(&ROOT_USER, 1, "a", 0o600);
+        let (to, b) = served.create(&ROOT_USER, 1, "b", 0o600);
+        let data = vec![7; 1 << 20];
+        served
+            .write(
+                IoHow {
+                    fh: a.fh,
+                    ..Default::default()
+                },
+                &data,
+            )
+            .unwrap();
+        let (fs, fh) = (served.fs.clone(), a.fh);
+        run(async move {
+            let keep = libc::FALLOC_FL_KEEP_SIZE as u32;
+            let punch = libc::FALLOC_FL_PUNCH_HOLE as u32 | keep;
+            fs.fallocate(&ROOT_USER, 0, fh, 65536, 131_072, punch)
+                .await
+                .unwrap();
+            fs.fallocate(&ROOT_USER, 0, fh, 0, 4 << 20, keep)
+                .await
+                .unwrap();
+            fs.fsync(&ROOT_USER, 0, fh, false).await.unwrap();
+            fs.fsync(&ROOT_USER, 0, fh, true).await.unwrap();
+            let bad = fs.fallocate(&ROOT_USER, 0, fh, 0, 0, 0).await;
+            assert_eq!(bad, Err(Errno::INVAL));
+            fs.syncfs(&ROOT_USER, 1).await.unwrap();
+            let dir = fs
+                .opendir(&ROOT_USER, 1, &OpenHow::default())
+                .await
+                .unwrap()
+                .fh;
+            fs.fsyncdir(&ROOT_USER, 1, dir, false).await.unwrap();
+            fs.releasedir(&ROOT_USER, 1, dir).await.unwrap();
+        });
+        let read = served.read(fh, 0, 1 << 20).unwrap();
+        assert!(read[..65536].iter().all(|byte| *byte == 7), "{store}");
+        assert!(read[65536..196_608].iter().all(|byte| *byte == 0));
+        let copied = served.fs.clone();
+        let (fh_in, fh_out) = (a.fh, b.fh);
+        run(async move {
+            let mut done = 0;
+            while done < 1 << 20 {
+                let copy = CopyRange {
+                    fh_in,
+                    offset_in: done,
+                    node_out: to.node,
+                    fh_out,
+                    offset_out: done + 10,
+                    len: (1 << 20) - done,
+                    flags: 0,
+                };
+                let n = copied.copy_file_range(&ROOT_USER, 0, &copy).await.unwrap();
+                assert!(n > 0);
+                done += n;
+            }
+        });
+        assert_eq!(&served.read(b.fh, 10, 1 << 20).unwrap(), &read);
+        let seek =
+            |offset, whence| now(served.fs.lseek(&ROOT_USER, 0, a.fh, offset, whence as u32));
+        let hole = seek(0, libc::SEEK_HOLE).unwrap();
+        assert!(hole <= 1 << 20);
+        assert_eq!(seek(8 << 20, libc::SEEK_DATA), Err(Errno::NXIO));
+        assert_eq!(seek(0, 99), Err(Errno::INVAL));
+        served.release(a.fh);
+        served.release(b.fh);
+    });
+}
+
+#[test]
+fn read_only_refuses_every_change() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), b"data").unwrap();
+    let served = Served::new(
+        dir.path(),
+        Options {
+            read_only: true,
+            ..Default::default()
+        },
+    );
+    let file = served.lookup(1, "file").unwrap();
+    let new = NewNode {
+        mode: 0o700,
+        umask: 0,
+        rdev: 0,
+    };
+    let fs = &served.fs;
+    let rofs = Some(Errno::ROFS);
+    for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY | libc::O_TRUNC] {
+        assert_eq!(served.open(file.node, flags).err(), rofs);
+    }
+    let how = OpenHow::default();
+    assert_eq!(now(fs.create(&ROOT_USER, 1, c"x", &new, &how)).err(), rofs);
+    assert_eq!(now(fs.tmpfile(&ROOT_USER, 1, &new, &how)).err(), rofs);
+    assert_eq!(now(fs.mkdir(&ROOT_USER, 1, c"x", &new)).err(), rofs);
+    assert_eq!(now(fs.mknod(&ROOT_USER, 1, c"x", &new)).err(), rofs);
+    assert_eq!(now(fs.symlink(&ROOT_USER, 1, c"x", c"y")).err(), rofs);
+    assert_eq!(now(fs.link(&ROOT_USER, file.node, 1, c"x")).err(), rofs);
+    assert_eq!(now(fs.unlink(&ROOT_USER, 1, c"file")).err(), rofs);
+    assert_eq!(now(fs.rmdir(&ROOT_USER, 1, c"file")).err(), rofs);
+    assert_eq!(
+        now(fs.rename(&ROOT_USER, 1, c"file", 1, c"x", 0)).err(),
+        rofs
+    );
+    assert_eq!(
+        now(fs.setattr(&ROOT_USER, file.node, &SetAttr::default())).err(),
+        rofs
+    );
+    assert_eq!(
+        now(fs.setxattr(&ROOT_USER, 1, c"user.x", b"", 0, false)).err(),
+        rofs
+    );
+    assert_eq!(now(fs.removexattr(&ROOT_USER, 1, c"user.x")).err(), rofs);
+    let opened = served.open(file.node, libc::O_RDONLY).unwrap();
+    assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
+    assert_eq!(
+        served.write(
+            IoHow {
+                fh: opened.fh,
+                ..Default::default()
+            },
+            b"x"
+        ),
+        Err(Errno::ROFS)
+    );
+}
+
+#[test]
+fn uncached_io_works_where_the_host_has_it_and_where_not() {
+    on_each_store(|store, source| {
+        let served = Served::new(
+            source,
+            Options {
+                uncached: true,
+                ..Default::default()
+            },
+        );
+        let (_, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
+        let how = IoHow {
+            fh: opened.fh,
+            uncached: true,
+            ..Default::default()
+        };
+        for round in 0..2 {
+            let data = vec![round; 300_000];
+            assert_eq!(served.write(how, &data), Ok(data.len()), "{store}");
+            assert!(
+                served.read(opened.fh, 0, 400_000).unwrap() == data,
+                "{store}"
+            );
+        }
+    });
+}
+
+#[test]
+fn cached_pages_are_kept_while_the_file_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, b"data").unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(100);
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    let served = Served::new(dir.path(), Options::default());
+    let node = served.lookup(1, "file").unwrap().node;
+    let keeps = || {
+        let opened = served.open(node, libc::O_RDONLY).unwrap();
+        served.release(opened.fh);
+        opened.flags.contains(OpenFlags::KEEP_CACHE)
+    };
+    assert!(keeps() && keeps());
+    std::fs::write(&path, b"changed").unwrap();
+    assert!(!keeps() && !keeps());
+    // The kernel hears of the change; but the file may change again in the same tick.
+    now(served.fs.getattr(&ROOT_USER, node, None)).unwrap();
+    std::fs::write(&path, b"CHANGED").unwrap();
+    assert!(!keeps());
+    let served = Served::new(
+        dir.path(),
+        Options {
+            keep_cache: false,
+            ..Default::default()
+        },
+    );
+    let node = served.lookup(1, "file").unwrap().node;
+    let flags = served.open(node, libc::O_RDONLY).unwrap().flags;
+    assert!(!flags.contains(OpenFlags::KEEP_CACHE));
+    assert!(flags.contains(OpenFlags::NOFLUSH));
+}
+
+#[test]
+fn writeback_reads_what_it_writes_around() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), b"data").unwrap();
+    let served = Served::new(
+        dir.path(),
+        Options {
+            writeback: true,
+            ..Default::default()
+        },
+    );
+    let wanted = served.init(InitFlags::all()).wanted;
+    assert!(wanted.contains(InitFlags::WRITEBACK_CACHE));
+    assert!(!wanted.contains(InitFlags::AUTO_INVAL_DATA));
+    let node = served.lookup(1, "file").unwrap().node;
+    let opened = served.open(node, libc::O_WRONLY | libc::O_APPEND).unwrap();
+    assert!(!opened.flags.contains(OpenFlags::NOFLUSH));
+    assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
+    let flags = (libc::O_WRONLY | libc::O_APPEND) as u32;
+    // The kernel has worked out where.
+    served
+        .write(
+            IoHow {
+                fh: opened.fh,
+                flags,
+                offset: 1,
+                ..Default::default()
+            },
+            b"A",
+        )
+        .unwrap();
+    assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"dAta");
+    // Without the kernel's consent it is off.
+    let wanted = served.init(InitFlags::empty()).wanted;
+    assert!(!wanted.contains(InitFlags::WRITEBACK_CACHE));
+}
+
+#[test]
+fn backing_files_are_registered_once_and_taken_back() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), b"data").unwrap();
+    let served = Served::new(
+        dir.path(),
+        Options {
+            passthrough: true,
+            ..Default::default()
+        },
+    );
+    let config = served.init(InitFlags::all());
+    assert!(config.wanted.contains(InitFlags::PASSTHROUGH) && config.max_stack_depth >= 1);
+    let (live, next) = (Arc::new(AtomicI32::new(0)), AtomicI32::new(10));
+    let (up, down) = (live.clone(), live.clone());
+    served.fs.set_backing(uvfs_passthrough::Backing {
+        register: Box::new(move |_| {
+            up.fetch_add(1, Ordering::Relaxed);
+            Ok(next.fetch_add(1, Ordering::Relaxed))
+        }),
+        unregister: Box::new(move |_| {
+            down.fetch_sub(1, Ordering::Relaxed);
+        }),
+    });
+    let node = served.lookup(1, "file").unwrap().node;
+    let first = served.open(node, libc::O_RDONLY).unwrap();
+    let second = served.open(node, libc::O_RDWR).unwrap();
+    assert_eq!(
+        (first.backing, second.backing, live.load(Ordering::Relaxed)),
+        (10, 10, 1)
+    );
+    assert!(first.flags.contains(OpenFlags::PASSTHROUGH));
+    served.release(first.fh);
+    assert_eq!(live.load(Ordering::Relaxed), 1);
+    served.release(second.fh);
+    assert_eq!(live.load(Ordering::Relaxed), 0);
+    let (_, made) = served.create(&ROOT_USER, 1, "new", 0o600);
+    assert_eq!(made.backing, 11);
+    served.release(made.fh);
+    // A kernel without it.
+    assert!(
+        !served
+            .init(InitFlags::empty())
+            .wanted
+            .contains(InitFlags::PASSTHROUGH)
+    );
+    let opened = served.open(node, libc::O_RDONLY).unwrap();
+    assert!(!opened.flags.contains(OpenFlags::PASSTHROUGH));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_clearly() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |path: &Path| {
+        uvfs_passthrough::Passthrough::open(path, Options::default())
+            .err()
+            .unwrap()
+            .to_string()
+    };
+    let missing = refused(&dir.path().join("missing"));
+    assert!(
+        missing.contains("missing") && missing.contains("No such file"),
+        "{missing}"
+    );
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    let file = refused(&dir.path().join("file"));
+    assert!(file.contains("Not a directory"), "{file}");
+}
+
+#[test]
+fn submounts_are_crossed_or_looked_below() {
+    if !is_root() {
+        eprintln!("not root: no mounts");
+        return;
+    }
+    let test = || {
+        let dir = tempfile::tempdir().unwrap();
+        if !own_mounts() {
+            return;
+        }
+        let sub = dir.path().join("sub");
+        std::fs::create_dir(&sub).unwrap();
+        std::fs::write(sub.join("below"), b"").unwrap();
+        assert!(command(&format!("mount -t tmpfs tmpfs {}", sub.display())));
+        std::fs::write(sub.join("above"), b"in the submount").unwrap();
+        std::fs::write(dir.path().join("file"), b"").unwrap();
+        let served = Served::new(dir.path(), Options::default());
+        let node = served.lookup(1, "sub").unwrap().node;
+        let above = served.lookup(node, "above").unwrap();
+        assert_eq!(served.lookup(node, "below").err(), Some(Errno::NOENT));
+        let opened = served.open(above.node, libc::O_RDONLY).unwrap();
+        assert_eq!(served.read(opened.fh, 0, 100).unwrap(), b"in the submount");
+        served.release(opened.fh);
+        let across = now(served.fs.rename(&ROOT_USER, node, c"above", 1, c"x", 0));
+        assert_eq!(across, Err(Errno::XDEV));
+        let linked = now(served.fs.link(&ROOT_USER, above.node, 1, c"x"));
+        assert_eq!(linked.err(), Some(Errno::XDEV));
+        assert_eq!(
+            now(served.fs.rmdir(&ROOT_USER, 1, c"sub")),
+            Err(Errno::BUSY)
+        );
+        served.lookup(node, "above").unwrap();
+        let listed = served.list_all(node, 10, true);
+        assert_eq!((listed.len(), listed[0].node), (1, above.node));
+        // Once all is forgotten, the mount is free again.
+        served.fs.forget(above.node, 3);
+        served.fs.forget(node, 1);
+        assert_eq!(served.fs.known_inodes(), 0);
+        assert!(command(&format!("umount {}", sub.display())));
+        assert!(command(&format!("mount -t tmpfs tmpfs {}", sub.display())));
+
+        let served = Served::new(
+            dir.path(),
+            Options {
+                xdev: true,
+                ..Default::default()
+            },
+        );
+        let node = served.lookup(1, "sub").unwrap().node;
+        assert!(served.lookup(node, "below").is_ok());
+        assert!(command(&format!("umount {}", sub.display())));
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn permissions_of_the_source_are_shown_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let mode = std::fs::Permissions::from_mode(0o1751);
+    std::fs::set_permissions(dir.path(), mode).unwrap();
+    let served = Served::new(dir.path(), Options::default());
+    assert_eq!(served.mode(1), libc::S_IFDIR | 0o1751);
+    let set = SetAttr {
+        mode: Some(0o2710),
+        ..Default::default()
+    };
+    now(served.fs.setattr(&ROOT_USER, 1, &set)).unwrap();
+    assert_eq!(served.mode(1), libc::S_IFDIR | 0o2710);
+}

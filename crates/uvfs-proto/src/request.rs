@@ -1,0 +1,853 @@
+//! Requests, parsed from and encoded to the split and the contiguous form.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::marker::PhantomData;
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::abi::*;
+use crate::{EncodeError, rec_align};
+
+/// What client and server agreed on in INIT.
+///
+/// The default is what holds before: the oldest version and no features. Accept
+/// [`InitFlags::SECURITY_CTX`] only from 7.38 on, as requests do not say before where their
+/// security contexts begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Minor version.
+    pub minor: u32,
+    /// Features that both sides set.
+    pub flags: InitFlags,
+}
+
+impl Default for Negotiated {
+    fn default() -> Self {
+        Self {
+            minor: MIN_MINOR_VERSION,
+            flags: InitFlags::empty(),
+        }
+    }
+}
+
+/// First minor version whose requests have extensions.
+const EXTENSIONS_MINOR: u32 = 38;
+
+/// A request that cannot be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("request {unique}, {}: {problem}", OpcodeName(*.opcode))]
+pub struct ParseError {
+    /// The request's opcode as it was read; 0 if the header is missing.
+    pub opcode: u32,
+    /// The request to which an error can be replied; 0 if the header is missing.
+    pub unique: u64,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+impl ParseError {
+    /// What to reply: ENOSYS for an unknown opcode, else EINVAL.
+    pub fn errno(&self) -> Errno {
+        match self.problem {
+            Problem::UnknownOpcode => Errno::NOSYS,
+            _ => Errno::INVAL,
+        }
+    }
+}
+
+/// An opcode's name, or its number if it has none.
+struct OpcodeName(u32);
+
+impl fmt::Display for OpcodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Opcode::try_from(self.0) {
+            Ok(opcode) => f.write_str(opcode.name()),
+            Err(_) => write!(f, "opcode {}", self.0),
+        }
+    }
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// No such opcode in protocol 7.45.
+    #[error("unknown opcode")]
+    UnknownOpcode,
+    /// Fewer bytes than a header has.
+    #[error("{0} bytes hold no header")]
+    NoHeader(usize),
+    /// The header's `len` is not the message's.
+    #[error("the header says {said} bytes, the message has {have}")]
+    Length {
+        /// What the header says.
+        said: u32,
+        /// Bytes in the message.
+        have: usize,
+    },
+    /// The opcode's structure is cut off.
+    #[error("its structure has {need} bytes, {have} are there")]
+    Structure {
+        /// Bytes of the structure.
+        need: usize,
+        /// Bytes given.
+        have: usize,
+    },
+    /// A string has no NUL at its end.
+    #[error("its {0} does not end")]
+    Unterminated(&'static str),
+    /// An entry's name is empty, has a slash, or is a dot name where none can be.
+    #[error("its {0} is no name of a directory entry")]
+    Name(&'static str),
+    /// Fewer bytes follow than the structure announces.
+    #[error("it announces {need} bytes of payload, {have} are there")]
+    Payload {
+        /// Bytes announced.
+        need: u64,
+        /// Bytes given.
+        have: usize,
+    },
+    /// The extensions at the request's end.
+    #[error("malformed extension: {0}")]
+    Extension(&'static str),
+}
+
+/// Fixed-size records in bytes of any alignment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Records<'a, T> {
+    bytes: &'a [u8],
+    record: PhantomData<T>,
+}
+
+impl<T> Default for Records<'_, T> {
+    fn default() -> Self {
+        Self {
+            bytes: &[],
+            record: PhantomData,
+        }
+    }
+}
+
+impl<'a, T: FromBytes> Records<'a, T> {
+    /// The records' bytes; what is left after the last whole record is dropped.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        let whole = bytes.len() / size_of::<T>() * size_of::<T>();
+        Self {
+            bytes: &bytes[..whole],
+            record: PhantomData,
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / size_of::<T>()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Copies of the records, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + use<'a, T> {
+        self.bytes
+            .chunks_exact(size_of::<T>())
+            .map(|chunk| T::read_from_bytes(chunk).expect("a chunk has a record's size"))
+    }
+
+    /// The records' bytes.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+}
+
+impl<'a, T: FromBytes + IntoBytes + Immutable> From<&'a [T]> for Records<'a, T> {
+    fn from(records: &'a [T]) -> Self {
+        Self::new(records.as_bytes())
+    }
+}
+
+impl<T: FromBytes + fmt::Debug> fmt::Debug for Records<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// What a request asks for: one variant an opcode, with a copy of its structure and references to
+/// its names and values.
+///
+/// The names of directory entries are not empty and have no slash (but for the kernel's "/" in
+/// TMPFILE). "." and ".." come in LOOKUP only, and only with [`InitFlags::EXPORT_SUPPORT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    missing_docs,
+    reason = "`Opcode` has a line on each; the fields are the kernel's"
+)]
+pub enum Operation<'a> {
+    Lookup(&'a CStr),
+    Forget(ForgetIn),
+    Getattr(GetattrIn),
+    Setattr(SetattrIn),
+    Readlink,
+    Symlink {
+        name: &'a CStr,
+        target: &'a CStr,
+    },
+    Mknod(MknodIn, &'a CStr),
+    Mkdir(MkdirIn, &'a CStr),
+    Unlink(&'a CStr),
+    Rmdir(&'a CStr),
+    Rename {
+        arg: RenameIn,
+        name: &'a CStr,
+        newname: &'a CStr,
+    },
+    Link(LinkIn, &'a CStr),
+    Open(OpenIn),
+    Read(ReadIn),
+    /// The data is the payload, which has at least `size` bytes.
+    Write(WriteIn),
+    Statfs,
+    Release(ReleaseIn),
+    Fsync(FsyncIn),
+    /// The value has `size` bytes.
+    Setxattr(SetxattrIn, &'a CStr, &'a [u8]),
+    Getxattr(GetxattrIn, &'a CStr),
+    Listxattr(GetxattrIn),
+    Removexattr(&'a CStr),
+    Flush(FlushIn),
+    /// Zeros stand for what an older kernel does not send.
+    Init(InitIn),
+    Opendir(OpenIn),
+    Readdir(ReadIn),
+    Releasedir(ReleaseIn),
+    Fsyncdir(FsyncIn),
+    Getlk(LkIn),
+    Setlk(LkIn),
+    Setlkw(LkIn),
+    Access(AccessIn),
+    Create(CreateIn, &'a CStr),
+    Interrupt(InterruptIn),
+    Bmap(BmapIn),
+    Destroy,
+    /// The data has `in_size` bytes.
+    Ioctl(IoctlIn, &'a [u8]),
+    Poll(PollIn),
+    /// The data is the payload, which has at least `size` bytes.
+    NotifyReply(NotifyRetrieveIn),
+    /// There are `count` records.
+    BatchForget(BatchForgetIn, Records<'a, ForgetOne>),
+    Fallocate(FallocateIn),
+    Readdirplus(ReadIn),
+    Rename2 {
+        arg: Rename2In,
+        name: &'a CStr,
+        newname: &'a CStr,
+    },
+    Lseek(LseekIn),
+    CopyFileRange(CopyFileRangeIn),
+    Setupmapping(SetupmappingIn),
+    /// There are `count` records.
+    Removemapping(RemovemappingIn, Records<'a, RemovemappingOne>),
+    Syncfs(SyncfsIn),
+    Tmpfile(CreateIn, &'a CStr),
+    Statx(StatxIn),
+    CopyFileRange64(CopyFileRangeIn),
+    CuseInit(CuseInitIn),
+}
+
+/// A parsed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// The header as it came.
+    pub header: InHeader,
+    /// What is asked for.
+    pub operation: Operation<'a>,
+    /// The caller's supplementary groups; the kernel sends one, the parent directory's, if the
+    /// caller is in it ([`InitFlags::CREATE_SUPP_GROUP`]).
+    pub supp_groups: Records<'a, u32>,
+    /// Security contexts, from their [`SecctxHeader`] on, or empty.
+    pub secctx: &'a [u8],
+}
+
+/// Bytes of the structure between header and payload.
+///
+/// That of INIT may be as short as [`COMPAT_INIT_IN_SIZE`] from kernels before 7.36.
+pub const fn op_len(opcode: Opcode, negotiated: Negotiated) -> usize {
+    match opcode {
+        Opcode::Lookup
+        | Opcode::Readlink
+        | Opcode::Symlink
+        | Opcode::Unlink
+        | Opcode::Rmdir
+        | Opcode::Statfs
+        | Opcode::Removexattr
+        | Opcode::Destroy => 0,
+        Opcode::Setxattr if negotiated.flags.contains(InitFlags::SETXATTR_EXT) => {
+            size_of::<SetxattrIn>()
+        }
+        Opcode::Setxattr => COMPAT_SETXATTR_IN_SIZE,
+        Opcode::Forget => size_of::<ForgetIn>(),
+        Opcode::Getattr => size_of::<GetattrIn>(),
+        Opcode::Setattr => size_of::<SetattrIn>(),
+        Opcode::Mknod => size_of::<MknodIn>(),
+        Opcode::Mkdir => size_of::<MkdirIn>(),
+        Opcode::Rename => size_of::<RenameIn>(),
+        Opcode::Link => size_of::<LinkIn>(),
+        Opcode::Open | Opcode::Opendir => size_of::<OpenIn>(),
+        Opcode::Read | Opcode::Readdir | Opcode::Readdirplus => size_of::<ReadIn>(),
+        Opcode::Write => size_of::<WriteIn>(),
+        Opcode::Release | Opcode::Releasedir => size_of::<ReleaseIn>(),
+        Opcode::Fsync | Opcode::Fsyncdir => size_of::<FsyncIn>(),
+        Opcode::Getxattr | Opcode::Listxattr => size_of::<GetxattrIn>(),
+        Opcode::Flush => size_of::<FlushIn>(),
+        Opcode::Init => size_of::<InitIn>(),
+        Opcode::Getlk | Opcode::Setlk | Opcode::Setlkw => size_of::<LkIn>(),
+        Opcode::Access => size_of::<AccessIn>(),
+        Opcode::Create | Opcode::Tmpfile => size_of::<CreateIn>(),
+        Opcode::Interrupt => size_of::<InterruptIn>(),
+        Opcode::Bmap => size_of::<BmapIn>(),
+        Opcode::Ioctl => size_of::<IoctlIn>(),
+        Opcode::Poll => size_of::<PollIn>(),
+        Opcode::NotifyReply => size_of::<NotifyRetrieveIn>(),
+        Opcode::BatchForget => size_of::<BatchForgetIn>(),
+        Opcode::Fallocate => size_of::<FallocateIn>(),
+        Opcode::Rename2 => size_of::<Rename2In>(),
+        Opcode::Lseek => size_of::<LseekIn>(),
+        Opcode::CopyFileRange | Opcode::CopyFileRange64 => size_of::<CopyFileRangeIn>(),
+        Opcode::Setupmapping => size_of::<SetupmappingIn>(),
+        Opcode::Removemapping => size_of::<RemovemappingIn>(),
+        Opcode::Syncfs => size_of::<SyncfsIn>(),
+        Opcode::Statx => size_of::<StatxIn>(),
+        Opcode::CuseInit => size_of::<CuseInitIn>(),
+    }
+}
+
+/// Cuts a contiguous message, as read from `/dev/fuse`, into header, structure and payload.
+pub fn split(bytes: &[u8], negotiated: Negotiated) -> Result<(InHeader, &[u8], &[u8]), ParseError> {
+    let Ok((header, rest)) = InHeader::read_from_prefix(bytes) else {
+        return Err(ParseError {
+            opcode: 0,
+            unique: 0,
+            problem: Problem::NoHeader(bytes.len()),
+        });
+    };
+    let fail = |problem| ParseError {
+        opcode: header.opcode,
+        unique: header.unique,
+        problem,
+    };
+    if header.len as usize != bytes.len() {
+        return Err(fail(Problem::Length {
+            said: header.len,
+            have: bytes.len(),
+        }));
+    }
+    let opcode = Opcode::try_from(header.opcode).map_err(|_| fail(Problem::UnknownOpcode))?;
+    let mut need = op_len(opcode, negotiated);
+    if opcode == Opcode::Init && rest.len() < need {
+        need = rest.len().max(COMPAT_INIT_IN_SIZE);
+    }
+    let (op, payload) = rest.split_at_checked(need).ok_or_else(|| {
+        fail(Problem::Structure {
+            need,
+            have: rest.len(),
+        })
+    })?;
+    Ok((header, op, payload))
+}
+
+/// Reads names and values off the front of a payload.
+struct Payload<'a> {
+    rest: &'a [u8],
+    dots: bool,
+}
+
+impl<'a> Payload<'a> {
+    /// A string of any content.
+    fn string(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
+        let string =
+            CStr::from_bytes_until_nul(self.rest).map_err(|_| Problem::Unterminated(what))?;
+        self.rest = &self.rest[string.count_bytes() + 1..];
+        Ok(string)
+    }
+
+    /// The name of a directory entry.
+    fn name(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
+        let name = self.string(what)?;
+        match name.to_bytes() {
+            b"" => Err(Problem::Name(what)),
+            b"." | b".." if !self.dots => Err(Problem::Name(what)),
+            bytes if bytes.contains(&b'/') => Err(Problem::Name(what)),
+            _ => Ok(name),
+        }
+    }
+
+    /// As many bytes as a structure announces.
+    fn data(&self, size: u64) -> Result<&'a [u8], Problem> {
+        usize::try_from(size)
+            .ok()
+            .and_then(|size| self.rest.get(..size))
+            .ok_or(Problem::Payload {
+                need: size,
+                have: self.rest.len(),
+            })
+    }
+
+    /// As many records as a structure announces.
+    fn records<T: FromBytes>(&self, count: u32) -> Result<Records<'a, T>, Problem> {
+        Ok(Records::new(
+            self.data(u64::from(count) * size_of::<T>() as u64)?,
+        ))
+    }
+}
+
+/// A copy of the structure at the start of `op`.
+fn arg<T: FromBytes>(op: &[u8]) -> Result<T, Problem> {
+    match T::read_from_prefix(op) {
+        Ok((arg, _)) => Ok(arg),
+        Err(_) => Err(Problem::Structure {
+            need: size_of::<T>(),
+            have: op.len(),
+        }),
+    }
+}
+
+/// A copy of the structure in the first bytes of `op`, from `min` to all of it; zeros for the
+/// rest.
+fn short_arg<T: FromBytes + IntoBytes + Immutable>(op: &[u8], min: usize) -> Result<T, Problem> {
+    if op.len() < min {
+        return Err(Problem::Structure {
+            need: min,
+            have: op.len(),
+        });
+    }
+    let mut arg = T::new_zeroed();
+    let len = op.len().min(size_of::<T>());
+    arg.as_mut_bytes()[..len].copy_from_slice(&op[..len]);
+    Ok(arg)
+}
+
+impl<'a> Operation<'a> {
+    /// Its opcode.
+    pub const fn opcode(&self) -> Opcode {
+        macro_rules! opcode {
+            ($($variant:ident)*) => {
+                match self { $(Operation::$variant { .. } => Opcode::$variant,)* }
+            };
+        }
+        opcode! {
+            Lookup Forget Getattr Setattr Readlink Symlink Mknod Mkdir Unlink Rmdir Rename Link
+            Open Read Write Statfs Release Fsync Setxattr Getxattr Listxattr Removexattr Flush Init
+            Opendir Readdir Releasedir Fsyncdir Getlk Setlk Setlkw Access Create Interrupt Bmap
+            Destroy Ioctl Poll NotifyReply BatchForget Fallocate Readdirplus Rename2 Lseek
+            CopyFileRange Setupmapping Removemapping Syncfs Tmpfile Statx CopyFileRange64 CuseInit
+        }
+    }
+
+    fn parse(
+        opcode: Opcode,
+        op: &[u8],
+        payload: &'a [u8],
+        negotiated: Negotiated,
+    ) -> Result<Self, Problem> {
+        let dots = opcode == Opcode::Lookup && negotiated.flags.contains(InitFlags::EXPORT_SUPPORT);
+        let mut payload = Payload {
+            rest: payload,
+            dots,
+        };
+        Ok(match opcode {
+            Opcode::Lookup => Operation::Lookup(payload.name("name")?),
+            Opcode::Forget => Operation::Forget(arg(op)?),
+            Opcode::Getattr => Operation::Getattr(arg(op)?),
+            Opcode::Setattr => Operation::Setattr(arg(op)?),
+            Opcode::Readlink => Operation::Readlink,
+            Opcode::Symlink => Operation::Symlink {
+                name: payload.name("name")?,
+                target: payload.string("target")?,
+            },
+            Opcode::Mknod => Operation::Mknod(arg(op)?, payload.name("name")?),
+            Opcode::Mkdir => Operation::Mkdir(arg(op)?, payload.name("name")?),
+            Opcode::Unlink => Operation::Unlink(payload.name("name")?),
+            Opcode::Rmdir => Operation::Rmdir(payload.name("name")?),
+            Opcode::Rename => Operation::Rename {
+                arg: arg(op)?,
+                name: payload.name("old name")?,
+                newname: payload.name("new name")?,
+            },
+            Opcode::Link => Operation::Link(arg(op)?, payload.name("name")?),
+            Opcode::Open => Operation::Open(arg(op)?),
+            Opcode::Read => Operation::Read(arg(op)?),
+            Opcode::Write => {
+                let arg: WriteIn = arg(op)?;
+                payload.data(arg.size.into())?;
+                Operation::Write(arg)
+            }
+            Opcode::Statfs => Operation::Statfs,
+            Opcode::Release => Operation::Release(arg(op)?),
+            Opcode::Fsync => Operation::Fsync(arg(op)?),
+            Opcode::Setxattr => {
+                let len = op_len(opcode, negotiated);
+                let arg: SetxattrIn = short_arg(&op[..op.len().min(len)], len)?;
+                let name = payload.string("attribute's name")?;
+                Operation::Setxattr(arg, name, payload.data(arg.size.into())?)
+            }
+            Opcode::Getxattr => Operation::Getxattr(arg(op)?, payload.string("attribute's name")?),
+            Opcode::Listxattr => Operation::Listxattr(arg(op)?),
+            Opcode::Removexattr => Operation::Removexattr(payload.string("attribute's name")?),
+            Opcode::Flush => Operation::Flush(arg(op)?),
+            Opcode::Init => Operation::Init(short_arg(op, COMPAT_INIT_IN_SIZE)?),
+            Opcode::Opendir => Operation::Opendir(arg(op)?),
+            Opcode::Readdir => Operation::Readdir(arg(op)?),
+            Opcode::Releasedir => Operation::Releasedir(arg(op)?),
+            Opcode::Fsyncdir => Operation::Fsyncdir(arg(op)?),
+            Opcode::Getlk => Operation::Getlk(arg(op)?),
+            Opcode::Setlk => Operation::Setlk(arg(op)?),
+            Opcode::Setlkw => Operation::Setlkw(arg(op)?),
+            Opcode::Access => Operation::Access(arg(op)?),
+            Opcode::Create => Operation::Create(arg(op)?, payload.name("name")?),
+            Opcode::Interrupt => Operation::Interrupt(arg(op)?),
+            Opcode::Bmap => Operation::Bmap(arg(op)?),
+            Opcode::Destroy => Operation::Destroy,
+            Opcode::Ioctl => {
+                let arg: IoctlIn = arg(op)?;
+                Operation::Ioctl(arg, payload.data(arg.in_size.into())?)
+            }
+            Opcode::Poll => Operation::Poll(arg(op)?),
+            Opcode::NotifyReply => {
+                let arg: NotifyRetrieveIn = arg(op)?;
+                payload.data(arg.size.into())?;
+                Operation::NotifyReply(arg)
+            }
+            Opcode::BatchForget => {
+                let arg: BatchForgetIn = arg(op)?;
+                Operation::BatchForget(arg, payload.records(arg.count)?)
+            }
+            Opcode::Fallocate => Operation::Fallocate(arg(op)?),
+            Opcode::Readdirplus => Operation::Readdirplus(arg(op)?),
+            Opcode::Rename2 => Operation::Rename2 {
+                arg: arg(op)?,
+                name: payload.name("old name")?,
+                newname: payload.name("new name")?,
+            },
+            Opcode::Lseek => Operation::Lseek(arg(op)?),
+            Opcode::CopyFileRange => Operation::CopyFileRange(arg(op)?),
+            Opcode::Setupmapping => Operation::Setupmapping(arg(op)?),
+            Opcode::Removemapping => {
+                let arg: RemovemappingIn = arg(op)?;
+                Operation::Removemapping(arg, payload.records(arg.count)?)
+            }
+            Opcode::Syncfs => Operation::Syncfs(arg(op)?),
+            // The file has no name: what the kernel sends in its place is nobody's entry.
+            Opcode::Tmpfile => Operation::Tmpfile(arg(op)?, payload.string("name")?),
+            Opcode::Statx => Operation::Statx(arg(op)?),
+            Opcode::CopyFileRange64 => Operation::CopyFileRange64(arg(op)?),
+            Opcode::CuseInit => Operation::CuseInit(arg(op)?),
+        })
+    }
+
+    /// The structure's bytes, and the pieces that make up the payload, for who writes them to
+    /// memory of their own kind. The data of WRITE and NOTIFY_REPLY is not among the pieces.
+    pub fn parts(&self, negotiated: Negotiated) -> (&[u8], [&'a [u8]; 2]) {
+        const NONE: &[u8] = &[];
+        fn bytes<T: IntoBytes + Immutable>(arg: &T) -> &[u8] {
+            arg.as_bytes()
+        }
+        let nul = CStr::to_bytes_with_nul;
+        match self {
+            Operation::Readlink | Operation::Statfs | Operation::Destroy => (NONE, [NONE; 2]),
+            Operation::Lookup(name)
+            | Operation::Unlink(name)
+            | Operation::Rmdir(name)
+            | Operation::Removexattr(name) => (NONE, [nul(name), NONE]),
+            Operation::Symlink { name, target } => (NONE, [nul(name), nul(target)]),
+            Operation::Mknod(arg, name) => (bytes(arg), [nul(name), NONE]),
+            Operation::Mkdir(arg, name) => (bytes(arg), [nul(name), NONE]),
+            Operation::Link(arg, name) => (bytes(arg), [nul(name), NONE]),
+            Operation::Create(arg, name) | Operation::Tmpfile(arg, name) => {
+                (bytes(arg), [nul(name), NONE])
+            }
+            Operation::Getxattr(arg, name) => (bytes(arg), [nul(name), NONE]),
+            Operation::Rename { arg, name, newname } => (bytes(arg), [nul(name), nul(newname)]),
+            Operation::Rename2 { arg, name, newname } => (bytes(arg), [nul(name), nul(newname)]),
+            Operation::Setxattr(arg, name, value) => (
+                &bytes(arg)[..op_len(Opcode::Setxattr, negotiated)],
+                [nul(name), value],
+            ),
+            Operation::Ioctl(arg, data) => (bytes(arg), [data, NONE]),
+            Operation::BatchForget(arg, records) => (bytes(arg), [records.as_bytes(), NONE]),
+            Operation::Removemapping(arg, records) => (bytes(arg), [records.as_bytes(), NONE]),
+            Operation::Forget(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Getattr(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Setattr(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Open(arg) | Operation::Opendir(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Read(arg) | Operation::Readdir(arg) | Operation::Readdirplus(arg) => {
+                (bytes(arg), [NONE; 2])
+            }
+            Operation::Write(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Release(arg) | Operation::Releasedir(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Fsync(arg) | Operation::Fsyncdir(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Listxattr(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Flush(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Init(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Getlk(arg) | Operation::Setlk(arg) | Operation::Setlkw(arg) => {
+                (bytes(arg), [NONE; 2])
+            }
+            Operation::Access(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Interrupt(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Bmap(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Poll(arg) => (bytes(arg), [NONE; 2]),
+            Operation::NotifyReply(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Fallocate(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Lseek(arg) => (bytes(arg), [NONE; 2]),
+            Operation::CopyFileRange(arg) | Operation::CopyFileRange64(arg) => {
+                (bytes(arg), [NONE; 2])
+            }
+            Operation::Setupmapping(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Syncfs(arg) => (bytes(arg), [NONE; 2]),
+            Operation::Statx(arg) => (bytes(arg), [NONE; 2]),
+            Operation::CuseInit(arg) => (bytes(arg), [NONE; 2]),
+        }
+    }
+
+    /// Whether what follows the structure is as long as the structure says.
+    fn check_sizes(&self, data: &[u8]) -> Result<(), EncodeError> {
+        let (said, given) = match self {
+            Operation::Write(arg) => (arg.size.into(), data.len()),
+            Operation::NotifyReply(arg) => (arg.size.into(), data.len()),
+            Operation::Setxattr(arg, _, value) => (arg.size.into(), value.len()),
+            Operation::Ioctl(arg, data) => (arg.in_size.into(), data.len()),
+            Operation::BatchForget(arg, records) => (
+                u64::from(arg.count) * size_of::<ForgetOne>() as u64,
+                records.as_bytes().len(),
+            ),
+            Operation::Removemapping(arg, records) => (
+                u64::from(arg.count) * size_of::<RemovemappingOne>() as u64,
+                records.as_bytes().len(),
+            ),
+            _ => (0, data.len()),
+        };
+        let given = given as u64;
+        if said == given {
+            Ok(())
+        } else {
+            Err(EncodeError::Size { said, given })
+        }
+    }
+}
+
+/// The name and the value of a security context.
+pub type SecurityContext<'a> = (&'a CStr, &'a [u8]);
+
+/// The first security context in `bytes`, which start with a [`Secctx`], and what follows it.
+fn next_context(bytes: &[u8]) -> Option<(SecurityContext<'_>, &[u8])> {
+    let (context, rest) = Secctx::read_from_prefix(bytes).ok()?;
+    let name = CStr::from_bytes_until_nul(rest).ok()?;
+    let start = size_of::<Secctx>() + name.count_bytes() + 1;
+    let end = start.checked_add(usize::try_from(context.size).ok()?)?;
+    let value = bytes.get(start..end)?;
+    Some((
+        (name, value),
+        bytes.get(rec_align(end)..).unwrap_or_default(),
+    ))
+}
+
+/// Whether `bytes` are a [`SecctxHeader`] and the contexts that it announces.
+fn secctx_is_valid(bytes: &[u8]) -> bool {
+    let Ok((header, mut rest)) = SecctxHeader::read_from_prefix(bytes) else {
+        return false;
+    };
+    if header.size as usize != bytes.len() || header.nr_secctx > MAX_NR_SECCTX {
+        return false;
+    }
+    (0..header.nr_secctx).all(|_| match next_context(rest) {
+        Some((_, next)) => {
+            rest = next;
+            true
+        }
+        None => false,
+    })
+}
+
+impl<'a> Request<'a> {
+    /// A request without extensions; [`encode`](Self::encode) fills in the header's `len`,
+    /// `opcode` and `total_extlen`.
+    pub fn new(header: InHeader, operation: Operation<'a>) -> Self {
+        Self {
+            header,
+            operation,
+            supp_groups: Records::default(),
+            secctx: &[],
+        }
+    }
+
+    /// Parses a request in split form.
+    ///
+    /// `op` starts with the opcode's structure and may be longer than it; `payload` is what
+    /// follows the structure. Bytes after what the opcode needs are ignored; extensions end
+    /// with the payload. The header's `len` is not looked at.
+    pub fn parse(
+        header: &InHeader,
+        op: &[u8],
+        payload: &'a [u8],
+        negotiated: Negotiated,
+    ) -> Result<Self, ParseError> {
+        let fail = |problem| ParseError {
+            opcode: header.opcode,
+            unique: header.unique,
+            problem,
+        };
+        let opcode = Opcode::try_from(header.opcode).map_err(|_| fail(Problem::UnknownOpcode))?;
+        let extensions = if negotiated.minor >= EXTENSIONS_MINOR {
+            usize::from(header.total_extlen) * REC_ALIGN
+        } else {
+            0
+        };
+        let Some(end) = payload.len().checked_sub(extensions) else {
+            return Err(fail(Problem::Payload {
+                need: extensions as u64,
+                have: payload.len(),
+            }));
+        };
+        let (payload, extensions) = payload.split_at(end);
+        let operation = Operation::parse(opcode, op, payload, negotiated).map_err(fail)?;
+        let mut request = Self::new(*header, operation);
+        request.parse_extensions(extensions).map_err(fail)?;
+        Ok(request)
+    }
+
+    fn parse_extensions(&mut self, mut bytes: &'a [u8]) -> Result<(), Problem> {
+        while !bytes.is_empty() {
+            let (header, _) = ExtHeader::read_from_prefix(bytes)
+                .map_err(|_| Problem::Extension("no room for its header"))?;
+            let size = header.size as usize;
+            if size < size_of::<ExtHeader>() || size > bytes.len() {
+                return Err(Problem::Extension("its size is out of range"));
+            }
+            let body = &bytes[size_of::<ExtHeader>()..size];
+            if header.r#type <= MAX_NR_SECCTX {
+                if !secctx_is_valid(&bytes[..size]) {
+                    return Err(Problem::Extension("security contexts are cut off"));
+                }
+                self.secctx = &bytes[..size];
+            } else if header.r#type == EXT_GROUPS {
+                let (groups, rest) = SuppGroups::read_from_prefix(body)
+                    .map_err(|_| Problem::Extension("no number of groups"))?;
+                self.supp_groups = Payload { rest, dots: false }
+                    .records(groups.nr_groups)
+                    .map_err(|_| Problem::Extension("groups are cut off"))?;
+            }
+            // `bytes` is a whole number of alignments, so the padding is there too.
+            bytes = &bytes[rec_align(size)..];
+        }
+        Ok(())
+    }
+
+    /// The names and values of the security contexts.
+    pub fn security_contexts(&self) -> impl Iterator<Item = SecurityContext<'a>> + use<'a> {
+        let (count, mut rest) = match SecctxHeader::read_from_prefix(self.secctx) {
+            Ok((header, rest)) => (header.nr_secctx, rest),
+            Err(_) => (0, self.secctx),
+        };
+        (0..count).map_while(move |_| {
+            let (context, next) = next_context(rest)?;
+            rest = next;
+            Some(context)
+        })
+    }
+
+    /// Bytes of the extensions.
+    fn extensions_len(&self) -> usize {
+        let groups = match self.supp_groups.as_bytes().len() {
+            0 => 0,
+            len => size_of::<ExtHeader>() + size_of::<SuppGroups>() + len,
+        };
+        rec_align(self.secctx.len()) + rec_align(groups)
+    }
+
+    /// The header, with its lengths and opcode filled in.
+    fn encoded_header(&self, data: &[u8], negotiated: Negotiated) -> Result<InHeader, EncodeError> {
+        self.operation.check_sizes(data)?;
+        if !self.secctx.is_empty() && !secctx_is_valid(self.secctx) {
+            return Err(EncodeError::SecurityContexts);
+        }
+        let extensions = self.extensions_len();
+        if extensions > 0 && negotiated.minor < EXTENSIONS_MINOR {
+            return Err(EncodeError::Extensions(negotiated.minor));
+        }
+        let (op, pieces) = self.operation.parts(negotiated);
+        let len = size_of::<InHeader>()
+            + op.len()
+            + pieces.iter().map(|piece| piece.len()).sum::<usize>()
+            + data.len()
+            + extensions;
+        Ok(InHeader {
+            len: u32::try_from(len).map_err(|_| EncodeError::TooLong("the request"))?,
+            opcode: self.operation.opcode() as u32,
+            total_extlen: u16::try_from(extensions / REC_ALIGN)
+                .map_err(|_| EncodeError::TooLong("the extensions"))?,
+            ..self.header
+        })
+    }
+
+    fn push_payload(&self, data: &[u8], pieces: [&[u8]; 2], out: &mut Vec<u8>) {
+        pieces
+            .into_iter()
+            .for_each(|piece| out.extend_from_slice(piece));
+        out.extend_from_slice(data);
+        // Extensions are aligned to their own start, which need not be aligned.
+        let start = out.len();
+        out.extend_from_slice(self.secctx);
+        out.resize(start + rec_align(out.len() - start), 0);
+        if !self.supp_groups.is_empty() {
+            let groups = self.supp_groups.as_bytes();
+            let size = size_of::<ExtHeader>() + size_of::<SuppGroups>() + groups.len();
+            // Both fit: the extensions' length was checked when the header was made.
+            let header = ExtHeader {
+                size: size as u32,
+                r#type: EXT_GROUPS,
+            };
+            let count = SuppGroups {
+                nr_groups: self.supp_groups.len() as u32,
+            };
+            out.extend_from_slice(header.as_bytes());
+            out.extend_from_slice(count.as_bytes());
+            out.extend_from_slice(groups);
+            out.resize(start + rec_align(out.len() - start), 0);
+        }
+    }
+
+    /// Encodes in split form: writes the structure to the start of `op` (the rest becomes zero),
+    /// appends the payload to `payload`, and gives the header. `data` is that of WRITE or
+    /// NOTIFY_REPLY, else empty. On an error nothing is written.
+    pub fn encode(
+        &self,
+        data: &[u8],
+        negotiated: Negotiated,
+        op: &mut [u8; URING_OP_IN_OUT_SZ],
+        payload: &mut Vec<u8>,
+    ) -> Result<InHeader, EncodeError> {
+        let header = self.encoded_header(data, negotiated)?;
+        let (structure, pieces) = self.operation.parts(negotiated);
+        op.zero();
+        op[..structure.len()].copy_from_slice(structure);
+        self.push_payload(data, pieces, payload);
+        Ok(header)
+    }
+
+    /// Appends the request in contiguous form; else as [`encode`](Self::encode).
+    pub fn encode_contiguous(
+        &self,
+        data: &[u8],
+        negotiated: Negotiated,
+        out: &mut Vec<u8>,
+    ) -> Result<InHeader, EncodeError> {
+        let header = self.encoded_header(data, negotiated)?;
+        let (structure, pieces) = self.operation.parts(negotiated);
+        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(structure);
+        self.push_payload(data, pieces, out);
+        Ok(header)
+    }
+}

@@ -1,0 +1,165 @@
+//! How a queue's thread waits for the next request: the one policy that every transport uses.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// What to do while there is nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaitMode {
+    /// Spin only while the gaps between requests are so short that it pays, else sleep.
+    #[default]
+    Adaptive,
+    /// Spin for the configured time after each request, then sleep.
+    Spin,
+    /// Sleep at once.
+    Sleep,
+}
+
+/// The mode and its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitConfig {
+    /// The mode.
+    pub mode: WaitMode,
+    /// The longest spin.
+    pub spin: Duration,
+}
+
+impl Default for WaitConfig {
+    fn default() -> Self {
+        Self {
+            mode: WaitMode::Adaptive,
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+/// Threads of this process that spin now; one core is always left to those who ask.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts of how waits ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WaitCounts {
+    /// Waits that ended while spinning.
+    pub spins: u64,
+    /// Waits that went to sleep.
+    pub sleeps: u64,
+}
+
+/// Decides for one waiter, from the gaps it has seen, how long to spin.
+#[derive(Debug)]
+pub struct Spinner {
+    config: WaitConfig,
+    cores: usize,
+    /// Moving average of the gaps in nanoseconds, each cut at twice the longest spin so that one
+    /// pause doesn't outweigh a busy second.
+    gap: u64,
+    counts: WaitCounts,
+}
+
+impl Spinner {
+    /// A waiter with no history; it sleeps until gaps prove short.
+    pub fn new(config: WaitConfig) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Self {
+            config,
+            cores,
+            gap: 2 * nanos(config.spin),
+            counts: WaitCounts::default(),
+        }
+    }
+
+    /// How long to spin before going to sleep; zero for not at all.
+    pub fn budget(&self) -> Duration {
+        match self.config.mode {
+            WaitMode::Sleep => Duration::ZERO,
+            _ if self.cores < 2 => Duration::ZERO,
+            WaitMode::Spin => self.config.spin,
+            WaitMode::Adaptive if self.gap < nanos(self.config.spin) => self.config.spin,
+            WaitMode::Adaptive => Duration::ZERO,
+        }
+    }
+
+    /// Leave to spin, unless as many threads do already as may.
+    pub fn begin(&self) -> Option<SpinLeave> {
+        let most = self.cores.saturating_sub(1);
+        SPINNING
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+                (n < most).then_some(n + 1)
+            })
+            .ok()
+            .map(|_| SpinLeave(()))
+    }
+
+    /// Learns from a wait that took `gap` and says whether it slept.
+    pub fn ended(&mut self, gap: Duration, slept: bool) {
+        let gap = nanos(gap).min(2 * nanos(self.config.spin));
+        self.gap = (self.gap * 7 + gap) / 8;
+        self.count(slept);
+    }
+
+    /// Counts a wait whose length nobody measured.
+    pub fn count(&mut self, slept: bool) {
+        if slept {
+            self.counts.sleeps += 1;
+        } else {
+            self.counts.spins += 1;
+        }
+    }
+
+    /// How the waits so far ended.
+    pub fn counts(&self) -> WaitCounts {
+        self.counts
+    }
+}
+
+/// Held while spinning.
+#[derive(Debug)]
+pub struct SpinLeave(());
+
+impl Drop for SpinLeave {
+    fn drop(&mut self) {
+        SPINNING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos())
+        .unwrap_or(u64::MAX / 4)
+        .min(u64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adaptive() -> Spinner {
+        let mut spinner = Spinner::new(WaitConfig::default());
+        spinner.cores = 2;
+        spinner
+    }
+
+    #[test]
+    fn adaptive_spins_once_gaps_are_short_and_stops_when_they_grow() {
+        let mut spinner = adaptive();
+        assert_eq!(spinner.budget(), Duration::ZERO);
+        for _ in 0..20 {
+            spinner.ended(Duration::from_micros(5), true);
+        }
+        assert!(spinner.budget() > Duration::ZERO);
+        for _ in 0..20 {
+            spinner.ended(Duration::from_secs(1), true);
+        }
+        assert_eq!(spinner.budget(), Duration::ZERO);
+    }
+
+    #[test]
+    fn on_one_core_nobody_spins() {
+        let mut spinner = Spinner::new(WaitConfig {
+            mode: WaitMode::Spin,
+            ..Default::default()
+        });
+        spinner.cores = 1;
+        assert_eq!(spinner.budget(), Duration::ZERO);
+        assert!(spinner.begin().is_none());
+    }
+}

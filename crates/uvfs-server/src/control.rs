@@ -1,0 +1,137 @@
+//! The control socket: who may reach it asks the server about the mount.
+//!
+//! One request a line, one answer a line: `stats` gives a [`Report`] as JSON.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::fs::FileSystem;
+use crate::session::Session;
+use crate::stats::Report;
+
+/// The longest request.
+const LINE: u64 = 256;
+/// The longest answer that a client takes.
+const ANSWER: u64 = 1 << 20;
+/// A client that says nothing for so long is dropped.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A listening control socket; dropping it removes it.
+pub struct Control {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Where sockets are made: /run/uvfs for root, else the user's own runtime directory.
+fn directory() -> io::Result<PathBuf> {
+    let dir = if rustix::process::geteuid().is_root() {
+        PathBuf::from("/run/uvfs")
+    } else {
+        match std::env::var_os("XDG_RUNTIME_DIR") {
+            Some(dir) => Path::new(&dir).join("uvfs"),
+            None => {
+                std::env::temp_dir().join(format!("uvfs-{}", rustix::process::geteuid().as_raw()))
+            }
+        }
+    };
+    std::fs::create_dir_all(&dir)?;
+    let meta = std::fs::symlink_metadata(&dir)?;
+    use std::os::unix::fs::MetadataExt;
+    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+        let text = format!("{} is not a directory of this user's", dir.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+    Ok(dir)
+}
+
+impl Control {
+    /// Makes a session's socket, reachable by its owner alone, and tells the session its path.
+    ///
+    /// # Errors
+    /// When the directory or the socket can't be made.
+    pub fn start<F: FileSystem>(session: &Arc<Session<F>>) -> io::Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = directory()?.join(format!("{}-{number}.sock", std::process::id()));
+        // One that is there is a dead process's: the number was ours alone to give.
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        session.set_control_path(&path);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (flag, session) = (stop.clone(), Arc::downgrade(session));
+        let thread = std::thread::Builder::new()
+            .name("uvfs-control".into())
+            .spawn(move || listen(&listener, &session, &flag))?;
+        Ok(Self {
+            path,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // Wakes the accept.
+        let _ = UnixStream::connect(&self.path);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn listen<F: FileSystem>(listener: &UnixListener, session: &Weak<Session<F>>, stop: &AtomicBool) {
+    for client in listener.incoming() {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let (Ok(client), Some(session)) = (client, session.upgrade()) else {
+            continue;
+        };
+        if let Err(error) = answer(&client, &session) {
+            tracing::debug!(%error, "a control client");
+        }
+    }
+}
+
+fn answer<F: FileSystem>(mut client: &UnixStream, session: &Session<F>) -> io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new(client.take(LINE)).read_line(&mut line)?;
+    match line.trim() {
+        "stats" => {
+            let mut text = serde_json::to_vec(&session.report())?;
+            text.push(b'\n');
+            client.write_all(&text)
+        }
+        _ => client.write_all(b"{\"error\":\"not understood\"}\n"),
+    }
+}
+
+/// Asks the server behind a control socket for its figures.
+///
+/// # Errors
+/// ECONNREFUSED or ENOENT when it is gone, EACCES for a socket of somebody else's.
+pub fn ask_stats(socket: &Path) -> io::Result<Report> {
+    let mut server = UnixStream::connect(socket)?;
+    server.set_read_timeout(Some(PATIENCE))?;
+    server.write_all(b"stats\n")?;
+    let mut text = String::new();
+    BufReader::new(server.take(ANSWER)).read_line(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
+}

@@ -1,0 +1,595 @@
+//! From a request's opcode to the handler that answers it, and from what that gives to the wire.
+
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, SetattrValid, WriteFlags};
+use uvfs_proto::reply::{self, DirBuf};
+use uvfs_proto::request::{Operation, Request};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::fs::*;
+use crate::session::Session;
+use crate::slot::{Answer, Body, Slot};
+use crate::transport::DEPTH;
+
+/// The extended attribute of the root that names the control socket.
+pub const CONTROL_XATTR: &str = "user.uvfs.control";
+
+/// The kernel's limit for a value and for a list of names (XATTR_SIZE_MAX).
+const XATTR_MAX: usize = 65536;
+/// A listing is sent in pieces of at most this, whatever the kernel has room for.
+const LISTING_MAX: usize = 1 << 20;
+
+/// FUSE_SETXATTR_ACL_KILL_SGID.
+const ACL_KILL_SGID: u32 = 1;
+
+/// Answers a request; never panics, whatever the handler does.
+pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Answer {
+    match session
+        .interrupts
+        .guard(slot.header.unique, handle(session, slot))
+        .await
+    {
+        Some(Ok(answer)) => answer,
+        Some(Err(errno)) => Answer::Error(errno),
+        None => {
+            let name = Opcode::try_from(slot.header.opcode).map_or("?", Opcode::name);
+            tracing::error!(
+                opcode = name,
+                node = slot.header.nodeid,
+                "a handler panicked: EIO"
+            );
+            Answer::Error(Errno::IO)
+        }
+    }
+}
+
+async fn handle<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
+    // The two whose payload is data, which is not looked at here.
+    if slot.header.opcode == Opcode::Write as u32 {
+        return write(session, slot).await;
+    }
+    if slot.header.opcode == Opcode::NotifyReply as u32 {
+        return retrieved(session, slot);
+    }
+    // Names and values are copied before they are checked: the memory may be shared.
+    let mut payload: SmallVec<[u8; 320]> = SmallVec::new();
+    payload.resize(slot.input.len(), 0);
+    slot.input.copy_out(0, &mut payload);
+    let op = &slot.op[..slot.op_len];
+    let request = match Request::parse(&slot.header, op, &payload, session.negotiated()) {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::warn!(%error, "refused");
+            return Err(error.errno());
+        }
+    };
+    let cx = Context {
+        group: request.supp_groups.iter().next(),
+        ..context(&slot.header)
+    };
+    dispatch(session, slot, &cx, &request).await
+}
+
+fn context(header: &abi::InHeader) -> Context {
+    Context {
+        unique: header.unique,
+        uid: header.uid,
+        gid: header.gid,
+        pid: header.pid,
+        group: None,
+    }
+}
+
+async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
+    let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
+        .map_err(|_| Errno::INVAL)?
+        .0;
+    let size = arg.size as usize;
+    if size > slot.input.len() {
+        tracing::warn!(
+            size,
+            have = slot.input.len(),
+            "refused: a WRITE without its data"
+        );
+        return Err(Errno::INVAL);
+    }
+    let flags = WriteFlags::from_bits_retain(arg.write_flags);
+    let how = IoHow {
+        fh: arg.fh,
+        offset: arg.offset,
+        flags: arg.flags,
+        from_cache: flags.contains(WriteFlags::CACHE),
+        kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
+        uncached: session.options.uncached,
+    };
+    let data = slot.input.slice(0..size);
+    let written = session
+        .fs
+        .write(&context(&slot.header), slot.header.nodeid, &how, &data)
+        .await?
+        .min(size);
+    Ok(Answer::of(&abi::WriteOut {
+        size: written as u32,
+        padding: 0,
+    }))
+}
+
+fn retrieved<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
+    let arg = abi::NotifyRetrieveIn::read_from_prefix(&slot.op[..slot.op_len])
+        .map_err(|_| Errno::INVAL)?
+        .0;
+    let size = (arg.size as usize).min(slot.input.len());
+    let mut data = vec![0; size];
+    slot.input.copy_out(0, &mut data);
+    session.retrieved(slot.header.unique, arg.offset, data);
+    Ok(Answer::None)
+}
+
+fn entry_out(entry: &Entry) -> abi::EntryOut {
+    let mut out = abi::EntryOut {
+        nodeid: entry.node,
+        generation: entry.generation,
+        attr: entry.attr,
+        ..Default::default()
+    };
+    out.set_entry_ttl(entry.entry_ttl);
+    out.set_attr_ttl(entry.attr_ttl);
+    out
+}
+
+fn attr_out(attributes: &Attributes) -> abi::AttrOut {
+    let (attr_valid, attr_valid_nsec) = reply::ttl(attributes.ttl);
+    abi::AttrOut {
+        attr_valid,
+        attr_valid_nsec,
+        dummy: 0,
+        attr: attributes.attr,
+    }
+}
+
+fn open_out(opened: &Opened) -> abi::OpenOut {
+    abi::OpenOut {
+        fh: opened.fh,
+        open_flags: opened.flags.bits(),
+        backing_id: opened.backing,
+    }
+}
+
+fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
+    let valid = SetattrValid::from_bits_retain(arg.valid);
+    let has = |flag| valid.contains(flag);
+    let time = |flag, now, secs: u64, nanos| {
+        has(flag).then(|| {
+            if has(now) {
+                SetTime::Now
+            } else {
+                SetTime::At(secs as i64, nanos)
+            }
+        })
+    };
+    SetAttr {
+        mode: has(SetattrValid::MODE).then_some(arg.mode),
+        uid: has(SetattrValid::UID).then_some(arg.uid),
+        gid: has(SetattrValid::GID).then_some(arg.gid),
+        size: has(SetattrValid::SIZE).then_some(arg.size),
+        atime: time(
+            SetattrValid::ATIME,
+            SetattrValid::ATIME_NOW,
+            arg.atime,
+            arg.atimensec,
+        ),
+        mtime: time(
+            SetattrValid::MTIME,
+            SetattrValid::MTIME_NOW,
+            arg.mtime,
+            arg.mtimensec,
+        ),
+        ctime: has(SetattrValid::CTIME).then_some(SetTime::At(arg.ctime as i64, arg.ctimensec)),
+        fh: has(SetattrValid::FH).then_some(arg.fh),
+        kill_suidgid: has(SetattrValid::KILL_SUIDGID),
+    }
+}
+
+fn lock(arg: &abi::LkIn, wait: bool) -> (LockHow, Lock) {
+    let flock = abi::LkFlags::from_bits_retain(arg.lk_flags).contains(abi::LkFlags::FLOCK);
+    let how = LockHow {
+        fh: arg.fh,
+        owner: arg.owner,
+        flock,
+        wait,
+    };
+    let lock = Lock {
+        start: arg.lk.start,
+        end: arg.lk.end,
+        kind: arg.lk.r#type,
+        pid: arg.lk.pid,
+    };
+    (how, lock)
+}
+
+/// What getxattr(2) and listxattr(2) give for a buffer of `size` bytes; 0 asks for the length.
+fn sized(value: &[u8], size: u32) -> Result<Answer> {
+    if value.len() > XATTR_MAX {
+        return Err(Errno::TOOBIG);
+    }
+    if size == 0 {
+        return Ok(Answer::of(&abi::GetxattrOut {
+            size: value.len() as u32,
+            padding: 0,
+        }));
+    }
+    if value.len() > size as usize {
+        return Err(Errno::RANGE);
+    }
+    Ok(Answer::Body(Body::from_slice(value)))
+}
+
+async fn dispatch<F: FileSystem>(
+    session: &Session<F>,
+    slot: &Slot,
+    cx: &Context,
+    request: &Request<'_>,
+) -> Result<Answer> {
+    let fs = &session.fs;
+    let node = slot.header.nodeid;
+    let done = |(): ()| Answer::empty();
+    let entry = |entry: Entry| Answer::of(&entry_out(&entry));
+    let attr = |attributes: Attributes| Answer::of(&attr_out(&attributes));
+    let opened = |opened: Opened| Answer::of(&open_out(&opened));
+    let how = |arg: &abi::OpenIn| OpenHow {
+        flags: arg.flags,
+        kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+    };
+    match request.operation {
+        Operation::Lookup(name) => fs.lookup(cx, node, name).await.map(entry),
+        Operation::Forget(arg) => {
+            fs.forget(node, arg.nlookup);
+            Ok(Answer::None)
+        }
+        Operation::BatchForget(_, records) => {
+            for one in records.iter() {
+                fs.forget(one.nodeid, one.nlookup);
+            }
+            Ok(Answer::None)
+        }
+        Operation::Getattr(arg) => {
+            let fh = with_fh(arg.getattr_flags, arg.fh);
+            fs.getattr(cx, node, fh).await.map(attr)
+        }
+        Operation::Statx(arg) => {
+            let fh = with_fh(arg.getattr_flags, arg.fh);
+            let (stat, ttl) = fs.statx(cx, node, fh, arg.sx_mask).await?;
+            let (attr_valid, attr_valid_nsec) = reply::ttl(ttl);
+            Ok(Answer::of(&abi::StatxOut {
+                attr_valid,
+                attr_valid_nsec,
+                stat,
+                ..Default::default()
+            }))
+        }
+        Operation::Setattr(arg) => fs.setattr(cx, node, &set_attr(&arg)).await.map(attr),
+        Operation::Readlink => fs
+            .readlink(cx, node)
+            .await
+            .map(|target| Answer::Body(Body::from_vec(target))),
+        Operation::Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
+        Operation::Mknod(arg, name) => {
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: arg.rdev,
+            };
+            fs.mknod(cx, node, name, &new).await.map(entry)
+        }
+        Operation::Mkdir(arg, name) => {
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: 0,
+            };
+            fs.mkdir(cx, node, name, &new).await.map(entry)
+        }
+        Operation::Unlink(name) => fs.unlink(cx, node, name).await.map(done),
+        Operation::Rmdir(name) => fs.rmdir(cx, node, name).await.map(done),
+        Operation::Rename { arg, name, newname } => fs
+            .rename(cx, node, name, arg.newdir, newname, 0)
+            .await
+            .map(done),
+        Operation::Rename2 { arg, name, newname } => fs
+            .rename(cx, node, name, arg.newdir, newname, arg.flags)
+            .await
+            .map(done),
+        Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
+        Operation::Open(arg) => fs.open(cx, node, &how(&arg)).await.map(opened),
+        Operation::Create(arg, name) => {
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: 0,
+            };
+            let how = OpenHow {
+                flags: arg.flags,
+                kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+            };
+            fs.create(cx, node, name, &new, &how)
+                .await
+                .map(|made| created(&made))
+        }
+        Operation::Tmpfile(arg, _) => {
+            let new = NewNode {
+                mode: arg.mode,
+                umask: arg.umask,
+                rdev: 0,
+            };
+            let how = OpenHow {
+                flags: arg.flags,
+                kill_suidgid: false,
+            };
+            fs.tmpfile(cx, node, &new, &how)
+                .await
+                .map(|made| created(&made))
+        }
+        Operation::Read(arg) => {
+            let size = arg.size as usize;
+            if size > slot.room.len() {
+                tracing::warn!(size, room = slot.room.len(), "refused: a READ without room");
+                return Err(Errno::INVAL);
+            }
+            let how = IoHow {
+                fh: arg.fh,
+                offset: arg.offset,
+                flags: arg.flags,
+                from_cache: false,
+                kill_suidgid: false,
+                uncached: session.options.uncached,
+            };
+            let data = slot.room.slice(0..size);
+            fs.read(cx, node, &how, &data)
+                .await
+                .map(|n| Answer::Room(n.min(size)))
+        }
+        Operation::Write(_) | Operation::NotifyReply(_) => Err(Errno::INVAL),
+        Operation::Statfs => fs
+            .statfs(cx, node)
+            .await
+            .map(|st| Answer::of(&abi::StatfsOut { st })),
+        Operation::Release(arg) => {
+            let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
+            let flock = flags
+                .contains(abi::ReleaseFlags::FLOCK_UNLOCK)
+                .then_some(arg.lock_owner);
+            fs.release(cx, node, arg.fh, flock).await.map(done)
+        }
+        Operation::Flush(arg) => fs.flush(cx, node, arg.fh, arg.lock_owner).await.map(done),
+        Operation::Fsync(arg) => {
+            let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
+            fs.fsync(cx, node, arg.fh, data_only).await.map(done)
+        }
+        Operation::Fsyncdir(arg) => {
+            let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
+            fs.fsyncdir(cx, node, arg.fh, data_only).await.map(done)
+        }
+        Operation::Opendir(arg) => fs.opendir(cx, node, &how(&arg)).await.map(opened),
+        Operation::Readdir(arg) => listing(session, slot, cx, &arg, false).await,
+        Operation::Readdirplus(arg) => listing(session, slot, cx, &arg, true).await,
+        Operation::Releasedir(arg) => fs.releasedir(cx, node, arg.fh).await.map(done),
+        Operation::Setxattr(arg, name, value) => {
+            let kill_sgid = session.negotiated().flags.contains(InitFlags::SETXATTR_EXT)
+                && arg.setxattr_flags & ACL_KILL_SGID != 0;
+            fs.setxattr(cx, node, name, value, arg.flags, kill_sgid)
+                .await
+                .map(done)
+        }
+        Operation::Getxattr(arg, name) => {
+            if node == ROOT
+                && name.to_bytes() == CONTROL_XATTR.as_bytes()
+                && let Some(path) = session.control_path()
+            {
+                return sized(path.as_os_str().as_encoded_bytes(), arg.size);
+            }
+            sized(&fs.getxattr(cx, node, name).await?, arg.size)
+        }
+        Operation::Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
+        Operation::Removexattr(name) => fs.removexattr(cx, node, name).await.map(done),
+        Operation::Access(arg) => fs.access(cx, node, arg.mask).await.map(done),
+        Operation::Getlk(arg) => {
+            let (how, wanted) = lock(&arg, false);
+            let found = fs.getlk(cx, node, &how, &wanted).await?;
+            let lk = abi::FileLock {
+                start: found.start,
+                end: found.end,
+                r#type: found.kind,
+                pid: found.pid,
+            };
+            Ok(Answer::of(&abi::LkOut { lk }))
+        }
+        Operation::Setlk(arg) | Operation::Setlkw(arg) => {
+            let wait = matches!(request.operation, Operation::Setlkw(_));
+            let _place = if wait { Some(LockWait::begin()?) } else { None };
+            let (how, wanted) = lock(&arg, wait);
+            fs.setlk(cx, node, &how, &wanted).await.map(done)
+        }
+        Operation::Fallocate(arg) => fs
+            .fallocate(cx, node, arg.fh, arg.offset, arg.length, arg.mode)
+            .await
+            .map(done),
+        Operation::Lseek(arg) => {
+            let offset = fs.lseek(cx, node, arg.fh, arg.offset, arg.whence).await?;
+            Ok(Answer::of(&abi::LseekOut { offset }))
+        }
+        Operation::CopyFileRange(arg) => {
+            // Its answer has 32 bits.
+            let copied = copy(fs, cx, node, &arg, u64::from(!4095u32)).await?;
+            Ok(Answer::of(&abi::WriteOut {
+                size: copied as u32,
+                padding: 0,
+            }))
+        }
+        Operation::CopyFileRange64(arg) => {
+            let bytes_copied = copy(fs, cx, node, &arg, u64::MAX).await?;
+            Ok(Answer::of(&abi::CopyFileRangeOut { bytes_copied }))
+        }
+        Operation::Ioctl(arg, input) => {
+            let ioctl = Ioctl {
+                fh: arg.fh,
+                cmd: arg.cmd,
+                arg: arg.arg,
+                flags: arg.flags,
+                input,
+                out_size: arg.out_size,
+            };
+            let (result, data) = fs.ioctl(cx, node, &ioctl).await?;
+            let out = abi::IoctlOut {
+                result,
+                ..Default::default()
+            };
+            let mut body = Body::from_slice(out.as_bytes());
+            body.extend_from_slice(&data[..data.len().min(arg.out_size as usize)]);
+            Ok(Answer::Body(body))
+        }
+        Operation::Poll(arg) => {
+            let revents = fs.poll(cx, node, arg.fh, arg.events).await?;
+            Ok(Answer::of(&abi::PollOut {
+                revents,
+                padding: 0,
+            }))
+        }
+        Operation::Bmap(arg) => {
+            let block = fs.bmap(cx, node, arg.block, arg.blocksize).await?;
+            Ok(Answer::of(&abi::BmapOut { block }))
+        }
+        Operation::Syncfs(_) => fs.syncfs(cx, node).await.map(done),
+        Operation::Interrupt(arg) => session
+            .interrupts
+            .interrupt(arg.unique)
+            .map(|()| Answer::None),
+        Operation::Destroy => Ok(Answer::empty()),
+        // Answered before any queue starts; a second one is nonsense.
+        Operation::Init(_) => Err(Errno::INVAL),
+        Operation::Setupmapping(_) | Operation::Removemapping(..) | Operation::CuseInit(_) => {
+            Err(Errno::NOSYS)
+        }
+    }
+}
+
+/// One of the requests of this thread's queue that wait for locks. They are bounded below what the
+/// queue can have under way, so that the others, and the unlock that they wait for, still get through.
+struct LockWait;
+
+thread_local! {
+    static LOCK_WAITS: Cell<usize> = const { Cell::new(0) };
+}
+
+impl LockWait {
+    /// ENOLCK when too many wait already.
+    fn begin() -> Result<Self> {
+        let waits = LOCK_WAITS.get();
+        if waits >= DEPTH * 3 / 4 {
+            tracing::warn!(waits, "too many wait for locks on one queue: ENOLCK");
+            return Err(Errno::NOLCK);
+        }
+        LOCK_WAITS.set(waits + 1);
+        Ok(Self)
+    }
+}
+
+impl Drop for LockWait {
+    fn drop(&mut self) {
+        LOCK_WAITS.set(LOCK_WAITS.get() - 1);
+    }
+}
+
+fn with_fh(flags: u32, fh: u64) -> Option<u64> {
+    GetattrFlags::from_bits_retain(flags)
+        .contains(GetattrFlags::FH)
+        .then_some(fh)
+}
+
+fn created((entry, opened): &(Entry, Opened)) -> Answer {
+    let mut body = Body::from_slice(entry_out(entry).as_bytes());
+    body.extend_from_slice(open_out(opened).as_bytes());
+    Answer::Body(body)
+}
+
+async fn copy<F: FileSystem>(
+    fs: &F,
+    cx: &Context,
+    node: u64,
+    arg: &abi::CopyFileRangeIn,
+    most: u64,
+) -> Result<u64> {
+    let copy = CopyRange {
+        fh_in: arg.fh_in,
+        offset_in: arg.off_in,
+        node_out: arg.nodeid_out,
+        fh_out: arg.fh_out,
+        offset_out: arg.off_out,
+        len: arg.len.min(most),
+        flags: arg.flags,
+    };
+    Ok(fs.copy_file_range(cx, node, &copy).await?.min(copy.len))
+}
+
+struct Listing<'a> {
+    buf: DirBuf<'a>,
+    room: usize,
+    plus: bool,
+}
+
+impl DirSink for Listing<'_> {
+    fn add(&mut self, dir: DirEntry<'_>) -> bool {
+        if self.plus {
+            let nothing = abi::EntryOut::default();
+            return self
+                .buf
+                .push_plus(&nothing, dir.ino, dir.next, dir.kind, dir.name)
+                .is_ok();
+        }
+        self.buf.push(dir.ino, dir.next, dir.kind, dir.name).is_ok()
+    }
+
+    fn wants_attributes(&self) -> bool {
+        self.plus
+    }
+
+    fn fits(&self, name_len: usize) -> bool {
+        let fixed = if self.plus {
+            size_of::<abi::Direntplus>()
+        } else {
+            size_of::<abi::Dirent>()
+        };
+        self.room - self.buf.len() >= (fixed + name_len).next_multiple_of(8)
+    }
+
+    fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
+        debug_assert!(self.plus, "asked for without attributes");
+        self.buf
+            .push_plus(&entry_out(entry), dir.ino, dir.next, dir.kind, dir.name)
+            .is_ok()
+    }
+}
+
+async fn listing<F: FileSystem>(
+    session: &Session<F>,
+    slot: &Slot,
+    cx: &Context,
+    arg: &abi::ReadIn,
+    plus: bool,
+) -> Result<Answer> {
+    let room = (arg.size as usize).min(slot.room.len()).min(LISTING_MAX);
+    let mut bytes = vec![0; room];
+    let mut sink = Listing {
+        buf: DirBuf::new(&mut bytes),
+        room,
+        plus,
+    };
+    session
+        .fs
+        .readdir(cx, slot.header.nodeid, arg.fh, arg.offset, &mut sink)
+        .await?;
+    let len = sink.buf.len();
+    slot.room.copy_in(0, &bytes[..len]);
+    Ok(Answer::Room(len))
+}

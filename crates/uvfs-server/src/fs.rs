@@ -1,0 +1,557 @@
+//! What a file system implements.
+
+use std::ffi::CStr;
+use std::time::{Duration, SystemTime};
+
+pub use rustix::io::Errno;
+pub use uvfs_io::Payload;
+use uvfs_proto::abi;
+pub use uvfs_proto::abi::{InitFlags, OpenFlags};
+
+/// What a handler gives: a value, or the errno that the caller gets.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// The number of the root directory's node.
+pub const ROOT: u64 = 1;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context {
+    /// The kernel's number of the request, unique among those under way.
+    pub unique: u64,
+    /// The caller's file-system user id.
+    pub uid: u32,
+    /// The caller's file-system group id.
+    pub gid: u32,
+    /// The caller's thread id in the server's pid namespace, 0 where it has none there. Reading
+    /// `/proc` of it from a handler can deadlock: the caller may hold its own locks while it waits.
+    pub pid: u32,
+    /// A supplementary group of the caller that owns the parent directory of what it creates
+    /// (FUSE_CREATE_SUPP_GROUP).
+    pub group: Option<u32>,
+}
+
+/// A directory entry that was found or made; it counts as one lookup of `attr.ino`'s node.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// The node's number, or 0 for "there is no such name" that may be cached.
+    pub node: u64,
+    /// Distinguishes uses of the same node number.
+    pub generation: u64,
+    /// The node's attributes.
+    pub attr: abi::Attr,
+    /// How long `attr` may be cached.
+    pub attr_ttl: Duration,
+    /// How long the name may be cached.
+    pub entry_ttl: Duration,
+}
+
+/// Attributes and how long they may be cached.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    /// The attributes.
+    pub attr: abi::Attr,
+    /// How long they may be cached.
+    pub ttl: Duration,
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Opened {
+    /// The handle that later requests name it by.
+    pub fh: u64,
+    /// FOPEN_* flags.
+    pub flags: OpenFlags,
+    /// A backing file registered with [`crate::Session::register_backing`], for
+    /// [`OpenFlags::PASSTHROUGH`].
+    pub backing: i32,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The time of the call.
+    Now,
+    /// Seconds and nanoseconds since 1970.
+    At(i64, u32),
+}
+
+/// What setattr changes; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// Change time; only sent with the writeback cache.
+    pub ctime: Option<SetTime>,
+    /// The open file that the call was made on.
+    pub fh: Option<u64>,
+    /// Set-user-id, set-group-id and capabilities are to be cleared (FATTR_KILL_SUIDGID).
+    pub kill_suidgid: bool,
+}
+
+/// What open and create ask for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenHow {
+    /// open(2)'s flags, as the kernel passes them on.
+    pub flags: u32,
+    /// Set-user-id and set-group-id are to be cleared as the file is truncated
+    /// (FUSE_OPEN_KILL_SUIDGID).
+    pub kill_suidgid: bool,
+}
+
+/// What a new name gets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NewNode {
+    /// File type and permission bits. With [`InitFlags::DONT_MASK`] the umask is not yet applied.
+    pub mode: u32,
+    /// The caller's umask.
+    pub umask: u32,
+    /// Device number of a device node, in the kernel's 32-bit encoding.
+    pub rdev: u32,
+}
+
+/// Where and how to read or write.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IoHow {
+    /// The handle.
+    pub fh: u64,
+    /// Position in bytes.
+    pub offset: u64,
+    /// open(2)'s flags of the file now.
+    pub flags: u32,
+    /// Writes: comes from the page cache, not straight from a caller (FUSE_WRITE_CACHE).
+    pub from_cache: bool,
+    /// Writes: set-user-id and set-group-id are to be cleared (FUSE_WRITE_KILL_SUIDGID).
+    pub kill_suidgid: bool,
+    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE).
+    pub uncached: bool,
+}
+
+/// A lock, as in struct flock, with an absolute range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lock {
+    /// First byte.
+    pub start: u64,
+    /// Last byte, inclusive; `i64::MAX` means to the end.
+    pub end: u64,
+    /// F_RDLCK, F_WRLCK or F_UNLCK.
+    pub kind: u32,
+    /// The process that holds it.
+    pub pid: u32,
+}
+
+/// Who asks for a lock and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LockHow {
+    /// The handle.
+    pub fh: u64,
+    /// The owner: locks of one owner don't conflict.
+    pub owner: u64,
+    /// A flock(2) lock of the whole file and of the open file.
+    pub flock: bool,
+    /// Wait for it.
+    pub wait: bool,
+}
+
+/// One entry of a directory listing.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    /// Inode number to show.
+    pub ino: u64,
+    /// The offset to go on from after this entry.
+    pub next: u64,
+    /// DT_* file type.
+    pub kind: u32,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// Takes the entries of a listing until it is full.
+pub trait DirSink {
+    /// Adds an entry; false when it did not fit, and the listing ends before it.
+    fn add(&mut self, entry: DirEntry<'_>) -> bool;
+    /// Whether entries with attributes are wanted (READDIRPLUS).
+    fn wants_attributes(&self) -> bool;
+    /// Whether `add` or `add_plus` of a name of this length would succeed. Ask before counting a
+    /// lookup.
+    fn fits(&self, name_len: usize) -> bool;
+    /// Adds an entry with what a lookup of it gives; `entry.node` 0 for names that count no lookup
+    /// (`.` and `..`).
+    fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool;
+}
+
+/// A reply of variable length to getxattr and listxattr is cut by the session to what the caller
+/// has room for.
+pub type Bytes = Vec<u8>;
+
+/// An ioctl.
+#[derive(Clone, Copy, Debug)]
+pub struct Ioctl<'a> {
+    /// The handle.
+    pub fh: u64,
+    /// The command.
+    pub cmd: u32,
+    /// The argument.
+    pub arg: u64,
+    /// FUSE_IOCTL_* flags.
+    pub flags: u32,
+    /// The caller's data.
+    pub input: &'a [u8],
+    /// Room for data to the caller.
+    pub out_size: u32,
+}
+
+/// What copy_file_range is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyRange {
+    /// Handle to read from.
+    pub fh_in: u64,
+    /// Position to read from.
+    pub offset_in: u64,
+    /// Node to write to.
+    pub node_out: u64,
+    /// Handle to write to.
+    pub fh_out: u64,
+    /// Position to write to.
+    pub offset_out: u64,
+    /// Bytes.
+    pub len: u64,
+    /// copy_file_range(2)'s flags.
+    pub flags: u64,
+}
+
+/// What is agreed with the kernel when a mount starts. A file system asks in
+/// [`FileSystem::init`]; what the kernel does not offer stays off.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What the kernel offers.
+    pub offered: InitFlags,
+    /// What the session asks for; a file system adds and removes.
+    pub wanted: InitFlags,
+    /// Largest write in bytes.
+    pub max_write: u32,
+    /// Largest readahead in bytes.
+    pub max_readahead: u32,
+    /// The smallest step of times, in nanoseconds, a power of ten.
+    pub time_gran: u32,
+    /// How deep file systems stack below, for passthrough.
+    pub max_stack_depth: u32,
+}
+
+macro_rules! unsupported {
+    ($($unused:ident),*) => {{ $(let _ = $unused;)* Err(Errno::NOSYS) }};
+}
+
+/// A file system in user space.
+///
+/// Handlers run on the thread of the queue that their request came by; many are under way at once,
+/// and one that awaits holds up no other. They must not block for long otherwise: what can block
+/// goes through [`uvfs_io`]. Nodes are named by numbers that the file system chooses ([`ROOT`] is the root) and
+/// that are valid until [`FileSystem::forget`] took back all lookups. Handlers that are not
+/// implemented answer ENOSYS, which for many requests makes the kernel not ask again.
+///
+/// Every error is the errno that a kernel file system would give.
+#[allow(async_fn_in_trait)] // Futures stay on the thread of their queue; Send is not wanted.
+#[allow(unused_variables)]
+pub trait FileSystem: Send + Sync + 'static {
+    /// Called once, before any other request.
+    fn init(&self, config: &mut Config) -> Result<()> {
+        Ok(())
+    }
+
+    /// The last call, after the mount has ended.
+    fn destroy(&self) {}
+
+    /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
+    fn forget(&self, node: u64, lookups: u64) {}
+
+    /// Finds a name in a directory.
+    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+        unsupported!(cx, parent, name)
+    }
+
+    /// A node's attributes; `fh` when asked through an open file.
+    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
+        unsupported!(cx, node, fh)
+    }
+
+    /// statx(2) with the STATX_* `mask`. The session falls back to `getattr` on ENOSYS.
+    async fn statx(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: Option<u64>,
+        mask: u32,
+    ) -> Result<(abi::Statx, Duration)> {
+        unsupported!(cx, node, fh, mask)
+    }
+
+    /// Changes attributes.
+    async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+        unsupported!(cx, node, set)
+    }
+
+    /// The target of a symbolic link.
+    async fn readlink(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        unsupported!(cx, node)
+    }
+
+    /// Makes a symbolic link.
+    async fn symlink(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<Entry> {
+        unsupported!(cx, parent, name, target)
+    }
+
+    /// Makes a file, device, fifo or socket.
+    async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+        unsupported!(cx, parent, name, new)
+    }
+
+    /// Makes a directory.
+    async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+        unsupported!(cx, parent, name, new)
+    }
+
+    /// Removes a name that is not a directory's.
+    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<()> {
+        unsupported!(cx, parent, name)
+    }
+
+    /// Removes an empty directory.
+    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<()> {
+        unsupported!(cx, parent, name)
+    }
+
+    /// Renames, with renameat2(2)'s flags.
+    async fn rename(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new_parent: u64,
+        new_name: &CStr,
+        flags: u32,
+    ) -> Result<()> {
+        unsupported!(cx, parent, name, new_parent, new_name, flags)
+    }
+
+    /// Makes a further name for a node.
+    async fn link(
+        &self,
+        cx: &Context,
+        node: u64,
+        new_parent: u64,
+        new_name: &CStr,
+    ) -> Result<Entry> {
+        unsupported!(cx, node, new_parent, new_name)
+    }
+
+    /// Opens a file. ENOSYS lets the kernel open without asking from then on.
+    async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        unsupported!(cx, node, how)
+    }
+
+    /// Makes a file unless it is there and opens it.
+    async fn create(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        unsupported!(cx, parent, name, new, how)
+    }
+
+    /// Makes a file without a name (O_TMPFILE) and opens it.
+    async fn tmpfile(
+        &self,
+        cx: &Context,
+        parent: u64,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        unsupported!(cx, parent, new, how)
+    }
+
+    /// Fills `data` from the file; less than its length means the end of the file.
+    async fn read(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        unsupported!(cx, node, how, data)
+    }
+
+    /// Writes `data` to the file and says how much of it.
+    async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        unsupported!(cx, node, how, data)
+    }
+
+    /// A descriptor of the open file was closed; `owner`'s POSIX locks go.
+    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
+        unsupported!(cx, node, fh, owner)
+    }
+
+    /// The last descriptor was closed. `flock` names an owner whose flock(2) lock goes.
+    async fn release(&self, cx: &Context, node: u64, fh: u64, flock: Option<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes the file's data (and unless `data_only` its attributes) durable.
+    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        unsupported!(cx, node, fh, data_only)
+    }
+
+    /// Opens a directory. ENOSYS lets the kernel list without asking.
+    async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        unsupported!(cx, node, how)
+    }
+
+    /// Lists a directory from `offset` (0, or an earlier entry's `next`) on.
+    async fn readdir(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
+        unsupported!(cx, node, fh, offset, sink)
+    }
+
+    /// The last descriptor of a directory was closed.
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes a directory's entries durable.
+    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        unsupported!(cx, node, fh, data_only)
+    }
+
+    /// Sizes and counts of the file system.
+    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
+        unsupported!(cx, node)
+    }
+
+    /// An extended attribute's value; the session handles sizes.
+    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+        unsupported!(cx, node, name)
+    }
+
+    /// The names of extended attributes, each ended by a 0 byte.
+    async fn listxattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        unsupported!(cx, node)
+    }
+
+    /// Sets an extended attribute. `kill_sgid`: the set-group-id bit goes, as an ACL takes it
+    /// (FUSE_SETXATTR_ACL_KILL_SGID).
+    async fn setxattr(
+        &self,
+        cx: &Context,
+        node: u64,
+        name: &CStr,
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Result<()> {
+        unsupported!(cx, node, name, value, flags, kill_sgid)
+    }
+
+    /// Removes an extended attribute.
+    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+        unsupported!(cx, node, name)
+    }
+
+    /// access(2); not asked with `default_permissions`.
+    async fn access(&self, cx: &Context, node: u64, mask: u32) -> Result<()> {
+        unsupported!(cx, node, mask)
+    }
+
+    /// The lock that stands in the way of `lock`, or one of kind F_UNLCK.
+    async fn getlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
+        unsupported!(cx, node, how, lock)
+    }
+
+    /// Takes or gives back a lock. A wait ends with EINTR when `interrupted()` of
+    /// [`crate::interrupt`] says so: the future is told by being resumed.
+    async fn setlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<()> {
+        unsupported!(cx, node, how, lock)
+    }
+
+    /// fallocate(2).
+    async fn fallocate(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Result<()> {
+        unsupported!(cx, node, fh, offset, len, mode)
+    }
+
+    /// lseek(2) with SEEK_DATA or SEEK_HOLE.
+    async fn lseek(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    ) -> Result<u64> {
+        unsupported!(cx, node, fh, offset, whence)
+    }
+
+    /// Copies within the file system and says how much.
+    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &CopyRange) -> Result<u64> {
+        unsupported!(cx, node, copy)
+    }
+
+    /// ioctl(2): the result and data for the caller.
+    async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+        unsupported!(cx, node, ioctl)
+    }
+
+    /// The ready POLL* events of an open file.
+    async fn poll(&self, cx: &Context, node: u64, fh: u64, events: u32) -> Result<u32> {
+        unsupported!(cx, node, fh, events)
+    }
+
+    /// The block of the device that a file's block is on.
+    async fn bmap(&self, cx: &Context, node: u64, block: u64, block_size: u32) -> Result<u64> {
+        unsupported!(cx, node, block, block_size)
+    }
+
+    /// Makes the whole file system durable.
+    async fn syncfs(&self, cx: &Context, node: u64) -> Result<()> {
+        unsupported!(cx, node)
+    }
+}
+
+/// Seconds and nanoseconds of a time, for attributes.
+pub fn timespec(time: SystemTime) -> (i64, u32) {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),
+        Err(before) => {
+            let before = before.duration();
+            match before.subsec_nanos() {
+                0 => (-(before.as_secs() as i64), 0),
+                nanos => (-(before.as_secs() as i64) - 1, 1_000_000_000 - nanos),
+            }
+        }
+    }
+}

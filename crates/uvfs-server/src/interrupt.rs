@@ -1,0 +1,138 @@
+//! Interrupted callers: INTERRUPT finds the handler of the request that it names.
+//!
+//! Only a handler that awaits can be interrupted, so a request enters the table when it first
+//! does; most never do.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+use rustix::io::Errno;
+
+type Flag = Arc<AtomicBool>;
+
+thread_local! {
+    /// The flag of the request whose handler is being polled on this thread.
+    static POLLED: RefCell<Option<Flag>> = const { RefCell::new(None) };
+}
+
+/// Whether the caller of the request that is being handled was interrupted. A handler that waits
+/// asks this each time that it is resumed, and ends with EINTR.
+pub fn interrupted() -> bool {
+    POLLED.with(|polled| {
+        polled
+            .borrow()
+            .as_ref()
+            .is_some_and(|flag| flag.load(Ordering::Relaxed))
+    })
+}
+
+/// Requests whose handlers wait.
+#[derive(Default)]
+pub(crate) struct Table(Mutex<HashMap<u64, (Flag, Waker)>>);
+
+impl Table {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, (Flag, Waker)>> {
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Interrupts a request. EAGAIN when it is not there (yet): the kernel then asks again for as
+    /// long as the request is under way.
+    pub(crate) fn interrupt(&self, unique: u64) -> Result<(), Errno> {
+        let waker = match self.lock().get(&unique) {
+            Some((flag, waker)) => {
+                flag.store(true, Ordering::Relaxed);
+                waker.clone()
+            }
+            None => return Err(Errno::AGAIN),
+        };
+        waker.wake();
+        Ok(())
+    }
+
+    /// Runs a handler so that it can be interrupted, and so that its panic is its own: then there
+    /// is no value.
+    pub(crate) async fn guard<T>(
+        &self,
+        unique: u64,
+        handler: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut handler = pin!(handler);
+        let mut entered: Option<Entered<'_>> = None;
+        std::future::poll_fn(move |cx| {
+            let flag = entered.as_ref().map(|entered| entered.flag.clone());
+            let before = POLLED.replace(flag);
+            let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                handler.as_mut().poll(cx)
+            }));
+            POLLED.set(before);
+            match polled {
+                Ok(Poll::Pending) => {
+                    if entered.is_none() {
+                        let flag = Flag::default();
+                        self.lock()
+                            .insert(unique, (flag.clone(), cx.waker().clone()));
+                        entered = Some(Entered {
+                            table: self,
+                            unique,
+                            flag,
+                        });
+                    }
+                    Poll::Pending
+                }
+                Ok(Poll::Ready(value)) => Poll::Ready(Some(value)),
+                Err(_) => Poll::Ready(None),
+            }
+        })
+        .await
+    }
+}
+
+struct Entered<'a> {
+    table: &'a Table,
+    unique: u64,
+    flag: Flag,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.table.lock().remove(&self.unique);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
+        let table = Table::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut waits = pin!(table.guard(
+            7,
+            std::future::poll_fn(|_| {
+                if interrupted() {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            })
+        ));
+        assert_eq!(table.interrupt(7), Err(Errno::AGAIN));
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(table.interrupt(7), Ok(()));
+        assert_eq!(waits.as_mut().poll(&mut cx), Poll::Ready(Some(())));
+        assert!(table.lock().is_empty());
+        let mut panics = pin!(table.guard(8, async { panic!("a panic that the test wants") }));
+        assert_eq!(panics.as_mut().poll(&mut cx), Poll::Ready(None::<()>));
+        assert!(!interrupted());
+    }
+}

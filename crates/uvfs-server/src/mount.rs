@@ -1,0 +1,374 @@
+//! Mounting, unmounting, and the few system calls on `/dev/fuse` that no library has.
+
+use std::ffi::CString;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use io_uring::squeue::Entry128;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use uvfs_io::IoBuf;
+use uvfs_proto::abi;
+
+/// How a mount looks to the kernel.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What /proc/mounts shows as the device.
+    pub name: String,
+    /// After `fuse.` in the type.
+    pub subtype: String,
+    /// Users other than the one who mounts may use it.
+    pub allow_other: bool,
+    /// The kernel checks permissions by mode, owner and ACLs.
+    pub default_permissions: bool,
+    /// ro, nosuid, nodev, noexec, noatime and the like.
+    pub flags: MountFlags,
+    /// Largest read in bytes.
+    pub max_read: u32,
+}
+
+fn context(error: impl Into<io::Error>, what: &str) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// Opens `/dev/fuse`.
+///
+/// # Errors
+/// With what to do about it, when there is none or it may not be opened.
+pub fn open_device() -> io::Result<OwnedFd> {
+    let path = "/dev/fuse";
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
+        let hint = match error {
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => {
+                ": this machine has no FUSE (modprobe fuse; in a container, pass the device in)"
+            }
+            _ => "",
+        };
+        context(error, &format!("{path}{hint}"))
+    })
+}
+
+/// Mounts a new file system and gives its `/dev/fuse` descriptor. Directly when privileged, else by
+/// fusermount3(1).
+///
+/// # Errors
+/// What failed, in one line.
+pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+    let device = open_device()?;
+    let data = CString::new(format!(
+        "fd={},rootmode=40000,user_id={},group_id={}{}{},max_read={}",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+        if options.allow_other {
+            ",allow_other"
+        } else {
+            ""
+        },
+        if options.default_permissions {
+            ",default_permissions"
+        } else {
+            ""
+        },
+        options.max_read,
+    ))?;
+    let kind = format!("fuse.{}", options.subtype);
+    let direct = rustix::mount::mount(
+        options.name.as_str(),
+        mountpoint,
+        kind.as_str(),
+        options.flags,
+        Some(data.as_c_str()),
+    );
+    match direct {
+        Ok(()) => Ok(device),
+        Err(Errno::PERM) if !rustix::process::geteuid().is_root() => {
+            by_fusermount(mountpoint, options)
+        }
+        Err(error) => Err(context(error, "mount")),
+    }
+}
+
+fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+    let mut words = vec![
+        format!(
+            "fsname={}",
+            options.name.replace('\\', "\\\\").replace(',', "\\,")
+        ),
+        format!("subtype={}", options.subtype),
+        format!("max_read={}", options.max_read),
+    ];
+    let flags = [
+        (MountFlags::RDONLY, "ro"),
+        (MountFlags::NOSUID, "nosuid"),
+        (MountFlags::NODEV, "nodev"),
+        (MountFlags::NOEXEC, "noexec"),
+        (MountFlags::NOATIME, "noatime"),
+    ];
+    words.extend(
+        flags
+            .iter()
+            .filter(|(flag, _)| options.flags.contains(*flag))
+            .map(|(_, w)| w.to_string()),
+    );
+    for (set, word) in [
+        (options.allow_other, "allow_other"),
+        (options.default_permissions, "default_permissions"),
+    ] {
+        if set {
+            words.push(word.to_owned());
+        }
+    }
+    let (ours, theirs) = UnixStream::pair()?;
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
+    let mut child = Command::new("fusermount3")
+        .arg("-o")
+        .arg(words.join(","))
+        .arg("--")
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .spawn()
+        .map_err(|error| context(error, "fusermount3 (package fuse3), needed without root"))?;
+    drop(theirs);
+    let device = receive_descriptor(&ours);
+    let status = child.wait()?;
+    match device {
+        Ok(Some(device)) if status.success() => Ok(device),
+        Err(error) => Err(context(error, "fusermount3")),
+        _ => Err(io::Error::other(
+            "fusermount3 did not mount it (its reason is above)",
+        )),
+    }
+}
+
+fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut parts = [io::IoSliceMut::new(&mut byte)];
+    rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+            return Ok(descriptors.next());
+        }
+    }
+    Ok(None)
+}
+
+/// Unmounts. `lazy` takes it out of the tree now and ends it when its last user is gone.
+///
+/// # Errors
+/// EBUSY when in use, EINVAL when nothing is mounted there; what fusermount3 says otherwise.
+pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let mut flags = UnmountFlags::NOFOLLOW;
+    flags.set(UnmountFlags::DETACH, lazy);
+    match rustix::mount::unmount(mountpoint, flags) {
+        Err(Errno::PERM) if !rustix::process::geteuid().is_root() => {
+            let mut command = Command::new("fusermount3");
+            command.arg("-u");
+            if lazy {
+                command.arg("-z");
+            }
+            let output = command.arg("--").arg(mountpoint).output()?;
+            if output.status.success() {
+                return Ok(());
+            }
+            let reason = String::from_utf8_lossy(&output.stderr);
+            Err(io::Error::other(reason.trim().to_owned()))
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Whether something of this type prefix is mounted at `path`, by /proc/self/mountinfo.
+///
+/// # Errors
+/// When /proc can't be read.
+pub fn mounted_type(path: &Path) -> io::Result<Option<String>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let mut found = None;
+    for line in table.split(|&byte| byte == b'\n') {
+        let mut words = line.split(|&byte| byte == b' ');
+        let Some(point) = words.nth(4) else { continue };
+        if unescape(point) == path.as_os_str().as_bytes() {
+            // The last one is on top.
+            let kind = words.skip_while(|word| word != b"-").nth(1);
+            found = kind.map(|kind| String::from_utf8_lossy(kind).into_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let code = (byte == b'\\')
+            .then(|| after.get(..3))
+            .flatten()
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                out.push(code);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
+/// Whether the kernel offers FUSE-over-io_uring: the module's parameter, or nothing if it has none.
+pub fn uring_parameter() -> Option<bool> {
+    let text = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring").ok()?;
+    Some(text.trim() == "Y")
+}
+
+/// How many cores the kernel may ever have; FUSE-over-io_uring wants a queue for each.
+///
+/// # Errors
+/// When /sys can't be read.
+pub fn possible_cores() -> io::Result<usize> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = text
+        .trim()
+        .rsplit([',', '-'])
+        .next()
+        .and_then(|last| last.parse::<usize>().ok());
+    last.map(|last| last + 1)
+        .filter(|&cores| cores <= usize::from(u16::MAX))
+        .ok_or_else(|| io::Error::other("/sys/devices/system/cpu/possible makes no sense"))
+}
+
+/// FUSE_DEV_IOC_CLONE: another descriptor of the same mount.
+pub(crate) fn clone_device(device: i32) -> io::Result<OwnedFd> {
+    let clone = open_device()?;
+    let mut source = device as u32;
+    // SAFETY: the ioctl reads one u32 at the address, which is valid for the call.
+    let result = unsafe { libc::ioctl(clone.as_raw_fd(), abi::DEV_IOC_CLONE as _, &mut source) };
+    if result < 0 {
+        return Err(context(io::Error::last_os_error(), "FUSE_DEV_IOC_CLONE"));
+    }
+    Ok(clone)
+}
+
+/// FUSE_DEV_IOC_BACKING_OPEN.
+pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
+    let map = abi::BackingMap {
+        fd: file.as_raw_fd(),
+        flags: 0,
+        padding: 0,
+    };
+    // SAFETY: the ioctl reads one BackingMap at the address, which is valid for the call.
+    let id = unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_OPEN as _, &map) };
+    if id < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(id)
+    }
+}
+
+/// FUSE_DEV_IOC_BACKING_CLOSE.
+pub(crate) fn backing_close(device: BorrowedFd<'_>, id: i32) -> io::Result<()> {
+    let id = id as u32;
+    // SAFETY: the ioctl reads one u32 at the address, which is valid for the call.
+    match unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE as _, &id) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// read(2) into I/O memory.
+pub(crate) fn read_raw(device: BorrowedFd<'_>, buffer: &IoBuf) -> Result<usize, Errno> {
+    // SAFETY: the buffer owns `len` mapped bytes, to which no Rust reference exists.
+    let done = unsafe { libc::read(device.as_raw_fd(), buffer.as_ptr().cast(), buffer.len()) };
+    usize::try_from(done).map_err(|_| last_errno())
+}
+
+/// writev(2) of `head` and the first `len` bytes of I/O memory.
+pub(crate) fn write_raw(
+    device: BorrowedFd<'_>,
+    head: &[u8],
+    data: &IoBuf,
+    len: usize,
+) -> Result<usize, Errno> {
+    let data = data.slice(0..len);
+    // SAFETY: `data` owns `len` mapped bytes; the reference lives for the system call alone, and
+    // this thread does nothing else with them meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr(), len) };
+    rustix::io::writev(device, &[IoSlice::new(head), IoSlice::new(bytes)])
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Sets an entry's `addr` and `len` (struct io_uring_sqe) to a list of buffers, which the wrapper
+/// for commands leaves out and registering an entry of FUSE needs.
+pub(crate) fn set_sqe_buffer(entry: &mut Entry128, iovecs: &[libc::iovec; 2]) {
+    const ADDR_AT: usize = 16;
+    const LEN_AT: usize = 24;
+    const _: () = assert!(size_of::<Entry128>() == 128);
+    let at = std::ptr::from_mut(entry).cast::<u8>();
+    // SAFETY: an entry is the kernel's 128-byte structure (asserted above), in which any bytes are
+    // valid; both fields lie inside and are naturally aligned.
+    unsafe {
+        at.add(ADDR_AT)
+            .cast::<u64>()
+            .write_unaligned(iovecs.as_ptr() as u64);
+        at.add(LEN_AT)
+            .cast::<u32>()
+            .write_unaligned(iovecs.len() as u32);
+    }
+}
+
+/// A private copy of the mount tree at `path`, without what is mounted on it later: serving a
+/// directory that contains its own mount point would else ask itself.
+///
+/// # Errors
+/// EPERM without privileges; what open_tree(2) gives.
+pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
+    use rustix::mount::{OpenTreeFlags, open_tree};
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE;
+    Ok(open_tree(rustix::fs::CWD, path, flags)?)
+}
+
+/// The last component of the mount's type, for listings: `uvfs` of `fuse.uvfs`.
+pub fn subtype(kind: &str) -> &str {
+    kind.strip_prefix("fuse.").unwrap_or(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_is_unescaped() {
+        assert_eq!(unescape(br"/a\040b\134c\01"), br"/a b\c\01");
+        assert_eq!(
+            mounted_type(Path::new("/proc")).unwrap().as_deref(),
+            Some("proc")
+        );
+        assert_eq!(mounted_type(Path::new("/proc/self")).unwrap(), None);
+    }
+
+    #[test]
+    fn there_are_cores() {
+        assert!(possible_cores().unwrap() >= 1);
+    }
+}

@@ -1,0 +1,177 @@
+//! Telling the kernel what it can't know. From any thread: a notification is a write of its own
+//! to `/dev/fuse`, so it waits for no queue.
+//!
+//! The kernel may take an inode's lock for it. A handler must not notify about the node that its
+//! own request holds (a directory that a name is made in, a file that is written), or both wait for
+//! each other for ever; another thread may.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use uvfs_proto::notify::Notification;
+use uvfs_proto::request::Records;
+
+/// Takes what was retrieved: where it begins, and the bytes.
+pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
+/// Makes known, or takes back, who waits for a retrieval.
+pub(crate) type Register = Arc<dyn Fn(u64, Option<Retrieved>) + Send + Sync>;
+
+/// Sends notifications.
+#[derive(Clone)]
+pub struct Notifier {
+    device: Arc<OwnedFd>,
+    register: Register,
+}
+
+/// Numbers retrievals; apart from the kernel's even numbers of requests.
+static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
+
+impl Notifier {
+    pub(crate) fn new(device: Arc<OwnedFd>, register: Register) -> Self {
+        Self { device, register }
+    }
+
+    fn send(&self, notification: &Notification<'_>) -> io::Result<()> {
+        let mut message = Vec::new();
+        notification
+            .encode(&mut message)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+        rustix::io::write(&self.device, &message)?;
+        Ok(())
+    }
+
+    /// Not being cached is as good as being forgotten.
+    fn forgiving(result: io::Result<()>) -> io::Result<()> {
+        match result {
+            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Drops a node's attributes, and its pages from `offset` on for `len` bytes (0: to the end)
+    /// unless `offset` is negative.
+    ///
+    /// # Errors
+    /// When the mount is gone.
+    pub fn invalidate_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
+        Self::forgiving(self.send(&Notification::InvalInode {
+            ino: node,
+            off: offset,
+            len,
+        }))
+    }
+
+    /// Drops a cached name.
+    ///
+    /// # Errors
+    /// ENOTEMPTY for a directory in use; when the mount is gone.
+    pub fn invalidate_entry(&self, parent: u64, name: &CStr) -> io::Result<()> {
+        let notification = Notification::InvalEntry {
+            parent,
+            name,
+            expire_only: false,
+        };
+        Self::forgiving(self.send(&notification))
+    }
+
+    /// Lets a cached name expire: it is looked up again at its next use.
+    ///
+    /// # Errors
+    /// When the mount is gone.
+    pub fn expire_entry(&self, parent: u64, name: &CStr) -> io::Result<()> {
+        let notification = Notification::InvalEntry {
+            parent,
+            name,
+            expire_only: true,
+        };
+        Self::forgiving(self.send(&notification))
+    }
+
+    /// Says that a name was removed, so that watchers see it.
+    ///
+    /// # Errors
+    /// When the mount is gone.
+    pub fn deleted(&self, parent: u64, child: u64, name: &CStr) -> io::Result<()> {
+        Self::forgiving(self.send(&Notification::Delete {
+            parent,
+            child,
+            name,
+        }))
+    }
+
+    /// Puts data into the page cache of a node.
+    ///
+    /// # Errors
+    /// ENOENT when the kernel doesn't know the node; when the mount is gone.
+    pub fn store(&self, node: u64, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.send(&Notification::Store {
+            nodeid: node,
+            offset,
+            data,
+        })
+    }
+
+    /// What the page cache has of a node from `offset` on, up to `size` bytes, and where it begins.
+    /// Must not be called on a queue's thread, which may be the one that the data comes by.
+    ///
+    /// # Errors
+    /// ENOENT when the kernel doesn't know the node, ETIMEDOUT when no data came for 10 seconds.
+    pub fn retrieve(&self, node: u64, offset: u64, size: u32) -> io::Result<(u64, Vec<u8>)> {
+        let unique = RETRIEVALS.fetch_add(2, Ordering::Relaxed);
+        let (sender, receiver) = sync_channel(1);
+        (self.register)(unique, Some(sender));
+        let ask = Notification::Retrieve {
+            notify_unique: unique,
+            nodeid: node,
+            offset,
+            size,
+        };
+        let result = self.send(&ask).and_then(|()| {
+            receiver
+                .recv_timeout(Duration::from_secs(10))
+                .map_err(|_| Errno::TIMEDOUT.into())
+        });
+        (self.register)(unique, None);
+        result
+    }
+
+    /// Says that a file that was polled is ready.
+    ///
+    /// # Errors
+    /// When the mount is gone.
+    pub fn poll_ready(&self, kh: u64) -> io::Result<()> {
+        self.send(&Notification::Poll { kh })
+    }
+
+    /// Has all requests under way sent once more (Linux 6.9).
+    ///
+    /// # Errors
+    /// EINVAL where the kernel doesn't know it; when the mount is gone.
+    pub fn resend(&self) -> io::Result<()> {
+        self.send(&Notification::Resend)
+    }
+
+    /// Makes every cached name stale (Linux 6.16).
+    ///
+    /// # Errors
+    /// EINVAL where the kernel doesn't know it; when the mount is gone.
+    pub fn new_epoch(&self) -> io::Result<()> {
+        self.send(&Notification::IncEpoch)
+    }
+
+    /// Drops nodes that are not in use (Linux 6.18).
+    ///
+    /// # Errors
+    /// EINVAL where the kernel doesn't know it; when the mount is gone.
+    pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
+        self.send(&Notification::Prune {
+            nodeids: Records::from(nodes),
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! A server: a session and the threads of its queues.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use uvfs_io::runtime::Runtime;
+use uvfs_proto::abi::InitFlags;
+use uvfs_queue::placement::{self, Watchdog};
+use uvfs_queue::wait::{WaitConfig, WaitMode};
+
+use crate::control::Control;
+use crate::fs::FileSystem;
+use crate::mount;
+use crate::session::{Init, Session};
+use crate::transport::{dev, uring};
+
+/// How requests come by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// FUSE-over-io_uring where the kernel offers it, else `/dev/fuse`.
+    #[default]
+    Auto,
+    /// FUSE-over-io_uring or nothing.
+    Uring,
+    /// `/dev/fuse`.
+    Dev,
+}
+
+/// How a server's threads run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerOptions {
+    /// The transport.
+    pub transport: Transport,
+    /// The wait policy.
+    pub wait: WaitConfig,
+}
+
+/// Threads that take longer to start never will.
+const START: Duration = Duration::from_secs(20);
+
+/// A running server. It ends when its mount does.
+pub struct Server<F: FileSystem> {
+    session: Arc<Session<F>>,
+    threads: Vec<JoinHandle<()>>,
+    ended: Receiver<()>,
+    _control: Option<Control>,
+    _watchdog: Option<Watchdog>,
+}
+
+/// Why there is no FUSE-over-io_uring, and what to do; nothing when there is.
+fn no_uring(init: &Init) -> Option<String> {
+    if !init.offered().flags.contains(InitFlags::OVER_IO_URING) {
+        return Some(match mount::uring_parameter() {
+            None => {
+                "this kernel is too old for FUSE-over-io_uring (it came with Linux 6.14)".into()
+            }
+            Some(_) => "FUSE-over-io_uring is switched off (as root: echo Y > \
+                /sys/module/fuse/parameters/enable_uring)"
+                .into(),
+        });
+    }
+    match Runtime::new(WaitConfig::default()) {
+        Ok(_) => None,
+        Err(error) => Some(format!("io_uring can't be used here: {error}")),
+    }
+}
+
+impl<F: FileSystem> Server<F> {
+    /// Answers the kernel's first request and starts the queues' threads.
+    ///
+    /// # Errors
+    /// When the chosen transport can't be had, or a thread or its memory.
+    pub fn start(session: Arc<Session<F>>, options: ServerOptions) -> io::Result<Self> {
+        let init = session.read_init()?;
+        let uring = match (options.transport, no_uring(&init)) {
+            (Transport::Dev, _) => false,
+            (_, None) => true,
+            (Transport::Auto, Some(why)) => {
+                tracing::warn!("serving over /dev/fuse: {why}");
+                false
+            }
+            (Transport::Uring, Some(why)) => {
+                // Unanswered, the mount would wait for ever.
+                let _ = session.answer_init(&init, false);
+                return Err(io::Error::other(why));
+            }
+        };
+        session.set_transport(if uring { "uring" } else { "dev" });
+        session.answer_init(&init, uring)?;
+
+        let control = Control::start(&session)
+            .inspect_err(
+                |error| tracing::warn!(%error, "no control socket: `uvfs stats` won't work"),
+            )
+            .ok();
+        // Spinning needs a core of its own; the other modes hand over on the caller's.
+        let hand_over = options.wait.mode == WaitMode::Adaptive && placement::can_hand_over();
+        let watchdog = if hand_over {
+            Some(Watchdog::start()?)
+        } else {
+            None
+        };
+        // What hands over never spins: the caller is on this core.
+        let wait = if hand_over {
+            WaitConfig {
+                mode: WaitMode::Sleep,
+                ..options.wait
+            }
+        } else {
+            options.wait
+        };
+        let cores = placement::allowed_cores()?;
+        let (end, ended) = channel();
+        let mut threads = Vec::new();
+        let mut start = |name: String, run: Box<dyn FnOnce() -> io::Result<()> + Send>| {
+            let end = end.clone();
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                if let Err(error) = run() {
+                    tracing::error!(%error, "a queue ended");
+                }
+                let _ = end.send(());
+            })?;
+            threads.push(thread);
+            io::Result::Ok(())
+        };
+        if uring {
+            let queues = mount::possible_cores()?;
+            let (registered, all_registered) = channel();
+            for (index, &core) in cores.iter().enumerate() {
+                // A core that this process may not use is served by another's thread.
+                let ids: Vec<u16> = (0..queues)
+                    .filter(|queue| match cores.iter().position(|core| core == queue) {
+                        Some(own) => own == index,
+                        None => queue % cores.len() == index,
+                    })
+                    .map(|queue| queue as u16)
+                    .collect();
+                let (session, registered) = (session.clone(), registered.clone());
+                let watched = watchdog.as_ref().map(Watchdog::handle);
+                start(
+                    format!("uvfs-queue-{core}"),
+                    Box::new(move || {
+                        placement::bind_to_core(core)?;
+                        let runtime = Runtime::new(wait)?;
+                        uring::run(&runtime, session, ids, move || {
+                            let _ = registered.send(());
+                            if let Some(watched) = watched {
+                                hand_over_to(&watched);
+                            }
+                        })
+                    }),
+                )?;
+            }
+            // Forgets, interrupts and what comes before the ring is complete.
+            let device = dev::clone_device(&session)?;
+            let other = session.clone();
+            start(
+                "uvfs-device".into(),
+                Box::new(move || dev::run(&Runtime::new(wait)?, other, device, wait)),
+            )?;
+            for _ in &cores {
+                if all_registered.recv_timeout(START).is_err() {
+                    return Err(io::Error::other("a queue's thread did not start"));
+                }
+            }
+        } else {
+            for &core in &cores {
+                let device = dev::clone_device(&session)?;
+                let session = session.clone();
+                let watched = watchdog.as_ref().map(Watchdog::handle);
+                start(
+                    format!("uvfs-worker-{core}"),
+                    Box::new(move || {
+                        placement::bind_to_core(core)?;
+                        let runtime = Runtime::new(wait)?;
+                        if let Some(watched) = watched {
+                            hand_over_to(&watched);
+                        }
+                        dev::run(&runtime, session, device, wait)
+                    }),
+                )?;
+            }
+        }
+        Ok(Self {
+            session,
+            threads,
+            ended,
+            _control: control,
+            _watchdog: watchdog,
+        })
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Arc<Session<F>> {
+        &self.session
+    }
+
+    /// Whether the mount ends within `time`.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        self.ended.recv_timeout(time).is_ok()
+            || self.threads.iter().any(|thread| thread.is_finished())
+    }
+
+    /// Waits until the mount has ended and every request's handler is done.
+    pub fn wait(self) {
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        self.session.fs.destroy();
+    }
+}
+
+fn hand_over_to(watched: &placement::Watched) {
+    if let Err(error) = watched.hand_over() {
+        tracing::debug!(%error, "this thread stays an ordinary one");
+    }
+}

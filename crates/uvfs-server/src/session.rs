@@ -1,0 +1,344 @@
+//! A mounted file system's life: negotiation, what its queues share, its end.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::reply;
+use uvfs_proto::request::{self, Negotiated, Operation, Request};
+use zerocopy::IntoBytes;
+
+use crate::fs::{Config, FileSystem};
+use crate::interrupt;
+use crate::notify::{Notifier, Retrieved};
+use crate::stats::{self, QueueStats, Report};
+
+/// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
+const MAX_PAGES: u32 = 256;
+/// Requests that the kernel may have under way in the background (readahead, writeback).
+const MAX_BACKGROUND: u16 = 64;
+
+/// How a session serves.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// What `stats` calls it.
+    pub source: String,
+    /// Largest write in bytes; a multiple of the page size.
+    pub max_write: u32,
+    /// Largest readahead in bytes.
+    pub max_readahead: u32,
+    /// Handlers are told to leave nothing in the store's cache.
+    pub uncached: bool,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        let max_write = MAX_PAGES * 4096;
+        Self {
+            source: String::new(),
+            max_write,
+            max_readahead: max_write,
+            uncached: false,
+        }
+    }
+}
+
+/// What all queues of one mount share.
+pub struct Session<F> {
+    pub(crate) fs: F,
+    pub(crate) options: SessionOptions,
+    pub(crate) interrupts: interrupt::Table,
+    device: Arc<OwnedFd>,
+    negotiated: OnceLock<(Negotiated, u32)>,
+    retrievals: Mutex<HashMap<u64, Retrieved>>,
+    queues: Mutex<Vec<Arc<QueueStats>>>,
+    transport: OnceLock<&'static str>,
+    control: OnceLock<PathBuf>,
+    began: Instant,
+}
+
+/// What the kernel's first request said of FUSE-over-io_uring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    /// The kernel's minor protocol version.
+    pub minor: u32,
+    /// What it offers.
+    pub flags: InitFlags,
+}
+
+/// The kernel's INIT, read and not yet answered.
+pub struct Init {
+    header: abi::InHeader,
+    arg: abi::InitIn,
+}
+
+impl Init {
+    /// What the kernel offers.
+    pub fn offered(&self) -> Offered {
+        let mut flags = InitFlags::from_words(self.arg.flags, self.arg.flags2);
+        if !flags.contains(InitFlags::INIT_EXT) {
+            flags = InitFlags::from_words(self.arg.flags, 0);
+        }
+        Offered {
+            minor: self.arg.minor.min(abi::KERNEL_MINOR_VERSION),
+            flags,
+        }
+    }
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+impl<F: FileSystem> Session<F> {
+    /// Of a `/dev/fuse` descriptor that is mounted (or about to be).
+    pub fn new(fs: F, device: OwnedFd, options: SessionOptions) -> Self {
+        Self {
+            fs,
+            options,
+            interrupts: interrupt::Table::default(),
+            device: Arc::new(device),
+            negotiated: OnceLock::new(),
+            retrievals: Mutex::default(),
+            queues: Mutex::default(),
+            transport: OnceLock::new(),
+            control: OnceLock::new(),
+            began: Instant::now(),
+        }
+    }
+
+    /// The file system.
+    pub fn fs(&self) -> &F {
+        &self.fs
+    }
+
+    /// The mounted `/dev/fuse` descriptor.
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// Tells the kernel what it can't know; from any thread.
+    pub fn notifier(self: &Arc<Self>) -> Notifier {
+        let session = self.clone();
+        let register: crate::notify::Register = Arc::new(move |unique, sender| {
+            let mut waiting = session.retrievals.lock().unwrap_or_else(|p| p.into_inner());
+            match sender {
+                Some(sender) => drop(waiting.insert(unique, sender)),
+                None => drop(waiting.remove(&unique)),
+            }
+        });
+        Notifier::new(self.device.clone(), register)
+    }
+
+    pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
+        let sender = self
+            .retrievals
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .remove(&unique);
+        match sender {
+            // Nobody may be waiting any more.
+            Some(sender) => drop(sender.try_send((offset, data))),
+            None => tracing::warn!(unique, "data came that nobody asked for"),
+        }
+    }
+
+    /// Registers a backing file for [`abi::OpenFlags::PASSTHROUGH`].
+    ///
+    /// # Errors
+    /// EPERM without CAP_SYS_ADMIN, EINVAL or EOPNOTSUPP where the kernel has no passthrough.
+    pub fn register_backing(&self, file: BorrowedFd<'_>) -> io::Result<i32> {
+        crate::mount::backing_open(self.device.as_fd(), file)
+    }
+
+    /// Takes back a registration.
+    pub fn unregister_backing(&self, id: i32) {
+        if let Err(error) = crate::mount::backing_close(self.device.as_fd(), id) {
+            tracing::debug!(%error, id, "backing file");
+        }
+    }
+
+    /// Waits for the kernel's first request.
+    ///
+    /// # Errors
+    /// When the mount is gone, or speaks a protocol older than 7.31.
+    pub fn read_init(&self) -> io::Result<Init> {
+        let mut message = vec![0; abi::MIN_READ_BUFFER + 4096 + self.options.max_write as usize];
+        loop {
+            let len = match rustix::io::read(&self.device, &mut message) {
+                Ok(len) => len,
+                Err(Errno::INTR | Errno::NOENT) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let message = &message[..len];
+            let parsed = request::split(message, Negotiated::default())
+                .and_then(|(header, op, rest)| {
+                    Request::parse(&header, op, rest, Negotiated::default())
+                })
+                .map_err(|error| invalid(error.to_string()))?;
+            let Operation::Init(arg) = parsed.operation else {
+                return Err(invalid(format!("the first request is no INIT: {parsed:?}")));
+            };
+            if arg.major > abi::KERNEL_VERSION {
+                // The kernel asks again with the version that it is told here.
+                let out = abi::InitOut {
+                    major: abi::KERNEL_VERSION,
+                    ..Default::default()
+                };
+                self.reply(parsed.header.unique, out.as_bytes())?;
+                continue;
+            }
+            if arg.major < abi::KERNEL_VERSION || arg.minor < abi::MIN_MINOR_VERSION {
+                self.reply_error(parsed.header.unique, Errno::PROTO)?;
+                return Err(invalid(format!(
+                    "the kernel speaks FUSE {}.{}, and 7.{} (Linux 5.4) is the oldest that will do",
+                    arg.major,
+                    arg.minor,
+                    abi::MIN_MINOR_VERSION
+                )));
+            }
+            return Ok(Init {
+                header: parsed.header,
+                arg,
+            });
+        }
+    }
+
+    /// Answers the kernel's first request; from then on it sends others.
+    ///
+    /// # Errors
+    /// What the file system's `init` gives, or when the mount is gone.
+    pub fn answer_init(&self, init: &Init, over_io_uring: bool) -> io::Result<()> {
+        let Offered {
+            minor,
+            flags: offered,
+        } = init.offered();
+        let base = InitFlags::ASYNC_READ
+            | InitFlags::BIG_WRITES
+            | InitFlags::MAX_PAGES
+            | InitFlags::PARALLEL_DIROPS
+            | InitFlags::ASYNC_DIO
+            | InitFlags::ABORT_ERROR
+            | InitFlags::HAS_RESEND
+            | InitFlags::INIT_EXT;
+        let mut config = Config {
+            offered,
+            wanted: base,
+            max_write: self.options.max_write,
+            max_readahead: self.options.max_readahead.min(init.arg.max_readahead),
+            time_gran: 1,
+            max_stack_depth: 0,
+        };
+        if let Err(errno) = self.fs.init(&mut config) {
+            self.reply_error(init.header.unique, errno)?;
+            return Err(errno.into());
+        }
+        let mut flags = config.wanted & offered;
+        flags.set(InitFlags::OVER_IO_URING, over_io_uring);
+        if minor < 38 {
+            flags.remove(InitFlags::SECURITY_CTX | InitFlags::CREATE_SUPP_GROUP);
+        }
+        let max_write = config.max_write.clamp(4096, self.options.max_write);
+        let (low, high) = flags.words();
+        let out = abi::InitOut {
+            major: abi::KERNEL_VERSION,
+            minor,
+            max_readahead: config.max_readahead,
+            flags: low,
+            flags2: high,
+            max_background: MAX_BACKGROUND,
+            congestion_threshold: MAX_BACKGROUND / 4 * 3,
+            max_write,
+            time_gran: config.time_gran,
+            max_pages: max_write.div_ceil(4096).min(u32::from(u16::MAX)) as u16,
+            max_stack_depth: config.max_stack_depth,
+            ..Default::default()
+        };
+        let agreed = (Negotiated { minor, flags }, max_write);
+        if self.negotiated.set(agreed).is_err() {
+            return Err(invalid("a second INIT".into()));
+        }
+        tracing::debug!(minor, ?flags, max_write, "negotiated");
+        self.reply(init.header.unique, out.as_bytes())
+    }
+
+    fn reply(&self, unique: u64, body: &[u8]) -> io::Result<()> {
+        let mut message = reply::header(unique, 0, body.len()).as_bytes().to_vec();
+        message.extend_from_slice(body);
+        rustix::io::write(&self.device, &message)?;
+        Ok(())
+    }
+
+    fn reply_error(&self, unique: u64, errno: Errno) -> io::Result<()> {
+        let header = reply::header(unique, -errno.raw_os_error(), 0);
+        rustix::io::write(&self.device, header.as_bytes())?;
+        Ok(())
+    }
+
+    pub(crate) fn negotiated(&self) -> Negotiated {
+        self.negotiated
+            .get()
+            .map_or_else(Negotiated::default, |(agreed, _)| *agreed)
+    }
+
+    /// The most payload that one request has, in bytes.
+    pub(crate) fn max_payload(&self) -> usize {
+        let max_write = self
+            .negotiated
+            .get()
+            .map_or(self.options.max_write, |(_, max)| *max);
+        (max_write as usize)
+            .max(abi::MIN_READ_BUFFER)
+            .max(MAX_PAGES as usize * 4096)
+    }
+
+    pub(crate) fn raw_device(&self) -> i32 {
+        self.device.as_raw_fd()
+    }
+
+    /// Counts of a new queue.
+    pub(crate) fn add_queue(&self) -> Arc<QueueStats> {
+        let stats = Arc::new(QueueStats::default());
+        self.queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .push(stats.clone());
+        stats
+    }
+
+    pub(crate) fn set_transport(&self, name: &'static str) {
+        let _ = self.transport.set(name);
+    }
+
+    pub(crate) fn set_control_path(&self, path: &Path) {
+        let _ = self.control.set(path.to_owned());
+    }
+
+    pub(crate) fn control_path(&self) -> Option<&Path> {
+        self.control.get().map(PathBuf::as_path)
+    }
+
+    /// The mount's figures.
+    pub fn report(&self) -> Report {
+        let queues = self.queues.lock().unwrap_or_else(|p| p.into_inner());
+        let mut report = stats::report(queues.iter().map(|queue| &**queue));
+        report.source = self.options.source.clone();
+        report.transport = self.transport.get().unwrap_or(&"none").to_string();
+        report.control = self.control_path().map(|path| path.display().to_string());
+        report.uptime_s = self.began.elapsed().as_secs();
+        report
+    }
+}
+
+/// Opcodes that have no answer, so that an error of theirs is not sent either.
+pub(crate) fn has_no_answer(opcode: u32) -> bool {
+    matches!(
+        Opcode::try_from(opcode),
+        Ok(Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply)
+    )
+}

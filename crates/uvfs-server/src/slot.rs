@@ -1,0 +1,59 @@
+//! A request as a transport hands it over, and its answer.
+
+use smallvec::SmallVec;
+use uvfs_io::Payload;
+use uvfs_proto::abi::{InHeader, URING_OP_IN_OUT_SZ};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::fs::Errno;
+
+/// One request, with the memory that its data is in and that its answer's data goes to.
+///
+/// Header and structure are copies: whoever shares the memory can't change them any more. The
+/// memory is owned until the answer is given.
+pub struct Slot {
+    /// The header.
+    pub header: InHeader,
+    /// The opcode's structure, and zeros.
+    pub op: [u8; URING_OP_IN_OUT_SZ],
+    /// Bytes of `op` that count.
+    pub op_len: usize,
+    /// What follows the structure: names, values, the data of a write.
+    pub input: Payload,
+    /// Room for the answer's data. May be the same memory as `input`.
+    pub room: Payload,
+}
+
+/// Short bodies stay inline; the longest common one is that of CREATE.
+pub type Body = SmallVec<[u8; 160]>;
+
+/// What is sent back.
+#[derive(Debug)]
+pub enum Answer {
+    /// Nothing: the request has no answer.
+    None,
+    /// An error.
+    Error(Errno),
+    /// Success with this body.
+    Body(Body),
+    /// Success; the body is the first so many bytes of the slot's room.
+    Room(usize),
+}
+
+impl Answer {
+    /// Success without a body.
+    pub(crate) fn empty() -> Self {
+        Self::Body(Body::new())
+    }
+
+    /// Success with a structure.
+    pub(crate) fn of<T: IntoBytes + Immutable>(value: &T) -> Self {
+        Self::Body(Body::from_slice(value.as_bytes()))
+    }
+}
+
+impl From<Errno> for Answer {
+    fn from(errno: Errno) -> Self {
+        Self::Error(errno)
+    }
+}

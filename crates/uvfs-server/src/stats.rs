@@ -1,0 +1,274 @@
+//! Counts of what a mount does, one set a queue, written by the queue's thread alone.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uvfs_io::runtime::RuntimeCounts;
+use uvfs_proto::abi::Opcode;
+use uvfs_queue::wait::WaitCounts;
+
+use crate::slot::{Answer, Slot};
+
+const READ: u32 = Opcode::Read as u32;
+const WRITE: u32 = Opcode::Write as u32;
+
+/// Opcodes below this are counted one by one.
+const OPCODES: usize = 64;
+/// Latencies are counted by their power of two in nanoseconds.
+const BUCKETS: usize = 40;
+/// One request in so many is timed: reading the clock twice for each would show.
+const TIMED: u64 = 16;
+
+/// One queue's counts.
+#[derive(Debug)]
+pub struct QueueStats {
+    ops: [AtomicU64; OPCODES],
+    errors: AtomicU64,
+    read: AtomicU64,
+    written: AtomicU64,
+    latency: [AtomicU64; BUCKETS],
+    in_flight: AtomicU64,
+    deepest: AtomicU64,
+    spins: AtomicU64,
+    sleeps: AtomicU64,
+    enters: AtomicU64,
+}
+
+impl Default for QueueStats {
+    fn default() -> Self {
+        Self {
+            ops: [const { AtomicU64::new(0) }; OPCODES],
+            errors: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            latency: [const { AtomicU64::new(0) }; BUCKETS],
+            in_flight: AtomicU64::new(0),
+            deepest: AtomicU64::new(0),
+            spins: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+            enters: AtomicU64::new(0),
+        }
+    }
+}
+
+/// There is one writer, so a load and a store do.
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(n),
+        Ordering::Relaxed,
+    );
+}
+
+impl QueueStats {
+    /// A request begins; true when it is one to be timed.
+    pub(crate) fn begin(&self, opcode: u32) -> bool {
+        let counter = &self.ops[(opcode as usize).min(OPCODES - 1)];
+        add(counter, 1);
+        add(&self.in_flight, 1);
+        let depth = self.in_flight.load(Ordering::Relaxed);
+        if depth > self.deepest.load(Ordering::Relaxed) {
+            self.deepest.store(depth, Ordering::Relaxed);
+        }
+        counter.load(Ordering::Relaxed) % TIMED == 1
+    }
+
+    /// A request has ended.
+    pub(crate) fn end(&self, failed: bool) {
+        add(&self.in_flight, u64::MAX);
+        if failed {
+            add(&self.errors, 1);
+        }
+    }
+
+    pub(crate) fn timed(&self, took: Duration) {
+        let nanos = took.as_nanos().max(1) as u64;
+        add(&self.latency[(nanos.ilog2() as usize).min(BUCKETS - 1)], 1);
+    }
+
+    fn moved(&self, read: usize, written: usize) {
+        add(&self.read, read as u64);
+        add(&self.written, written as u64);
+    }
+
+    /// Counts what a READ gave or a WRITE took.
+    pub(crate) fn count_bytes(&self, slot: &Slot, answer: &Answer) {
+        match (slot.header.opcode, answer) {
+            (READ, Answer::Room(read)) => self.moved(*read, 0),
+            (WRITE, Answer::Body(body)) => {
+                let written = body
+                    .first_chunk()
+                    .map_or(0, |size| u32::from_ne_bytes(*size));
+                self.moved(0, written as usize);
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn waited(&self, counts: RuntimeCounts) {
+        self.spins.store(counts.waits.spins, Ordering::Relaxed);
+        self.sleeps.store(counts.waits.sleeps, Ordering::Relaxed);
+        self.enters.store(counts.enters, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waited_here(&self, counts: WaitCounts) {
+        self.spins.store(counts.spins, Ordering::Relaxed);
+        self.sleeps.store(counts.sleeps, Ordering::Relaxed);
+    }
+}
+
+/// Requests of one kind.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct OpCount {
+    /// The opcode's name, as in `LOOKUP`.
+    pub name: String,
+    /// How many were received.
+    pub count: u64,
+}
+
+/// One bar of the latency histogram.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct LatencyBar {
+    /// Upper bound in nanoseconds, exclusive.
+    pub below_ns: u64,
+    /// Timed requests in it.
+    pub count: u64,
+}
+
+/// One queue's figures.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct QueueReport {
+    /// Requests under way.
+    pub in_flight: u64,
+    /// The most there ever were.
+    pub deepest: u64,
+    /// Waits that ended while spinning.
+    pub spins: u64,
+    /// Waits that went to sleep, and so wake-ups.
+    pub sleeps: u64,
+    /// Calls of io_uring_enter(2).
+    pub enters: u64,
+}
+
+/// A mount's figures, as `uvfs stats --json` prints them.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Report {
+    /// What is served.
+    pub source: String,
+    /// `uring` or `dev`.
+    pub transport: String,
+    /// Where this report comes from.
+    pub control: Option<String>,
+    /// The server's process.
+    pub pid: u32,
+    /// Seconds since the mount began.
+    pub uptime_s: u64,
+    /// Requests received, of any kind.
+    pub requests: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Bytes that callers read.
+    pub bytes_read: u64,
+    /// Bytes that callers wrote.
+    pub bytes_written: u64,
+    /// By kind, the most frequent first.
+    pub ops: Vec<OpCount>,
+    /// Of one request in 16: from decoding to the answer.
+    pub latency: Vec<LatencyBar>,
+    /// Queue by queue.
+    pub queues: Vec<QueueReport>,
+}
+
+/// Sums up queues.
+pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let mut ops = [0; OPCODES];
+    let mut latency = [0; BUCKETS];
+    let mut report = Report {
+        source: String::new(),
+        transport: String::new(),
+        control: None,
+        pid: std::process::id(),
+        uptime_s: 0,
+        requests: 0,
+        errors: 0,
+        bytes_read: 0,
+        bytes_written: 0,
+        ops: Vec::new(),
+        latency: Vec::new(),
+        queues: Vec::new(),
+    };
+    for queue in queues {
+        for (sum, counter) in ops.iter_mut().zip(&queue.ops) {
+            *sum += get(counter);
+        }
+        for (sum, counter) in latency.iter_mut().zip(&queue.latency) {
+            *sum += get(counter);
+        }
+        report.errors += get(&queue.errors);
+        report.bytes_read += get(&queue.read);
+        report.bytes_written += get(&queue.written);
+        report.queues.push(QueueReport {
+            in_flight: get(&queue.in_flight),
+            deepest: get(&queue.deepest),
+            spins: get(&queue.spins),
+            sleeps: get(&queue.sleeps),
+            enters: get(&queue.enters),
+        });
+    }
+    report.requests = ops.iter().sum();
+    for (opcode, &count) in ops.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let name = match Opcode::try_from(opcode as u32) {
+            Ok(opcode) => opcode.name().to_owned(),
+            Err(_) => format!("opcode {opcode}"),
+        };
+        report.ops.push(OpCount { name, count });
+    }
+    report
+        .ops
+        .sort_by(|a, b| b.count.cmp(&a.count).then(a.name.cmp(&b.name)));
+    for (bit, &count) in latency.iter().enumerate().filter(|(_, count)| **count > 0) {
+        report.latency.push(LatencyBar {
+            below_ns: 2 << bit,
+            count,
+        });
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_summed() {
+        let (a, b) = (QueueStats::default(), QueueStats::default());
+        assert!(a.begin(Opcode::Read as u32));
+        assert!(!a.begin(Opcode::Read as u32));
+        a.end(true);
+        b.begin(9999);
+        b.moved(5, 7);
+        b.timed(Duration::from_nanos(1000));
+        let report = report([&a, &b].into_iter());
+        assert_eq!((report.requests, report.errors), (3, 1));
+        assert_eq!(
+            report.ops[0],
+            OpCount {
+                name: "READ".into(),
+                count: 2
+            }
+        );
+        assert_eq!(
+            report.latency,
+            [LatencyBar {
+                below_ns: 1024,
+                count: 1
+            }]
+        );
+        assert_eq!(
+            (report.queues[0].in_flight, report.queues[0].deepest),
+            (1, 2)
+        );
+        assert_eq!((report.bytes_read, report.bytes_written), (5, 7));
+    }
+}

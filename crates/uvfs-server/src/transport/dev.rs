@@ -1,0 +1,311 @@
+//! `/dev/fuse`: requests are read from it and answers written to it.
+//!
+//! Each worker has a descriptor of its own (FUSE_DEV_IOC_CLONE), since an answer has to go where
+//! its request came from, and a fixed number of slots. The slots are tasks that take turns in
+//! reading. While nothing else is under way the one whose turn it is blocks in read(2), of which
+//! the kernel wakes one worker for a request; else it waits on the ring with everything else.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use uvfs_io::ops::{self, File};
+use uvfs_io::runtime::{self, Runtime};
+use uvfs_io::{IoBuf, Payload};
+use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ, WriteIn};
+use uvfs_proto::reply;
+use uvfs_proto::request::op_len;
+use uvfs_queue::wait::{Spinner, WaitConfig, WaitMode};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::fs::FileSystem;
+use crate::session::Session;
+use crate::slot::{Answer, Slot};
+use crate::stats::QueueStats;
+use crate::transport::{DEPTH, serve};
+
+/// What precedes the data of a WRITE. The buffer begins so far before a page, so that the data
+/// begins with one and can go straight to a device.
+const BEFORE_DATA: usize = size_of::<InHeader>() + size_of::<WriteIn>();
+const PAGE: usize = 4096;
+
+/// Whether the worker's descriptor blocks.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Blocking,
+    Polling,
+}
+
+struct Worker<F> {
+    session: Arc<Session<F>>,
+    stats: Arc<QueueStats>,
+    device: Arc<File>,
+    mode: Cell<Mode>,
+    /// Slots whose handler is not done.
+    busy: Cell<usize>,
+    /// Whether a slot reads now.
+    reading: Cell<bool>,
+    /// Slots that wait for their turn; the last one to come is the next, for its memory is warm.
+    waiting: RefCell<VecDeque<Waker>>,
+    spinner: RefCell<Spinner>,
+    /// The gaps between requests matter.
+    learns: bool,
+    /// The mount has ended.
+    over: Cell<bool>,
+}
+
+/// Serves until the mount ends.
+///
+/// # Errors
+/// When the device or the ring fails.
+pub(crate) fn run<F: FileSystem>(
+    runtime: &Runtime,
+    session: Arc<Session<F>>,
+    device: OwnedFd,
+    wait: WaitConfig,
+) -> io::Result<()> {
+    let stats = session.add_queue();
+    let worker = Rc::new(Worker {
+        session,
+        stats,
+        device: Arc::new(File::from(device)),
+        mode: Cell::new(Mode::Blocking),
+        busy: Cell::new(0),
+        reading: Cell::new(false),
+        waiting: RefCell::default(),
+        spinner: RefCell::new(Spinner::new(wait)),
+        learns: wait.mode == WaitMode::Adaptive,
+        over: Cell::new(false),
+    });
+    let ended = Rc::new(Cell::new(DEPTH));
+    let result: Rc<RefCell<io::Result<()>>> = Rc::new(RefCell::new(Ok(())));
+    runtime.block_on(async move {
+        let finished: Rc<RefCell<Option<Waker>>> = Rc::default();
+        for _ in 0..DEPTH {
+            let (worker, ended) = (worker.clone(), ended.clone());
+            let (result, finished) = (result.clone(), finished.clone());
+            runtime::spawn(async move {
+                if let Err(error) = worker.slot().await {
+                    *result.borrow_mut() = Err(error);
+                }
+                worker.end();
+                ended.set(ended.get() - 1);
+                if let Some(waker) = finished.borrow_mut().take() {
+                    waker.wake();
+                }
+            });
+        }
+        std::future::poll_fn(|cx| {
+            if ended.get() == 0 {
+                return Poll::Ready(());
+            }
+            *finished.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        result.replace(Ok(()))
+    })?
+}
+
+impl<F: FileSystem> Worker<F> {
+    /// Everybody waiting finds that it is over.
+    fn end(&self) {
+        self.over.set(true);
+        for waker in self.waiting.borrow_mut().drain(..) {
+            waker.wake();
+        }
+    }
+
+    async fn turn(&self) {
+        std::future::poll_fn(|cx| {
+            if self.over.get() {
+                return Poll::Ready(());
+            }
+            if self.reading.get() {
+                self.waiting.borrow_mut().push_back(cx.waker().clone());
+                return Poll::Pending;
+            }
+            self.reading.set(true);
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    fn pass_turn(&self) {
+        self.reading.set(false);
+        if let Some(waker) = self.waiting.borrow_mut().pop_back() {
+            waker.wake();
+        }
+    }
+
+    fn set_mode(&self, mode: Mode) -> io::Result<()> {
+        if self.mode.get() != mode {
+            let flags = match mode {
+                Mode::Blocking => OFlags::empty(),
+                Mode::Polling => OFlags::NONBLOCK,
+            };
+            rustix::fs::fcntl_setfl(&self.device, flags)?;
+            self.mode.set(mode);
+        }
+        Ok(())
+    }
+
+    /// Reads one message, spinning while the wait policy says so and then sleeping.
+    fn read_now(&self, buffer: &IoBuf) -> io::Result<Result<usize, Errno>> {
+        let idle = self.busy.get() == 0;
+        let budget = self.spinner.borrow().budget();
+        if idle
+            && !budget.is_zero()
+            && let Some(_leave) = self.spinner.borrow().begin()
+        {
+            self.set_mode(Mode::Polling)?;
+            let start = Instant::now();
+            while start.elapsed() < budget {
+                let read = crate::mount::read_raw(self.device.as_fd(), buffer);
+                if read != Err(Errno::AGAIN) {
+                    self.spinner.borrow_mut().ended(start.elapsed(), false);
+                    self.stats.waited_here(self.spinner.borrow().counts());
+                    return Ok(read);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.set_mode(if idle { Mode::Blocking } else { Mode::Polling })?;
+        if !idle || !self.learns {
+            let read = crate::mount::read_raw(self.device.as_fd(), buffer);
+            self.spinner.borrow_mut().count(true);
+            self.stats.waited_here(self.spinner.borrow().counts());
+            return Ok(read);
+        }
+        let start = Instant::now();
+        let read = crate::mount::read_raw(self.device.as_fd(), buffer);
+        self.spinner
+            .borrow_mut()
+            .ended(budget + start.elapsed(), true);
+        self.stats.waited_here(self.spinner.borrow().counts());
+        Ok(read)
+    }
+
+    /// Reads one message into `buffer`; nothing when the mount has ended.
+    async fn read(&self, buffer: &IoBuf) -> io::Result<Option<usize>> {
+        loop {
+            match self.read_now(buffer)? {
+                Ok(0) => return Ok(None),
+                Ok(len) => return Ok(Some(len)),
+                // ENOENT: the request was interrupted before it could be read.
+                Err(Errno::INTR | Errno::NOENT) => {}
+                Err(Errno::AGAIN) => {
+                    // One worker is woken for a request, as by read(2).
+                    let events = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
+                    match ops::poll(&self.device, events).await {
+                        Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn slot(&self) -> io::Result<()> {
+        let room = self.session.max_payload();
+        let buffer = IoBuf::alloc(PAGE + room + PAGE)?;
+        let message = buffer.slice(PAGE - BEFORE_DATA..buffer.len());
+        let room = Payload::from(buffer.slice(PAGE..PAGE + room));
+        loop {
+            self.turn().await;
+            if self.over.get() {
+                return Ok(());
+            }
+            let Some(len) = self.read(&message).await? else {
+                return Ok(());
+            };
+            self.busy.set(self.busy.get() + 1);
+            self.pass_turn();
+            if let Some(slot) = self.take_apart(&message, len, &room) {
+                let answer = serve(&self.session, &self.stats, &slot).await;
+                self.answer(&slot, &answer, &buffer.slice(PAGE..buffer.len()));
+            }
+            self.busy.set(self.busy.get() - 1);
+        }
+    }
+
+    /// A message's parts; nothing, and a log line, when it is none.
+    fn take_apart(&self, message: &IoBuf, len: usize, room: &Payload) -> Option<Slot> {
+        const HEADER: usize = size_of::<InHeader>();
+        let mut head = [0; HEADER + URING_OP_IN_OUT_SZ];
+        let head = &mut head[..len.min(HEADER + URING_OP_IN_OUT_SZ)];
+        message.copy_out(0, head);
+        let header = match InHeader::read_from_prefix(head) {
+            Ok((header, _)) if header.len as usize == len => header,
+            _ => {
+                tracing::warn!(len, "dropped: a message that is no request");
+                return None;
+            }
+        };
+        let structure = Opcode::try_from(header.opcode)
+            .map_or(0, |opcode| op_len(opcode, self.session.negotiated()));
+        // A structure that is cut off is refused where it is parsed.
+        let structure = structure.min(len - HEADER);
+        let mut op = [0; URING_OP_IN_OUT_SZ];
+        op[..structure].copy_from_slice(&head[HEADER..HEADER + structure]);
+        let input = Payload::from(message.slice(HEADER + structure..len));
+        Some(Slot {
+            header,
+            op,
+            op_len: structure,
+            input,
+            room: room.clone(),
+        })
+    }
+
+    fn answer(&self, slot: &Slot, answer: &Answer, room: &IoBuf) {
+        let unique = slot.header.unique;
+        let (error, len) = match answer {
+            Answer::None => return,
+            Answer::Error(errno) => (-errno.raw_os_error(), 0),
+            Answer::Body(body) => (0, body.len()),
+            Answer::Room(len) => (0, *len),
+        };
+        let header = reply::header(unique, error, len);
+        let written = match answer {
+            Answer::Room(len) => {
+                crate::mount::write_raw(self.device.as_fd(), header.as_bytes(), room, *len)
+            }
+            Answer::Body(body) => {
+                let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
+                rustix::io::writev(&self.device, &parts)
+            }
+            _ => rustix::io::write(&self.device, header.as_bytes()),
+        };
+        match written {
+            Ok(_) => {}
+            // The caller is gone, or the mount.
+            Err(Errno::NOENT | Errno::NODEV | Errno::PERM | Errno::CONNABORTED) => {}
+            Err(error) => {
+                let opcode = Opcode::try_from(slot.header.opcode).map_or("?", Opcode::name);
+                tracing::warn!(opcode, %error, len, "the kernel refused an answer");
+                if !matches!(answer, Answer::Error(_)) {
+                    let header = reply::header(unique, -Errno::IO.raw_os_error(), 0);
+                    let _ = rustix::io::write(&self.device, header.as_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// Another descriptor of the same mount, with a queue of answers of its own.
+///
+/// # Errors
+/// What the ioctl gives.
+pub(crate) fn clone_device<F: FileSystem>(session: &Session<F>) -> io::Result<OwnedFd> {
+    crate::mount::clone_device(session.device().as_raw_fd())
+}

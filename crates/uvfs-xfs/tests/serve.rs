@@ -1,0 +1,159 @@
+//! An image served over FUSE, read through the buffer cache, must look as the reader says (which
+//! `reader.rs` compares with the kernel). Needs root, loop devices, mkfs.xfs and /dev/fuse.
+
+mod common;
+
+use common::*;
+use rustix::mount::MountFlags;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use uvfs_buf::{Config, Target};
+use uvfs_io::device::{Device, OpenOptions};
+use uvfs_io::engine::EngineKind;
+use uvfs_server::mount::{self, MountOptions};
+use uvfs_server::{Server, ServerOptions, Session, SessionOptions, Transport};
+use uvfs_xfs::{CachedBlocks, Volume, XfsFs};
+
+/// A FUSE mount of an image, undone when dropped.
+struct Served {
+    dir: tempfile::TempDir,
+    server: Option<Server<XfsFs>>,
+}
+
+impl Served {
+    fn new(volume: Volume) -> Served {
+        let dir = tempfile::Builder::new()
+            .prefix("uvfs-xfs-fuse-")
+            .tempdir()
+            .unwrap();
+        let options = MountOptions {
+            name: "image".into(),
+            subtype: "uvfs".into(),
+            allow_other: false,
+            default_permissions: true,
+            flags: MountFlags::RDONLY | MountFlags::NOATIME,
+            max_read: 1 << 20,
+        };
+        let device = mount::mount(dir.path(), &options).unwrap();
+        let mut served = Served { dir, server: None };
+        let fs = XfsFs::new(Arc::new(volume));
+        let session = Arc::new(Session::new(fs, device, SessionOptions::default()));
+        let options = ServerOptions {
+            transport: Transport::Auto,
+            ..ServerOptions::default()
+        };
+        served.server = Some(Server::start(session, options).unwrap());
+        served
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Err(e) = mount::unmount(self.dir.path(), true) {
+            eprintln!("could not unmount {}: {e}", self.dir.path().display());
+        }
+        if let Some(server) = self.server.take() {
+            assert!(server.ends_within(Duration::from_secs(30)) || std::thread::panicking());
+        }
+    }
+}
+
+/// Opens an image through the buffer cache.
+fn cached(path: &Path, direct: bool, limit: usize) -> Option<Volume> {
+    let options = OpenOptions {
+        direct,
+        ..OpenOptions::default()
+    };
+    let device = match Device::open(path, options) {
+        Ok(d) => Arc::new(d),
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            return None;
+        }
+    };
+    let config = Config {
+        limit,
+        ..Config::default()
+    };
+    let target = Target::open(device.clone(), EngineKind::Sync, config).unwrap();
+    Some(Volume::open(CachedBlocks::new(Arc::new(target), device)).unwrap())
+}
+
+fn image(args: &[&str]) -> Option<Image> {
+    if !can_run() {
+        return None;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(args));
+    let mount = Mount::new(&image.path(), "rw").unwrap();
+    fill(mount.path(), 4096);
+    drop(mount);
+    Some(image)
+}
+
+#[test]
+fn served_like_the_kernel() {
+    let Some(image) = image(&[]) else { return };
+    if !Path::new("/dev/fuse").exists() {
+        assert!(std::env::var_os("CI").is_none(), "no /dev/fuse in CI");
+        eprintln!("skipped: no /dev/fuse");
+        return;
+    }
+    let served = Served::new(cached(&image.path(), false, 64 << 20).unwrap());
+    let count = compare(&image.open(), served.path());
+    assert!(count > 6800, "{count} inodes");
+    let full = fs::File::options()
+        .write(true)
+        .open(served.path().join("files/plain-511"));
+    assert_eq!(full.unwrap_err().raw_os_error(), Some(30));
+    let kernel = Mount::new(&image.path(), "ro,norecovery,noatime").unwrap();
+    let view = |root: &Path| {
+        let s = rustix::fs::statvfs(root).unwrap();
+        (s.f_blocks, s.f_bsize, s.f_namemax)
+    };
+    assert_eq!(view(served.path()), view(kernel.path()));
+    let archive = |root: &Path| {
+        // Attributes and holes are compared above; tar writes them in an order that may differ.
+        let args = [
+            "--numeric-owner",
+            "--sort=name",
+            "--exclude=./files/sparse",
+            "-cf",
+            "-",
+            ".",
+        ];
+        let tar = Command::new("tar")
+            .args(args)
+            .current_dir(root)
+            .output()
+            .unwrap();
+        assert!(
+            tar.status.success(),
+            "{}",
+            String::from_utf8_lossy(&tar.stderr)
+        );
+        tar.stdout
+    };
+    assert!(archive(served.path()) == archive(kernel.path()));
+}
+
+/// Through the cache, in little memory, and past the page cache in units of the device's own.
+#[test]
+fn cached_like_the_kernel() {
+    let Some(image) = image(&["-s", "size=4096"]) else {
+        return;
+    };
+    let kernel = Mount::new(&image.path(), "ro,norecovery,noatime").unwrap();
+    for (direct, limit) in [(false, 4 << 20), (true, 16 << 20)] {
+        if let Some(volume) = cached(&image.path(), direct, limit) {
+            assert!(compare(&volume, kernel.path()) > 6800);
+        }
+    }
+}

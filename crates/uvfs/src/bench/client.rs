@@ -1,0 +1,547 @@
+//! The using side of a benchmark, as a process of its own (`uvfs bench client JOB`).
+//!
+//! A job comes as one JSON argument and its result goes as one JSON line to standard output.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::process::Signal;
+use rustix::thread::CpuSet;
+use rustix::time::ClockId;
+use serde::{Deserialize, Serialize};
+
+use super::aio;
+use super::child::{Process, Waited, wait_any};
+use super::interrupt;
+use crate::error::{Context, Error, Result};
+
+/// The size of a small request and of a small file, in bytes.
+pub const BLOCK: usize = 4096;
+
+/// The size of a streaming request, in bytes.
+const STREAM: usize = 1 << 20;
+
+/// Reads in flight in [`Work::Read16`].
+const DEPTH: usize = 16;
+
+/// A client that takes this much longer than its job says is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Memory that direct I/O may use.
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+pub struct Page(pub [u8; BLOCK]);
+
+impl Default for Page {
+    fn default() -> Self {
+        Self([0; BLOCK])
+    }
+}
+
+/// What a client does with files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// 4 KiB random direct reads, one at a time
+    #[value(name = "read-1")]
+    #[serde(rename = "read-1")]
+    Read1,
+    /// 4 KiB random direct reads, 16 in flight
+    #[value(name = "read-16")]
+    #[serde(rename = "read-16")]
+    Read16,
+    /// create, write and close 4 KiB files
+    Create,
+    /// stat files in random order, each for the first time
+    Stat,
+    /// open, read and close 4 KiB files in random order, each for the first time
+    Read,
+    /// unlink files in random order, each for the first time
+    Unlink,
+    /// 1 MiB buffered reads of a file, for the first time
+    Seqread,
+    /// 1 MiB buffered writes of a new file, with an fsync at the end
+    Seqwrite,
+}
+
+impl Work {
+    /// Every work, in the order in which they run.
+    pub const ALL: [Work; 8] = [
+        Work::Read1,
+        Work::Read16,
+        Work::Create,
+        Work::Stat,
+        Work::Read,
+        Work::Unlink,
+        Work::Seqread,
+        Work::Seqwrite,
+    ];
+
+    /// The name on the command line and in the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Work::Read1 => "read-1",
+            Work::Read16 => "read-16",
+            Work::Create => "create",
+            Work::Stat => "stat",
+            Work::Read => "read",
+            Work::Unlink => "unlink",
+            Work::Seqread => "seqread",
+            Work::Seqwrite => "seqwrite",
+        }
+    }
+}
+
+/// What a client is asked to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "job", rename_all = "kebab-case")]
+pub enum Job {
+    /// Wait until another file system than that of device number `old_dev` answers at `path`.
+    WaitMounted { path: PathBuf, old_dev: u64 },
+    /// Do a work and measure it.
+    Work {
+        work: Work,
+        /// The file of the reads and `seqwrite`, or the directory of the small files.
+        path: PathBuf,
+        /// How long the direct reads go on, in seconds.
+        seconds: f64,
+        /// The number of small files.
+        files: u64,
+        /// The size of the file that `seqwrite` writes.
+        bytes: u64,
+        /// The CPU that the client is to stay on.
+        cpu: Option<usize>,
+        /// Where the random orders start.
+        seed: u64,
+    },
+}
+
+/// What a client measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Operations, or MiB for the streams.
+    pub amount: f64,
+    /// Wall time, in seconds.
+    pub seconds: f64,
+    /// CPU time of the client, in seconds.
+    pub cpu_seconds: f64,
+}
+
+/// The name of small file number `number`.
+pub fn file_name(number: u64) -> String {
+    format!("f{number:07}")
+}
+
+impl Job {
+    /// Starts a client process for this job.
+    pub fn spawn(&self) -> Result<Process> {
+        let job = serde_json::to_string(self).context(|| "describing a job".into())?;
+        let exe = std::env::current_exe().context(|| "finding the uvfs command".into())?;
+        Process::spawn(
+            Command::new(exe)
+                .args(["bench", "client", &job])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped()),
+            Signal::KILL,
+        )
+    }
+
+    /// Runs this job in a client process. Ends early when `server` does.
+    pub fn run(&self, server: Option<&Process>) -> Result<Measured> {
+        let limit = match self {
+            Job::WaitMounted { .. } => PATIENCE,
+            Job::Work { seconds, .. } => PATIENCE + Duration::from_secs_f64(2.0 * seconds),
+        };
+        let mut client = self.spawn()?;
+        let mut processes = vec![&client];
+        processes.extend(server);
+        let error = match wait_any(&processes, limit) {
+            Waited::Ended(0) => return finished(&mut client),
+            Waited::Ended(_) => Error::new("the server ended"),
+            Waited::TimedOut => Error::new(format!("no end after {} s", limit.as_secs())),
+            Waited::Interrupted => interrupt::check()
+                .err()
+                .unwrap_or(Error::new("interrupted")),
+        };
+        client.signal(Signal::KILL);
+        // It may hang in the file system until the server is gone; the caller ends that next.
+        client.wait(Duration::from_secs(1));
+        Err(error)
+    }
+}
+
+/// The result of a client that has ended.
+fn finished(client: &mut Process) -> Result<Measured> {
+    let (out, err) = client.output();
+    client.wait(PATIENCE);
+    match client.status() {
+        Some(status) if status.success() => {
+            serde_json::from_str(&out).context(|| "reading the client's result".into())
+        }
+        _ => {
+            let line = err.lines().rfind(|l| !l.trim().is_empty());
+            let line = line.unwrap_or("the client ended without a word");
+            Err(Error::new(line.trim_start_matches("uvfs: ")))
+        }
+    }
+}
+
+/// The hidden command's arguments.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The job, as JSON.
+    job: String,
+}
+
+/// Does the job and prints its result.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let job: Job =
+        serde_json::from_str(&args.job).map_err(|e| Error::usage(format!("the job: {e}")))?;
+    let measured = match job {
+        Job::WaitMounted { path, old_dev } => wait_mounted(&path, old_dev)?,
+        Job::Work {
+            work,
+            path,
+            seconds,
+            files,
+            bytes,
+            cpu,
+            seed,
+        } => {
+            if let Some(cpu) = cpu {
+                pin(cpu)?;
+            }
+            let random = Random(seed);
+            match work {
+                Work::Read1 => read_one(&path, seconds, random),
+                Work::Read16 => read_many(&path, seconds, random),
+                Work::Create => create(&path, files),
+                Work::Stat => stat(&path, files, random),
+                Work::Read => read_small(&path, files, random),
+                Work::Unlink => unlink(&path, files, random),
+                Work::Seqread => stream_in(&path),
+                Work::Seqwrite => stream_out(&path, bytes),
+            }
+            .context(|| work.name().to_string())?
+        }
+    };
+    let line = serde_json::to_string(&measured).context(|| "describing the result".into())?;
+    println!("{line}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wait_mounted(path: &Path, old_dev: u64) -> Result<Measured> {
+    // The parent bounds this.
+    while fs::metadata(path).map_or(true, |m| m.dev() == old_dev) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(Measured::default())
+}
+
+fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).context(|| format!("pinning to CPU {cpu}"))
+}
+
+/// SplitMix64: a fixed sequence for a fixed seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    /// The numbers below `count` in random order.
+    fn shuffled(&mut self, count: u64) -> Vec<u64> {
+        let mut numbers: Vec<u64> = (0..count).collect();
+        for i in (1..numbers.len()).rev() {
+            numbers.swap(i, self.below(i as u64 + 1) as usize);
+        }
+        numbers
+    }
+}
+
+/// Wall and CPU time from a moment on.
+struct Watch {
+    start: Instant,
+    cpu: f64,
+}
+
+impl Watch {
+    fn start() -> Self {
+        Self {
+            cpu: cpu_seconds(),
+            start: Instant::now(),
+        }
+    }
+
+    fn stop(&self, amount: f64) -> Measured {
+        Measured {
+            amount,
+            seconds: self.start.elapsed().as_secs_f64(),
+            cpu_seconds: cpu_seconds() - self.cpu,
+        }
+    }
+}
+
+fn cpu_seconds() -> f64 {
+    let t = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
+    t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+}
+
+/// Repeats `batch`, which returns how many operations it did, for a tenth of `seconds` to warm
+/// up, and then for `seconds`.
+fn for_a_while(seconds: f64, mut batch: impl FnMut() -> io::Result<u64>) -> io::Result<Measured> {
+    let mut repeat = |limit: f64| {
+        let watch = Watch::start();
+        let mut done = 0;
+        while watch.start.elapsed().as_secs_f64() < limit {
+            done += batch()?;
+        }
+        io::Result::Ok(watch.stop(done as f64))
+    };
+    repeat(seconds / 10.0)?;
+    repeat(seconds)
+}
+
+fn open_direct(path: &Path) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)?;
+    let blocks = file.metadata()?.len() / BLOCK as u64;
+    if blocks == 0 {
+        return Err(io::Error::other("the file is empty"));
+    }
+    Ok((file, blocks))
+}
+
+/// A fast server that returns other bytes has measured nothing.
+fn check_block(number: u64, data: &[u8]) -> io::Result<()> {
+    if data.len() == BLOCK && data[..8] == number.to_le_bytes() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "block {number} came back short or with other bytes"
+    )))
+}
+
+fn read_one(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
+    let (file, blocks) = open_direct(path)?;
+    let mut page = Box::new(Page::default());
+    for_a_while(seconds, || {
+        // Looking at the clock costs something beside a read that stays in the kernel.
+        for _ in 0..8 {
+            let number = random.below(blocks);
+            let n = file.read_at(&mut page.0, number * BLOCK as u64)?;
+            check_block(number, &page.0[..n])?;
+        }
+        Ok(8)
+    })
+}
+
+fn read_many(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
+    let (file, blocks) = open_direct(path)?;
+    let mut reader = aio::Reader::new(file, DEPTH)?;
+    let check = |offset, data: &[u8]| check_block(offset / BLOCK as u64, data);
+    let measured = for_a_while(seconds, || {
+        reader.submit(|| random.below(blocks) * BLOCK as u64)?;
+        reader.wait(check)
+    })?;
+    while reader.is_busy() {
+        reader.wait(check)?;
+    }
+    Ok(measured)
+}
+
+fn open_dir(path: &Path) -> io::Result<rustix::fd::OwnedFd> {
+    Ok(rustix::fs::openat(
+        CWD,
+        path,
+        OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+/// Does `one` with each number and name, in their order.
+fn each_file(
+    numbers: Vec<u64>,
+    mut one: impl FnMut(u64, &str) -> io::Result<()>,
+) -> io::Result<Measured> {
+    let names: Vec<(u64, String)> = numbers.into_iter().map(|n| (n, file_name(n))).collect();
+    let watch = Watch::start();
+    for (number, name) in &names {
+        one(*number, name)?;
+    }
+    Ok(watch.stop(names.len() as f64))
+}
+
+fn create(path: &Path, files: u64) -> io::Result<Measured> {
+    let dir = open_dir(path)?;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let page = Page::default();
+    each_file((0..files).collect(), |_, name| {
+        let mut file = File::from(rustix::fs::openat(&dir, name, flags, Mode::from(0o644))?);
+        file.write_all(&page.0)
+    })
+}
+
+fn stat(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
+    let dir = open_dir(path)?;
+    each_file(random.shuffled(files), |_, name| {
+        let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if stat.st_size != BLOCK as i64 {
+            return Err(io::Error::other(format!("{name} has another size")));
+        }
+        Ok(())
+    })
+}
+
+fn read_small(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
+    let dir = open_dir(path)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut page = Box::new(Page::default());
+    each_file(random.shuffled(files), |number, name| {
+        let mut file = File::from(rustix::fs::openat(&dir, name, flags, Mode::empty())?);
+        let n = file.read(&mut page.0)?;
+        check_block(number, &page.0[..n])
+    })
+}
+
+fn unlink(path: &Path, files: u64, mut random: Random) -> io::Result<Measured> {
+    let dir = open_dir(path)?;
+    each_file(random.shuffled(files), |_, name| {
+        Ok(rustix::fs::unlinkat(&dir, name, AtFlags::empty())?)
+    })
+}
+
+/// Touched before the clock starts, so that its page faults are not counted.
+fn stream_buffer() -> Vec<u8> {
+    vec![0x5a; STREAM]
+}
+
+fn stream_in(path: &Path) -> io::Result<Measured> {
+    let mut file = File::open(path)?;
+    let mut buffer = stream_buffer();
+    let mut total = 0;
+    let watch = Watch::start();
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            n => total += n,
+        }
+    }
+    Ok(watch.stop(total as f64 / STREAM as f64))
+}
+
+fn stream_out(path: &Path, bytes: u64) -> io::Result<Measured> {
+    let buffer = stream_buffer();
+    let mut file = File::create_new(path)?;
+    let requests = bytes / STREAM as u64;
+    let watch = Watch::start();
+    for _ in 0..requests {
+        file.write_all(&buffer)?;
+    }
+    file.sync_all()?;
+    drop(file);
+    Ok(watch.stop(requests as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    #[test]
+    fn a_job_survives_its_json() {
+        let job = Job::Work {
+            work: Work::Read16,
+            path: "/a b/\"c\"".into(),
+            seconds: 0.5,
+            files: 3,
+            bytes: 4,
+            cpu: Some(1),
+            seed: u64::MAX,
+        };
+        let json = serde_json::to_string(&job).unwrap();
+        assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
+    }
+
+    #[test]
+    fn a_work_has_one_name() {
+        for work in Work::ALL {
+            let value = work.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), work.name());
+            assert_eq!(serde_json::to_value(work).unwrap(), work.name());
+        }
+        assert_eq!(Work::value_variants(), Work::ALL);
+    }
+
+    #[test]
+    fn shuffled_numbers_are_all_there() {
+        let mut numbers = Random(7).shuffled(100);
+        assert_ne!(numbers, (0..100).collect::<Vec<_>>());
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn small_file_works_do_what_they_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        assert_eq!(create(path, 20).unwrap().amount, 20.0);
+        assert_eq!(stat(path, 20, Random(1)).unwrap().amount, 20.0);
+        // `create` writes zeros: file 0 is right, and the next one is found out.
+        assert!(read_small(path, 20, Random(1)).is_err());
+        assert_eq!(read_small(path, 1, Random(1)).unwrap().amount, 1.0);
+        assert_eq!(unlink(path, 20, Random(1)).unwrap().amount, 20.0);
+        assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn streams_count_mebibytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        assert_eq!(stream_out(&path, 3 << 20).unwrap().amount, 3.0);
+        assert_eq!(stream_in(&path).unwrap().amount, 3.0);
+    }
+
+    #[test]
+    fn reads_at_a_depth_come_back_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        let blocks: Vec<u8> = (0..64_u64)
+            .flat_map(|n| {
+                let mut page = [0; BLOCK];
+                page[..8].copy_from_slice(&n.to_le_bytes());
+                page
+            })
+            .collect();
+        fs::write(&path, blocks).unwrap();
+        // Buffered, since not every file system that holds temporary files does direct I/O.
+        let mut reader = aio::Reader::new(File::open(&path).unwrap(), DEPTH).unwrap();
+        let mut random = Random(3);
+        let mut seen = 0;
+        for _ in 0..10 {
+            reader.submit(|| random.below(64) * BLOCK as u64).unwrap();
+            seen += reader
+                .wait(|offset, data| check_block(offset / BLOCK as u64, data))
+                .unwrap();
+        }
+        while reader.is_busy() {
+            seen += reader.wait(|_, _| Ok(())).unwrap();
+        }
+        assert!(seen >= 10 + DEPTH as u64 - 1, "{seen}");
+    }
+}

@@ -1,0 +1,53 @@
+//! `uvfs bench`: measures file systems side by side, in one interleaved run.
+//!
+//! What the benchmarks share:
+//! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
+//! - [`server`]: a file server as a child process, from its start until it is unmounted;
+//! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
+//! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
+//! - [`stats`] and [`report`]: medians and spread, the table and the JSON.
+
+mod aio;
+mod child;
+mod client;
+mod interrupt;
+mod report;
+mod runner;
+mod server;
+mod stats;
+mod wakeup;
+mod workspace;
+
+use std::process::ExitCode;
+
+use crate::error::Result;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs bench wakeup --quick
+  uvfs bench wakeup --help";
+
+/// The benchmarks.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(clap::Subcommand)]
+enum Bench {
+    /// Small requests and streams: native, uvfs by transport and wait policy, other servers.
+    Wakeup(wakeup::Args),
+    /// Runs one job of a benchmark and prints what it measured.
+    #[command(hide = true)]
+    Client(client::Args),
+}
+
+/// Runs the benchmark that was asked for.
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.bench {
+        Bench::Wakeup(args) => wakeup::run(args),
+        Bench::Client(args) => client::run(args),
+    }
+}

@@ -1,0 +1,400 @@
+//! What a benchmark found: one structure, shown as a table or as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::runner::{Outcome, Sample};
+use super::server::Target;
+use super::stats::Summary;
+
+/// Describes [`Report`] in a command's help.
+pub const JSON_HELP: &str = "\
+JSON (--json), one object on standard output:
+  version       of this format: 1
+  bench         the benchmark's name
+  uvfs, kernel  versions
+  cpus          CPUs that the benchmark may run on
+  settings      the run's settings: rounds, pinned and the benchmark's own
+  targets       what was measured: name, kind (native, uvfs, peer), options or command, and
+                error (why it could not be measured) or null
+  works         name, title, unit (op or MiB), and results by target, without those that failed:
+    target      its name
+    samples     one for each round: amount (of units), seconds, cpu_seconds (of the client) and
+                server_cpu_seconds (null where there is no server)
+    rate        units in a second: median, min, max over the rounds
+    client_cpu_us, server_cpu_us
+                CPU microseconds for a unit: median, min, max, or null
+    ratio       median rate divided by that of native and of each peer, by name
+Fields may be added to it; those named here stay.";
+
+/// What a work's amount counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Unit {
+    /// Operations.
+    #[serde(rename = "op")]
+    Op,
+    /// 2^20 bytes.
+    #[serde(rename = "MiB")]
+    MiB,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Op => "op",
+            Unit::MiB => "MiB",
+        }
+    }
+}
+
+/// A work as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Work {
+    /// The short name.
+    pub name: String,
+    /// What is done, in words.
+    pub title: String,
+    /// What is counted.
+    pub unit: Unit,
+}
+
+/// What a benchmark found; see [`JSON_HELP`] for the fields.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    version: u32,
+    bench: String,
+    uvfs: &'static str,
+    kernel: String,
+    cpus: usize,
+    settings: serde_json::Value,
+    targets: Vec<TargetReport>,
+    works: Vec<WorkReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct TargetReport {
+    #[serde(flatten)]
+    target: Target,
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct WorkReport {
+    #[serde(flatten)]
+    work: Work,
+    results: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    target: String,
+    samples: Vec<Sample>,
+    rate: Summary,
+    client_cpu_us: Summary,
+    server_cpu_us: Option<Summary>,
+    ratio: BTreeMap<String, f64>,
+}
+
+impl Row {
+    fn new(target: &Target, samples: &[Sample]) -> Option<Self> {
+        let per_unit = |cpu: f64, s: &Sample| cpu * 1e6 / s.client.amount;
+        let client = samples.iter().map(|s| per_unit(s.client.cpu_seconds, s));
+        let server = samples
+            .iter()
+            .filter_map(|s| Some(per_unit(s.server_cpu_seconds?, s)));
+        Some(Self {
+            target: target.name.clone(),
+            rate: Summary::of(samples.iter().map(|s| s.client.amount / s.client.seconds))?,
+            client_cpu_us: Summary::of(client)?,
+            server_cpu_us: Summary::of(server),
+            samples: samples.to_vec(),
+            ratio: BTreeMap::new(),
+        })
+    }
+}
+
+impl Report {
+    /// Sums up a run. `outcomes` are by target and hold samples by work.
+    pub fn new(
+        bench: &str,
+        settings: serde_json::Value,
+        targets: Vec<Target>,
+        works: Vec<Work>,
+        outcomes: &[Outcome],
+    ) -> Self {
+        assert_eq!(targets.len(), outcomes.len());
+        let works = works.into_iter().enumerate().map(|(index, work)| {
+            let rows = targets.iter().zip(outcomes);
+            let mut results: Vec<Row> = rows
+                .filter_map(|(target, outcome)| Row::new(target, &outcome.samples[index]))
+                .collect();
+            let bases: Vec<(String, f64)> = results
+                .iter()
+                .filter(|row| targets.iter().any(|t| t.name == row.target && is_base(t)))
+                .map(|row| (row.target.clone(), row.rate.median))
+                .collect();
+            for row in &mut results {
+                let ratios = bases.iter();
+                row.ratio = ratios
+                    .map(|(base, rate)| (base.clone(), row.rate.median / rate))
+                    .collect();
+            }
+            WorkReport { work, results }
+        });
+        Self {
+            version: 1,
+            bench: bench.into(),
+            uvfs: env!("CARGO_PKG_VERSION"),
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            settings,
+            works: works.collect(),
+            targets: targets
+                .into_iter()
+                .zip(outcomes)
+                .map(|(target, outcome)| TargetReport {
+                    target,
+                    error: outcome.error.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// The targets that could not be measured, and why.
+    pub fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.targets
+            .iter()
+            .filter_map(|t| Some((t.target.name.as_str(), t.error.as_deref()?)))
+    }
+
+    /// The report as JSON, with a new line at its end.
+    pub fn json(&self) -> String {
+        // Numbers, strings and string keys only: there is nothing that JSON could refuse.
+        let mut text = serde_json::to_string_pretty(self).expect("a report is valid JSON");
+        text.push('\n');
+        text
+    }
+
+    /// The report for people.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "uvfs {} bench {}, Linux {}, {} CPUs\n",
+            self.uvfs, self.bench, self.kernel, self.cpus
+        );
+        let bases: Vec<&Target> = self
+            .targets
+            .iter()
+            .map(|t| &t.target)
+            .filter(|t| is_base(t))
+            .collect();
+        for work in &self.works {
+            let unit = work.work.unit.name();
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "\n{}: {}", work.work.name, work.work.title);
+            let mut lines = vec![vec![
+                String::new(),
+                format!("{unit}/s"),
+                "min..max".into(),
+                format!("client µs/{unit}"),
+                format!("server µs/{unit}"),
+            ]];
+            lines[0].extend(bases.iter().map(|base| format!("× {}", base.name)));
+            for row in &work.results {
+                let mut line = vec![
+                    row.target.clone(),
+                    thousands(row.rate.median),
+                    format!("{}..{}", thousands(row.rate.min), thousands(row.rate.max)),
+                    format!("{:.2}", row.client_cpu_us.median),
+                    row.server_cpu_us
+                        .map_or("-".into(), |cpu| format!("{:.2}", cpu.median)),
+                ];
+                line.extend(bases.iter().map(|base| {
+                    row.ratio
+                        .get(&base.name)
+                        .map_or("-".into(), |ratio| format!("{ratio:.2}"))
+                }));
+                lines.push(line);
+            }
+            text += &columns(&lines);
+        }
+        text
+    }
+}
+
+/// Whether others are compared with this target.
+fn is_base(target: &Target) -> bool {
+    target.is_peer() || *target == Target::native()
+}
+
+/// A number rounded to an integer, with commas.
+fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Lines of cells under each other: the first column to the left, the others to the right.
+fn columns(lines: &[Vec<String>]) -> String {
+    let mut widths = vec![0; lines.iter().map(Vec::len).max().unwrap_or(0)];
+    for line in lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for line in lines {
+        for (i, (width, cell)) in widths.iter().zip(line).enumerate() {
+            let _ = match i {
+                0 => write!(text, "  {cell:<width$}"),
+                _ => write!(text, "  {cell:>width$}"),
+            };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::Measured;
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn sample(rate: f64, server: Option<f64>) -> Sample {
+        Sample {
+            client: Measured {
+                amount: rate * 2.0,
+                seconds: 2.0,
+                cpu_seconds: 1.0,
+            },
+            server_cpu_seconds: server,
+        }
+    }
+
+    fn report() -> Report {
+        let peer: super::super::server::Peer = "hp=hp {source} {mountpoint}".parse().unwrap();
+        let uvfs = Target {
+            name: "dev-spin".into(),
+            kind: super::super::server::Kind::Uvfs {
+                options: vec!["--wait=spin".into()],
+            },
+        };
+        let broken = Target {
+            name: "broken".into(),
+            ..uvfs.clone()
+        };
+        let outcome = |rates: &[f64], server| Outcome {
+            samples: vec![rates.iter().map(|&r| sample(r, server)).collect()],
+            error: None,
+        };
+        let failed = Outcome {
+            samples: vec![vec![]],
+            error: Some("no ring".into()),
+        };
+        Report::new(
+            "wakeup",
+            json!({"rounds": 3}),
+            vec![Target::native(), uvfs, peer.into(), broken],
+            vec![Work {
+                name: "read-1".into(),
+                title: "reads".into(),
+                unit: Unit::Op,
+            }],
+            &[
+                outcome(&[1e6, 3e6, 2e6], None),
+                outcome(&[5e5, 4e5, 6e5], Some(0.5)),
+                outcome(&[1e5, 1e5, 1e5], Some(3.0)),
+                failed,
+            ],
+        )
+    }
+
+    #[test]
+    fn the_json_has_the_documented_shape() {
+        let report = report();
+        let json: Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!(json["version"], 1);
+        assert_eq!(json["bench"], "wakeup");
+        assert_eq!(json["settings"], json!({"rounds": 3}));
+        assert!(json["kernel"].is_string() && json["uvfs"].is_string());
+        assert!(json["cpus"].as_u64().unwrap() > 0);
+        assert_eq!(
+            json["targets"],
+            json!([
+                {"name": "native", "kind": "native", "error": null},
+                {"name": "dev-spin", "kind": "uvfs", "options": ["--wait=spin"], "error": null},
+                {"name": "hp", "kind": "peer", "command": ["hp", "{source}", "{mountpoint}"],
+                 "error": null},
+                {"name": "broken", "kind": "uvfs", "options": ["--wait=spin"],
+                 "error": "no ring"},
+            ])
+        );
+        let work = &json["works"][0];
+        assert_eq!(work["name"], "read-1");
+        assert_eq!(work["unit"], "op");
+        let rows = work["results"].as_array().unwrap();
+        assert_eq!(rows.len(), 3);
+        assert_eq!(
+            rows[1],
+            json!({
+                "target": "dev-spin",
+                "samples": [
+                    {"amount": 1e6, "seconds": 2.0, "cpu_seconds": 1.0, "server_cpu_seconds": 0.5},
+                    {"amount": 8e5, "seconds": 2.0, "cpu_seconds": 1.0, "server_cpu_seconds": 0.5},
+                    {"amount": 12e5, "seconds": 2.0, "cpu_seconds": 1.0, "server_cpu_seconds": 0.5},
+                ],
+                "rate": {"median": 5e5, "min": 4e5, "max": 6e5},
+                "client_cpu_us": {"median": 1.0, "min": 1.0 / 1.2, "max": 1.25},
+                "server_cpu_us": {"median": 0.5, "min": 0.5 / 1.2, "max": 0.625},
+                "ratio": {"native": 0.25, "hp": 5.0},
+            })
+        );
+        assert_eq!(rows[0]["server_cpu_us"], Value::Null);
+        for field in ["samples", "rate", "client_cpu_us", "server_cpu_us", "ratio"] {
+            assert!(JSON_HELP.contains(field), "{field} is documented");
+        }
+    }
+
+    #[test]
+    fn the_table_shows_medians_spread_cpu_and_ratios() {
+        let table = report().table();
+        let line = table.lines().find(|l| l.contains("dev-spin")).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(
+            cells,
+            [
+                "dev-spin",
+                "500,000",
+                "400,000..600,000",
+                "1.00",
+                "0.50",
+                "0.25",
+                "5.00"
+            ]
+        );
+        assert!(!table.contains("broken"));
+        assert_eq!(
+            report().failures().collect::<Vec<_>>(),
+            [("broken", "no ring")]
+        );
+    }
+
+    #[test]
+    fn numbers_get_commas() {
+        assert_eq!(thousands(0.4), "0");
+        assert_eq!(thousands(999.0), "999");
+        assert_eq!(thousands(1000.0), "1,000");
+        assert_eq!(thousands(1234567.8), "1,234,568");
+    }
+}

@@ -1,0 +1,327 @@
+//! `uvfs mount`: serves a directory or an image.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use uvfs_passthrough::{Backing, Passthrough};
+use uvfs_server::mount::{self, MountOptions};
+use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
+
+use crate::daemon::{self, Report, Side, Signals};
+use crate::error::{Context, Error, Result};
+use crate::options::{self, Options};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs mount /srv/data /mnt
+  uvfs mount -o ro,allow_other --transport dev --foreground /srv/data /mnt
+  uvfs mount -o writeback,attr_timeout=60,entry_timeout=60 /srv/data /mnt
+  uvfs umount /mnt
+
+The mount point is made if it is missing. The command returns when the mount answers.
+
+Exit status: 0 mounted (with --foreground: unmounted again), 1 failed, 2 wrong usage.";
+
+/// Serve a directory, or an XFS image, at a mount point.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", options::HELP))]
+pub struct Args {
+    /// How requests come by: auto takes FUSE-over-io_uring where the kernel has it
+    #[arg(long, value_parser = options::transport, value_name = "auto|uring|dev")]
+    transport: Option<uvfs_server::Transport>,
+    /// What a queue does while there is nothing to do
+    #[arg(long, value_parser = options::wait_mode, value_name = "adaptive|spin|sleep")]
+    wait: Option<uvfs_queue::wait::WaitMode>,
+    /// Longest spin in microseconds
+    #[arg(long, value_parser = options::spin_time, value_name = "N")]
+    spin_us: Option<Duration>,
+    /// Don't go into the background
+    #[arg(short, long)]
+    foreground: bool,
+    /// Mount options; --help lists them
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// What to serve
+    source: PathBuf,
+    /// Where
+    mountpoint: PathBuf,
+}
+
+/// A mount point, and whether it has to go again when mounting fails.
+struct Place {
+    path: PathBuf,
+    made: bool,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut options = Options::default();
+    for list in &args.options {
+        options.parse(list)?;
+    }
+    options.transport = args.transport.unwrap_or(options.transport);
+    options.wait.mode = args.wait.unwrap_or(options.wait.mode);
+    options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
+    options.foreground |= args.foreground;
+
+    let source = args
+        .source
+        .canonicalize()
+        .context(|| args.source.display().to_string())?;
+    let kind = std::fs::metadata(&source)
+        .context(|| source.display().to_string())?
+        .file_type();
+    if !kind.is_dir() && !kind.is_file() && !kind.is_block_device() {
+        return Err(Error::new(format!(
+            "{}: neither a directory nor an image",
+            source.display()
+        )));
+    }
+    let place = place(&args.mountpoint)?;
+    let served = serve(&source, kind.is_dir(), &place, &options);
+    if served.is_err() && place.made {
+        let _ = std::fs::remove_dir(&place.path);
+    }
+    served
+}
+
+/// Finds or makes the mount point.
+fn place(path: &Path) -> Result<Place> {
+    let name = || path.display().to_string();
+    match std::fs::metadata(path) {
+        Ok(meta) if !meta.is_dir() => {
+            return Err(Error::new(format!(
+                "{}: the mount point is not a directory",
+                name()
+            )));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(path).context(|| format!("making {}", name()))?;
+            let path = path.canonicalize().context(name)?;
+            return Ok(Place { path, made: true });
+        }
+        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+            return Err(Error::new(format!(
+                "{0}: a dead server's mount is still there (uvfs umount {0} takes it away)",
+                name()
+            )));
+        }
+        Err(error) => return Err(Error::new(format!("{}: {error}", name()))),
+    }
+    let path = path.canonicalize().context(name)?;
+    if let Some(kind) = mount::mounted_type(&path).context(|| "/proc/self/mountinfo".into())?
+        && mount::subtype(&kind) == "uvfs"
+    {
+        return Err(Error::new(format!(
+            "{}: already mounted (uvfs umount takes it away)",
+            path.display()
+        )));
+    }
+    Ok(Place { path, made: false })
+}
+
+fn serve(source: &Path, directory: bool, place: &Place, options: &Options) -> Result<ExitCode> {
+    // What can fail before anything is mounted fails while there still is a terminal.
+    let opened = directory
+        .then(|| open_directory(source, &place.path))
+        .transpose()?;
+    let mut report = if options.foreground {
+        Report::nobody()
+    } else {
+        match daemon::split()? {
+            Side::Child(report) => report,
+            Side::Parent(result) => return result,
+        }
+    };
+    raise_limit();
+    let served = match opened {
+        Some(root) => Passthrough::new(root, options.passthrough.clone())
+            .context(|| source.display().to_string())
+            .and_then(|fs| mounted(fs, back, source, place, options, &mut report)),
+        None => Err(Error::new(format!("{}: no directory", source.display()))),
+    };
+    match served {
+        Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),
+        other => other,
+    }
+}
+
+fn open_directory(source: &Path, mountpoint: &Path) -> Result<OwnedFd> {
+    let name = || source.display().to_string();
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // Opened for reading to be sure that it can be; served from a descriptor that needs no right.
+    rustix::fs::open(source, flags | OFlags::RDONLY, Mode::empty()).context(name)?;
+    if mountpoint.starts_with(source) {
+        return mount::clone_tree(source).map_err(|error| {
+            Error::new(format!(
+                "{}: contains its own mount point, which only root can serve: {error}",
+                name()
+            ))
+        });
+    }
+    rustix::fs::open(source, flags | OFlags::PATH, Mode::empty()).context(name)
+}
+
+/// Unmounts what was mounted unless all went well.
+struct Unmount<'a>(Option<&'a Path>);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            let _ = mount::unmount(path, true);
+        }
+    }
+}
+
+/// Lets the file system register the host's files for FUSE passthrough.
+fn back(session: &Arc<Session<Passthrough>>) {
+    let (weak, other) = (Arc::downgrade(session), Arc::downgrade(session));
+    session.fs().set_backing(Backing {
+        register: Box::new(move |file| match weak.upgrade() {
+            Some(session) => session.register_backing(file),
+            None => Err(Errno::NODEV.into()),
+        }),
+        unregister: Box::new(move |id| {
+            if let Some(session) = other.upgrade() {
+                session.unregister_backing(id);
+            }
+        }),
+    });
+}
+
+fn mounted<F: FileSystem>(
+    fs: F,
+    prepare: impl FnOnce(&Arc<Session<F>>),
+    source: &Path,
+    place: &Place,
+    options: &Options,
+    report: &mut Report,
+) -> Result<ExitCode> {
+    let path = place.path.as_path();
+    let signals = Signals::block();
+    let name = options
+        .fsname
+        .clone()
+        .unwrap_or_else(|| source.display().to_string());
+    let mount_options = MountOptions {
+        name: name.clone(),
+        subtype: options.subtype.clone(),
+        allow_other: options.allow_other,
+        default_permissions: true,
+        flags: options.flags,
+        max_read: 1 << 20,
+    };
+    let device = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
+    let mut unmount = Unmount(Some(path));
+    let session = Arc::new(Session::new(
+        fs,
+        device,
+        SessionOptions {
+            source: name,
+            max_write: options.max_write,
+            max_readahead: options.max_readahead,
+            uncached: options.uncached,
+        },
+    ));
+    prepare(&session);
+    let server_options = ServerOptions {
+        transport: options.transport,
+        wait: options.wait,
+    };
+    let server = Server::start(session, server_options).context(|| path.display().to_string())?;
+    unmount.0 = None;
+    report.ready()?;
+    unmount_on_signal(signals, path.to_owned());
+    server.wait();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The first signal unmounts; so does the second, without waiting for users; the third ends it.
+fn unmount_on_signal(signals: Signals, path: PathBuf) {
+    std::thread::spawn(move || {
+        for round in 0.. {
+            let signal = signals.wait();
+            tracing::info!(signal, "unmounting");
+            if round > 1 {
+                std::process::exit(1);
+            }
+            match mount::unmount(&path, false) {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                    tracing::warn!("in use: it goes away with its last user");
+                    let _ = mount::unmount(&path, true);
+                }
+                // Somebody was faster.
+                Err(error) => tracing::info!(%error, "unmounting"),
+            }
+        }
+    });
+}
+
+/// As many descriptors as this process may have.
+fn raise_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays");
+    }
+}
+
+/// For the mount helper: `mount.fuse.uvfs SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o OPTIONS]` as
+/// mount(8) calls it, turned into this command's own words.
+pub fn from_helper(argv: &[std::ffi::OsString]) -> Vec<std::ffi::OsString> {
+    let mut words = vec!["uvfs".into(), "mount".into()];
+    let mut rest = argv.iter().skip(1);
+    while let Some(word) = rest.next() {
+        match word.to_str() {
+            Some("-t") => drop(rest.next()),
+            Some("-o") => {
+                words.push(word.clone());
+                words.extend(rest.next().cloned());
+            }
+            Some(flags) if flags.len() > 1 && flags.starts_with('-') => {}
+            _ => words.push(word.clone()),
+        }
+    }
+    words
+}
+
+/// Whether this program was called as the mount helper.
+pub fn is_helper(argv0: Option<&std::ffi::OsString>) -> bool {
+    argv0
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .is_some_and(|name| name == crate::helper::NAME || name == "mount.uvfs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    #[test]
+    fn the_helper_is_called_as_mount_does() {
+        let argv: Vec<OsString> = [
+            "/sbin/mount.fuse.uvfs",
+            "/a",
+            "/b",
+            "-n",
+            "-o",
+            "rw,noatime",
+        ]
+        .map(OsString::from)
+        .to_vec();
+        assert!(is_helper(argv.first()));
+        let words = from_helper(&argv);
+        assert_eq!(words, ["uvfs", "mount", "/a", "/b", "-o", "rw,noatime"]);
+    }
+}

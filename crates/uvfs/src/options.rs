@@ -1,0 +1,244 @@
+//! `-o` options, in the habit of mount(8) and libfuse.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::mount::MountFlags;
+use uvfs_passthrough::Options as Passthrough;
+use uvfs_queue::wait::{WaitConfig, WaitMode};
+use uvfs_server::Transport;
+
+use crate::error::{Error, Result};
+
+/// What `-o` may say, for the help.
+pub const HELP: &str = "\
+Mount options (-o, comma separated; a later one wins):
+  ro, rw                     read-only; read-write (default)
+  nosuid, nodev, noexec, noatime, sync, dirsync   as in mount(8), and their opposites
+  allow_other                other users may use the mount, under the usual permission checks
+  default_permissions        the kernel checks permissions (always on)
+  writeback                  the kernel caches writes and sends them later, in larger pieces
+  direct_io                  the kernel caches no data
+  uncached                   data is not kept in the host's page cache (RWF_DONTCACHE)
+  passthrough                reads and writes go from the kernel straight to the host's file
+                             (FUSE passthrough, Linux 6.9, root)
+  keep_cache                 cached data outlives close; for sources that only change through
+                             the mount
+  host_locks                 flock and POSIX locks are shared with programs outside of the mount
+  xdev                       don't cross into what is mounted below the source
+  attr_timeout=S, entry_timeout=S, negative_timeout=S
+                             for how many seconds the kernel may cache attributes, names and
+                             missing names (default 1, 1, 0)
+  max_write=BYTES            largest write request (default 1 MiB)
+  max_readahead=BYTES        largest readahead
+  fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs)
+  transport=T, wait=W, spin_us=N, foreground   as the options of the same names
+  memory=BYTES               images: limit of the metadata cache
+  defaults, auto, noauto, user, nofail, _netdev, x-*   accepted, for fstab";
+
+/// A mount's options.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub passthrough: Passthrough,
+    pub allow_other: bool,
+    pub flags: MountFlags,
+    pub max_write: u32,
+    pub max_readahead: u32,
+    pub uncached: bool,
+    pub fsname: Option<String>,
+    pub subtype: String,
+    pub transport: Transport,
+    pub wait: WaitConfig,
+    pub foreground: bool,
+    pub memory: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            passthrough: Passthrough::default(),
+            allow_other: false,
+            flags: MountFlags::NOSUID | MountFlags::NODEV,
+            max_write: 1 << 20,
+            max_readahead: 1 << 20,
+            uncached: false,
+            fsname: None,
+            subtype: "uvfs".into(),
+            transport: Transport::Auto,
+            wait: WaitConfig::default(),
+            foreground: false,
+            memory: None,
+        }
+    }
+}
+
+/// `auto`, `uring` or `dev`.
+pub fn transport(word: &str) -> Result<Transport, String> {
+    match word {
+        "auto" => Ok(Transport::Auto),
+        "uring" => Ok(Transport::Uring),
+        "dev" => Ok(Transport::Dev),
+        _ => Err(format!("{word:?} is none of auto, uring, dev")),
+    }
+}
+
+/// `adaptive`, `spin` or `sleep`.
+pub fn wait_mode(word: &str) -> Result<WaitMode, String> {
+    match word {
+        "adaptive" => Ok(WaitMode::Adaptive),
+        "spin" => Ok(WaitMode::Spin),
+        "sleep" => Ok(WaitMode::Sleep),
+        _ => Err(format!("{word:?} is none of adaptive, spin, sleep")),
+    }
+}
+
+/// Microseconds to spin, at most a second.
+pub fn spin_time(word: &str) -> Result<Duration, String> {
+    match word.parse::<u64>() {
+        Ok(micros) if micros <= 1_000_000 => Ok(Duration::from_micros(micros)),
+        _ => Err(format!(
+            "{word:?} is no number of microseconds up to 1000000"
+        )),
+    }
+}
+
+/// Bytes, with an optional K, M or G of 1024.
+pub fn bytes(word: &str) -> Result<u64, String> {
+    let (digits, shift) = match word.as_bytes().last() {
+        Some(b'k' | b'K') => (&word[..word.len() - 1], 10),
+        Some(b'm' | b'M') => (&word[..word.len() - 1], 20),
+        Some(b'g' | b'G') => (&word[..word.len() - 1], 30),
+        _ => (word, 0),
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("{word:?} is no number of bytes (such as 65536, 64K or 1M)"))
+}
+
+fn seconds(word: &str) -> Result<Duration, String> {
+    f64::from_str(word)
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| format!("{word:?} is no number of seconds"))
+}
+
+impl Options {
+    /// Takes in a comma separated list.
+    pub fn parse(&mut self, list: &str) -> Result<()> {
+        for word in list.split(',').filter(|word| !word.is_empty()) {
+            self.word(word)
+                .map_err(|why| Error::usage(format!("-o {word}: {why}")))?;
+        }
+        Ok(())
+    }
+
+    fn word(&mut self, word: &str) -> Result<(), String> {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        let wanted = || value.ok_or_else(|| format!("needs a value, as in {name}=..."));
+        let flag = |flags: &mut MountFlags, flag, on| flags.set(flag, on);
+        let takes_value = matches!(
+            name,
+            "attr_timeout"
+                | "entry_timeout"
+                | "negative_timeout"
+                | "max_write"
+                | "max_readahead"
+                | "max_read"
+                | "fsname"
+                | "subtype"
+                | "transport"
+                | "wait"
+                | "spin_us"
+                | "memory"
+                | "comment"
+        );
+        if value.is_some() && !takes_value && !name.starts_with("x-") {
+            return Err(
+                "unknown option, or one that takes no value (see uvfs mount --help)".into(),
+            );
+        }
+        match name {
+            "ro" | "rw" => {
+                self.passthrough.read_only = name == "ro";
+                flag(&mut self.flags, MountFlags::RDONLY, name == "ro");
+            }
+            "nosuid" | "suid" => flag(&mut self.flags, MountFlags::NOSUID, name == "nosuid"),
+            "nodev" | "dev" => flag(&mut self.flags, MountFlags::NODEV, name == "nodev"),
+            "noexec" | "exec" => flag(&mut self.flags, MountFlags::NOEXEC, name == "noexec"),
+            "sync" | "async" => flag(&mut self.flags, MountFlags::SYNCHRONOUS, name == "sync"),
+            "dirsync" => flag(&mut self.flags, MountFlags::DIRSYNC, true),
+            "noatime" | "atime" => {
+                self.passthrough.noatime = name == "noatime";
+                flag(&mut self.flags, MountFlags::NOATIME, name == "noatime");
+            }
+            "allow_other" => self.allow_other = true,
+            "default_permissions" => {}
+            "writeback" => self.passthrough.writeback = true,
+            "direct_io" => self.passthrough.direct_io = true,
+            "uncached" => {
+                self.uncached = true;
+                self.passthrough.uncached = true;
+            }
+            "passthrough" => self.passthrough.passthrough = true,
+            "keep_cache" => self.passthrough.keep_cache = true,
+            "host_locks" => self.passthrough.host_locks = true,
+            "xdev" => self.passthrough.xdev = true,
+            "attr_timeout" => self.passthrough.attr_ttl = seconds(wanted()?)?,
+            "entry_timeout" => self.passthrough.entry_ttl = seconds(wanted()?)?,
+            "negative_timeout" => self.passthrough.negative_ttl = seconds(wanted()?)?,
+            "max_write" => {
+                let size = bytes(wanted()?)?;
+                if !(4096..=1 << 20).contains(&size) || size % 4096 != 0 {
+                    return Err("has to be a multiple of 4096 from 4096 to 1048576".into());
+                }
+                self.max_write = size as u32;
+            }
+            "max_readahead" => {
+                self.max_readahead = u32::try_from(bytes(wanted()?)?)
+                    .map_err(|_| "has to be below 4 GiB".to_owned())?;
+            }
+            "fsname" => self.fsname = Some(wanted()?.to_owned()),
+            "subtype" => self.subtype = wanted()?.to_owned(),
+            "transport" => self.transport = transport(wanted()?)?,
+            "wait" => self.wait.mode = wait_mode(wanted()?)?,
+            "spin_us" => self.wait.spin = spin_time(wanted()?)?,
+            "memory" => self.memory = Some(bytes(wanted()?)?),
+            "foreground" => self.foreground = true,
+            "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "nofail"
+            | "_netdev" | "relatime" | "norelatime" | "strictatime" | "comment" => {}
+            _ if name.starts_with("x-") => {}
+            _ => return Err("unknown option (uvfs mount --help lists them)".into()),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_word_wins_and_nonsense_is_refused() {
+        let mut options = Options::default();
+        options
+            .parse("ro,rw,attr_timeout=2.5,,max_write=64K,x-systemd.requires=/a")
+            .unwrap();
+        assert!(!options.passthrough.read_only && !options.flags.contains(MountFlags::RDONLY));
+        assert_eq!(options.passthrough.attr_ttl, Duration::from_millis(2500));
+        assert_eq!(options.max_write, 65536);
+        for bad in [
+            "nonsense",
+            "ro=1",
+            "max_write=5000",
+            "attr_timeout",
+            "attr_timeout=-1",
+        ] {
+            assert_eq!(options.parse(bad).unwrap_err().code(), 2, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! `uvfs stats`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use uvfs_server::control;
+use uvfs_server::stats::Report;
+
+use crate::error::{Context, Error, Result};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs stats /mnt
+  uvfs stats --json /mnt
+
+The JSON object has: source, transport, control, pid, uptime_s, requests, errors, bytes_read,
+bytes_written, ops (name, count), latency (below_ns, count; of one request in 16), and queues
+(in_flight, deepest, spins, sleeps, enters). Fields may be added, never removed.
+
+Exit status: 0 shown, 1 failed, 2 wrong usage.";
+
+/// Show what a mount has done.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The mount point
+    mountpoint: PathBuf,
+}
+
+/// Where the server of a mount listens.
+pub fn control_socket(mountpoint: &std::path::Path) -> Result<PathBuf> {
+    let name = mountpoint.display();
+    let mut value = [0; 4096];
+    match rustix::fs::getxattr(mountpoint, uvfs_server::CONTROL_XATTR, &mut value) {
+        Ok(len) => {
+            use std::os::unix::ffi::OsStrExt;
+            Ok(std::ffi::OsStr::from_bytes(&value[..len]).into())
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {
+            Err(Error::new(format!("{name}: not the root of a uvfs mount")))
+        }
+        Err(Errno::NOTCONN) => Err(Error::new(format!(
+            "{name}: its server is dead (uvfs umount {name} takes the mount away)"
+        ))),
+        Err(error) => Err(Error::new(format!("{name}: {error}"))),
+    }
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let socket = control_socket(&args.mountpoint)?;
+    let report = control::ask_stats(&socket).context(|| socket.display().to_string())?;
+    if args.json {
+        let text = serde_json::to_string(&report).context(|| "the report".into())?;
+        println!("{text}");
+    } else {
+        print(&report);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) {
+    println!("source     {}", report.source);
+    println!("transport  {}", report.transport);
+    println!("server     pid {}, up {} s", report.pid, report.uptime_s);
+    if let Some(control) = &report.control {
+        println!("control    {control}");
+    }
+    println!(
+        "requests   {} ({} answered with an error)",
+        report.requests, report.errors
+    );
+    println!("read       {} bytes", report.bytes_read);
+    println!("written    {} bytes", report.bytes_written);
+    println!("\n{:<20} {:>12}", "request", "count");
+    for op in &report.ops {
+        println!("{:<20} {:>12}", op.name, op.count);
+    }
+    println!(
+        "\n{:<20} {:>12}   (one request in 16)",
+        "latency below", "count"
+    );
+    for bar in &report.latency {
+        println!(
+            "{:<20} {:>12}",
+            format!("{:?}", Duration::from_nanos(bar.below_ns)),
+            bar.count
+        );
+    }
+    println!(
+        "\n{:<6} {:>10} {:>8} {:>12} {:>12} {:>12}",
+        "queue", "in flight", "deepest", "spins", "sleeps", "enters"
+    );
+    for (number, queue) in report.queues.iter().enumerate() {
+        println!(
+            "{number:<6} {:>10} {:>8} {:>12} {:>12} {:>12}",
+            queue.in_flight, queue.deepest, queue.spins, queue.sleeps, queue.enters
+        );
+    }
+}

@@ -1,0 +1,49 @@
+//! Functions of this test program that run in a process of their own, so that a mount that
+//! hangs stops that process and not the tests: the program starts itself with a function's
+//! name in the environment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{bad_days, scenes, tree};
+
+/// A function: from the directory to work in and an argument to a report.
+type Function = fn(&Path, &str) -> String;
+
+const FUNCTIONS: &[(&str, Function)] = &[
+    ("scenes", scenes::play),
+    ("walk", tree::walk),
+    ("lock_waiters", bad_days::lock_waiters),
+    ("fill", bad_days::fill),
+    ("hold_and_read", bad_days::hold_and_read),
+];
+
+/// The command that runs a function. The report goes to the file `report`.
+pub fn call(function: &str, dir: &Path, argument: &str, report: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
+        .args(["--exact", "child::entry", "--nocapture", "--test-threads=1"])
+        .env("RUST_BACKTRACE", "0")
+        .env("UVFS_TEST_CHILD", function)
+        .env("UVFS_TEST_CHILD_DIR", dir)
+        .env("UVFS_TEST_CHILD_ARGUMENT", argument)
+        .env("UVFS_TEST_CHILD_REPORT", report);
+    command
+}
+
+/// Does nothing when run as a test.
+#[test]
+fn entry() {
+    let Ok(name) = std::env::var("UVFS_TEST_CHILD") else {
+        return;
+    };
+    let path = |name| PathBuf::from(std::env::var_os(name).expect(name));
+    let (_, function) = FUNCTIONS
+        .iter()
+        .find(|f| f.0 == name)
+        .expect("a known function");
+    let argument = std::env::var("UVFS_TEST_CHILD_ARGUMENT").expect("an argument");
+    let report = function(&path("UVFS_TEST_CHILD_DIR"), &argument);
+    fs::write(path("UVFS_TEST_CHILD_REPORT"), report).expect("report");
+}

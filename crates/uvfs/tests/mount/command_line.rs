@@ -1,0 +1,394 @@
+//! The command's words: exit statuses, one clear line for each failure, and nothing left behind.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::harness::*;
+
+/// Asserts exit status 1, and one line on standard error that starts with `uvfs: ` and has
+/// these words.
+#[track_caller]
+fn refused(outcome: &Outcome, words: &[&str]) {
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    let lines: Vec<_> = outcome.stderr.lines().collect();
+    assert!(
+        lines.len() == 1 && lines[0].starts_with("uvfs: "),
+        "one line `uvfs: …`: {outcome}"
+    );
+    for word in words {
+        assert!(
+            lines[0].to_lowercase().contains(&word.to_lowercase()),
+            "no {word:?}: {outcome}"
+        );
+    }
+}
+
+fn mount(source: &Path, at: &Path) -> Command {
+    let mut command = uvfs();
+    command.arg("mount").arg(source).arg(at);
+    command
+}
+
+#[test]
+fn usage_errors_exit_with_2() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    for arguments in [
+        &[][..],
+        &["no-such-command"],
+        &["mount"],
+        &["mount", "/tmp"],
+        &["mount", "--no-such-option", "/tmp", "/tmp/x"],
+        &["mount", "--transport", "pigeon", "/tmp", "/tmp/x"],
+        &["mount", "--wait", "never", "/tmp", "/tmp/x"],
+        &["umount"],
+        &["stats"],
+    ] {
+        let outcome = run(uvfs().args(arguments));
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+        assert!(!outcome.stderr.is_empty(), "{outcome}");
+    }
+}
+
+#[test]
+fn unknown_mount_option() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    let outcome = run(mount(&source, &at).args(["-o", "no_such_option"]));
+    unmount_by_force(&at);
+    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    assert!(outcome.stderr.contains("no_such_option"), "{outcome}");
+}
+
+#[test]
+fn help_and_version() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let version = run(uvfs().arg("--version")).ok();
+    assert!(version.starts_with("uvfs "), "{version}");
+    let help = run(uvfs().arg("--help")).ok();
+    for word in ["mount", "umount", "stats"] {
+        assert!(help.contains(word), "no {word} in: {help}");
+    }
+    run(uvfs().args(["mount", "--help"])).ok();
+}
+
+#[test]
+fn missing_source() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let at = scratch.dir("mount");
+    refused(
+        &run(&mut mount(&scratch.path("nowhere"), &at)),
+        &["nowhere", "no such file"],
+    );
+    assert!(mounted(&at).is_none());
+}
+
+#[test]
+fn source_is_a_file() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let at = scratch.dir("mount");
+    let file = scratch.path("file");
+    fs::write(&file, "").unwrap();
+    refused(&run(&mut mount(&file, &at)), &["file", "directory"]);
+    assert!(mounted(&at).is_none());
+}
+
+#[test]
+fn mount_point_is_a_file() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.dir("source");
+    let file = scratch.path("file");
+    fs::write(&file, "").unwrap();
+    refused(&run(&mut mount(&source, &file)), &["file", "directory"]);
+    assert!(mounted(&file).is_none());
+}
+
+#[test]
+fn missing_mount_point_is_made() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.dir("source");
+    fs::write(source.join("file"), "content").unwrap();
+    let at = scratch.path("new/mount");
+    run(&mut mount(&source, &at)).ok();
+    let content = run(Command::new("cat").arg(at.join("file"))).stdout;
+    let unmounted = run(uvfs().arg("umount").arg(&at));
+    unmount_by_force(&at);
+    assert_eq!(content, "content");
+    unmounted.ok();
+}
+
+#[test]
+fn mounted_already() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let at = &served.mount.at;
+    let outcome = served.mount.run(&mut mount(&served.source, at));
+    let still = mounts().iter().filter(|m| m.at == *at).count();
+    refused(&outcome, &["mounted", at.to_str().unwrap()]);
+    assert_eq!(still, 1);
+    served.mount.unmount();
+}
+
+/// As a user who may read the source but neither mount nor write to the mount point.
+#[test]
+fn no_permission() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("setpriv"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at, empty) = (
+        scratch.dir("source"),
+        scratch.dir("mount"),
+        scratch.dir("empty"),
+    );
+    // The build may be where other users cannot reach.
+    let program = scratch.path("uvfs");
+    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let setpriv = "/usr/bin/setpriv";
+    let as_nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut command = Command::new(setpriv);
+    command
+        .args(as_nobody)
+        .arg(&program)
+        .arg("mount")
+        .arg(&source)
+        .arg(&at)
+        .env("PATH", &empty);
+    let outcome = run(&mut command);
+    unmount_by_force(&at);
+    refused(&outcome, &[]);
+
+    let private = scratch.dir("private");
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
+    let mut command = Command::new(setpriv);
+    command
+        .args(as_nobody)
+        .arg(&program)
+        .arg("mount")
+        .arg(&private)
+        .arg(&at);
+    let outcome = run(&mut command);
+    unmount_by_force(&at);
+    refused(&outcome, &["private", "permission denied"]);
+}
+
+#[test]
+fn umount_of_what_is_not_mounted() {
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("dir");
+    refused(
+        &run(uvfs().arg("umount").arg(&dir)),
+        &["mounted", dir.to_str().unwrap()],
+    );
+    refused(
+        &run(uvfs().arg("umount").arg(scratch.path("nowhere"))),
+        &["nowhere"],
+    );
+    refused(
+        &run(uvfs().arg("stats").arg(&dir)),
+        &[dir.to_str().unwrap()],
+    );
+}
+
+#[test]
+fn umount_leaves_other_file_systems_alone() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let other = scratch.tmpfs("other", "1m");
+    refused(
+        &run(uvfs().arg("umount").arg(&other)),
+        &[other.to_str().unwrap()],
+    );
+    assert!(mounted(&other).is_some());
+}
+
+fn in_the_background(transport: Transport) {
+    if !has(&[Need::Mount(transport), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.tmpfs("source", "16m"), scratch.dir("mount"));
+    fs::write(source.join("file"), "content").unwrap();
+    let transport = transport.to_string();
+    let mounting = run(mount(&source, &at).args(["--transport", &transport]));
+    // From here on the mount must go, whatever comes.
+    let answers = mounted(&at).map(|m| m.kind);
+    let content = run(Command::new("cat").arg(at.join("file")));
+    let written = run(&mut shell("echo more >\"$1/new\"; cat \"$1/new\"", &[&at]));
+    let text = run(uvfs().arg("stats").arg(&at));
+    let json = run(uvfs().args(["stats", "--json"]).arg(&at));
+    let unmounted = run(uvfs().arg("umount").arg(&at));
+    let after = mounted(&at).is_some();
+    unmount_by_force(&at);
+
+    assert_eq!(
+        (mounting.ok().as_str(), answers.as_deref()),
+        ("", Some("fuse.uvfs"))
+    );
+    assert_eq!(
+        (content.ok(), written.ok()),
+        ("content".into(), "more\n".into())
+    );
+    let text = text.ok();
+    assert!(text.to_uppercase().contains("LOOKUP"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&json.ok()).expect("JSON");
+    assert!(
+        json.is_object() && json.to_string().to_uppercase().contains("LOOKUP"),
+        "{json}"
+    );
+    unmounted.ok();
+    assert!(!after, "still mounted");
+    assert_eq!(fs::read_to_string(source.join("new")).unwrap(), "more\n");
+}
+
+#[test]
+fn in_the_background_dev() {
+    in_the_background(Transport::Dev);
+}
+
+#[test]
+fn in_the_background_uring() {
+    in_the_background(Transport::Uring);
+}
+
+/// In the foreground, each of the signals that ask a program to end unmounts, after what was
+/// written has been kept.
+fn ended_by_signals(transport: Transport) {
+    if !has(&[Need::Mount(transport), Need::Uvfs]) {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut served = Served::new(&Serve::over(transport).option("writeback"));
+        let write = "head -c 8000000 /dev/zero | tr '\\0' x >\"$1/large\"";
+        served
+            .mount
+            .run(&mut shell(write, &[&served.mount.at]))
+            .ok();
+        served.mount.server.signal(signal);
+        let outcome = served.mount.server.wait(SOON);
+        let outcome = outcome.unwrap_or_else(|| panic!("{signal:?} does not end the server"));
+        assert!(outcome.status.success(), "{signal:?}: {outcome}");
+        assert!(
+            mounted(&served.mount.at).is_none(),
+            "{signal:?}: still mounted"
+        );
+        served.mount.expect_gone();
+        let large = fs::read(served.source.join("large")).unwrap();
+        assert!(
+            large.len() == 8_000_000 && large.iter().all(|b| *b == b'x'),
+            "{signal:?}"
+        );
+    }
+}
+
+#[test]
+fn ended_by_signals_dev() {
+    ended_by_signals(Transport::Dev);
+}
+
+#[test]
+fn ended_by_signals_uring() {
+    ended_by_signals(Transport::Uring);
+}
+
+/// A busy mount stays, and its users are named.
+#[test]
+fn busy_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let at = &served.mount.at;
+    let mut user = Running::start(Command::new("sleep").arg("600").current_dir(at));
+    let outcome = served.mount.run(uvfs().arg("umount").arg(at));
+    let still = mounted(at).is_some();
+    let pid = user.pid().to_string();
+    user.kill();
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    for word in ["uvfs: ", "in use", &pid, "sleep"] {
+        assert!(outcome.stderr.contains(word), "no {word:?}: {outcome}");
+    }
+    assert!(still, "a busy mount was unmounted");
+    served.mount.run(uvfs().arg("umount").arg(at)).ok();
+    assert!(mounted(at).is_none());
+    let mut served = served;
+    let outcome = served
+        .mount
+        .server
+        .wait(SOON)
+        .expect("the server ends with its mount");
+    served.mount.expect_gone();
+    assert!(outcome.status.success(), "{outcome}");
+}
+
+/// Without `default_permissions` nobody gets more than the files' modes allow.
+#[test]
+fn permissions_hold_without_the_option() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("setpriv"),
+    ]) {
+        return;
+    }
+    let mut serve = Serve::over(Transport::Dev);
+    serve.options = vec!["allow_other".into()];
+    let served = Served::new(&serve);
+    fs::write(served.source.join("secret"), "secret").unwrap();
+    let secret = served.source.join("secret");
+    fs::set_permissions(secret, fs::Permissions::from_mode(0o600)).unwrap();
+    for script in [
+        "cat \"$1/secret\"",
+        "echo >\"$1/secret\"",
+        "rm -f \"$1/secret\"",
+        "mkdir \"$1/d\"",
+    ] {
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "bash",
+            "-c",
+            script,
+        ]);
+        let outcome = served.mount.run(command.arg("bash").arg(&served.mount.at));
+        assert!(!outcome.status.success(), "{outcome}");
+        assert!(outcome.stderr.contains("denied"), "{outcome}");
+    }
+    served.mount.unmount();
+}

@@ -1,0 +1,96 @@
+//! fsx: random reads, writes, mappings, truncations and holes in one file, each read verified.
+
+use std::fs;
+
+use crate::harness::*;
+
+const CONFIGURATION: &str = r#"
+[opsize]
+max = 65536
+[weights]
+close_open = 1
+invalidate = 1
+mapread = 10
+mapwrite = 10
+read = 10
+write = 10
+truncate = 10
+fsync = 1
+fdatasync = 1
+posix_fallocate = 5
+punch_hole = 5
+sendfile = 5
+posix_fadvise = 1
+copy_file_range = 5
+"#;
+
+fn exercise(transport: Transport, option: &str) {
+    if !has(&[Need::Mount(transport), Need::Tool("fsx")]) {
+        return;
+    }
+    let (operations, seeds) = if full() { (200_000, 5) } else { (8_000, 2) };
+    let served = Served::new(&Serve::over(transport).option(option));
+    let configuration = served.scratch.path("configuration");
+    fs::write(&configuration, CONFIGURATION).unwrap();
+    for seed in 1..=seeds {
+        let mut fsx = command(tool("fsx"), ["-q", "-N"]);
+        fsx.arg(operations.to_string())
+            .args(["-S", &seed.to_string(), "-P"]);
+        fsx.arg(served.scratch.path(""))
+            .arg("-f")
+            .arg(&configuration);
+        fsx.arg(served.at(&format!("file.{seed}")));
+        let outcome = served.mount.run_within(LATER, &mut fsx);
+        assert!(outcome.status.success(), "seed {seed}: {outcome}");
+    }
+    served.mount.unmount();
+}
+
+#[test]
+fn dev() {
+    exercise(Transport::Dev, "");
+}
+
+#[test]
+fn dev_writeback() {
+    exercise(Transport::Dev, "writeback");
+}
+
+#[test]
+fn dev_passthrough() {
+    passthrough(Transport::Dev);
+}
+
+#[test]
+fn uring() {
+    exercise(Transport::Uring, "");
+}
+
+#[test]
+fn uring_writeback() {
+    exercise(Transport::Uring, "writeback");
+}
+
+#[test]
+fn uring_passthrough() {
+    passthrough(Transport::Uring);
+}
+
+/// FUSE passthrough came with Linux 6.9, as a choice of the kernel's configuration.
+fn passthrough(transport: Transport) {
+    if !has(&[Need::Mount(transport), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.tmpfs("source", "16m");
+    let serve = Serve::over(transport).option("passthrough");
+    match Mount::attempt(&serve, &source, &scratch.dir("mount")) {
+        Ok(mount) => drop(mount.unmount()),
+        Err(outcome) if outcome.stderr.contains("passthrough") => {
+            eprintln!("skipped, the kernel takes no backing files: {outcome}");
+            return;
+        }
+        Err(outcome) => panic!("{outcome}"),
+    }
+    exercise(transport, "passthrough");
+}

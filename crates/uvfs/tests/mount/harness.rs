@@ -1,0 +1,671 @@
+//! What all tests share: scratch directories, running programs with a deadline, and the mount.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `UVFS_TEST_DIR` | where scratch directories are made (default: the temporary directory) |
+//! | `UVFS_TEST_TOOLS` | where `pjdfstest` and `fsx` are (default: `target/tools/bin`) |
+//! | `UVFS_TEST_FULL` | run the long variants |
+//! | `UVFS_TEST_SERVER` | a shell command that serves in the foreground instead of `uvfs`, with `{options}`, `{source}`, `{mountpoint}` and `{uring}` replaced |
+//! | `UVFS_TEST_SERVER_URING` | what `{uring}` becomes on the uring transport; without it that transport is skipped |
+//! | `CI` | a missing requirement fails the test instead of skipping it |
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, Signal};
+
+/// For everything that should take seconds: generous, as the machine may be loaded.
+pub const SOON: Duration = Duration::from_secs(90);
+/// For what takes a minute or so by itself.
+pub const LATER: Duration = Duration::from_secs(420);
+
+/// The two ways in which the kernel's requests reach the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// /dev/fuse.
+    Dev,
+    /// FUSE-over-io_uring.
+    Uring,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Dev => "dev",
+            Transport::Uring => "uring",
+        })
+    }
+}
+
+/// What a test cannot do without.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// A mount over this transport; implies root and /dev/fuse.
+    Mount(Transport),
+    /// A program on the PATH.
+    Program(&'static str),
+    /// A program that `./test` installs into `target/tools`.
+    Tool(&'static str),
+    /// The command itself, not a server that stands in for it.
+    Uvfs,
+}
+
+impl Need {
+    fn missing(self) -> Option<String> {
+        match self {
+            Need::Mount(transport) => {
+                if !rustix::process::geteuid().is_root() {
+                    return Some("root".into());
+                }
+                if File::options()
+                    .read(true)
+                    .write(true)
+                    .open("/dev/fuse")
+                    .is_err()
+                {
+                    return Some("/dev/fuse".into());
+                }
+                if transport == Transport::Dev {
+                    return None;
+                }
+                if substitute().is_some() && std::env::var_os("UVFS_TEST_SERVER_URING").is_none() {
+                    return Some("UVFS_TEST_SERVER_URING".into());
+                }
+                let enabled = "/sys/module/fuse/parameters/enable_uring";
+                (fs::read_to_string(enabled).unwrap_or_default().trim() != "Y")
+                    .then(|| format!("FUSE-over-io_uring (Linux 6.14, echo Y > {enabled})"))
+            }
+            Need::Program(name) => find_program(name)
+                .is_none()
+                .then(|| format!("{name}, run ./test")),
+            Need::Tool(name) => (!tool(name).exists()).then(|| format!("{name}, run ./test")),
+            Need::Uvfs => substitute()
+                .is_some()
+                .then(|| "uvfs itself, not UVFS_TEST_SERVER".into()),
+        }
+    }
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| file.exists())
+}
+
+/// False, with a line that says why, when the machine lacks something; a failure in CI.
+pub fn has(needs: &[Need]) -> bool {
+    let Some((need, missing)) = needs.iter().find_map(|need| Some((need, need.missing()?))) else {
+        return true;
+    };
+    let name = thread::current().name().unwrap_or("a test").to_owned();
+    let stand_in = matches!(need, Need::Uvfs) || substitute().is_some();
+    assert!(
+        std::env::var_os("CI").is_none() || stand_in,
+        "{name} needs {missing}"
+    );
+    // Not eprintln!, which the test runner swallows when the test passes.
+    let _ = writeln!(std::io::stderr(), "skipped: {name} needs {missing}");
+    false
+}
+
+/// Whether the long variants are asked for.
+pub fn full() -> bool {
+    std::env::var_os("UVFS_TEST_FULL").is_some()
+}
+
+fn substitute() -> Option<String> {
+    std::env::var("UVFS_TEST_SERVER").ok()
+}
+
+/// Where `./test` put a program from crates.io.
+pub fn tool(name: &str) -> PathBuf {
+    let dir = std::env::var_os("UVFS_TEST_TOOLS")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/bin"));
+    dir.join(name)
+}
+
+/// The command under test.
+pub fn uvfs() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_uvfs"))
+}
+
+/// Calls `done` until it is true; fails after [`SOON`].
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    assert!(wait_until(SOON, &mut done), "waited {SOON:?} for {what}");
+}
+
+fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What a program did.
+#[derive(Debug)]
+pub struct Outcome {
+    pub what: String,
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Fails unless the program succeeded; gives its standard output.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert!(self.status.success(), "{self}");
+        self.stdout
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tail = |text: &str| {
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(60)..].join("\n")
+        };
+        write!(
+            f,
+            "{}: {}\n{}\n{}",
+            self.what,
+            self.status,
+            tail(&self.stdout),
+            tail(&self.stderr)
+        )
+    }
+}
+
+/// A running program whose output goes to files, so that nobody waits on a pipe.
+pub struct Running {
+    child: Child,
+    what: String,
+    output: tempfile::TempDir,
+}
+
+impl Running {
+    /// Starts the program in a process group of its own, with no standard input.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Running {
+        let output = tempfile::tempdir().expect("temporary directory");
+        let what = format!("{command:?}");
+        let file = |name| File::create(output.path().join(name)).expect("output file");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .process_group(0)
+            .spawn()
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
+        Running {
+            child,
+            what,
+            output,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal to the program.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid() as i32).expect("a pid");
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        self.read("err")
+    }
+
+    fn read(&self, name: &str) -> String {
+        let bytes = fs::read(self.output.path().join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The outcome, if the program has ended.
+    pub fn ended(&mut self) -> Option<Outcome> {
+        let status = self.child.try_wait().expect("wait")?;
+        let (stdout, stderr) = (self.read("out"), self.read("err"));
+        Some(Outcome {
+            what: self.what.clone(),
+            status,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// The outcome, if the program ends within the limit.
+    pub fn wait(&mut self, limit: Duration) -> Option<Outcome> {
+        let mut outcome = None;
+        wait_until(limit, || {
+            outcome = self.ended();
+            outcome.is_some()
+        });
+        outcome
+    }
+
+    /// Kills the program and all that it started.
+    pub fn kill(&mut self) {
+        let group = Pid::from_raw(self.pid() as i32).expect("a pid");
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        // A process in an uninterruptible wait is left to init; the tests go on.
+        self.wait(Duration::from_secs(10));
+    }
+}
+
+/// Runs a program that does not use the mount, or a mount whose server is gone.
+#[track_caller]
+pub fn run_within(limit: Duration, command: &mut Command) -> Outcome {
+    let mut running = Running::start(command);
+    running.wait(limit).unwrap_or_else(|| {
+        running.kill();
+        panic!(
+            "{} still ran after {limit:?}\n{}",
+            running.what,
+            running.stderr()
+        )
+    })
+}
+
+/// [`run_within`] [`SOON`].
+#[track_caller]
+pub fn run(command: &mut Command) -> Outcome {
+    run_within(SOON, command)
+}
+
+/// `program` with `args`.
+pub fn command<S: AsRef<OsStr>>(
+    program: impl AsRef<OsStr>,
+    args: impl IntoIterator<Item = S>,
+) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).env("LC_ALL", "C").env("TZ", "UTC");
+    command
+}
+
+/// A shell script with arguments `$1`, `$2`…
+pub fn shell(script: &str, args: &[&Path]) -> Command {
+    let mut command = command("bash", ["-euo", "pipefail", "-c", script, "bash"]);
+    command.args(args);
+    command
+}
+
+/// A temporary directory whose mounts go when it goes.
+pub struct Scratch {
+    root: PathBuf,
+}
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let base = std::env::var_os("UVFS_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = base.join(format!("uvfs-{}-{number}", std::process::id()));
+        fs::create_dir(&root).unwrap_or_else(|e| panic!("{}: {e}", root.display()));
+        let root = root.canonicalize().expect("scratch directory");
+        open_to_all(&root);
+        Scratch { root }
+    }
+
+    /// A path in the directory; nothing is made.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Makes a directory.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        open_to_all(&path);
+        path
+    }
+
+    /// Mounts a private tmpfs of this size (as in `size=`).
+    pub fn tmpfs(&self, name: &str, size: &str) -> PathBuf {
+        let path = self.dir(name);
+        let data = std::ffi::CString::new(format!("size={size},mode=755")).expect("no NUL");
+        rustix::mount::mount("tmpfs", &path, "tmpfs", MountFlags::empty(), Some(&*data))
+            .unwrap_or_else(|e| panic!("tmpfs on {}: {e}", path.display()));
+        path
+    }
+
+    /// Makes and mounts an ext4 of 256 MiB in a file on a tmpfs.
+    pub fn ext4(&self, name: &str) -> PathBuf {
+        let image = self.tmpfs(&format!("{name}.image"), "300m").join("image");
+        File::create(&image)
+            .and_then(|f| f.set_len(256 << 20))
+            .expect("image");
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-b", "4096"])
+            .arg(&image))
+        .ok();
+        let path = self.dir(name);
+        run(Command::new("mount")
+            .args(["-o", "loop,acl,user_xattr"])
+            .arg(&image)
+            .arg(&path))
+        .ok();
+        open_to_all(&path);
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Mounts nest at most one deep here, and the last mounted goes first.
+        for mount in mounts()
+            .iter()
+            .rev()
+            .filter(|m| m.at.starts_with(&self.root))
+        {
+            if mount.kind.starts_with("fuse") {
+                mount.abort();
+            }
+            let _ = rustix::mount::unmount(&mount.at, UnmountFlags::DETACH);
+        }
+        let busy = mounts().iter().any(|m| m.at.starts_with(&self.root));
+        if !busy {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+fn open_to_all(path: &Path) {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("chmod");
+}
+
+/// A line of /proc/self/mountinfo.
+#[derive(Debug)]
+pub struct MountLine {
+    pub at: PathBuf,
+    pub kind: String,
+    /// The options of the mount and of its superblock.
+    pub options: Vec<String>,
+    minor: u32,
+}
+
+impl MountLine {
+    /// Ends a FUSE connection: every request on it fails from now on.
+    fn abort(&self) {
+        let _ = fs::write(
+            format!("/sys/fs/fuse/connections/{}/abort", self.minor),
+            "1",
+        );
+    }
+}
+
+/// All mounts that this process sees. Asks no file system.
+pub fn mounts() -> Vec<MountLine> {
+    let text = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    let line = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mount: Vec<&str> = mount.split(' ').collect();
+        let file_system: Vec<&str> = file_system.split(' ').collect();
+        let options = mount[5].split(',').chain(file_system.get(2)?.split(','));
+        Some(MountLine {
+            at: mount[4].into(),
+            kind: file_system[0].into(),
+            options: options.map(str::to_owned).collect(),
+            minor: mount[2].split_once(':')?.1.parse().ok()?,
+        })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// The uppermost mount at exactly this path.
+pub fn mounted(at: &Path) -> Option<MountLine> {
+    mounts().into_iter().rfind(|m| m.at == at)
+}
+
+/// Clears up at a mount point of which no [`Mount`] knows.
+pub fn unmount_by_force(at: &Path) {
+    if let Some(mount) = mounted(at) {
+        mount.abort();
+        let _ = rustix::mount::unmount(at, UnmountFlags::DETACH);
+    }
+}
+
+/// How to serve a directory.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    pub transport: Transport,
+    /// For `-o`.
+    pub options: Vec<String>,
+    /// The server's limit of open descriptors, soft and hard.
+    pub descriptors: Option<u32>,
+}
+
+impl Serve {
+    /// Serves all users, with the permissions of the files.
+    pub fn over(transport: Transport) -> Serve {
+        let options = vec!["allow_other".into(), "default_permissions".into()];
+        Serve {
+            transport,
+            options,
+            descriptors: None,
+        }
+    }
+
+    /// Adds an option for `-o`; the empty one is none.
+    pub fn option(mut self, option: &str) -> Serve {
+        if !option.is_empty() {
+            self.options.push(option.into());
+        }
+        self
+    }
+
+    pub fn descriptors(mut self, limit: u32) -> Serve {
+        self.descriptors = Some(limit);
+        self
+    }
+
+    /// The server in the foreground.
+    fn command(&self, source: &Path, at: &Path) -> Command {
+        let mut shell = Command::new("sh");
+        let limit = self
+            .descriptors
+            .map_or(String::new(), |n| format!("ulimit -n {n} && "));
+        if let Some(template) = substitute() {
+            let uring = match self.transport {
+                Transport::Dev => String::new(),
+                Transport::Uring => std::env::var("UVFS_TEST_SERVER_URING").unwrap_or_default(),
+            };
+            let command = template
+                .replace("{options}", &format!("-o {}", self.options.join(",")))
+                .replace("{uring}", &uring)
+                .replace("{source}", &source.display().to_string())
+                .replace("{mountpoint}", &at.display().to_string());
+            shell.args(["-c", &format!("{limit}exec {command}")]);
+            return shell;
+        }
+        shell.args([
+            "-c",
+            &format!("{limit}exec \"$@\""),
+            "sh",
+            env!("CARGO_BIN_EXE_uvfs"),
+        ]);
+        shell.args([
+            "mount",
+            "--foreground",
+            "--transport",
+            &self.transport.to_string(),
+        ]);
+        shell
+            .args(["-o", &self.options.join(",")])
+            .arg(source)
+            .arg(at);
+        shell
+    }
+}
+
+/// A served directory. Unmounts when dropped, and fails the test if that takes force.
+pub struct Mount {
+    pub at: PathBuf,
+    pub server: Running,
+    gone: bool,
+}
+
+impl Mount {
+    /// Serves `source` at `at` and returns when the mount answers.
+    #[track_caller]
+    pub fn new(serve: &Serve, source: &Path, at: &Path) -> Mount {
+        Mount::attempt(serve, source, at).unwrap_or_else(|outcome| panic!("no mount: {outcome}"))
+    }
+
+    /// The server's outcome when it ends instead of mounting.
+    #[track_caller]
+    pub fn attempt(serve: &Serve, source: &Path, at: &Path) -> Result<Mount, Outcome> {
+        let server = Running::start(&mut serve.command(source, at));
+        let mut mount = Mount {
+            at: at.into(),
+            server,
+            gone: false,
+        };
+        let mut ended = None;
+        let up = wait_until(SOON, || {
+            ended = mount.server.ended();
+            ended.is_some() || mounted(at).is_some_and(|m| m.kind.starts_with("fuse"))
+        });
+        if let Some(outcome) = ended {
+            mount.gone = true;
+            unmount_by_force(at);
+            return Err(outcome);
+        }
+        assert!(up, "no mount after {SOON:?}: {}", mount.server.stderr());
+        mount
+            .run(Command::new("stat").arg("--file-system").arg(at))
+            .ok();
+        Ok(mount)
+    }
+
+    /// Runs a program that uses the mount. If it hangs, the mount is ended so that it dies.
+    #[track_caller]
+    pub fn run(&self, command: &mut Command) -> Outcome {
+        self.run_within(SOON, command)
+    }
+
+    #[track_caller]
+    pub fn run_within(&self, limit: Duration, command: &mut Command) -> Outcome {
+        let mut running = Running::start(command);
+        running.wait(limit).unwrap_or_else(|| {
+            self.abort();
+            running.kill();
+            let (program, server) = (running.stderr(), self.server.stderr());
+            panic!(
+                "{} hung for {limit:?}\n{program}\nserver: {server}",
+                running.what
+            )
+        })
+    }
+
+    /// Ends the connection: every request fails from now on.
+    pub fn abort(&self) {
+        if let Some(mount) = mounted(&self.at) {
+            mount.abort();
+        }
+    }
+
+    /// Tells that the server is expected to be gone.
+    pub fn expect_gone(&mut self) {
+        self.gone = true;
+    }
+
+    /// Unmounts and gives the server's outcome.
+    pub fn unmount(mut self) -> Outcome {
+        self.end().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn end(&mut self) -> Result<Outcome, String> {
+        self.gone = true;
+        // In a process of its own, as a server that hangs may hold up unmounting.
+        let mut umount = Running::start(Command::new("umount").arg(&self.at));
+        let unmounted = umount.wait(SOON);
+        let stopped = match &unmounted {
+            Some(outcome) if outcome.status.success() => self.server.wait(SOON),
+            _ => None,
+        };
+        if let Some(outcome) = stopped {
+            return Ok(outcome);
+        }
+        let log = self.server.stderr();
+        unmount_by_force(&self.at);
+        umount.kill();
+        self.server.kill();
+        Err(match unmounted {
+            None => format!("umount hung; server: {log}"),
+            Some(outcome) if outcome.status.success() => {
+                format!("the server outlived its mount by {SOON:?}: {log}")
+            }
+            Some(outcome) => format!("{outcome}\nserver: {log}"),
+        })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.gone {
+            unmount_by_force(&self.at);
+            self.server.kill();
+        } else if let Err(e) = self.end() {
+            if thread::panicking() {
+                eprintln!("{e}");
+            } else {
+                panic!("{e}");
+            }
+        }
+        if thread::panicking() {
+            let log = self.server.stderr();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines[lines.len().saturating_sub(40)..].join("\n");
+            eprintln!("the server at {} said:\n{tail}", self.at.display());
+        }
+    }
+}
+
+/// A scratch directory with a tmpfs `source` and a mount point, for most tests.
+pub struct Served {
+    // Dropped in this order.
+    pub mount: Mount,
+    pub source: PathBuf,
+    pub scratch: Scratch,
+}
+
+impl Served {
+    #[track_caller]
+    pub fn new(serve: &Serve) -> Served {
+        let scratch = Scratch::new();
+        let source = scratch.tmpfs("source", "2g");
+        let mount = Mount::new(serve, &source, &scratch.dir("mount"));
+        Served {
+            mount,
+            source,
+            scratch,
+        }
+    }
+
+    /// A path in the mount.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.mount.at.join(name)
+    }
+}

@@ -1,0 +1,18 @@
+//! The `uvfs` command and the file system that it mounts, tested as a user would use them: the
+//! server is a process of its own, every use of the mount is in another one, and every wait has
+//! a deadline.
+//!
+//! Needs root and /dev/fuse; a test that misses something says so and is skipped, except where
+//! the environment has `CI`. Run by `./test` at the root of the repository, which installs the
+//! programs that are used here. See [`harness`] for the environment's variables.
+
+mod bad_days;
+mod child;
+mod command_line;
+mod fsx;
+mod harness;
+mod pjdfstest;
+mod programs;
+mod scenes;
+mod semantics;
+mod tree;

@@ -1,0 +1,152 @@
+//! pjdfstest: what passes on the host's file system passes through the mount.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::harness::*;
+
+/// Tests that may differ, each with the reason.
+const BY_NATURE: &[(&str, &str)] = &[(
+    "link::link_count_max",
+    "the C library knows LINK_MAX by the file system's type, and tells 127 for a FUSE mount",
+)];
+
+const CONFIGURATION: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+stat_st_birthtime = {}
+utime_now = {}
+utimensat = {}
+[settings]
+# Longer than the tick of file timestamps.
+naptime = 0.02
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
+"#;
+
+#[derive(Debug, PartialEq)]
+enum Verdict {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// Reads the report: a line for each test, then lines about it that are indented or a backtrace.
+fn parse(report: &str) -> BTreeMap<String, Verdict> {
+    let mut verdicts = BTreeMap::new();
+    let mut last: Option<String> = None;
+    for line in report.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let verdict = match words[..] {
+            [_, "ok"] => Verdict::Passed,
+            [_, "skipped"] => Verdict::Skipped(String::new()),
+            [_, "FAILED"] => Verdict::Failed(String::new()),
+            _ => {
+                if line.starts_with("Backtrace") || line.starts_with("Summary") {
+                    last = None;
+                }
+                let verdict = last.as_ref().and_then(|name| verdicts.get_mut(name));
+                if let Some(Verdict::Skipped(why) | Verdict::Failed(why)) = verdict {
+                    *why += " ";
+                    *why += line.trim();
+                }
+                continue;
+            }
+        };
+        last = Some(words[0].to_owned());
+        verdicts.insert(words[0].to_owned(), verdict);
+    }
+    verdicts
+}
+
+#[test]
+fn report_is_read() {
+    let report = "a::b    ok\nc::d   FAILED\n\tassertion failed\n  left: 0\nBacktrace:\n 0: x\n\
+                  e::f  skipped\n\tno such thing\n\nSummary: 1 failed, 1 skipped, 1 passed";
+    let verdicts = parse(report);
+    assert_eq!(verdicts["a::b"], Verdict::Passed);
+    assert_eq!(
+        verdicts["c::d"],
+        Verdict::Failed(" assertion failed left: 0".into())
+    );
+    assert_eq!(verdicts["e::f"], Verdict::Skipped(" no such thing ".into()));
+    assert_eq!(verdicts.len(), 3);
+}
+
+fn suite(dir: &Path, scratch: &Scratch) -> std::process::Command {
+    let mut suite = command(tool("pjdfstest"), ["--configuration-file"]);
+    suite.arg(scratch.path("configuration"));
+    suite
+        .arg("--path")
+        .arg(dir)
+        .arg("--secondary-fs")
+        .arg(scratch.path("secondary"));
+    suite.env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
+    suite
+}
+
+fn passes_what_the_host_passes(transport: Transport) {
+    use Need::*;
+    if !has(&[Mount(transport), Tool("pjdfstest"), Program("mkfs.ext4")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    fs::write(scratch.path("configuration"), CONFIGURATION).unwrap();
+    scratch.tmpfs("secondary", "16m");
+    let at = scratch.dir("mount");
+    let mut differences = Vec::new();
+    for (name, source) in [
+        ("tmpfs", scratch.tmpfs("tmpfs", "256m")),
+        ("ext4", scratch.ext4("ext4")),
+    ] {
+        let host = parse(&run(&mut suite(&source, &scratch)).stdout);
+        let passed = host.values().filter(|v| **v == Verdict::Passed).count();
+        assert!(
+            passed > 300,
+            "only {passed} tests pass on {name} itself: {host:#?}"
+        );
+        for option in ["", "writeback"] {
+            let serve = Serve::over(transport).option(option);
+            let mount = crate::harness::Mount::new(&serve, &source, &at);
+            let outcome = mount.run(&mut suite(&at, &scratch));
+            let through = parse(&outcome.stdout);
+            for (test, _) in host.iter().filter(|(_, v)| **v == Verdict::Passed) {
+                let verdict = match through.get(test) {
+                    Some(Verdict::Passed) => continue,
+                    _ if BY_NATURE.iter().any(|(known, _)| known == test) => continue,
+                    Some(other) => format!("{other:?}"),
+                    None => format!("not run: {}", outcome.stderr.trim()),
+                };
+                // Once in some thousand runs, under load, a program that was just started is not
+                // running any more (open::etxtbsy); what is wrong with the mount fails each time.
+                let alone = parse(&mount.run(suite(&at, &scratch).arg(test)).stdout);
+                if alone.get(test) == Some(&Verdict::Passed) {
+                    eprintln!(
+                        "{test} on {name}, -o {option:?} passed only alone, before: {verdict}"
+                    );
+                    continue;
+                }
+                differences.push(format!("{test} on {name}, -o {option:?}: {verdict}"));
+            }
+            mount.unmount();
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{} tests pass on the host and not through uvfs over {transport}:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
+}
+
+#[test]
+fn dev() {
+    passes_what_the_host_passes(Transport::Dev);
+}
+
+#[test]
+fn uring() {
+    passes_what_the_host_passes(Transport::Uring);
+}

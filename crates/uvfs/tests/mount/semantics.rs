@@ -1,0 +1,116 @@
+//! The scenes of system calls in [`crate::scenes`], on the host's file system and through the
+//! mount, compared result by result.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::child;
+use crate::harness::*;
+
+/// Results that may differ: the start of the step's name, where (the host's file system, or an
+/// option of the mount; empty for everywhere), and why.
+const BY_NATURE: &[(&str, &str, &str)] = &[
+    (
+        "fallocate collapse",
+        "ext4",
+        "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
+    ),
+    (
+        "fallocate insert",
+        "ext4",
+        "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
+    ),
+    (
+        "locks open child asks who",
+        "host_locks",
+        "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
+    ),
+    (
+        "fallocate unshare",
+        "ext4",
+        "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
+    ),
+];
+
+/// The steps of a report and their results.
+fn steps(report: &str) -> BTreeMap<&str, &str> {
+    report
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .collect()
+}
+
+fn play(dir: &Path, scratch: &Scratch, mount: Option<&Mount>) -> String {
+    let report = scratch.path("report");
+    let mut scenes = child::call("scenes", dir, "", &report);
+    let outcome = match mount {
+        Some(mount) => mount.run(&mut scenes),
+        None => run(&mut scenes),
+    };
+    // Shown if the test fails: what stopped a scene.
+    eprintln!("{}", outcome.stderr);
+    outcome.ok();
+    fs::read_to_string(&report).unwrap()
+}
+
+fn same_as_the_host(transport: Transport) {
+    if !has(&[Need::Mount(transport), Need::Program("mkfs.ext4")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let at = scratch.dir("mount");
+    let mut differences = Vec::new();
+    for (name, source) in [
+        ("tmpfs", scratch.tmpfs("tmpfs", "256m")),
+        ("ext4", scratch.ext4("ext4")),
+    ] {
+        let host_dir = source.join("host");
+        fs::create_dir(&host_dir).unwrap();
+        let host = play(&host_dir, &scratch, None);
+        let host = steps(&host);
+        assert!(host.len() > 500, "only {} steps", host.len());
+        let stopped = host
+            .iter()
+            .find(|(_, result)| **result == "stopped by a panic");
+        assert!(stopped.is_none(), "on {name} itself: {stopped:?}");
+        for option in ["", "writeback", "host_locks"] {
+            let serve = Serve::over(transport).option(option);
+            let mount = Mount::new(&serve, &source, &at);
+            let dir = at.join(format!("through-{option}"));
+            mount
+                .run(std::process::Command::new("mkdir").arg(&dir))
+                .ok();
+            let through = play(&dir, &scratch, Some(&mount));
+            let through = steps(&through);
+            for (step, expected) in &host {
+                let got = through.get(step).copied().unwrap_or("not done");
+                let known = BY_NATURE.iter().any(|(start, place, _)| {
+                    step.starts_with(start) && ["", name, option].contains(place)
+                });
+                if got != *expected && !known {
+                    differences.push(format!(
+                        "{step} ({name}, -o {option:?})\n    host:  {expected}\n    mount: {got}"
+                    ));
+                }
+            }
+            mount.unmount();
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{} results over {transport} differ from the host's:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
+}
+
+#[test]
+fn dev() {
+    same_as_the_host(Transport::Dev);
+}
+
+#[test]
+fn uring() {
+    same_as_the_host(Transport::Uring);
+}
