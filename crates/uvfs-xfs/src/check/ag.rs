@@ -327,8 +327,7 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         logblocks, sectsize, inodesize, inopblock, inoalignmt, unit, width, logsectsize, logsunit
     );
     same_byte!(
-        blocklog, sectlog, inodelog, inopblog, agblklog, rextslog, dirblklog, logsectlog,
-        inprogress
+        blocklog, sectlog, inodelog, inopblog, agblklog, rextslog, dirblklog, logsectlog
     );
     if copy.uuid != sb.uuid {
         let (e, f) = (format_uuid(&sb.uuid), format_uuid(&copy.uuid));

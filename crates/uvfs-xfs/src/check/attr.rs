@@ -194,7 +194,8 @@ fn leaf(
                 let name_at = at + AttrNameRemote::SIZE;
                 let end = name_at + usize::from(n.namelen);
                 let value = (n.valueblk.get(), n.valuelen.get());
-                Some((block.get(name_at..end)?, end, Some(value)))
+                // In C the head's size is rounded up, and the format counts that.
+                Some((block.get(name_at..end)?, end + 2, Some(value)))
             })
         };
         let Some((name, end, value)) = parts else {
