@@ -55,8 +55,8 @@ fn clean_1k_rmapbt() {
 }
 
 #[test]
-fn clean_64k() {
-    clean(&["-b", "size=65536", "-m", "reflink=1", "-i", "size=512", "-d", "agcount=2"]);
+fn clean_16k() {
+    clean(&["-b", "size=16384", "-m", "rmapbt=1", "-i", "size=1024"]);
 }
 
 #[test]

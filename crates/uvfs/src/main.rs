@@ -5,6 +5,7 @@
 //! [`Command`].
 
 mod bench;
+mod check;
 mod daemon;
 mod error;
 mod helper;
@@ -27,6 +28,7 @@ Examples:
   uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
   uvfs stats /mnt                  what it has done
   uvfs umount /mnt
+  uvfs check disk.img              is an XFS file system sound?
   uvfs bench wakeup --quick        measure
   uvfs COMMAND --help              more examples and all options
 
@@ -70,6 +72,8 @@ commands! {
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.
     Stats => stats,
+    /// Check an XFS image or device.
+    Check => check,
     /// Measure file systems side by side.
     Bench => bench,
     /// Make `mount -t fuse.uvfs` and fstab lines work.

@@ -16,6 +16,7 @@ mod ag;
 mod attr;
 mod ctx;
 mod da;
+mod device;
 mod dir;
 mod inode;
 mod links;
@@ -38,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+pub use device::DeviceBlocks;
 pub use report::Finding;
 
 /// Chunks of inodes that are one piece of work.
