@@ -149,7 +149,7 @@ impl Walk<'_, '_> {
                 .and_then(|r| low_key(self.tree, r).ok())?;
             let high = records
                 .chunks_exact(len)
-                .filter_map(|r| Some(run_end(r)))
+                .map(run_end)
                 .max()
                 .unwrap_or(0);
             return Some(Bounds { low, high });
@@ -323,8 +323,24 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         )*};
     }
     same!(
-        blocksize, dblocks, rblocks, rextents, logstart, rextsize, agblocks, agcount, rbmblocks,
-        logblocks, sectsize, inodesize, inopblock, inoalignmt, unit, width, logsectsize, logsunit
+        blocksize,
+        dblocks,
+        rblocks,
+        rextents,
+        logstart,
+        rextsize,
+        agblocks,
+        agcount,
+        rbmblocks,
+        logblocks,
+        sectsize,
+        inodesize,
+        inopblock,
+        inoalignmt,
+        unit,
+        width,
+        logsectsize,
+        logsunit
     );
     same_byte!(
         blocklog, sectlog, inodelog, inopblog, agblklog, rextslog, dirblklog, logsectlog
@@ -333,9 +349,8 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         let (e, f) = (format_uuid(&sb.uuid), format_uuid(&copy.uuid));
         ctx.report.differ(place, "sb_uuid", e, f);
     }
-    let version = |s: &Superblock| {
-        s.versionnum.get() & !(VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK)
-    };
+    let version =
+        |s: &Superblock| s.versionnum.get() & !(VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK);
     if version(copy) != version(sb) {
         let (e, f) = (version(sb), version(copy));
         ctx.report
@@ -343,6 +358,33 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     }
     if ctx.g.features.crc {
         same!(spino_align);
+    }
+    // A copy that is as mkfs left it has none of what mounts add.
+    if copy.inprogress == 1 {
+        for (name, value) in [
+            ("sb_uquotino", copy.uquotino.get()),
+            ("sb_gquotino", copy.gquotino.get()),
+            ("sb_pquotino", copy.pquotino.get()),
+        ] {
+            if value != 0 && value != NULLFSINO {
+                ctx.report.differ(place, name, 0, value);
+            }
+        }
+        if copy.qflags.get() != 0 {
+            ctx.report.differ(place, "sb_qflags", 0, copy.qflags.get());
+        }
+    }
+    // What the file system's features have no field for is zeros.
+    let end = if !ctx.g.features.crc {
+        SB_CRC_OFFSET - 16
+    } else if ctx.g.features.meta_uuid {
+        264
+    } else {
+        248
+    };
+    if bytes[end..].iter().any(|b| *b != 0) {
+        ctx.report
+            .bad(place, format!("bytes that are not zero after byte {end}"));
     }
 }
 
@@ -392,7 +434,10 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
                 let (s, l) = (r.startblock.get(), r.blockcount.get());
                 by_bno = by_bno.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(place, format!("record {i}: {l} blocks from {s} are not there"));
+                    report.bad(
+                        place,
+                        format!("record {i}: {l} blocks from {s} are not there"),
+                    );
                     continue;
                 }
                 if s < end {
@@ -429,7 +474,10 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
                 let (s, l) = (r.startblock.get(), r.blockcount.get());
                 by_cnt = by_cnt.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(place, format!("record {i}: {l} blocks from {s} are not there"));
+                    report.bad(
+                        place,
+                        format!("record {i}: {l} blocks from {s} are not there"),
+                    );
                 }
                 if (l, s) < last {
                     report.bad(place, format!("record {i} is out of order"));
@@ -490,14 +538,16 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
 
 fn head(ctx: &Ctx<'_>, place: Place, p: &str, agno: u32, version: u32, seqno: u32, length: u32) {
     if version != 1 {
-        ctx.report.differ(place, format!("{p}_versionnum"), 1, version);
+        ctx.report
+            .differ(place, format!("{p}_versionnum"), 1, version);
     }
     if seqno != agno {
         ctx.report.differ(place, format!("{p}_seqno"), agno, seqno);
     }
     let blocks = ctx.g.ag_blocks(agno);
     if length != blocks {
-        ctx.report.differ(place, format!("{p}_length"), blocks, length);
+        ctx.report
+            .differ(place, format!("{p}_length"), blocks, length);
     }
 }
 
@@ -573,7 +623,10 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
                 let (s, l) = (r.startblock.get(), r.blockcount.get());
                 let (owner, offset) = (r.owner.get(), r.offset.get());
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(place, format!("record {i}: {l} blocks from {s} are not there"));
+                    report.bad(
+                        place,
+                        format!("record {i}: {l} blocks from {s} are not there"),
+                    );
                     continue;
                 }
                 let special = owner >> 63 != 0;
@@ -632,7 +685,10 @@ fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
                 let s = r.startblock.get() & !REFC_COW_START;
                 let (l, count) = (r.blockcount.get(), r.refcount.get());
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(place, format!("record {i}: {l} blocks from {s} are not there"));
+                    report.bad(
+                        place,
+                        format!("record {i}: {l} blocks from {s} are not there"),
+                    );
                     continue;
                 }
                 let end = &mut end[usize::from(staging)];
@@ -722,7 +778,7 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
         let start = u64::from(c.startino);
         let aligned = if g.chunk_blocks() == 1 {
             // Several chunks in a block, or exactly one.
-            c.startino % INODES_PER_CHUNK == 0
+            c.startino.is_multiple_of(INODES_PER_CHUNK)
         } else {
             c.startino & ((1 << g.inopblog) - 1) == 0
         };
@@ -944,8 +1000,10 @@ fn claim_chunk(
             }
         }
         if !g.has_agb(agno, first + b) {
-            ctx.report
-                .bad(place, format!("record {i}: the chunk ends beyond the group"));
+            ctx.report.bad(
+                place,
+                format!("record {i}: the chunk ends beyond the group"),
+            );
             return false;
         }
         ctx.claim_owned(

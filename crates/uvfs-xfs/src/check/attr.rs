@@ -113,7 +113,9 @@ fn acl(ctx: &Ctx<'_>, place: Place, flags: u8, name: &[u8], value: &[u8]) {
         return;
     }
     let count = Be32::at(value, 0).map_or(0, |c| c.get());
-    let want = (count as usize).checked_mul(12).and_then(|n| n.checked_add(4));
+    let want = (count as usize)
+        .checked_mul(12)
+        .and_then(|n| n.checked_add(4));
     if want != Some(value.len()) {
         ctx.report.differ(
             place,

@@ -194,10 +194,7 @@ impl<'a> Ctx<'a> {
         let Some(map) = &self.ags[agno as usize].map else {
             return true;
         };
-        let conflicts = map
-            .lock()
-            .expect("no holder panics")
-            .claim(start, len, new);
+        let conflicts = map.lock().expect("no holder panics").claim(start, len, new);
         let mut fine = true;
         for c in conflicts {
             if may_share && new == Use::Data && c.was == Use::Data {
@@ -247,7 +244,9 @@ impl<'a> Ctx<'a> {
     /// The chunk that has an inode and its place in the list of its group, if it is there.
     pub fn find_chunk(&self, agno: u32, agino: u32) -> Option<(usize, usize)> {
         let chunks = self.ags[agno as usize].chunks.get()?;
-        let i = chunks.partition_point(|c| c.start <= agino).checked_sub(1)?;
+        let i = chunks
+            .partition_point(|c| c.start <= agino)
+            .checked_sub(1)?;
         let at = agino - chunks[i].start;
         (at < INODES_PER_CHUNK && chunks[i].holemask >> (at / INODES_PER_HOLEMASK_BIT) & 1 == 0)
             .then_some((i, i * 64 + at as usize))

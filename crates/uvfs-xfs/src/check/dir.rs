@@ -72,9 +72,7 @@ impl Dir<'_, '_> {
             return bad(format!("is for inode {ino}, which cannot exist"));
         };
         let is_dot = matches!(name, b"." | b"..");
-        if !is_dot
-            && (g.quota_inodes.contains(&Some(ino)) || ino == g.rbmino || ino == g.rsumino)
-        {
+        if !is_dot && (g.quota_inodes.contains(&Some(ino)) || ino == g.rbmino || ino == g.rsumino) {
             return bad(format!("is for the file system's own inode {ino}"));
         }
         let ag = &ctx.ags[a.agno as usize];
@@ -150,9 +148,8 @@ impl Dir<'_, '_> {
         self.link(b"..", parent, FileType::Directory, out);
         let mut at = Dir2SfHeader::SIZE + ino_len;
         let ftype = g.features.ftype;
-        let mut least = dir_data_header_len(g.features.crc)
-            + dir_entry_len(1, ftype)
-            + dir_entry_len(2, ftype);
+        let mut least =
+            dir_data_header_len(g.features.crc) + dir_entry_len(1, ftype) + dir_entry_len(2, ftype);
         let mut names: Vec<&[u8]> = Vec::with_capacity(head.count.into());
         for i in 0..head.count {
             let entry = Dir2SfEntry::at(data, at).ok().copied();
@@ -273,8 +270,7 @@ impl Dir<'_, '_> {
         let mut leaf1_bests: Option<Vec<u16>> = None;
         let crc = g.features.crc;
         let mut previous = (0u32, 0u32);
-        let max_entries =
-            (g.dir_block_size as usize - da_header_len(crc)) / Dir2LeafEntry::SIZE;
+        let max_entries = (g.dir_block_size as usize - da_header_len(crc)) / Dir2LeafEntry::SIZE;
         let root = leaf_at as u32;
         let mut tree = DaTree::new(
             ctx,
@@ -298,7 +294,12 @@ impl Dir<'_, '_> {
                 }
             };
             if entries.len() > max_entries {
-                report.differ(place, "count", format!("at most {max_entries}"), entries.len());
+                report.differ(
+                    place,
+                    "count",
+                    format!("at most {max_entries}"),
+                    entries.len(),
+                );
             }
             let stale = leaf_order(ctx, place, entries, &mut previous.0);
             if stale != u32::from(counts.stale.get()) {
@@ -362,14 +363,20 @@ impl Dir<'_, '_> {
                 (Some(x), y) if y.is_none_or(|y| x < y) => {
                     self.ctx.report.bad(
                         self.place,
-                        format!("entry at {:#x} with hash {:#x} is not in the index", x.1, x.0),
+                        format!(
+                            "entry at {:#x} with hash {:#x} is not in the index",
+                            x.1, x.0
+                        ),
                     );
                     (i, told) = (i + 1, told + 1);
                 }
                 (_, Some(y)) => {
                     self.ctx.report.bad(
                         self.place,
-                        format!("the index has hash {:#x} at {:#x}, where no such entry is", y.0, y.1),
+                        format!(
+                            "the index has hash {:#x} at {:#x}, where no such entry is",
+                            y.0, y.1
+                        ),
                     );
                     (j, told) = (j + 1, told + 1);
                 }
@@ -435,7 +442,9 @@ impl Dir<'_, '_> {
                 report.differ(place, "nused", used, counts.nused.get());
             }
             self.compare_bests(first, &bests, place);
-            covered += self.bests.partition_point(|b| b.0 < first + bests.len() as u64)
+            covered += self
+                .bests
+                .partition_point(|b| b.0 < first + bests.len() as u64)
                 - self.bests.partition_point(|b| b.0 < first);
         }
         if self.whole && covered != self.bests.len() {
@@ -590,10 +599,7 @@ impl Dir<'_, '_> {
         let mut i = 0;
         while i < self.entries.len() {
             let hash = self.entries[i].0;
-            let n = self.entries[i..]
-                .iter()
-                .take_while(|e| e.0 == hash)
-                .count();
+            let n = self.entries[i..].iter().take_while(|e| e.0 == hash).count();
             if n > 1 {
                 // No more than a bounded number of names with one hash at a time.
                 let mut names: Vec<Vec<u8>> = Vec::new();
@@ -626,18 +632,12 @@ impl Dir<'_, '_> {
 }
 
 /// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
-fn leaf_order(
-    ctx: &Ctx<'_>,
-    place: Place,
-    entries: &[Dir2LeafEntry],
-    previous: &mut u32,
-) -> u32 {
+fn leaf_order(ctx: &Ctx<'_>, place: Place, entries: &[Dir2LeafEntry], previous: &mut u32) -> u32 {
     let mut stale = 0;
     for (i, e) in entries.iter().enumerate() {
         let hash = e.hashval.get();
         if hash < *previous {
-            ctx.report
-                .bad(place, format!("entry {i} is out of order"));
+            ctx.report.bad(place, format!("entry {i} is out of order"));
         }
         *previous = hash;
         stale += u32::from(e.address.get() == DIR2_NULL_DATAPTR);

@@ -147,6 +147,15 @@ fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
                     format!("{:#o}", d.mode.get()),
                 );
             }
+            if d.next_unlinked.get() != NULLAGINO {
+                let found = d.next_unlinked.get();
+                ctx.report.differ(
+                    place(ino),
+                    "di_next_unlinked of a free inode",
+                    "none",
+                    found,
+                );
+            }
         }
     }
 }
@@ -277,6 +286,10 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
         let expected = if has_hint { "a size" } else { "0" };
         report.differ(place, "di_extsize", expected, hint);
     }
+    let next = d.next_unlinked.get();
+    if next != NULLAGINO && ctx.fact(i.ino).is_some_and(|f| !f.unlinked) {
+        report.differ(place, "di_next_unlinked", "none", next);
+    }
     if !f.projid32 && d.version != 1 && d.projid_hi.get() != 0 {
         report.differ(place, "di_projid_hi", 0, d.projid_hi.get());
     }
@@ -320,11 +333,8 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
             report.bad(place, format!("di_flags2: {name} does not fit this inode"));
         }
     };
-    let known = DIFLAG2_DAX
-        | DIFLAG2_REFLINK
-        | DIFLAG2_COWEXTSIZE
-        | DIFLAG2_BIGTIME
-        | DIFLAG2_NREXT64;
+    let known =
+        DIFLAG2_DAX | DIFLAG2_REFLINK | DIFLAG2_COWEXTSIZE | DIFLAG2_BIGTIME | DIFLAG2_NREXT64;
     if i.flags2 & !known != 0 {
         report.differ(place, "di_flags2", "no unknown bits", hex(i.flags2));
     }
@@ -469,14 +479,7 @@ impl ForkWalk<'_, '_> {
             flags |= RMAP_OFF_UNWRITTEN;
         }
         let delta = e.startoff.wrapping_sub(a.agbno.into());
-        ctx.own(
-            a.agno,
-            a.agbno,
-            e.blockcount,
-            self.inode.ino,
-            flags,
-            delta,
-        );
+        ctx.own(a.agno, a.agbno, e.blockcount, self.inode.ino, flags, delta);
         if data {
             ctx.refer(a.agno, a.agbno, e.blockcount);
             if g.features.reflink
@@ -662,7 +665,8 @@ pub(crate) fn read_run(
     count: u64,
 ) -> Option<(Vec<u8>, AgBlock)> {
     let Some(runs) = map_run(ctx, extents, start, count) else {
-        ctx.report.bad(place, format!("file block {start} is a hole"));
+        ctx.report
+            .bad(place, format!("file block {start} is a hole"));
         return None;
     };
     let first = runs.first()?.0;

@@ -9,7 +9,8 @@ use crate::format::*;
 pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     let (g, report) = (ctx.g, ctx.report);
     let ag = &ctx.ags[agno as usize];
-    let (Some(heads), Some(facts), Some(frees)) = (ag.unlinked.get(), ag.facts.get(), ag.free.get())
+    let (Some(heads), Some(facts), Some(frees)) =
+        (ag.unlinked.get(), ag.facts.get(), ag.free.get())
     else {
         return;
     };

@@ -142,7 +142,17 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     let ranges = passes(&g, &*blocks, options.memory, threads);
     let mut inodes = 0;
     for (i, range) in ranges.iter().enumerate() {
-        let ctx = context(&g, &sb, &*blocks, &report, progress, range.clone(), large, &log, i == 0);
+        let ctx = context(
+            &g,
+            &sb,
+            &*blocks,
+            &report,
+            progress,
+            range.clone(),
+            large,
+            &log,
+            i == 0,
+        );
         inodes = pass(&ctx, threads);
         if i == 0 {
             finish_whole(&ctx);

@@ -159,7 +159,7 @@ impl BlockMap {
                     for (w, word) in words.iter().enumerate() {
                         let base = base + w as u32 * WORD_BLOCKS;
                         if *word == repeat(wanted) {
-                            step(base.min(self.blocks), true && base < self.blocks);
+                            step(base.min(self.blocks), base < self.blocks);
                             continue;
                         }
                         for b in 0..WORD_BLOCKS {
@@ -221,7 +221,9 @@ impl Fingerprint {
             let r = at / self.region;
             let stop = end.min((r + 1).saturating_mul(self.region));
             if let Some(s) = self.sums.get(r as usize) {
-                let v = weight(at, stop - at).wrapping_mul(class).wrapping_mul(times);
+                let v = weight(at, stop - at)
+                    .wrapping_mul(class)
+                    .wrapping_mul(times);
                 s.fetch_add(v, Ordering::Relaxed);
             }
             at = stop;

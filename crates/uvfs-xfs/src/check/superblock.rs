@@ -109,15 +109,17 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, report: &Report) {
             sb.rextsize.get(),
         );
     }
-    if g.rblocks == 0 && (sb.rextents.get() != 0 || sb.rbmblocks.get() != 0) {
+    let realtime = (sb.rextents.get(), sb.rbmblocks.get(), sb.frextents.get());
+    if g.rblocks == 0 && realtime != (0, 0, 0) {
         report.differ(
             place,
-            "sb_rextents, sb_rbmblocks",
-            "0, 0 without a realtime section",
-            format!("{}, {}", sb.rextents.get(), sb.rbmblocks.get()),
+            "sb_rextents, sb_rbmblocks, sb_frextents",
+            "zeros without a realtime section",
+            format!("{}, {}, {}", realtime.0, realtime.1, realtime.2),
         );
     }
-    if sb.features2.get() != sb.bad_features2.get() {
+    // Zero is an old file system's that no kernel has mended yet.
+    if sb.bad_features2.get() != 0 && sb.features2.get() != sb.bad_features2.get() {
         report.differ(
             place,
             "sb_bad_features2",

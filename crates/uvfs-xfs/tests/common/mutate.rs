@@ -4,7 +4,8 @@
 #![allow(dead_code, missing_docs)]
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use uvfs_xfs::Blocks;
@@ -22,28 +23,43 @@ pub struct MemImage {
 
 impl MemImage {
     pub fn load(path: &Path) -> io::Result<MemImage> {
-        let mut file = File::open(path)?;
+        let file = File::open(path)?;
         let size = file.metadata()?.len();
-        let mut pages = Vec::new();
-        loop {
-            let mut page = [0u8; PAGE];
-            let mut have = 0;
-            while have < PAGE {
-                match file.read(&mut page[have..])? {
-                    0 => break,
-                    n => have += n,
+        let mut pages = vec![None; (size as usize).div_ceil(PAGE)];
+        // Holes are skipped.
+        let mut at = 0;
+        while let Ok(data) = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+            let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(data))?;
+            let first = data as usize / PAGE;
+            for (i, page) in pages.iter_mut().enumerate().skip(first) {
+                let start = (i * PAGE) as u64;
+                if start >= hole {
+                    break;
+                }
+                let mut bytes = [0u8; PAGE];
+                let n = (size - start).min(PAGE as u64) as usize;
+                file.read_exact_at(&mut bytes[..n], start)?;
+                if bytes != [0u8; PAGE] {
+                    *page = Some(Arc::new(bytes));
                 }
             }
-            if have == 0 {
-                break;
-            }
-            pages.push(page.iter().any(|b| *b != 0).then(|| Arc::new(page)));
+            at = hole;
         }
         Ok(MemImage { pages, size })
     }
 
-    pub fn size(&self) -> u64 {
-        self.size
+    /// Whether two images have the same bytes.
+    pub fn same(&self, other: &MemImage) -> bool {
+        self.size == other.size
+            && self
+                .pages
+                .iter()
+                .zip(&other.pages)
+                .all(|(a, b)| match (a, b) {
+                    (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+                    (None, None) => true,
+                    _ => false,
+                })
     }
 
     /// Cuts it off.
@@ -255,7 +271,11 @@ pub fn damage(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> S
     if !image.get(r.offset, &mut bytes) {
         return "nothing".into();
     }
-    let near = if c.below(4) == 0 { r.len } else { r.len.min(256) };
+    let near = if c.below(4) == 0 {
+        r.len
+    } else {
+        r.len.min(256)
+    };
     let at = c.below(near as u64) as usize;
     let what = match c.below(6) {
         0 | 1 => {
@@ -266,7 +286,17 @@ pub fn damage(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> S
         2 | 3 => {
             let width = 1usize << c.below(4);
             let at = at / width * width;
-            let interesting = [0, 1, 2, 0x7f, 0xff, 0x1000, u64::MAX, u64::MAX >> 1, 1 << 31];
+            let interesting = [
+                0,
+                1,
+                2,
+                0x7f,
+                0xff,
+                0x1000,
+                u64::MAX,
+                u64::MAX >> 1,
+                1 << 31,
+            ];
             let v = match c.below(2) {
                 0 => interesting[c.below(interesting.len() as u64) as usize],
                 _ => c.next(),
