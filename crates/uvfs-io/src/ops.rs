@@ -58,14 +58,34 @@ impl AsRawFd for File {
     }
 }
 
+/// Whether what is on `fd`'s file system is in memory (tmpfs, ramfs): such a file can't do
+/// RWF_NOWAIT, and need not.
+pub fn in_memory(fd: impl AsFd) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.f_type))
+}
+
 impl File {
+    /// Of a descriptor on a file system of which [`in_memory`] is known.
+    pub fn new(fd: OwnedFd, in_memory: bool) -> Self {
+        let nowait = if in_memory {
+            nowait::IN_MEMORY
+        } else {
+            nowait::TRY
+        };
+        Self {
+            fd,
+            nowait: AtomicU8::new(nowait),
+        }
+    }
+
     /// Called when it could not do RWF_NOWAIT; says what to do instead, now and later.
     fn cannot_nowait(&self) -> u8 {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        const RAMFS_MAGIC: i64 = 0x8584_58f6;
-        let state = match rustix::fs::fstatfs(&self.fd) {
-            Ok(stat) if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.f_type) => nowait::IN_MEMORY,
-            _ => nowait::MAY_WAIT,
+        let state = if in_memory(&self.fd) {
+            nowait::IN_MEMORY
+        } else {
+            nowait::MAY_WAIT
         };
         self.nowait.store(state, Ordering::Relaxed);
         state
@@ -212,7 +232,13 @@ async fn transfer(
         }
         match result {
             Ok(0) => break,
-            Ok(n) => done += n,
+            Ok(n) => {
+                done += n;
+                // Here nothing but the end of the file cuts a read short.
+                if direction == Direction::Read && known == nowait::IN_MEMORY {
+                    break;
+                }
+            }
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) if done == 0 => return Err(error),
             Err(_) => break,

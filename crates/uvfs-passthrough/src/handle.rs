@@ -126,7 +126,7 @@ impl Passthrough {
         }
         let backed = flags.contains(OpenFlags::PASSTHROUGH);
         let file = Arc::new(OpenFile {
-            fd: Arc::new(fd.into()),
+            fd: Arc::new(File::new(fd, inode.mount.in_memory)),
             inode: inode.clone(),
             backed,
         });

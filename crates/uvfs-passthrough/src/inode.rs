@@ -30,6 +30,8 @@ pub(crate) struct Mount {
     /// A descriptor that handles of this mount are opened through; `None` when it has none that
     /// can be opened.
     pub(crate) fd: Option<OwnedFd>,
+    /// Its data is in memory.
+    pub(crate) in_memory: bool,
     /// Its file system has no uncached I/O (RWF_DONTCACHE).
     pub(crate) no_dontcache: AtomicBool,
 }
@@ -405,6 +407,7 @@ impl Mount {
         Self {
             id,
             fd: fd.ok(),
+            in_memory: uvfs_io::ops::in_memory(file),
             no_dontcache: AtomicBool::new(false),
         }
     }

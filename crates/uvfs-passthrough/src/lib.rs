@@ -72,6 +72,9 @@ pub struct Options {
     pub keep_cache: bool,
     /// The kernel caches listings of a directory for as long as it is open.
     pub cache_readdir: bool,
+    /// The kernel of the mount checks permissions, and so has to know access control lists. Not
+    /// needed where only one user has access, whom the host checks.
+    pub checks_permissions: bool,
     /// How long attributes may be cached.
     pub attr_ttl: Duration,
     /// How long names may be cached.
@@ -93,6 +96,7 @@ impl Default for Options {
             passthrough: false,
             keep_cache: true,
             cache_readdir: false,
+            checks_permissions: true,
             attr_ttl: Duration::from_secs(1),
             entry_ttl: Duration::from_secs(1),
             negative_ttl: Duration::ZERO,
@@ -245,7 +249,6 @@ impl FileSystem for Passthrough {
             | InitFlags::MAX_PAGES
             | InitFlags::NO_EXPORT_SUPPORT
             | InitFlags::PARALLEL_DIROPS
-            | InitFlags::POSIX_ACL
             | InitFlags::SETXATTR_EXT
             | InitFlags::DIRECT_IO_ALLOW_MMAP;
         config.wanted -= InitFlags::EXPORT_SUPPORT
@@ -262,6 +265,10 @@ impl FileSystem for Passthrough {
         // The kernel takes one of the two.
         let writeback = options.writeback && !passthrough;
         let writeback = writeback && config.offered.contains(InitFlags::WRITEBACK_CACHE);
+        // With them the kernel checks permissions, asked to or not.
+        config
+            .wanted
+            .set(InitFlags::POSIX_ACL, options.checks_permissions);
         config.wanted.set(InitFlags::PASSTHROUGH, passthrough);
         config.wanted.set(InitFlags::WRITEBACK_CACHE, writeback);
         // With the writeback cache, times are the kernel's own.

@@ -40,6 +40,11 @@ impl Passthrough {
             return Err(Errno::NODATA);
         }
         let inode = self.inode(node)?;
+        // The kernel asks for each new file that is written to; a descriptor saves a walk.
+        let open = inode.state().open.upgrade();
+        if let Some(file) = open {
+            return sized(|value| rustix::fs::fgetxattr(file.as_fd(), name, value));
+        }
         let fd = self.path_fd(&inode)?;
         sized(|value| sys::getxattr(fd.as_fd(), name, value))
     }

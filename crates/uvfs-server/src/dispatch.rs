@@ -117,13 +117,25 @@ async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answe
 }
 
 fn retrieved<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
-    let arg = abi::NotifyRetrieveIn::read_from_prefix(&slot.op[..slot.op_len])
-        .map_err(|_| Errno::INVAL)?
-        .0;
-    let size = (arg.size as usize).min(slot.input.len());
-    let mut data = vec![0; size];
-    slot.input.copy_out(0, &mut data);
-    session.retrieved(slot.header.unique, arg.offset, data);
+    const STRUCTURE: usize = size_of::<abi::NotifyRetrieveIn>();
+    let mut structure = [0; STRUCTURE];
+    let mut data = slot.input.clone();
+    // Over io_uring (seen with 6.18) the structure comes in the payload, before the data.
+    let all = (slot.header.len as usize).checked_sub(size_of::<abi::InHeader>());
+    if all == Some(data.len()) && data.len() >= STRUCTURE {
+        data.copy_out(0, &mut structure);
+        data = data.slice(STRUCTURE..data.len());
+    } else {
+        structure.copy_from_slice(
+            slot.op[..slot.op_len]
+                .get(..STRUCTURE)
+                .ok_or(Errno::INVAL)?,
+        );
+    }
+    let arg: abi::NotifyRetrieveIn = zerocopy::transmute!(structure);
+    let mut bytes = vec![0; (arg.size as usize).min(data.len())];
+    data.copy_out(0, &mut bytes);
+    session.retrieved(slot.header.unique, arg.offset, bytes);
     Ok(Answer::None)
 }
 

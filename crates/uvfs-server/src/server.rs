@@ -159,7 +159,7 @@ impl<F: FileSystem> Server<F> {
             let other = session.clone();
             start(
                 "uvfs-device".into(),
-                Box::new(move || dev::run(&Runtime::new(wait)?, other, device, wait)),
+                Box::new(move || dev::run(&Runtime::new(wait)?, other, device, wait, true)),
             )?;
             for _ in &cores {
                 if all_registered.recv_timeout(START).is_err() {
@@ -179,7 +179,7 @@ impl<F: FileSystem> Server<F> {
                         if let Some(watched) = watched {
                             hand_over_to(&watched);
                         }
-                        dev::run(&runtime, session, device, wait)
+                        dev::run(&runtime, session, device, wait, false)
                     }),
                 )?;
             }

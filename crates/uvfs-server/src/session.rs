@@ -112,6 +112,38 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
+    /// Of a file system that is not mounted: only clients over shared memory use it.
+    ///
+    /// # Errors
+    /// What the file system's `init` gives.
+    pub fn unmounted(fs: F, options: SessionOptions) -> io::Result<Self> {
+        // What a notification would be written to.
+        let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+        let offered = InitFlags::ASYNC_READ
+            | InitFlags::BIG_WRITES
+            | InitFlags::MAX_PAGES
+            | InitFlags::INIT_EXT
+            | InitFlags::DONT_MASK;
+        let mut config = Config {
+            offered,
+            wanted: offered,
+            max_write: options.max_write,
+            max_readahead: options.max_readahead,
+            time_gran: 1,
+            max_stack_depth: 0,
+        };
+        fs.init(&mut config)?;
+        let session = Self::new(fs, null.into(), options);
+        let agreed = Negotiated {
+            minor: abi::KERNEL_MINOR_VERSION,
+            flags: config.wanted & offered,
+        };
+        let max_write = config.max_write.clamp(4096, session.options.max_write);
+        let _ = session.negotiated.set((agreed, max_write));
+        session.set_transport("shm");
+        Ok(session)
+    }
+
     /// The file system.
     pub fn fs(&self) -> &F {
         &self.fs

@@ -9,8 +9,10 @@ mod check;
 mod daemon;
 mod error;
 mod helper;
+mod image;
 mod mount;
 mod options;
+mod serve;
 mod stats;
 mod umount;
 
@@ -22,6 +24,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::Result;
+use crate::image::{cat, cp, ls, stat};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,6 +32,8 @@ Examples:
   uvfs stats /mnt                  what it has done
   uvfs umount /mnt
   uvfs check disk.img              is an XFS file system sound?
+  uvfs mount disk.img /mnt         serve an XFS image, read-only
+  uvfs ls -lR disk.img /etc        look into one without mounting it
   uvfs bench wakeup --quick        measure
   uvfs COMMAND --help              more examples and all options
 
@@ -68,12 +73,22 @@ macro_rules! commands {
 commands! {
     /// Serve a directory at a mount point.
     Mount => mount,
+    /// Serve a directory to programs that attach through a socket, without a mount.
+    Serve => serve,
     /// Unmount, and clean up after a server that died.
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.
     Stats => stats,
     /// Check an XFS image or device.
     Check => check,
+    /// List a directory of an XFS image.
+    Ls => ls,
+    /// Write a file of an XFS image to standard output.
+    Cat => cat,
+    /// Describe a file of an XFS image.
+    Stat => stat,
+    /// Copy out of an XFS image.
+    Cp => cp,
     /// Measure file systems side by side.
     Bench => bench,
     /// Make `mount -t fuse.uvfs` and fstab lines work.

@@ -10,13 +10,19 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use uvfs_io::device::Device;
+use uvfs_io::engine::EngineKind;
+use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
 use uvfs_passthrough::{Backing, Passthrough};
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
+use uvfs_xfs::XfsFs;
 
 use crate::daemon::{self, Report, Side, Signals};
 use crate::error::{Context, Error, Result};
+use crate::image;
 use crate::options::{self, Options};
 
 const EXAMPLES: &str = "\
@@ -24,9 +30,10 @@ Examples:
   uvfs mount /srv/data /mnt
   uvfs mount -o ro,allow_other --transport dev --foreground /srv/data /mnt
   uvfs mount -o writeback,attr_timeout=60,entry_timeout=60 /srv/data /mnt
+  uvfs mount disk.img /mnt
   uvfs umount /mnt
 
-The mount point is made if it is missing. The command returns when the mount answers.
+An XFS image (a file or a block device) is served read-only. The mount point is made if it is missing. The command returns when the mount answers.
 
 Exit status: 0 mounted (with --foreground: unmounted again), 1 failed, 2 wrong usage.";
 
@@ -71,6 +78,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.wait.mode = args.wait.unwrap_or(options.wait.mode);
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
     options.foreground |= args.foreground;
+    // Who alone may use the mount is the one that the host checks anyway; asking for the attributes
+    // of each directory on the way would be for nothing.
+    options.default_permissions |= options.allow_other;
+    options.passthrough.checks_permissions = options.default_permissions;
 
     let source = args
         .source
@@ -79,14 +90,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let kind = std::fs::metadata(&source)
         .context(|| source.display().to_string())?
         .file_type();
-    if !kind.is_dir() && !kind.is_file() && !kind.is_block_device() {
+    let image = if kind.is_dir() {
+        None
+    } else if kind.is_file() || kind.is_block_device() {
+        Some(open_image(&source)?)
+    } else {
         return Err(Error::new(format!(
             "{}: neither a directory nor an image",
             source.display()
         )));
-    }
+    };
     let place = place(&args.mountpoint)?;
-    let served = serve(&source, kind.is_dir(), &place, &options);
+    let served = serve(&source, image, &place, &options);
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
     }
@@ -129,11 +144,23 @@ fn place(path: &Path) -> Result<Place> {
     Ok(Place { path, made: false })
 }
 
-fn serve(source: &Path, directory: bool, place: &Place, options: &Options) -> Result<ExitCode> {
+/// What is served.
+enum Opened {
+    Directory(OwnedFd),
+    Image(Arc<Device>),
+}
+
+fn serve(
+    source: &Path,
+    image: Option<Arc<Device>>,
+    place: &Place,
+    options: &Options,
+) -> Result<ExitCode> {
     // What can fail before anything is mounted fails while there still is a terminal.
-    let opened = directory
-        .then(|| open_directory(source, &place.path))
-        .transpose()?;
+    let opened = match image {
+        Some(device) => Opened::Image(device),
+        None => Opened::Directory(open_directory(source, &place.path)?),
+    };
     let mut report = if options.foreground {
         Report::nobody()
     } else {
@@ -144,15 +171,46 @@ fn serve(source: &Path, directory: bool, place: &Place, options: &Options) -> Re
     };
     raise_limit();
     let served = match opened {
-        Some(root) => Passthrough::new(root, options.passthrough.clone())
+        Opened::Directory(root) => Passthrough::new(root, options.passthrough.clone())
             .context(|| source.display().to_string())
             .and_then(|fs| mounted(fs, back, source, place, options, &mut report)),
-        None => Err(Error::new(format!("{}: no directory", source.display()))),
+        Opened::Image(device) => mount_image(&device, source, place, options, &mut report),
     };
     match served {
         Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),
         other => other,
     }
+}
+
+/// Opens an image, looks whether it is one that can be served, and warns of what may be stale.
+fn open_image(source: &Path) -> Result<Arc<Device>> {
+    let device = image::open_device(source, false)?;
+    // The cache that serves is made in the process that serves.
+    image::open_volume(&device, EngineKind::Sync, image::MEMORY)?.warn(source);
+    Ok(device)
+}
+
+/// Serves an image until it is unmounted.
+fn mount_image(
+    device: &Arc<Device>,
+    source: &Path,
+    place: &Place,
+    options: &Options,
+    report: &mut Report,
+) -> Result<ExitCode> {
+    let memory = options.memory.unwrap_or(image::MEMORY);
+    let opened = image::open_volume(device, options.engine, memory)?;
+    // The cache gives way when the machine, or the control group, runs out of memory.
+    let shrinkers = Arc::new(Shrinkers::new());
+    let shrinker = opened.target.shrinker();
+    shrinkers.register(&shrinker);
+    let _monitor = Monitor::start(MonitorConfig::default(), shrinkers)
+        .inspect_err(|error| tracing::warn!(%error, "memory pressure is not watched"))
+        .ok();
+    let mut options = options.clone();
+    options.flags |= MountFlags::RDONLY;
+    let fs = XfsFs::new(Arc::new(opened.volume));
+    mounted(fs, |_| {}, source, place, &options, report)
 }
 
 fn open_directory(source: &Path, mountpoint: &Path) -> Result<OwnedFd> {
@@ -216,7 +274,7 @@ fn mounted<F: FileSystem>(
         name: name.clone(),
         subtype: options.subtype.clone(),
         allow_other: options.allow_other,
-        default_permissions: true,
+        default_permissions: options.default_permissions,
         flags: options.flags,
         max_read: 1 << 20,
     };
@@ -239,6 +297,9 @@ fn mounted<F: FileSystem>(
     };
     let server = Server::start(session, server_options).context(|| path.display().to_string())?;
     unmount.0 = None;
+    if let Err(error) = mount::set_readahead(path, options.max_readahead) {
+        tracing::debug!(%error, "readahead stays as the kernel has it");
+    }
     report.ready()?;
     unmount_on_signal(signals, path.to_owned());
     server.wait();

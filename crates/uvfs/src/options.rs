@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
+use uvfs_io::engine::EngineKind;
 use uvfs_passthrough::Options as Passthrough;
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_server::Transport;
@@ -16,7 +17,8 @@ Mount options (-o, comma separated; a later one wins):
   ro, rw                     read-only; read-write (default)
   nosuid, nodev, noexec, noatime, sync, dirsync   as in mount(8), and their opposites
   allow_other                other users may use the mount, under the usual permission checks
-  default_permissions        the kernel checks permissions (always on)
+  default_permissions        the kernel checks permissions; on with allow_other. Without either
+                             only the user who mounts has access, whom the host checks
   writeback                  the kernel caches writes and sends them later, in larger pieces
   direct_io                  the kernel caches no data
   uncached                   data is not kept in the host's page cache (RWF_DONTCACHE)
@@ -33,7 +35,10 @@ Mount options (-o, comma separated; a later one wins):
   max_readahead=BYTES        largest readahead
   fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs)
   transport=T, wait=W, spin_us=N, foreground   as the options of the same names
-  memory=BYTES               images: limit of the metadata cache
+  memory=BYTES               images: limit of the metadata cache (default 64M)
+  engine=sync|aio|uring      images: how metadata is read (default sync)
+                             Images are always read-only, and cached for as long as memory lasts;
+                             the options of directories mean nothing for them.
   defaults, auto, noauto, user, nofail, _netdev, x-*   accepted, for fstab";
 
 /// A mount's options.
@@ -41,6 +46,7 @@ Mount options (-o, comma separated; a later one wins):
 pub struct Options {
     pub passthrough: Passthrough,
     pub allow_other: bool,
+    pub default_permissions: bool,
     pub flags: MountFlags,
     pub max_write: u32,
     pub max_readahead: u32,
@@ -51,6 +57,7 @@ pub struct Options {
     pub wait: WaitConfig,
     pub foreground: bool,
     pub memory: Option<u64>,
+    pub engine: EngineKind,
 }
 
 impl Default for Options {
@@ -58,6 +65,7 @@ impl Default for Options {
         Self {
             passthrough: Passthrough::default(),
             allow_other: false,
+            default_permissions: false,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_write: 1 << 20,
             max_readahead: 1 << 20,
@@ -68,6 +76,7 @@ impl Default for Options {
             wait: WaitConfig::default(),
             foreground: false,
             memory: None,
+            engine: EngineKind::Sync,
         }
     }
 }
@@ -155,6 +164,7 @@ impl Options {
                 | "wait"
                 | "spin_us"
                 | "memory"
+                | "engine"
                 | "comment"
         );
         if value.is_some() && !takes_value && !name.starts_with("x-") {
@@ -177,7 +187,7 @@ impl Options {
                 flag(&mut self.flags, MountFlags::NOATIME, name == "noatime");
             }
             "allow_other" => self.allow_other = true,
-            "default_permissions" => {}
+            "default_permissions" => self.default_permissions = true,
             "writeback" => self.passthrough.writeback = true,
             "direct_io" => self.passthrough.direct_io = true,
             "uncached" => {
@@ -207,7 +217,8 @@ impl Options {
             "transport" => self.transport = transport(wanted()?)?,
             "wait" => self.wait.mode = wait_mode(wanted()?)?,
             "spin_us" => self.wait.spin = spin_time(wanted()?)?,
-            "memory" => self.memory = Some(bytes(wanted()?)?),
+            "memory" => self.memory = Some(crate::image::memory(wanted()?)?),
+            "engine" => self.engine = wanted()?.parse()?,
             "foreground" => self.foreground = true,
             "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "nofail"
             | "_netdev" | "relatime" | "norelatime" | "strictatime" | "comment" => {}

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -57,6 +57,10 @@ struct Worker<F> {
     spinner: RefCell<Spinner>,
     /// The gaps between requests matter.
     learns: bool,
+    /// Forgets are all that usually comes: they are let gather, and then come as one.
+    gathers: bool,
+    /// A forget came by the last message.
+    forgot: Cell<bool>,
     /// The mount has ended.
     over: Cell<bool>,
 }
@@ -70,6 +74,7 @@ pub(crate) fn run<F: FileSystem>(
     session: Arc<Session<F>>,
     device: OwnedFd,
     wait: WaitConfig,
+    gathers: bool,
 ) -> io::Result<()> {
     let stats = session.add_queue();
     let worker = Rc::new(Worker {
@@ -82,6 +87,8 @@ pub(crate) fn run<F: FileSystem>(
         waiting: RefCell::default(),
         spinner: RefCell::new(Spinner::new(wait)),
         learns: wait.mode == WaitMode::Adaptive,
+        gathers,
+        forgot: Cell::new(false),
         over: Cell::new(false),
     });
     let ended = Rc::new(Cell::new(DEPTH));
@@ -112,6 +119,16 @@ pub(crate) fn run<F: FileSystem>(
         .await;
         result.replace(Ok(()))
     })?
+}
+
+/// For how long forgets gather.
+const GATHER: Duration = Duration::from_millis(2);
+
+fn is_forget(opcode: u32) -> bool {
+    matches!(
+        Opcode::try_from(opcode),
+        Ok(Opcode::Forget | Opcode::BatchForget)
+    )
 }
 
 impl<F: FileSystem> Worker<F> {
@@ -225,12 +242,18 @@ impl<F: FileSystem> Worker<F> {
             if self.over.get() {
                 return Ok(());
             }
+            if self.gathers && self.forgot.replace(false) {
+                ops::sleep(GATHER).await;
+            }
             let Some(len) = self.read(&message).await? else {
                 return Ok(());
             };
             self.busy.set(self.busy.get() + 1);
+            let slot = self.take_apart(&message, len, &room);
+            let opcode = slot.as_ref().map_or(0, |slot| slot.header.opcode);
+            self.forgot.set(is_forget(opcode));
             self.pass_turn();
-            if let Some(slot) = self.take_apart(&message, len, &room) {
+            if let Some(slot) = slot {
                 let answer = serve(&self.session, &self.stats, &slot).await;
                 self.answer(&slot, &answer, &buffer.slice(PAGE..buffer.len()));
             }

@@ -9,6 +9,7 @@ use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 
 pub mod dev;
+pub mod shm;
 pub mod uring;
 
 /// Requests that one queue has under way at most; further ones wait in the kernel.

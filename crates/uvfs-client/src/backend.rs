@@ -1,0 +1,297 @@
+//! What the client needs of a file system: FUSE's operations, and reads and writes that go
+//! straight from and to the pages of the arena.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::sync::Arc;
+
+use uvfs_queue::arena::Arena;
+use uvfs_queue::pair::Seg;
+
+/// The file system's name for an inode; the root is 1.
+pub type NodeId = u64;
+
+/// The root directory.
+pub const ROOT: NodeId = 1;
+
+/// A file's attributes, as `struct fuse_attr` has them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: u64,
+    /// Bytes.
+    pub size: u64,
+    /// 512-byte units that are allocated.
+    pub blocks: u64,
+    /// Last access: seconds and nanoseconds.
+    pub atime: (i64, u32),
+    /// Last change of data.
+    pub mtime: (i64, u32),
+    /// Last change of anything.
+    pub ctime: (i64, u32),
+    /// Type and permissions.
+    pub mode: u32,
+    /// Hard links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file.
+    pub rdev: u32,
+    /// Preferred size of a read or write.
+    pub blksize: u32,
+}
+
+/// A name's inode. Each one returned counts as a lookup, undone by [`Backend::forget`].
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The inode.
+    pub node: NodeId,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// Attributes to change; `None` stays as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SetAttr {
+    /// Permissions.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Bytes.
+    pub size: Option<u64>,
+    /// Last access; seconds and nanoseconds.
+    pub atime: Option<(i64, u32)>,
+    /// Last change of data.
+    pub mtime: Option<(i64, u32)>,
+    /// An open file of the inode, for a change of size.
+    pub handle: Option<u64>,
+}
+
+/// A directory's entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The name; never `.` or `..`.
+    pub name: OsString,
+    /// Inode number.
+    pub ino: u64,
+    /// Type, as `DT_*` of readdir(3).
+    pub kind: u8,
+}
+
+/// A file system's numbers, as statvfs(3) has them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Blocks of `frsize` bytes.
+    pub blocks: u64,
+    /// Free blocks.
+    pub bfree: u64,
+    /// Blocks free to the unprivileged.
+    pub bavail: u64,
+    /// Inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub ffree: u64,
+    /// Preferred block size.
+    pub bsize: u32,
+    /// The unit of `blocks`.
+    pub frsize: u32,
+    /// Longest name.
+    pub namelen: u32,
+}
+
+/// Which way the data goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// From the file into the pages.
+    Read,
+    /// From the pages into the file.
+    Write,
+}
+
+/// Called once, from any thread, with the bytes moved or the error.
+pub type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
+
+/// One read or write of consecutive bytes of a file.
+pub struct Request {
+    /// Which.
+    pub op: Op,
+    /// The inode.
+    pub node: NodeId,
+    /// The open file.
+    pub handle: u64,
+    /// Where in the file.
+    pub offset: u64,
+    /// Where in the arena; together `len` bytes.
+    pub segs: Vec<Seg>,
+    /// Bytes.
+    pub len: usize,
+    /// The data should not stay in the server's caches either.
+    pub dontcache: bool,
+    /// Whether this is the cache's writeback (and not a direct write).
+    pub writeback: bool,
+    /// What to do at the end. Must be called whatever happens.
+    pub done: Done,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request")
+            .field("op", &self.op)
+            .field("node", &self.node)
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much one request may carry.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes of a read.
+    pub max_read: usize,
+    /// Bytes of a write.
+    pub max_write: usize,
+}
+
+fn unsupported<T>() -> io::Result<T> {
+    Err(io::Error::from_raw_os_error(libc::ENOSYS))
+}
+
+/// A file system. Reads and writes are submitted and end later; the rest blocks.
+///
+/// Every method answers with the errno that a kernel file system would give; operations that a
+/// backend does not have are `ENOSYS`.
+#[allow(unused_variables)]
+pub trait Backend: Send + Sync + 'static {
+    /// Tells the backend the arena that all [`Seg`]s mean. Called once, before anything else.
+    fn attach(&self, arena: &Arc<Arena>) -> io::Result<()>;
+
+    /// How many pages at the arena's end the backend keeps for itself.
+    fn reserved_pages(&self) -> u32 {
+        0
+    }
+
+    /// How much one request may carry.
+    fn limits(&self) -> Limits;
+
+    /// Starts all requests of a batch; leaves it empty. The client calls it without any lock of
+    /// its own, so a request may end before this returns.
+    fn submit(&self, batch: &mut Vec<Request>);
+
+    /// Gives the caller's time to ending requests until `done` says so, if the backend can use
+    /// it. It may return early: the caller then sleeps until a request ends.
+    fn poll(&self, done: &mut dyn FnMut() -> bool) {}
+
+    /// Finds a name.
+    fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
+        unsupported()
+    }
+    /// Undoes `lookups` lookups.
+    fn forget(&self, node: NodeId, lookups: u64) {}
+    /// Attributes.
+    fn getattr(&self, node: NodeId) -> io::Result<Attr> {
+        unsupported()
+    }
+    /// Changes attributes; answers the new ones.
+    fn setattr(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
+        unsupported()
+    }
+    /// The target of a symbolic link.
+    fn readlink(&self, node: NodeId) -> io::Result<OsString> {
+        unsupported()
+    }
+    /// Makes a symbolic link.
+    fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
+        unsupported()
+    }
+    /// Makes a directory.
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
+        unsupported()
+    }
+    /// Removes a name that is no directory.
+    fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
+        unsupported()
+    }
+    /// Removes an empty directory.
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
+        unsupported()
+    }
+    /// Renames; `flags` as renameat2(2).
+    fn rename(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: u32,
+    ) -> io::Result<()> {
+        unsupported()
+    }
+    /// Makes a hard link.
+    fn link(&self, node: NodeId, new_parent: NodeId, new_name: &OsStr) -> io::Result<Entry> {
+        unsupported()
+    }
+    /// Opens a file; `flags` as open(2), never with `O_APPEND`, `O_CREAT` or `O_EXCL`.
+    fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
+        unsupported()
+    }
+    /// Makes and opens a file; fails with `EEXIST` only when `flags` has `O_EXCL`.
+    fn create(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: i32,
+    ) -> io::Result<(Entry, u64)> {
+        unsupported()
+    }
+    /// Closes a file.
+    fn release(&self, node: NodeId, handle: u64) {}
+    /// Makes a file's data (and, unless `data_only`, its attributes) durable.
+    fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
+        unsupported()
+    }
+    /// As fallocate(2).
+    fn fallocate(
+        &self,
+        node: NodeId,
+        handle: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        unsupported()
+    }
+    /// As lseek(2) with `SEEK_DATA` or `SEEK_HOLE`.
+    fn lseek(&self, node: NodeId, handle: u64, offset: u64, whence: i32) -> io::Result<u64> {
+        unsupported()
+    }
+    /// All names of a directory, without `.` and `..`.
+    fn readdir(&self, node: NodeId) -> io::Result<Vec<DirEntry>> {
+        unsupported()
+    }
+    /// The file system's numbers.
+    fn statfs(&self, node: NodeId) -> io::Result<StatFs> {
+        unsupported()
+    }
+    /// As setxattr(2).
+    fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        unsupported()
+    }
+    /// As getxattr(2), the whole value.
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> io::Result<Vec<u8>> {
+        unsupported()
+    }
+    /// All attribute names.
+    fn listxattr(&self, node: NodeId) -> io::Result<Vec<OsString>> {
+        unsupported()
+    }
+    /// As removexattr(2).
+    fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
+        unsupported()
+    }
+}

@@ -1,0 +1,235 @@
+//! Direct I/O: all pieces of a call are sent at once and waited for once.
+
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use uvfs_queue::arena::PAGE_SIZE;
+
+use super::inode::{Inode, push_seg};
+use super::{Handle, errno, lock};
+use crate::backend::{Op, Request};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// How one piece of a direct call ended: bytes, or an errno.
+type Piece = Result<usize, i32>;
+
+/// A direct read or write whose pieces are under way. Its pages belong to it until the last one
+/// has ended, whoever waits.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    inode: Arc<Inode>,
+    op: Op,
+    offset: u64,
+    len: usize,
+    pages: Mutex<Vec<u32>>,
+    pieces: Mutex<Vec<(usize, Piece)>>,
+    left: AtomicUsize,
+    ended: AtomicBool,
+}
+
+impl Inode {
+    fn bounce_limit(&self) -> usize {
+        (self.cache.arena.pages() as usize / 4).max(1) * PAGE_SIZE
+    }
+
+    /// How much of a direct call goes in one round: what its bounce pages may take of the cache.
+    pub(crate) fn direct_round(&self, len: usize) -> usize {
+        len.min(self.bounce_limit())
+    }
+
+    /// Waits until no direct write is under way. The caller holds the write lock alone, so no
+    /// other can begin.
+    pub(crate) fn wait_direct(&self) {
+        self.cache.wait(&self.event, || {
+            (self.direct.load(Ordering::Acquire) == 0).then_some(())
+        });
+    }
+
+    /// Makes a range's cached pages agree with the server before a direct call: writes what is
+    /// dirty, and for a write throws the pages away.
+    pub(crate) fn prepare_direct(
+        self: &Arc<Self>,
+        op: Op,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<()> {
+        let (first, last) = (offset / PAGE, (offset + len as u64 - 1) / PAGE);
+        let (dirty, ahead) = {
+            let st = self.read_state();
+            (
+                st.dirty > 0 || !st.in_flight.is_empty(),
+                st.size > st.server_size,
+            )
+        };
+        if dirty {
+            if op == Op::Read && ahead {
+                // The server would see the end of the file where there is none.
+                self.write_and_wait(0, u64::MAX)?;
+            } else {
+                self.write_and_wait(first, last)?;
+            }
+        }
+        if op == Op::Write {
+            self.invalidate_range(first, last, None);
+        }
+        Ok(())
+    }
+
+    /// Sends all pieces of a direct call. `data` is what to write, and empty for a read.
+    pub(crate) fn start_direct(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        op: Op,
+        offset: u64,
+        len: usize,
+        data: &[IoSlice<'_>],
+        dontcache: bool,
+    ) -> Arc<Direct> {
+        assert!(len > 0 && len <= self.bounce_limit());
+        let max = match op {
+            Op::Read => self.cache.limits.max_read,
+            Op::Write => self.cache.limits.max_write,
+        };
+        let max = (max / PAGE_SIZE).max(1) * PAGE_SIZE;
+        let want = len.div_ceil(PAGE_SIZE);
+        let mut pages = Vec::with_capacity(want);
+        while pages.len() < want {
+            self.cache.alloc(want - pages.len(), &mut pages);
+        }
+        // `alloc` hands pages out from the end of its list: turned round, they ascend.
+        pages.reverse();
+        let mut at = 0;
+        for slice in data {
+            let mut rest = &slice[..];
+            while !rest.is_empty() {
+                let start = at % PAGE_SIZE;
+                let n = rest.len().min(PAGE_SIZE - start);
+                self.cache
+                    .arena
+                    .copy_in(pages[at / PAGE_SIZE], start, &rest[..n]);
+                rest = &rest[n..];
+                at += n;
+            }
+        }
+        debug_assert!(data.is_empty() || at == len);
+        let direct = Arc::new(Direct {
+            inode: self.clone(),
+            op,
+            offset,
+            len,
+            pieces: Mutex::new(Vec::with_capacity(len.div_ceil(max))),
+            left: AtomicUsize::new(len.div_ceil(max)),
+            ended: AtomicBool::new(false),
+            pages: Mutex::new(Vec::new()),
+        });
+        if op == Op::Write {
+            self.direct.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut batch = Vec::with_capacity(len.div_ceil(max));
+        for start in (0..len).step_by(max) {
+            let n = max.min(len - start);
+            let mut segs = Vec::new();
+            for k in (start..start + n).step_by(PAGE_SIZE) {
+                let part = PAGE_SIZE.min(start + n - k);
+                push_seg(
+                    &mut segs,
+                    self.cache.arena.seg(pages[k / PAGE_SIZE], 0, part),
+                );
+            }
+            let (direct, handle) = (direct.clone(), handle.clone());
+            batch.push(Request {
+                op,
+                node: self.node,
+                handle: handle.fh,
+                offset: offset + start as u64,
+                len: n,
+                segs,
+                dontcache,
+                writeback: false,
+                done: Box::new(move |result| {
+                    let piece = result.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
+                    direct.piece_ended(start, piece);
+                    drop(handle);
+                }),
+            });
+        }
+        *lock(&direct.pages) = pages;
+        self.cache.counters.direct_requests(batch.len() as u64);
+        self.cache.backend.submit(&mut batch);
+        direct
+    }
+}
+
+impl Direct {
+    fn piece_ended(&self, start: usize, piece: Piece) {
+        lock(&self.pieces).push((start, piece));
+        if self.left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        if self.op == Op::Write {
+            // What others read into the cache meanwhile may be old. The size moves only now.
+            let (first, last) = (
+                self.offset / PAGE,
+                (self.offset + self.len as u64 - 1) / PAGE,
+            );
+            let written = self.result().unwrap_or(0) as u64;
+            let end = (written > 0).then(|| self.offset + written);
+            self.inode.invalidate_range(first, last, end);
+            self.inode.direct.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.ended.store(true, Ordering::Release);
+        self.inode.event.notify();
+    }
+
+    pub(crate) fn ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn wait(&self) {
+        self.inode
+            .cache
+            .wait(&self.inode.event, || self.ended().then_some(()));
+    }
+
+    /// The bytes moved before the first short or failed piece; its error when there are none.
+    pub(crate) fn result(&self) -> io::Result<usize> {
+        let mut pieces = lock(&self.pieces).clone();
+        pieces.sort_unstable_by_key(|p| p.0);
+        let mut done = 0;
+        for (start, piece) in pieces {
+            debug_assert!(start >= done);
+            match piece {
+                Ok(n) if start == done => done += n.min(self.len - start),
+                Err(code) if done == 0 && start == 0 => return Err(errno(code)),
+                _ => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Whether the server may have more than [`Direct::result`] says: a later piece succeeded
+    /// after an earlier one did not.
+    pub(crate) fn has_stray_pieces(&self, done: usize) -> bool {
+        lock(&self.pieces)
+            .iter()
+            .any(|&(start, piece)| start >= done && piece.is_ok_and(|n| n > 0))
+    }
+
+    /// Copies what a read brought to the caller.
+    pub(crate) fn copy_out(&self, buf: &mut [u8]) {
+        debug_assert!(self.ended());
+        let pages = lock(&self.pages);
+        for (k, part) in buf.chunks_mut(PAGE_SIZE).enumerate() {
+            self.inode.cache.arena.copy_out(pages[k], 0, part);
+        }
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        let mut pages = std::mem::take(&mut *lock(&self.pages));
+        self.inode.cache.free(&mut pages);
+    }
+}

@@ -1,0 +1,425 @@
+//! The page cache: pages in a shared arena, an index per inode, writeback, reclaim.
+//!
+//! Locks, in the order in which they are taken: an inode's `write_lock` (writers, truncation), its
+//! `state` (the index; never held while waiting or calling the backend), the free list. No lock is
+//! held while a request is submitted, so a backend may end requests in the submitting thread.
+
+mod chunk;
+mod direct;
+mod inode;
+mod writeback;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use uvfs_queue::arena::{Arena, PAGE_SIZE};
+
+use crate::backend::{Backend, Limits, NodeId};
+use crate::event::Event;
+use crate::stats::{Counters, Stats};
+
+pub(crate) use direct::Direct;
+pub(crate) use inode::{Fill, Inode, ReadStop};
+
+/// The cache's limits.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Bytes of the page arena, at least 1 MiB: the cache never holds more.
+    pub memory: usize,
+    /// Writers wait while more than this percentage of the pages is dirty or under writeback.
+    pub dirty_percent: u32,
+    /// Writeback starts above this percentage.
+    pub background_percent: u32,
+    /// Dirty pages are written after this long.
+    pub writeback_after: Duration,
+    /// How far readahead may grow, in bytes; 0 turns it off.
+    pub readahead: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            memory: 64 << 20,
+            dirty_percent: 40,
+            background_percent: 10,
+            writeback_after: Duration::from_secs(5),
+            readahead: 1 << 20,
+        }
+    }
+}
+
+/// Ignores poisoning: the state's invariants hold between statements that can panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+/// An open file at the backend; closed when the last user (a `File`, the cache's writeback) is
+/// done with it.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    cache: Weak<Cache>,
+    pub(crate) node: NodeId,
+    pub(crate) fh: u64,
+}
+
+impl Handle {
+    pub(crate) fn new(cache: &Arc<Cache>, node: NodeId, fh: u64) -> Arc<Self> {
+        Arc::new(Self {
+            cache: Arc::downgrade(cache),
+            node,
+            fh,
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(cache) = self.cache.upgrade() {
+            cache.backend.release(self.node, self.fh);
+        }
+    }
+}
+
+pub(crate) struct Cache {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) limits: Limits,
+    pub(crate) config: Config,
+    pub(crate) counters: Counters,
+    /// Pages that the cache has.
+    pages: u64,
+    /// Those that nobody has.
+    free: Mutex<Vec<u32>>,
+    /// Pages that the free list lends at once to one inode.
+    pub(super) lend: usize,
+    /// Pages that are dirty or under writeback.
+    dirty: AtomicU64,
+    dirty_limit: u64,
+    background_limit: u64,
+    inodes: Mutex<HashMap<NodeId, Arc<Inode>>>,
+    /// The inodes again, in the order in which reclaim visits them.
+    clock: Mutex<VecDeque<Weak<Inode>>>,
+    /// Pages were freed, or dirty ones written.
+    pub(crate) changed: Event,
+    kick: (Mutex<bool>, Condvar),
+    peak: AtomicU64,
+    stop: AtomicBool,
+    /// Whether writers below the background limit wake the flusher at its own pace only.
+    flusher_awake: AtomicBool,
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cache {
+    pub(crate) fn new(backend: Arc<dyn Backend>, config: Config) -> io::Result<Arc<Self>> {
+        let pages = u32::try_from(config.memory.max(1 << 20) / PAGE_SIZE)
+            .map_err(|_| errno(libc::EINVAL))?;
+        let arena = Arc::new(Arena::create(pages + backend.reserved_pages())?);
+        backend.attach(&arena)?;
+        let limits = backend.limits();
+        let percent = |p: u32| (u64::from(pages) * u64::from(p.min(95)) / 100).max(1);
+        Ok(Arc::new(Self {
+            limits,
+            pages: u64::from(pages),
+            // Handed out from the end: ascending pages, which make few long segments.
+            free: Mutex::new((0..pages).rev().collect()),
+            lend: (pages as usize / 256).clamp(1, 64),
+            dirty: AtomicU64::new(0),
+            dirty_limit: percent(config.dirty_percent),
+            background_limit: percent(config.background_percent.min(config.dirty_percent)),
+            inodes: Mutex::default(),
+            clock: Mutex::default(),
+            changed: Event::default(),
+            kick: (Mutex::new(false), Condvar::new()),
+            peak: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            flusher_awake: AtomicBool::new(false),
+            counters: Counters::default(),
+            backend,
+            arena,
+            config,
+        }))
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = self.counters.sum();
+        stats.cached_pages = self.pages - lock(&self.free).len() as u64;
+        stats.dirty_pages = self.dirty.load(Ordering::Relaxed);
+        stats.peak_pages = self.peak.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// Waits for `check`, lending the thread to the backend first.
+    pub(crate) fn wait<T>(&self, event: &Event, mut check: impl FnMut() -> Option<T>) -> T {
+        let mut found = check();
+        if found.is_none() {
+            self.backend.poll(&mut || {
+                found = check();
+                found.is_some()
+            });
+        }
+        match found {
+            Some(found) => found,
+            None => event.wait(check),
+        }
+    }
+
+    /// The inode, made when it is new.
+    pub(crate) fn inode(
+        self: &Arc<Self>,
+        node: NodeId,
+        mtime: (i64, u32),
+        size: u64,
+    ) -> Arc<Inode> {
+        let mut inodes = lock(&self.inodes);
+        if let Some(inode) = inodes.get(&node) {
+            return inode.clone();
+        }
+        let inode = Inode::new(self, node, mtime, size);
+        inodes.insert(node, inode.clone());
+        lock(&self.clock).push_back(Arc::downgrade(&inode));
+        inode
+    }
+
+    pub(crate) fn inodes(&self) -> Vec<Arc<Inode>> {
+        lock(&self.inodes).values().cloned().collect()
+    }
+
+    pub(crate) fn find(&self, node: NodeId) -> Option<Arc<Inode>> {
+        lock(&self.inodes).get(&node).cloned()
+    }
+
+    /// Forgets an inode that is closed and holds nothing, here and at the backend.
+    pub(crate) fn evict(&self, node: NodeId) {
+        let mut inodes = lock(&self.inodes);
+        match inodes.get(&node) {
+            // The map's reference and nothing else: nobody can get another while we hold it.
+            Some(inode) if Arc::strong_count(inode) == 1 && inode.is_idle() => {
+                let lookups = inode.lookups.load(Ordering::Acquire);
+                inodes.remove(&node);
+                drop(inodes);
+                self.backend.forget(node, lookups);
+            }
+            _ => {}
+        }
+    }
+
+    // Pages.
+
+    /// Takes up to `want` free pages.
+    fn take_free(&self, want: usize, into: &mut Vec<u32>) -> usize {
+        let mut free = lock(&self.free);
+        let n = want.min(free.len());
+        let at = free.len() - n;
+        // Reversed, so that the first page taken is the one that was on top.
+        into.extend(free.drain(at..));
+        let used = self.pages - free.len() as u64;
+        drop(free);
+        self.peak.fetch_max(used, Ordering::Relaxed);
+        n
+    }
+
+    /// Gives pages back.
+    pub(crate) fn free(&self, pages: &mut Vec<u32>) {
+        if !pages.is_empty() {
+            lock(&self.free).append(pages);
+            self.changed.notify();
+        }
+    }
+
+    /// Takes pages from the free list or from clean cached ones. Never waits for I/O, so a server
+    /// that is itself answering a request may call it.
+    pub(crate) fn try_alloc(&self, want: usize, into: &mut Vec<u32>) -> usize {
+        let mut got = self.take_free(want, into);
+        while got < want {
+            let more = (want - got).max(self.lend).max(64);
+            if self.reclaim(more, false) == 0 {
+                break;
+            }
+            let n = self.take_free(want - got, into);
+            if n == 0 {
+                break;
+            }
+            got += n;
+        }
+        got
+    }
+
+    /// Takes at least one page and at most `want`, waiting until there are some.
+    pub(crate) fn alloc(&self, want: usize, into: &mut Vec<u32>) -> usize {
+        loop {
+            let got = self.try_alloc(want, into);
+            if got > 0 {
+                return got;
+            }
+            // All pages are dirty, under I/O or bounce buffers of direct I/O: have some written.
+            self.write_some();
+            self.changed.wait_timeout(
+                || (!lock(&self.free).is_empty()).then_some(()),
+                Duration::from_millis(20),
+            );
+        }
+    }
+
+    /// Takes clean pages back, least recently used first (a clock). Skips what is under I/O.
+    pub(crate) fn reclaim(&self, want: usize, discard: bool) -> usize {
+        let mut pages = Vec::with_capacity(want);
+        let rounds = lock(&self.clock).len() * 2;
+        for _ in 0..rounds {
+            // The lock is held for the queue only, not for the inode's work.
+            let Some(weak) = lock(&self.clock).pop_front() else {
+                break;
+            };
+            let Some(inode) = weak.upgrade() else {
+                continue;
+            };
+            inode.reclaim(want - pages.len(), &mut pages);
+            lock(&self.clock).push_back(weak);
+            if pages.len() >= want {
+                break;
+            }
+        }
+        let n = pages.len();
+        self.counters.reclaimed_pages(n as u64);
+        if discard {
+            pages.iter().for_each(|&p| self.arena.discard(p));
+        }
+        self.free(&mut pages);
+        n
+    }
+
+    // Dirty pages.
+
+    pub(super) fn add_dirty(&self, pages: u64) -> u64 {
+        self.dirty.fetch_add(pages, Ordering::Relaxed) + pages
+    }
+
+    pub(super) fn sub_dirty(&self, pages: u64) {
+        if pages > 0 {
+            let before = self.dirty.fetch_sub(pages, Ordering::Relaxed);
+            debug_assert!(before >= pages, "dirty pages are counted once");
+        }
+    }
+
+    pub(super) fn above_background(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) > self.background_limit
+    }
+
+    pub(super) fn above_limit(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) > self.dirty_limit
+    }
+
+    /// Starts writeback of one batch of every inode that has dirty pages.
+    fn write_some(&self) {
+        for inode in self.inodes() {
+            inode.write_batch(4);
+        }
+    }
+
+    /// Makes writers under the limit again, or fails them with what keeps the pages dirty.
+    pub(super) fn throttle(&self, inode: &Arc<Inode>) -> io::Result<()> {
+        if !self.above_limit() {
+            return Ok(());
+        }
+        self.counters.throttles(1);
+        let mut forced = 0;
+        loop {
+            let mut started = inode.write_batch(4);
+            if !started && forced < 2 && inode.failing().is_some() && !inode.under_writeback() {
+                // It failed a moment ago: worth another try before the writer is told.
+                forced += 1;
+                started = inode.retry_batch(4);
+            }
+            if !self.above_limit() {
+                return Ok(());
+            }
+            if !started && !inode.under_writeback() {
+                // Our own pages cannot go: their writeback fails. Others' may.
+                if let Some(code) = inode.failing() {
+                    return Err(errno(code));
+                }
+                self.wake_flusher();
+            }
+            let below = || (!self.above_limit()).then_some(());
+            let mut ok = false;
+            self.backend.poll(&mut || {
+                ok = below().is_some();
+                ok
+            });
+            if ok
+                || self
+                    .changed
+                    .wait_timeout(below, Duration::from_millis(20))
+                    .is_some()
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    // The flusher.
+
+    pub(crate) fn wake_flusher(&self) {
+        if !self.flusher_awake.swap(true, Ordering::Relaxed) {
+            *lock(&self.kick.0) = true;
+            self.kick.1.notify_one();
+        }
+    }
+
+    /// The body of the flusher thread: writes what is old, or too much.
+    pub(crate) fn flusher(weak: &Weak<Self>) {
+        loop {
+            let Some(cache) = weak.upgrade() else { return };
+            if cache.stop.load(Ordering::Acquire) {
+                return;
+            }
+            cache.flusher_awake.store(false, Ordering::Relaxed);
+            for inode in cache.inodes() {
+                if inode.wants_writeback(cache.config.writeback_after) || cache.above_background() {
+                    while inode.write_batch(8) && cache.above_background() {}
+                }
+                let node = inode.node;
+                drop(inode);
+                cache.evict(node);
+            }
+            let pause = (cache.config.writeback_after / 4)
+                .clamp(Duration::from_millis(10), Duration::from_secs(1));
+            let kicked = lock(&cache.kick.0);
+            let (mut kicked, _) = cache
+                .kick
+                .1
+                .wait_timeout_while(kicked, pause, |k| !*k)
+                .unwrap_or_else(PoisonError::into_inner);
+            *kicked = false;
+        }
+    }
+
+    /// Lets go of the inodes (which refer to the cache): the client is gone.
+    pub(crate) fn forget_all(&self) {
+        let inodes = std::mem::take(&mut *lock(&self.inodes));
+        for (node, inode) in inodes {
+            inode.closed();
+            self.backend
+                .forget(node, inode.lookups.load(Ordering::Acquire));
+        }
+    }
+
+    pub(crate) fn stop_flusher(&self) {
+        self.stop.store(true, Ordering::Release);
+        *lock(&self.kick.0) = true;
+        self.kick.1.notify_all();
+    }
+}

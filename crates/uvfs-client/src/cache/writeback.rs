@@ -1,0 +1,429 @@
+//! Writeback: from dirty pages to requests and back, one lock acquisition at each end.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use uvfs_queue::arena::{PAGE_SIZE, Span};
+
+use super::Handle;
+use super::chunk::CHUNK_PAGES;
+use super::inode::{Inode, State, push_seg};
+use crate::backend::{Op, Request};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// How long background writeback leaves an inode alone after a failure.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A writeback request under way.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    id: u64,
+    first: u64,
+    last: u64,
+}
+
+/// An error that every open file is to hear of once, as the kernel's errseq: a count of errors,
+/// whether anybody has seen the last one, and its errno.
+#[derive(Debug, Default)]
+pub(crate) struct ErrSeq(AtomicU64);
+
+const SEEN: u64 = 1 << 16;
+
+impl ErrSeq {
+    pub(super) fn set(&self, errno: i32) {
+        let _ = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+                let count = old >> 17;
+                Some((count + 1) << 17 | u64::try_from(errno).unwrap_or(0) & (SEEN - 1))
+            });
+    }
+
+    /// Where a file that is opened now begins: an error that nobody has heard of is news to it.
+    pub(crate) fn sample(&self) -> u64 {
+        let now = self.0.load(Ordering::Acquire);
+        if now != 0 && now & SEEN == 0 {
+            0
+        } else {
+            now & !SEEN
+        }
+    }
+
+    /// The error since `since`, if there is one; moves `since` on.
+    pub(crate) fn check(&self, since: &AtomicU64) -> Option<i32> {
+        let now = self.0.load(Ordering::Acquire);
+        if now & !SEEN == since.load(Ordering::Acquire) {
+            return None;
+        }
+        // Of two threads with the same file, one hears of it.
+        let old = since.swap(now & !SEEN, Ordering::AcqRel);
+        self.0.fetch_or(SEEN, Ordering::AcqRel);
+        (old != now & !SEEN).then_some((now & (SEEN - 1)) as i32)
+    }
+}
+
+/// What [`Inode::start_writeback`] found.
+#[derive(Debug, Default)]
+struct Started {
+    batch: Vec<Request>,
+    /// Dirty pages that could not be taken: they are being written, read, or truncated.
+    busy: bool,
+}
+
+impl Inode {
+    /// Makes requests of the dirty pages in `first..=last`, at most `max`; one lock acquisition
+    /// for all of them.
+    fn start_writeback(self: &Arc<Self>, first: u64, last: u64, max: usize) -> Started {
+        let mut started = Started::default();
+        self.cache.counters.writeback_locks(1);
+        let mut st = self.state();
+        let st = &mut *st;
+        if st.dirty == 0 {
+            return started;
+        }
+        if st.frozen {
+            started.busy = true;
+            return started;
+        }
+        let Some(handle) = st.writer.clone() else {
+            return started;
+        };
+        let max_pages = (self.cache.limits.max_write / PAGE_SIZE).clamp(1, 256);
+        let mut pages = 0;
+        let mut next = st.chunks.next(first / CHUNK_PAGES as u64);
+        'chunks: while let Some(ci) = next {
+            let base = ci * CHUNK_PAGES as u64;
+            if base > last {
+                break;
+            }
+            let lo = first.saturating_sub(base) as usize;
+            let hi = (last - base).min(CHUNK_PAGES as u64 - 1) as usize;
+            let chunk = st.chunks.get_mut(ci).expect("next answers what is there");
+            let ready = chunk
+                .dirty
+                .without(&chunk.writeback)
+                .without(&chunk.reading);
+            started.busy |= chunk.dirty.without(&ready).any_in(lo, hi);
+            let mut at = lo;
+            while let Some(from) = ready.next(at, hi) {
+                if started.batch.len() >= max {
+                    break 'chunks;
+                }
+                // A run of pages whose dirty bytes meet.
+                let mut to = from;
+                let mut segs = Vec::new();
+                let (mut len, mut offset) = (0, 0);
+                loop {
+                    let page = chunk.pages[to];
+                    let mut ranges = self.cache.arena.ranges(page);
+                    let span = ranges.dirty;
+                    debug_assert!(!span.is_empty() && ranges.writeback.is_empty());
+                    if to == from {
+                        offset = (base + to as u64) * PAGE + u64::from(span.start);
+                    }
+                    ranges.writeback = span;
+                    ranges.dirty = Span::default();
+                    self.cache.arena.set_ranges(page, ranges);
+                    push_seg(
+                        &mut segs,
+                        self.cache.arena.seg(page, span.start.into(), span.len()),
+                    );
+                    len += span.len();
+                    let more = usize::from(span.end) == PAGE_SIZE
+                        && to < hi
+                        && to + 1 - from < max_pages
+                        && ready.get(to + 1)
+                        && self.cache.arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
+                    if !more {
+                        break;
+                    }
+                    to += 1;
+                }
+                chunk.writeback.set_range(from, to);
+                chunk.dirty.clear_range(from, to);
+                let count = (to - from + 1) as u64;
+                st.dirty -= count;
+                pages += count;
+                let id = st.next_request;
+                st.next_request += 1;
+                st.in_flight.push(InFlight {
+                    id,
+                    first: base + from as u64,
+                    last: base + to as u64,
+                });
+                let dontcache = chunk.dropbehind.get(from);
+                let (inode, handle) = (self.clone(), handle.clone());
+                started.batch.push(Request {
+                    op: Op::Write,
+                    node: self.node,
+                    handle: handle.fh,
+                    offset,
+                    len,
+                    segs,
+                    dontcache,
+                    writeback: true,
+                    done: Box::new(move |result| {
+                        inode.end_writeback(id, ci, (from, to), offset + len as u64, len, result);
+                        drop::<Arc<Handle>>(handle);
+                    }),
+                });
+                st.cursor = base + to as u64 + 1;
+                at = to + 1;
+            }
+            next = st.chunks.next(ci + 1);
+        }
+        if st.dirty == 0 {
+            st.dirtied_at = None;
+        }
+        self.cache
+            .counters
+            .writeback_requests(started.batch.len() as u64);
+        self.cache.counters.writeback_pages(pages);
+        started
+    }
+
+    fn end_writeback(
+        &self,
+        id: u64,
+        ci: u64,
+        (from, to): (usize, usize),
+        end: u64,
+        len: usize,
+        result: io::Result<usize>,
+    ) {
+        let arena = &self.cache.arena;
+        let failed = match result {
+            Ok(n) if n >= len => None,
+            // The kernel's name for a write that ends short without saying why.
+            Ok(_) => Some(libc::EIO),
+            Err(e) => Some(e.raw_os_error().unwrap_or(libc::EIO)),
+        };
+        let mut freed = Vec::new();
+        let mut cleaned = 0;
+        self.cache.counters.writeback_locks(1);
+        let mut guard = self.state();
+        let st = &mut *guard;
+        let chunk = st
+            .chunks
+            .get_mut(ci)
+            .expect("a chunk with a page under I/O stays");
+        chunk.writeback.clear_range(from, to);
+        let referenced = chunk.referenced();
+        for i in from..=to {
+            let page = chunk.pages[i];
+            let mut ranges = arena.ranges(page);
+            let written = std::mem::take(&mut ranges.writeback);
+            if failed.is_some() {
+                ranges.dirty = ranges.dirty.union(written);
+                if !chunk.dirty.get(i) {
+                    chunk.dirty.set(i);
+                    st.dirty += 1;
+                }
+            }
+            arena.set_ranges(page, ranges);
+            if chunk.dirty.get(i) {
+                continue;
+            }
+            cleaned += 1;
+            let gone = !chunk.uptodate.get(i)
+                || (chunk.dropbehind.get(i) && !referenced.get(i))
+                || chunk.stale.get(i);
+            if gone && !chunk.reading.get(i) {
+                chunk.stale.clear(i);
+                freed.push(chunk.remove(i));
+            }
+        }
+        st.chunks.remove_if_empty(ci);
+        match failed {
+            None => {
+                st.server_size = st.server_size.max(end);
+                st.failing = None;
+                st.retry_at = None;
+                if st.dirty > 0 && st.dirtied_at.is_none() {
+                    st.dirtied_at = Some(Instant::now());
+                }
+            }
+            Some(code) => {
+                self.cache.counters.writeback_errors(1);
+                self.errors.set(code);
+                st.failing = Some(code);
+                let now = Instant::now();
+                st.retry_at = Some(now + RETRY_AFTER);
+                st.dirtied_at.get_or_insert(now);
+            }
+        }
+        let at = st
+            .in_flight
+            .iter()
+            .position(|f| f.id == id)
+            .expect("it was under way");
+        st.in_flight.swap_remove(at);
+        // Lets the file be closed at the server when nobody else has it; not under the lock.
+        let last =
+            st.dirty == 0 && st.in_flight.is_empty() && self.opens.load(Ordering::Acquire) == 0;
+        let writer = if last { st.writer.take() } else { None };
+        drop(guard);
+        drop(writer);
+        self.cache.sub_dirty(cleaned);
+        self.cache.free(&mut freed);
+        self.event.notify();
+        self.cache.changed.notify();
+    }
+
+    /// Starts up to `max` requests where the last batch ended; says whether there were any. Leaves
+    /// an inode alone whose writeback has just failed.
+    pub(super) fn write_batch(self: &Arc<Self>, max: usize) -> bool {
+        let cursor = {
+            let st = self.read_state();
+            if st.dirty == 0 || st.retry_at.is_some_and(|t| t > Instant::now()) {
+                return false;
+            }
+            st.cursor
+        };
+        let mut batch = self.start_writeback(cursor, u64::MAX, max).batch;
+        if batch.is_empty() && cursor > 0 {
+            batch = self.start_writeback(0, u64::MAX, max).batch;
+        }
+        let any = !batch.is_empty();
+        if any {
+            self.cache.backend.submit(&mut batch);
+        }
+        any
+    }
+
+    /// As [`Inode::write_batch`], of an inode whose writeback has just failed as well.
+    pub(super) fn retry_batch(self: &Arc<Self>, max: usize) -> bool {
+        self.state().retry_at = None;
+        self.write_batch(max)
+    }
+
+    /// Whether its dirty pages are old enough to be written.
+    pub(super) fn wants_writeback(&self, after: Duration) -> bool {
+        let st = self.read_state();
+        st.dirty > 0 && st.dirtied_at.is_some_and(|t| t.elapsed() >= after)
+    }
+
+    pub(super) fn under_writeback(&self) -> bool {
+        !self.read_state().in_flight.is_empty()
+    }
+
+    /// The errno with which writeback fails at the moment.
+    pub(super) fn failing(&self) -> Option<i32> {
+        self.read_state().failing
+    }
+
+    /// Starts writeback of a range without waiting for it (an uncached write, an old page).
+    pub(crate) fn write_range(self: &Arc<Self>, first: u64, last: u64) {
+        let mut batch = self.start_writeback(first, last, usize::MAX).batch;
+        if !batch.is_empty() {
+            self.cache.backend.submit(&mut batch);
+        }
+    }
+
+    /// Waits until the requests that overlap `first..=last` and were started before number
+    /// `before` have ended.
+    pub(super) fn wait_in_flight(&self, first: u64, last: u64, before: u64) {
+        self.cache.wait(&self.event, || {
+            (!Self::in_flight(&self.read_state(), first, last, before)).then_some(())
+        });
+    }
+
+    fn in_flight(st: &State, first: u64, last: u64, before: u64) -> bool {
+        st.in_flight
+            .iter()
+            .any(|f| f.id < before && f.first <= last && f.last >= first)
+    }
+
+    /// Writes everything in `first..=last` that is dirty now, and waits for it.
+    ///
+    /// # Errors
+    /// That of the last request that failed meanwhile. The pages stay dirty.
+    pub(crate) fn write_and_wait(self: &Arc<Self>, first: u64, last: u64) -> io::Result<()> {
+        let errors = AtomicU64::new(self.errors.0.load(Ordering::Acquire) & !SEEN);
+        let mut pass = 0;
+        loop {
+            let Started { mut batch, busy } = self.start_writeback(first, last, usize::MAX);
+            if !batch.is_empty() {
+                self.cache.backend.submit(&mut batch);
+            }
+            let before = self.read_state().next_request;
+            self.wait_in_flight(first, last, before);
+            if self.errors.0.load(Ordering::Acquire) & !SEEN != errors.load(Ordering::Relaxed) {
+                break;
+            }
+            // What was busy at first was dirtied again during its writeback: the second pass
+            // takes it. A page that is being read, or a size that is being changed, is worth
+            // waiting for as often as it takes.
+            let blocked = || {
+                let st = self.read_state();
+                st.frozen || st.dirty_and_reading(first, last)
+            };
+            if busy && blocked() {
+                self.cache.wait(&self.event, || (!blocked()).then_some(()));
+                continue;
+            }
+            if !busy || pass > 0 {
+                break;
+            }
+            pass += 1;
+        }
+        let now = self.errors.0.load(Ordering::Acquire);
+        if now & !SEEN == errors.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(io::Error::from_raw_os_error((now & (SEEN - 1)) as i32))
+    }
+}
+
+impl State {
+    fn dirty_and_reading(&self, first: u64, last: u64) -> bool {
+        let mut next = self.chunks.next(first / CHUNK_PAGES as u64);
+        while let Some(ci) = next {
+            let base = ci * CHUNK_PAGES as u64;
+            if base > last {
+                break;
+            }
+            let lo = first.saturating_sub(base) as usize;
+            let hi = (last - base).min(CHUNK_PAGES as u64 - 1) as usize;
+            if self
+                .chunks
+                .get(ci)
+                .is_some_and(|c| c.dirty.and(&c.reading).any_in(lo, hi))
+            {
+                return true;
+            }
+            next = self.chunks.next(ci + 1);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_heard_once_by_everybody() {
+        let errors = ErrSeq::default();
+        let (a, b) = (
+            AtomicU64::new(errors.sample()),
+            AtomicU64::new(errors.sample()),
+        );
+        assert_eq!(errors.check(&a), None);
+        errors.set(28);
+        assert_eq!(errors.check(&a), Some(28));
+        assert_eq!(errors.check(&a), None);
+        // Opened after somebody heard: not told.
+        let c = AtomicU64::new(errors.sample());
+        assert_eq!(errors.check(&c), None);
+        assert_eq!(errors.check(&b), Some(28));
+        errors.set(5);
+        // Opened before anybody heard: told.
+        let d = AtomicU64::new(errors.sample());
+        assert_eq!(errors.check(&d), Some(5));
+        assert_eq!(errors.check(&c), Some(5));
+        assert_eq!(errors.check(&d), None);
+    }
+}

@@ -1,0 +1,472 @@
+//! A client: a file system's names, and the cache that its files share.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, StatFs};
+use crate::cache::{Cache, Config, Handle, errno};
+use crate::file::{File, OpenOptions};
+use crate::stats::Stats;
+
+/// Symbolic links that one path may go through, as in the kernel.
+const MAX_LINKS: usize = 40;
+
+/// A client of one file system. Clones share the cache. Paths are relative to the file system's
+/// root; a leading `/` means the same.
+#[derive(Debug, Clone)]
+pub struct Client(Arc<Shared>);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) cache: Arc<Cache>,
+    flusher: Option<JoinHandle<()>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The last user is gone, so nothing becomes dirty any more: write what is.
+        for inode in self.cache.inodes() {
+            if let Err(error) = inode.write_and_wait(0, u64::MAX) {
+                tracing::error!(node = inode.node, %error, "dirty pages are lost: writeback failed");
+            }
+        }
+        self.cache.stop_flusher();
+        if let Some(flusher) = self.flusher.take() {
+            // A request's end may hold the last reference, and the flusher may be that end.
+            if flusher.thread().id() != std::thread::current().id() {
+                let _ = flusher.join();
+            }
+        }
+        self.cache.forget_all();
+    }
+}
+
+/// A node that a lookup answered; forgotten when dropped.
+struct Held<'a> {
+    backend: &'a dyn Backend,
+    entry: Entry,
+}
+
+impl Held<'_> {
+    /// Keeps the lookup for somebody who forgets it later.
+    fn keep(self) -> Entry {
+        let entry = self.entry;
+        std::mem::forget(self);
+        entry
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.entry.node != ROOT {
+            self.backend.forget(self.entry.node, 1);
+        }
+    }
+}
+
+fn components(path: &Path) -> Vec<OsString> {
+    path.components()
+        .filter_map(|c| match c {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some("..".into()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+        })
+        .collect()
+}
+
+fn kind(attr: &Attr) -> u32 {
+    attr.mode & libc::S_IFMT
+}
+
+impl Client {
+    /// A client of `backend` with a cache of its own.
+    ///
+    /// # Errors
+    /// Those of making the arena, and of the backend taking it.
+    pub fn new(backend: impl Backend, config: Config) -> io::Result<Self> {
+        let cache = Cache::new(Arc::new(backend), config)?;
+        let weak = Arc::downgrade(&cache);
+        let flusher = std::thread::Builder::new()
+            .name("uvfs-flusher".into())
+            .spawn(move || Cache::flusher(&weak))?;
+        Ok(Self(Arc::new(Shared {
+            cache,
+            flusher: Some(flusher),
+        })))
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &*self.0.cache.backend
+    }
+
+    fn hold(&self, entry: Entry) -> Held<'_> {
+        Held {
+            backend: self.backend(),
+            entry,
+        }
+    }
+
+    fn walk(&self, path: &Path, follow: bool) -> io::Result<Held<'_>> {
+        let root = Entry {
+            node: ROOT,
+            attr: Attr {
+                mode: libc::S_IFDIR,
+                ..Attr::default()
+            },
+        };
+        let mut todo: VecDeque<OsString> = components(path).into();
+        let mut stack = vec![self.hold(root)];
+        let mut links = 0;
+        while let Some(name) = todo.pop_front() {
+            if name == ".." {
+                if stack.len() > 1 {
+                    stack.pop();
+                }
+                continue;
+            }
+            let top = stack.last().expect("the root stays").entry.node;
+            let found = self.hold(self.backend().lookup(top, &name)?);
+            if kind(&found.entry.attr) != libc::S_IFLNK || (todo.is_empty() && !follow) {
+                stack.push(found);
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(errno(libc::ELOOP));
+            }
+            let target = PathBuf::from(self.backend().readlink(found.entry.node)?);
+            if target.is_absolute() {
+                stack.truncate(1);
+            }
+            for part in components(&target).into_iter().rev() {
+                todo.push_front(part);
+            }
+        }
+        let mut last = stack.pop().expect("the root stays");
+        if last.entry.node == ROOT {
+            last.entry.attr = self.backend().getattr(ROOT)?;
+        }
+        Ok(last)
+    }
+
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Held<'_>, &'p OsStr)> {
+        let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
+        let parent = self.walk(path.parent().unwrap_or(Path::new("")), true)?;
+        if kind(&parent.entry.attr) != libc::S_IFDIR {
+            return Err(errno(libc::ENOTDIR));
+        }
+        Ok((parent, name))
+    }
+
+    /// What the cache knows better than the server.
+    fn overlay(&self, entry: &Entry) -> Attr {
+        let mut attr = entry.attr;
+        if let Some(inode) = self.0.cache.find(entry.node) {
+            attr.size = inode.known_size().unwrap_or(attr.size);
+        }
+        attr
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// `EINVAL` for options that make no sense together, `EISDIR` for a directory, and what the
+    /// backend answers.
+    pub fn open(&self, path: impl AsRef<Path>, options: OpenOptions) -> io::Result<File> {
+        let path = path.as_ref();
+        let write = options.write || options.append;
+        let flags = match (options.read, write) {
+            (true, false) => libc::O_RDONLY,
+            (false, true) => libc::O_WRONLY,
+            (true, true) => libc::O_RDWR,
+            (false, false) => return Err(errno(libc::EINVAL)),
+        };
+        if !write && (options.truncate || options.create || options.create_new) {
+            return Err(errno(libc::EINVAL));
+        }
+        let existing = match self.walk(path, true) {
+            _ if options.create_new => None,
+            Err(e) if options.create && e.raw_os_error() == Some(libc::ENOENT) => None,
+            found => Some(found?),
+        };
+        let (held, fh) = match existing {
+            Some(held) => {
+                match kind(&held.entry.attr) {
+                    libc::S_IFREG => {}
+                    libc::S_IFDIR => return Err(errno(libc::EISDIR)),
+                    _ => return Err(errno(libc::EINVAL)),
+                }
+                let fh = self.backend().open(held.entry.node, flags)?;
+                (held, fh)
+            }
+            None => {
+                let (parent, name) = self.parent(path)?;
+                let excl = if options.create_new { libc::O_EXCL } else { 0 };
+                let (entry, fh) =
+                    self.backend()
+                        .create(parent.entry.node, name, options.mode, flags | excl)?;
+                (self.hold(entry), fh)
+            }
+        };
+        let cache = &self.0.cache;
+        let handle = Handle::new(cache, held.entry.node, fh);
+        // Its size may have changed between the lookup and the open.
+        let token = cache.find(held.entry.node).and_then(|inode| inode.quiet());
+        let attr = self.backend().getattr(held.entry.node)?;
+        let inode = cache.inode(held.entry.node, attr.mtime, attr.size);
+        inode.lookups.fetch_add(1, Ordering::AcqRel);
+        held.keep();
+        inode.revalidate(token, attr.mtime, attr.size);
+        let file = File::new(self.0.clone(), inode, handle, &options);
+        if options.truncate && file.size() > 0 {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    /// Makes a file and opens it for reading and writing; fails with `EEXIST` if it is there.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        self.open(
+            path,
+            OpenOptions::new().read(true).write(true).create_new(true),
+        )
+    }
+
+    /// Finds a name without following it if it is a symbolic link: its inode and attributes.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
+        let held = self.walk(path.as_ref(), false)?;
+        Ok((held.entry.node, self.overlay(&held.entry)))
+    }
+
+    /// Attributes, through symbolic links.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
+        let held = self.walk(path.as_ref(), true)?;
+        Ok(self.overlay(&held.entry))
+    }
+
+    /// Attributes of the name itself.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn lstat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
+        self.lookup(path).map(|(_, attr)| attr)
+    }
+
+    /// Changes attributes; a size of an open file is better changed with [`File::set_len`].
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn setattr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
+        let held = self.walk(path.as_ref(), true)?;
+        let node = held.entry.node;
+        let mut rest = SetAttr {
+            handle: None,
+            ..*set
+        };
+        if let (Some(size), Some(inode)) = (set.size, self.0.cache.find(node)) {
+            let _writer = inode.exclusive();
+            let tell = SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            };
+            inode.set_len(size, || self.backend().setattr(node, &tell).map(drop))?;
+            rest.size = None;
+        }
+        if rest.mtime.is_some() || rest.atime.is_some() {
+            // Or writeback would change the times again.
+            if let Some(inode) = self.0.cache.find(node) {
+                inode.write_and_wait(0, u64::MAX)?;
+            }
+        }
+        let attr = self.backend().setattr(node, &rest)?;
+        Ok(self.overlay(&Entry { node, attr }))
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
+        let (parent, name) = self.parent(path.as_ref())?;
+        drop(self.hold(self.backend().mkdir(parent.entry.node, name, mode)?));
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn rmdir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let (parent, name) = self.parent(path.as_ref())?;
+        self.backend().rmdir(parent.entry.node, name)
+    }
+
+    /// Removes a name that is no directory.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn unlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let (parent, name) = self.parent(path.as_ref())?;
+        self.backend().unlink(parent.entry.node, name)
+    }
+
+    /// Renames; `flags` are those of renameat2(2), 0 to replace what is there.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn rename(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        flags: u32,
+    ) -> io::Result<()> {
+        let (old, old_name) = self.parent(from.as_ref())?;
+        let (new, new_name) = self.parent(to.as_ref())?;
+        self.backend()
+            .rename(old.entry.node, old_name, new.entry.node, new_name, flags)
+    }
+
+    /// Makes another name of a file.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> io::Result<()> {
+        let node = self.walk(original.as_ref(), false)?;
+        let (parent, name) = self.parent(new.as_ref())?;
+        drop(
+            self.hold(
+                self.backend()
+                    .link(node.entry.node, parent.entry.node, name)?,
+            ),
+        );
+        Ok(())
+    }
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
+        let (parent, name) = self.parent(new.as_ref())?;
+        drop(
+            self.hold(
+                self.backend()
+                    .symlink(parent.entry.node, name, target.as_ref())?,
+            ),
+        );
+        Ok(())
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let held = self.walk(path.as_ref(), false)?;
+        self.backend().readlink(held.entry.node).map(PathBuf::from)
+    }
+
+    /// The names in a directory, without `.` and `..`.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
+        let held = self.walk(path.as_ref(), true)?;
+        if kind(&held.entry.attr) != libc::S_IFDIR {
+            return Err(errno(libc::ENOTDIR));
+        }
+        self.backend().readdir(held.entry.node)
+    }
+
+    /// The file system's numbers.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn statfs(&self) -> io::Result<StatFs> {
+        self.backend().statfs(ROOT)
+    }
+
+    /// Sets an extended attribute; `flags` as setxattr(2).
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn setxattr(
+        &self,
+        path: impl AsRef<Path>,
+        name: impl AsRef<OsStr>,
+        value: &[u8],
+        flags: i32,
+    ) -> io::Result<()> {
+        let held = self.walk(path.as_ref(), true)?;
+        self.backend()
+            .setxattr(held.entry.node, name.as_ref(), value, flags)
+    }
+
+    /// An extended attribute's value.
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
+        let held = self.walk(path.as_ref(), true)?;
+        self.backend().getxattr(held.entry.node, name.as_ref())
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
+        let held = self.walk(path.as_ref(), true)?;
+        self.backend().listxattr(held.entry.node)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
+        let held = self.walk(path.as_ref(), true)?;
+        self.backend().removexattr(held.entry.node, name.as_ref())
+    }
+
+    /// What the cache has done so far.
+    pub fn stats(&self) -> Stats {
+        self.0.cache.stats()
+    }
+
+    /// Takes back up to `bytes` of clean pages and gives their memory to the system; answers how
+    /// many bytes that were. Never waits for I/O, so the server of this very client may call it.
+    pub fn shrink(&self, bytes: usize) -> usize {
+        let page = uvfs_queue::arena::PAGE_SIZE;
+        self.0.cache.reclaim(bytes.div_ceil(page), true) * page
+    }
+
+    /// Writes everything that is dirty and waits for it; says nothing about durability.
+    ///
+    /// # Errors
+    /// The first failed writeback's. The pages stay dirty.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut first = Ok(());
+        for inode in self.0.cache.inodes() {
+            let written = inode.write_and_wait(0, u64::MAX);
+            if first.is_ok() {
+                first = written;
+            }
+        }
+        first
+    }
+}

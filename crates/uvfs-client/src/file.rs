@@ -1,0 +1,891 @@
+//! Open files.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use uvfs_queue::arena::PAGE_SIZE;
+
+use crate::backend::{Attr, Op, SetAttr};
+use crate::cache::{Cache, Direct, Fill, Handle, Inode, ReadStop, errno, lock};
+use crate::client::Shared;
+use crate::pending::{Pending, Step};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// The first readahead window, in pages.
+const FIRST_WINDOW: u64 = 16;
+/// Requests of one file that uncached writes keep under way.
+const UNCACHED_REQUESTS: usize = 8;
+
+bitflags::bitflags! {
+    /// How one call is to be done, as the `RWF_*` flags of preadv2(2).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Flags: u32 {
+        /// Pages that the call brings in go when its I/O ends (`RWF_DONTCACHE`).
+        const DONTCACHE = 1;
+        /// Past the cache, all pieces at once (`O_DIRECT` for one call; no alignment is needed).
+        const DIRECT = 2;
+        /// The data is durable when the write returns (`RWF_DSYNC`).
+        const DSYNC = 4;
+    }
+}
+
+/// How a file is opened; as [`std::fs::OpenOptions`].
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) append: bool,
+    pub(crate) truncate: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) mode: u32,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+macro_rules! option {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name;
+            self
+        })*
+    };
+}
+
+impl OpenOptions {
+    /// Nothing set; permissions 0666 for new files.
+    pub fn new() -> Self {
+        Self {
+            read: false,
+            write: false,
+            append: false,
+            truncate: false,
+            create: false,
+            create_new: false,
+            mode: 0o666,
+        }
+    }
+    option! {
+        /// For reading.
+        read: bool,
+        /// For writing.
+        write: bool,
+        /// For writing, always at the end of the file.
+        append: bool,
+        /// Cut to nothing first.
+        truncate: bool,
+        /// Make it if it is not there.
+        create: bool,
+        /// Make it, and fail if it is there.
+        create_new: bool,
+        /// Permissions of a new file.
+        mode: u32,
+    }
+}
+
+/// What the caller knows about its reads, as posix_fadvise(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing.
+    Normal,
+    /// Sequential: read further ahead.
+    Sequential,
+    /// Random: read nothing ahead.
+    Random,
+    /// The range will be read soon: start reading it.
+    WillNeed,
+    /// The range will not be needed: write what is dirty of it, and drop it.
+    DontNeed,
+}
+
+/// What [`File::allocate`] does with a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllocateMode {
+    /// Reserves space; the file grows if the range ends beyond it.
+    Extend,
+    /// Reserves space; the size stays.
+    KeepSize,
+    /// Makes a hole; the size stays.
+    PunchHole,
+    /// Makes zeros; the file grows if the range ends beyond it.
+    ZeroRange,
+}
+
+/// An open file. Clones are the same open file.
+#[derive(Debug, Clone)]
+pub struct File(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    inode: Arc<Inode>,
+    handle: Arc<Handle>,
+    cache: Arc<Cache>,
+    readable: bool,
+    writable: bool,
+    append: bool,
+    ahead: Mutex<Ahead>,
+    /// A read of this page starts the next window.
+    mark: AtomicU64,
+    advice: AtomicU8,
+    /// Where this open file is in the inode's errors.
+    errors: AtomicU64,
+    wrote: AtomicBool,
+    // Last: the client's end waits for writeback.
+    _client: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Ahead {
+    /// The page after the last one that was asked for.
+    expect: u64,
+    /// The page after the window.
+    end: u64,
+    /// Pages of the window; 0 when reads are not sequential.
+    window: u64,
+}
+
+fn checked_end(offset: u64, len: usize) -> io::Result<u64> {
+    offset
+        .checked_add(len as u64)
+        .filter(|&end| end <= i64::MAX as u64)
+        .ok_or_else(|| errno(libc::EINVAL))
+}
+
+/// The part `from..from + len` of a list of slices.
+fn cut<'a>(bufs: &'a [IoSlice<'a>], mut from: usize, mut len: usize) -> Vec<IoSlice<'a>> {
+    let mut parts = Vec::new();
+    for buf in bufs {
+        let start = from.min(buf.len());
+        from -= start;
+        let n = (buf.len() - start).min(len);
+        len -= n;
+        if n > 0 {
+            parts.push(IoSlice::new(&buf[start..start + n]));
+        }
+    }
+    parts
+}
+
+impl File {
+    pub(crate) fn new(
+        client: Arc<Shared>,
+        inode: Arc<Inode>,
+        handle: Arc<Handle>,
+        options: &OpenOptions,
+    ) -> Self {
+        inode.opens.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::new(Inner {
+            errors: AtomicU64::new(inode.errors.sample()),
+            cache: client.cache.clone(),
+            _client: client,
+            inode,
+            handle,
+            readable: options.read,
+            writable: options.write || options.append,
+            append: options.append,
+            ahead: Mutex::default(),
+            mark: AtomicU64::new(u64::MAX),
+            advice: AtomicU8::new(0),
+            wrote: AtomicBool::new(false),
+        }))
+    }
+
+    // Reading.
+
+    /// Reads at `offset` until `buf` is full or the file ends.
+    ///
+    /// # Errors
+    /// `EBADF` when the file is not open for reading, `EINVAL` for an impossible offset, and what
+    /// the backend answers.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
+        if !f.readable {
+            return Err(errno(libc::EBADF));
+        }
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        checked_end(offset, buf.len())?;
+        if flags.contains(Flags::DIRECT) {
+            return self.read_direct(buf, offset, flags);
+        }
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let (mut done, mut stop) = f.inode.read_cached(buf, offset, !dontcache);
+        if let ReadStop::Miss(_) = stop {
+            f.cache.counters.misses(1);
+        } else {
+            f.cache.counters.hits(1);
+        }
+        let mut failed = None;
+        while let ReadStop::Miss(page) = stop {
+            let last = (offset + buf.len() as u64 - 1) / PAGE;
+            let fill = if f.inode.is_reading(page) {
+                // Readahead or another reader brings it.
+                Arc::default()
+            } else {
+                self.read_missing(page, last, dontcache)
+            };
+            let ready = || fill.finished() && !f.inode.is_reading(page);
+            f.cache.wait(&f.inode.event, || ready().then_some(()));
+            if let Some(code) = fill.error() {
+                failed = Some(code);
+                break;
+            }
+            let (n, next) = f
+                .inode
+                .read_cached(&mut buf[done..], offset + done as u64, !dontcache);
+            done += n;
+            stop = next;
+        }
+        self.after_read(offset, done, dontcache);
+        match failed {
+            Some(code) if done == 0 => Err(errno(code)),
+            _ => Ok(done),
+        }
+    }
+
+    fn after_read(&self, offset: u64, done: usize, dontcache: bool) {
+        let f = &*self.0;
+        if done == 0 {
+            return;
+        }
+        f.cache.counters.bytes_out(done as u64);
+        let (first, last) = (offset / PAGE, (offset + done as u64 - 1) / PAGE);
+        let mark = f.mark.load(Ordering::Relaxed);
+        if (first..=last).contains(&mark) {
+            self.read_ahead(dontcache);
+        }
+        if dontcache {
+            // A page that the next read still needs stays for it, if this one ended within.
+            let whole = (offset + done as u64) / PAGE;
+            if whole > first || (offset + done as u64) >= f.inode.size() {
+                let last = if offset + done as u64 >= f.inode.size() {
+                    last
+                } else {
+                    whole - 1
+                };
+                f.inode.drop_behind(first, last);
+            }
+        }
+    }
+
+    /// Starts reading what is missing for a read of `page..=last`, and more if reads are
+    /// sequential.
+    fn read_missing(&self, page: u64, last: u64, dontcache: bool) -> Arc<Fill> {
+        let f = &*self.0;
+        let max = self.window_limit();
+        let mut end = last + 1;
+        {
+            let mut ahead = lock(&f.ahead);
+            let sequential = page == ahead.expect || page == ahead.end;
+            if sequential && max > 0 {
+                ahead.window = (ahead.window * 2).clamp(FIRST_WINDOW.min(max), max);
+                end = end.max(page + ahead.window);
+                ahead.end = end;
+                f.mark.store(page + (end - page) / 2, Ordering::Relaxed);
+            } else {
+                ahead.window = 0;
+                ahead.end = end;
+                f.mark.store(u64::MAX, Ordering::Relaxed);
+            }
+            ahead.expect = last + 1;
+        }
+        f.cache.counters.readahead_pages(end - last - 1);
+        f.inode.fill(&f.handle, page, end - 1, dontcache, true)
+    }
+
+    fn window_limit(&self) -> u64 {
+        let max = self.0.cache.config.readahead as u64 / PAGE;
+        match self.0.advice.load(Ordering::Relaxed) {
+            a if a == Advice::Random as u8 => 0,
+            a if a == Advice::Sequential as u8 => max * 2,
+            _ => max,
+        }
+    }
+
+    /// The reader has come to the middle of the window: start the next one.
+    fn read_ahead(&self, dontcache: bool) {
+        let f = &*self.0;
+        let max = self.window_limit();
+        let (first, n) = {
+            let mut ahead = lock(&f.ahead);
+            if ahead.window == 0 || max == 0 {
+                return;
+            }
+            ahead.window = (ahead.window * 2).min(max);
+            let first = ahead.end;
+            ahead.end += ahead.window;
+            f.mark.store(first, Ordering::Relaxed);
+            (first, ahead.window)
+        };
+        f.cache.counters.readahead_pages(n);
+        let _ = f
+            .inode
+            .fill(&f.handle, first, first + n - 1, dontcache, false);
+    }
+
+    fn read_direct(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
+        let mut done = 0;
+        while done < buf.len() {
+            let n = f.inode.direct_round(buf.len() - done);
+            let at = offset + done as u64;
+            let moved = f.inode.prepare_direct(Op::Read, at, n).and_then(|()| {
+                let dontcache = flags.contains(Flags::DONTCACHE);
+                let d = f
+                    .inode
+                    .start_direct(&f.handle, Op::Read, at, n, &[], dontcache);
+                d.wait();
+                let moved = d.result()?;
+                d.copy_out(&mut buf[done..done + moved]);
+                Ok(moved)
+            });
+            match moved {
+                Ok(moved) => {
+                    done += moved;
+                    if moved < n {
+                        break;
+                    }
+                }
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        f.cache.counters.bytes_out(done as u64);
+        Ok(done)
+    }
+
+    /// As [`File::read_at`], into several buffers one after another.
+    ///
+    /// # Errors
+    /// As [`File::read_at`].
+    pub fn read_vectored_at(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        offset: u64,
+        flags: Flags,
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        for buf in bufs {
+            match self.read_at(buf, offset + done as u64, flags) {
+                Ok(n) => {
+                    done += n;
+                    if n < buf.len() {
+                        break;
+                    }
+                }
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Starts a read; the result is the buffer, as long as what was read.
+    pub fn submit_read_at(&self, mut buf: Vec<u8>, offset: u64, flags: Flags) -> Pending<Vec<u8>> {
+        let f = &*self.0;
+        let direct = flags.contains(Flags::DIRECT);
+        let ready = |result| Pending::ready(&f.cache, &f.inode, result);
+        if !f.readable {
+            return ready(Err(errno(libc::EBADF)));
+        }
+        if let Err(e) = checked_end(offset, buf.len()) {
+            return ready(Err(e));
+        }
+        if buf.is_empty() || (direct && f.inode.direct_round(buf.len()) < buf.len()) {
+            // Larger than the bounce pages allow at once: in rounds, here.
+            return ready(self.read_at(&mut buf, offset, flags).map(|n| {
+                buf.truncate(n);
+                buf
+            }));
+        }
+        if direct {
+            if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
+                return ready(Err(e));
+            }
+            let dontcache = flags.contains(Flags::DONTCACHE);
+            let d = f
+                .inode
+                .start_direct(&f.handle, Op::Read, offset, buf.len(), &[], dontcache);
+            return Pending::new(&f.cache, &f.inode, DirectRead { direct: d, buf });
+        }
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let step = BufferedRead {
+            file: self.clone(),
+            buf,
+            offset,
+            done: 0,
+            dontcache,
+            fill: None,
+        };
+        Pending::new(&f.cache, &f.inode, step)
+    }
+
+    // Writing.
+
+    /// Writes all of `buf` at `offset`, or at the end when the file was opened for appending.
+    ///
+    /// A buffered write is in the cache when this returns, and in the file after
+    /// [`File::sync_data`], [`File::close`] or a while.
+    ///
+    /// # Errors
+    /// `EBADF` when the file is not open for writing, `EINVAL` for an impossible offset, `EFBIG`
+    /// beyond the largest one, and what the backend answers. After part was written, the error
+    /// comes with the next call.
+    pub fn write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        self.write_vectored_at(&[IoSlice::new(buf)], offset, flags)
+    }
+
+    /// As [`File::write_at`], from several buffers one after another, in one piece as far as
+    /// other writers are concerned.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn write_vectored_at(
+        &self,
+        bufs: &[IoSlice<'_>],
+        offset: u64,
+        flags: Flags,
+    ) -> io::Result<usize> {
+        self.write_where(bufs, (!self.0.append).then_some(offset), flags)
+            .map(|(_, n)| n)
+    }
+
+    /// Writes at the end of the file; answers where that was.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn append(&self, buf: &[u8], flags: Flags) -> io::Result<u64> {
+        self.write_where(&[IoSlice::new(buf)], None, flags)
+            .map(|(at, _)| at)
+    }
+
+    fn write_where(
+        &self,
+        bufs: &[IoSlice<'_>],
+        offset: Option<u64>,
+        flags: Flags,
+    ) -> io::Result<(u64, usize)> {
+        let f = &*self.0;
+        if !f.writable {
+            return Err(errno(libc::EBADF));
+        }
+        let len: usize = bufs.iter().map(|b| b.len()).sum();
+        if len == 0 {
+            return Ok((offset.unwrap_or_else(|| f.inode.size()), 0));
+        }
+        if let Some(offset) = offset {
+            checked_end(offset, len)?;
+        }
+        if !f.wrote.load(Ordering::Relaxed) {
+            f.wrote.store(true, Ordering::Relaxed);
+        }
+        let (at, done) = if flags.contains(Flags::DIRECT) {
+            self.write_direct(bufs, len, offset, flags)?
+        } else {
+            let _writer = f.inode.exclusive();
+            let at = offset.unwrap_or_else(|| f.inode.size());
+            checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
+            let dontcache = flags.contains(Flags::DONTCACHE);
+            (at, f.inode.write(&f.handle, bufs, at, dontcache)?)
+        };
+        if done == 0 {
+            return Ok((at, 0));
+        }
+        let (first, last) = (at / PAGE, (at + done as u64 - 1) / PAGE);
+        if flags.contains(Flags::DONTCACHE) && !flags.contains(Flags::DIRECT) {
+            f.inode.write_range(first, last);
+            f.inode.wait_few_in_flight(UNCACHED_REQUESTS);
+        }
+        if flags.contains(Flags::DSYNC) {
+            self.sync_range(first, last)?;
+            f.cache.backend.fsync(f.handle.node, f.handle.fh, true)?;
+        }
+        Ok((at, done))
+    }
+
+    fn write_direct(
+        &self,
+        bufs: &[IoSlice<'_>],
+        len: usize,
+        offset: Option<u64>,
+        flags: Flags,
+    ) -> io::Result<(u64, usize)> {
+        let f = &*self.0;
+        // A write within the file shares it with other direct ones; one that makes it longer
+        // has it alone until its pieces have ended.
+        let shared = f
+            .inode
+            .write_lock
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let within = offset.is_some_and(|at| at + len as u64 <= f.inode.size());
+        let (_shared, _alone) = if within {
+            (Some(shared), None)
+        } else {
+            drop(shared);
+            let alone = f.inode.exclusive();
+            f.inode.wait_direct();
+            (None, Some(alone))
+        };
+        let old_size = f.inode.size();
+        let at = offset.unwrap_or(old_size);
+        checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
+        let mut done = 0;
+        while done < len {
+            let n = f.inode.direct_round(len - done);
+            let here = at + done as u64;
+            let direct = f.inode.prepare_direct(Op::Write, here, n).map(|()| {
+                let dontcache = flags.contains(Flags::DONTCACHE);
+                let data = cut(bufs, done, n);
+                let d = f
+                    .inode
+                    .start_direct(&f.handle, Op::Write, here, n, &data, dontcache);
+                d.wait();
+                d
+            });
+            let moved = direct.as_ref().map_or_else(
+                |e| Err(errno_of(e)),
+                |d| d.result().map_err(|e| errno_of(&e)),
+            );
+            let (moved, failed) = match moved {
+                Ok(moved) => (moved, None),
+                Err(code) => (0, Some(code)),
+            };
+            done += moved;
+            if moved < n {
+                if !within && direct.is_ok_and(|d| d.has_stray_pieces(moved)) {
+                    // Pieces behind the one that failed made the file longer than it is.
+                    let size = old_size.max(at + done as u64);
+                    let _ = self.tell_size(size);
+                }
+                if let Some(code) = failed.filter(|_| done == 0) {
+                    return Err(errno(code));
+                }
+                break;
+            }
+        }
+        f.cache.counters.bytes_in(done as u64);
+        Ok((at, done))
+    }
+
+    /// Starts a write. The data is copied before this returns. A buffered write is then done
+    /// (it waits like any other when too much is dirty); a direct one within the file is under
+    /// way; one that makes the file longer waits for its pieces here.
+    pub fn submit_write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> Pending<usize> {
+        let f = &*self.0;
+        let ready = |result| Pending::ready(&f.cache, &f.inode, result);
+        let plain = !flags.contains(Flags::DIRECT)
+            || flags.contains(Flags::DSYNC)
+            || f.append
+            || !f.writable
+            || buf.is_empty()
+            || checked_end(offset, buf.len()).is_err()
+            || f.inode.direct_round(buf.len()) < buf.len();
+        if plain {
+            return ready(self.write_at(buf, offset, flags));
+        }
+        let shared = f
+            .inode
+            .write_lock
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if offset + buf.len() as u64 > f.inode.size() {
+            drop(shared);
+            return ready(self.write_at(buf, offset, flags));
+        }
+        f.wrote.store(true, Ordering::Relaxed);
+        if let Err(e) = f.inode.prepare_direct(Op::Write, offset, buf.len()) {
+            return ready(Err(e));
+        }
+        let data = [IoSlice::new(buf)];
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let d = f
+            .inode
+            .start_direct(&f.handle, Op::Write, offset, buf.len(), &data, dontcache);
+        drop(shared);
+        f.cache.counters.bytes_in(buf.len() as u64);
+        Pending::new(&f.cache, &f.inode, DirectWrite(d))
+    }
+
+    // Durability.
+
+    /// Writes a range and reports an error that this open file has not heard of.
+    fn sync_range(&self, first: u64, last: u64) -> io::Result<()> {
+        let f = &*self.0;
+        let written = f.inode.write_and_wait(first, last);
+        match f.inode.errors.check(&f.errors) {
+            Some(code) => Err(errno(code)),
+            None => written,
+        }
+    }
+
+    /// Writes what is dirty and makes it durable, as fdatasync(2).
+    ///
+    /// # Errors
+    /// That of a writeback that failed since this file last heard of one (its pages stay dirty,
+    /// and are tried again), and what the backend answers.
+    pub fn sync_data(&self) -> io::Result<()> {
+        self.sync_range(0, u64::MAX)?;
+        self.0
+            .cache
+            .backend
+            .fsync(self.0.handle.node, self.0.handle.fh, true)
+    }
+
+    /// Writes what is dirty and makes data and attributes durable, as fsync(2).
+    ///
+    /// # Errors
+    /// As [`File::sync_data`].
+    pub fn sync_all(&self) -> io::Result<()> {
+        self.sync_range(0, u64::MAX)?;
+        self.0
+            .cache
+            .backend
+            .fsync(self.0.handle.node, self.0.handle.fh, false)
+    }
+
+    /// Writes what is dirty and closes the file. Dropping a file closes it too, and starts the
+    /// writing, but reports nothing.
+    ///
+    /// # Errors
+    /// That of a writeback that failed since this file last heard of one.
+    pub fn close(self) -> io::Result<()> {
+        let f = &*self.0;
+        if !f.wrote.load(Ordering::Relaxed) {
+            return f
+                .inode
+                .errors
+                .check(&f.errors)
+                .map_or(Ok(()), |code| Err(errno(code)));
+        }
+        self.sync_range(0, u64::MAX)?;
+        // The pages are what the server now has: worth keeping for whoever opens it next.
+        if let Ok(attr) = f.cache.backend.getattr(f.inode.node) {
+            f.inode.saw(attr.mtime, attr.size);
+        }
+        Ok(())
+    }
+
+    // Size and space.
+
+    /// The size in bytes, with what is not written yet.
+    pub fn size(&self) -> u64 {
+        self.0.inode.size()
+    }
+
+    /// The attributes, with the size that this client knows.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn stat(&self) -> io::Result<Attr> {
+        let mut attr = self.0.cache.backend.getattr(self.0.inode.node)?;
+        attr.size = self.0.inode.size();
+        Ok(attr)
+    }
+
+    fn tell_size(&self, size: u64) -> io::Result<()> {
+        let f = &*self.0;
+        let set = SetAttr {
+            size: Some(size),
+            handle: Some(f.handle.fh),
+            ..SetAttr::default()
+        };
+        f.cache.backend.setattr(f.inode.node, &set).map(drop)
+    }
+
+    /// Cuts or extends the file to `size` bytes, as ftruncate(2).
+    ///
+    /// # Errors
+    /// `EINVAL` when the file is not open for writing or the size is impossible, and what the
+    /// backend answers.
+    pub fn set_len(&self, size: u64) -> io::Result<()> {
+        let f = &*self.0;
+        if !f.writable || size > i64::MAX as u64 {
+            return Err(errno(libc::EINVAL));
+        }
+        let _writer = f.inode.exclusive();
+        f.wrote.store(true, Ordering::Relaxed);
+        f.inode.set_len(size, || self.tell_size(size))
+    }
+
+    /// Reserves, punches or zeroes a range, as fallocate(2).
+    ///
+    /// # Errors
+    /// `EBADF` when the file is not open for writing, `EINVAL` for an empty or impossible range,
+    /// `EOPNOTSUPP` when the backend cannot.
+    pub fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> io::Result<()> {
+        let f = &*self.0;
+        if !f.writable {
+            return Err(errno(libc::EBADF));
+        }
+        let end = offset
+            .checked_add(len)
+            .filter(|&e| len > 0 && e <= i64::MAX as u64);
+        let Some(end) = end else {
+            return Err(errno(libc::EINVAL));
+        };
+        let (raw, grows) = match mode {
+            AllocateMode::Extend => (0, true),
+            AllocateMode::KeepSize => (libc::FALLOC_FL_KEEP_SIZE, false),
+            AllocateMode::PunchHole => (
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                false,
+            ),
+            AllocateMode::ZeroRange => (libc::FALLOC_FL_ZERO_RANGE, true),
+        };
+        let _writer = f.inode.exclusive();
+        f.inode.wait_direct();
+        f.wrote.store(true, Ordering::Relaxed);
+        // The whole file: the server's size must be ours before it grows or keeps it.
+        self.0.inode.write_and_wait(0, u64::MAX)?;
+        f.cache
+            .backend
+            .fallocate(f.inode.node, f.handle.fh, raw, offset, len)?;
+        f.inode
+            .invalidate_range(offset / PAGE, (end - 1) / PAGE, grows.then_some(end));
+        Ok(())
+    }
+
+    /// The first data at or after `offset`, as lseek(2) with `SEEK_DATA`.
+    ///
+    /// # Errors
+    /// `ENXIO` when there is none.
+    pub fn seek_data(&self, offset: u64) -> io::Result<u64> {
+        self.seek(offset, libc::SEEK_DATA)
+    }
+
+    /// The first hole at or after `offset` (the end of the file is one), as lseek(2) with
+    /// `SEEK_HOLE`.
+    ///
+    /// # Errors
+    /// `ENXIO` when `offset` is beyond the end.
+    pub fn seek_hole(&self, offset: u64) -> io::Result<u64> {
+        self.seek(offset, libc::SEEK_HOLE)
+    }
+
+    fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
+        let f = &*self.0;
+        if offset >= f.inode.size() {
+            return Err(errno(libc::ENXIO));
+        }
+        f.inode.write_and_wait(0, u64::MAX)?;
+        f.cache
+            .backend
+            .lseek(f.inode.node, f.handle.fh, offset, whence)
+    }
+
+    /// Tells what the caller knows about its reads of a range; for the first three, of the file.
+    ///
+    /// # Errors
+    /// With [`Advice::DontNeed`], that of the writeback.
+    pub fn advise(&self, advice: Advice, offset: u64, len: u64) -> io::Result<()> {
+        let f = &*self.0;
+        let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
+        match advice {
+            Advice::Normal | Advice::Sequential | Advice::Random => {
+                f.advice.store(advice as u8, Ordering::Relaxed);
+            }
+            Advice::WillNeed if f.readable => {
+                let _ = f.inode.fill(&f.handle, first, last, false, false);
+            }
+            Advice::WillNeed => {}
+            Advice::DontNeed => {
+                f.inode.write_and_wait(first, last)?;
+                f.inode.invalidate_range(first, last, None);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.wrote.load(Ordering::Relaxed) {
+            self.inode.write_range(0, u64::MAX);
+        }
+        self.inode.opens.fetch_sub(1, Ordering::AcqRel);
+        self.inode.closed();
+    }
+}
+
+struct DirectRead {
+    direct: Arc<Direct>,
+    buf: Vec<u8>,
+}
+
+impl Step<Vec<u8>> for DirectRead {
+    fn step(&mut self) -> Option<io::Result<Vec<u8>>> {
+        self.direct.ended().then(|| {
+            let n = self.direct.result()?;
+            let mut buf = std::mem::take(&mut self.buf);
+            self.direct.copy_out(&mut buf[..n]);
+            buf.truncate(n);
+            Ok(buf)
+        })
+    }
+}
+
+struct DirectWrite(Arc<Direct>);
+
+impl Step<usize> for DirectWrite {
+    fn step(&mut self) -> Option<io::Result<usize>> {
+        self.0.ended().then(|| self.0.result())
+    }
+}
+
+struct BufferedRead {
+    file: File,
+    buf: Vec<u8>,
+    offset: u64,
+    done: usize,
+    dontcache: bool,
+    fill: Option<Arc<Fill>>,
+}
+
+impl Step<Vec<u8>> for BufferedRead {
+    fn step(&mut self) -> Option<io::Result<Vec<u8>>> {
+        let f = self.file.0.clone();
+        loop {
+            if let Some(fill) = &self.fill {
+                if !fill.finished() {
+                    return None;
+                }
+                if let Some(code) = fill.error().filter(|_| self.done == 0) {
+                    return Some(Err(errno(code)));
+                }
+                if fill.error().is_some() {
+                    break;
+                }
+            }
+            let at = self.offset + self.done as u64;
+            let (n, stop) = f
+                .inode
+                .read_cached(&mut self.buf[self.done..], at, !self.dontcache);
+            self.done += n;
+            let ReadStop::Miss(page) = stop else { break };
+            if f.inode.is_reading(page) {
+                // Somebody else's read brings it.
+                self.fill = None;
+                return None;
+            }
+            let last = (self.offset + self.buf.len() as u64 - 1) / PAGE;
+            self.fill = Some(self.file.read_missing(page, last, self.dontcache));
+        }
+        let mut buf = std::mem::take(&mut self.buf);
+        buf.truncate(self.done);
+        self.file.after_read(self.offset, self.done, self.dontcache);
+        Some(Ok(buf))
+    }
+}

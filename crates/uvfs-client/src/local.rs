@@ -1,0 +1,557 @@
+//! The in-process store: a host directory as a backend, without a server in between.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::JoinHandle;
+
+use rustix::fs::{
+    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
+};
+use uvfs_queue::arena::Arena;
+
+use crate::backend::{
+    Attr, Backend, DirEntry, Entry, Limits, NodeId, Op, ROOT, Request, SetAttr, StatFs,
+};
+use crate::cache::{errno, lock};
+
+/// A host directory, served in this process. Reads and writes go from and to the arena's pages by
+/// preadv(2) and pwritev(2), on worker threads or in the thread that submits them.
+pub struct LocalStore {
+    nodes: Mutex<Nodes>,
+    handles: Mutex<HashMap<u64, Arc<OwnedFd>>>,
+    engine: Arc<Engine>,
+    workers: Vec<JoinHandle<()>>,
+    limits: Limits,
+}
+
+struct Node {
+    /// Opened with `O_PATH`.
+    fd: Arc<OwnedFd>,
+    key: (u64, u64),
+    lookups: u64,
+}
+
+struct Nodes {
+    by_id: HashMap<NodeId, Node>,
+    by_key: HashMap<(u64, u64), NodeId>,
+    next: NodeId,
+    next_handle: u64,
+}
+
+/// Requests with the file of each, and whether the workers are to end.
+type Queue = (VecDeque<(Request, Arc<OwnedFd>)>, bool);
+
+#[derive(Default)]
+struct Engine {
+    arena: OnceLock<Arc<Arena>>,
+    queue: Mutex<Queue>,
+    more: Condvar,
+}
+
+impl std::fmt::Debug for LocalStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalStore").finish_non_exhaustive()
+    }
+}
+
+impl LocalStore {
+    /// Serves `directory` with one worker thread and requests of up to 1 MiB.
+    ///
+    /// # Errors
+    /// Those of opening the directory.
+    pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
+        Self::with(directory, 1, 1 << 20)
+    }
+
+    /// As [`LocalStore::open`] with `workers` threads (0: requests run in the thread that submits
+    /// them) and reads and writes of at most `max_request` bytes (a multiple of 4096).
+    ///
+    /// # Errors
+    /// Those of opening the directory.
+    pub fn with(
+        directory: impl AsRef<Path>,
+        workers: usize,
+        max_request: usize,
+    ) -> io::Result<Self> {
+        let fd = rustix::fs::open(
+            directory.as_ref(),
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let key = (stat.st_dev, stat.st_ino);
+        let root = Node {
+            fd: Arc::new(fd),
+            key,
+            lookups: 1,
+        };
+        let engine = Arc::new(Engine::default());
+        let workers = (0..workers)
+            .map(|i| {
+                let engine = engine.clone();
+                std::thread::Builder::new()
+                    .name(format!("uvfs-local-{i}"))
+                    .spawn(move || engine.work())
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            nodes: Mutex::new(Nodes {
+                by_id: HashMap::from([(ROOT, root)]),
+                by_key: HashMap::from([(key, ROOT)]),
+                next: ROOT + 1,
+                next_handle: 1,
+            }),
+            handles: Mutex::default(),
+            engine,
+            workers,
+            limits: Limits {
+                max_read: max_request,
+                max_write: max_request,
+            },
+        })
+    }
+
+    fn fd(&self, node: NodeId) -> io::Result<Arc<OwnedFd>> {
+        lock(&self.nodes)
+            .by_id
+            .get(&node)
+            .map(|n| n.fd.clone())
+            .ok_or_else(|| errno(libc::ESTALE))
+    }
+
+    fn handle(&self, handle: u64) -> io::Result<Arc<OwnedFd>> {
+        lock(&self.handles)
+            .get(&handle)
+            .cloned()
+            .ok_or_else(|| errno(libc::EBADF))
+    }
+
+    fn entry(&self, fd: OwnedFd) -> io::Result<Entry> {
+        let attr = attr_of(&fd)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let key = (stat.st_dev, stat.st_ino);
+        let mut nodes = lock(&self.nodes);
+        let node = match nodes.by_key.get(&key).copied() {
+            Some(node) => node,
+            None => {
+                let node = nodes.next;
+                nodes.next += 1;
+                nodes.by_key.insert(key, node);
+                nodes.by_id.insert(
+                    node,
+                    Node {
+                        fd: Arc::new(fd),
+                        key,
+                        lookups: 0,
+                    },
+                );
+                node
+            }
+        };
+        nodes.by_id.get_mut(&node).expect("both maps agree").lookups += 1;
+        Ok(Entry { node, attr })
+    }
+
+    fn new_handle(&self, fd: OwnedFd) -> u64 {
+        let mut nodes = lock(&self.nodes);
+        let handle = nodes.next_handle;
+        nodes.next_handle += 1;
+        drop(nodes);
+        lock(&self.handles).insert(handle, Arc::new(fd));
+        handle
+    }
+}
+
+/// One name: anything else would leave the directory.
+fn check(name: &OsStr) -> io::Result<&OsStr> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.contains(&b'/') {
+        return Err(errno(libc::EINVAL));
+    }
+    Ok(name)
+}
+
+fn proc_path(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+fn flags(flags: i32) -> OFlags {
+    OFlags::from_bits_retain(flags as u32)
+}
+
+fn attr_of(fd: &OwnedFd) -> io::Result<Attr> {
+    let s = rustix::fs::fstat(fd)?;
+    Ok(Attr {
+        ino: s.st_ino,
+        size: s.st_size as u64,
+        blocks: s.st_blocks as u64,
+        atime: (s.st_atime, s.st_atime_nsec as u32),
+        mtime: (s.st_mtime, s.st_mtime_nsec as u32),
+        ctime: (s.st_ctime, s.st_ctime_nsec as u32),
+        mode: s.st_mode,
+        nlink: s.st_nlink as u32,
+        uid: s.st_uid,
+        gid: s.st_gid,
+        rdev: s.st_rdev as u32,
+        blksize: s.st_blksize as u32,
+    })
+}
+
+impl Engine {
+    fn work(&self) {
+        loop {
+            let (request, fd) = {
+                let mut queue = lock(&self.queue);
+                loop {
+                    if let Some(next) = queue.0.pop_front() {
+                        break next;
+                    }
+                    if queue.1 {
+                        return;
+                    }
+                    queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
+                }
+            };
+            self.run(request, &fd);
+        }
+    }
+
+    fn run(&self, request: Request, fd: &OwnedFd) {
+        let result = self.transfer(&request, fd);
+        (request.done)(result);
+    }
+
+    /// Moves all bytes, in as many system calls as that takes; short only at the end of the file
+    /// or before an error.
+    fn transfer(&self, request: &Request, fd: &OwnedFd) -> io::Result<usize> {
+        let arena = self.arena.get().ok_or_else(|| errno(libc::ENOTCONN))?;
+        let mut iov: Vec<libc::iovec> = request
+            .segs
+            .iter()
+            .map(|&seg| libc::iovec {
+                iov_base: arena.ptr(seg).cast(),
+                iov_len: seg.len as usize,
+            })
+            .collect();
+        let mut rest = &mut iov[..];
+        let mut done = 0usize;
+        while !rest.is_empty() {
+            let n = rest.len().min(1024) as i32;
+            let offset =
+                i64::try_from(request.offset + done as u64).map_err(|_| errno(libc::EFBIG))?;
+            // SAFETY: every vector lies in the arena's mapping (`ptr` checked it), which lives as
+            // long as `arena`; the kernel copies, so concurrent changes of the shared bytes are
+            // as harmless as from any other process.
+            let moved = unsafe {
+                match request.op {
+                    Op::Read => libc::preadv(fd.as_raw_fd(), rest.as_ptr(), n, offset),
+                    Op::Write => libc::pwritev(fd.as_raw_fd(), rest.as_ptr(), n, offset),
+                }
+            };
+            if moved < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
+            let mut moved = moved as usize;
+            if moved == 0 {
+                break;
+            }
+            done += moved;
+            while let Some(first) = rest.first_mut() {
+                if moved < first.iov_len {
+                    first.iov_base = first.iov_base.wrapping_byte_add(moved);
+                    first.iov_len -= moved;
+                    break;
+                }
+                moved -= first.iov_len;
+                rest = &mut rest[1..];
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for LocalStore {
+    fn drop(&mut self) {
+        lock(&self.engine.queue).1 = true;
+        self.engine.more.notify_all();
+        for worker in self.workers.drain(..) {
+            // The last reference may go in a worker, which cannot wait for itself.
+            if worker.thread().id() != std::thread::current().id() {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+impl Backend for LocalStore {
+    fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
+        self.engine
+            .arena
+            .set(arena.clone())
+            .map_err(|_| errno(libc::EBUSY))
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn submit(&self, batch: &mut Vec<Request>) {
+        let mut ready = Vec::with_capacity(batch.len());
+        for request in batch.drain(..) {
+            match self.handle(request.handle) {
+                Ok(fd) => ready.push((request, fd)),
+                Err(e) => (request.done)(Err(e)),
+            }
+        }
+        if self.workers.is_empty() {
+            for (request, fd) in ready {
+                self.engine.run(request, &fd);
+            }
+            return;
+        }
+        lock(&self.engine.queue).0.extend(ready);
+        self.engine.more.notify_all();
+    }
+
+    fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
+        let dir = self.fd(parent)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.entry(rustix::fs::openat(dir, check(name)?, flags, Mode::empty())?)
+    }
+
+    fn forget(&self, node: NodeId, lookups: u64) {
+        let mut nodes = lock(&self.nodes);
+        let Some(found) = nodes.by_id.get_mut(&node) else {
+            return;
+        };
+        found.lookups = found.lookups.saturating_sub(lookups);
+        if found.lookups == 0 && node != ROOT {
+            let key = found.key;
+            nodes.by_id.remove(&node);
+            nodes.by_key.remove(&key);
+        }
+    }
+
+    fn getattr(&self, node: NodeId) -> io::Result<Attr> {
+        attr_of(&*self.fd(node)?)
+    }
+
+    fn setattr(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
+        let fd = self.fd(node)?;
+        if let Some(mode) = set.mode {
+            rustix::fs::chmod(proc_path(&fd), Mode::from_raw_mode(mode & 0o7777))?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            rustix::fs::chownat(
+                &fd,
+                c"",
+                set.uid.map(rustix::fs::Uid::from_raw),
+                set.gid.map(rustix::fs::Gid::from_raw),
+                AtFlags::EMPTY_PATH,
+            )?;
+        }
+        if let Some(size) = set.size {
+            match set.handle {
+                Some(handle) => rustix::fs::ftruncate(self.handle(handle)?, size)?,
+                None => {
+                    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+                    let file = rustix::fs::open(proc_path(&fd), flags, Mode::empty())?;
+                    rustix::fs::ftruncate(file, size)?;
+                }
+            }
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let omit = Timespec {
+                tv_sec: 0,
+                tv_nsec: rustix::fs::UTIME_OMIT,
+            };
+            let time = |t: Option<(i64, u32)>| {
+                t.map_or(omit, |(s, ns)| Timespec {
+                    tv_sec: s,
+                    tv_nsec: ns.into(),
+                })
+            };
+            let times = Timestamps {
+                last_access: time(set.atime),
+                last_modification: time(set.mtime),
+            };
+            rustix::fs::utimensat(rustix::fs::CWD, proc_path(&fd), &times, AtFlags::empty())?;
+        }
+        attr_of(&fd)
+    }
+
+    fn readlink(&self, node: NodeId) -> io::Result<OsString> {
+        let fd = self.fd(node)?;
+        let target = rustix::fs::readlinkat(&*fd, c"", Vec::new())?;
+        Ok(OsStr::from_bytes(target.as_bytes()).to_owned())
+    }
+
+    fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
+        rustix::fs::symlinkat(target, self.fd(parent)?, check(name)?)?;
+        self.lookup(parent, name)
+    }
+
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mkdirat(self.fd(parent)?, check(name)?, mode)?;
+        self.lookup(parent, name)
+    }
+
+    fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(
+            self.fd(parent)?,
+            check(name)?,
+            AtFlags::empty(),
+        )?)
+    }
+
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(
+            self.fd(parent)?,
+            check(name)?,
+            AtFlags::REMOVEDIR,
+        )?)
+    }
+
+    fn rename(&self, p: NodeId, n: &OsStr, np: NodeId, nn: &OsStr, flags: u32) -> io::Result<()> {
+        Ok(rustix::fs::renameat_with(
+            self.fd(p)?,
+            check(n)?,
+            self.fd(np)?,
+            check(nn)?,
+            RenameFlags::from_bits_retain(flags),
+        )?)
+    }
+
+    fn link(&self, node: NodeId, new_parent: NodeId, new_name: &OsStr) -> io::Result<Entry> {
+        let source = proc_path(&*self.fd(node)?);
+        rustix::fs::linkat(
+            rustix::fs::CWD,
+            source,
+            self.fd(new_parent)?,
+            check(new_name)?,
+            AtFlags::SYMLINK_FOLLOW,
+        )?;
+        self.lookup(new_parent, new_name)
+    }
+
+    fn open(&self, node: NodeId, open: i32) -> io::Result<u64> {
+        let fd = self.fd(node)?;
+        let open = (flags(open) - OFlags::NOFOLLOW - OFlags::APPEND) | OFlags::CLOEXEC;
+        let file = rustix::fs::open(proc_path(&fd), open, Mode::empty())?;
+        Ok(self.new_handle(file))
+    }
+
+    fn create(&self, p: NodeId, n: &OsStr, mode: u32, open: i32) -> io::Result<(Entry, u64)> {
+        let dir = self.fd(p)?;
+        let open =
+            (flags(open) - OFlags::APPEND) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        let file = rustix::fs::openat(&*dir, check(n)?, open, mode)?;
+        let path = OFlags::PATH | OFlags::CLOEXEC;
+        let entry = self.entry(rustix::fs::open(proc_path(&file), path, Mode::empty())?)?;
+        Ok((entry, self.new_handle(file)))
+    }
+
+    fn release(&self, _node: NodeId, handle: u64) {
+        lock(&self.handles).remove(&handle);
+    }
+
+    fn fsync(&self, _node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
+        let fd = self.handle(handle)?;
+        if data_only {
+            rustix::fs::fdatasync(fd)?
+        } else {
+            rustix::fs::fsync(fd)?
+        }
+        Ok(())
+    }
+
+    fn fallocate(&self, _: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+        let mode = FallocateFlags::from_bits_retain(mode as u32);
+        Ok(rustix::fs::fallocate(self.handle(h)?, mode, offset, len)?)
+    }
+
+    fn lseek(&self, _node: NodeId, handle: u64, offset: u64, whence: i32) -> io::Result<u64> {
+        let to = match whence {
+            libc::SEEK_DATA => SeekFrom::Data(offset),
+            libc::SEEK_HOLE => SeekFrom::Hole(offset),
+            _ => return Err(errno(libc::EINVAL)),
+        };
+        Ok(rustix::fs::seek(self.handle(handle)?, to)?)
+    }
+
+    fn readdir(&self, node: NodeId) -> io::Result<Vec<DirEntry>> {
+        let fd = self.fd(node)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(proc_path(&fd), flags, Mode::empty())?;
+        let mut entries = Vec::new();
+        for entry in rustix::fs::Dir::read_from(dir.as_fd())? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                entries.push(DirEntry {
+                    name: OsStr::from_bytes(name).to_owned(),
+                    ino: entry.ino(),
+                    kind: (entry.file_type().as_raw_mode() >> 12) as u8,
+                });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn statfs(&self, node: NodeId) -> io::Result<StatFs> {
+        let s = rustix::fs::fstatvfs(self.fd(node)?)?;
+        Ok(StatFs {
+            blocks: s.f_blocks,
+            bfree: s.f_bfree,
+            bavail: s.f_bavail,
+            files: s.f_files,
+            ffree: s.f_ffree,
+            bsize: s.f_bsize as u32,
+            frsize: s.f_frsize as u32,
+            namelen: s.f_namemax as u32,
+        })
+    }
+
+    fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        let flags = XattrFlags::from_bits_retain(flags as u32);
+        Ok(rustix::fs::setxattr(
+            proc_path(&*self.fd(node)?),
+            name,
+            value,
+            flags,
+        )?)
+    }
+
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> io::Result<Vec<u8>> {
+        let mut value = vec![0; 65536];
+        let n = rustix::fs::getxattr(proc_path(&*self.fd(node)?), name, &mut value[..])?;
+        value.truncate(n);
+        Ok(value)
+    }
+
+    fn listxattr(&self, node: NodeId) -> io::Result<Vec<OsString>> {
+        let mut list = vec![0u8; 65536];
+        let n = rustix::fs::listxattr(proc_path(&*self.fd(node)?), &mut list[..])?;
+        list.truncate(n);
+        Ok(list
+            .split(|&b| b == 0)
+            .filter(|name| !name.is_empty())
+            .map(|name| OsStr::from_bytes(name).to_owned())
+            .collect())
+    }
+
+    fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::removexattr(proc_path(&*self.fd(node)?), name)?)
+    }
+}

@@ -1,0 +1,108 @@
+//! A submitted call: to be polled, waited for, or awaited.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::cache::{Cache, Inode};
+
+/// What drives a pending call on; asked again after each event of its inode.
+pub(crate) trait Step<T>: Send {
+    /// The result, once it is there. Never blocks; not called again after it answered.
+    fn step(&mut self) -> Option<io::Result<T>>;
+}
+
+/// A call that was submitted. Nothing is lost when it is dropped: writes go on.
+#[must_use = "a submitted call tells its result here"]
+pub struct Pending<T> {
+    cache: Arc<Cache>,
+    inode: Arc<Inode>,
+    ready: Option<io::Result<T>>,
+    step: Option<Box<dyn Step<T>>>,
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending")
+            .field("ready", &self.ready.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> Pending<T> {
+    pub(crate) fn ready(cache: &Arc<Cache>, inode: &Arc<Inode>, result: io::Result<T>) -> Self {
+        Self {
+            cache: cache.clone(),
+            inode: inode.clone(),
+            ready: Some(result),
+            step: None,
+        }
+    }
+
+    pub(crate) fn new(
+        cache: &Arc<Cache>,
+        inode: &Arc<Inode>,
+        step: impl Step<T> + 'static,
+    ) -> Self {
+        let mut pending = Self {
+            cache: cache.clone(),
+            inode: inode.clone(),
+            ready: None,
+            step: Some(Box::new(step)),
+        };
+        pending.advance();
+        pending
+    }
+
+    fn advance(&mut self) -> bool {
+        if self.ready.is_none()
+            && let Some(step) = &mut self.step
+        {
+            self.ready = step.step();
+            if self.ready.is_some() {
+                self.step = None;
+            }
+        }
+        self.ready.is_some()
+    }
+
+    /// Whether the result is there. Does not wait.
+    pub fn is_done(&mut self) -> bool {
+        self.advance()
+    }
+
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// Those of the call.
+    ///
+    /// # Panics
+    /// When the result was already taken by awaiting it.
+    pub fn wait(mut self) -> io::Result<T> {
+        let (cache, inode) = (self.cache.clone(), self.inode.clone());
+        cache.wait(&inode.event, || self.advance().then_some(()));
+        self.ready.take().expect("the result is taken once")
+    }
+}
+
+impl<T: Unpin> Future for Pending<T> {
+    type Output = io::Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if !self.advance() {
+            let inode = self.inode.clone();
+            inode.event.register(cx.waker());
+            // It may have ended before the waker was known.
+            if !self.advance() {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(
+            self.ready
+                .take()
+                .expect("a future is not polled after its end"),
+        )
+    }
+}

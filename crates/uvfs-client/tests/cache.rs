@@ -1,0 +1,711 @@
+//! What the page cache promises: copies, locks, errors, limits, and that nothing waits for what it
+//! must not wait for.
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use uvfs_client::backend::{Limits, Op, Request};
+use uvfs_client::{
+    AllocateMode, Attr, Backend, Client, Config, Entry, Faulty, File, Flags, LocalStore, NodeId,
+    OpenOptions, SetAttr,
+};
+use uvfs_queue::arena::Arena;
+
+const MIB: usize = 1 << 20;
+
+fn rw() -> OpenOptions {
+    OpenOptions::new().read(true).write(true).create(true)
+}
+
+fn quiet() -> Config {
+    // Nothing is written unless the test says so.
+    Config {
+        memory: 16 * MIB,
+        writeback_after: Duration::from_secs(3600),
+        ..Config::default()
+    }
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !check() {
+        assert!(Instant::now() < deadline, "waited too long: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_write_is_copied_once_and_a_request_takes_two_locks() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(&vec![7; MIB], 0, Flags::empty()).unwrap();
+    let before = client.stats();
+    assert_eq!(before.bytes_in, MIB as u64);
+    assert_eq!((before.writeback_requests, before.dirty_pages), (0, 256));
+    file.sync_data().unwrap();
+    let after = client.stats();
+    assert_eq!(after.writeback_requests, 1);
+    assert_eq!(after.writeback_pages, 256);
+    assert_eq!(
+        after.writeback_locks - before.writeback_locks,
+        2,
+        "one to start, one to end"
+    );
+    assert_eq!(
+        (after.bytes_in, after.bytes_merged, after.dirty_pages),
+        (MIB as u64, 0, 0)
+    );
+
+    // A cold read: the backend fills the page, one copy to the caller.
+    drop(file);
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let file = client.open("f", OpenOptions::new().read(true)).unwrap();
+    let mut buf = vec![0; MIB];
+    assert_eq!(file.read_at(&mut buf, 0, Flags::empty()).unwrap(), MIB);
+    assert!(buf.iter().all(|&b| b == 7));
+    let stats = client.stats();
+    assert_eq!(
+        (stats.bytes_out, stats.bytes_in, stats.bytes_merged),
+        (MIB as u64, 0, 0)
+    );
+}
+
+#[test]
+fn a_partial_write_reads_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), vec![1; 3 * 4096]).unwrap();
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let file = client.open("f", OpenOptions::new().write(true)).unwrap();
+    file.write_at(&[2; 100], 50, Flags::empty()).unwrap();
+    file.write_at(&[3; 100], 150, Flags::empty()).unwrap();
+    file.write_at(&[4; 10], 4096 + 4000, Flags::empty())
+        .unwrap();
+    // Does not meet the page's dirty bytes: those go first, and nothing is read.
+    file.write_at(&[5; 10], 3000, Flags::empty()).unwrap();
+    file.close().unwrap();
+    assert_eq!(client.stats().read_requests, 0);
+    let mut want = vec![1; 3 * 4096];
+    want[50..150].fill(2);
+    want[150..250].fill(3);
+    want[3000..3010].fill(5);
+    want[8096..8106].fill(4);
+    assert!(std::fs::read(dir.path().join("f")).unwrap() == want);
+}
+
+#[test]
+fn readahead_grows_on_sequential_reads_and_not_on_random_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), vec![1; 8 * MIB]).unwrap();
+    let open = || {
+        let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+        let file = client.open("f", OpenOptions::new().read(true)).unwrap();
+        (client, file)
+    };
+    let mut buf = vec![0; 4096];
+    let (client, file) = open();
+    for at in (0..8 * MIB as u64).step_by(4096) {
+        assert_eq!(file.read_at(&mut buf, at, Flags::empty()).unwrap(), 4096);
+    }
+    let stats = client.stats();
+    assert!(stats.read_requests <= 64, "{stats:?}");
+
+    let (client, file) = open();
+    for i in 0..100u64 {
+        let page = i * 7919 % 2048 / 2 * 2 + 1;
+        assert_eq!(
+            file.read_at(&mut buf, page * 4096, Flags::empty()).unwrap(),
+            4096
+        );
+    }
+    let stats = client.stats();
+    assert_eq!(stats.readahead_pages, 0, "{stats:?}");
+    assert!(stats.cached_pages <= 100 + 16);
+}
+
+#[test]
+fn uncached_calls_leave_nothing_and_older_pages_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(&vec![1; MIB], 0, Flags::empty()).unwrap();
+    file.sync_data().unwrap();
+    for i in 1..64 {
+        file.write_at(&vec![2; MIB], i * MIB as u64, Flags::DONTCACHE)
+            .unwrap();
+    }
+    // Over the old pages as well.
+    file.write_at(&vec![3; MIB], 0, Flags::DONTCACHE).unwrap();
+    eventually("writeback ends by itself", || {
+        client.stats().dirty_pages == 0
+    });
+    let hits = |at: u64| {
+        let before = client.stats().read_requests;
+        let mut buf = [0; 4096];
+        assert_eq!(file.read_at(&mut buf, at, Flags::DONTCACHE).unwrap(), 4096);
+        (client.stats().read_requests == before, buf[0])
+    };
+    assert_eq!(hits(4096), (true, 3), "an older page stays");
+    assert_eq!(
+        hits(5 * MIB as u64),
+        (false, 2),
+        "a page of an uncached write goes"
+    );
+    assert_eq!(
+        hits(5 * MIB as u64),
+        (false, 2),
+        "a page of an uncached read goes"
+    );
+    let stats = client.stats();
+    assert!(stats.peak_pages * 4096 < 14 * MIB as u64, "{stats:?}");
+    assert_eq!(file.size(), 64 * MIB as u64);
+}
+
+#[test]
+fn a_failed_writeback_is_told_once_per_file_and_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
+    let fault = store.fault.clone();
+    let client = Client::new(store, quiet()).unwrap();
+    let (a, b) = (
+        client.open("f", rw()).unwrap(),
+        client.open("f", rw()).unwrap(),
+    );
+    a.write_at(&[9; 5000], 100, Flags::empty()).unwrap();
+    fault.errno.store(libc::ENOSPC, Ordering::Relaxed);
+    fault.every.store(1, Ordering::Relaxed);
+    assert_eq!(a.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(client.stats().dirty_pages, 2, "kept");
+    fault.every.store(0, Ordering::Relaxed);
+    a.sync_all().unwrap();
+    assert_eq!(
+        b.sync_all().unwrap_err().raw_os_error(),
+        Some(libc::ENOSPC),
+        "told once each"
+    );
+    b.sync_all().unwrap();
+    let real = std::fs::read(dir.path().join("f")).unwrap();
+    assert_eq!(real.len(), 5100);
+    assert!(real[..100].iter().all(|&x| x == 0) && real[100..].iter().all(|&x| x == 9));
+    let late = client.open("f", rw()).unwrap();
+    late.close().unwrap();
+}
+
+#[test]
+fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
+    for every in 2..9 {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Faulty::new(LocalStore::with(dir.path(), 1, 16 << 10).unwrap());
+        let fault = store.fault.clone();
+        fault.errno.store(libc::EIO, Ordering::Relaxed);
+        fault.every.store(every, Ordering::Relaxed);
+        let config = Config {
+            memory: MIB,
+            ..quiet()
+        };
+        let client = Client::new(store, config).unwrap();
+        let file = client.open("f", rw()).unwrap();
+        let mut model = vec![0u8; 3 * MIB];
+        for i in 0..400usize {
+            let at = i * 7919 * 13 % (3 * MIB - 9000);
+            let len = 1 + i * 37 % 9000;
+            let data = vec![i as u8 | 1; len];
+            let flags = [Flags::empty(), Flags::DONTCACHE, Flags::DIRECT][i % 3];
+            // A write may fail; what it says it wrote must be there. What a failed direct write
+            // leaves is unknown, so that is written again until it works.
+            for attempt in 0.. {
+                assert!(attempt < 100);
+                let n = file.write_at(&data, at as u64, flags).unwrap_or(0);
+                model[at..at + n].copy_from_slice(&data[..n]);
+                if n == len {
+                    break;
+                }
+            }
+            let mut buf = vec![0; len];
+            if let Ok(n) = file.read_at(&mut buf, at as u64, Flags::empty()) {
+                assert!(buf[..n] == model[at..at + n], "every {every}, write {i}");
+            }
+        }
+        assert!(fault.failed.load(Ordering::Relaxed) > 0);
+        fault.every.store(0, Ordering::Relaxed);
+        let _ = file.sync_all();
+        file.sync_all().unwrap();
+        let size = file.size() as usize;
+        let real = std::fs::read(dir.path().join("f")).unwrap();
+        assert_eq!(real.len(), size);
+        assert!(real == model[..size], "every {every}");
+    }
+}
+
+#[test]
+fn writers_are_held_back_at_the_limit_and_the_cache_stays_within_its_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
+    store.fault.latency_us.store(500, Ordering::Relaxed);
+    let client = Client::new(
+        store,
+        Config {
+            memory: 2 * MIB,
+            ..quiet()
+        },
+    )
+    .unwrap();
+    std::thread::scope(|s| {
+        for t in 0..2u8 {
+            let client = &client;
+            s.spawn(move || {
+                let file = client.open(format!("f{t}"), rw()).unwrap();
+                let data = vec![t + 1; 10_000];
+                for i in 0..2000u64 {
+                    assert_eq!(
+                        file.write_at(&data, i * 10_000, Flags::empty()).unwrap(),
+                        10_000
+                    );
+                }
+                file.close().unwrap();
+            });
+        }
+    });
+    let stats = client.stats();
+    assert!(
+        stats.throttles > 0 && stats.reclaimed_pages > 0,
+        "{stats:?}"
+    );
+    assert!(stats.peak_pages <= 512);
+    for t in 0..2u8 {
+        let real = std::fs::read(dir.path().join(format!("f{t}"))).unwrap();
+        assert_eq!(real.len(), 20_000_000);
+        assert!(real.iter().all(|&b| b == t + 1));
+    }
+}
+
+#[test]
+fn a_store_that_only_fails_does_not_hold_writers_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
+    let fault = store.fault.clone();
+    fault.errno.store(libc::ENOSPC, Ordering::Relaxed);
+    fault.every.store(1, Ordering::Relaxed);
+    let client = Client::new(
+        store,
+        Config {
+            memory: MIB,
+            ..quiet()
+        },
+    )
+    .unwrap();
+    let file = client.open("f", rw()).unwrap();
+    let mut written = 0;
+    let error = loop {
+        match file.write_at(&[1; 4096], written, Flags::empty()) {
+            Ok(n) => written += n as u64,
+            Err(e) => break e,
+        }
+        assert!(written < 2 * MIB as u64);
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    fault.every.store(0, Ordering::Relaxed);
+    let _ = file.sync_all();
+    file.sync_all().unwrap();
+    assert_eq!(
+        std::fs::metadata(dir.path().join("f")).unwrap().len(),
+        written
+    );
+}
+
+#[test]
+fn direct_pieces_are_sent_together_and_a_short_or_failed_one_ends_the_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Faulty::new(LocalStore::with(dir.path(), 1, 128 << 10).unwrap());
+    let fault = store.fault.clone();
+    fault.latency_us.store(2000, Ordering::Relaxed);
+    let client = Client::new(store, quiet()).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    let data: Vec<u8> = (0..2 * MIB).map(|i| (i / 4096) as u8).collect();
+    assert_eq!(file.write_at(&data, 0, Flags::DIRECT).unwrap(), 2 * MIB);
+    assert_eq!(fault.peak.load(Ordering::Relaxed), 16, "all at once");
+    let mut back = vec![0; 2 * MIB + 5];
+    assert_eq!(file.read_at(&mut back, 0, Flags::DIRECT).unwrap(), 2 * MIB);
+    assert!(back[..2 * MIB] == data);
+    let pending: Vec<_> = (0..4)
+        .map(|i| file.submit_read_at(vec![0; MIB / 2], i * (MIB as u64 / 2), Flags::DIRECT))
+        .collect();
+    for (i, p) in pending.into_iter().enumerate() {
+        assert!(p.wait().unwrap() == data[i * MIB / 2..(i + 1) * MIB / 2]);
+    }
+
+    // The fifth piece of a write that makes the file longer fails: it ends there, although later
+    // pieces succeeded.
+    fault.errno.store(libc::EIO, Ordering::Relaxed);
+    let sent = fault.requests.load(Ordering::Relaxed);
+    fault.every.store(sent + 5, Ordering::Relaxed);
+    assert_eq!(
+        file.write_at(&data[..MIB], 2 * MIB as u64, Flags::DIRECT)
+            .unwrap(),
+        512 << 10
+    );
+    fault.every.store(0, Ordering::Relaxed);
+    assert_eq!(file.size(), (2 * MIB + (512 << 10)) as u64);
+    assert_eq!(
+        std::fs::metadata(dir.path().join("f")).unwrap().len(),
+        file.size()
+    );
+
+    // A short piece in the middle.
+    let sent = fault.requests.load(Ordering::Relaxed);
+    fault.short_every.store(sent + 2, Ordering::Relaxed);
+    assert_eq!(
+        file.write_at(&data[..MIB], 0, Flags::DIRECT).unwrap(),
+        (128 + 64) << 10
+    );
+}
+
+#[test]
+fn direct_and_cached_calls_see_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    let mut buf = [0; 8192];
+    file.write_at(&[1; 8192], 0, Flags::empty()).unwrap();
+    assert_eq!(file.read_at(&mut buf, 0, Flags::DIRECT).unwrap(), 8192);
+    assert_eq!(buf, [1; 8192]);
+    file.write_at(&[2; 5000], 1000, Flags::DIRECT).unwrap();
+    assert_eq!(file.read_at(&mut buf, 0, Flags::empty()).unwrap(), 8192);
+    assert!(buf[1000..6000].iter().all(|&b| b == 2) && buf[999] == 1 && buf[6000] == 1);
+    // A hole that only the client knows of.
+    file.write_at(&[3; 10], 100_000, Flags::empty()).unwrap();
+    assert_eq!(file.read_at(&mut buf, 50_000, Flags::DIRECT).unwrap(), 8192);
+    assert_eq!(buf, [0; 8192]);
+    file.allocate(AllocateMode::PunchHole, 0, 4096).unwrap();
+    assert_eq!(file.seek_data(0).unwrap(), 4096);
+    assert_eq!(file.seek_hole(4096).unwrap() % 4096, 0);
+    assert_eq!(
+        file.seek_data(100_010).unwrap_err().raw_os_error(),
+        Some(libc::ENXIO)
+    );
+}
+
+/// A one-thread server that needs memory of the same cache to answer a write: it reads another
+/// file through the client whose writeback it is serving.
+struct Nested {
+    inner: LocalStore,
+    file: Arc<OnceLock<File>>,
+    armed: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+    queue: std::sync::mpsc::Sender<Request>,
+    back: Mutex<Option<std::sync::mpsc::Receiver<Request>>>,
+}
+
+impl Nested {
+    fn serve(self: &Arc<Self>) {
+        let me = self.clone();
+        let requests = self.back.lock().unwrap().take().unwrap();
+        std::thread::spawn(move || {
+            for request in requests {
+                if request.op == Op::Write && me.armed.load(Ordering::Acquire) {
+                    let n = me.reads.fetch_add(1, Ordering::Relaxed);
+                    let mut buf = [0; 4096];
+                    let file = me.file.get().unwrap();
+                    let got = file
+                        .read_at(&mut buf, n % 512 * 4096, Flags::empty())
+                        .unwrap();
+                    assert_eq!((got, buf[0]), (4096, 6));
+                }
+                me.inner.submit(&mut vec![request]);
+            }
+        });
+    }
+}
+
+struct Single(Arc<Nested>);
+
+impl Backend for Single {
+    fn attach(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
+        self.0.inner.attach(arena)
+    }
+    fn limits(&self) -> Limits {
+        self.0.inner.limits()
+    }
+    fn submit(&self, batch: &mut Vec<Request>) {
+        for request in batch.drain(..) {
+            // Writes go through the one thread. What that thread reads itself is answered at
+            // once, as by a store of its own.
+            if request.op == Op::Write {
+                self.0.queue.send(request).unwrap();
+            } else {
+                self.0.inner.submit(&mut vec![request]);
+            }
+        }
+    }
+    fn lookup(&self, parent: NodeId, name: &std::ffi::OsStr) -> std::io::Result<Entry> {
+        self.0.inner.lookup(parent, name)
+    }
+    fn getattr(&self, node: NodeId) -> std::io::Result<Attr> {
+        self.0.inner.getattr(node)
+    }
+    fn setattr(&self, node: NodeId, set: &SetAttr) -> std::io::Result<Attr> {
+        self.0.inner.setattr(node, set)
+    }
+    fn open(&self, node: NodeId, flags: i32) -> std::io::Result<u64> {
+        self.0.inner.open(node, flags)
+    }
+    fn create(
+        &self,
+        parent: NodeId,
+        name: &std::ffi::OsStr,
+        mode: u32,
+        flags: i32,
+    ) -> std::io::Result<(Entry, u64)> {
+        self.0.inner.create(parent, name, mode, flags)
+    }
+    fn release(&self, node: NodeId, handle: u64) {
+        self.0.inner.release(node, handle);
+    }
+    fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> std::io::Result<()> {
+        self.0.inner.fsync(node, handle, data_only)
+    }
+}
+
+#[test]
+fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("other"), vec![6; 2 * MIB]).unwrap();
+    let (queue, back) = std::sync::mpsc::channel();
+    let nested = Arc::new(Nested {
+        inner: LocalStore::with(dir.path(), 0, 64 << 10).unwrap(),
+        file: Arc::default(),
+        armed: Arc::default(),
+        reads: Arc::default(),
+        queue,
+        back: Mutex::new(Some(back)),
+    });
+    nested.serve();
+    // Nearly all memory may be dirty: the server's reads live off what little is left.
+    let config = Config {
+        memory: MIB,
+        dirty_percent: 90,
+        readahead: 0,
+        ..quiet()
+    };
+    let client = Client::new(Single(nested.clone()), config).unwrap();
+    let other = client.open("other", OpenOptions::new().read(true)).unwrap();
+    nested.file.set(other).map_err(drop).unwrap();
+    nested.armed.store(true, Ordering::Release);
+    let file = client.open("f", rw()).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        for i in 0..2000u64 {
+            file.write_at(&[5; 8192], i * 8192, Flags::empty()).unwrap();
+        }
+        file.close().unwrap();
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(60))
+        .expect("no deadlock");
+    writer.join().unwrap();
+    assert!(nested.reads.load(Ordering::Relaxed) > 0);
+    let stats = client.stats();
+    assert!(
+        stats.throttles > 0 && stats.reclaimed_pages > 0,
+        "{stats:?}"
+    );
+    let real = std::fs::File::open(dir.path().join("f")).unwrap();
+    let mut buf = [0; 4096];
+    for i in 0..4000 {
+        real.read_exact_at(&mut buf, i * 4096).unwrap();
+        assert_eq!(buf, [5; 4096]);
+    }
+}
+
+#[test]
+fn pages_age_and_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        writeback_after: Duration::from_millis(20),
+        ..quiet()
+    };
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), config).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(b"old", 0, Flags::empty()).unwrap();
+    eventually("the flusher writes it", || {
+        std::fs::read(dir.path().join("f")).is_ok_and(|d| d == b"old")
+    });
+    // And again after it was dirtied again.
+    file.write_at(b"new", 0, Flags::empty()).unwrap();
+    eventually("the flusher writes it again", || {
+        std::fs::read(dir.path().join("f")).is_ok_and(|d| d == b"new")
+    });
+}
+
+#[test]
+fn threads_on_one_file_lose_no_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        memory: MIB,
+        writeback_after: Duration::ZERO,
+        background_percent: 2,
+        dirty_percent: 10,
+        ..quiet()
+    };
+    let client = Client::new(LocalStore::with(dir.path(), 2, 32 << 10).unwrap(), config).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    file.set_len(4 * MIB as u64).unwrap();
+    std::thread::scope(|s| {
+        for t in 0..4u64 {
+            let file = file.clone();
+            // Each thread owns every fourth kilobyte: all pages are shared.
+            s.spawn(move || {
+                for round in 0..3u8 {
+                    for k in 0..1024u64 {
+                        let at = (k * 4 + t) * 1024;
+                        let data = [round * 4 + t as u8 + 1; 1024];
+                        let flags = if (k + t) % 5 == 0 {
+                            Flags::DONTCACHE
+                        } else {
+                            Flags::empty()
+                        };
+                        assert_eq!(file.write_at(&data, at, flags).unwrap(), 1024);
+                        let mut back = [0; 1024];
+                        assert_eq!(file.read_at(&mut back, at, Flags::empty()).unwrap(), 1024);
+                        assert_eq!(back, data, "thread {t}, round {round}, {at}");
+                    }
+                }
+            });
+        }
+    });
+    file.close().unwrap();
+    let real = std::fs::read(dir.path().join("f")).unwrap();
+    for (k, block) in real.chunks(1024).enumerate() {
+        assert!(
+            block.iter().all(|&b| b == 8 + (k % 4) as u8 + 1),
+            "block {k}"
+        );
+    }
+}
+
+#[test]
+fn names_and_attributes() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    client.mkdir("a", 0o755).unwrap();
+    client.mkdir("a/b", 0o700).unwrap();
+    let file = client.create("a/b/f").unwrap();
+    file.write_at(b"data", 0, Flags::empty()).unwrap();
+    assert_eq!(
+        client.stat("a/b/f").unwrap().size,
+        4,
+        "what is not written yet counts"
+    );
+    assert_eq!(
+        client.create("a/b/f").unwrap_err().raw_os_error(),
+        Some(libc::EEXIST)
+    );
+    client.symlink("b/f", "a/link").unwrap();
+    assert_eq!(client.readlink("a/link").unwrap().to_str(), Some("b/f"));
+    assert_eq!(client.stat("/a/link").unwrap().size, 4);
+    client.symlink("loop", "loop").unwrap();
+    assert_eq!(
+        client.stat("loop").unwrap_err().raw_os_error(),
+        Some(libc::ELOOP)
+    );
+    client.link("a/b/f", "hard").unwrap();
+    assert_eq!(client.stat("hard").unwrap().nlink, 2);
+    client.rename("hard", "a/moved", 0).unwrap();
+    assert_eq!(
+        client.stat("hard").unwrap_err().raw_os_error(),
+        Some(libc::ENOENT)
+    );
+    assert_eq!(client.stat("a/../a/b/../moved").unwrap().size, 4);
+    let mut names: Vec<_> = client
+        .readdir("a")
+        .unwrap()
+        .into_iter()
+        .map(|e| e.name)
+        .collect();
+    names.sort();
+    assert_eq!(names, ["b", "link", "moved"]);
+    let set = SetAttr {
+        mode: Some(0o640),
+        mtime: Some((1000, 5)),
+        ..SetAttr::default()
+    };
+    let attr = client.setattr("a/moved", &set).unwrap();
+    assert_eq!((attr.mode & 0o777, attr.mtime), (0o640, (1000, 5)));
+    file.close().unwrap();
+    assert_eq!(
+        client.stat("a/moved").unwrap().mtime,
+        (1000, 5),
+        "nothing was left to write"
+    );
+    client
+        .setattr(
+            "a/moved",
+            &SetAttr {
+                size: Some(2),
+                ..SetAttr::default()
+            },
+        )
+        .unwrap();
+    assert_eq!(std::fs::read(dir.path().join("a/moved")).unwrap(), b"da");
+    client.unlink("a/moved").unwrap();
+    client.unlink("a/b/f").unwrap();
+    assert_eq!(
+        client.rmdir("a").unwrap_err().raw_os_error(),
+        Some(libc::ENOTEMPTY)
+    );
+    client.rmdir("a/b").unwrap();
+    assert!(client.statfs().unwrap().blocks > 0);
+    let e = client.open("a", OpenOptions::new().read(true)).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EISDIR));
+}
+
+#[test]
+fn a_reopened_file_shows_what_others_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let path = dir.path().join("f");
+    let read = || {
+        let file = client.open("f", OpenOptions::new().read(true)).unwrap();
+        let mut buf = vec![0; 100];
+        let n = file.read_at(&mut buf, 0, Flags::empty()).unwrap();
+        buf.truncate(n);
+        buf
+    };
+    std::fs::write(&path, b"one").unwrap();
+    assert_eq!(read(), b"one");
+    let before = client.stats().read_requests;
+    assert_eq!(read(), b"one");
+    assert_eq!(client.stats().read_requests, before, "still cached");
+    std::fs::write(&path, b"three").unwrap();
+    assert_eq!(read(), b"three");
+}
+
+#[test]
+fn a_completion_can_be_awaited() {
+    struct Thread(std::thread::Thread);
+    impl std::task::Wake for Thread {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), vec![4; MIB]).unwrap();
+    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
+    store.fault.latency_us.store(1000, Ordering::Relaxed);
+    let client = Client::new(store, quiet()).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    let waker = Arc::new(Thread(std::thread::current())).into();
+    let mut cx = std::task::Context::from_waker(&waker);
+    for flags in [Flags::empty(), Flags::DIRECT, Flags::DONTCACHE] {
+        let mut pending = std::pin::pin!(file.submit_read_at(vec![0; 100_000], 5000, flags));
+        let got = loop {
+            match std::future::Future::poll(pending.as_mut(), &mut cx) {
+                std::task::Poll::Ready(got) => break got.unwrap(),
+                std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(30)),
+            }
+        };
+        assert!(got == vec![4; 100_000]);
+    }
+}

@@ -1,0 +1,329 @@
+//! The client against a real server over shared memory.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uvfs_client::{AllocateMode, Client, Config, Flags, OpenOptions, Server, SetAttr};
+use uvfs_passthrough::Passthrough;
+use uvfs_queue::arena::Arena;
+use uvfs_queue::attach::{self, Message};
+use uvfs_queue::pair::{ClientQueue, Direction, Seg};
+use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+
+const MIB: usize = 1 << 20;
+
+fn serve(dir: &Path, limits: ClientLimits) -> Clients {
+    std::fs::create_dir_all(dir.join("data")).unwrap();
+    let fs = Passthrough::open(dir.join("data"), uvfs_passthrough::Options::default()).unwrap();
+    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
+    Clients::listen(session, &dir.join("sock"), limits).unwrap()
+}
+
+fn client(dir: &Path) -> Client {
+    let config = Config {
+        memory: 8 * MIB,
+        ..Config::default()
+    };
+    Client::new(Server::connect(dir.join("sock")).unwrap(), config).unwrap()
+}
+
+fn rw() -> OpenOptions {
+    OpenOptions::new().read(true).write(true).create(true)
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !check() {
+        assert!(Instant::now() < deadline, "waited too long: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn files_names_and_attributes_over_shared_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let _server = serve(dir.path(), ClientLimits::default());
+    let client = client(dir.path());
+    client.mkdir("d", 0o755).unwrap();
+    let file = client.open("d/f", rw()).unwrap();
+    let data: Vec<u8> = (0..3 * MIB + 123).map(|i| (i / 7) as u8).collect();
+    for flags in [
+        Flags::empty(),
+        Flags::DONTCACHE,
+        Flags::DIRECT,
+        Flags::DSYNC,
+    ] {
+        file.set_len(0).unwrap();
+        assert_eq!(file.write_at(&data, 0, flags).unwrap(), data.len());
+        file.sync_all().unwrap();
+        assert!(std::fs::read(dir.path().join("data/d/f")).unwrap() == data);
+        for read in [Flags::empty(), Flags::DONTCACHE, Flags::DIRECT] {
+            let mut back = vec![0; data.len() + 10];
+            assert_eq!(file.read_at(&mut back, 0, read).unwrap(), data.len());
+            assert!(back[..data.len()] == data);
+        }
+    }
+    let pending: Vec<_> = (0..16u64)
+        .map(|i| file.submit_read_at(vec![0; 100_000], i * 100_000, Flags::DIRECT))
+        .collect();
+    for (i, p) in pending.into_iter().enumerate() {
+        assert!(p.wait().unwrap() == data[i * 100_000..(i + 1) * 100_000]);
+    }
+    file.allocate(AllocateMode::PunchHole, 4096, 4096).unwrap();
+    let mut hole = [1; 4096];
+    assert_eq!(file.read_at(&mut hole, 4096, Flags::empty()).unwrap(), 4096);
+    assert_eq!(hole, [0; 4096]);
+    file.close().unwrap();
+
+    client.symlink("d/f", "link").unwrap();
+    assert_eq!(client.readlink("link").unwrap().to_str(), Some("d/f"));
+    client.link("d/f", "hard").unwrap();
+    assert_eq!(client.stat("hard").unwrap().nlink, 2);
+    client.rename("hard", "d/g", 0).unwrap();
+    for i in 0..300 {
+        drop(
+            client
+                .create(format!("d/file-with-a-rather-long-name-{i}"))
+                .unwrap(),
+        );
+    }
+    assert_eq!(client.readdir("d").unwrap().len(), 302);
+    let set = SetAttr {
+        mode: Some(0o600),
+        mtime: Some((5, 6)),
+        ..SetAttr::default()
+    };
+    let attr = client.setattr("d/g", &set).unwrap();
+    assert_eq!((attr.mode & 0o777, attr.mtime), (0o600, (5, 6)));
+    match client.setxattr("d/g", "user.k", b"value", 0) {
+        Ok(()) => {
+            assert_eq!(client.getxattr("d/g", "user.k").unwrap(), b"value");
+            assert_eq!(client.listxattr("d/g").unwrap(), ["user.k"]);
+            client.removexattr("d/g", "user.k").unwrap();
+        }
+        Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP)),
+    }
+    assert_eq!(
+        client.stat("nothing").unwrap_err().raw_os_error(),
+        Some(libc::ENOENT)
+    );
+    assert!(client.statfs().unwrap().blocks > 0);
+    client.unlink("d/g").unwrap();
+}
+
+#[test]
+fn threads_share_a_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let _server = serve(dir.path(), ClientLimits::default());
+    let client = client(dir.path());
+    std::thread::scope(|s| {
+        for t in 0..4u8 {
+            let client = &client;
+            s.spawn(move || {
+                let file = client.open(format!("f{t}"), rw()).unwrap();
+                let data = vec![t + 1; 33_000];
+                for i in 0..200u64 {
+                    let flags = if i % 3 == 0 {
+                        Flags::DIRECT
+                    } else {
+                        Flags::empty()
+                    };
+                    assert_eq!(file.write_at(&data, i * 33_000, flags).unwrap(), 33_000);
+                    let mut back = vec![0; 33_000];
+                    let n = file.read_at(&mut back, i * 33_000, Flags::DIRECT).unwrap();
+                    assert!(n == 33_000 && back == data);
+                }
+                file.close().unwrap();
+            });
+        }
+    });
+    for t in 0..4u8 {
+        let real = std::fs::read(dir.path().join(format!("data/f{t}"))).unwrap();
+        assert!(real.len() == 200 * 33_000 && real.iter().all(|&b| b == t + 1));
+    }
+}
+
+#[test]
+fn a_server_that_goes_leaves_its_clients_with_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = serve(dir.path(), ClientLimits::default());
+    let client = client(dir.path());
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(b"kept", 0, Flags::empty()).unwrap();
+    drop(server);
+    assert_eq!(
+        client.stat("f").unwrap_err().raw_os_error(),
+        Some(libc::ENOTCONN)
+    );
+    assert!(file.sync_all().is_err());
+}
+
+#[test]
+fn limits_and_hostile_clients_harm_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = ClientLimits {
+        clients: 2,
+        arena_pages: 4096,
+        ..ClientLimits::default()
+    };
+    let _server = serve(dir.path(), limits);
+    let good = client(dir.path());
+    let file = good.open("f", rw()).unwrap();
+    file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
+    let connect = || UnixStream::connect(dir.path().join("sock")).unwrap();
+    let hello = Message {
+        errno: 0,
+        max_payload: 0,
+    };
+
+    // Too large an arena, and descriptors that are none.
+    let big = Config {
+        memory: 64 * MIB,
+        ..Config::default()
+    };
+    let e = Client::new(Server::connect(dir.path().join("sock")).unwrap(), big).unwrap_err();
+    assert!(
+        matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EAGAIN)),
+        "{e}"
+    );
+    let null = std::fs::File::open("/dev/null").unwrap();
+    eventually("a refused client's place is free again", || {
+        let socket = connect();
+        // A full server refuses before it reads.
+        let _ = attach::send(&socket, hello, &[null.as_fd(), null.as_fd()]);
+        attach::receive(&socket).is_ok_and(|(m, _)| m.errno == libc::EINVAL)
+    });
+
+    // A segment outside of the arena: cut off.
+    let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(4).unwrap());
+    let mut socket = connect();
+    eventually("there is a place", || {
+        socket = connect();
+        // A full server refuses before it reads.
+        let _ = attach::send(&socket, hello, &[arena.as_fd(), queue.as_fd()]);
+        attach::receive(&socket).is_ok_and(|(m, fds)| {
+            if m.errno == 0 {
+                queue.wake_through(fds.into_iter().next().unwrap());
+            }
+            m.errno == 0
+        })
+    });
+    let id = queue.reserve().unwrap();
+    let outside = [Seg {
+        offset: arena.len(),
+        len: 4096,
+    }];
+    queue.submit(id, &[0; 40], &[0; 40], b"", &outside, Direction::FromServer);
+    queue.ring();
+    eventually("the session is closed", || queue.server_closed());
+
+    // A third client finds no place while two are there.
+    drop(socket);
+    let mut second = None;
+    eventually("the place is free", || {
+        second = Client::new(
+            Server::connect(dir.path().join("sock")).unwrap(),
+            Config {
+                memory: MIB,
+                ..Config::default()
+            },
+        )
+        .ok();
+        second.is_some()
+    });
+    let e = Client::new(
+        Server::connect(dir.path().join("sock")).unwrap(),
+        Config {
+            memory: MIB,
+            ..Config::default()
+        },
+    )
+    .unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EAGAIN));
+
+    file.sync_all().unwrap();
+    assert_eq!(
+        std::fs::read(dir.path().join("data/f")).unwrap(),
+        [1; 10_000]
+    );
+}
+
+/// Not a test by itself: what the next one runs in another process, to be killed.
+#[test]
+fn writer_to_be_killed() {
+    let Some(dir) = std::env::var_os("UVFS_TEST_WRITER") else {
+        return;
+    };
+    let config = Config {
+        memory: 8 * MIB,
+        writeback_after: Duration::from_secs(3600),
+        ..Config::default()
+    };
+    let socket = Path::new(&dir).join("sock");
+    let client = Client::new(Server::connect(socket).unwrap(), config).unwrap();
+    let file = client.open("f", rw()).unwrap();
+    for i in 0.. {
+        // Small, unaligned, and again and again over the same pages.
+        let at = i * 1500 % (6 * MIB as u64);
+        assert_eq!(
+            file.write_at(&(i + 1).to_ne_bytes(), at, Flags::empty())
+                .unwrap(),
+            8
+        );
+        println!("wrote {i}");
+        std::io::stdout().flush().unwrap();
+    }
+}
+
+#[test]
+fn what_a_killed_client_has_written_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = serve(dir.path(), ClientLimits::default());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "writer_to_be_killed", "--nocapture"])
+        .env("UVFS_TEST_WRITER", dir.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut last = None;
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for line in lines.by_ref() {
+        let line = line.unwrap();
+        if let Some((_, n)) = line.split_once("wrote ") {
+            last = n.trim().parse::<u64>().ok();
+        }
+        if last == Some(9000) {
+            child.kill().unwrap();
+            break;
+        }
+    }
+    // What it still said before it died was written as well.
+    for line in lines.map_while(Result::ok) {
+        if let Some((_, n)) = line.split_once("wrote ") {
+            last = n.trim().parse::<u64>().ok().or(last);
+        }
+    }
+    child.wait().unwrap();
+    let last = last.unwrap();
+    assert!(last >= 9000);
+    let mut want = vec![0u8; 7 * MIB];
+    for i in 0..=last {
+        let at = (i * 1500 % (6 * MIB as u64)) as usize;
+        want[at..at + 8].copy_from_slice(&(i + 1).to_ne_bytes());
+    }
+    // Ends when the salvage is done.
+    drop(server);
+    let real = std::fs::read(dir.path().join("data/f")).unwrap();
+    // One more write may have been under way.
+    let next = ((last + 1) * 1500 % (6 * MIB as u64)) as usize;
+    for (i, &byte) in real.iter().enumerate() {
+        assert!(byte == want[i] || (next..next + 8).contains(&i), "byte {i}");
+    }
+    let end = want.iter().rposition(|&b| b != 0).unwrap();
+    assert!(real.len() > end);
+}

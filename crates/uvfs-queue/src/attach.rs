@@ -1,0 +1,97 @@
+//! How a client attaches: one message each way over a unix socket, with descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+/// Bytes of either message.
+const SIZE: usize = 16;
+const MAGIC: u32 = 0x7566_7661;
+const VERSION: u32 = 1;
+const MAX_FDS: usize = 2;
+
+/// What a message says besides its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// From the server: 0, or the errno with which it refuses. From a client: 0.
+    pub errno: i32,
+    /// From the server: the largest read or write in bytes. From a client: 0.
+    pub max_payload: u32,
+}
+
+/// Sends a message with up to two descriptors.
+///
+/// # Errors
+/// Those of sendmsg(2).
+pub fn send(socket: &UnixStream, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    assert!(fds.len() <= MAX_FDS);
+    let mut bytes = [0; SIZE];
+    for (i, word) in [MAGIC, VERSION, message.errno as u32, message.max_payload]
+        .into_iter()
+        .enumerate()
+    {
+        bytes[i * 4..][..4].copy_from_slice(&word.to_ne_bytes());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+        debug_assert!(fits, "the space is for as many as are allowed");
+    }
+    let sent = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    if sent == SIZE {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
+    }
+}
+
+/// Receives a message with at most two descriptors.
+///
+/// # Errors
+/// `InvalidData` for what is no such message; those of recvmsg(2).
+pub fn receive(socket: &UnixStream) -> io::Result<(Message, Vec<OwnedFd>)> {
+    let mut bytes = [0; SIZE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let word = |i: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|k| bytes[i * 4 + k]));
+    if received.bytes != SIZE || word(0) != MAGIC || word(1) != VERSION {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "no attach message of this version",
+        ));
+    }
+    Ok((
+        Message {
+            errno: word(2) as i32,
+            max_payload: word(3),
+        },
+        fds,
+    ))
+}

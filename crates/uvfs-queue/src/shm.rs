@@ -1,0 +1,224 @@
+//! Sealed shared memory: a memfd that nobody can shrink, grow or unseal, mapped once.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+
+/// A mapping of a sealed memfd. The other side may change its bytes at any time, so nothing here
+/// hands out a reference to plain memory: bytes are copied, and words are atomics.
+#[derive(Debug)]
+pub struct SharedMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping lives as long as the value, and every access is an atomic or a raw copy
+// that assumes nothing about who else writes.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above; there is no interior state besides the shared bytes.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Makes `len` zeroed bytes (rounded up to pages), sealed against every change of size.
+    ///
+    /// # Errors
+    /// Those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
+    pub fn create(name: &CStr, len: usize) -> io::Result<Self> {
+        let len = len.next_multiple_of(4096);
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(fd, len)
+    }
+
+    /// Maps a memfd that the other side made, if it is sealed against shrinking and growing and
+    /// is at most `max_len` bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is not sealed, empty or too large; otherwise those of mmap(2).
+    pub fn open(fd: OwnedFd, max_len: usize) -> io::Result<Self> {
+        let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why.to_owned());
+        let seals = rustix::fs::fcntl_get_seals(&fd)
+            .map_err(|_| bad("shared memory must be a memfd with seals"))?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(bad(
+                "shared memory must be sealed against shrinking and growing",
+            ));
+        }
+        if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+            return Err(bad("shared memory must be writable by both sides"));
+        }
+        let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
+        if len == 0 || len > max_len || !len.is_multiple_of(4096) {
+            return Err(bad("shared memory has an unacceptable size"));
+        }
+        Self::map(fd, len)
+    }
+
+    fn map(fd: OwnedFd, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )?
+        };
+        let ptr = NonNull::new(ptr.cast()).expect("mmap does not return null");
+        Ok(Self { ptr, len, fd })
+    }
+
+    /// The size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the mapping is empty; it never is.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A pointer to `len` bytes at `offset`, valid while `self` lives.
+    ///
+    /// # Panics
+    /// When the range is not inside the mapping: callers check what comes from outside first.
+    pub fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "range {offset}+{len} outside of {} bytes of shared memory",
+            self.len
+        );
+        // SAFETY: the range was just checked to be inside the mapping.
+        unsafe { self.ptr.as_ptr().add(offset) }
+    }
+
+    /// The word at `offset`, a multiple of 4.
+    pub fn u32_at(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4));
+        // SAFETY: in bounds (checked by `at`), aligned, and only ever used as an atomic.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
+    }
+
+    /// The word at `offset`, a multiple of 8.
+    pub fn u64_at(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in bounds (checked by `at`), aligned, and only ever used as an atomic.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, offset: usize, to: &mut [u8]) {
+        let from = self.at(offset, to.len());
+        // SAFETY: both ranges are valid for `to.len()` bytes, and a private slice cannot
+        // overlap the mapping.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Copies bytes in.
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        let to = self.at(offset, from.len());
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    }
+
+    /// Sets bytes to zero.
+    pub fn zero(&self, offset: usize, len: usize) {
+        // SAFETY: the range was checked by `at`.
+        unsafe { std::ptr::write_bytes(self.at(offset, len), 0, len) }
+    }
+
+    /// Gives the memory of whole pages back to the system; they read as zeros afterwards.
+    ///
+    /// # Errors
+    /// Those of fallocate(2).
+    pub fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
+        let _ = self.at(offset, len);
+        rustix::fs::fallocate(
+            &self.fd,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            offset as u64,
+            len as u64,
+        )?;
+        Ok(())
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: this is our own mapping, and nothing borrowed from it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Sleeps while the shared word is `expected`, at most `timeout`. Returns also when woken, when
+/// interrupted and for no reason: look again.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    let timeout = timeout.map(|t| rustix::fs::Timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
+}
+
+/// Wakes one sleeper on a shared word.
+pub fn futex_wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create};
+
+    #[test]
+    fn a_sealed_memfd_is_accepted_and_shared() {
+        let a = SharedMemory::create(c"test", 5000).unwrap();
+        assert_eq!(a.len(), 8192);
+        let b = SharedMemory::open(a.as_fd().try_clone_to_owned().unwrap(), 8192).unwrap();
+        a.write(100, b"hello");
+        let mut got = [0; 5];
+        b.read(100, &mut got);
+        assert_eq!(&got, b"hello");
+        assert!(ftruncate(&a, 0).is_err(), "sealed");
+        b.discard(0, 4096).unwrap();
+        a.read(100, &mut got);
+        assert_eq!(got, [0; 5]);
+    }
+
+    #[test]
+    fn unsealed_too_large_and_foreign_descriptors_are_refused() {
+        let fd = memfd_create(c"t", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        assert!(SharedMemory::open(fd.try_clone().unwrap(), 1 << 20).is_err());
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        assert!(SharedMemory::open(fd.try_clone().unwrap(), 1 << 20).is_err());
+        fcntl_add_seals(&fd, SealFlags::GROW).unwrap();
+        assert!(SharedMemory::open(fd.try_clone().unwrap(), 100).is_err());
+        assert!(SharedMemory::open(fd, 4096).is_ok());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(SharedMemory::open(null.into(), 4096).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn ranges_are_checked() {
+        SharedMemory::create(c"test", 4096).unwrap().at(4096, 1);
+    }
+}

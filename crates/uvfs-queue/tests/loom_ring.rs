@@ -1,0 +1,148 @@
+//! Loom models of the ring and of the sleep/wake handshake. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p uvfs-queue --test loom_ring --release`.
+#![cfg(loom)]
+
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use uvfs_queue::ring::{Bell, Cells, Consumer, Producer};
+
+#[derive(Clone)]
+struct Heap(Arc<Vec<AtomicU64>>);
+
+impl Heap {
+    fn new(n: usize) -> Self {
+        Self(Arc::new((0..n).map(|_| AtomicU64::new(0)).collect()))
+    }
+}
+
+impl Cells for Heap {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn cell(&self, index: usize) -> &AtomicU64 {
+        &self.0[index]
+    }
+}
+
+/// The kernel's futex: compare and block in one step, as seen by a waker.
+struct Futex {
+    word: AtomicU32,
+    queue: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Futex {
+    fn new() -> Self {
+        Self {
+            word: AtomicU32::new(0),
+            queue: Mutex::new(()),
+            woken: Condvar::new(),
+        }
+    }
+    fn wait(&self, expected: u32) {
+        let mut queue = self.queue.lock().unwrap();
+        while self.word.fetch_add(0, Ordering::AcqRel) == expected {
+            queue = self.woken.wait(queue).unwrap();
+        }
+    }
+    fn wake(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_one();
+    }
+}
+
+#[test]
+fn one_producer_publishes_what_it_wrote_before() {
+    loom::model(|| {
+        let cells = Heap::new(2);
+        let data = Arc::new(AtomicU32::new(0));
+        let producer = {
+            let (tx, data) = (Producer::new(cells.clone()), data.clone());
+            thread::spawn(move || {
+                data.store(7, Ordering::Relaxed);
+                tx.push(1);
+                tx.push(2);
+            })
+        };
+        let rx = Consumer::new(cells);
+        if let Some(v) = rx.pop() {
+            assert_eq!(v, 1);
+            assert_eq!(data.load(Ordering::Relaxed), 7);
+        }
+        producer.join().unwrap();
+        while rx.pop().is_some() {}
+        assert_eq!(rx.popped(), 2);
+    });
+}
+
+#[test]
+fn two_producers_lose_and_repeat_nothing() {
+    loom::model(|| {
+        let cells = Heap::new(2);
+        let tx = Arc::new(Producer::new(cells.clone()));
+        let other = {
+            let tx = tx.clone();
+            thread::spawn(move || tx.push(10))
+        };
+        let rx = Consumer::new(cells);
+        tx.push(20);
+        let mut seen = Vec::new();
+        if let Some(v) = rx.pop() {
+            seen.push(v);
+        }
+        other.join().unwrap();
+        while let Some(v) = rx.pop() {
+            seen.push(v);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [10, 20]);
+    });
+}
+
+/// If the handshake could lose a wake-up, the consumer would block for ever: loom reports that
+/// as a deadlock.
+fn handshake(producers: u32) {
+    let cells = Heap::new(2);
+    let futex = Arc::new(Futex::new());
+    let tx = Arc::new(Producer::new(cells.clone()));
+    let threads: Vec<_> = (0..producers)
+        .map(|i| {
+            let (tx, futex) = (tx.clone(), futex.clone());
+            thread::spawn(move || {
+                tx.push(i);
+                if Bell(&futex.word).must_wake() {
+                    futex.wake();
+                }
+            })
+        })
+        .collect();
+    let rx = Consumer::new(cells);
+    let mut got = 0;
+    while got < producers {
+        if rx.pop().is_some() {
+            got += 1;
+            continue;
+        }
+        Bell(&futex.word).going_to_sleep();
+        if !rx.ready() {
+            futex.wait(Bell::ASLEEP);
+        }
+        Bell(&futex.word).awake();
+    }
+    for t in threads {
+        t.join().unwrap();
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    loom::model(|| handshake(1));
+}
+
+#[test]
+fn no_wake_up_is_lost_with_two_producers() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| handshake(2));
+}

@@ -1,0 +1,578 @@
+//! Clients over shared memory: each attaches through a unix socket with a page arena and a queue
+//! pair, and has a thread and a runtime of its own.
+//!
+//! Nothing of a client is trusted: entries are copied and checked as they are taken, its user and
+//! group are those of its socket, its numbers for requests are replaced. A client that breaks the
+//! protocol loses its session. What it leaves dirty in its arena is written, through files that
+//! it had open.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use uvfs_io::buf::Region;
+use uvfs_io::ops::{self, File};
+use uvfs_io::runtime::{self, Runtime};
+use uvfs_io::{IoBuf, Payload};
+use uvfs_proto::abi::{self, InHeader, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::reply;
+use uvfs_queue::arena::Arena;
+use uvfs_queue::attach::{self, Message};
+use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue, Submission};
+use uvfs_queue::wait::{Spinner, WaitConfig};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::fs::FileSystem;
+use crate::session::Session;
+use crate::slot::{Answer, Slot};
+use crate::stats::QueueStats;
+use crate::transport::serve;
+
+/// A client that says nothing for so long while it attaches is dropped.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Numbers of clients' requests have this bit, which the kernel's never have.
+const OURS: u64 = 1 << 62;
+
+/// What one server allows its clients.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientLimits {
+    /// Clients at a time; further ones get EAGAIN.
+    pub clients: usize,
+    /// Pages of 4 KiB of each one's arena; larger ones get EINVAL.
+    pub arena_pages: u32,
+    /// How its thread waits.
+    pub wait: WaitConfig,
+}
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        Self {
+            clients: 64,
+            arena_pages: 1 << 20,
+            wait: WaitConfig::default(),
+        }
+    }
+}
+
+/// A socket that clients attach to; dropping it ends their sessions.
+pub struct Clients {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Clients {
+    /// Listens at `path`, which only this user may reach; a dead server's socket there is replaced.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` when a server answers there; those of bind(2).
+    pub fn listen<F: FileSystem>(
+        session: Arc<Session<F>>,
+        path: &Path,
+        limits: ClientLimits,
+    ) -> io::Result<Self> {
+        if path.exists() && UnixStream::connect(path).is_ok() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        match std::fs::symlink_metadata(path) {
+            Ok(meta) if std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()) => {
+                std::fs::remove_file(path)?;
+            }
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("uvfs-clients".into())
+            .spawn(move || accept(&listener, &session, limits, &flag))?;
+        Ok(Self {
+            path: path.to_owned(),
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Wakes the accept.
+        let _ = UnixStream::connect(&self.path);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn accept<F: FileSystem>(
+    listener: &UnixListener,
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+    stop: &Arc<AtomicBool>,
+) {
+    let now = Arc::new(AtomicUsize::new(0));
+    let mut threads: Vec<(JoinHandle<()>, UnixStream)> = Vec::new();
+    for client in listener.incoming() {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let Ok(client) = client else {
+            // Out of descriptors, say: not a reason to spin.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        threads.retain(|(thread, _)| !thread.is_finished());
+        if now.load(Ordering::Acquire) >= limits.clients {
+            let _ = refuse(&client, Errno::AGAIN);
+            continue;
+        }
+        let Ok(other) = client.try_clone() else {
+            continue;
+        };
+        now.fetch_add(1, Ordering::AcqRel);
+        let (session, count) = (session.clone(), now.clone());
+        let thread = std::thread::Builder::new()
+            .name("uvfs-client".into())
+            .spawn(move || {
+                if let Err(error) = attend(&session, client, limits) {
+                    tracing::warn!(%error, "a client's session ended");
+                }
+                count.fetch_sub(1, Ordering::AcqRel);
+            });
+        match thread {
+            Ok(thread) => threads.push((thread, other)),
+            Err(error) => {
+                tracing::error!(%error, "no thread for a client");
+                now.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+    for (thread, socket) in threads {
+        let _ = socket.shutdown(std::net::Shutdown::Both);
+        let _ = thread.join();
+    }
+}
+
+fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
+    attach::send(
+        client,
+        Message {
+            errno: errno.raw_os_error(),
+            max_payload: 0,
+        },
+        &[],
+    )
+}
+
+struct ArenaRegion(Arc<Arena>);
+
+// SAFETY: the arena's mapping stays, whole and writable, as long as the arena that is held here.
+unsafe impl Region for ArenaRegion {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+    fn len(&self) -> usize {
+        self.0.len() as usize
+    }
+}
+
+/// Takes a client's descriptors, serves it until it goes, and cleans up behind it.
+fn attend<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    socket: UnixStream,
+    limits: ClientLimits,
+) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+        return refuse(&socket, Errno::PERM);
+    }
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let (_, fds) = match attach::receive(&socket) {
+        // Somebody who only looked whether we are there.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        other => other?,
+    };
+    let Ok([arena, queue]) = <[OwnedFd; 2]>::try_from(fds) else {
+        return refuse(&socket, Errno::INVAL);
+    };
+    let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
+    let opened = Arena::open(arena, limits.arena_pages).and_then(|arena| {
+        let queue = ServerQueue::open(queue, arena.len(), max_payload)?;
+        Ok((Arc::new(arena), queue))
+    });
+    let (arena, queue) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            refuse(&socket, Errno::INVAL)?;
+            return Err(error);
+        }
+    };
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let agreed = Message {
+        errno: 0,
+        max_payload: max_payload as u32,
+    };
+    attach::send(&socket, agreed, &[bell.as_fd()])?;
+    socket.set_read_timeout(None)?;
+    let runtime = Runtime::new(limits.wait)?;
+    let client = Rc::new(Client {
+        session: session.clone(),
+        stats: session.add_queue(),
+        queue,
+        memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
+        inline: IoBuf::alloc(MAX_DEPTH as usize * INLINE_SIZE)?,
+        arena,
+        peer: (
+            peer.uid.as_raw(),
+            peer.gid.as_raw(),
+            peer.pid.as_raw_nonzero().get() as u32,
+        ),
+        busy: Cell::new(0),
+        idle: RefCell::default(),
+        gone: Cell::new(false),
+        handles: RefCell::default(),
+        lookups: RefCell::default(),
+        bell: Arc::new(File::from(bell)),
+        socket: Arc::new(File::from(OwnedFd::from(socket))),
+        spinner: RefCell::new(Spinner::new(limits.wait)),
+    });
+    runtime.block_on(async move {
+        client.serve().await;
+        client.queue.close();
+        client.drained().await;
+        client.salvage().await;
+        client.release().await;
+    })
+}
+
+struct Client<F> {
+    session: Arc<Session<F>>,
+    stats: Arc<QueueStats>,
+    queue: ServerQueue,
+    arena: Arc<Arena>,
+    memory: IoBuf,
+    /// Where each entry's inline payload is copied to.
+    inline: IoBuf,
+    peer: (u32, u32, u32),
+    /// Requests whose handler is not done.
+    busy: Cell<usize>,
+    /// Who waits for there to be none.
+    idle: RefCell<Option<Waker>>,
+    /// The socket was closed.
+    gone: Cell<bool>,
+    /// Open files and directories: node, handle, whether it is a directory.
+    handles: RefCell<HashSet<(u64, u64, bool)>>,
+    /// Lookups that the client has not undone.
+    lookups: RefCell<HashMap<u64, u64>>,
+    bell: Arc<File>,
+    socket: Arc<File>,
+    spinner: RefCell<Spinner>,
+}
+
+/// Whatever ends a session, a panic too, the client hears of it.
+impl<F> Drop for Client<F> {
+    fn drop(&mut self) {
+        self.queue.close();
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Lets the runtime's other tasks run.
+async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+impl<F: FileSystem> Client<F> {
+    /// Takes requests until the client goes or breaks the protocol.
+    async fn serve(self: &Rc<Self>) {
+        let me = self.clone();
+        runtime::spawn(async move {
+            // The client sends nothing more: readable means closed.
+            let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
+            while let Err(Errno::INTR | Errno::AGAIN) = ops::poll(&me.socket, events).await {}
+            me.gone.set(true);
+            let _ = rustix::io::write(&*me.bell, &1u64.to_ne_bytes());
+        });
+        loop {
+            let mut any = false;
+            loop {
+                match self.queue.pop() {
+                    Ok(Some(request)) => {
+                        any = true;
+                        self.busy.set(self.busy.get() + 1);
+                        let me = self.clone();
+                        runtime::spawn(async move { me.one(request).await });
+                    }
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, uid = self.peer.0, "a client is cut off");
+                        return;
+                    }
+                }
+            }
+            if any {
+                yield_now().await;
+                continue;
+            }
+            if self.gone.get() || self.queue.client_closed() {
+                return;
+            }
+            self.sleep().await;
+        }
+    }
+
+    async fn sleep(&self) {
+        let start = Instant::now();
+        if self.busy.get() == 0 {
+            let budget = self.spinner.borrow().budget();
+            // Not in the condition: the borrow would last as long as its body.
+            let leave = self.spinner.borrow().begin();
+            if !budget.is_zero() && leave.is_some() {
+                while start.elapsed() < budget {
+                    for _ in 0..16 {
+                        if self.queue.ready() {
+                            self.spinner.borrow_mut().ended(start.elapsed(), false);
+                            self.stats.waited_here(self.spinner.borrow().counts());
+                            return;
+                        }
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+        }
+        self.queue.arm();
+        if !self.queue.ready() && !self.gone.get() {
+            while let Err(Errno::INTR | Errno::AGAIN) =
+                ops::poll(&self.bell, libc::POLLIN as u32).await
+            {}
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&*self.bell, &mut count);
+        }
+        self.queue.disarm();
+        if self.busy.get() == 0 {
+            self.spinner.borrow_mut().ended(start.elapsed(), true);
+            self.stats.waited_here(self.spinner.borrow().counts());
+        }
+    }
+
+    fn header(&self, opcode: u32, nodeid: u64, len: usize) -> InHeader {
+        static UNIQUE: AtomicU64 = AtomicU64::new(0);
+        InHeader {
+            len: len as u32,
+            opcode,
+            // In steps of two, as the kernel's: the lowest bit marks interrupts.
+            unique: OURS | UNIQUE.fetch_add(2, Ordering::Relaxed),
+            nodeid,
+            uid: self.peer.0,
+            gid: self.peer.1,
+            pid: self.peer.2,
+            total_extlen: 0,
+            padding: 0,
+        }
+    }
+
+    async fn one(&self, request: Submission) {
+        let (theirs, _) =
+            InHeader::read_from_prefix(&request.header).expect("the area holds a header");
+        let segs = Payload::from_parts(request.segs.iter().map(|seg| {
+            let start = seg.offset as usize;
+            self.memory.slice(start..start + seg.len as usize)
+        }));
+        let at = request.id as usize * INLINE_SIZE;
+        self.inline.copy_in(at, &request.inline);
+        let inline = Payload::from(self.inline.slice(at..at + request.inline.len()));
+        let (input, room) = match request.direction {
+            Direction::ToServer if !segs.is_empty() => (segs, Payload::default()),
+            Direction::ToServer => (inline, Payload::default()),
+            Direction::FromServer => (inline, segs),
+        };
+        let mut op = [0; URING_OP_IN_OUT_SZ];
+        op[..request.op.len()].copy_from_slice(&request.op);
+        let len = size_of::<InHeader>() + request.op.len() + input.len();
+        let slot = Slot {
+            header: self.header(theirs.opcode, theirs.nodeid, len),
+            op,
+            op_len: request.op.len(),
+            input,
+            room,
+        };
+        let answer = serve(&self.session, &self.stats, &slot).await;
+        self.note(&slot, &answer);
+        let (error, len, body) = match &answer {
+            Answer::None => (0, 0, &[][..]),
+            Answer::Error(errno) => (-errno.raw_os_error(), 0, &[][..]),
+            Answer::Room(len) => (0, *len, &[][..]),
+            Answer::Body(body) if slot.room.is_empty() && body.len() <= INLINE_SIZE => {
+                (0, body.len(), &body[..])
+            }
+            Answer::Body(body) if body.len() <= slot.room.len() => {
+                slot.room.copy_in(0, body);
+                (0, body.len(), &[][..])
+            }
+            Answer::Body(_) => (-Errno::RANGE.raw_os_error(), 0, &[][..]),
+        };
+        let header = reply::header(theirs.unique, error, len);
+        self.queue.complete(request.id, header.as_bytes(), body);
+        self.queue.ring();
+        self.busy.set(self.busy.get() - 1);
+        if self.busy.get() == 0
+            && let Some(waker) = self.idle.borrow_mut().take()
+        {
+            waker.wake();
+        }
+    }
+
+    /// Remembers what the client has of the file system, to take it back when it goes.
+    fn note(&self, slot: &Slot, answer: &Answer) {
+        let node = slot.header.nodeid;
+        let word = |bytes: &[u8], at: usize| {
+            bytes
+                .get(at..at + 8)
+                .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
+        };
+        let mut handles = self.handles.borrow_mut();
+        let mut lookups = self.lookups.borrow_mut();
+        match (Opcode::try_from(slot.header.opcode), answer) {
+            (Ok(Opcode::Open), Answer::Body(body)) => {
+                handles.insert((node, word(body, 0), false));
+            }
+            (Ok(Opcode::Opendir), Answer::Body(body)) => {
+                handles.insert((node, word(body, 0), true));
+            }
+            (Ok(Opcode::Create), Answer::Body(body)) => {
+                let made = word(body, 0);
+                handles.insert((made, word(body, size_of::<abi::EntryOut>()), false));
+                *lookups.entry(made).or_default() += 1;
+            }
+            (
+                Ok(Opcode::Lookup | Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Link),
+                Answer::Body(body),
+            ) => *lookups.entry(word(body, 0)).or_default() += 1,
+            (Ok(Opcode::Release), _) => drop(handles.remove(&(node, word(&slot.op, 0), false))),
+            (Ok(Opcode::Releasedir), _) => drop(handles.remove(&(node, word(&slot.op, 0), true))),
+            (Ok(Opcode::Forget), _) => {
+                if let Some(count) = lookups.get_mut(&node) {
+                    *count = count.saturating_sub(word(&slot.op, 0));
+                    if *count == 0 {
+                        lookups.remove(&node);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Waits until no handler is under way any more.
+    async fn drained(&self) {
+        std::future::poll_fn(|cx| {
+            if self.busy.get() == 0 {
+                return Poll::Ready(());
+            }
+            *self.idle.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    async fn ask(&self, opcode: Opcode, node: u64, op: &[u8], input: Payload) -> Answer {
+        let mut area = [0; URING_OP_IN_OUT_SZ];
+        area[..op.len()].copy_from_slice(op);
+        let len = size_of::<InHeader>() + op.len() + input.len();
+        let slot = Slot {
+            header: self.header(opcode as u32, node, len),
+            op: area,
+            op_len: op.len(),
+            input,
+            room: Payload::default(),
+        };
+        serve(&self.session, &self.stats, &slot).await
+    }
+
+    /// Writes what the client left dirty: through files that it had open, and where it says.
+    async fn salvage(&self) {
+        let (mut written, mut lost) = (0usize, 0usize);
+        for dirty in self.arena.dirty() {
+            let len = dirty.seg.len as usize;
+            if !self
+                .handles
+                .borrow()
+                .contains(&(dirty.node, dirty.handle, false))
+            {
+                lost += len;
+                continue;
+            }
+            let op = abi::WriteIn {
+                fh: dirty.handle,
+                offset: dirty.file_offset,
+                size: dirty.seg.len,
+                write_flags: abi::WriteFlags::CACHE.bits(),
+                ..Default::default()
+            };
+            let start = dirty.seg.offset as usize;
+            let data = Payload::from(self.memory.slice(start..start + len));
+            match self
+                .ask(Opcode::Write, dirty.node, op.as_bytes(), data)
+                .await
+            {
+                Answer::Body(_) => written += len,
+                _ => lost += len,
+            }
+        }
+        if written + lost > 0 {
+            tracing::warn!(
+                written,
+                lost,
+                pid = self.peer.2,
+                "wrote what a client left dirty"
+            );
+        }
+    }
+
+    /// Takes back the client's handles and lookups.
+    async fn release(&self) {
+        let handles = std::mem::take(&mut *self.handles.borrow_mut());
+        for (node, fh, directory) in handles {
+            let op = abi::ReleaseIn {
+                fh,
+                ..Default::default()
+            };
+            let opcode = if directory {
+                Opcode::Releasedir
+            } else {
+                Opcode::Release
+            };
+            self.ask(opcode, node, op.as_bytes(), Payload::default())
+                .await;
+        }
+        let lookups = std::mem::take(&mut *self.lookups.borrow_mut());
+        for (node, nlookup) in lookups {
+            let op = abi::ForgetIn { nlookup };
+            self.ask(Opcode::Forget, node, op.as_bytes(), Payload::default())
+                .await;
+        }
+    }
+}

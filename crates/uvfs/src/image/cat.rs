@@ -1,0 +1,38 @@
+//! `uvfs cat`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use uvfs_xfs::tools;
+
+use super::Access;
+use crate::error::Result;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs cat disk.img /etc/fstab
+  uvfs cat disk.img /var/lib/db.tar | tar t
+
+Symbolic links are followed, inside the image.
+
+Exit status: 0 written, 1 failed, 2 wrong usage.";
+
+/// Write a file of an XFS image to standard output.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    /// An image file or block device
+    image: PathBuf,
+    /// The file
+    path: PathBuf,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let volume = super::open(&args.image, &args.access)?;
+    let out = &mut std::io::stdout().lock();
+    let outcome = tools::cat(&volume, super::bytes(&args.path), out);
+    super::finish(&args.image, &args.path, outcome, |()| ExitCode::SUCCESS)
+}

@@ -1,0 +1,70 @@
+//! `uvfs ls`.
+
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use uvfs_xfs::tools::{self, LsOptions};
+
+use super::Access;
+use crate::error::Result;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs ls disk.img
+  uvfs ls -lR disk.img /etc
+  uvfs ls -a /dev/sdb1 /home
+
+Owners are shown as numbers and times in UTC. Control characters and bytes that are no UTF-8 are
+shown as \\ and three octal digits. Symbolic links are followed on the way, inside the image, but
+not at the end.
+
+Exit status: 0 listed, 1 something could not be read, 2 wrong usage.";
+
+/// List a directory of an XFS image.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Mode, links, owner, group, size and modification time too
+    #[arg(short)]
+    long: bool,
+    /// Directories below too
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Names that begin with a dot too
+    #[arg(short, long)]
+    all: bool,
+    #[command(flatten)]
+    access: Access,
+    /// An image file or block device
+    image: PathBuf,
+    /// What to list (default: the root)
+    #[arg(default_value_os_t = super::root(), hide_default_value = true)]
+    path: PathBuf,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let volume = super::open(&args.image, &args.access)?;
+    let options = LsOptions {
+        long: args.long,
+        recursive: args.recursive,
+        all: args.all,
+    };
+    let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
+    let listed = tools::ls(
+        &volume,
+        super::bytes(&args.path),
+        options,
+        &mut out,
+        &mut super::report(&args.image),
+    );
+    let written = out.flush().map_err(|source| uvfs_xfs::Error::Output {
+        what: "writing the listing".into(),
+        source,
+    });
+    let outcome = listed.and_then(|errors| written.map(|()| errors));
+    super::finish(&args.image, &args.path, outcome, |errors| {
+        super::status(errors as u64)
+    })
+}

@@ -1,0 +1,163 @@
+//! XFS images: opening one, and the commands that look into it without mounting it.
+
+pub mod cat;
+pub mod cp;
+pub mod ls;
+pub mod stat;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use uvfs_buf::Target;
+use uvfs_io::device::{Device, OpenOptions};
+use uvfs_io::engine::EngineKind;
+use uvfs_xfs::tools::escape;
+use uvfs_xfs::{CachedBlocks, Volume};
+
+use crate::error::{Context, Error, Result};
+use crate::options;
+
+/// Metadata is cached in so much memory unless told otherwise.
+pub const MEMORY: u64 = 64 << 20;
+/// Less than this is refused: it must hold a few of the largest structures at a time.
+const LEAST_MEMORY: u64 = 4 << 20;
+
+/// How to read an image; options of each command on one.
+#[derive(clap::Args)]
+pub struct Access {
+    /// Limit of the metadata cache
+    #[arg(long, value_name = "BYTES", value_parser = memory, default_value = "64M")]
+    memory: u64,
+    /// How metadata is read
+    #[arg(long, value_name = "sync|aio|uring", default_value = "sync")]
+    engine: EngineKind,
+    /// Read past the kernel's page cache (O_DIRECT)
+    #[arg(long)]
+    direct: bool,
+}
+
+/// A size of the metadata cache.
+pub fn memory(word: &str) -> Result<u64, String> {
+    let bytes = options::bytes(word)?;
+    if bytes < LEAST_MEMORY {
+        return Err(format!("at least {}M are needed", LEAST_MEMORY >> 20));
+    }
+    Ok(bytes)
+}
+
+/// Opens an image or device.
+pub fn open_device(path: &Path, direct: bool) -> Result<Arc<Device>> {
+    let options = OpenOptions {
+        direct,
+        ..OpenOptions::default()
+    };
+    // The error names the device.
+    let device = Device::open(path, options).map_err(|error| Error::new(error.to_string()))?;
+    Ok(Arc::new(device))
+}
+
+/// The file system on a device, read through a cache of its own.
+pub fn open_volume(device: &Arc<Device>, engine: EngineKind, memory: u64) -> Result<Opened> {
+    let name = || device.path().display().to_string();
+    let config = uvfs_buf::Config {
+        limit: usize::try_from(memory).unwrap_or(usize::MAX),
+        ..uvfs_buf::Config::default()
+    };
+    let target = Target::open(device.clone(), engine, config)
+        .context(|| format!("{}: the {engine} engine", name()))?;
+    let target = Arc::new(target);
+    let blocks = CachedBlocks::new(target.clone(), device.clone());
+    if target.geometry().size < uvfs_buf::SECTOR {
+        return Err(Error::new(format!(
+            "{}: not an XFS file system (it has {} bytes)",
+            name(),
+            target.geometry().size
+        )));
+    }
+    let volume = Volume::open(blocks).context(name)?;
+    let geometry = volume.geometry();
+    let group = u64::from(geometry.ag_blocks(0)) << (geometry.blocklog - 9);
+    target.set_groups(group);
+    Ok(Opened { volume, target })
+}
+
+/// An open file system and its cache.
+pub struct Opened {
+    pub volume: Volume,
+    pub target: Arc<Target>,
+}
+
+impl Opened {
+    /// Tells on standard error what may be wrong with what is read.
+    pub fn warn(&self, path: &Path) {
+        for warning in self.volume.warnings() {
+            eprintln!("uvfs: warning: {}: {warning}", path.display());
+        }
+    }
+}
+
+/// Opens an image as the command line says, and warns.
+fn open(path: &Path, access: &Access) -> Result<Volume> {
+    let device = open_device(path, access.direct)?;
+    let opened = open_volume(&device, access.engine, access.memory)?;
+    opened.warn(path);
+    Ok(opened.volume)
+}
+
+/// The command's error for a path inside an image.
+fn inside(image: &Path, path: &Path, error: impl fmt::Display) -> Error {
+    Error::new(format!("{}: {}: {error}", image.display(), shown(path)))
+}
+
+/// A path of an image, fit for a terminal.
+fn shown(path: &Path) -> String {
+    escape(path.as_os_str().as_bytes())
+}
+
+/// Ends a command that writes to standard output. When nobody reads that any more there is
+/// nothing to say.
+fn finish<T>(
+    image: &Path,
+    path: &Path,
+    outcome: uvfs_xfs::Result<T>,
+    code: impl FnOnce(T) -> ExitCode,
+) -> Result<ExitCode> {
+    match outcome {
+        Ok(value) => Ok(code(value)),
+        Err(uvfs_xfs::Error::Output { source, .. })
+            if source.kind() == io::ErrorKind::BrokenPipe =>
+        {
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error @ uvfs_xfs::Error::Output { .. }) => Err(Error::new(error.to_string())),
+        Err(error) => Err(inside(image, path, error)),
+    }
+}
+
+/// Tells of something that failed while the rest goes on.
+fn report(image: &Path) -> impl FnMut(&Path, &uvfs_xfs::Error) {
+    move |path, error| eprintln!("uvfs: {}", inside(image, path, error))
+}
+
+/// Failure if anything was reported.
+fn status(errors: u64) -> ExitCode {
+    if errors == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// What to copy, list or show when no path is given.
+fn root() -> PathBuf {
+    PathBuf::from(OsStr::new("/"))
+}

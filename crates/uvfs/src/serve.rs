@@ -1,0 +1,66 @@
+//! `uvfs serve`: serves a directory to clients over shared memory, without a mount.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uvfs_passthrough::Passthrough;
+use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+
+use crate::daemon::Signals;
+use crate::error::{Context, Result};
+use crate::options;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs serve /srv/data --socket /run/user/1000/data.sock
+
+Serves until SIGTERM, SIGINT or SIGHUP. Only programs of the same user, and root, may attach.
+
+Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.";
+
+/// Serve a directory to programs that attach through a socket.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Where programs attach
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// What a client's queue does while there is nothing to do
+    #[arg(long, value_parser = options::wait_mode, value_name = "adaptive|spin|sleep")]
+    wait: Option<uvfs_queue::wait::WaitMode>,
+    /// Longest spin in microseconds
+    #[arg(long, value_parser = options::spin_time, value_name = "N")]
+    spin_us: Option<Duration>,
+    /// Most clients at a time
+    #[arg(long, default_value_t = ClientLimits::default().clients, value_name = "N")]
+    max_clients: usize,
+    /// What to serve
+    source: PathBuf,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let name = args.source.display().to_string();
+    let signals = Signals::block();
+    let fs = Passthrough::open(&args.source, uvfs_passthrough::Options::default())
+        .context(|| name.clone())?;
+    let options = SessionOptions {
+        source: name.clone(),
+        ..SessionOptions::default()
+    };
+    let session = Arc::new(Session::unmounted(fs, options).context(|| name)?);
+    let mut limits = ClientLimits {
+        clients: args.max_clients,
+        ..ClientLimits::default()
+    };
+    limits.wait.mode = args.wait.unwrap_or(limits.wait.mode);
+    limits.wait.spin = args.spin_us.unwrap_or(limits.wait.spin);
+    let clients = Clients::listen(session, &args.socket, limits)
+        .context(|| args.socket.display().to_string())?;
+    let signal = signals.wait();
+    tracing::info!(signal, "ending");
+    drop(clients);
+    Ok(ExitCode::SUCCESS)
+}
