@@ -491,15 +491,15 @@ struct Explained {
 const EXPLAINED: &[Explained] = &[
     Explained {
         damage: "",
-        ours: &["bb_rightsib", "bb_leftsib"],
+        ours: &["bb_rightsib", "bb_leftsib", ": forw", ": back"],
         theirs: "",
         why: "xfs_repair walks by parents only and never looks at neighbours",
     },
     Explained {
         damage: "",
-        ours: &["AGFL AG 1: uuid", "AGFL AG 1: agfl_seqno"],
+        ours: &["AGFL AG"],
         theirs: "",
-        why: "xfs_repair checks the AGFL's checksum, not whose it is",
+        why: "xfs_repair only says what is wrong with an AGFL's head or checksum, and goes on",
     },
     Explained {
         damage: "",
@@ -519,6 +519,18 @@ const EXPLAINED: &[Explained] = &[
         ours: &["attributes AG"],
         theirs: "",
         why: "xfs_repair does not check whose an attribute block is",
+    },
+    Explained {
+        damage: "attribute leaf",
+        ours: &["attributes AG"],
+        theirs: "",
+        why: "nor does it count a wrong checksum of one",
+    },
+    Explained {
+        damage: "logsunit",
+        ours: &["sb_logsunit"],
+        theirs: "",
+        why: "xfs_repair does not compare the log's stripe unit with the copies'",
     },
     Explained {
         damage: "core.forkoff",

@@ -106,6 +106,7 @@ impl Walk<'_, '_> {
                 return None;
             }
         };
+        ctx.lsn(place, &block, 24);
         if head.level.get() != level {
             self.lost();
             report.differ(place, "bb_level", level, head.level.get());
@@ -147,11 +148,7 @@ impl Walk<'_, '_> {
             let low = records
                 .get(..len)
                 .and_then(|r| low_key(self.tree, r).ok())?;
-            let high = records
-                .chunks_exact(len)
-                .map(run_end)
-                .max()
-                .unwrap_or(0);
+            let high = records.chunks_exact(len).map(run_end).max().unwrap_or(0);
             return Some(Bounds { low, high });
         }
         let key_len = self.tree.key_len();
@@ -305,6 +302,7 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         Ok(s) => s,
         Err(f) => return ctx.report.fault(place, &f),
     };
+    ctx.lsn(place, &bytes, 240);
     let sb = ctx.sb;
     macro_rules! same {
         ($($field:ident),*) => {$(
@@ -357,7 +355,13 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             .differ(place, "sb_versionnum", format!("{e:#x}"), format!("{f:#x}"));
     }
     if ctx.g.features.crc {
-        same!(spino_align);
+        same!(
+            spino_align,
+            features_compat,
+            features_ro_compat,
+            features_incompat,
+            features_log_incompat
+        );
     }
     // A copy that is as mkfs left it has none of what mounts add.
     if copy.inprogress == 1 {
@@ -412,6 +416,7 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
         agf.seqno.get(),
         agf.length.get(),
     );
+    ctx.lsn(place, &bytes, 208);
     let mut whole = true;
     let max = g.ag_blocks(agno);
 
@@ -571,6 +576,7 @@ fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
     {
         report.differ(place, "agfl_seqno", agno, h.seqno.get());
     }
+    ctx.lsn(place, &bytes, 24);
     let len = slots.len() as u32;
     let (first, last, count) = (agf.flfirst.get(), agf.fllast.get(), agf.flcount.get());
     let agf_place = Place::ag("AGF", agno);
@@ -765,6 +771,7 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
         agi.seqno.get(),
         agi.length.get(),
     );
+    ctx.lsn(place, &bytes, 320);
     let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
     let mut chunks: Vec<Chunk> = Vec::new();
     let mut frees: Vec<u64> = Vec::new();

@@ -262,6 +262,13 @@ fn leaf(
                 "a hole inside the block",
                 format!("{size} bytes at {base}"),
             );
+        } else if base % 4 != 0 || size % 4 != 0 {
+            report.differ(
+                place,
+                format!("freemap[{i}]"),
+                "an aligned hole",
+                format!("{size} bytes at {base}"),
+            );
         } else if size != 0 && used.iter().any(|(a, b)| *a < base + size && base < *b) {
             report.bad(place, format!("freemap[{i}] covers a name"));
         }

@@ -172,6 +172,8 @@ pub(crate) struct Ctx<'a> {
     pub tree: Mutex<Tree>,
     pub large: bool,
     pub log_clean: bool,
+    /// Where the log ends, if it is clean.
+    pub head_lsn: Option<u64>,
     pub usage: Option<Mutex<Usage>>,
 }
 
@@ -218,6 +220,27 @@ impl<'a> Ctx<'a> {
             }
         }
         fine
+    }
+
+    /// Looks at the log sequence number at byte `at` of a structure: it must not be ahead of the
+    /// log, or the next recovery would take old changes for done.
+    pub fn lsn(&self, place: Place, bytes: &[u8], at: usize) {
+        let (Some(head), true) = (self.head_lsn, self.g.features.crc) else {
+            return;
+        };
+        // Blocks that are never logged have all bits set.
+        if let Ok(lsn) = Be64::at(bytes, at)
+            && lsn.get() > head
+            && lsn.get() != u64::MAX
+        {
+            let show = |l: u64| format!("{}:{}", l >> 32, l & 0xffff_ffff);
+            self.report.differ(
+                place,
+                "log sequence number",
+                format!("at most the log's, {}", show(head)),
+                show(lsn.get()),
+            );
+        }
     }
 
     /// Counts blocks as owned, for the comparison with the reverse mapping tree. `delta` is the

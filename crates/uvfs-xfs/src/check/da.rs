@@ -127,6 +127,7 @@ impl<'c, 'a> DaTree<'c, 'a> {
                 return self.lost();
             }
         };
+        ctx.lsn(place, &block, 24);
         let is_node = kind == Some(DA_NODE_MAGIC);
         let node = if is_node {
             match da_node_entries(&block, g.features.crc) {

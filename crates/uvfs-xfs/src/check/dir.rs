@@ -432,6 +432,7 @@ impl Dir<'_, '_> {
                     continue;
                 }
             };
+            ctx.lsn(place, &bytes, 16);
             let first = (start - free_at) / per * slots;
             if u64::from(counts.firstdb.get()) != first {
                 report.differ(place, "firstdb", first, counts.firstdb.get());
@@ -487,6 +488,7 @@ impl Dir<'_, '_> {
                 return single;
             }
         };
+        ctx.lsn(place, &block, 16);
         let mut end = block.len();
         let mut index = None;
         if single {

@@ -139,6 +139,7 @@ fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
     match check_dinode(raw, &ident) {
         Err(f) => ctx.report.fault(place(ino), &f),
         Ok(d) => {
+            ctx.lsn(place(ino), raw, 112);
             if d.mode.get() != 0 {
                 ctx.report.differ(
                     place(ino),
@@ -186,6 +187,7 @@ fn used_inode(
     let Ok(d) = DinodeV2::at(raw, 0) else {
         return (KIND_BAD, 0);
     };
+    ctx.lsn(place(ino), raw, 112);
     core(ctx, &inode, d, raw);
     let kind = inode.file_type();
     let special = g.quota_inodes.contains(&Some(ino));
@@ -297,7 +299,7 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
         report.differ(place, "di_version", 3, d.version);
     }
     if d.forkoff == 0 {
-        if d.aformat != FORMAT_EXTENTS && d.aformat != FORMAT_DEV {
+        if d.aformat != FORMAT_EXTENTS {
             report.differ(place, "di_aformat without attributes", 2, d.aformat);
         }
         if i.anextents != 0 {
@@ -589,6 +591,7 @@ impl ForkWalk<'_, '_> {
                 return None;
             }
         };
+        ctx.lsn(place, &block, 32);
         if head.level.get() != level {
             self.whole = false;
             report.differ(place, "bb_level", level, head.level.get());

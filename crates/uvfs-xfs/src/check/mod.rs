@@ -125,6 +125,7 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     let report = Report::default();
     let (sb, mut g) = superblock::find(&*blocks, &report)?;
     let log = log::state(&blocks, &g);
+    let head_lsn = log.is_clean().then(|| log::head_lsn(&blocks, &g)).flatten();
     if let LogState::Unreadable(why) = &log {
         report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
     }
@@ -151,6 +152,7 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
             range.clone(),
             large,
             &log,
+            head_lsn,
             i == 0,
         );
         inodes = pass(&ctx, threads);
@@ -263,6 +265,7 @@ fn context<'a>(
     range: Range<u32>,
     large: bool,
     log: &LogState,
+    head_lsn: Option<u64>,
     first: bool,
 ) -> Ctx<'a> {
     let ags = (0..g.agcount)
@@ -295,6 +298,7 @@ fn context<'a>(
         tree: Mutex::new(Tree::default()),
         large,
         log_clean: log.is_clean(),
+        head_lsn,
         usage: (first && quota::counted(sb)).then(|| Mutex::new(quota::Usage::default())),
     }
 }
@@ -422,6 +426,7 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
 /// What needs no map of blocks or links: counters, the directory tree, quota.
 fn finish_whole(ctx: &Ctx<'_>) {
     links::tree(ctx);
+    superblock::quota(ctx);
     superblock::counters(ctx);
     if let Some(u) = &ctx.usage
         && !ctx.report.is_incomplete()

@@ -78,6 +78,10 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, report: &Report) {
         report.bad(place, "marked as needing repair");
     }
     for (name, bits) in [
+        (
+            "sb_features_compat",
+            if f.crc { sb.features_compat.get() } else { 0 },
+        ),
         ("sb_features_ro_compat", f.unknown_ro_compat),
         ("sb_features_log_incompat", f.unknown_log_incompat),
     ] {
@@ -145,6 +149,33 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, report: &Report) {
     let (size, log) = (u32::from(sb.logsectsize.get()), sb.logsectlog);
     if (size != 0 || log != 0) && 1u32.checked_shl(log.into()) != Some(size) {
         report.differ(place, "sb_logsectlog", "log2 of sb_logsectsize", log);
+    }
+}
+
+/// The quota inodes must be regular files that exist.
+pub(crate) fn quota(ctx: &Ctx<'_>) {
+    let sb = ctx.sb;
+    for (name, ino) in [
+        ("sb_uquotino", sb.uquotino.get()),
+        ("sb_gquotino", sb.gquotino.get()),
+        (
+            "sb_pquotino",
+            if ctx.g.features.crc {
+                sb.pquotino.get()
+            } else {
+                0
+            },
+        ),
+    ] {
+        if ino == 0 || ino == NULLFSINO {
+            continue;
+        }
+        let place = Place::ag(PLACE, 0);
+        if !ctx.g.features.quota {
+            ctx.report.differ(place, name, "none without quota", ino);
+        } else if ctx.index(ino).is_none() {
+            ctx.report.differ(place, name, "an inode in use", ino);
+        }
     }
 }
 
