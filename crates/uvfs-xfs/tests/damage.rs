@@ -527,6 +527,18 @@ const EXPLAINED: &[Explained] = &[
         why: "nor does it count a wrong checksum of one",
     },
     Explained {
+        damage: "features_log_incompat",
+        ours: &["sb_features_log_incompat"],
+        theirs: "",
+        why: "a kernel that does not know the feature refuses to mount; xfs_repair goes on",
+    },
+    Explained {
+        damage: "",
+        ours: &[": sb_uuid", ": sb_dirblklog"],
+        theirs: "",
+        why: "xfs_repair does not compare these fields of the copies",
+    },
+    Explained {
         damage: "logsunit",
         ours: &["sb_logsunit"],
         theirs: "",

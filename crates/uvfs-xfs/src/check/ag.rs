@@ -359,8 +359,7 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             spino_align,
             features_compat,
             features_ro_compat,
-            features_incompat,
-            features_log_incompat
+            features_incompat
         );
     }
     // A copy that is as mkfs left it has none of what mounts add.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// Bytes of a read in the large strategy.
-const WINDOW: u64 = 128 << 10;
+const WINDOW: u64 = 64 << 10;
 /// Windows that a thread keeps.
 const WINDOWS: usize = 8;
 

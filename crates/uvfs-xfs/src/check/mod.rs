@@ -45,7 +45,7 @@ pub use report::Finding;
 /// Chunks of inodes that are one piece of work.
 const CHUNKS_PER_ITEM: usize = 2048;
 /// Bytes that each thread may use for reading.
-const THREAD_BYTES: u64 = 5 << 19;
+const THREAD_BYTES: u64 = 3 << 19;
 
 /// How metadata is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -211,7 +211,7 @@ fn suits_large(blocks: &dyn Blocks) -> bool {
         }
         Some(start.elapsed())
     };
-    match (time(4096, 1), time(128 << 10, 2)) {
+    match (time(4096, 1), time(64 << 10, 2)) {
         // A large read stands for several small ones.
         (Some(small), Some(large)) => large < small * 6,
         _ => false,
