@@ -539,6 +539,12 @@ const EXPLAINED: &[Explained] = &[
         why: "xfs_repair does not compare these fields of the copies",
     },
     Explained {
+        damage: "",
+        ours: &[": bytes: expected"],
+        theirs: "",
+        why: "a value's block that holds more than the value: xfs_repair reads what it needs",
+    },
+    Explained {
         damage: "logsunit",
         ours: &["sb_logsunit"],
         theirs: "",
