@@ -9,6 +9,7 @@
 mod attr;
 pub mod blocks;
 mod cached;
+pub mod check;
 mod dir;
 pub mod error;
 pub mod format;

@@ -81,6 +81,30 @@ pub(crate) fn state(blocks: &impl Blocks, g: &Geometry) -> LogState {
     log.state().unwrap_or_else(LogState::Unreadable)
 }
 
+/// Where the next write to the log would go, as a log sequence number: cycle in the high half,
+/// block in the low one. Nothing on disk can have been logged later than that.
+pub(crate) fn head_lsn(blocks: &impl Blocks, g: &Geometry) -> Option<u64> {
+    let a = g.fsb(g.logstart).filter(|_| g.logstart != 0)?;
+    let log = Log {
+        blocks,
+        start: g.daddr(a),
+        len: u64::from(g.logblocks) << (g.blocklog - 9),
+        uuid: g.uuid,
+    };
+    if log.len < 4 {
+        return None;
+    }
+    let (first, last) = (log.cycle(0).ok()?, log.cycle(log.len - 1).ok()?);
+    if first == 0 {
+        return None;
+    }
+    if first == last {
+        return Some((u64::from(first) + 1) << 32);
+    }
+    let head = log.first_with(1, log.len, last).ok()?;
+    Some(u64::from(first) << 32 | head)
+}
+
 struct Log<'a, B> {
     blocks: &'a B,
     /// First sector.

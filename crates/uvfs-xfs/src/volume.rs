@@ -210,7 +210,7 @@ fn checks(what: &str, ino: u64) -> u64 {
 }
 
 /// Reads and checks the first superblock.
-pub(crate) fn read_superblock(blocks: &impl Blocks) -> Result<(Superblock, Geometry)> {
+pub(crate) fn read_superblock(blocks: &(impl Blocks + ?Sized)) -> Result<(Superblock, Geometry)> {
     let read = |bytes: u32| {
         let e = [DiskExtent { daddr: 0, bytes }];
         blocks.read(&e, &unverified).map_err(|err| match err {

@@ -5,6 +5,7 @@
 //! [`Command`].
 
 mod bench;
+mod check;
 mod daemon;
 mod error;
 mod helper;
@@ -30,6 +31,7 @@ Examples:
   uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
   uvfs stats /mnt                  what it has done
   uvfs umount /mnt
+  uvfs check disk.img              is an XFS file system sound?
   uvfs mount disk.img /mnt         serve an XFS image, read-only
   uvfs ls -lR disk.img /etc        look into one without mounting it
   uvfs bench wakeup --quick        measure
@@ -77,6 +79,8 @@ commands! {
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.
     Stats => stats,
+    /// Check an XFS image or device.
+    Check => check,
     /// List a directory of an XFS image.
     Ls => ls,
     /// Write a file of an XFS image to standard output.

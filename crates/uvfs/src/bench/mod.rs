@@ -8,6 +8,7 @@
 //! - [`stats`] and [`report`]: medians and spread, the table and the JSON.
 
 mod aio;
+mod check;
 mod child;
 mod client;
 mod interrupt;
@@ -25,6 +26,7 @@ use crate::error::Result;
 const EXAMPLES: &str = "\
 Examples:
   uvfs bench wakeup --quick
+  uvfs bench check disk.img
   uvfs bench wakeup --help";
 
 /// The benchmarks.
@@ -39,6 +41,8 @@ pub struct Args {
 enum Bench {
     /// Small requests and streams: native, uvfs by transport and wait policy, other servers.
     Wakeup(wakeup::Args),
+    /// Checking an XFS image: uvfs by engine and prefetch strategy, xfs_repair.
+    Check(check::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -48,6 +52,7 @@ enum Bench {
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.bench {
         Bench::Wakeup(args) => wakeup::run(args),
+        Bench::Check(args) => check::run(args),
         Bench::Client(args) => client::run(args),
     }
 }

@@ -1,0 +1,315 @@
+//! Extended attributes.
+
+use super::ctx::{Ctx, Reader};
+use super::da::DaTree;
+use super::inode::read_run;
+use super::report::Place;
+use crate::format::*;
+use crate::inode::{Fork, Inode};
+
+/// Blocks that an attribute fork may have: its file block numbers are 32 bits.
+const MAX_BLOCK: u64 = 1 << 32;
+
+fn check_name(ctx: &Ctx<'_>, place: Place, what: &str, name: &[u8], flags: u8) {
+    if name.is_empty() {
+        ctx.report.bad(place, format!("{what} has no name"));
+    }
+    if name.contains(&0) && flags & ATTR_PARENT == 0 {
+        ctx.report
+            .bad(place, format!("{what} has a zero byte in its name"));
+    }
+    if (flags & ATTR_NSP_MASK).count_ones() > 1 {
+        ctx.report.differ(
+            place,
+            format!("flags of {what}"),
+            "at most one namespace",
+            format!("{flags:#x}"),
+        );
+    }
+}
+
+/// Checks the attributes of an inode.
+pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]) {
+    if inode.fork_format(Fork::Attr) == Some(FORMAT_LOCAL) {
+        return shortform(ctx, inode);
+    }
+    if extents.is_empty() {
+        return;
+    }
+    let (g, report) = (ctx.g, ctx.report);
+    let crc = g.features.crc;
+    let place = Place::inode("attributes", inode.ino);
+    let mut remote: Vec<(u32, u32)> = Vec::new();
+    let mut previous = 0;
+    let mut tree = DaTree::new(
+        ctx,
+        place,
+        inode.ino,
+        extents,
+        1,
+        0..MAX_BLOCK,
+        &[ATTR_LEAF_MAGIC],
+    );
+    tree.walk(rd, 0, &mut |_, place, block| {
+        leaf(ctx, place, block, crc, &mut previous, &mut remote)
+    });
+    for (number, len) in remote {
+        value(ctx, rd, inode, extents, number, len);
+    }
+    let _ = report;
+}
+
+fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
+    let report = ctx.report;
+    let place = Place::inode("short-form attributes", inode.ino);
+    let fork = inode.fork_bytes(Fork::Attr);
+    let h = match AttrSfHeader::at(fork, 0) {
+        Ok(h) => h,
+        Err(f) => return report.fault(place, &f),
+    };
+    let total = usize::from(h.totsize.get());
+    let Some(data) = fork.get(..total).filter(|d| d.len() >= AttrSfHeader::SIZE) else {
+        return report.differ(
+            place,
+            "totsize",
+            format!("from {} to {}", AttrSfHeader::SIZE, fork.len()),
+            total,
+        );
+    };
+    let mut at = AttrSfHeader::SIZE;
+    for i in 0..h.count {
+        let what = format!("attribute {i}");
+        let name_at = at + AttrSfEntry::SIZE;
+        let Some((e, name)) = AttrSfEntry::at(data, at).ok().and_then(|e| {
+            let end = name_at + usize::from(e.namelen);
+            Some((e, data.get(name_at..end)?))
+        }) else {
+            return report.bad(place, format!("{what} ends beyond totsize"));
+        };
+        if e.flags & !(ATTR_NSP_MASK) != 0 {
+            report.differ(
+                place,
+                format!("flags of {what}"),
+                "a namespace",
+                format!("{:#x}", e.flags),
+            );
+        }
+        check_name(ctx, place, &what, name, e.flags);
+        at = name_at + name.len() + usize::from(e.valuelen);
+        if at > total {
+            return report.bad(place, format!("{what} ends beyond totsize"));
+        }
+        let value = &data[at - usize::from(e.valuelen)..at];
+        acl(ctx, place, e.flags, name, value);
+    }
+    if at != total {
+        report.differ(place, "totsize", at, total);
+    }
+}
+
+/// A POSIX ACL's entries are counted.
+fn acl(ctx: &Ctx<'_>, place: Place, flags: u8, name: &[u8], value: &[u8]) {
+    if flags & ATTR_ROOT == 0 || !matches!(name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT") {
+        return;
+    }
+    let count = Be32::at(value, 0).map_or(0, |c| c.get());
+    let want = (count as usize)
+        .checked_mul(12)
+        .and_then(|n| n.checked_add(4));
+    if want != Some(value.len()) {
+        ctx.report.differ(
+            place,
+            "entries of an access control list",
+            value.len().saturating_sub(4) / 12,
+            count,
+        );
+    }
+}
+
+fn leaf(
+    ctx: &Ctx<'_>,
+    place: Place,
+    block: &[u8],
+    crc: bool,
+    previous: &mut u32,
+    remote: &mut Vec<(u32, u32)>,
+) -> Option<u32> {
+    let report = ctx.report;
+    let (counts, entries) = match attr_leaf_entries(block, crc) {
+        Ok(v) => v,
+        Err(f) => {
+            report.fault(place, &f);
+            return None;
+        }
+    };
+    let entries_end = attr_leaf_header_len(crc) + size_of_val(entries);
+    let firstused = match counts.firstused.get() {
+        0 => 65536,
+        f => usize::from(f),
+    };
+    if firstused > block.len() || firstused < entries_end {
+        report.differ(
+            place,
+            "firstused",
+            format!("from {entries_end} to {}", block.len()),
+            firstused,
+        );
+    }
+    if entries.is_empty() {
+        // The kernel leaves an empty root behind when a large attribute's removal is cut short,
+        // and no other leaf.
+        report.bad(place, "no attributes");
+    }
+    // (first byte, end) of each name.
+    let mut used: Vec<(usize, usize)> = Vec::with_capacity(entries.len());
+    for (i, e) in entries.iter().enumerate() {
+        let what = format!("attribute {i}");
+        let hash = e.hashval.get();
+        if hash < *previous {
+            report.bad(place, format!("{what} is out of order"));
+        }
+        *previous = hash;
+        if e.flags & ATTR_INCOMPLETE != 0 {
+            report.bad(place, format!("{what} was left incomplete"));
+        }
+        let known = ATTR_LOCAL | ATTR_NSP_MASK | ATTR_INCOMPLETE;
+        if e.flags & !known != 0 {
+            report.differ(
+                place,
+                format!("flags of {what}"),
+                "no unknown bits",
+                format!("{:#x}", e.flags),
+            );
+        }
+        let at = usize::from(e.nameidx.get());
+        let parts = if e.flags & ATTR_LOCAL != 0 {
+            AttrNameLocal::at(block, at).ok().and_then(|n| {
+                let name_at = at + AttrNameLocal::SIZE;
+                let value_at = name_at + usize::from(n.namelen);
+                let end = value_at + usize::from(n.valuelen.get());
+                let name = block.get(name_at..value_at)?;
+                acl(ctx, place, e.flags, name, block.get(value_at..end)?);
+                Some((name, end, None))
+            })
+        } else {
+            AttrNameRemote::at(block, at).ok().and_then(|n| {
+                let name_at = at + AttrNameRemote::SIZE;
+                let end = name_at + usize::from(n.namelen);
+                let value = (n.valueblk.get(), n.valuelen.get());
+                // In C the head's size is rounded up, and the format counts that.
+                Some((block.get(name_at..end)?, end + 2, Some(value)))
+            })
+        };
+        let Some((name, end, value)) = parts else {
+            report.differ(
+                place,
+                format!("nameidx of {what}"),
+                "a name inside the block",
+                at,
+            );
+            continue;
+        };
+        check_name(ctx, place, &what, name, e.flags);
+        // A parent pointer's hash covers the parent, too.
+        if e.flags & ATTR_PARENT == 0 && da_hashname(name) != hash {
+            report.differ(
+                place,
+                format!("hash of {what}"),
+                format!("{:#x}", da_hashname(name)),
+                format!("{hash:#x}"),
+            );
+        }
+        if at < firstused {
+            report.differ(
+                place,
+                format!("nameidx of {what}"),
+                format!("at least firstused ({firstused})"),
+                at,
+            );
+        }
+        used.push((at, end.next_multiple_of(4)));
+        if let Some((number, len)) = value
+            && e.flags & ATTR_INCOMPLETE == 0
+        {
+            if number == 0 || len as usize > ATTR_MAX_VALUE {
+                report.differ(
+                    place,
+                    format!("valueblk, valuelen of {what}"),
+                    "a block, at most 65536 bytes",
+                    format!("{number}, {len}"),
+                );
+            } else {
+                remote.push((number, len));
+            }
+        }
+    }
+    used.sort_unstable();
+    for w in used.windows(2) {
+        if w[0].1 > w[1].0 {
+            report.bad(place, format!("names at {} and {} overlap", w[0].0, w[1].0));
+        }
+    }
+    let bytes: usize = used.iter().map(|(a, b)| b - a).sum();
+    if usize::from(counts.usedbytes.get()) != bytes {
+        report.differ(place, "usedbytes", bytes, counts.usedbytes.get());
+    }
+    for (i, [base, size]) in counts.freemap.iter().enumerate() {
+        let (base, size) = (usize::from(base.get()), usize::from(size.get()));
+        if size != 0 && (base < entries_end || base + size > block.len()) {
+            report.differ(
+                place,
+                format!("freemap[{i}]"),
+                "a hole inside the block",
+                format!("{size} bytes at {base}"),
+            );
+        } else if base % 4 != 0 || size % 4 != 0 {
+            report.differ(
+                place,
+                format!("freemap[{i}]"),
+                "an aligned hole",
+                format!("{size} bytes at {base}"),
+            );
+        } else if size != 0 && used.iter().any(|(a, b)| *a < base + size && base < *b) {
+            report.bad(place, format!("freemap[{i}] covers a name"));
+        }
+    }
+    entries.last().map(|e| e.hashval.get())
+}
+
+/// Checks the blocks of a value that is not in the leaf.
+fn value(
+    ctx: &Ctx<'_>,
+    rd: &mut Reader<'_>,
+    inode: &Inode,
+    extents: &[Extent],
+    first: u32,
+    len: u32,
+) {
+    let g = ctx.g;
+    let place = Place::inode("attribute value", inode.ino);
+    let mut number = u64::from(first);
+    let mut done = 0u32;
+    while done < len {
+        let Some((bytes, a)) = read_run(ctx, rd, place, extents, number, 1) else {
+            return;
+        };
+        if g.features.crc {
+            let ident = g.ident(g.daddr(a), Some(inode.ino));
+            let place = place.at(a.agno, a.agbno);
+            match check_remote(&bytes, ATTR3_RMT_MAGIC, done, &ident) {
+                Ok([]) => return ctx.report.bad(place, "an empty block"),
+                Ok(part) => {
+                    let want = (bytes.len() - RemoteHeader::SIZE).min((len - done) as usize);
+                    if part.len() != want {
+                        ctx.report.differ(place, "bytes", want, part.len());
+                    }
+                    done = done.saturating_add(part.len() as u32);
+                }
+                Err(f) => return ctx.report.fault(place, &f),
+            }
+        } else {
+            done = done.saturating_add(bytes.len() as u32);
+        }
+        number += 1;
+    }
+}

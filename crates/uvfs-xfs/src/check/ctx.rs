@@ -1,0 +1,375 @@
+//! What all parts of a check share: the image, the findings, and what is known of each allocation
+//! group.
+
+use super::report::{Place, Report};
+use super::space::{BlockMap, Fingerprint, Use, class};
+use super::{Progress, quota::Usage};
+use crate::blocks::Blocks;
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+/// Bytes of a read in the large strategy.
+const WINDOW: u64 = 64 << 10;
+/// Windows that a thread keeps.
+const WINDOWS: usize = 8;
+
+/// An inode chunk of 64, less the holes of a sparse one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chunk {
+    /// First inode in the allocation group.
+    pub start: u32,
+    /// Bit set: four inodes that are not there.
+    pub holemask: u16,
+}
+
+/// An inode's state in [`Facts`]: free.
+pub(crate) const KIND_FREE: u32 = 0;
+/// In use, but too damaged to tell more; reported already.
+pub(crate) const KIND_BAD: u32 = 15;
+const NLINK_BITS: u32 = 22;
+const NLINK_MAX: u32 = (1 << NLINK_BITS) - 1;
+const KIND_SHIFT: u32 = 22;
+const CLAIM_SHIFT: u32 = 26;
+const MIXED: u32 = 1 << 30;
+const UNLINKED: u32 = 1 << 31;
+
+/// Link counts of 64-inode chunks: eight bytes an inode. The first word counts entries seen; the
+/// second has the link count (22 bits, saturating), the kind of inode ([`FileType`], or
+/// `KIND_*`), the kind that directory entries say, and two flags.
+pub(crate) struct Facts {
+    seen: Vec<AtomicU32>,
+    info: Vec<AtomicU32>,
+}
+
+/// One inode's [`Facts`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fact {
+    pub seen: u32,
+    pub nlink: u32,
+    pub kind: u32,
+    pub claimed: u32,
+    /// Entries say different kinds.
+    pub mixed: bool,
+    /// On an unlinked list.
+    pub unlinked: bool,
+}
+
+impl Fact {
+    /// Whether as many entries were seen as the inode says.
+    pub fn links_match(&self) -> bool {
+        self.seen.min(NLINK_MAX) == self.nlink
+    }
+}
+
+impl Facts {
+    pub fn new(chunks: usize) -> Facts {
+        let zeros = || (0..chunks * 64).map(|_| AtomicU32::new(0)).collect();
+        Facts {
+            seen: zeros(),
+            info: zeros(),
+        }
+    }
+
+    pub fn set_inode(&self, i: usize, kind: u32, nlink: u32) {
+        let v = nlink.min(NLINK_MAX) | kind << KIND_SHIFT;
+        self.info[i].fetch_or(v, Ordering::Relaxed);
+    }
+
+    pub fn set_unlinked(&self, i: usize) {
+        self.info[i].fetch_or(UNLINKED, Ordering::Relaxed);
+    }
+
+    /// Counts a directory entry that says that the inode is of this kind (0: does not say).
+    pub fn link(&self, i: usize, kind: FileType) {
+        self.seen[i].fetch_add(1, Ordering::Relaxed);
+        if kind != FileType::Unknown {
+            let _ = self.info[i].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |v| {
+                let old = v >> CLAIM_SHIFT & 15;
+                match old {
+                    0 => Some(v | (kind as u32) << CLAIM_SHIFT),
+                    _ if old != kind as u32 => Some(v | MIXED),
+                    _ => None,
+                }
+            });
+        }
+    }
+
+    pub fn get(&self, i: usize) -> Fact {
+        let v = self.info[i].load(Ordering::Relaxed);
+        Fact {
+            seen: self.seen[i].load(Ordering::Relaxed),
+            nlink: v & NLINK_MAX,
+            kind: v >> KIND_SHIFT & 15,
+            claimed: v >> CLAIM_SHIFT & 15,
+            mixed: v & MIXED != 0,
+            unlinked: v & UNLINKED != 0,
+        }
+    }
+}
+
+/// A sharing record of the refcountbt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared {
+    pub start: u32,
+    pub len: u32,
+    pub count: u32,
+}
+
+/// Sums over one allocation group that the superblock's counters are compared with.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AgSums {
+    pub icount: u64,
+    pub ifree: u64,
+    pub fdblocks: u64,
+}
+
+/// What is known of one allocation group.
+pub(crate) struct Ag {
+    /// Uses of its blocks; `None` if the group is not in this pass.
+    pub map: Option<Mutex<BlockMap>>,
+    /// Owners seen less owners recorded.
+    pub owners: Option<Fingerprint>,
+    /// References to data seen less those recorded.
+    pub refs: Option<Fingerprint>,
+    pub chunks: OnceLock<Vec<Chunk>>,
+    pub free: OnceLock<Vec<u64>>,
+    pub facts: OnceLock<Facts>,
+    pub shared: OnceLock<Vec<Shared>>,
+    /// Heads of the unlinked lists.
+    pub unlinked: OnceLock<Vec<u32>>,
+    pub sums: OnceLock<AgSums>,
+    /// The inode tree could be followed to its end.
+    pub inodes_known: AtomicBool,
+}
+
+/// A directory and one that it names, as inode indices.
+pub(crate) type Pair = (u32, u32);
+
+/// What is known of the directory tree.
+#[derive(Default)]
+pub(crate) struct Tree {
+    /// (directory, inode that its ".." names).
+    pub dotdot: Vec<Pair>,
+    /// (directory, directory that has an entry for it).
+    pub parent: Vec<Pair>,
+}
+
+pub(crate) struct Ctx<'a> {
+    pub g: &'a Geometry,
+    pub sb: &'a Superblock,
+    pub blocks: &'a dyn Blocks,
+    pub report: &'a Report,
+    pub progress: &'a Progress,
+    pub ags: Vec<Ag>,
+    /// Allocation groups whose blocks and links this pass looks at.
+    pub range: Range<u32>,
+    /// First chunk of each allocation group in the order of all chunks.
+    pub bases: OnceLock<Vec<u32>>,
+    pub tree: Mutex<Tree>,
+    pub large: bool,
+    pub log_clean: bool,
+    /// Where the log ends, if it is clean.
+    pub head_lsn: Option<u64>,
+    pub usage: Option<Mutex<Usage>>,
+}
+
+impl<'a> Ctx<'a> {
+    pub fn in_range(&self, agno: u32) -> bool {
+        self.range.contains(&agno)
+    }
+
+    /// Marks blocks, which must exist, as used, and reports those that already were. Gives whether
+    /// they were unused.
+    pub fn claim(
+        &self,
+        place: Place,
+        agno: u32,
+        start: u32,
+        len: u32,
+        new: Use,
+        may_share: bool,
+    ) -> bool {
+        let Some(map) = &self.ags[agno as usize].map else {
+            return true;
+        };
+        let conflicts = map.lock().expect("no holder panics").claim(start, len, new);
+        let mut fine = true;
+        for c in conflicts {
+            if may_share && new == Use::Data && c.was == Use::Data {
+                continue;
+            }
+            fine = false;
+            let place = place.at(agno, c.start);
+            let run = if c.len == 1 {
+                "its block is".to_string()
+            } else {
+                format!("{} blocks from here are", c.len)
+            };
+            if new == Use::Free {
+                self.report
+                    .bad(place, format!("listed as free, but {run} {}", c.was.name()));
+            } else if c.was == Use::Free {
+                self.report
+                    .bad(place, format!("{run} in the free space trees, too"));
+            } else {
+                self.report.bad(place, format!("{run} {}", c.was.name()));
+            }
+        }
+        fine
+    }
+
+    /// Looks at the log sequence number at byte `at` of a structure: it must not be ahead of the
+    /// log, or the next recovery would take old changes for done.
+    pub fn lsn(&self, place: Place, bytes: &[u8], at: usize) {
+        let (Some(head), true) = (self.head_lsn, self.g.features.crc) else {
+            return;
+        };
+        // Blocks that are never logged have all bits set.
+        if let Ok(lsn) = Be64::at(bytes, at)
+            && lsn.get() > head
+            && lsn.get() != u64::MAX
+        {
+            let show = |l: u64| format!("{}:{}", l >> 32, l & 0xffff_ffff);
+            self.report.differ(
+                place,
+                "log sequence number",
+                format!("at most the log's, {}", show(head)),
+                show(lsn.get()),
+            );
+        }
+    }
+
+    /// Counts blocks as owned, for the comparison with the reverse mapping tree. `delta` is the
+    /// owner's offset less the block number.
+    pub fn own(&self, agno: u32, start: u32, len: u32, owner: u64, flags: u64, delta: u64) {
+        if let Some(f) = &self.ags[agno as usize].owners {
+            f.add(start, len, class(owner, flags, delta), 1);
+        }
+    }
+
+    /// Counts a reference to blocks of file data.
+    pub fn refer(&self, agno: u32, start: u32, len: u32) {
+        if let Some(f) = &self.ags[agno as usize].refs {
+            f.add(start, len, 1, 1);
+        }
+    }
+
+    /// Claims blocks for metadata and says who owns them.
+    pub fn claim_owned(&self, place: Place, agno: u32, start: u32, len: u32, owner: u64) -> bool {
+        self.own(agno, start, len, owner, 0, 0);
+        self.claim(place, agno, start, len, Use::Meta, false)
+    }
+
+    /// The chunk that has an inode and its place in the list of its group, if it is there.
+    pub fn find_chunk(&self, agno: u32, agino: u32) -> Option<(usize, usize)> {
+        let chunks = self.ags[agno as usize].chunks.get()?;
+        let i = chunks
+            .partition_point(|c| c.start <= agino)
+            .checked_sub(1)?;
+        let at = agino - chunks[i].start;
+        (at < INODES_PER_CHUNK && chunks[i].holemask >> (at / INODES_PER_HOLEMASK_BIT) & 1 == 0)
+            .then_some((i, i * 64 + at as usize))
+    }
+
+    /// The index of an inode among all: `None` if the inode trees do not have it.
+    pub fn index(&self, ino: u64) -> Option<u32> {
+        let a = self.g.inode(ino)?;
+        let (_, i) = self.find_chunk(a.agno, a.agino)?;
+        let base = *self.bases.get()?.get(a.agno as usize)?;
+        Some(base * 64 + i as u32)
+    }
+
+    /// The inode of an index.
+    pub fn ino_of(&self, index: u32) -> Option<u64> {
+        let bases = self.bases.get()?;
+        let agno = bases.partition_point(|b| *b <= index / 64).checked_sub(1)?;
+        // Groups without chunks share their base with the next one; partition_point gives the
+        // last, which is the one that has them.
+        let chunk = index / 64 - bases[agno];
+        let c = self.ags.get(agno)?.chunks.get()?.get(chunk as usize)?;
+        Some(self.g.ino(agno as u32, c.start + index % 64))
+    }
+
+    /// An inode's facts, if it is there and in this pass.
+    pub fn fact(&self, ino: u64) -> Option<Fact> {
+        let a = self.g.inode(ino)?;
+        let (_, i) = self.find_chunk(a.agno, a.agino)?;
+        Some(self.ags[a.agno as usize].facts.get()?.get(i))
+    }
+
+    pub fn io(&self, place: Place, e: &io::Error) {
+        self.report.incomplete();
+        self.report.bad(place, format!("cannot be read: {e}"));
+    }
+}
+
+/// Reads for one thread: exactly what is asked for, or in large pieces of which it keeps a few.
+pub(crate) struct Reader<'a> {
+    blocks: &'a dyn Blocks,
+    large: bool,
+    windows: Vec<(u64, u64, Vec<u8>)>,
+    tick: u64,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(ctx: &Ctx<'a>) -> Reader<'a> {
+        Reader {
+            blocks: ctx.blocks,
+            large: ctx.large,
+            windows: Vec::new(),
+            tick: 0,
+        }
+    }
+
+    /// Reads bytes of the device.
+    pub fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let exact = |blocks: &dyn Blocks| {
+            let mut v = vec![0; len];
+            blocks.read_data(offset, &mut v).map(|()| v)
+        };
+        let start = offset / WINDOW * WINDOW;
+        let inside = offset - start;
+        if !self.large || inside + len as u64 > WINDOW {
+            return exact(self.blocks);
+        }
+        self.tick += 1;
+        let range = inside as usize..inside as usize + len;
+        if let Some(w) = self.windows.iter_mut().find(|w| w.0 == start) {
+            w.1 = self.tick;
+            if let Some(b) = w.2.get(range.clone()) {
+                return Ok(b.to_vec());
+            }
+            return exact(self.blocks);
+        }
+        let bytes = WINDOW.min(self.blocks.size().saturating_sub(start)) as usize;
+        let mut buf = if self.windows.len() < WINDOWS {
+            Vec::new()
+        } else {
+            let (oldest, _) = self
+                .windows
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, w)| w.1)
+                .expect("there are windows");
+            self.windows.swap_remove(oldest).2
+        };
+        buf.resize(bytes, 0);
+        if self.blocks.read_data(start, &mut buf).is_err() || range.end > buf.len() {
+            // One bad sector, or the end of the image, must not hide its neighbours.
+            return exact(self.blocks);
+        }
+        let out = buf[range].to_vec();
+        self.windows.push((start, self.tick, buf));
+        Ok(out)
+    }
+
+    /// Reads blocks of an allocation group.
+    pub fn blocks(&mut self, g: &Geometry, agno: u32, agbno: u32, n: u32) -> io::Result<Vec<u8>> {
+        let at = g.daddr(AgBlock { agno, agbno }) << 9;
+        self.bytes(at, (n as usize) << g.blocklog)
+    }
+}

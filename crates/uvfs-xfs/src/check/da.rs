@@ -1,0 +1,194 @@
+//! The hash-ordered trees of directories and attribute forks.
+
+use super::ctx::{Ctx, Reader};
+use super::inode::read_run;
+use super::report::Place;
+use crate::format::*;
+use crate::geometry::AgBlock;
+use std::collections::HashSet;
+
+/// A tree to walk.
+pub(crate) struct DaTree<'c, 'a> {
+    pub ctx: &'c Ctx<'a>,
+    pub place: Place,
+    pub ino: u64,
+    pub extents: &'c [Extent],
+    /// File blocks of one block of the tree.
+    pub count: u32,
+    /// File blocks that the tree may be in.
+    pub range: std::ops::Range<u64>,
+    /// Kinds of leaves that fit, by version 4's magic numbers.
+    pub leaves: &'static [u16],
+    seen: HashSet<u32>,
+    last: [Option<(u32, u32)>; DA_NODE_MAXDEPTH as usize + 1],
+    whole: bool,
+}
+
+/// Checks a leaf and gives its greatest hash: (number, where, bytes).
+pub(crate) type VisitLeaf<'v> = &'v mut dyn FnMut(u32, Place, &[u8]) -> Option<u32>;
+
+impl<'c, 'a> DaTree<'c, 'a> {
+    pub fn new(
+        ctx: &'c Ctx<'a>,
+        place: Place,
+        ino: u64,
+        extents: &'c [Extent],
+        count: u32,
+        range: std::ops::Range<u64>,
+        leaves: &'static [u16],
+    ) -> Self {
+        DaTree {
+            ctx,
+            place,
+            ino,
+            extents,
+            count,
+            range,
+            leaves,
+            seen: HashSet::new(),
+            last: [None; DA_NODE_MAXDEPTH as usize + 1],
+            whole: true,
+        }
+    }
+
+    /// Walks from the block `root`. Gives how many blocks there are, or `None` if not all could be
+    /// followed.
+    pub fn walk(&mut self, rd: &mut Reader<'_>, root: u32, visit: VisitLeaf<'_>) -> Option<usize> {
+        self.node(rd, root, None, visit);
+        for (level, last) in self.last.into_iter().enumerate() {
+            if let Some((number, forw)) = last
+                && forw != 0
+            {
+                self.ctx.report.differ(
+                    self.place,
+                    format!("forw of block {number} at level {level}"),
+                    0,
+                    forw,
+                );
+            }
+        }
+        self.whole.then_some(self.seen.len())
+    }
+
+    fn lost(&mut self) -> Option<u32> {
+        self.whole = false;
+        None
+    }
+
+    fn node(
+        &mut self,
+        rd: &mut Reader<'_>,
+        number: u32,
+        level: Option<u16>,
+        visit: VisitLeaf<'_>,
+    ) -> Option<u32> {
+        let ctx = self.ctx;
+        let (g, report) = (ctx.g, ctx.report);
+        if !self.range.contains(&u64::from(number)) {
+            report.differ(self.place, "pointer", "a block of the tree", number);
+            return self.lost();
+        }
+        if !self.seen.insert(number) {
+            report.bad(
+                self.place,
+                format!("its tree leads to file block {number} twice"),
+            );
+            return self.lost();
+        }
+        let Some((block, a)) = read_run(
+            ctx,
+            rd,
+            self.place,
+            self.extents,
+            number.into(),
+            self.count.into(),
+        ) else {
+            return self.lost();
+        };
+        let AgBlock { agno, agbno } = a;
+        let place = self.place.at(agno, agbno);
+        let ident = g.ident(g.daddr(a), Some(self.ino));
+        let kind = da_block_kind(&block, g.features.crc);
+        let fits = kind.is_some_and(|k| k == DA_NODE_MAGIC || self.leaves.contains(&k));
+        if !fits {
+            let found = DaBlockInfo::at(&block, 0).map_or(0, |i| i.magic.get());
+            report.differ(
+                place,
+                "magic number",
+                "a node or leaf",
+                format!("{found:#x}"),
+            );
+            return self.lost();
+        }
+        let info = match check_da_info(&block, &ident) {
+            Ok(i) => *i,
+            Err(f) => {
+                report.fault(place, &f);
+                return self.lost();
+            }
+        };
+        ctx.lsn(place, &block, 24);
+        let is_node = kind == Some(DA_NODE_MAGIC);
+        let node = if is_node {
+            match da_node_entries(&block, g.features.crc) {
+                Ok(n) => Some(n),
+                Err(f) => {
+                    report.fault(place, &f);
+                    return self.lost();
+                }
+            }
+        } else {
+            None
+        };
+        let this = node.map_or(0, |(c, _)| c.level.get());
+        let right_level = match level {
+            None if is_node => (1..=DA_NODE_MAXDEPTH).contains(&this),
+            None => true,
+            Some(l) => this == l && (is_node == (l > 0)),
+        };
+        if !right_level {
+            let expected = level.map_or("from 1 to 5".into(), |l| l.to_string());
+            report.differ(place, "level", expected, this);
+            return self.lost();
+        }
+        // Neighbours on the same level.
+        let slot = self.last[usize::from(this)];
+        let back = slot.map_or(0, |(n, _)| n);
+        if info.back.get() != back {
+            report.differ(place, "back", back, info.back.get());
+        }
+        if let Some((n, forw)) = slot
+            && forw != number
+        {
+            report.differ(place, format!("forw of block {n}"), number, forw);
+        }
+        self.last[usize::from(this)] = Some((number, info.forw.get()));
+        let Some((_, entries)) = node else {
+            return visit(number, place, &block);
+        };
+        if entries.is_empty() {
+            report.bad(place, "a node without entries");
+            return self.lost();
+        }
+        let mut previous = 0;
+        for (i, e) in entries.iter().enumerate() {
+            let hash = e.hashval.get();
+            if hash < previous {
+                report.bad(place, format!("entry {i} is out of order"));
+            }
+            previous = hash;
+            let below = self.node(rd, e.before.get(), Some(this - 1), visit);
+            if let Some(h) = below
+                && h != hash
+            {
+                report.differ(
+                    place,
+                    format!("hash of entry {i}"),
+                    format!("{h:#x}"),
+                    format!("{hash:#x}"),
+                );
+            }
+        }
+        Some(previous)
+    }
+}

@@ -1,0 +1,648 @@
+//! Directories: entries, hash index, free index.
+
+use super::ctx::{Ctx, Reader};
+use super::da::DaTree;
+use super::inode::{Gathered, read_run};
+use super::report::Place;
+use crate::dir::data_record;
+use crate::format::*;
+use crate::inode::{Fork, Inode};
+use std::sync::atomic::Ordering;
+
+/// A directory being checked.
+struct Dir<'c, 'a> {
+    ctx: &'c Ctx<'a>,
+    ino: u64,
+    index: Option<u32>,
+    place: Place,
+    extents: &'c [Extent],
+    /// (hash, address) of each entry found.
+    entries: Vec<(u32, u32)>,
+    /// (directory block, longest hole) of each data block.
+    bests: Vec<(u64, u16)>,
+    dot: bool,
+    dotdot: bool,
+    /// Everything could be read.
+    whole: bool,
+}
+
+fn show(name: &[u8]) -> String {
+    format!("\"{}\"", name.escape_ascii())
+}
+
+/// Checks a directory's contents.
+pub(crate) fn check(
+    ctx: &Ctx<'_>,
+    rd: &mut Reader<'_>,
+    inode: &Inode,
+    extents: &[Extent],
+    out: &mut Gathered,
+) {
+    let mut d = Dir {
+        ctx,
+        ino: inode.ino,
+        index: ctx.index(inode.ino),
+        place: Place::inode("directory", inode.ino),
+        extents,
+        entries: Vec::new(),
+        bests: Vec::new(),
+        dot: false,
+        dotdot: false,
+        whole: true,
+    };
+    if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
+        d.shortform(inode, out);
+    } else {
+        d.blocks(rd, inode, out);
+    }
+}
+
+impl Dir<'_, '_> {
+    /// Counts an entry for the inode that it names.
+    fn link(&self, name: &[u8], ino: u64, kind: FileType, out: &mut Gathered) {
+        let ctx = self.ctx;
+        let (g, report) = (ctx.g, ctx.report);
+        let bad = |why: String| {
+            report.bad(self.place, format!("entry {} {why}", show(name)));
+        };
+        if name.contains(&b'/') || name.contains(&0) {
+            bad("has a slash or zero byte in it".into());
+        }
+        let Some(a) = g.inode(ino) else {
+            return bad(format!("is for inode {ino}, which cannot exist"));
+        };
+        let is_dot = matches!(name, b"." | b"..");
+        if !is_dot && (g.quota_inodes.contains(&Some(ino)) || ino == g.rbmino || ino == g.rsumino) {
+            return bad(format!("is for the file system's own inode {ino}"));
+        }
+        let ag = &ctx.ags[a.agno as usize];
+        let Some((chunk, slot)) = ctx.find_chunk(a.agno, a.agino) else {
+            if ag.inodes_known.load(Ordering::Relaxed) {
+                bad(format!("is for inode {ino}, which does not exist"));
+            }
+            return;
+        };
+        let free = ag.free.get().and_then(|f| f.get(chunk)).copied();
+        if free.is_some_and(|f| f >> (slot % 64) & 1 != 0) {
+            return bad(format!("is for inode {ino}, which is free"));
+        }
+        if let Some(f) = ag.facts.get() {
+            f.link(slot, kind);
+        }
+        let (Some(parent), Some(child)) = (self.index, ctx.index(ino)) else {
+            return;
+        };
+        match name {
+            b"." => {}
+            b".." => out.dotdot.push((parent, child)),
+            _ if matches!(kind, FileType::Directory | FileType::Unknown) => {
+                out.parent.push((child, parent));
+            }
+            _ => {}
+        }
+    }
+
+    /// The file type byte of an entry.
+    fn file_type(&self, name: &[u8], byte: u8) -> FileType {
+        if !self.ctx.g.features.ftype {
+            return FileType::Unknown;
+        }
+        match FileType::from_ftype(byte) {
+            Some(t) if t != FileType::Unknown => t,
+            _ => {
+                self.ctx.report.differ(
+                    self.place,
+                    format!("file type of entry {}", show(name)),
+                    "a file type",
+                    byte,
+                );
+                FileType::Unknown
+            }
+        }
+    }
+
+    fn shortform(&mut self, inode: &Inode, out: &mut Gathered) {
+        let ctx = self.ctx;
+        let (g, report) = (ctx.g, ctx.report);
+        let place = Place::inode("short-form directory", self.ino);
+        self.place = place;
+        let data = inode.local_data();
+        let head = match Dir2SfHeader::at(data, 0) {
+            Ok(h) => *h,
+            Err(f) => return report.fault(place, &f),
+        };
+        let wide = head.i8count != 0;
+        let ino_len = if wide { 8 } else { 4 };
+        let ino_at = |at: usize| -> Option<u64> {
+            if wide {
+                Be64::at(data, at).ok().map(|v| v.get())
+            } else {
+                Be32::at(data, at).ok().map(|v| v.get().into())
+            }
+        };
+        let Some(parent) = ino_at(Dir2SfHeader::SIZE) else {
+            return report.bad(place, "ends inside its header");
+        };
+        let mut narrow_enough = u32::from(parent > u32::MAX.into());
+        self.link(b".", self.ino, FileType::Directory, out);
+        self.link(b"..", parent, FileType::Directory, out);
+        let mut at = Dir2SfHeader::SIZE + ino_len;
+        let ftype = g.features.ftype;
+        let mut least =
+            dir_data_header_len(g.features.crc) + dir_entry_len(1, ftype) + dir_entry_len(2, ftype);
+        let mut names: Vec<&[u8]> = Vec::with_capacity(head.count.into());
+        for i in 0..head.count {
+            let entry = Dir2SfEntry::at(data, at).ok().copied();
+            let name_at = at + Dir2SfEntry::SIZE;
+            let named = entry.and_then(|e| {
+                let n = usize::from(e.namelen);
+                let name = data.get(name_at..name_at + n)?;
+                let byte = if ftype { *data.get(name_at + n)? } else { 0 };
+                let end = name_at + n + usize::from(ftype);
+                Some((e, name, byte, ino_at(end)?, end + ino_len))
+            });
+            let Some((e, name, byte, ino, end)) = named else {
+                report.incomplete();
+                return report.bad(place, format!("entry {i} ends beyond the directory"));
+            };
+            at = end;
+            if name.is_empty() {
+                report.bad(place, format!("entry {i} has no name"));
+                continue;
+            }
+            let offset = usize::from(e.offset.get());
+            if offset < least || !offset.is_multiple_of(DIR2_DATA_ALIGN) {
+                report.differ(
+                    place,
+                    format!("offset of entry {}", show(name)),
+                    format!("at least {least}, aligned"),
+                    offset,
+                );
+            }
+            least = least.max(offset + dir_entry_len(name.len(), ftype));
+            narrow_enough += u32::from(ino > u32::MAX.into());
+            if matches!(name, b"." | b"..") {
+                report.bad(place, format!("an entry named {}", show(name)));
+                continue;
+            }
+            if names.iter().any(|n| g.same_name(n, name)) {
+                report.bad(place, format!("two entries named {}", show(name)));
+            }
+            names.push(name);
+            let kind = self.file_type(name, byte);
+            self.link(name, ino, kind, out);
+        }
+        if u32::from(head.i8count) != narrow_enough {
+            report.differ(place, "i8count", narrow_enough, head.i8count);
+        }
+        if at != data.len() {
+            report.differ(place, "di_size", at, data.len());
+        }
+        // A short form directory must fit in a block when it grows.
+        let index = (usize::from(head.count) + 2) * Dir2LeafEntry::SIZE + Dir2BlockTail::SIZE;
+        if least + index > g.dir_block_size as usize {
+            report.bad(place, "its entries' offsets do not fit in a block");
+        }
+    }
+
+    fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut Gathered) {
+        let ctx = self.ctx;
+        let (g, report) = (ctx.g, ctx.report);
+        let per = u64::from(1u32 << g.dirblklog);
+        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
+        let end_at = free_at + (free_at - leaf_at);
+        // Mapped directory blocks of each part.
+        let (mut index_blocks, mut free_blocks, mut data_end) = (0u64, Vec::new(), 0u64);
+        let mut single = false;
+        let mut previous = None;
+        for e in self.extents {
+            let (first, last) = (
+                e.startoff / per,
+                (e.startoff + u64::from(e.blockcount) - 1) / per,
+            );
+            for db in first..=last {
+                // A directory block may be made of several extents.
+                if previous == Some(db) {
+                    continue;
+                }
+                previous = Some(db);
+                let start = db * per;
+                if start < leaf_at {
+                    data_end = db + 1;
+                    single |= self.data_block(rd, db, out);
+                } else if start < free_at {
+                    index_blocks += 1;
+                } else if start < end_at {
+                    free_blocks.push(start);
+                } else {
+                    report.bad(self.place, format!("file block {start} is beyond its end"));
+                }
+            }
+        }
+        if inode.size != data_end * u64::from(g.dir_block_size) {
+            report.differ(
+                self.place,
+                "di_size",
+                data_end * u64::from(g.dir_block_size),
+                inode.size,
+            );
+        }
+        if self.whole {
+            if !self.dot {
+                report.bad(self.place, "no entry \".\"");
+            }
+            if !self.dotdot {
+                report.bad(self.place, "no entry \"..\"");
+            }
+        } else {
+            report.incomplete();
+        }
+        self.entries.sort_unstable();
+        self.duplicates(rd);
+        if single {
+            if index_blocks != 0 || !free_blocks.is_empty() || data_end != 1 {
+                report.bad(self.place, "a single-block directory with other blocks");
+            }
+            return;
+        }
+        let mut indexed: Vec<(u32, u32)> = Vec::with_capacity(self.entries.len());
+        let mut leaf1_bests: Option<Vec<u16>> = None;
+        let crc = g.features.crc;
+        let mut previous = (0u32, 0u32);
+        let max_entries = (g.dir_block_size as usize - da_header_len(crc)) / Dir2LeafEntry::SIZE;
+        let root = leaf_at as u32;
+        let mut tree = DaTree::new(
+            ctx,
+            Place::inode("directory index", self.ino),
+            self.ino,
+            self.extents,
+            per as u32,
+            leaf_at..free_at,
+            &[DIR2_LEAF1_MAGIC, DIR2_LEAFN_MAGIC],
+        );
+        let walked = tree.walk(rd, root, &mut |number, place, block| {
+            let is_leaf1 = da_block_kind(block, crc) == Some(DIR2_LEAF1_MAGIC);
+            if is_leaf1 && number != root {
+                report.bad(place, "a single leaf inside a tree");
+            }
+            let (counts, entries) = match dir_leaf_entries(block, crc) {
+                Ok(v) => v,
+                Err(f) => {
+                    report.fault(place, &f);
+                    return None;
+                }
+            };
+            if entries.len() > max_entries {
+                report.differ(
+                    place,
+                    "count",
+                    format!("at most {max_entries}"),
+                    entries.len(),
+                );
+            }
+            let stale = leaf_order(ctx, place, entries, &mut previous.0);
+            if stale != u32::from(counts.stale.get()) {
+                report.differ(place, "stale", stale, counts.stale.get());
+            }
+            indexed.extend(
+                entries
+                    .iter()
+                    .filter(|e| e.address.get() != DIR2_NULL_DATAPTR)
+                    .map(|e| (e.hashval.get(), e.address.get())),
+            );
+            if is_leaf1 {
+                match dir_leaf1_bests(block) {
+                    Ok(b) => {
+                        let room = da_header_len(crc) + size_of_val(entries);
+                        if room + size_of_val(b) + 4 > block.len() {
+                            report.bad(place, "entries and free index overlap");
+                        }
+                        leaf1_bests = Some(b.iter().map(|b| b.get()).collect());
+                    }
+                    Err(f) => report.fault(place, &f),
+                }
+            }
+            // An empty leaf keeps the hash that its parent has for it.
+            entries.last().map(|e| e.hashval.get())
+        });
+        match walked {
+            Some(n) if n as u64 != index_blocks => {
+                report.differ(self.place, "blocks in its index", index_blocks, n);
+            }
+            Some(_) => {
+                indexed.sort_unstable();
+                if self.whole && indexed != self.entries {
+                    self.index_differs(&indexed);
+                }
+            }
+            None => {}
+        }
+        match leaf1_bests {
+            Some(bests) => {
+                if !free_blocks.is_empty() {
+                    report.bad(self.place, "a leaf directory with a free index");
+                }
+                if bests.len() as u64 != data_end {
+                    report.differ(self.place, "bestcount of its leaf", data_end, bests.len());
+                }
+                self.compare_bests(0, &bests, self.place);
+            }
+            None if walked.is_some() => self.free_index(rd, &free_blocks, data_end),
+            None => {}
+        }
+    }
+
+    fn index_differs(&self, indexed: &[(u32, u32)]) {
+        // The first few that only one of the two has.
+        let (mut i, mut j, mut told) = (0, 0, 0);
+        while told < 8 && (i < self.entries.len() || j < indexed.len()) {
+            let (a, b) = (self.entries.get(i), indexed.get(j));
+            match (a, b) {
+                (Some(x), Some(y)) if x == y => (i, j) = (i + 1, j + 1),
+                (Some(x), y) if y.is_none_or(|y| x < y) => {
+                    self.ctx.report.bad(
+                        self.place,
+                        format!(
+                            "entry at {:#x} with hash {:#x} is not in the index",
+                            x.1, x.0
+                        ),
+                    );
+                    (i, told) = (i + 1, told + 1);
+                }
+                (_, Some(y)) => {
+                    self.ctx.report.bad(
+                        self.place,
+                        format!(
+                            "the index has hash {:#x} at {:#x}, where no such entry is",
+                            y.0, y.1
+                        ),
+                    );
+                    (j, told) = (j + 1, told + 1);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Compares a free index from data block `first` on with what the data blocks have.
+    fn compare_bests(&self, first: u64, index: &[u16], place: Place) {
+        if !self.whole {
+            return;
+        }
+        let mut i = self.bests.partition_point(|b| b.0 < first);
+        for (slot, best) in index.iter().enumerate() {
+            let db = first + slot as u64;
+            let actual = match self.bests.get(i) {
+                Some((d, b)) if *d == db => {
+                    i += 1;
+                    *b
+                }
+                _ => NULLDATAOFF,
+            };
+            if actual != *best {
+                self.ctx.report.differ(
+                    place,
+                    format!("free index for directory block {db}"),
+                    actual,
+                    best,
+                );
+            }
+        }
+    }
+
+    fn free_index(&self, rd: &mut Reader<'_>, blocks: &[u64], data_end: u64) {
+        let ctx = self.ctx;
+        let (g, report) = (ctx.g, ctx.report);
+        let per = u64::from(1u32 << g.dirblklog);
+        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
+        let slots = ((g.dir_block_size as usize - da_header_len(g.features.crc)) / 2) as u64;
+        let mut covered = 0;
+        for start in blocks {
+            let base = Place::inode("directory free index", self.ino);
+            let Some((bytes, a)) = read_run(ctx, rd, base, self.extents, *start, per) else {
+                continue;
+            };
+            let place = base.at(a.agno, a.agbno);
+            let ident = g.ident(g.daddr(a), Some(self.ino));
+            let (counts, bests) = match check_dir_free(&bytes, &ident) {
+                Ok(v) => v,
+                Err(f) => {
+                    report.fault(place, &f);
+                    continue;
+                }
+            };
+            ctx.lsn(place, &bytes, 16);
+            let first = (start - free_at) / per * slots;
+            if u64::from(counts.firstdb.get()) != first {
+                report.differ(place, "firstdb", first, counts.firstdb.get());
+            }
+            let bests: Vec<u16> = bests.iter().map(|b| b.get()).collect();
+            let used = bests.iter().filter(|b| **b != NULLDATAOFF).count();
+            if counts.nused.get() as usize != used {
+                report.differ(place, "nused", used, counts.nused.get());
+            }
+            self.compare_bests(first, &bests, place);
+            covered += self
+                .bests
+                .partition_point(|b| b.0 < first + bests.len() as u64)
+                - self.bests.partition_point(|b| b.0 < first);
+        }
+        if self.whole && covered != self.bests.len() {
+            report.differ(
+                self.place,
+                "data blocks in its free index",
+                self.bests.len(),
+                covered,
+            );
+        }
+        let _ = data_end;
+    }
+
+    /// Checks a data block; gives whether it is a single-block directory.
+    fn data_block(&mut self, rd: &mut Reader<'_>, db: u64, out: &mut Gathered) -> bool {
+        let ctx = self.ctx;
+        let (g, report) = (ctx.g, ctx.report);
+        let crc = g.features.crc;
+        let per = u64::from(1u32 << g.dirblklog);
+        let base = Place::inode("directory data", self.ino);
+        let Some((block, a)) = read_run(ctx, rd, base, self.extents, db * per, per) else {
+            self.whole = false;
+            return false;
+        };
+        let place = base.at(a.agno, a.agbno);
+        let ident = g.ident(g.daddr(a), Some(self.ino));
+        let magic = Be32::at(&block, 0).map_or(0, |m| m.get());
+        let single = db == 0
+            && magic
+                == if crc {
+                    DIR3_BLOCK_MAGIC
+                } else {
+                    DIR2_BLOCK_MAGIC
+                };
+        let best = match check_dir_data(&block, single, &ident) {
+            Ok(b) => b,
+            Err(f) => {
+                self.whole = false;
+                report.fault(place, &f);
+                return single;
+            }
+        };
+        ctx.lsn(place, &block, 16);
+        let mut end = block.len();
+        let mut index = None;
+        if single {
+            match dir_block_entries(&block) {
+                Ok((tail, entries)) => {
+                    end = block.len() - Dir2BlockTail::SIZE - size_of_val(entries);
+                    index = Some((tail, entries));
+                }
+                Err(f) => {
+                    self.whole = false;
+                    report.fault(place, &f);
+                    return single;
+                }
+            }
+        }
+        let mut offset = dir_data_header_len(crc);
+        if end < offset {
+            self.whole = false;
+            report.bad(place, "its index leaves no room for entries");
+            return single;
+        }
+        let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);
+        while offset < end {
+            match data_record(&block, offset, end, db, g) {
+                Err(f) => {
+                    self.whole = false;
+                    report.fault(place, &f);
+                    return single;
+                }
+                Ok((len, None)) => {
+                    let tag = Be16::at(&block, offset + len - 2).map_or(0, |t| t.get());
+                    if usize::from(tag) != offset {
+                        report.differ(place, "tag of a hole", offset, tag);
+                    }
+                    if after_hole {
+                        report.bad(place, format!("two holes side by side at {offset}"));
+                    }
+                    after_hole = true;
+                    holes.push((len as u16, offset as u16));
+                    offset += len;
+                }
+                Ok((len, Some(e))) => {
+                    after_hole = false;
+                    let byte = block
+                        .get(offset + Dir2DataEntry::SIZE + e.name.len())
+                        .copied()
+                        .unwrap_or(0);
+                    let kind = self.file_type(e.name, byte);
+                    match e.name {
+                        b"." => {
+                            if self.dot || !first {
+                                report.bad(place, "an entry \".\" that is not the first");
+                            }
+                            if e.ino != self.ino {
+                                report.differ(place, "inode of \".\"", self.ino, e.ino);
+                            }
+                            self.dot = true;
+                        }
+                        b".." => {
+                            if self.dotdot {
+                                report.bad(place, "two entries \"..\"");
+                            }
+                            self.dotdot = true;
+                        }
+                        _ => {}
+                    }
+                    first = false;
+                    self.link(e.name, e.ino, kind, out);
+                    self.entries
+                        .push((g.hash_name(e.name), (e.next - 1) as u32));
+                    offset += len;
+                }
+            }
+        }
+        // The table of the largest holes.
+        holes.sort_unstable_by(|a, b| b.cmp(a));
+        for (i, b) in best.iter().enumerate() {
+            let (len, at) = (b.length.get(), b.offset.get());
+            let want = holes.get(i).map_or(0, |h| h.0);
+            if len != want {
+                report.differ(place, format!("bestfree[{i}].length"), want, len);
+            } else if (len != 0 && !holes.contains(&(len, at))) || (len == 0 && at != 0) {
+                report.differ(place, format!("bestfree[{i}].offset"), "that of a hole", at);
+            }
+        }
+        self.bests.push((db, holes.first().map_or(0, |h| h.0)));
+        if let Some((tail, entries)) = index {
+            let mut previous = 0;
+            let stale = leaf_order(ctx, place, entries, &mut previous);
+            if stale != tail.stale.get() {
+                report.differ(place, "stale", stale, tail.stale.get());
+            }
+            let mut indexed: Vec<(u32, u32)> = entries
+                .iter()
+                .filter(|e| e.address.get() != DIR2_NULL_DATAPTR)
+                .map(|e| (e.hashval.get(), e.address.get()))
+                .collect();
+            indexed.sort_unstable();
+            self.entries.sort_unstable();
+            if indexed != self.entries {
+                self.index_differs(&indexed);
+            }
+        }
+        single
+    }
+
+    /// Looks at the names of entries whose hashes are equal.
+    fn duplicates(&self, rd: &mut Reader<'_>) {
+        let g = self.ctx.g;
+        let mut i = 0;
+        while i < self.entries.len() {
+            let hash = self.entries[i].0;
+            let n = self.entries[i..].iter().take_while(|e| e.0 == hash).count();
+            if n > 1 {
+                // No more than a bounded number of names with one hash at a time.
+                let mut names: Vec<Vec<u8>> = Vec::new();
+                for (_, address) in self.entries[i..i + n].iter().take(4096) {
+                    let Some(name) = self.name_at(rd, *address) else {
+                        continue;
+                    };
+                    if names.iter().any(|n| g.same_name(n, &name)) {
+                        self.ctx
+                            .report
+                            .bad(self.place, format!("two entries named {}", show(&name)));
+                    }
+                    names.push(name);
+                }
+            }
+            i += n;
+        }
+    }
+
+    fn name_at(&self, rd: &mut Reader<'_>, address: u32) -> Option<Vec<u8>> {
+        let g = self.ctx.g;
+        let per = u64::from(1u32 << g.dirblklog);
+        let byte = u64::from(address) * DIR2_DATA_ALIGN as u64;
+        let db = byte / u64::from(g.dir_block_size);
+        let offset = (byte % u64::from(g.dir_block_size)) as usize;
+        let (block, _) = read_run(self.ctx, rd, self.place, self.extents, db * per, per)?;
+        let (_, e) = data_record(&block, offset, block.len(), db, g).ok()?;
+        Some(e?.name.to_vec())
+    }
+}
+
+/// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
+fn leaf_order(ctx: &Ctx<'_>, place: Place, entries: &[Dir2LeafEntry], previous: &mut u32) -> u32 {
+    let mut stale = 0;
+    for (i, e) in entries.iter().enumerate() {
+        let hash = e.hashval.get();
+        if hash < *previous {
+            ctx.report.bad(place, format!("entry {i} is out of order"));
+        }
+        *previous = hash;
+        stale += u32::from(e.address.get() == DIR2_NULL_DATAPTR);
+    }
+    stale
+}

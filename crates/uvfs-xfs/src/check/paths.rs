@@ -1,0 +1,71 @@
+//! Paths for the inodes that findings are about.
+
+use super::report::Finding;
+use crate::Volume;
+use crate::blocks::Blocks;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Inodes that are looked for.
+const MAX_WANTED: usize = 1000;
+/// Directories that are looked through; beyond that inodes go without a path.
+const MAX_DIRS: usize = 200_000;
+
+/// Fills in the path of each finding that has an inode, where the directory tree leads to it.
+pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding]) {
+    let mut wanted: BTreeSet<u64> = findings
+        .iter()
+        .filter_map(|f| f.inode)
+        .take(MAX_WANTED)
+        .collect();
+    if wanted.is_empty() {
+        return;
+    }
+    let Ok(volume) = Volume::open(blocks.clone()) else {
+        return;
+    };
+    let root = volume.geometry().rootino;
+    let mut paths: BTreeMap<u64, String> = BTreeMap::new();
+    if wanted.remove(&root) {
+        paths.insert(root, "/".into());
+    }
+    // Breadth first; a directory is entered once.
+    let mut seen = BTreeSet::from([root]);
+    let mut level: Vec<(u64, String)> = vec![(root, String::new())];
+    while !level.is_empty() && !wanted.is_empty() && seen.len() < MAX_DIRS {
+        let mut next = Vec::new();
+        for (ino, path) in level {
+            let Ok(dir) = volume.inode(ino) else { continue };
+            let mut children = Vec::new();
+            // A damaged directory gives what comes before the damage.
+            let _ = volume.readdir(&dir, 0, &mut |e| {
+                if !matches!(e.name, b"." | b"..") {
+                    let want = wanted.contains(&e.ino);
+                    let maybe_dir = matches!(
+                        e.file_type,
+                        crate::format::FileType::Directory | crate::format::FileType::Unknown
+                    );
+                    if want || maybe_dir {
+                        children.push((e.ino, maybe_dir, e.name.to_vec()));
+                    }
+                }
+                children.len() < MAX_DIRS
+            });
+            for (child, maybe_dir, name) in children {
+                let full = format!("{path}/{}", name.escape_ascii());
+                if wanted.remove(&child) {
+                    paths.insert(child, full.clone());
+                }
+                if maybe_dir && seen.len() < MAX_DIRS && seen.insert(child) {
+                    next.push((child, full));
+                }
+            }
+        }
+        level = next;
+    }
+    for f in findings {
+        if let Some(p) = f.inode.and_then(|i| paths.get(&i)) {
+            f.path = Some(p.clone());
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Quota inodes: their records, and the usage that they say.
+
+use super::ctx::{Ctx, Reader};
+use super::inode::read_run;
+use super::report::Place;
+use crate::format::*;
+use crate::inode::Inode;
+use std::collections::BTreeMap;
+
+/// Quota was counted: user, group, project (`XFS_[UGP]QUOTA_CHKD`).
+const CHECKED: [u16; 3] = [0x0004, 0x0100, 0x0400];
+/// Users, groups and projects that are counted apart; beyond that usage is not compared.
+const MAX_IDS: usize = 1 << 20;
+
+const TYPES: [(u8, &str); 3] = [
+    (DQTYPE_USER, "user quota"),
+    (DQTYPE_GROUP, "group quota"),
+    (DQTYPE_PROJ, "project quota"),
+];
+
+/// Blocks and inodes of each user, group and project.
+#[derive(Default)]
+pub(crate) struct Usage {
+    seen: [BTreeMap<u32, (u64, u64)>; 3],
+    recorded: [BTreeMap<u32, (u64, u64)>; 3],
+    too_many: bool,
+}
+
+impl Usage {
+    pub fn add(&mut self, i: &Inode) {
+        for (map, id) in self.seen.iter_mut().zip([i.uid, i.gid, i.projid]) {
+            if map.len() >= MAX_IDS {
+                self.too_many = true;
+                continue;
+            }
+            let e = map.entry(id).or_default();
+            e.0 += i.nblocks;
+            e.1 += 1;
+        }
+    }
+
+    /// Compares what was seen with what the records say.
+    pub fn compare(&self, ctx: &Ctx<'_>) {
+        let flags = ctx.sb.qflags.get();
+        for k in 0..3 {
+            let there = ctx.g.quota_inodes[k].is_some();
+            if !there || flags & CHECKED[k] == 0 || self.too_many {
+                continue;
+            }
+            let place = Place::fs(TYPES[k].1);
+            let mut ids: Vec<u32> = self.seen[k].keys().copied().collect();
+            ids.extend(self.recorded[k].keys());
+            ids.sort_unstable();
+            ids.dedup();
+            for id in ids {
+                let seen = self.seen[k].get(&id).copied().unwrap_or_default();
+                let recorded = self.recorded[k].get(&id).copied().unwrap_or_default();
+                if seen != recorded {
+                    ctx.report.differ(
+                        place,
+                        format!("usage of id {id}"),
+                        format!("{} blocks, {} inodes", seen.0, seen.1),
+                        format!("{} blocks, {} inodes", recorded.0, recorded.1),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Whether usage is to be counted.
+pub(crate) fn counted(sb: &Superblock) -> bool {
+    CHECKED.iter().any(|c| sb.qflags.get() & c != 0)
+}
+
+/// Checks the records of a quota inode.
+pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]) {
+    let (g, report) = (ctx.g, ctx.report);
+    let Some(k) = g.quota_inodes.iter().position(|q| *q == Some(inode.ino)) else {
+        return;
+    };
+    let (want, what) = TYPES[k];
+    let base = Place::inode(what, inode.ino);
+    let per_block = g.block_size as usize / Dquot::SIZE;
+    let counted = ctx.sb.qflags.get() & CHECKED[k] != 0;
+    for e in extents.iter().filter(|e| !e.unwritten) {
+        for b in e.startoff..e.startoff + u64::from(e.blockcount) {
+            let Some((bytes, a)) = read_run(ctx, rd, base, extents, b, 1) else {
+                continue;
+            };
+            let place = base.at(a.agno, a.agbno);
+            let ident = g.ident(g.daddr(a), None);
+            for i in 0..per_block {
+                let id = b.saturating_mul(per_block as u64) + i as u64;
+                let record = &bytes[i * Dquot::SIZE..(i + 1) * Dquot::SIZE];
+                let d = match check_dquot(record, &ident) {
+                    Ok(d) => d,
+                    Err(f) => {
+                        report.fault(place, &f);
+                        continue;
+                    }
+                };
+                if u64::from(d.id.get()) != id {
+                    report.differ(place, format!("d_id of record {i}"), id, d.id.get());
+                }
+                if d.r#type & !DQTYPE_BIGTIME != want {
+                    report.differ(place, format!("d_type of record {i}"), want, d.r#type);
+                }
+                let used = (d.bcount.get(), d.icount.get());
+                if counted
+                    && used != (0, 0)
+                    && let Some(u) = &ctx.usage
+                {
+                    let mut u = u.lock().expect("no holder panics");
+                    if u.recorded[k].len() < MAX_IDS {
+                        u.recorded[k].insert(d.id.get(), used);
+                    } else {
+                        u.too_many = true;
+                    }
+                }
+            }
+        }
+    }
+}

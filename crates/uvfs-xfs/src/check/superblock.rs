@@ -1,0 +1,206 @@
+//! The superblock: found even when the first one is damaged, its fields, its counters.
+
+use super::ctx::Ctx;
+use super::is_refusal;
+use super::report::{Place, Report};
+use crate::blocks::Blocks;
+use crate::error::{Error, Result};
+use crate::format::*;
+use crate::geometry::Geometry;
+use crate::volume::read_superblock;
+
+/// Bytes read at once in the search for a copy.
+const SEARCH: usize = 1 << 20;
+
+const PLACE: &str = "superblock";
+
+/// The superblock and geometry; from a copy, and with a finding, if the first is damaged.
+pub(crate) fn find(blocks: &dyn Blocks, report: &Report) -> Result<(Superblock, Geometry)> {
+    let damage = match read_superblock(blocks) {
+        Ok(found) => return Ok(found),
+        Err(e) if is_refusal(&e) => return Err(e),
+        Err(e) => e,
+    };
+    let found = match search(blocks) {
+        Some(found) => found,
+        // A first superblock with the right magic number is XFS, if there is nothing else.
+        None => return Err(damage),
+    };
+    match &damage {
+        Error::Corrupt { fault, .. } => report.fault(Place::ag(PLACE, 0), fault),
+        e => report.bad(Place::ag(PLACE, 0), e.to_string()),
+    }
+    Ok(found)
+}
+
+/// Looks for a superblock copy that is sound and lies where it says allocation groups begin.
+fn search(blocks: &dyn Blocks) -> Option<(Superblock, Geometry)> {
+    let size = blocks.size();
+    let mut buf = vec![0; SEARCH];
+    let mut at = 0u64;
+    while at < size {
+        let len = (size - at).min(SEARCH as u64) as usize;
+        let part = &mut buf[..len];
+        if blocks.read_data(at, part).is_ok() {
+            for (i, sector) in part.chunks_exact(512).enumerate() {
+                if sector[..4] != SB_MAGIC.to_be_bytes() {
+                    continue;
+                }
+                let offset = at + i as u64 * 512;
+                if let Some(found) = copy_at(blocks, offset) {
+                    return Some(found);
+                }
+            }
+        }
+        at += SEARCH as u64;
+    }
+    None
+}
+
+fn copy_at(blocks: &dyn Blocks, offset: u64) -> Option<(Superblock, Geometry)> {
+    let mut sector = vec![0; 32768];
+    sector.truncate(32768.min(blocks.size().saturating_sub(offset)) as usize);
+    blocks.read_data(offset, &mut sector).ok()?;
+    let size = Superblock::at(&sector, 0).ok()?.sector_size()?;
+    let mut sb = *check_superblock(sector.get(..size)?).ok()?;
+    // mkfs leaves most copies marked as in progress.
+    sb.inprogress = 0;
+    let g = Geometry::new(&sb).ok()?;
+    let ag_bytes = u64::from(g.agblocks) << g.blocklog;
+    (offset != 0 && offset.is_multiple_of(ag_bytes) && offset < g.data_bytes()).then_some((sb, g))
+}
+
+/// Fields that [`Geometry::new`] does not need.
+pub(crate) fn fields(sb: &Superblock, g: &Geometry, report: &Report) {
+    let place = Place::ag(PLACE, 0);
+    let f = &g.features;
+    if f.needsrepair {
+        report.bad(place, "marked as needing repair");
+    }
+    for (name, bits) in [
+        (
+            "sb_features_compat",
+            if f.crc { sb.features_compat.get() } else { 0 },
+        ),
+        ("sb_features_ro_compat", f.unknown_ro_compat),
+        ("sb_features_log_incompat", f.unknown_log_incompat),
+    ] {
+        if bits != 0 {
+            report.differ(place, name, "no unknown bits", format!("{bits:#x}"));
+        }
+    }
+    if sb.imax_pct > 100 {
+        report.differ(place, "sb_imax_pct", "at most 100", sb.imax_pct);
+    }
+    if sb.flags & !1 != 0 {
+        report.differ(place, "sb_flags", "no unknown bits", sb.flags);
+    }
+    let (unit, width) = (sb.unit.get(), sb.width.get());
+    if (unit == 0) != (width == 0) || (unit != 0 && !width.is_multiple_of(unit)) {
+        report.differ(
+            place,
+            "sb_unit, sb_width",
+            "a stripe width of whole units",
+            format!("{unit}, {width}"),
+        );
+    }
+    let rextsize = u64::from(sb.rextsize.get()) << g.blocklog;
+    if !(4096.min(u64::from(g.block_size))..=1 << 30).contains(&rextsize) {
+        report.differ(
+            place,
+            "sb_rextsize",
+            "an extent of at most 1 GiB",
+            sb.rextsize.get(),
+        );
+    }
+    let realtime = (sb.rextents.get(), sb.rbmblocks.get(), sb.frextents.get());
+    if g.rblocks == 0 && realtime != (0, 0, 0) {
+        report.differ(
+            place,
+            "sb_rextents, sb_rbmblocks, sb_frextents",
+            "zeros without a realtime section",
+            format!("{}, {}, {}", realtime.0, realtime.1, realtime.2),
+        );
+    }
+    // Zero is an old file system's that no kernel has mended yet.
+    if sb.bad_features2.get() != 0 && sb.features2.get() != sb.bad_features2.get() {
+        report.differ(
+            place,
+            "sb_bad_features2",
+            format!("{:#x}", sb.features2.get()),
+            format!("{:#x}", sb.bad_features2.get()),
+        );
+    }
+    // With sparse chunks the alignment is that of whole chunks.
+    let chunk = (INODES_PER_CHUNK << g.inodelog) >> g.blocklog;
+    if f.sparse && g.inoalignmt != chunk {
+        report.differ(place, "sb_inoalignmt", chunk, g.inoalignmt);
+    }
+    // The root directory is in the first chunk, and the realtime inodes are next to it.
+    for (name, ino, next) in [("sb_rbmino", g.rbmino, 1), ("sb_rsumino", g.rsumino, 2)] {
+        if ino != g.rootino + next {
+            report.differ(place, name, g.rootino + next, ino);
+        }
+    }
+    let log_bytes = u64::from(g.logblocks) << g.blocklog;
+    if g.logblocks == 0 || log_bytes > 1 << 31 {
+        report.differ(place, "sb_logblocks", "a log of at most 2 GiB", g.logblocks);
+    }
+    let (size, log) = (u32::from(sb.logsectsize.get()), sb.logsectlog);
+    if (size != 0 || log != 0) && 1u32.checked_shl(log.into()) != Some(size) {
+        report.differ(place, "sb_logsectlog", "log2 of sb_logsectsize", log);
+    }
+}
+
+/// The quota inodes must be regular files that exist.
+pub(crate) fn quota(ctx: &Ctx<'_>) {
+    let sb = ctx.sb;
+    for (name, ino) in [
+        ("sb_uquotino", sb.uquotino.get()),
+        ("sb_gquotino", sb.gquotino.get()),
+        (
+            "sb_pquotino",
+            if ctx.g.features.crc {
+                sb.pquotino.get()
+            } else {
+                0
+            },
+        ),
+    ] {
+        if ino == 0 || ino == NULLFSINO {
+            continue;
+        }
+        let place = Place::ag(PLACE, 0);
+        if !ctx.g.features.quota {
+            ctx.report.differ(place, name, "none without quota", ino);
+        } else if ctx.index(ino).is_none() {
+            ctx.report.differ(place, name, "an inode in use", ino);
+        }
+    }
+}
+
+/// Compares the counters with the sums over allocation groups; they are right when the log is
+/// clean.
+pub(crate) fn counters(ctx: &Ctx<'_>) {
+    if !ctx.log_clean || ctx.report.is_incomplete() {
+        return;
+    }
+    let mut sums = [0u64; 3];
+    for ag in &ctx.ags {
+        let s = ag.sums.get().copied().unwrap_or_default();
+        for (sum, v) in sums.iter_mut().zip([s.icount, s.ifree, s.fdblocks]) {
+            *sum += v;
+        }
+    }
+    let sb = ctx.sb;
+    let place = Place::ag(PLACE, 0);
+    for (name, sum, found) in [
+        ("sb_icount", sums[0], sb.icount.get()),
+        ("sb_ifree", sums[1], sb.ifree.get()),
+        ("sb_fdblocks", sums[2], sb.fdblocks.get()),
+    ] {
+        if sum != found {
+            ctx.report.differ(place, name, sum, found);
+        }
+    }
+}

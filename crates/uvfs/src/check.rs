@@ -1,0 +1,284 @@
+//! `uvfs check`: is an XFS file system sound?
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use uvfs_io::device::{Device, OpenError, OpenOptions};
+use uvfs_io::engine::EngineKind;
+use uvfs_xfs::LogState;
+use uvfs_xfs::check::{DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check};
+
+use crate::error::{Error, Result};
+
+/// Exit status: corruption was found.
+const CORRUPT: u8 = 1;
+/// Exit status: the check could not run.
+const COULD_NOT_RUN: u8 = 2;
+/// Exit status: the log is dirty.
+const DIRTY: u8 = 3;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs check disk.img
+  uvfs check /dev/sdb1 --memory 64M
+  uvfs check disk.img --json > findings.json
+
+Nothing is ever written, and the log is not replayed. Each finding is one line: the structure,
+where it is (AG, block in the AG, inode, path), what is wrong, what was expected and found.
+What only follows from having seen everything (lost blocks, link counts, owners) is not judged
+when a damaged structure could not be followed to its end; a check after the repair does that.
+
+Exit status: 0 sound, 1 damaged, 2 the check could not run (not XFS, unreadable, mounted for
+writing, a feature that is not supported), 3 the log is dirty: mount the file system once to replay
+it; findings of such a check may come from what the log still holds.";
+
+const JSON_HELP: &str = "\
+JSON: one object with
+  verdict     \"clean\", \"corrupt\" or \"dirty-log\"
+  image       the path
+  log         \"clean\", \"zeroed\", \"dirty\", \"external\" or \"unreadable\"
+  incomplete  true if what follows from having seen everything was not judged
+  count       number of findings
+  findings    at most 10,000 of them: what, ag, block, inode, path, problem, expected, found;
+              what does not apply is null
+  inodes, passes, threads, prefetch, engine, direct, reads, bytes_read, seconds";
+
+/// Options of the command.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
+pub struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+    /// How to read: sync, aio or uring
+    #[arg(long, default_value = "sync", value_name = "ENGINE")]
+    engine: EngineKind,
+    /// Large reads that cover much metadata, exact small ones, or what suits the device
+    #[arg(long, value_enum, default_value_t = Strategy::Auto)]
+    prefetch: Strategy,
+    /// Most memory for what is known of blocks and inodes, such as 64M; the image is gone through
+    /// several times if need be [default: no bound]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    memory: Option<u64>,
+    /// Threads [default: two for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Read through the kernel's page cache instead of past it
+    #[arg(long)]
+    buffered: bool,
+}
+
+/// [`Prefetch`] on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Strategy {
+    /// Few large reads
+    Large,
+    /// Many small reads
+    Exact,
+    /// Time both, take the better
+    Auto,
+}
+
+impl From<Strategy> for Prefetch {
+    fn from(s: Strategy) -> Prefetch {
+        match s {
+            Strategy::Large => Prefetch::Large,
+            Strategy::Exact => Prefetch::Exact,
+            Strategy::Auto => Prefetch::Auto,
+        }
+    }
+}
+
+/// Bytes, with K, M, G or T for powers of 1024.
+fn parse_size(s: &str) -> Result<u64, String> {
+    let digits = s.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match s[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        other => return Err(format!("no unit {other:?}: K, M, G or T")),
+    };
+    let n: u64 = digits
+        .parse()
+        .map_err(|_| format!("{s:?} is not a number of bytes"))?;
+    n.checked_mul(1 << shift)
+        .ok_or_else(|| format!("{s:?} is too much"))
+}
+
+/// Opens the image past the page cache, or through it where that is not possible.
+fn open(path: &Path, buffered: bool) -> Result<Device, OpenError> {
+    let options = OpenOptions {
+        direct: !buffered,
+        ..OpenOptions::default()
+    };
+    match Device::open(path, options) {
+        Err(OpenError::NoDirect(_)) => Device::open(
+            path,
+            OpenOptions {
+                direct: false,
+                ..options
+            },
+        ),
+        other => other,
+    }
+}
+
+/// Shows on a terminal how far the check is, until `done`.
+fn watch(progress: &Progress, done: &std::sync::atomic::AtomicBool) {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} inodes {elapsed}") {
+        bar.set_style(style);
+    }
+    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+        let (at, total) = progress.get();
+        bar.set_length(total);
+        bar.set_position(at);
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    bar.finish_and_clear();
+}
+
+fn log_name(log: &LogState) -> &'static str {
+    match log {
+        LogState::Clean => "clean",
+        LogState::Zeroed => "zeroed",
+        LogState::Dirty { .. } => "dirty",
+        LogState::External => "external",
+        LogState::Unreadable(_) => "unreadable",
+    }
+}
+
+fn finding_json(f: &Finding) -> Value {
+    json!({
+        "what": f.what,
+        "ag": f.ag,
+        "block": f.block,
+        "inode": f.inode,
+        "path": f.path,
+        "problem": f.problem,
+        "expected": f.expected,
+        "found": f.found,
+    })
+}
+
+/// The verdict and its exit status.
+fn verdict(outcome: &Outcome) -> (&'static str, u8) {
+    match (&outcome.log, outcome.count) {
+        (LogState::Dirty { .. }, _) => ("dirty-log", DIRTY),
+        (_, 0) => ("clean", 0),
+        _ => ("corrupt", CORRUPT),
+    }
+}
+
+/// Runs the check.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let start = Instant::now();
+    let failed = |why: String| {
+        Error::new(format!("{}: {why}", args.image.display())).with_code(COULD_NOT_RUN)
+    };
+    let device = open(&args.image, args.buffered)
+        .map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
+    let direct = device.is_direct();
+    let blocks = DeviceBlocks::new(Arc::new(device), args.engine)
+        .map_err(|e| failed(format!("starting the {} engine: {e}", args.engine)))?;
+    let blocks = Arc::new(blocks);
+    let options = Options {
+        threads: args.threads.map_or(0, |n| n as usize),
+        prefetch: args.prefetch.into(),
+        memory: args.memory,
+    };
+    let progress = Progress::default();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let shown = !args.json && io::stderr().is_terminal();
+    let outcome = std::thread::scope(|s| {
+        let watcher = shown.then(|| s.spawn(|| watch(&progress, &done)));
+        let outcome = check(blocks.clone(), &options, &progress);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        if let Some(w) = watcher {
+            w.thread().unpark();
+        }
+        outcome
+    });
+    let outcome = outcome.map_err(|e| failed(e.to_string()))?;
+    let (verdict, code) = verdict(&outcome);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = if args.json {
+        let (reads, bytes) = blocks.stats();
+        let value = json!({
+            "verdict": verdict,
+            "image": args.image.display().to_string(),
+            "log": log_name(&outcome.log),
+            "incomplete": outcome.incomplete,
+            "count": outcome.count,
+            "findings": outcome.findings.iter().map(finding_json).collect::<Vec<_>>(),
+            "inodes": outcome.inodes,
+            "passes": outcome.passes,
+            "threads": options.threads,
+            "prefetch": if outcome.prefetch == Prefetch::Large { "large" } else { "exact" },
+            "engine": args.engine.name(),
+            "direct": direct,
+            "reads": reads,
+            "bytes_read": bytes,
+            "seconds": start.elapsed().as_secs_f64(),
+        });
+        writeln!(out, "{value:#}")
+    } else {
+        lines(&mut out, &outcome)
+    };
+    match written.and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            return Err(failed(format!("writing the findings: {e}")));
+        }
+        _ => {}
+    }
+    if !args.json
+        && let Some(w) = outcome.log.warning()
+    {
+        eprintln!("uvfs: {}: {w}", args.image.display());
+    }
+    Ok(ExitCode::from(code))
+}
+
+fn lines(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
+    for f in &outcome.findings {
+        writeln!(out, "{f}")?;
+    }
+    let kept = outcome.findings.len() as u64;
+    if outcome.count > kept {
+        writeln!(out, "... and {} more", outcome.count - kept)?;
+    }
+    if outcome.incomplete {
+        writeln!(
+            out,
+            "not judged, because damage was in the way: what follows from having seen everything"
+        )?;
+    }
+    match outcome.count {
+        0 => writeln!(out, "clean: {} inodes", outcome.inodes),
+        n => writeln!(out, "{n} findings, {} inodes", outcome.inodes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("64M"), Ok(64 << 20));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("2GiB"), Ok(2 << 30));
+        assert!(parse_size("64X").is_err());
+        assert!(parse_size("M").is_err());
+        assert!(parse_size("99999999T").is_err());
+    }
+}

@@ -1,0 +1,101 @@
+//! Damaged XFS images: the checker and the reader neither panic nor hang.
+//!
+//! The input says what to do to a sound image: structures are found by their magic numbers, and
+//! most damage has its checksum set right again, so that it gets past the first check. The image is
+//! made with mkfs.xfs at the start, or read from the file that UVFS_FUZZ_IMAGE names.
+#![no_main]
+
+#[path = "../../crates/uvfs-xfs/tests/common/mutate.rs"]
+mod mutate;
+
+use libfuzzer_sys::fuzz_target;
+use mutate::{Bytes, Choose, MemImage, Region};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use uvfs_xfs::check::{Options, Prefetch, Progress, check};
+use uvfs_xfs::{Blocks, Volume};
+
+fn make(path: &Path) {
+    let dir = path.parent().unwrap();
+    let proto = dir.join("proto");
+    let mut text = String::from("-\n0 0\nd--755 0 0\n");
+    for (name, count) in [("few", 5), ("some", 60), ("many", 900)] {
+        text += &format!("{name} d--755 0 0\n");
+        for i in 0..count {
+            text += &format!("entry-{i:05}-{} ---644 0 0 /dev/null\n", "x".repeat(i * 7 % 60));
+        }
+        text += "$\n";
+    }
+    text += "link l--777 0 0 target\n$\n";
+    std::fs::write(&proto, text).unwrap();
+    std::fs::File::create(path).unwrap().set_len(300 << 20).unwrap();
+    let status = Command::new("mkfs.xfs")
+        .args(["-q", "-f", "-b", "size=1024", "-m", "rmapbt=1,reflink=1", "-p"])
+        .args([&proto, path])
+        .status()
+        .expect("mkfs.xfs is needed to make an image, or UVFS_FUZZ_IMAGE");
+    assert!(status.success());
+}
+
+fn base() -> &'static (MemImage, Vec<Region>) {
+    static BASE: OnceLock<(MemImage, Vec<Region>)> = OnceLock::new();
+    BASE.get_or_init(|| {
+        let image = match std::env::var_os("UVFS_FUZZ_IMAGE") {
+            Some(path) => MemImage::load(Path::new(&path)).unwrap(),
+            None => {
+                let dir = std::env::temp_dir().join(format!("uvfs-fuzz-{}", std::process::id()));
+                std::fs::create_dir_all(&dir).unwrap();
+                let path = dir.join("image");
+                make(&path);
+                let image = MemImage::load(&path).unwrap();
+                std::fs::remove_dir_all(&dir).unwrap();
+                image
+            }
+        };
+        let regions = mutate::regions(&image);
+        (image, regions)
+    })
+}
+
+fn read(blocks: &Arc<dyn Blocks>) {
+    let Ok(v) = Volume::open(blocks.clone()) else {
+        return;
+    };
+    let root = v.geometry().rootino;
+    let mut seen = BTreeSet::from([root]);
+    let mut todo = vec![root];
+    let mut buf = [0; 4096];
+    while let Some(ino) = todo.pop() {
+        let Ok(inode) = v.inode(ino) else { continue };
+        let _ = v.xattr_names(&inode, &mut |_| true);
+        let _ = v.readlink(&inode);
+        let _ = v.read(&inode, 0, &mut buf);
+        let _ = v.lookup(&inode, b"entry-00007-");
+        let _ = v.readdir(&inode, 0, &mut |e| {
+            if seen.len() < 50 && seen.insert(e.ino) {
+                todo.push(e.ino);
+            }
+            true
+        });
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let (image, regions) = base();
+    let mut damaged = image.clone();
+    let mut choose = Bytes(input);
+    let count = 1 + choose.below(6);
+    for _ in 0..count {
+        mutate::damage(&mut damaged, regions, &mut choose);
+    }
+    let blocks: Arc<dyn Blocks> = Arc::new(damaged);
+    let options = Options {
+        threads: 1,
+        prefetch: Prefetch::Exact,
+        memory: None,
+    };
+    let _ = check(blocks.clone(), &options, &Progress::default());
+    read(&blocks);
+});
