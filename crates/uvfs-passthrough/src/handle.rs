@@ -17,7 +17,7 @@ use crate::inode::{BackingUse, Inode};
 use crate::io;
 use crate::namespace::name_ok;
 use crate::sys::{self, FileIoctl, Result};
-use crate::{Passthrough, meta};
+use crate::{KeepCache, Passthrough, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
@@ -78,13 +78,16 @@ impl Passthrough {
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
             meta::kill_suidgid(cx, fd.as_fd())?;
         }
-        let told = if self.options.keep_cache {
-            inode.state().told
-        } else {
-            None
+        let keep = match self.options.keep_cache {
+            KeepCache::Never => false,
+            KeepCache::Always => true,
+            KeepCache::Unchanged => {
+                let told = inode.state().told;
+                told.is_some_and(|told| {
+                    sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told)
+                })
+            }
         };
-        let keep =
-            told.is_some_and(|told| sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told));
         self.opened(inode, fd, asked_direct(how.flags), keep)
     }
 

@@ -67,9 +67,8 @@ pub struct Options {
     /// Reads and writes go from the kernel straight to the host's file (FUSE passthrough, Linux
     /// 6.9), where the kernel allows it. See [`Passthrough::set_backing`].
     pub passthrough: bool,
-    /// What the kernel has cached of a file stays cached when the file is opened again and did not
-    /// change, by its size and modification time.
-    pub keep_cache: bool,
+    /// When what the kernel has cached of a file's data stays cached as the file is opened again.
+    pub keep_cache: KeepCache,
     /// The kernel caches listings of a directory for as long as it is open.
     pub cache_readdir: bool,
     /// The kernel of the mount checks permissions, and so has to know access control lists. Not
@@ -83,6 +82,19 @@ pub struct Options {
     pub negative_ttl: Duration,
 }
 
+/// Whether cached data outlives the last close of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeepCache {
+    /// It does not.
+    Never,
+    /// While the file did not change, by its size and modification time.
+    #[default]
+    Unchanged,
+    /// It does, for sources that only change through the mount: nothing is dropped because
+    /// attributes changed.
+    Always,
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -94,7 +106,7 @@ impl Default for Options {
             uncached: false,
             direct_io: false,
             passthrough: false,
-            keep_cache: true,
+            keep_cache: KeepCache::Unchanged,
             cache_readdir: false,
             checks_permissions: true,
             attr_ttl: Duration::from_secs(1),
@@ -272,7 +284,10 @@ impl FileSystem for Passthrough {
         config.wanted.set(InitFlags::PASSTHROUGH, passthrough);
         config.wanted.set(InitFlags::WRITEBACK_CACHE, writeback);
         // With the writeback cache, times are the kernel's own.
-        config.wanted.set(InitFlags::AUTO_INVAL_DATA, !writeback);
+        let always = options.keep_cache == KeepCache::Always;
+        config
+            .wanted
+            .set(InitFlags::AUTO_INVAL_DATA, !writeback && !always);
         config
             .wanted
             .set(InitFlags::POSIX_LOCKS, options.host_locks);

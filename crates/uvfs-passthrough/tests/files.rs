@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::*;
-use uvfs_passthrough::Options;
+use uvfs_passthrough::{KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     CopyRange, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
@@ -600,7 +600,7 @@ fn cached_pages_are_kept_while_the_file_is_the_same() {
     let served = Served::new(
         dir.path(),
         Options {
-            keep_cache: false,
+            keep_cache: KeepCache::Never,
             ..Default::default()
         },
     );

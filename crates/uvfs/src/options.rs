@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::mount::MountFlags;
 use uvfs_io::engine::EngineKind;
-use uvfs_passthrough::Options as Passthrough;
+use uvfs_passthrough::{KeepCache, Options as Passthrough};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_server::Transport;
 
@@ -24,8 +24,9 @@ Mount options (-o, comma separated; a later one wins):
   uncached                   data is not kept in the host's page cache (RWF_DONTCACHE)
   passthrough                reads and writes go from the kernel straight to the host's file
                              (FUSE passthrough, Linux 6.9, root)
-  keep_cache                 cached data outlives close; for sources that only change through
-                             the mount
+  cache=auto|always|never    what the kernel may cache: auto (the default) sees changes of the
+                             source within a second; always is for sources that only change through
+                             the mount, and lasts a day; never caches no data, names or attributes
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
   attr_timeout=S, entry_timeout=S, negative_timeout=S
@@ -143,6 +144,19 @@ impl Options {
         Ok(())
     }
 
+    fn cache(&mut self, word: &str) -> Result<(), String> {
+        let (keep, ttl) = match word {
+            "auto" => (KeepCache::Unchanged, Passthrough::default().attr_ttl),
+            "always" => (KeepCache::Always, Duration::from_secs(86400)),
+            "never" => (KeepCache::Never, Duration::ZERO),
+            _ => return Err("is none of auto, always, never".into()),
+        };
+        self.passthrough.keep_cache = keep;
+        self.passthrough.direct_io = word == "never";
+        (self.passthrough.attr_ttl, self.passthrough.entry_ttl) = (ttl, ttl);
+        Ok(())
+    }
+
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -166,6 +180,7 @@ impl Options {
                 | "memory"
                 | "engine"
                 | "comment"
+                | "cache"
         );
         if value.is_some() && !takes_value && !name.starts_with("x-") {
             return Err(
@@ -195,7 +210,7 @@ impl Options {
                 self.passthrough.uncached = true;
             }
             "passthrough" => self.passthrough.passthrough = true,
-            "keep_cache" => self.passthrough.keep_cache = true,
+            "cache" => self.cache(wanted()?)?,
             "host_locks" => self.passthrough.host_locks = true,
             "xdev" => self.passthrough.xdev = true,
             "attr_timeout" => self.passthrough.attr_ttl = seconds(wanted()?)?,
