@@ -105,7 +105,7 @@ fn source_is_a_file() {
     let at = scratch.dir("mount");
     let file = scratch.path("file");
     fs::write(&file, "").unwrap();
-    refused(&run(&mut mount(&file, &at)), &["file", "directory"]);
+    refused(&run(&mut mount(&file, &at)), &["file", "XFS"]);
     assert!(mounted(&at).is_none());
 }
 
