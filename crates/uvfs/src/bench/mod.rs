@@ -4,12 +4,15 @@
 //! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
 //! - [`server`]: a file server as a child process, from its start until it is unmounted;
 //! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
+//! - [`common`]: options that all of them have, and how they end;
 //! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
 //! - [`stats`] and [`report`]: medians and spread, the table and the JSON.
 
 mod aio;
 mod child;
 mod client;
+mod common;
+mod direct;
 mod interrupt;
 mod report;
 mod runner;
@@ -25,6 +28,7 @@ use crate::error::Result;
 const EXAMPLES: &str = "\
 Examples:
   uvfs bench wakeup --quick
+  uvfs bench direct --quick
   uvfs bench wakeup --help";
 
 /// The benchmarks.
@@ -39,6 +43,8 @@ pub struct Args {
 enum Bench {
     /// Small requests and streams: native, uvfs by transport and wait policy, other servers.
     Wakeup(wakeup::Args),
+    /// Large direct calls over a slow store: a piece at a time, and all pieces at once.
+    Direct(direct::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -48,6 +54,7 @@ enum Bench {
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.bench {
         Bench::Wakeup(args) => wakeup::run(args),
+        Bench::Direct(args) => direct::run(args),
         Bench::Client(args) => client::run(args),
     }
 }
