@@ -21,6 +21,7 @@ use super::aio;
 use super::child::{Process, Waited, wait_any};
 use super::direct;
 use super::interrupt;
+use super::writeback;
 use crate::error::{Context, Error, Result};
 
 /// The size of a small request and of a small file, in bytes.
@@ -110,6 +111,8 @@ pub enum Job {
     WaitSocket { path: PathBuf },
     /// See [`direct::job`].
     Direct(direct::job::Job),
+    /// See [`writeback::job`].
+    Writeback(writeback::job::Job),
     /// Do a work and measure it.
     Work {
         work: Work,
@@ -217,6 +220,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Job::WaitMounted { path, old_dev } => wait_mounted(&path, old_dev)?,
         Job::WaitSocket { path } => wait_socket(&path),
         Job::Direct(job) => job.run().context(|| "direct calls".into())?,
+        Job::Writeback(job) => job.run().context(|| "buffered writes".into())?,
         Job::Work {
             work,
             path,

@@ -20,6 +20,7 @@ mod server;
 mod stats;
 mod wakeup;
 mod workspace;
+mod writeback;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,7 @@ use crate::error::Result;
 const EXAMPLES: &str = "\
 Examples:
   uvfs bench wakeup --quick
+  uvfs bench writeback --quick
   uvfs bench direct --quick
   uvfs bench wakeup --help";
 
@@ -43,6 +45,8 @@ pub struct Args {
 enum Bench {
     /// Small requests and streams: native, uvfs by transport and wait policy, other servers.
     Wakeup(wakeup::Args),
+    /// Buffered writes past the dirty limit: native, mounted, uvfs-client, other servers.
+    Writeback(writeback::Args),
     /// Large direct calls over a slow store: a piece at a time, and all pieces at once.
     Direct(direct::Args),
     /// Runs one job of a benchmark and prints what it measured.
@@ -54,6 +58,7 @@ enum Bench {
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.bench {
         Bench::Wakeup(args) => wakeup::run(args),
+        Bench::Writeback(args) => writeback::run(args),
         Bench::Direct(args) => direct::run(args),
         Bench::Client(args) => client::run(args),
     }

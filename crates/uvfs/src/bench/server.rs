@@ -207,6 +207,19 @@ impl Target {
     }
 }
 
+/// An error when two targets have the same name.
+pub fn check_names(targets: &[Target]) -> Result<()> {
+    for (i, target) in targets.iter().enumerate() {
+        if targets[..i].iter().any(|t| t.name == target.name) {
+            return Err(Error::usage(format!(
+                "{}: named twice (give each peer a name of its own)",
+                target.name
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// A target that is ready to be used.
 pub struct Running<'w> {
     server: Option<Server<'w>>,

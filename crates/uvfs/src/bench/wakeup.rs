@@ -10,10 +10,10 @@ use super::client::{Job, Work};
 use super::common::finish;
 use super::report::{JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave, measure};
-use super::server::{Kind, Peer, Running, Target, raise_file_limit};
+use super::server::{Kind, Peer, Running, Target, check_names, raise_file_limit};
 use super::workspace::Workspace;
 use super::{interrupt, report};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -228,14 +228,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
         }
     }
     targets.extend(args.peer.iter().cloned().map(Target::from));
-    for (i, target) in targets.iter().enumerate() {
-        if targets[..i].iter().any(|t| t.name == target.name) {
-            return Err(Error::usage(format!(
-                "{}: named twice (give each peer a name of its own)",
-                target.name
-            )));
-        }
-    }
+    check_names(&targets)?;
     Ok(targets)
 }
 
