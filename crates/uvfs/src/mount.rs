@@ -332,7 +332,7 @@ fn unmount_on_signal(signals: Signals, path: PathBuf) {
 }
 
 /// As many descriptors as this process may have.
-fn raise_limit() {
+pub fn raise_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {

@@ -10,6 +10,7 @@ use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
 
 use crate::daemon::Signals;
 use crate::error::{Context, Result};
+use crate::mount::raise_limit;
 use crate::options;
 
 const EXAMPLES: &str = "\
@@ -44,6 +45,8 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let name = args.source.display().to_string();
     let signals = Signals::block();
+    // Each open file of a client is one here.
+    raise_limit();
     let fs = Passthrough::open(&args.source, uvfs_passthrough::Options::default())
         .context(|| name.clone())?;
     let options = SessionOptions {

@@ -5,6 +5,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -13,11 +14,14 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::aio;
 use super::child::{Process, Waited, wait_any};
+use super::direct;
 use super::interrupt;
+use super::writeback;
 use crate::error::{Context, Error, Result};
 
 /// The size of a small request and of a small file, in bytes.
@@ -103,6 +107,12 @@ impl Work {
 pub enum Job {
     /// Wait until another file system than that of device number `old_dev` answers at `path`.
     WaitMounted { path: PathBuf, old_dev: u64 },
+    /// Wait until a server listens at the socket.
+    WaitSocket { path: PathBuf },
+    /// See [`direct::job`].
+    Direct(direct::job::Job),
+    /// See [`writeback::job`].
+    Writeback(writeback::job::Job),
     /// Do a work and measure it.
     Work {
         work: Work,
@@ -130,6 +140,9 @@ pub struct Measured {
     pub seconds: f64,
     /// CPU time of the client, in seconds.
     pub cpu_seconds: f64,
+    /// MiB that its cache held at most, where that is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<f64>,
 }
 
 /// The name of small file number `number`.
@@ -153,10 +166,10 @@ impl Job {
     }
 
     /// Runs this job in a client process. Ends early when `server` does.
-    pub fn run(&self, server: Option<&Process>) -> Result<Measured> {
+    pub fn run<T: DeserializeOwned>(&self, server: Option<&Process>) -> Result<T> {
         let limit = match self {
-            Job::WaitMounted { .. } => PATIENCE,
             Job::Work { seconds, .. } => PATIENCE + Duration::from_secs_f64(2.0 * seconds),
+            _ => PATIENCE,
         };
         let mut client = self.spawn()?;
         let mut processes = vec![&client];
@@ -177,7 +190,7 @@ impl Job {
 }
 
 /// The result of a client that has ended.
-fn finished(client: &mut Process) -> Result<Measured> {
+fn finished<T: DeserializeOwned>(client: &mut Process) -> Result<T> {
     let (out, err) = client.output();
     client.wait(PATIENCE);
     match client.status() {
@@ -205,6 +218,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         serde_json::from_str(&args.job).map_err(|e| Error::usage(format!("the job: {e}")))?;
     let measured = match job {
         Job::WaitMounted { path, old_dev } => wait_mounted(&path, old_dev)?,
+        Job::WaitSocket { path } => wait_socket(&path),
+        Job::Direct(job) => job.run().context(|| "direct calls".into())?,
+        Job::Writeback(job) => job.run().context(|| "buffered writes".into())?,
         Job::Work {
             work,
             path,
@@ -244,6 +260,14 @@ fn wait_mounted(path: &Path, old_dev: u64) -> Result<Measured> {
     Ok(Measured::default())
 }
 
+fn wait_socket(path: &Path) -> Measured {
+    // The parent bounds this.
+    while UnixStream::connect(path).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Measured::default()
+}
+
 fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -273,24 +297,25 @@ impl Random {
 }
 
 /// Wall and CPU time from a moment on.
-struct Watch {
-    start: Instant,
+pub struct Watch {
+    pub start: Instant,
     cpu: f64,
 }
 
 impl Watch {
-    fn start() -> Self {
+    pub fn start() -> Self {
         Self {
             cpu: cpu_seconds(),
             start: Instant::now(),
         }
     }
 
-    fn stop(&self, amount: f64) -> Measured {
+    pub fn stop(&self, amount: f64) -> Measured {
         Measured {
             amount,
             seconds: self.start.elapsed().as_secs_f64(),
             cpu_seconds: cpu_seconds() - self.cpu,
+            memory_mib: None,
         }
     }
 }
@@ -302,7 +327,10 @@ fn cpu_seconds() -> f64 {
 
 /// Repeats `batch`, which returns how many operations it did, for a tenth of `seconds` to warm
 /// up, and then for `seconds`.
-fn for_a_while(seconds: f64, mut batch: impl FnMut() -> io::Result<u64>) -> io::Result<Measured> {
+pub fn for_a_while(
+    seconds: f64,
+    mut batch: impl FnMut() -> io::Result<u64>,
+) -> io::Result<Measured> {
     let mut repeat = |limit: f64| {
         let watch = Watch::start();
         let mut done = 0;

@@ -4,6 +4,7 @@
 //! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
 //! - [`server`]: a file server as a child process, from its start until it is unmounted;
 //! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
+//! - [`common`]: options that all of them have, and how they end;
 //! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
 //! - [`stats`] and [`report`]: medians and spread, the table and the JSON.
 
@@ -11,6 +12,8 @@ mod aio;
 mod check;
 mod child;
 mod client;
+mod common;
+mod direct;
 mod interrupt;
 mod report;
 mod runner;
@@ -18,6 +21,7 @@ mod server;
 mod stats;
 mod wakeup;
 mod workspace;
+mod writeback;
 
 use std::process::ExitCode;
 
@@ -27,6 +31,8 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs bench wakeup --quick
   uvfs bench check disk.img
+  uvfs bench writeback --quick
+  uvfs bench direct --quick
   uvfs bench wakeup --help";
 
 /// The benchmarks.
@@ -43,6 +49,10 @@ enum Bench {
     Wakeup(wakeup::Args),
     /// Checking an XFS image: uvfs by engine and prefetch strategy, xfs_repair.
     Check(check::Args),
+    /// Buffered writes past the dirty limit: native, mounted, uvfs-client, other servers.
+    Writeback(writeback::Args),
+    /// Large direct calls over a slow store: a piece at a time, and all pieces at once.
+    Direct(direct::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -53,6 +63,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.bench {
         Bench::Wakeup(args) => wakeup::run(args),
         Bench::Check(args) => check::run(args),
+        Bench::Writeback(args) => writeback::run(args),
+        Bench::Direct(args) => direct::run(args),
         Bench::Client(args) => client::run(args),
     }
 }

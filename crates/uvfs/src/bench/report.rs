@@ -17,16 +17,19 @@ JSON (--json), one object on standard output:
   uvfs, kernel  versions
   cpus          CPUs that the benchmark may run on
   settings      the run's settings: rounds, pinned and the benchmark's own
-  targets       what was measured: name, kind (native, uvfs, peer), options or command, and
+  targets       what was measured: name, kind (native, uvfs, client, peer), options or command, for a
+                client served (over shared memory) and base (others are compared with it), and
                 error (why it could not be measured) or null
   works         name, title, unit (op or MiB), and results by target, without those that failed:
     target      its name
-    samples     one for each round: amount (of units), seconds, cpu_seconds (of the client) and
-                server_cpu_seconds (null where there is no server)
+    samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
+                memory_mib where it was measured, and server_cpu_seconds (null where there is no server)
     rate        units in a second: median, min, max over the rounds
     client_cpu_us, server_cpu_us
                 CPU microseconds for a unit: median, min, max, or null
-    ratio       median rate divided by that of native and of each peer, by name
+    memory_mib  MiB of memory that the client's cache held at most, where that was measured:
+                median, min, max
+    ratio       median rate divided by that of native, of each peer and of a base, by name
 Fields may be added to it; those named here stay.";
 
 /// What a work's amount counts.
@@ -94,6 +97,8 @@ struct Row {
     rate: Summary,
     client_cpu_us: Summary,
     server_cpu_us: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_mib: Option<Summary>,
     ratio: BTreeMap<String, f64>,
 }
 
@@ -109,6 +114,7 @@ impl Row {
             rate: Summary::of(samples.iter().map(|s| s.client.amount / s.client.seconds))?,
             client_cpu_us: Summary::of(client)?,
             server_cpu_us: Summary::of(server),
+            memory_mib: Summary::of(samples.iter().filter_map(|s| s.client.memory_mib)),
             samples: samples.to_vec(),
             ratio: BTreeMap::new(),
         })
@@ -132,7 +138,7 @@ impl Report {
                 .collect();
             let bases: Vec<(String, f64)> = results
                 .iter()
-                .filter(|row| targets.iter().any(|t| t.name == row.target && is_base(t)))
+                .filter(|row| targets.iter().any(|t| t.name == row.target && t.is_base()))
                 .map(|row| (row.target.clone(), row.rate.median))
                 .collect();
             for row in &mut results {
@@ -190,7 +196,7 @@ impl Report {
             .targets
             .iter()
             .map(|t| &t.target)
-            .filter(|t| is_base(t))
+            .filter(|t| t.is_base())
             .collect();
         for work in &self.works {
             let unit = work.work.unit.name();
@@ -203,6 +209,10 @@ impl Report {
                 format!("client µs/{unit}"),
                 format!("server µs/{unit}"),
             ]];
+            let memory = work.results.iter().any(|row| row.memory_mib.is_some());
+            if memory {
+                lines[0].push("held MiB".into());
+            }
             lines[0].extend(bases.iter().map(|base| format!("× {}", base.name)));
             for row in &work.results {
                 let mut line = vec![
@@ -213,6 +223,10 @@ impl Report {
                     row.server_cpu_us
                         .map_or("-".into(), |cpu| format!("{:.2}", cpu.median)),
                 ];
+                if memory {
+                    let held = row.memory_mib.map(|held| thousands(held.median));
+                    line.push(held.unwrap_or("-".into()));
+                }
                 line.extend(bases.iter().map(|base| {
                     row.ratio
                         .get(&base.name)
@@ -224,11 +238,6 @@ impl Report {
         }
         text
     }
-}
-
-/// Whether others are compared with this target.
-fn is_base(target: &Target) -> bool {
-    target.is_peer() || *target == Target::native()
 }
 
 /// A number rounded to an integer, with commas.
@@ -277,6 +286,7 @@ mod tests {
                 amount: rate * 2.0,
                 seconds: 2.0,
                 cpu_seconds: 1.0,
+                memory_mib: None,
             },
             server_cpu_seconds: server,
         }
@@ -361,7 +371,14 @@ mod tests {
             })
         );
         assert_eq!(rows[0]["server_cpu_us"], Value::Null);
-        for field in ["samples", "rate", "client_cpu_us", "server_cpu_us", "ratio"] {
+        for field in [
+            "samples",
+            "rate",
+            "client_cpu_us",
+            "server_cpu_us",
+            "memory_mib",
+            "ratio",
+        ] {
             assert!(JSON_HELP.contains(field), "{field} is documented");
         }
     }

@@ -46,6 +46,13 @@ pub enum Kind {
         /// Its options before the source.
         options: Vec<String>,
     },
+    /// `uvfs-client`, without a mount.
+    Client {
+        /// Over shared memory to `uvfs serve`; otherwise with all in one process.
+        served: bool,
+        /// Whether it is what others are compared with.
+        base: bool,
+    },
     /// Another server, see [`Peer`].
     Peer {
         /// Its command line, with the places for source and mount point.
@@ -140,33 +147,49 @@ impl Target {
         }
     }
 
-    /// Whether this is another file server than uvfs.
-    pub fn is_peer(&self) -> bool {
-        matches!(self.kind, Kind::Peer { .. })
+    /// Whether others are compared with this target.
+    pub fn is_base(&self) -> bool {
+        match self.kind {
+            Kind::Native | Kind::Peer { .. } => true,
+            Kind::Client { base, .. } => base,
+            Kind::Uvfs { .. } => false,
+        }
     }
 
     /// Starts this target's server, if it has one, and waits until its mount answers.
     pub fn start<'w>(&self, workspace: &'w Workspace) -> Result<Running<'w>> {
         let server = match self.command(workspace)? {
-            Some(command) => Some(Server::start(command, workspace)?),
+            Some(command) => Some(Server::start(command, workspace, !self.is_served())?),
             None => None,
         };
         let path = match server {
+            Some(_) if self.is_served() => workspace.socket(),
             Some(_) => workspace.mountpoint(),
             None => workspace.source(),
         };
         Ok(Running { server, path })
     }
 
+    fn is_served(&self) -> bool {
+        matches!(self.kind, Kind::Client { served: true, .. })
+    }
+
     fn command(&self, workspace: &Workspace) -> Result<Option<Command>> {
         let (source, mountpoint) = (workspace.source(), workspace.mountpoint());
         Ok(Some(match &self.kind {
-            Kind::Native => return Ok(None),
+            Kind::Native | Kind::Client { served: false, .. } => return Ok(None),
             Kind::Uvfs { options } => {
                 let exe = std::env::current_exe().context(|| "finding the uvfs command".into())?;
                 let mut command = Command::new(exe);
                 command.args(["mount", "--foreground"]).args(options);
                 command.args([source, mountpoint]);
+                command
+            }
+            Kind::Client { .. } => {
+                let exe = std::env::current_exe().context(|| "finding the uvfs command".into())?;
+                let mut command = Command::new(exe);
+                command.args(["serve", "--socket"]);
+                command.args([workspace.socket(), source]);
                 command
             }
             Kind::Peer { command } => {
@@ -184,6 +207,19 @@ impl Target {
     }
 }
 
+/// An error when two targets have the same name.
+pub fn check_names(targets: &[Target]) -> Result<()> {
+    for (i, target) in targets.iter().enumerate() {
+        if targets[..i].iter().any(|t| t.name == target.name) {
+            return Err(Error::usage(format!(
+                "{}: named twice (give each peer a name of its own)",
+                target.name
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// A target that is ready to be used.
 pub struct Running<'w> {
     server: Option<Server<'w>>,
@@ -191,7 +227,7 @@ pub struct Running<'w> {
 }
 
 impl Running<'_> {
-    /// Where the client finds what is in the source.
+    /// Where the client finds what is in the source: a directory, or a server's socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -215,14 +251,15 @@ impl Running<'_> {
     }
 }
 
-/// A mounted file server; unmounted and ended when dropped.
+/// A file server, mounted or at a socket; unmounted and ended when dropped.
 struct Server<'w> {
     process: Process,
     workspace: &'w Workspace,
+    mounts: bool,
 }
 
 impl<'w> Server<'w> {
-    fn start(mut command: Command, workspace: &'w Workspace) -> Result<Self> {
+    fn start(mut command: Command, workspace: &'w Workspace, mounts: bool) -> Result<Self> {
         let mountpoint = workspace.mountpoint();
         let what = || format!("{}", mountpoint.display());
         let old_dev = fs::metadata(&mountpoint).context(what)?.dev();
@@ -231,27 +268,36 @@ impl<'w> Server<'w> {
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let process = Process::spawn(&mut command, Signal::TERM)?;
         // From here on, dropping it cleans up.
-        let mut server = Self { process, workspace };
+        let mut server = Self {
+            process,
+            workspace,
+            mounts,
+        };
         let path = mountpoint.clone();
-        let mut probe = Job::WaitMounted { path, old_dev }.spawn()?;
+        let mut probe = if mounts {
+            Job::WaitMounted { path, old_dev }.spawn()?
+        } else {
+            let path = workspace.socket();
+            Job::WaitSocket { path }.spawn()?
+        };
         let error = match wait_any(&[&probe, &server.process], START) {
             Waited::Ended(0) => {
                 probe.wait(STOP);
                 match probe.status() {
                     Some(status) if status.success() => return Ok(server),
-                    _ => Error::new("looking at the mount point failed"),
+                    _ => Error::new("looking for the server failed"),
                 }
             }
             Waited::Ended(_) => {
                 server.process.wait(STOP);
                 let status = server.process.status().map(|s| s.to_string());
                 Error::new(format!(
-                    "the server ended before its mount answered: {} (it has to stay in the \
+                    "the server ended before it answered: {} (it has to stay in the \
                      foreground)",
                     status.unwrap_or_default()
                 ))
             }
-            Waited::TimedOut => Error::new(format!("no mount after {} s", START.as_secs())),
+            Waited::TimedOut => Error::new(format!("no answer after {} s", START.as_secs())),
             Waited::Interrupted => interrupt::check()
                 .err()
                 .unwrap_or(Error::new("interrupted")),
@@ -281,6 +327,28 @@ impl<'w> Server<'w> {
 
 impl Drop for Server<'_> {
     fn drop(&mut self) {
+        if self.mounts {
+            self.unmount();
+        } else {
+            self.process.signal(Signal::TERM);
+        }
+        for signal in [Signal::TERM, Signal::KILL] {
+            if self.process.wait(STOP) {
+                break;
+            }
+            tracing::warn!("the server does not end, sending it {signal:?}");
+            self.process.signal(signal);
+        }
+        if !self.process.wait(STOP) {
+            eprintln!("uvfs: a server does not end after SIGKILL; it is left behind");
+        }
+        // What it may have started, unless that ended as well.
+        self.process.signal(Signal::TERM);
+    }
+}
+
+impl Server<'_> {
+    fn unmount(&mut self) {
         let mountpoint = self.workspace.mountpoint();
         // A client that has just ended may still be letting go of its files.
         let deadline = Instant::now() + Duration::from_secs(2);
@@ -298,18 +366,6 @@ impl Drop for Server<'_> {
             );
             let _ = unmount(&mountpoint, true);
         }
-        for signal in [Signal::TERM, Signal::KILL] {
-            if self.process.wait(STOP) {
-                break;
-            }
-            tracing::warn!("the server does not end, sending it {signal:?}");
-            self.process.signal(signal);
-        }
-        if !self.process.wait(STOP) {
-            eprintln!("uvfs: a server does not end after SIGKILL; it is left behind");
-        }
-        // What it may have started, unless that ended as well.
-        self.process.signal(Signal::TERM);
     }
 }
 
@@ -409,6 +465,14 @@ mod tests {
         assert_eq!(
             serde_json::to_value(Target::native()).unwrap(),
             serde_json::json!({"name": "native", "kind": "native"})
+        );
+        let client = Kind::Client {
+            served: true,
+            base: false,
+        };
+        assert_eq!(
+            serde_json::to_value(client).unwrap(),
+            serde_json::json!({"kind": "client", "served": true, "base": false})
         );
     }
 }

@@ -1,6 +1,5 @@
 //! `uvfs bench wakeup`: what going to a file server and back costs.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,12 +7,13 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::client::{Job, Work};
+use super::common::finish;
 use super::report::{JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave, measure};
-use super::server::{Kind, Peer, Running, Target, raise_file_limit};
+use super::server::{Kind, Peer, Running, Target, check_names, raise_file_limit};
 use super::workspace::Workspace;
 use super::{interrupt, report};
-use crate::error::{Context, Error, Result};
+use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -228,14 +228,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
         }
     }
     targets.extend(args.peer.iter().cloned().map(Target::from));
-    for (i, target) in targets.iter().enumerate() {
-        if targets[..i].iter().any(|t| t.name == target.name) {
-            return Err(Error::usage(format!(
-                "{}: named twice (give each peer a name of its own)",
-                target.name
-            )));
-        }
-    }
+    check_names(&targets)?;
     Ok(targets)
 }
 
@@ -280,21 +273,5 @@ pub fn run(args: Args) -> Result<ExitCode> {
     });
     let works = plan.works.iter().copied().map(describe).collect();
     let report = Report::new("wakeup", settings, targets, works, &outcomes);
-    let text = if args.json {
-        report.json()
-    } else {
-        report.table()
-    };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            return Err(e).context(|| "writing the report".into());
-        }
-        _ => {}
-    }
-    let mut code = ExitCode::SUCCESS;
-    for (target, error) in report.failures() {
-        eprintln!("uvfs: {target}: not measured: {error}");
-        code = ExitCode::FAILURE;
-    }
-    Ok(code)
+    finish(&report, args.json)
 }

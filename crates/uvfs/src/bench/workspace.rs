@@ -74,6 +74,11 @@ impl Workspace {
         self.root.join("mnt")
     }
 
+    /// The socket of a server without a mount.
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("socket")
+    }
+
     /// What the present server writes to its standard output and error.
     pub fn log(&self) -> PathBuf {
         self.root.join("server.log")

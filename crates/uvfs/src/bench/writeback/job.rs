@@ -1,0 +1,141 @@
+//! Several writers, each with a new file of its own.
+
+use std::fs::File as HostFile;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+use uvfs_client::{Client, Config, File, Flags, LocalStore, Server};
+
+use super::super::client::{Measured, Watch};
+use super::copying::Copying;
+
+/// What every byte is.
+pub const FILL: u8 = 0x5a;
+
+/// How the files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// By system calls, in a directory.
+    Host,
+    /// By `uvfs-client` over its in-process store of a directory.
+    Local,
+    /// The same with [`Copying`].
+    Copying,
+    /// By `uvfs-client` over the socket of `uvfs serve`.
+    Served,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// How.
+    pub way: Way,
+    /// The directory or the socket.
+    pub path: PathBuf,
+    /// A file for each writer, which must not be there yet.
+    pub files: Vec<String>,
+    /// Bytes of a write.
+    pub block: usize,
+    /// Bytes of a file.
+    pub bytes: u64,
+    /// Bytes of the client's cache.
+    pub memory: usize,
+}
+
+/// A file in the making.
+enum Output {
+    Host(HostFile),
+    Client(File),
+}
+
+impl Output {
+    fn fill(mut self, block: &[u8], bytes: u64) -> io::Result<()> {
+        let mut at = 0;
+        while at < bytes {
+            let part = &block[..block.len().min((bytes - at) as usize)];
+            match &mut self {
+                Output::Host(file) => file.write_all(part)?,
+                Output::Client(file) => {
+                    file.write_at(part, at, Flags::empty())?;
+                }
+            }
+            at += part.len() as u64;
+        }
+        match self {
+            Output::Host(file) => file.sync_all(),
+            Output::Client(file) => file.sync_all(),
+        }
+    }
+}
+
+impl Job {
+    /// Does it. Making the files does not count, making them durable does.
+    pub fn run(&self) -> io::Result<Measured> {
+        let config = Config {
+            memory: self.memory,
+            ..Config::default()
+        };
+        let client = match self.way {
+            Way::Host => None,
+            Way::Local => Some(Client::new(LocalStore::open(&self.path)?, config)?),
+            Way::Copying => {
+                let store = Copying::new(LocalStore::open(&self.path)?, self.memory);
+                Some(Client::new(store, config)?)
+            }
+            Way::Served => Some(Client::new(Server::connect(&self.path)?, config)?),
+        };
+        let open = |name: &String| match &client {
+            None => HostFile::create_new(self.path.join(name)).map(Output::Host),
+            Some(client) => client.create(name).map(Output::Client),
+        };
+        let outputs: Vec<Output> = self.files.iter().map(open).collect::<io::Result<_>>()?;
+        let block = vec![FILL; self.block];
+        let watch = Watch::start();
+        let written: io::Result<()> = thread::scope(|scope| {
+            let writers: Vec<_> = outputs
+                .into_iter()
+                .map(|output| scope.spawn(|| output.fill(&block, self.bytes)))
+                .collect();
+            writers
+                .into_iter()
+                .try_for_each(|w| w.join().expect("a writer does not panic"))
+        });
+        written?;
+        let total = self.bytes * self.files.len() as u64;
+        Ok(watch.stop(total as f64 / f64::from(1 << 20)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_without_a_server_writes_all_bytes() {
+        for (way, block) in [
+            (Way::Host, 1000),
+            (Way::Local, 4096),
+            (Way::Copying, 4096),
+            (Way::Copying, 1000),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let job = Job {
+                way,
+                path: dir.path().into(),
+                files: vec!["a".into(), "b".into()],
+                block,
+                bytes: 3 << 20,
+                memory: 1 << 20,
+            };
+            assert_eq!(job.run().unwrap().amount, 6.0);
+            for name in ["a", "b"] {
+                let data = std::fs::read(dir.path().join(name)).unwrap();
+                assert_eq!(data.len(), 3 << 20, "{job:?}");
+                assert!(data.iter().all(|&byte| byte == FILL), "{job:?}");
+            }
+        }
+    }
+}
