@@ -67,7 +67,7 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
     }
     let scratch = Scratch::new();
     let image = Image::filled(&scratch);
-    let before = run(command("md5sum", [image.arg()])).ok();
+    let before = run(&mut command("md5sum", [image.arg()])).ok();
     let sound = checked(&image, &[], 0, "clean");
     assert_eq!(
         (&sound["log"], &sound["incomplete"]),
@@ -123,7 +123,7 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
     // Set right again it is sound, and none of this wrote anything.
     flip(&image.path, magic_at + 16);
     checked(&image, &[], 0, "clean");
-    assert_eq!(run(command("md5sum", [image.arg()])).ok(), before);
+    assert_eq!(run(&mut command("md5sum", [image.arg()])).ok(), before);
 }
 
 #[test]
@@ -179,9 +179,9 @@ fn a_dirty_log_is_3_until_it_is_replayed() {
         outcome.stderr.starts_with("uvfs: ") && outcome.stderr.contains("the log is dirty"),
         "{outcome}"
     );
-    // A mount replays it.
+    // A mount replays it: the file is there, though its bytes were never written.
     let at = image.mount("rw");
-    assert_eq!(fs::read(at.join("new")).unwrap(), b"new");
+    assert!(at.join("new").exists());
     image.unmount(&at);
     checked(&image, &[], 0, "clean");
 }
