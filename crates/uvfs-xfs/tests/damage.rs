@@ -535,6 +535,8 @@ const EXPLAINED: &[Explained] = &[
             ("attributes AG", ": owner: expected"),
             ("attributes AG", ": own block number: expected"),
             ("attributes AG", ": log sequence number: expected"),
+            // The next block's neighbour is then unknown.
+            ("attributes AG", ": back: expected"),
         ],
         why: "xfs_repair does not check whose an attribute block is",
     },
