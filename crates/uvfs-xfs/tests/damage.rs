@@ -535,19 +535,14 @@ const EXPLAINED: &[Explained] = &[
             ("attributes AG", ": owner: expected"),
             ("attributes AG", ": own block number: expected"),
             ("attributes AG", ": log sequence number: expected"),
-            // The next block's neighbour is then unknown.
-            ("attributes AG", ": back: expected"),
-        ],
-        why: "xfs_repair does not check whose an attribute block is",
-    },
-    Explained {
-        damage: "attribute leaf",
-        ours: &[
             ("attributes AG", ": checksum"),
+            ("attributes AG", ": firstused: expected"),
             // The next block's neighbour is then unknown.
             ("attributes AG", ": back: expected"),
+            ("attributes AG", ": forw of block"),
         ],
-        why: "xfs_repair does not count a wrong checksum of an attribute leaf",
+        why: "xfs_repair does not check whose an attribute block is, and only says that the head or \
+              the checksum of a leaf below the root is wrong, and goes on",
     },
     Explained {
         damage: "features_log_incompat",
