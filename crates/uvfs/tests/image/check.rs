@@ -1,0 +1,187 @@
+//! `uvfs check`: its exit statuses, its lines and its JSON.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::fixture::*;
+use crate::harness::*;
+
+/// The fields of the JSON, and of a finding.
+const FIELDS: &str = "verdict image log incomplete count findings inodes passes threads prefetch \
+                      engine direct reads bytes_read seconds";
+const FINDING: &str = "what ag block inode path problem expected found";
+
+/// Runs `uvfs check` with these arguments on an image.
+fn check(image: &Image<'_>, args: &[&str]) -> Outcome {
+    run(uvfs().arg("check").arg(image.arg()).args(args))
+}
+
+/// Asserts that an object has these fields and no others.
+#[track_caller]
+fn has_fields(object: &Value, names: &str) {
+    let there: BTreeSet<&str> = object.as_object().unwrap().keys().map(|k| &**k).collect();
+    assert_eq!(there, names.split_whitespace().collect(), "{object}");
+}
+
+/// Checks with `--json`; gives the object of a check that ended with this exit status.
+#[track_caller]
+fn checked(image: &Image<'_>, args: &[&str], code: i32, verdict: &str) -> Value {
+    let outcome = check(image, &[&["--json"], args].concat());
+    assert_eq!(outcome.status.code(), Some(code), "{outcome}");
+    assert_eq!(outcome.stderr, "", "{outcome}");
+    let json: Value = serde_json::from_str(&outcome.stdout).expect("one JSON object");
+    has_fields(&json, FIELDS);
+    assert_eq!(json["verdict"], verdict, "{outcome}");
+    assert_eq!(json["image"], image.arg(), "{outcome}");
+    let findings = json["findings"].as_array().unwrap();
+    assert_eq!(json["count"], findings.len(), "{outcome}");
+    findings.iter().for_each(|f| has_fields(f, FINDING));
+    json
+}
+
+/// Where the inode header of an allocation group is: the third sector of the group.
+fn agi(path: &Path, agno: u64) -> u64 {
+    let mut sb = [0; 512];
+    File::open(path).unwrap().read_exact_at(&mut sb, 0).unwrap();
+    let number = |at: usize| u64::from(u32::from_be_bytes(sb[at..at + 4].try_into().unwrap()));
+    let sector = u64::from(u16::from_be_bytes([sb[102], sb[103]]));
+    agno * number(84) * number(4) + 2 * sector
+}
+
+/// Flips a bit at this byte of the image.
+fn flip(path: &Path, at: u64) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+#[test]
+fn a_sound_image_is_0_and_a_damaged_one_1() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let before = run(&mut command("md5sum", [image.arg()])).ok();
+    let sound = checked(&image, &[], 0, "clean");
+    assert_eq!(
+        (&sound["log"], &sound["incomplete"]),
+        (&"clean".into(), &false.into())
+    );
+    let inodes = sound["inodes"].as_u64().unwrap();
+    // Every way to read finds as little, and as many inodes.
+    for way in [
+        &["--engine", "aio", "--prefetch", "large", "--threads", "1"][..],
+        &["--engine", "uring", "--prefetch", "exact"],
+        &["--memory", "64K", "--buffered"],
+    ] {
+        let same = checked(&image, way, 0, "clean");
+        assert_eq!(same["inodes"], inodes, "{way:?}");
+    }
+    let outcome = check(&image, &[]);
+    assert_eq!(outcome.stderr, "", "{outcome}");
+    assert_eq!(outcome.ok(), format!("clean: {inodes} inodes\n"));
+
+    // A byte of the second group's inode header, which then has a wrong checksum.
+    let magic_at = agi(&image.path, 1);
+    let mut magic = [0; 4];
+    let file = File::open(&image.path).unwrap();
+    file.read_exact_at(&mut magic, magic_at).unwrap();
+    assert_eq!(&magic, b"XAGI");
+    flip(&image.path, magic_at + 16);
+    let damaged = checked(&image, &[], 1, "corrupt");
+    let first = &damaged["findings"][0];
+    assert_eq!(
+        (&first["what"], &first["ag"]),
+        (&"AGI".into(), &1.into()),
+        "{first}"
+    );
+    assert!(
+        first["problem"].as_str().unwrap().contains("checksum"),
+        "{first}"
+    );
+    let several = checked(&image, &["--memory", "64K"], 1, "corrupt");
+    assert_eq!(several["findings"][0], *first);
+    let outcome = check(&image, &[]);
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    let (count, lines) = (
+        &damaged["count"],
+        outcome.stdout.lines().collect::<Vec<_>>(),
+    );
+    assert!(lines[0].starts_with("AGI AG 1: "), "{outcome}");
+    let last = lines.last().unwrap();
+    assert!(
+        last.starts_with(&format!("{count} findings, ")),
+        "{outcome}"
+    );
+
+    // Set right again it is sound, and none of this wrote anything.
+    flip(&image.path, magic_at + 16);
+    checked(&image, &[], 0, "clean");
+    assert_eq!(run(&mut command("md5sum", [image.arg()])).ok(), before);
+}
+
+#[test]
+fn what_cannot_be_checked_is_2() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let zeros = scratch.path("zeros");
+    fs::write(&zeros, vec![0; 1 << 20]).unwrap();
+    let missing = scratch.path("missing");
+    let used = Image::empty(&scratch, "used");
+    let at = used.mount("rw");
+    for (path, words) in [
+        (&zeros, "not an XFS file system"),
+        (&missing, "No such file"),
+        (&used.path, "mounted at"),
+    ] {
+        for json in [&[][..], &["--json"]] {
+            let outcome = run(uvfs().arg("check").arg(path).args(json));
+            assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+            assert_eq!(outcome.stdout, "", "{outcome}");
+            assert!(outcome.stderr.starts_with("uvfs: "), "{outcome}");
+            assert_eq!(outcome.stderr.lines().count(), 1, "{outcome}");
+            assert!(outcome.stderr.contains(words), "{outcome}");
+        }
+    }
+    used.unmount(&at);
+    checked(&used, &[], 0, "clean");
+    for wrong in [
+        &["--memory", "64X"][..],
+        &["--threads", "0"],
+        &["--engine", "steam"],
+    ] {
+        let outcome = check(&used, wrong);
+        assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    }
+}
+
+#[test]
+fn a_dirty_log_is_3_until_it_is_replayed() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    image.crash();
+    let dirty = checked(&image, &[], 3, "dirty-log");
+    assert_eq!(dirty["log"], "dirty");
+    let outcome = check(&image, &[]);
+    assert_eq!(outcome.status.code(), Some(3), "{outcome}");
+    assert!(
+        outcome.stderr.starts_with("uvfs: ") && outcome.stderr.contains("the log is dirty"),
+        "{outcome}"
+    );
+    // A mount replays it: the file is there, though its bytes were never written.
+    let at = image.mount("rw");
+    assert!(at.join("new").exists());
+    image.unmount(&at);
+    checked(&image, &[], 0, "clean");
+}
