@@ -1,5 +1,7 @@
 //! `uvfs stats`.
 
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -55,51 +57,68 @@ pub fn control_socket(mountpoint: &std::path::Path) -> Result<PathBuf> {
 pub fn run(args: Args) -> Result<ExitCode> {
     let socket = control_socket(&args.mountpoint)?;
     let report = control::ask_stats(&socket).context(|| socket.display().to_string())?;
+    let mut text = String::new();
     if args.json {
-        let text = serde_json::to_string(&report).context(|| "the report".into())?;
-        println!("{text}");
+        text = serde_json::to_string(&report).context(|| "the report".into())?;
+        text.push('\n');
     } else {
-        print(&report);
+        print(&report, &mut text).context(|| "the report".into())?;
     }
-    Ok(ExitCode::SUCCESS)
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::new(format!("standard output: {error}")))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
-fn print(report: &Report) {
-    println!("source     {}", report.source);
-    println!("transport  {}", report.transport);
-    println!("server     pid {}, up {} s", report.pid, report.uptime_s);
+fn print(report: &Report, out: &mut String) -> fmt::Result {
+    writeln!(out, "source     {}", report.source)?;
+    writeln!(out, "transport  {}", report.transport)?;
+    writeln!(
+        out,
+        "server     pid {}, up {} s",
+        report.pid, report.uptime_s
+    )?;
     if let Some(control) = &report.control {
-        println!("control    {control}");
+        writeln!(out, "control    {control}")?;
     }
-    println!(
+    writeln!(
+        out,
         "requests   {} ({} answered with an error)",
         report.requests, report.errors
-    );
-    println!("read       {} bytes", report.bytes_read);
-    println!("written    {} bytes", report.bytes_written);
-    println!("\n{:<20} {:>12}", "request", "count");
+    )?;
+    writeln!(out, "read       {} bytes", report.bytes_read)?;
+    writeln!(out, "written    {} bytes", report.bytes_written)?;
+    writeln!(out, "\n{:<20} {:>12}", "request", "count")?;
     for op in &report.ops {
-        println!("{:<20} {:>12}", op.name, op.count);
+        writeln!(out, "{:<20} {:>12}", op.name, op.count)?;
     }
-    println!(
+    writeln!(
+        out,
         "\n{:<20} {:>12}   (one request in 16)",
         "latency below", "count"
-    );
+    )?;
     for bar in &report.latency {
-        println!(
+        writeln!(
+            out,
             "{:<20} {:>12}",
             format!("{:?}", Duration::from_nanos(bar.below_ns)),
             bar.count
-        );
+        )?;
     }
-    println!(
+    writeln!(
+        out,
         "\n{:<6} {:>10} {:>8} {:>12} {:>12} {:>12}",
         "queue", "in flight", "deepest", "spins", "sleeps", "enters"
-    );
+    )?;
     for (number, queue) in report.queues.iter().enumerate() {
-        println!(
+        writeln!(
+            out,
             "{number:<6} {:>10} {:>8} {:>12} {:>12} {:>12}",
             queue.in_flight, queue.deepest, queue.spins, queue.sleeps, queue.enters
-        );
+        )?;
     }
+    Ok(())
 }
