@@ -485,11 +485,16 @@ impl Backend for Server {
             errno: 0,
             max_payload: 0,
         };
-        attach::send(&self.socket, hello, &[arena.as_fd(), queue.as_fd()])?;
-        let (answer, mut fds) = attach::receive(&self.socket)?;
+        let sent = attach::send(&self.socket, hello, &[arena.as_fd(), queue.as_fd()]);
+        // A server without a place answers and closes before it reads: its answer says why.
+        let (answer, mut fds) = match (attach::receive(&self.socket), &sent) {
+            (Err(_), Err(_)) => return Err(sent.unwrap_err()),
+            (received, _) => received?,
+        };
         if answer.errno != 0 {
             return Err(errno(answer.errno));
         }
+        sent?;
         let (Some(bell), 4096..) = (fds.pop(), answer.max_payload) else {
             return Err(errno(libc::EPROTO));
         };
