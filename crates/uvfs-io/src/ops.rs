@@ -13,7 +13,7 @@ use io_uring::{opcode, types};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buf::Payload;
-use crate::runtime::{Keep, submit, wide};
+use crate::runtime::{Keep, Sqe, submit};
 
 /// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
 const MAX_PARTS: usize = 1024;
@@ -191,7 +191,7 @@ async fn on_ring(
         other: Some(Box::new((vecs, fd.clone()))),
     };
     // SAFETY: the iovecs, the memory they name and the descriptor are in `keep`.
-    check(unsafe { submit(wide(entry), keep) }.await)
+    check(unsafe { submit(Sqe::from(entry), keep) }.await)
 }
 
 async fn transfer(
@@ -295,7 +295,7 @@ pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
         other: Some(Box::new(fd.clone())),
     };
     // SAFETY: points to nothing; the descriptor is in `keep`.
-    check(unsafe { submit(wide(entry), keep) }.await).map(drop)
+    check(unsafe { submit(Sqe::from(entry), keep) }.await).map(drop)
 }
 
 /// fallocate(2).
@@ -312,7 +312,7 @@ pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Resu
         other: Some(Box::new(fd.clone())),
     };
     // SAFETY: points to nothing; the descriptor is in `keep`.
-    check(unsafe { submit(wide(entry), keep) }.await).map(drop)
+    check(unsafe { submit(Sqe::from(entry), keep) }.await).map(drop)
 }
 
 /// Waits until `fd` has one of the poll(2) `events`; gives those it has.
@@ -326,7 +326,7 @@ pub async fn poll(fd: &Arc<File>, events: u32) -> Result<u32, Errno> {
         other: Some(Box::new(fd.clone())),
     };
     // SAFETY: points to nothing; the descriptor is in `keep`.
-    check(unsafe { submit(wide(entry), keep) }.await).map(|events| events as u32)
+    check(unsafe { submit(Sqe::from(entry), keep) }.await).map(|events| events as u32)
 }
 
 /// Lets time go by, and other tasks run.
@@ -338,7 +338,7 @@ pub async fn sleep(time: Duration) {
         other: Some(Box::new(spec)),
     };
     // SAFETY: the timespec is in `keep`. The only results are ETIME and cancellation.
-    let _ = unsafe { submit(wide(entry), keep) }.await;
+    let _ = unsafe { submit(Sqe::from(entry), keep) }.await;
 }
 
 #[cfg(test)]
@@ -392,7 +392,7 @@ mod tests {
                 let ptr = memory.parts()[0].as_ptr();
                 let read = opcode::Read::new(types::Fd(reader.as_raw_fd()), ptr, 4096).build();
                 // SAFETY: the memory is in `keep`.
-                drop(unsafe { submit(wide(read), keep) });
+                drop(unsafe { submit(Sqe::from(read), keep) });
                 sleep(Duration::from_micros(10)).await;
             }
             writer.write_all(b"x").unwrap();

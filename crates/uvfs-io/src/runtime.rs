@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
-use io_uring::squeue::Flags;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -603,9 +602,4 @@ impl Drop for Op {
             self.core.cancel(self.key);
         }
     }
-}
-
-/// Sets flags of an entry made by the `io_uring` crate and widens it.
-pub(crate) fn wide(entry: squeue::Entry) -> Sqe {
-    Sqe::from(entry.flags(Flags::empty()))
 }

@@ -285,7 +285,7 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, node, fh)
     }
 
-    /// statx(2) with the STATX_* `mask`. The session falls back to `getattr` on ENOSYS.
+    /// statx(2) with the STATX_* `mask`. On ENOSYS the kernel asks by `getattr` from then on.
     async fn statx(
         &self,
         cx: &Context,
