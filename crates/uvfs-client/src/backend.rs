@@ -186,6 +186,11 @@ pub trait Backend: Send + Sync + 'static {
     /// it. It may return early: the caller then sleeps until a request ends.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {}
 
+    /// Does some of the work that was submitted, until `done` says so, if the backend works in
+    /// this process. Unlike [`Backend::poll`] it never uses up time for nothing: whoever calls
+    /// this has long to wait.
+    fn help(&self, done: &mut dyn FnMut() -> bool) {}
+
     /// Finds a name.
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         unsupported()

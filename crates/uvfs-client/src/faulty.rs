@@ -186,6 +186,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
         self.inner.poll(done);
     }
+    fn help(&self, done: &mut dyn FnMut() -> bool) {
+        self.inner.help(done);
+    }
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         self.inner.lookup(parent, name)
     }

@@ -43,8 +43,30 @@ struct Nodes {
     next_handle: u64,
 }
 
-/// Requests with the file of each, and whether the workers are to end.
-type Queue = (VecDeque<(Request, Arc<OwnedFd>)>, bool);
+/// A request and its file.
+type Task = (Request, Arc<OwnedFd>);
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Task>,
+    /// Files that a write is under way to. The host lets one in at a time: a second thread there
+    /// would burn its time waiting.
+    writing: Vec<NodeId>,
+    /// The workers are to end.
+    stop: bool,
+}
+
+impl Queue {
+    fn take(&mut self) -> Option<Task> {
+        let free = |(r, _): &Task| r.op == Op::Read || !self.writing.contains(&r.node);
+        let at = self.waiting.iter().position(free)?;
+        let task = self.waiting.remove(at)?;
+        if task.0.op == Op::Write {
+            self.writing.push(task.0.node);
+        }
+        Some(task)
+    }
+}
 
 #[derive(Default)]
 struct Engine {
@@ -205,24 +227,38 @@ fn attr_of(fd: &OwnedFd) -> io::Result<Attr> {
 impl Engine {
     fn work(&self) {
         loop {
-            let (request, fd) = {
+            let task = {
                 let mut queue = lock(&self.queue);
                 loop {
-                    if let Some(next) = queue.0.pop_front() {
-                        break next;
+                    if let Some(task) = queue.take() {
+                        break task;
                     }
-                    if queue.1 {
+                    if queue.stop && queue.waiting.is_empty() {
                         return;
                     }
                     queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
                 }
             };
-            self.run(request, &fd);
+            self.run(task);
         }
     }
 
-    fn run(&self, request: Request, fd: &OwnedFd) {
-        let result = self.transfer(&request, fd);
+    /// Does a request that [`Queue::take`] gave.
+    fn run(&self, (request, fd): Task) {
+        let result = self.transfer(&request, &fd);
+        if request.op == Op::Write {
+            let mut queue = lock(&self.queue);
+            let at = queue.writing.iter().position(|&n| n == request.node);
+            queue
+                .writing
+                .swap_remove(at.expect("noted when it was taken"));
+            // What waited for this file may find all workers asleep.
+            let more = queue.waiting.iter().any(|(r, _)| r.node == request.node);
+            drop(queue);
+            if more {
+                self.more.notify_one();
+            }
+        }
         (request.done)(result);
     }
 
@@ -281,7 +317,7 @@ impl Engine {
 
 impl Drop for LocalStore {
     fn drop(&mut self) {
-        lock(&self.engine.queue).1 = true;
+        lock(&self.engine.queue).stop = true;
         self.engine.more.notify_all();
         for worker in self.workers.drain(..) {
             // The last reference may go in a worker, which cannot wait for itself.
@@ -314,12 +350,26 @@ impl Backend for LocalStore {
         }
         if self.workers.is_empty() {
             for (request, fd) in ready {
-                self.engine.run(request, &fd);
+                let result = self.engine.transfer(&request, &fd);
+                (request.done)(result);
             }
             return;
         }
-        lock(&self.engine.queue).0.extend(ready);
+        lock(&self.engine.queue).waiting.extend(ready);
         self.engine.more.notify_all();
+    }
+
+    fn poll(&self, done: &mut dyn FnMut() -> bool) {
+        self.help(done);
+    }
+
+    fn help(&self, done: &mut dyn FnMut() -> bool) {
+        while !done() {
+            let Some(task) = lock(&self.engine.queue).take() else {
+                return;
+            };
+            self.engine.run(task);
+        }
     }
 
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {

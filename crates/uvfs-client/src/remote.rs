@@ -285,7 +285,6 @@ impl Shared {
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Waiting, i32, usize, u32)> = Vec::new();
-        let mut inline = [0; INLINE_SIZE];
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -307,6 +306,7 @@ impl Shared {
                         match &waiting {
                             Waiting::Call(answer, in_segs) => {
                                 let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
+                                let mut inline = [0; INLINE_SIZE];
                                 self.queue.reply(id, &mut header, &mut inline[..n]);
                                 *lock(answer) =
                                     Some(take_reply(out.error, *in_segs, len, &inline[..n]));

@@ -99,6 +99,13 @@ impl Fill {
     }
 }
 
+/// Pages that a write made dirty, and those of them that no request was writing.
+#[derive(Default)]
+struct Dirtied {
+    pages: u64,
+    idle: u64,
+}
+
 /// What a write has to have before it can go on.
 enum Need {
     Pages,
@@ -536,7 +543,7 @@ impl Inode {
         let mut done = 0;
         loop {
             self.cache.throttle(self)?;
-            let mut dirtied = 0;
+            let mut dirtied = Dirtied::default();
             let mut st = self.state();
             let need = self.copy_in(
                 &mut st,
@@ -547,18 +554,20 @@ impl Inode {
                 &mut dirtied,
                 dontcache,
             );
-            if dirtied > 0 {
-                st.dirty += dirtied;
+            if dirtied.pages > 0 {
+                st.dirty += dirtied.pages;
+                // Under the lock: nobody can have written them yet.
+                self.cache.add_dirty(dirtied.idle);
                 if st.dirtied_at.is_none() {
                     st.dirtied_at = Some(Instant::now());
                 }
             }
-            let enough = st.dirty * PAGE >= self.cache.limits.max_write as u64;
+            let enough = st.dirty > self.cache.request_pages() as u64;
             drop(st);
             match need {
                 None => {
-                    if dirtied > 0 && enough && self.cache.above_background() {
-                        self.write_batch(2);
+                    if dirtied.pages > 0 && enough && self.cache.above_background() {
+                        self.write_full();
                     }
                     return Ok(());
                 }
@@ -588,7 +597,7 @@ impl Inode {
         offset: u64,
         buf: &[u8],
         done: &mut usize,
-        dirtied: &mut u64,
+        dirtied: &mut Dirtied,
         dontcache: bool,
     ) -> Option<Need> {
         let arena = &self.cache.arena;
@@ -650,10 +659,8 @@ impl Inode {
             if !chunk.dirty.get(i) {
                 chunk.dirty.set(i);
                 arena.set_handle(page, handle.fh);
-                *dirtied += 1;
-                if !chunk.writeback.get(i) {
-                    self.cache.add_dirty(1);
-                }
+                dirtied.pages += 1;
+                dirtied.idle += u64::from(!chunk.writeback.get(i));
             }
             arena.set_ranges(page, ranges);
             *done += n;

@@ -108,6 +108,8 @@ pub(crate) struct Cache {
     clock: Mutex<VecDeque<Weak<Inode>>>,
     /// Pages were freed, or dirty ones written.
     pub(crate) changed: Event,
+    /// Throttled writers may go on.
+    room: Event,
     kick: (Mutex<bool>, Condvar),
     peak: AtomicU64,
     stop: AtomicBool,
@@ -143,6 +145,7 @@ impl Cache {
             inodes: Mutex::default(),
             clock: Mutex::default(),
             changed: Event::default(),
+            room: Event::default(),
             kick: (Mutex::new(false), Condvar::new()),
             peak: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -294,6 +297,8 @@ impl Cache {
         }
         let n = pages.len();
         self.counters.reclaimed_pages(n as u64);
+        // Taken from the end, they ascend: neighbours make one long segment.
+        pages.reverse();
         if discard {
             pages.iter().for_each(|&p| self.arena.discard(p));
         }
@@ -303,8 +308,15 @@ impl Cache {
 
     // Dirty pages.
 
-    pub(super) fn add_dirty(&self, pages: u64) -> u64 {
-        self.dirty.fetch_add(pages, Ordering::Relaxed) + pages
+    /// The most pages of a writeback request.
+    pub(super) fn request_pages(&self) -> usize {
+        (self.limits.max_write / PAGE_SIZE).clamp(1, 256)
+    }
+
+    pub(super) fn add_dirty(&self, pages: u64) {
+        if pages > 0 {
+            self.dirty.fetch_add(pages, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn sub_dirty(&self, pages: u64) {
@@ -316,6 +328,21 @@ impl Cache {
 
     pub(super) fn above_background(&self) -> bool {
         self.dirty.load(Ordering::Relaxed) > self.background_limit
+    }
+
+    /// Whether a writer that was throttled may go on: somewhat below the limit, so that it sleeps
+    /// once for several requests and not once for each.
+    fn has_room(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) <= self.dirty_limit - self.dirty_limit / 8
+    }
+
+    /// Dirty pages have been written.
+    pub(super) fn cleaned(&self, pages: u64) {
+        self.sub_dirty(pages);
+        if self.has_room() {
+            self.room.notify();
+        }
+        self.changed.notify();
     }
 
     pub(super) fn above_limit(&self) -> bool {
@@ -337,7 +364,10 @@ impl Cache {
         self.counters.throttles(1);
         let mut forced = 0;
         loop {
-            let mut started = inode.write_batch(4);
+            let mut started = inode.write_full();
+            if !started && !inode.under_writeback() {
+                started = inode.write_batch(4);
+            }
             if !started && forced < 2 && inode.failing().is_some() && !inode.under_writeback() {
                 // It failed a moment ago: worth another try before the writer is told.
                 forced += 1;
@@ -353,18 +383,10 @@ impl Cache {
                 }
                 self.wake_flusher();
             }
-            let below = || (!self.above_limit()).then_some(());
-            let mut ok = false;
-            self.backend.poll(&mut || {
-                ok = below().is_some();
-                ok
-            });
-            if ok
-                || self
-                    .changed
-                    .wait_timeout(below, Duration::from_millis(20))
-                    .is_some()
-            {
+            let room = || self.has_room().then_some(());
+            self.backend.help(&mut || self.has_room());
+            let waited = self.room.wait_timeout(room, Duration::from_millis(20));
+            if waited.is_some() {
                 return Ok(());
             }
         }

@@ -15,6 +15,8 @@ use crate::backend::{Op, Request};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// How long background writeback leaves an inode alone after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The most requests that [`Inode::write_full`] starts at once: dirty pages may lie far apart.
+const FULL_BATCH: usize = 16;
 
 /// A writeback request under way.
 #[derive(Debug)]
@@ -73,9 +75,15 @@ struct Started {
 }
 
 impl Inode {
-    /// Makes requests of the dirty pages in `first..=last`, at most `max`; one lock acquisition
-    /// for all of them.
-    fn start_writeback(self: &Arc<Self>, first: u64, last: u64, max: usize) -> Started {
+    /// Makes requests of the dirty pages in `first..=last`, at most `max` and none once `budget`
+    /// pages are in them; one lock acquisition for all of them.
+    fn start_writeback(
+        self: &Arc<Self>,
+        first: u64,
+        last: u64,
+        max: usize,
+        budget: u64,
+    ) -> Started {
         let mut started = Started::default();
         self.cache.counters.writeback_locks(1);
         let mut st = self.state();
@@ -90,7 +98,7 @@ impl Inode {
         let Some(handle) = st.writer.clone() else {
             return started;
         };
-        let max_pages = (self.cache.limits.max_write / PAGE_SIZE).clamp(1, 256);
+        let max_pages = self.cache.request_pages();
         let mut pages = 0;
         let mut next = st.chunks.next(first / CHUNK_PAGES as u64);
         'chunks: while let Some(ci) = next {
@@ -108,7 +116,7 @@ impl Inode {
             started.busy |= chunk.dirty.without(&ready).any_in(lo, hi);
             let mut at = lo;
             while let Some(from) = ready.next(at, hi) {
-                if started.batch.len() >= max {
+                if started.batch.len() >= max || pages >= budget {
                     break 'chunks;
                 }
                 // A run of pages whose dirty bytes meet.
@@ -266,25 +274,36 @@ impl Inode {
         let writer = if last { st.writer.take() } else { None };
         drop(guard);
         drop(writer);
-        self.cache.sub_dirty(cleaned);
         self.cache.free(&mut freed);
         self.event.notify();
-        self.cache.changed.notify();
+        self.cache.cleaned(cleaned);
     }
 
     /// Starts up to `max` requests where the last batch ended; says whether there were any. Leaves
     /// an inode alone whose writeback has just failed.
     pub(super) fn write_batch(self: &Arc<Self>, max: usize) -> bool {
-        let cursor = {
+        self.write_some(max, |_| u64::MAX)
+    }
+
+    /// As [`Inode::write_batch`], but only as many pages as fill whole requests: the page that a
+    /// writer is filling stays, instead of going in several small ones.
+    pub(super) fn write_full(self: &Arc<Self>) -> bool {
+        let full = self.cache.request_pages() as u64;
+        self.write_some(FULL_BATCH, |dirty| dirty / full * full)
+    }
+
+    fn write_some(self: &Arc<Self>, max: usize, budget: impl Fn(u64) -> u64) -> bool {
+        let (cursor, budget) = {
             let st = self.read_state();
-            if st.dirty == 0 || st.retry_at.is_some_and(|t| t > Instant::now()) {
+            let budget = budget(st.dirty);
+            if st.dirty == 0 || budget == 0 || st.retry_at.is_some_and(|t| t > Instant::now()) {
                 return false;
             }
-            st.cursor
+            (st.cursor, budget)
         };
-        let mut batch = self.start_writeback(cursor, u64::MAX, max).batch;
+        let mut batch = self.start_writeback(cursor, u64::MAX, max, budget).batch;
         if batch.is_empty() && cursor > 0 {
-            batch = self.start_writeback(0, u64::MAX, max).batch;
+            batch = self.start_writeback(0, u64::MAX, max, budget).batch;
         }
         let any = !batch.is_empty();
         if any {
@@ -316,7 +335,9 @@ impl Inode {
 
     /// Starts writeback of a range without waiting for it (an uncached write, an old page).
     pub(crate) fn write_range(self: &Arc<Self>, first: u64, last: u64) {
-        let mut batch = self.start_writeback(first, last, usize::MAX).batch;
+        let mut batch = self
+            .start_writeback(first, last, usize::MAX, u64::MAX)
+            .batch;
         if !batch.is_empty() {
             self.cache.backend.submit(&mut batch);
         }
@@ -344,7 +365,8 @@ impl Inode {
         let errors = AtomicU64::new(self.errors.0.load(Ordering::Acquire) & !SEEN);
         let mut pass = 0;
         loop {
-            let Started { mut batch, busy } = self.start_writeback(first, last, usize::MAX);
+            let Started { mut batch, busy } =
+                self.start_writeback(first, last, usize::MAX, u64::MAX);
             if !batch.is_empty() {
                 self.cache.backend.submit(&mut batch);
             }
