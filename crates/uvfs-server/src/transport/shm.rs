@@ -427,6 +427,8 @@ impl<F: FileSystem> Client<F> {
             input,
             room,
         };
+        // One thread serves a whole client: what it sends together goes to the host side by side.
+        runtime::hand_over_large(self.busy.get() > 1);
         let answer = match self.may(&slot) {
             Ok(()) => serve(&self.session, &self.stats, &slot).await,
             Err(errno) => Answer::Error(errno),
