@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
@@ -43,6 +44,9 @@ struct Nodes {
     next_handle: u64,
 }
 
+/// Leaves nothing in the host's page cache (Linux 6.14).
+const RWF_DONTCACHE: i32 = 0x80;
+
 /// Requests with the file of each, and whether the workers are to end.
 type Queue = (VecDeque<(Request, Arc<OwnedFd>)>, bool);
 
@@ -51,6 +55,8 @@ struct Engine {
     arena: OnceLock<Arc<Arena>>,
     queue: Mutex<Queue>,
     more: Condvar,
+    /// The host can't do RWF_DONTCACHE here; found at the first try.
+    no_dontcache: AtomicBool,
 }
 
 impl std::fmt::Debug for LocalStore {
@@ -244,18 +250,24 @@ impl Engine {
             let n = rest.len().min(1024) as i32;
             let offset =
                 i64::try_from(request.offset + done as u64).map_err(|_| errno(libc::EFBIG))?;
+            let dontcache = request.dontcache && !self.no_dontcache.load(Ordering::Relaxed);
+            let flags = if dontcache { RWF_DONTCACHE } else { 0 };
             // SAFETY: every vector lies in the arena's mapping (`ptr` checked it), which lives as
             // long as `arena`; the kernel copies, so concurrent changes of the shared bytes are
             // as harmless as from any other process.
             let moved = unsafe {
                 match request.op {
-                    Op::Read => libc::preadv(fd.as_raw_fd(), rest.as_ptr(), n, offset),
-                    Op::Write => libc::pwritev(fd.as_raw_fd(), rest.as_ptr(), n, offset),
+                    Op::Read => libc::preadv2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
+                    Op::Write => libc::pwritev2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
                 }
             };
             if moved < 0 {
                 let error = io::Error::last_os_error();
                 if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                if dontcache && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+                    self.no_dontcache.store(true, Ordering::Relaxed);
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(error) };

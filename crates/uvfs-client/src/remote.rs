@@ -558,6 +558,11 @@ impl Backend for Server {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
+                        read_flags: if r.dontcache {
+                            abi::ReadFlags::DONTCACHE.bits()
+                        } else {
+                            0
+                        },
                         ..Default::default()
                     };
                     let from = Direction::FromServer;
@@ -565,16 +570,14 @@ impl Backend for Server {
                     shared.send(id, Opcode::Read, r.node, op, &[], &r.segs, from, waiting);
                 }
                 Op::Write => {
-                    let flags = if r.writeback {
-                        abi::WriteFlags::CACHE.bits()
-                    } else {
-                        0
-                    };
+                    let mut flags = abi::WriteFlags::empty();
+                    flags.set(abi::WriteFlags::CACHE, r.writeback);
+                    flags.set(abi::WriteFlags::DONTCACHE, r.dontcache);
                     let op = abi::WriteIn {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
-                        write_flags: flags,
+                        write_flags: flags.bits(),
                         ..Default::default()
                     };
                     let (to, op) = (Direction::ToServer, op.as_bytes());

@@ -5,6 +5,7 @@
 //! calls the handler of the [`FileSystem`] and turns what it gives into an answer. All of a
 //! request's handling stays on its queue's thread.
 
+mod behind;
 pub mod control;
 mod dispatch;
 pub mod fs;

@@ -346,7 +346,8 @@ impl Inode {
             let chunk = st.chunks.get_or_insert(ci);
             let skip = chunk.uptodate.get(i) || chunk.reading.get(i);
             if skip || run.len() >= max_pages {
-                self.fill_request(handle, run_at, std::mem::take(&mut run), &fill, &mut batch);
+                let run = std::mem::take(&mut run);
+                self.fill_request(handle, run_at, run, dropbehind, &fill, &mut batch);
             }
             if skip {
                 continue;
@@ -370,7 +371,7 @@ impl Inode {
             }
             run.push((page, valid));
         }
-        self.fill_request(handle, run_at, run, &fill, &mut batch);
+        self.fill_request(handle, run_at, run, dropbehind, &fill, &mut batch);
         drop(st);
         self.cache.free(&mut pages);
         if !batch.is_empty() {
@@ -385,6 +386,7 @@ impl Inode {
         handle: &Arc<Handle>,
         first: u64,
         run: Vec<(u32, Span)>,
+        dontcache: bool,
         fill: &Arc<Fill>,
         batch: &mut Vec<Request>,
     ) {
@@ -404,7 +406,7 @@ impl Inode {
             offset: first * PAGE,
             len: run.len() * PAGE_SIZE,
             segs,
-            dontcache: false,
+            dontcache,
             writeback: false,
             done: Box::new(move |result| {
                 inode.end_fill(first, &run, result, &fill);

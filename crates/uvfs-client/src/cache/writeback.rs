@@ -111,7 +111,8 @@ impl Inode {
                 if started.batch.len() >= max {
                     break 'chunks;
                 }
-                // A run of pages whose dirty bytes meet.
+                // A run of pages whose dirty bytes meet, and that stay or go alike.
+                let dontcache = chunk.dropbehind.get(from);
                 let mut to = from;
                 let mut segs = Vec::new();
                 let (mut len, mut offset) = (0, 0);
@@ -135,6 +136,7 @@ impl Inode {
                         && to < hi
                         && to + 1 - from < max_pages
                         && ready.get(to + 1)
+                        && chunk.dropbehind.get(to + 1) == dontcache
                         && self.cache.arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
                     if !more {
                         break;
@@ -153,7 +155,6 @@ impl Inode {
                     first: base + from as u64,
                     last: base + to as u64,
                 });
-                let dontcache = chunk.dropbehind.get(from);
                 let (inode, handle) = (self.clone(), handle.clone());
                 started.batch.push(Request {
                     op: Op::Write,
