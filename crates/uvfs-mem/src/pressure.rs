@@ -251,6 +251,45 @@ impl Watch {
     }
 }
 
+/// How much more memory there is to take: a cache that grows asks now and then. A [`Monitor`] alone
+/// comes too late for one that grows by gigabytes in a second.
+pub struct Room {
+    usage: Option<Usage>,
+    meminfo: PathBuf,
+    cgroup_percent: u64,
+    available_percent: u64,
+}
+
+impl Room {
+    /// As a [`Monitor`] of this configuration sees it.
+    pub fn new(config: &MonitorConfig) -> Self {
+        Self {
+            usage: config.cgroup.as_deref().and_then(Usage::find),
+            meminfo: config.meminfo.clone(),
+            cgroup_percent: config.cgroup_percent,
+            available_percent: config.available_percent,
+        }
+    }
+
+    /// Bytes that can be taken before there is pressure; `u64::MAX` where nothing is known.
+    pub fn bytes(&self) -> u64 {
+        let group = self.usage.as_ref().and_then(Usage::used_and_limit);
+        let group = group.map_or(u64::MAX, |(used, limit)| {
+            (limit / 100)
+                .saturating_mul(self.cgroup_percent)
+                .saturating_sub(used)
+        });
+        let text = fs::read_to_string(&self.meminfo).unwrap_or_default();
+        let machine = field(&text, "MemTotal").zip(field(&text, "MemAvailable"));
+        let machine = machine.map_or(u64::MAX, |(total, available)| {
+            available
+                .saturating_sub(total / 100 * self.available_percent)
+                .saturating_mul(1024)
+        });
+        group.min(machine)
+    }
+}
+
 /// A PSI file with our trigger written to it, or `None` where that does not work.
 fn trigger(path: &Path, config: &MonitorConfig) -> Option<File> {
     let mut file = OpenOptions::new()
@@ -312,18 +351,22 @@ impl Usage {
 
     /// Used part of the limit in percent, page cache not counted; 0 without a limit.
     fn percent(&self) -> Option<u64> {
+        let (used, limit) = self.used_and_limit()?;
+        Some((u128::from(used) * 100 / u128::from(limit.max(1))) as u64)
+    }
+
+    /// Bytes used, page cache not counted, and the limit; that is `u64::MAX` without one.
+    fn used_and_limit(&self) -> Option<(u64, u64)> {
         // Files that hold "max" are no limit.
-        let Some(limit) = self.limits.iter().filter_map(|path| number(path)).min() else {
-            return Some(0);
-        };
+        let limits = self.limits.iter().filter_map(|path| number(path));
+        let limit = limits.min().unwrap_or(u64::MAX);
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
         let cache: u64 = self
             .page_cache
             .iter()
             .filter_map(|key| field(&stat, key))
             .sum();
-        let used = number(&self.current)?.saturating_sub(cache);
-        Some((u128::from(used) * 100 / u128::from(limit.max(1))) as u64)
+        Some((number(&self.current)?.saturating_sub(cache), limit))
     }
 }
 
@@ -457,6 +500,24 @@ mod tests {
             fs::rename(dir.path().join("new"), dir.path().join(stat)).unwrap();
             until("pool shrinks", || pool.count() < 1000);
         }
+    }
+
+    #[test]
+    fn room_is_what_the_group_and_the_machine_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut config, ..) = machine(dir.path());
+        // A tenth of 1000 kB stays, in whole hundredths.
+        assert_eq!(Room::new(&config).bytes(), 400 << 10);
+        fs::write(dir.path().join("memory.current"), "3000\n").unwrap();
+        fs::write(dir.path().join("memory.max"), "10000\n").unwrap();
+        fs::write(dir.path().join("memory.stat"), "active_file 500\n").unwrap();
+        config.cgroup = Some(dir.path().into());
+        assert_eq!(Room::new(&config).bytes(), 8500 - 2500);
+        fs::write(dir.path().join("memory.max"), "max\n").unwrap();
+        assert_eq!(Room::new(&config).bytes(), 400 << 10);
+        config.cgroup = None;
+        config.meminfo = dir.path().join("absent");
+        assert_eq!(Room::new(&config).bytes(), u64::MAX);
     }
 
     #[test]

@@ -282,9 +282,8 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.release_backing(&file.inode, file.backed);
-        if self.options.host_locks {
-            self.drop_locks_by(&file.inode, fh);
-        }
+        // Clients lock by handle whether the kernel asks us for locks or not.
+        self.drop_locks_by(&file.inode, fh);
         Ok(())
     }
 

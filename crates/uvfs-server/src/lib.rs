@@ -22,4 +22,4 @@ pub use dispatch::CONTROL_XATTR;
 pub use fs::{Errno, FileSystem};
 pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
-pub use transport::shm::{ClientLimits, Clients};
+pub use transport::shm::{ClientLimits, Clients, InProcess, in_process};
