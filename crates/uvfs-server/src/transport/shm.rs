@@ -44,7 +44,7 @@ use crate::transport::serve;
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Numbers of clients' requests have this bit, which the kernel's never have.
-const OURS: u64 = 1 << 62;
+pub(crate) const OURS: u64 = 1 << 62;
 
 /// What one server allows its clients.
 #[derive(Clone, Copy, Debug)]
