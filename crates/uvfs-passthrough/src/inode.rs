@@ -70,10 +70,10 @@ pub(crate) struct BackingUse {
 /// What changes in an inode.
 #[derive(Default)]
 pub(crate) struct State {
-    /// An O_PATH descriptor, in the cache unless `pinned`.
+    /// An O_PATH descriptor in the cache.
     fd: Option<Arc<OwnedFd>>,
-    /// The descriptor stays until the inode is forgotten.
-    pinned: bool,
+    /// An O_PATH descriptor of an inode that has lost its last name.
+    kept: Option<Arc<OwnedFd>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
@@ -103,9 +103,7 @@ impl Inode {
 
     /// Closes the cached descriptor, outside the lock.
     fn drop_fd(&self) {
-        let mut state = self.state();
-        let fd = if state.pinned { None } else { state.fd.take() };
-        drop(state);
+        let fd = self.state().fd.take();
         drop(fd);
     }
 
@@ -194,6 +192,12 @@ impl Inodes {
         let inode = shard.by_key.get(key)?.0.clone();
         shard.slots.get(inode.node)?.lookups += 1;
         Some(inode)
+    }
+
+    /// The inode with this key, if the kernel knows it. Counts nothing.
+    fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
+        let shard = lock(&self.shards[self.shard(key)]);
+        shard.by_key.get(key).map(|inode| inode.0.clone())
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -330,6 +334,68 @@ impl PathFds {
     }
 }
 
+/// Descriptors of inodes whose last name was removed through the mount, kept for those who still
+/// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
+/// mostly at once, or when there are too many, oldest first.
+pub(crate) struct Removed {
+    queue: Mutex<VecDeque<Weak<Inode>>>,
+    /// How many the queue may hold, forgotten ones included.
+    capacity: usize,
+}
+
+impl Removed {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            queue: Mutex::default(),
+            capacity,
+        }
+    }
+
+    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+        {
+            let mut state = inode.state();
+            if state.kept.is_some() {
+                return;
+            }
+            state.kept = Some(Arc::new(fd));
+        }
+        let mut too_many = VecDeque::new();
+        {
+            let mut queue = lock(&self.queue);
+            queue.push_back(Arc::downgrade(inode));
+            if queue.len() > self.capacity {
+                queue.retain(|inode| inode.strong_count() > 0);
+                // Half stay, so that this is done once in many times.
+                let excess = queue.len().saturating_sub(self.capacity / 2);
+                too_many.extend(queue.drain(..excess));
+            }
+        }
+        Self::close(&too_many);
+    }
+
+    /// Closes all. Whether there was one.
+    pub(crate) fn clear(&self) -> bool {
+        let queue = std::mem::take(&mut *lock(&self.queue));
+        Self::close(&queue)
+    }
+
+    fn close(inodes: &VecDeque<Weak<Inode>>) -> bool {
+        let mut closed = false;
+        for inode in inodes.iter().filter_map(Weak::upgrade) {
+            let kept = inode.state().kept.take();
+            closed |= kept.is_some();
+        }
+        closed
+    }
+}
+
+/// A name that is about to be removed.
+pub(crate) struct Leaving {
+    fd: OwnedFd,
+    handle: FileHandle,
+    mount: u64,
+}
+
 /// A descriptor that stands for an inode, O_PATH or not, for the length of a call.
 pub(crate) enum PathFd {
     Held(Arc<Inode>),
@@ -452,6 +518,9 @@ impl Passthrough {
         }
         {
             let state = inode.state();
+            if let Some(fd) = &state.kept {
+                return Ok(PathFd::Cached(fd.clone()));
+            }
             if let Some(fd) = &state.fd {
                 inode.used.store(true, Ordering::Relaxed);
                 return Ok(PathFd::Cached(fd.clone()));
@@ -492,7 +561,8 @@ impl Passthrough {
                 Err(Errno::STALE) => {
                     // Some file systems find no handle of a file whose last name is gone.
                     let state = inode.state();
-                    let (open, fd) = (state.open.upgrade(), state.fd.clone());
+                    let open = state.open.upgrade();
+                    let fd = state.kept.clone().or_else(|| state.fd.clone());
                     drop(state);
                     match (open, fd) {
                         (Some(file), _) => sys::reopen(file.as_fd(), flags),
@@ -506,6 +576,7 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
+                self.removed.clear();
                 attempt()
             }
             result => result,
@@ -518,6 +589,7 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
+                self.removed.clear();
                 attempt()
             }
             result => result,
@@ -652,12 +724,45 @@ impl Passthrough {
         })
     }
 
-    /// Keeps a removed directory reachable for those who are still in it, until it is forgotten.
-    pub(crate) fn pin(&self, inode: &Arc<Inode>, fd: OwnedFd) {
-        if inode.held.is_none() {
-            let mut state = inode.state();
-            state.fd.get_or_insert_with(|| Arc::new(fd));
-            state.pinned = true;
+    /// To be called before a name is removed, and given to `keep_removed` afterwards.
+    pub(crate) fn leaving(
+        &self,
+        parent: &Arc<Inode>,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Option<Leaving> {
+        // Elsewhere every inode holds a descriptor.
+        parent.mount.fd.as_ref()?;
+        let fd = self.open_name(dir, name).ok()?;
+        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+        Some(Leaving { fd, handle, mount })
+    }
+
+    /// Keeps what lost its last name reachable for those who still are in or at it.
+    pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) {
+        let Some(Leaving { fd, handle, mount }) = leaving else {
+            return;
+        };
+        let Ok(st) = sys::stat(fd.as_fd()) else {
+            return;
+        };
+        let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+        if st.stx_nlink > 0 && !is_dir {
+            return;
         }
+        let key = Key {
+            mount,
+            device: (st.stx_dev_major, st.stx_dev_minor),
+            ino: st.stx_ino,
+            handle: Some(handle),
+        };
+        if let Some(inode) = self.inodes.peek(&key) {
+            self.removed.keep(&inode, fd);
+        }
+    }
+
+    /// Whether trying again may help: what is kept of removed files also keeps its space from being used.
+    pub(crate) fn makes_room(&self, errno: Errno) -> bool {
+        matches!(errno, Errno::NOSPC | Errno::DQUOT) && self.removed.clear()
     }
 }
