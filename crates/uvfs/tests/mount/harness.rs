@@ -233,6 +233,11 @@ impl Running {
         let _ = rustix::process::kill_process(pid, signal);
     }
 
+    /// What it has written to standard output so far.
+    pub fn stdout(&self) -> String {
+        self.read("out")
+    }
+
     /// What it has written to standard error so far.
     pub fn stderr(&self) -> String {
         self.read("err")

@@ -16,3 +16,4 @@ mod programs;
 mod scenes;
 mod semantics;
 mod tree;
+mod unprivileged;
