@@ -11,7 +11,8 @@ use std::ffi::CStr;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
@@ -72,8 +73,8 @@ pub(crate) struct BackingUse {
 pub(crate) struct State {
     /// An O_PATH descriptor in the cache.
     fd: Option<Arc<OwnedFd>>,
-    /// An O_PATH descriptor of an inode that has lost its last name.
-    kept: Option<Arc<OwnedFd>>,
+    /// Of an inode that has lost its last name.
+    kept: Option<Arc<Kept>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
@@ -341,24 +342,67 @@ pub(crate) struct Removed {
     queue: Mutex<VecDeque<Weak<Inode>>>,
     /// How many the queue may hold, forgotten ones included.
     capacity: usize,
+    open: Arc<OpenCount>,
 }
+
+/// How many descriptors are open, told when one has closed.
+#[derive(Default)]
+struct OpenCount {
+    count: Mutex<usize>,
+    closed: Condvar,
+}
+
+/// An O_PATH descriptor of an inode that has lost its last name.
+pub(crate) struct Kept {
+    /// Always there until it is dropped.
+    fd: Option<OwnedFd>,
+    open: Arc<OpenCount>,
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Some(fd) => fd.as_fd(),
+            None => unreachable!("only dropping takes it"),
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Counted until it has closed, which is when its file's space is free.
+        self.fd = None;
+        *lock(&self.open.count) -= 1;
+        self.open.closed.notify_all();
+    }
+}
+
+/// How long to wait for others to close descriptors, where space is wanted.
+const CLOSING: Duration = Duration::from_millis(100);
 
 impl Removed {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             queue: Mutex::default(),
             capacity,
+            open: Arc::default(),
         }
     }
 
     fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
-        {
+        let cached = {
             let mut state = inode.state();
             if state.kept.is_some() {
                 return;
             }
-            state.kept = Some(Arc::new(fd));
-        }
+            *lock(&self.open.count) += 1;
+            state.kept = Some(Arc::new(Kept {
+                fd: Some(fd),
+                open: self.open.clone(),
+            }));
+            state.fd.take()
+        };
+        drop(cached);
         let mut too_many = VecDeque::new();
         {
             let mut queue = lock(&self.queue);
@@ -373,19 +417,33 @@ impl Removed {
         Self::close(&too_many);
     }
 
-    /// Closes all. Whether there was one.
-    pub(crate) fn clear(&self) -> bool {
+    fn clear(&self) {
         let queue = std::mem::take(&mut *lock(&self.queue));
-        Self::close(&queue)
+        Self::close(&queue);
     }
 
-    fn close(inodes: &VecDeque<Weak<Inode>>) -> bool {
-        let mut closed = false;
+    fn close(inodes: &VecDeque<Weak<Inode>>) {
         for inode in inodes.iter().filter_map(Weak::upgrade) {
             let kept = inode.state().kept.take();
-            closed |= kept.is_some();
+            drop(kept);
         }
-        closed
+    }
+
+    /// Closes all, for the space of their files. Whether any has closed.
+    pub(crate) fn makes_room(&self) -> bool {
+        let before = *lock(&self.open.count);
+        if before == 0 {
+            return false;
+        }
+        self.clear();
+        // One that is being forgotten, or used, is another thread's to close.
+        let count = lock(&self.open.count);
+        let waited = self
+            .open
+            .closed
+            .wait_timeout_while(count, CLOSING, |count| *count >= before);
+        let (count, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        *count < before
     }
 }
 
@@ -400,6 +458,7 @@ pub(crate) struct Leaving {
 pub(crate) enum PathFd {
     Held(Arc<Inode>),
     Cached(Arc<OwnedFd>),
+    Kept(Arc<Kept>),
     Open(Arc<OpenFile>),
 }
 
@@ -411,6 +470,7 @@ impl AsFd for PathFd {
                 None => unreachable!("only made of an inode that holds one"),
             },
             PathFd::Cached(fd) => fd.as_fd(),
+            PathFd::Kept(kept) => kept.as_fd(),
             PathFd::Open(file) => file.as_fd(),
         }
     }
@@ -518,8 +578,8 @@ impl Passthrough {
         }
         {
             let state = inode.state();
-            if let Some(fd) = &state.kept {
-                return Ok(PathFd::Cached(fd.clone()));
+            if let Some(kept) = &state.kept {
+                return Ok(PathFd::Kept(kept.clone()));
             }
             if let Some(fd) = &state.fd {
                 inode.used.store(true, Ordering::Relaxed);
@@ -562,11 +622,12 @@ impl Passthrough {
                     // Some file systems find no handle of a file whose last name is gone.
                     let state = inode.state();
                     let open = state.open.upgrade();
-                    let fd = state.kept.clone().or_else(|| state.fd.clone());
+                    let (kept, fd) = (state.kept.clone(), state.fd.clone());
                     drop(state);
-                    match (open, fd) {
-                        (Some(file), _) => sys::reopen(file.as_fd(), flags),
-                        (_, Some(fd)) => sys::reopen(fd.as_fd(), flags),
+                    match (open, kept, fd) {
+                        (Some(file), _, _) => sys::reopen(file.as_fd(), flags),
+                        (_, Some(kept), _) => sys::reopen(kept.as_fd(), flags),
+                        (_, _, Some(fd)) => sys::reopen(fd.as_fd(), flags),
                         _ => Err(Errno::STALE),
                     }
                 }
@@ -763,6 +824,6 @@ impl Passthrough {
 
     /// Whether trying again may help: what is kept of removed files also keeps its space from being used.
     pub(crate) fn makes_room(&self, errno: Errno) -> bool {
-        matches!(errno, Errno::NOSPC | Errno::DQUOT) && self.removed.clear()
+        matches!(errno, Errno::NOSPC | Errno::DQUOT) && self.removed.makes_room()
     }
 }

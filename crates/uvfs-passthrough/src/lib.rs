@@ -439,7 +439,9 @@ impl FileSystem for Passthrough {
                 Err(errno) if self.makes_room(errno) => {}
                 // What was appended can't be taken back and done again.
                 Ok(done)
-                    if done < data.len() && !io::appends(how.flags) && self.removed.clear() => {}
+                    if done < data.len()
+                        && !io::appends(how.flags)
+                        && self.removed.makes_room() => {}
                 result => return result,
             }
         }

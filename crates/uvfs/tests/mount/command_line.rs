@@ -196,9 +196,7 @@ fn umount_by_somebody_else() {
         return;
     }
     let served = Served::new(&Serve::over(Transport::Dev));
-    let program = served.scratch.path("uvfs");
-    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = uvfs_for_all(&served.scratch);
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.arg(&program).arg("umount").arg(&served.mount.at);
@@ -309,10 +307,7 @@ fn no_permission() {
         scratch.dir("mount"),
         scratch.dir("empty"),
     );
-    // The build may be where other users cannot reach.
-    let program = scratch.path("uvfs");
-    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = uvfs_for_all(&scratch);
     let setpriv = "/usr/bin/setpriv";
     let as_nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let mut command = Command::new(setpriv);

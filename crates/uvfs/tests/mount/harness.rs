@@ -142,6 +142,18 @@ pub fn uvfs() -> Command {
     Command::new(env!("CARGO_BIN_EXE_uvfs"))
 }
 
+/// A copy of the command under test where every user can reach it.
+pub fn uvfs_for_all(scratch: &Scratch) -> PathBuf {
+    let copy = scratch.path("uvfs");
+    // Not copied by this process: a child that another thread starts meanwhile would have the copy
+    // open for writing for a moment, and it could not be executed.
+    run(Command::new("install")
+        .args(["-m", "755", env!("CARGO_BIN_EXE_uvfs")])
+        .arg(&copy))
+    .ok();
+    copy
+}
+
 /// Calls `done` until it is true; fails after [`SOON`].
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     assert!(wait_until(SOON, &mut done), "waited {SOON:?} for {what}");
