@@ -17,3 +17,4 @@ mod scenes;
 mod semantics;
 mod small_files;
 mod tree;
+mod unprivileged;
