@@ -5,10 +5,12 @@
 //! calls the handler of the [`FileSystem`] and turns what it gives into an answer. All of a
 //! request's handling stays on its queue's thread.
 
+mod coherence;
 pub mod control;
 mod dispatch;
 pub mod fs;
 pub mod interrupt;
+mod lease;
 pub mod mount;
 pub mod notify;
 pub mod server;

@@ -13,6 +13,7 @@ use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
+use crate::coherence::Coherence;
 use crate::fs::{Config, FileSystem};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
@@ -53,6 +54,8 @@ pub struct Session<F> {
     pub(crate) fs: F,
     pub(crate) options: SessionOptions,
     pub(crate) interrupts: interrupt::Table,
+    pub(crate) coherence: Coherence,
+    mounted: bool,
     device: Arc<OwnedFd>,
     negotiated: OnceLock<(Negotiated, u32)>,
     retrievals: Mutex<HashMap<u64, Retrieved>>,
@@ -102,6 +105,8 @@ impl<F: FileSystem> Session<F> {
             fs,
             options,
             interrupts: interrupt::Table::default(),
+            coherence: Coherence::default(),
+            mounted: true,
             device: Arc::new(device),
             negotiated: OnceLock::new(),
             retrievals: Mutex::default(),
@@ -133,7 +138,8 @@ impl<F: FileSystem> Session<F> {
             max_stack_depth: 0,
         };
         fs.init(&mut config)?;
-        let session = Self::new(fs, null.into(), options);
+        let mut session = Self::new(fs, null.into(), options);
+        session.mounted = false;
         let agreed = Negotiated {
             minor: abi::KERNEL_MINOR_VERSION,
             flags: config.wanted & offered,
@@ -331,6 +337,19 @@ impl<F: FileSystem> Session<F> {
 
     pub(crate) fn raw_device(&self) -> i32 {
         self.device.as_raw_fd()
+    }
+
+    /// Whether a kernel uses it.
+    pub(crate) fn is_mounted(&self) -> bool {
+        self.mounted
+    }
+
+    /// The counts of all queues.
+    pub(crate) fn queues(&self) -> Vec<Arc<QueueStats>> {
+        self.queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .clone()
     }
 
     /// Counts of a new queue.
