@@ -44,8 +44,6 @@ const TICK: Duration = Duration::from_millis(100);
 const MOST_DEADLINES: u32 = 12;
 /// Invalidations under way at once.
 const INVALIDATORS: usize = 8;
-/// Leases of one client.
-const MOST_LEASES: u64 = 1 << 16;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -73,7 +71,6 @@ pub(crate) struct Link {
     /// Milliseconds since `began` at which its last writeback ended.
     progress: AtomicU64,
     began: Instant,
-    leases: AtomicU64,
 }
 
 impl Link {
@@ -301,7 +298,6 @@ impl Coherence {
             deadline,
             progress: AtomicU64::new(0),
             began: Instant::now(),
-            leases: AtomicU64::new(0),
         });
         attached.links.insert(link.id, link.clone());
         self.tracking.store(true, Ordering::SeqCst);
@@ -530,10 +526,7 @@ impl Coherence {
         if self.kernel.get().is_some() && agreed.intersects(alone) {
             return Err(Duration::from_secs(3600));
         }
-        if link.is_over()
-            || link.leases.load(Ordering::Relaxed) >= MOST_LEASES
-            || !self.is_quiet(&session.queues())
-        {
+        if link.is_over() || !self.is_quiet(&session.queues()) {
             return Err(SOON);
         }
         let mounted = self.kernel.get();
@@ -551,7 +544,6 @@ impl Coherence {
             _ => return Err(SOON),
         };
         self.epoch.fetch_add(1, Ordering::SeqCst);
-        link.leases.fetch_add(1, Ordering::Relaxed);
         Ok(seq)
     }
 
