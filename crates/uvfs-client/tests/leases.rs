@@ -658,3 +658,35 @@ fn two_clients_and_a_mount_over_dev() {
 fn two_clients_and_a_mount_over_uring() {
     with_a_mount("uring");
 }
+
+#[test]
+fn a_mount_that_writes_back() {
+    let Some(mounted) = Mounted::over("writeback") else {
+        return;
+    };
+    let client = client(mounted.dir.path());
+    let kernel = mounted.kernel("f");
+    kernel.write(&[1; 20_000], 0, Flags::empty());
+    let file = client.open("f", rw()).unwrap();
+    assert_eq!(file.stat().unwrap().size, 20_000);
+    // In turns, without any change of the size.
+    let mut random = Random(3);
+    let mut model = vec![1; 20_000];
+    let users: [&dyn Use; 2] = [&*kernel, &file];
+    for op in 0..if full() { 3000 } else { 300 } {
+        let user = random.below(2) as usize;
+        let (at, len) = (random.below(15_000), 1 + random.below(5_000) as usize);
+        let range = at as usize..at as usize + len;
+        if random.below(2) == 0 {
+            let data = vec![random.below(256) as u8; len];
+            users[user].write(&data, at, Flags::empty());
+            model[range].copy_from_slice(&data);
+        } else {
+            let mut buf = vec![0; len];
+            assert_eq!(users[user].read(&mut buf, at, Flags::empty()), len);
+            assert!(buf == model[range], "op {op}: user {user} reads {len} at {at}");
+        }
+    }
+    drop(file);
+    drop(client);
+}

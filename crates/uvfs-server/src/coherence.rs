@@ -153,6 +153,8 @@ pub(crate) struct Coherence {
     epoch: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
+    /// The kernel keeps dirty pages (`-o writeback`).
+    writes_back: AtomicBool,
 }
 
 /// A request that waits for leases: until it is dropped, none is granted.
@@ -279,6 +281,7 @@ impl Coherence {
     pub(crate) fn attach(
         &self,
         kernel: Option<Notifier>,
+        agreed: InitFlags,
         queue: Arc<ServerQueue>,
         bell: Arc<File>,
         deadline: Duration,
@@ -286,6 +289,8 @@ impl Coherence {
         if let Some(notifier) = kernel {
             self.kernel
                 .get_or_init(|| Arc::new(Invalidator::new(notifier)));
+            let writes_back = agreed.contains(InitFlags::WRITEBACK_CACHE);
+            self.writes_back.store(writes_back, Ordering::Relaxed);
         }
         let mut attached = lock(&self.attached);
         attached.next += 1;
@@ -421,9 +426,21 @@ impl Coherence {
         let epoch = self.epoch();
         let mut entered = SmallVec::new();
         for (node, access) in touches(slot) {
+            if link.is_some() {
+                self.write_back(node).await;
+            }
             entered.push(self.enter(link, node, access).await?);
         }
         Ok(Under { entered, epoch })
+    }
+
+    /// Has the kernel write what it has dirty of a node, if it may have something.
+    async fn write_back(&self, node: u64) {
+        if self.writes_back.load(Ordering::Relaxed)
+            && let Some(kernel) = self.kernel.get()
+        {
+            kernel.inode(node, 0, 0).await;
+        }
     }
 
     /// Where attributes stand that are read now; see [`Coherence::may_keep`].
@@ -503,7 +520,9 @@ impl Coherence {
         slot: &Slot,
         node: u64,
     ) -> Option<abi::Attr> {
-        if self.shard(node).table.is_unknown(node) {
+        if self.writes_back.load(Ordering::Relaxed) {
+            self.write_back(node).await;
+        } else if self.shard(node).table.is_unknown(node) {
             return None;
         }
         let _entered = self.enter(link, node, Access::Look).await.ok()?;
@@ -529,22 +548,36 @@ impl Coherence {
         if link.is_over() || !self.is_quiet(&session.queues()) {
             return Err(SOON);
         }
-        let mounted = self.kernel.get();
+        let access = match mode {
+            Mode::Read => Access::Look,
+            Mode::Write => Access::Change,
+        };
+        let mut asked = self.ask(link, node, mode).await;
+        if asked.is_none() {
+            // Others' leases come back first. Somebody may be faster; then the caller does without.
+            let entered = self.enter(Some(link), node, access).await;
+            drop(entered.map_err(|_| SOON)?);
+            asked = self.ask(link, node, mode).await;
+        }
+        let seq = asked.ok_or(SOON)?;
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        Ok(seq)
+    }
+
+    async fn ask(&self, link: &Link, node: u64, mode: Mode) -> Option<u64> {
+        let kernel = self.kernel.get();
         let asked = self
             .shard(node)
             .table
-            .ask(node, link.id, mode, mounted.is_some());
-        let seq = match (asked, mounted) {
-            (Ask::Granted(seq), _) => seq,
+            .ask(node, link.id, mode, kernel.is_some());
+        match (asked, kernel) {
+            (Ask::Granted(seq), _) => Some(seq),
             (Ask::Invalidate, Some(kernel)) => {
                 kernel.inode(node, 0, 0).await;
-                let granted = self.shard(node).table.granted(node, link.id);
-                granted.ok_or(SOON)?
+                self.shard(node).table.granted(node, link.id)
             }
-            _ => return Err(SOON),
-        };
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        Ok(seq)
+            _ => None,
+        }
     }
 
     /// A lease comes back.

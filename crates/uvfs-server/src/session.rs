@@ -55,6 +55,7 @@ pub struct Session<F> {
     pub(crate) options: SessionOptions,
     pub(crate) interrupts: interrupt::Table,
     pub(crate) coherence: Coherence,
+    /// A kernel uses it.
     mounted: bool,
     device: Arc<OwnedFd>,
     negotiated: OnceLock<(Negotiated, u32)>,
@@ -339,9 +340,12 @@ impl<F: FileSystem> Session<F> {
         self.device.as_raw_fd()
     }
 
-    /// Whether a kernel uses it.
-    pub(crate) fn is_mounted(&self) -> bool {
+    /// Tells the kernel what to drop, if there is one; can't retrieve anything. Unlike
+    /// [`Session::notifier`] it does not keep the session.
+    pub(crate) fn invalidator(&self) -> Option<Notifier> {
+        let nobody: crate::notify::Register = Arc::new(|_, _| {});
         self.mounted
+            .then(|| Notifier::new(self.device.clone(), nobody))
     }
 
     /// The counts of all queues.

@@ -240,10 +240,13 @@ fn attend<F: FileSystem>(
     let runtime = Runtime::new(limits.wait)?;
     let queue = Arc::new(queue);
     let bell = Arc::new(File::from(bell));
-    let kernel = session.is_mounted().then(|| session.notifier());
-    let link = session
-        .coherence
-        .attach(kernel, queue.clone(), bell.clone(), limits.recall);
+    let link = session.coherence.attach(
+        session.invalidator(),
+        session.negotiated().flags,
+        queue.clone(),
+        bell.clone(),
+        limits.recall,
+    );
     let client = Rc::new(Client {
         link,
         session: session.clone(),
