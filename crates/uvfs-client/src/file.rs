@@ -1005,14 +1005,11 @@ impl Step<Vec<u8>> for BufferedRead {
                     let at = self.offset + self.done as u64;
                     let n = f.inode.direct_round(self.buf.len() - self.done);
                     self.fill = None;
-                    self.direct = Some(f.inode.start_direct(
-                        &f.handle,
-                        Op::Read,
-                        at,
-                        n,
-                        &[],
-                        self.dontcache,
-                    ));
+                    self.direct =
+                        Some(
+                            f.inode
+                                .start_direct(&f.handle, Op::Read, at, n, &[], self.dontcache),
+                        );
                     continue;
                 }
                 ReadStop::Full | ReadStop::Eof => break,

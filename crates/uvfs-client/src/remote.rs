@@ -186,7 +186,11 @@ impl Shared {
                 return Err(errno(libc::ENOTCONN));
             }
             // Recalls are answered even when all others wait for somebody else's.
-            let rest = if ANSWERS_RECALLS.get() { 0 } else { FOR_RECALLS };
+            let rest = if ANSWERS_RECALLS.get() {
+                0
+            } else {
+                FOR_RECALLS
+            };
             if let Some(id) = self.queue.reserve_leaving(rest) {
                 return Ok(id);
             }
@@ -608,7 +612,16 @@ impl Backend for Server {
                     };
                     let from = Direction::FromServer;
                     let op = op.as_bytes();
-                    shared.send(id, Opcode::Read as u32, r.node, op, &[], &r.segs, from, waiting);
+                    shared.send(
+                        id,
+                        Opcode::Read as u32,
+                        r.node,
+                        op,
+                        &[],
+                        &r.segs,
+                        from,
+                        waiting,
+                    );
                 }
                 Op::Write => {
                     let flags = if r.writeback {
@@ -624,7 +637,16 @@ impl Backend for Server {
                         ..Default::default()
                     };
                     let (to, op) = (Direction::ToServer, op.as_bytes());
-                    shared.send(id, Opcode::Write as u32, r.node, op, &[], &r.segs, to, waiting);
+                    shared.send(
+                        id,
+                        Opcode::Write as u32,
+                        r.node,
+                        op,
+                        &[],
+                        &r.segs,
+                        to,
+                        waiting,
+                    );
                 }
             }
         }

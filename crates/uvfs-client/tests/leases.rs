@@ -286,7 +286,11 @@ fn what_is_cached_is_cached() {
     let file = a.open("f", rw()).unwrap();
     file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
     let host = dir.path().join("data/f");
-    assert_eq!(std::fs::metadata(&host).unwrap().len(), 0, "not written yet");
+    assert_eq!(
+        std::fs::metadata(&host).unwrap().len(),
+        0,
+        "not written yet"
+    );
     // Another's look at it brings everything to light.
     assert_eq!(b.stat("f").unwrap().size, 10_000);
     assert_eq!(std::fs::read(&host).unwrap(), [1; 10_000]);
@@ -299,7 +303,13 @@ fn what_is_cached_is_cached() {
     file.read_at(&mut buf, 5, Flags::empty()).unwrap();
     assert_eq!(buf, [2, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
     other.set_len(6).unwrap();
-    assert_eq!((file.size(), file.read_at(&mut buf, 5, Flags::empty()).unwrap()), (6, 1));
+    assert_eq!(
+        (
+            file.size(),
+            file.read_at(&mut buf, 5, Flags::empty()).unwrap()
+        ),
+        (6, 1)
+    );
     file.append(b"end", Flags::empty()).unwrap();
     assert_eq!(other.stat().unwrap().size, 9);
 }
@@ -325,7 +335,10 @@ fn appends_of_several_clients_all_stay() {
     let log = std::fs::read(dir.path().join("data/log")).unwrap();
     let mut next = [0u8; 3];
     for record in log.chunks(2) {
-        assert_eq!(record[1], next[record[0] as usize], "in the order of each one's calls");
+        assert_eq!(
+            record[1], next[record[0] as usize],
+            "in the order of each one's calls"
+        );
         next[record[0] as usize] += 1;
     }
     assert_eq!(next, [100; 3]);
@@ -684,7 +697,10 @@ fn a_mount_that_writes_back() {
         } else {
             let mut buf = vec![0; len];
             assert_eq!(users[user].read(&mut buf, at, Flags::empty()), len);
-            assert!(buf == model[range], "op {op}: user {user} reads {len} at {at}");
+            assert!(
+                buf == model[range],
+                "op {op}: user {user} reads {len} at {at}"
+            );
         }
     }
     drop(file);

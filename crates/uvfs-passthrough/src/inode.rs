@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CStr;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{OFlags, Statx};
@@ -53,7 +53,7 @@ impl Key {
     }
 }
 
-/// The attributes that the kernel was last told, to know whether its cached pages are still right.
+/// The attributes that the kernel was last told, to know whether what it has cached is still right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Told {
     pub(crate) mtime: (i64, u32),
@@ -77,6 +77,10 @@ pub(crate) struct State {
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
+    /// A change since `told` would show in the file's time.
+    pub(crate) settled: bool,
+    /// What the file was when the kernel was given its contents, unasked.
+    pub(crate) given: Option<Told>,
     pub(crate) backing: Option<BackingUse>,
     /// Who locks ranges of it (with the option `host_locks`).
     pub(crate) owners: Owners,
@@ -93,6 +97,8 @@ pub(crate) struct Inode {
     held: Option<OwnedFd>,
     /// The cached descriptor was used since the cache last looked.
     used: AtomicBool,
+    /// Open files of it.
+    pub(crate) opens: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -435,6 +441,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
         mount,
         held: Some(source),
         used: AtomicBool::new(false),
+        opens: AtomicUsize::new(0),
         state: Mutex::default(),
     }))
 }
@@ -647,6 +654,7 @@ impl Passthrough {
                 mount,
                 held,
                 used: AtomicBool::new(false),
+                opens: AtomicUsize::new(0),
                 state: Mutex::default(),
             })
         })

@@ -20,7 +20,9 @@ pub const LEASE_READ: u32 = 1;
 pub const LEASE_WRITE: u32 = 2;
 
 /// A request for a lease.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct LeaseIn {
     /// [`LEASE_READ`] or [`LEASE_WRITE`].
@@ -30,7 +32,9 @@ pub struct LeaseIn {
 }
 
 /// What became of a request for a lease.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct LeaseOut {
     /// The mode that was granted; [`LEASE_NONE`] when it was refused.
@@ -44,7 +48,9 @@ pub struct LeaseOut {
 }
 
 /// Gives a lease back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct LeaseReturnIn {
     /// The lease's number.
@@ -56,7 +62,9 @@ pub struct LeaseReturnIn {
 }
 
 /// Recalls a lease: write what is dirty, then return it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct NotifyRecallOut {
     /// The node.

@@ -46,7 +46,9 @@ const MOST_DEADLINES: u32 = 12;
 const INVALIDATORS: usize = 8;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// A mode as the wire has it.
@@ -111,7 +113,9 @@ impl Link {
     /// Whether it had long enough for a recall that was made at `since`.
     fn is_late(&self, since: Instant) -> bool {
         let waited = since.elapsed();
-        let idle = self.now().saturating_sub(self.progress.load(Ordering::Relaxed));
+        let idle = self
+            .now()
+            .saturating_sub(self.progress.load(Ordering::Relaxed));
         waited >= self.deadline * MOST_DEADLINES
             || waited.min(Duration::from_millis(idle)) >= self.deadline
     }
@@ -201,9 +205,9 @@ fn touches(slot: &Slot) -> SmallVec<[(u64, Access); 2]> {
     let node = slot.header.nodeid;
     let mut list = SmallVec::new();
     match Opcode::try_from(slot.header.opcode) {
-        Ok(
-            Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap,
-        ) => list.push((node, Look)),
+        Ok(Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap) => {
+            list.push((node, Look))
+        }
         Ok(
             Opcode::Write
             | Opcode::Setattr
@@ -765,7 +769,9 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
                 return;
             }
             now.idle += 1;
-            now = more.wait(now).unwrap_or_else(|poisoned| poisoned.into_inner());
+            now = more
+                .wait(now)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
             now.idle -= 1;
         };
         drop(now);

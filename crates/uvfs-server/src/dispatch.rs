@@ -314,7 +314,11 @@ async fn dispatch<F: FileSystem>(
             .await
             .map(done),
         Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
-        Operation::Open(arg) => fs.open(cx, node, &how(&arg)).await.map(opened),
+        Operation::Open(arg) => {
+            let file = fs.open(cx, node, &how(&arg)).await?;
+            session.tell_of_open(slot.header.unique, node, &file);
+            Ok(opened(file))
+        }
         Operation::Create(arg, name) => {
             let new = NewNode {
                 mode: arg.mode,

@@ -56,7 +56,7 @@ pub struct Attributes {
 }
 
 /// An open file or directory.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Opened {
     /// The handle that later requests name it by.
     pub fh: u64,
@@ -65,6 +65,14 @@ pub struct Opened {
     /// A backing file registered with [`crate::Session::register_backing`], for
     /// [`OpenFlags::PASSTHROUGH`].
     pub backing: i32,
+    /// All that is in a small file, which the kernel then has in its cache before the open returns:
+    /// reading it needs no further request. Of use only with [`OpenFlags::KEEP_CACHE`], and only
+    /// right if no other handle of the file is open: one with a read or write under way may have
+    /// locked the pages until this very thread has answered it.
+    pub contents: Option<Bytes>,
+    /// The file's attributes are not those that the kernel was told: it forgets them before the
+    /// open returns, and so reads as far as the file goes now.
+    pub changed: bool,
 }
 
 /// A time to set.

@@ -96,9 +96,12 @@ impl Node {
             writers == 0 || self.held.len() == 1,
             "a write lease is the only one: {self:?}"
         );
-        debug_assert!(self.held.iter().enumerate().all(|(i, a)| {
-            a.who != KERNEL && self.held[..i].iter().all(|b| b.who != a.who)
-        }));
+        debug_assert!(
+            self.held
+                .iter()
+                .enumerate()
+                .all(|(i, a)| { a.who != KERNEL && self.held[..i].iter().all(|b| b.who != a.who) })
+        );
     }
 
     fn is_idle(&self) -> bool {
@@ -351,7 +354,13 @@ mod tests {
             Begin::Wait(vec![recall(1, w, None)])
         );
         t.forget(NODE, 1);
-        assert_eq!(t, Table { seq: w, ..Table::default() });
+        assert_eq!(
+            t,
+            Table {
+                seq: w,
+                ..Table::default()
+            }
+        );
     }
 
     #[test]
@@ -380,10 +389,18 @@ mod tests {
         /// A request that waits, and whether [`Table::wait`] knows.
         Wants(Access, bool),
         /// Under way; a change carries its value, and says whether it is applied.
-        Looks { since: u8 },
-        Changes { value: u8, applied: bool, own: bool },
+        Looks {
+            since: u8,
+        },
+        Changes {
+            value: u8,
+            applied: bool,
+            own: bool,
+        },
         /// The kernel is dropping what it has, for a lease of this client.
-        Invalidates { done: bool },
+        Invalidates {
+            done: bool,
+        },
     }
 
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -425,11 +442,22 @@ mod tests {
             }
             let (kernel, server) = (self.kernel, self.server);
             let numbers = (self.last, self.acked);
-            (table, clients, kernel, self.kernel_cached, server, numbers.0, numbers.1)
+            (
+                table,
+                clients,
+                kernel,
+                self.kernel_cached,
+                server,
+                numbers.0,
+                numbers.1,
+            )
         }
 
         fn read(&self, value: u8, since: u8, by: &str) {
-            assert!(value >= since, "{by} read {value} after {since} was written: {self:#?}");
+            assert!(
+                value >= since,
+                "{by} read {value} after {since} was written: {self:#?}"
+            );
         }
 
         /// All worlds that one step of client `i` leads to.
@@ -531,9 +559,17 @@ mod tests {
                     w.read(w.server, since, "a client's request");
                     w.clients[i].step = Step::Idle;
                 }),
-                Step::Changes { value, applied: false, own } => go(&mut |w| {
+                Step::Changes {
+                    value,
+                    applied: false,
+                    own,
+                } => go(&mut |w| {
                     w.server = value;
-                    w.clients[i].step = Step::Changes { value, applied: true, own };
+                    w.clients[i].step = Step::Changes {
+                        value,
+                        applied: true,
+                        own,
+                    };
                 }),
                 // Invalidation waits for what the kernel has under way: its pages are locked.
                 Step::Changes { own: false, .. } | Step::Invalidates { done: false }
@@ -545,7 +581,10 @@ mod tests {
                     }
                     w.table.ended(NODE);
                     w.acked = w.acked.max(w.server.min(value));
-                    if w.clients[i].lease.is_none_or(|(mode, _)| mode == Mode::Read) {
+                    if w.clients[i]
+                        .lease
+                        .is_none_or(|(mode, _)| mode == Mode::Read)
+                    {
                         w.clients[i].cached = None;
                     }
                     w.clients[i].step = Step::Idle;
@@ -623,7 +662,11 @@ mod tests {
                 Access::Change => {
                     self.last += 1;
                     let value = self.last;
-                    Step::Changes { value, applied: false, own }
+                    Step::Changes {
+                        value,
+                        applied: false,
+                        own,
+                    }
                 }
             }
         }

@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::notify::Notification;
 use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
 use crate::coherence::Coherence;
-use crate::fs::{Config, FileSystem};
+use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
 use crate::stats::{self, QueueStats, Report};
@@ -184,6 +185,35 @@ impl<F: FileSystem> Session<F> {
             // Nobody may be waiting any more.
             Some(sender) => drop(sender.try_send((offset, data))),
             None => tracing::warn!(unique, "data came that nobody asked for"),
+        }
+    }
+
+    /// Tells the kernel what goes with the answer to `request`, an open. What fails is asked for
+    /// later.
+    pub(crate) fn tell_of_open(&self, request: u64, node: u64, file: &Opened) {
+        if request & crate::transport::shm::OURS != 0 {
+            return;
+        }
+        let attributes = file.changed.then_some(Notification::InvalInode {
+            ino: node,
+            // None of its pages: that could wait for one that another request has locked.
+            off: -1,
+            len: 0,
+        });
+        // A client may have changed them since they were read.
+        let contents = file
+            .contents
+            .as_deref()
+            .filter(|_| !self.coherence.tracks());
+        let contents = contents.map(|data| Notification::Store {
+            nodeid: node,
+            offset: 0,
+            data,
+        });
+        for notification in attributes.iter().chain(&contents) {
+            if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
+                tracing::debug!(node, %error, "a notification was not taken");
+            }
         }
     }
 

@@ -38,8 +38,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::coherence::{self, Link};
 use crate::fs::{FileSystem, ROOT};
-use crate::session::Session;
 use crate::lease::Mode;
+use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 use crate::transport::serve_for;
@@ -47,7 +47,7 @@ use crate::transport::serve_for;
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Numbers of clients' requests have this bit, which the kernel's never have.
-const OURS: u64 = 1 << 62;
+pub(crate) const OURS: u64 = 1 << 62;
 
 /// What one server allows its clients.
 #[derive(Clone, Copy, Debug)]
@@ -487,8 +487,8 @@ impl<F: FileSystem> Client<F> {
 
     /// Grants a lease, if that can be now.
     async fn lease(&self, slot: &Slot) -> Result<Answer, Errno> {
-        let (arg, _) = ext::LeaseIn::read_from_prefix(&slot.op[..slot.op_len])
-            .map_err(|_| Errno::INVAL)?;
+        let (arg, _) =
+            ext::LeaseIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
         let mode = match arg.mode {
             ext::LEASE_READ => Mode::Read,
             ext::LEASE_WRITE => Mode::Write,

@@ -15,4 +15,5 @@ mod pjdfstest;
 mod programs;
 mod scenes;
 mod semantics;
+mod small_files;
 mod tree;
