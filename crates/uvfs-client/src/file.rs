@@ -518,12 +518,12 @@ impl File {
             _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
             _ => self.write_cached(bufs, len, offset, flags)?,
         };
-        // Given up before that was in the cache: then the server did not find it there.
-        if shared && {
+        if shared {
+            // Given up before that was in the cache: then the server did not find it there.
             fence(Ordering::SeqCst);
-            !f.cache.backend.is_alive()
-        } {
-            return Err(errno(libc::ENOTCONN));
+            if !f.cache.backend.is_alive() {
+                return Err(errno(libc::ENOTCONN));
+            }
         }
         if done == 0 {
             return Ok((at, 0));

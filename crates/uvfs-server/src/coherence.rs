@@ -476,10 +476,12 @@ impl Coherence {
         if matches!(answer, Answer::Error(_)) && under.entered.is_empty() {
             return;
         }
-        if link.is_some() {
+        if let Some(link) = link {
             for one in &under.entered {
-                // A failed change may have changed something all the same.
-                if one.access == Access::Change && !one.own {
+                // A failed change may have changed something all the same. A holder may have given
+                // its lease back meanwhile, and the kernel may have looked before the change.
+                let own = one.own && self.writes(link, one.node);
+                if one.access == Access::Change && !own {
                     self.epoch.fetch_add(1, Ordering::SeqCst);
                     if let Some(kernel) = self.kernel.get() {
                         let (offset, len) = range(slot);
