@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::Seg;
@@ -194,6 +195,46 @@ pub struct Limits {
     pub max_write: usize,
 }
 
+/// What may be cached of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Lease {
+    /// Nothing.
+    #[default]
+    None,
+    /// Pages, size and times, for reading.
+    Read,
+    /// Writes as well.
+    Write,
+}
+
+/// What became of a request for a lease.
+#[derive(Debug, Clone, Copy)]
+pub enum Grant {
+    /// It is held until it is recalled. The attributes are those of that moment.
+    Granted {
+        /// Its number; later ones are larger.
+        seq: u64,
+        /// The inode's attributes.
+        attr: Attr,
+    },
+    /// Not now; worth asking again after this long.
+    Refused(Duration),
+}
+
+/// A lease that somebody else needs back.
+#[derive(Debug, Clone, Copy)]
+pub struct Recall {
+    /// The inode.
+    pub node: NodeId,
+    /// The lease's number.
+    pub seq: u64,
+    /// The most that may be kept.
+    pub keep: Lease,
+}
+
+/// Is called for each recall, from a thread of its own, and may block: flushes, drops, returns.
+pub type OnRecall = Box<dyn Fn(Recall) + Send>;
+
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
@@ -222,6 +263,23 @@ pub trait Backend: Send + Sync + 'static {
     /// Gives the caller's time to ending requests until `done` says so, if the backend can use
     /// it. It may return early: the caller then sleeps until a request ends.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {}
+
+    /// Whether others use the same files, so that nothing may be cached without a lease.
+    fn is_shared(&self) -> bool {
+        false
+    }
+    /// Asks for a lease of an inode; only where [`Backend::is_shared`].
+    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
+        unsupported()
+    }
+    /// Gives a lease back, or keeps less of it.
+    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {}
+    /// Says what is to be done with recalls. Called once, after [`Backend::attach`].
+    fn on_recall(&self, call: OnRecall) {}
+    /// Whether the backend still stands by its leases.
+    fn is_alive(&self) -> bool {
+        true
+    }
 
     /// Finds a name.
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {

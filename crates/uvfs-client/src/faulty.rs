@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Limits, LockRequest, NodeId, Op, RangeLock, Request,
-    SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnRecall, Op,
+    RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -139,6 +139,21 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn limits(&self) -> Limits {
         self.inner.limits()
+    }
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
+        self.inner.lease(node, lease)
+    }
+    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {
+        self.inner.return_lease(node, seq, keep);
+    }
+    fn on_recall(&self, call: OnRecall) {
+        self.inner.on_recall(call);
+    }
+    fn is_alive(&self) -> bool {
+        self.inner.is_alive()
     }
     fn submit(&self, batch: &mut Vec<Request>) {
         let latency = Duration::from_micros(self.fault.latency_us.load(Ordering::Relaxed));

@@ -569,13 +569,16 @@ async fn copy<F: FileSystem>(
     Ok(fs.copy_file_range(cx, node, &copy).await?.min(copy.len))
 }
 
-struct Listing<'a> {
+struct Listing<'a, F: FileSystem> {
+    session: &'a Session<F>,
+    /// Since when its attributes may be old.
+    epoch: u64,
     buf: DirBuf<'a>,
     room: usize,
     plus: bool,
 }
 
-impl DirSink for Listing<'_> {
+impl<F: FileSystem> DirSink for Listing<'_, F> {
     fn add(&mut self, dir: DirEntry<'_>) -> bool {
         if self.plus {
             let nothing = abi::EntryOut::default();
@@ -602,6 +605,14 @@ impl DirSink for Listing<'_> {
 
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         debug_assert!(self.plus, "asked for without attributes");
+        if entry.node != 0 && !self.session.coherence.may_keep(entry.node, self.epoch) {
+            // Another client may know better: the name alone, to be looked up when it is used.
+            let added = self.add(dir);
+            if added {
+                self.session.fs.forget(entry.node, 1);
+            }
+            return added;
+        }
         self.buf
             .push_plus(&entry_out(entry), dir.ino, dir.next, dir.kind, dir.name)
             .is_ok()
@@ -618,6 +629,8 @@ async fn listing<F: FileSystem>(
     let room = (arg.size as usize).min(slot.room.len()).min(LISTING_MAX);
     let mut bytes = vec![0; room];
     let mut sink = Listing {
+        session,
+        epoch: session.coherence.epoch(),
         buf: DirBuf::new(&mut bytes),
         room,
         plus,

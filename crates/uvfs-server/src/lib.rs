@@ -6,10 +6,12 @@
 //! request's handling stays on its queue's thread.
 
 mod behind;
+mod coherence;
 pub mod control;
 mod dispatch;
 pub mod fs;
 pub mod interrupt;
+mod lease;
 pub mod mount;
 pub mod notify;
 pub mod server;

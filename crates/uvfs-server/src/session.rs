@@ -15,6 +15,7 @@ use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
 use crate::behind::{Behind, Recent};
+use crate::coherence::Coherence;
 use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
@@ -56,6 +57,9 @@ pub struct Session<F> {
     pub(crate) fs: F,
     pub(crate) options: SessionOptions,
     pub(crate) interrupts: interrupt::Table,
+    pub(crate) coherence: Coherence,
+    /// A kernel uses it.
+    mounted: bool,
     device: Arc<OwnedFd>,
     negotiated: OnceLock<(Negotiated, u32)>,
     retrievals: Mutex<HashMap<u64, Retrieved>>,
@@ -107,6 +111,8 @@ impl<F: FileSystem> Session<F> {
             fs,
             options,
             interrupts: interrupt::Table::default(),
+            coherence: Coherence::default(),
+            mounted: true,
             device: Arc::new(device),
             negotiated: OnceLock::new(),
             retrievals: Mutex::default(),
@@ -139,7 +145,8 @@ impl<F: FileSystem> Session<F> {
             max_stack_depth: 0,
         };
         fs.init(&mut config)?;
-        let session = Self::new(fs, null.into(), options);
+        let mut session = Self::new(fs, null.into(), options);
+        session.mounted = false;
         let agreed = Negotiated {
             minor: abi::KERNEL_MINOR_VERSION,
             flags: config.wanted & offered,
@@ -207,7 +214,12 @@ impl<F: FileSystem> Session<F> {
             off: -1,
             len: 0,
         });
-        let contents = file.contents.as_deref().map(|data| Notification::Store {
+        // A client may have changed them since they were read.
+        let contents = file
+            .contents
+            .as_deref()
+            .filter(|_| !self.coherence.tracks());
+        let contents = contents.map(|data| Notification::Store {
             nodeid: node,
             offset: 0,
             data,
@@ -370,6 +382,22 @@ impl<F: FileSystem> Session<F> {
 
     pub(crate) fn raw_device(&self) -> i32 {
         self.device.as_raw_fd()
+    }
+
+    /// Tells the kernel what to drop, if there is one; can't retrieve anything. Unlike
+    /// [`Session::notifier`] it does not keep the session.
+    pub(crate) fn invalidator(&self) -> Option<Notifier> {
+        let nobody: crate::notify::Register = Arc::new(|_, _| {});
+        self.mounted
+            .then(|| Notifier::new(self.device.clone(), nobody))
+    }
+
+    /// The counts of all queues.
+    pub(crate) fn queues(&self) -> Vec<Arc<QueueStats>> {
+        self.queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .clone()
     }
 
     /// Counts of a new queue.

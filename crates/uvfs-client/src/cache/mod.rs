@@ -7,6 +7,7 @@
 mod chunk;
 mod direct;
 mod inode;
+mod lease;
 mod memory;
 mod writeback;
 

@@ -28,6 +28,7 @@ use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
+use uvfs_proto::ext;
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -35,11 +36,13 @@ use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue,
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::coherence::{self, Link};
 use crate::fs::{FileSystem, ROOT};
+use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::serve;
+use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -55,6 +58,9 @@ pub struct ClientLimits {
     pub arena_pages: u32,
     /// How its thread waits.
     pub wait: WaitConfig,
+    /// A client that holds on to a recalled lease for so long, without writing anything back, is
+    /// cut off.
+    pub recall: Duration,
 }
 
 impl Default for ClientLimits {
@@ -63,6 +69,7 @@ impl Default for ClientLimits {
             clients: 64,
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
+            recall: Duration::from_secs(5),
         }
     }
 }
@@ -273,7 +280,17 @@ fn attend<F: FileSystem>(
     attach::send(&socket, agreed, &[bell.as_fd()])?;
     socket.set_read_timeout(None)?;
     let runtime = Runtime::new(limits.wait)?;
+    let queue = Arc::new(queue);
+    let bell = Arc::new(File::from(bell));
+    let link = session.coherence.attach(
+        session.invalidator(),
+        session.negotiated().flags,
+        queue.clone(),
+        bell.clone(),
+        limits.recall,
+    );
     let client = Rc::new(Client {
+        link,
         session: session.clone(),
         stats: session.add_queue(),
         queue,
@@ -290,7 +307,7 @@ fn attend<F: FileSystem>(
         gone: Cell::new(false),
         handles: RefCell::default(),
         lookups: RefCell::default(),
-        bell: Arc::new(File::from(bell)),
+        bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
         number: {
@@ -302,17 +319,21 @@ fn attend<F: FileSystem>(
     });
     runtime.block_on(async move {
         client.serve().await;
+        client.link.end();
         client.queue.close();
         client.drained().await;
         client.salvage().await;
+        client.session.coherence.detach(&client.link);
         client.release().await;
     })
 }
 
-struct Client<F> {
+struct Client<F: FileSystem> {
     session: Arc<Session<F>>,
+    /// How others recall its leases.
+    link: Arc<Link>,
     stats: Arc<QueueStats>,
-    queue: ServerQueue,
+    queue: Arc<ServerQueue>,
     arena: Arc<Arena>,
     memory: IoBuf,
     /// Where each entry's inline payload is copied to.
@@ -340,21 +361,22 @@ struct Client<F> {
 }
 
 /// Takes its request off the list when that ends.
-struct LockWaiter<F> {
+struct LockWaiter<F: FileSystem> {
     client: Rc<Client<F>>,
     unique: u64,
 }
 
-impl<F> Drop for LockWaiter<F> {
+impl<F: FileSystem> Drop for LockWaiter<F> {
     fn drop(&mut self) {
         self.client.lock_waiters.borrow_mut().remove(&self.unique);
     }
 }
 
 /// Whatever ends a session, a panic too, the client hears of it.
-impl<F> Drop for Client<F> {
+impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         self.queue.close();
+        self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 }
@@ -391,6 +413,9 @@ impl<F: FileSystem> Client<F> {
             let _ = rustix::io::write(&*me.bell, &1u64.to_ne_bytes());
         });
         loop {
+            if self.link.is_over() {
+                return;
+            }
             let mut any = false;
             loop {
                 match self.queue.pop() {
@@ -438,7 +463,7 @@ impl<F: FileSystem> Client<F> {
             }
         }
         self.queue.arm();
-        if !self.queue.ready() && !self.gone.get() {
+        if !self.queue.ready() && !self.gone.get() && !self.link.is_over() {
             while let Err(Errno::INTR | Errno::AGAIN) =
                 ops::poll(&self.bell, libc::POLLIN as u32).await
             {}
@@ -493,16 +518,21 @@ impl<F: FileSystem> Client<F> {
             input,
             room,
         };
-        let may = self.may(&slot).and_then(|()| self.own_locks(&mut slot));
-        let answer = match may {
-            Ok(()) if self.ending.get() && slot.header.opcode == Opcode::Setlkw as u32 => {
+        let may = match theirs.opcode {
+            ext::LEASE | ext::LEASE_RETURN => Ok(()),
+            _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
+        };
+        let answer = match (may, theirs.opcode) {
+            (Err(errno), _) => Answer::Error(errno),
+            (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
+            (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
             }
-            Ok(()) => {
+            (Ok(()), _) => {
                 let _waiting = self.lock_waiter(&slot);
-                serve(&self.session, &self.stats, &slot).await
+                serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
             }
-            Err(errno) => Answer::Error(errno),
         };
         self.note(&slot, &answer);
         let (error, len, body) = match &answer {
@@ -527,6 +557,50 @@ impl<F: FileSystem> Client<F> {
         {
             waker.wake();
         }
+    }
+
+    /// Grants a lease, if that can be now.
+    async fn lease(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let (arg, _) =
+            ext::LeaseIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let mode = match arg.mode {
+            ext::LEASE_READ => Mode::Read,
+            ext::LEASE_WRITE => Mode::Write,
+            _ => return Err(Errno::INVAL),
+        };
+        let node = slot.header.nodeid;
+        if !self.lookups.borrow().contains_key(&node) {
+            return Err(Errno::STALE);
+        }
+        let coherence = &self.session.coherence;
+        let seq = match coherence.grant(&self.session, &self.link, node, mode).await {
+            Ok(seq) => seq,
+            Err(retry) => {
+                return Ok(Answer::of(&ext::LeaseOut {
+                    retry_ms: retry.as_millis() as u32,
+                    ..Default::default()
+                }));
+            }
+        };
+        // Of a moment at which nobody else could change them any more.
+        let attr = coherence::attributes(&self.session, slot, node).await;
+        let attr = attr.inspect_err(|_| coherence.returned(&self.link, node, seq, None))?;
+        Ok(Answer::of(&ext::LeaseOut {
+            granted: arg.mode,
+            retry_ms: 0,
+            seq,
+            attr,
+        }))
+    }
+
+    fn lease_return(&self, slot: &Slot) -> Answer {
+        let Ok((arg, _)) = ext::LeaseReturnIn::read_from_prefix(&slot.op[..slot.op_len]) else {
+            return Answer::Error(Errno::INVAL);
+        };
+        let keep = (arg.keep == ext::LEASE_READ).then_some(Mode::Read);
+        let coherence = &self.session.coherence;
+        coherence.returned(&self.link, slot.header.nodeid, arg.seq, keep);
+        Answer::empty()
     }
 
     /// Whether the client was given what its request names: numbers of nodes and handles can be
@@ -654,6 +728,7 @@ impl<F: FileSystem> Client<F> {
                     *count = count.saturating_sub(word(&slot.op, 0));
                     if *count == 0 {
                         lookups.remove(&node);
+                        self.session.coherence.forget(&self.link, node);
                     }
                 }
             }
@@ -689,7 +764,7 @@ impl<F: FileSystem> Client<F> {
             input,
             room: Payload::default(),
         };
-        serve(&self.session, &self.stats, &slot).await
+        serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
     }
 
     /// Writes what the client left dirty: through files that it had open, and where it says.
@@ -697,11 +772,12 @@ impl<F: FileSystem> Client<F> {
         let (mut written, mut lost) = (0usize, 0usize);
         for dirty in self.arena.dirty() {
             let len = dirty.seg.len as usize;
-            if !self
+            let open = self
                 .handles
                 .borrow()
-                .contains(&(dirty.node, dirty.handle, false))
-            {
+                .contains(&(dirty.node, dirty.handle, false));
+            // Without the lease they were written already, and others' data is there now.
+            if !open || !self.session.coherence.writes(&self.link, dirty.node) {
                 lost += len;
                 continue;
             }
