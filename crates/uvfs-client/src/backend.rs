@@ -104,6 +104,43 @@ pub struct StatFs {
     pub namelen: u32,
 }
 
+/// Which locks go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// With other shared ones (`F_RDLCK`, `LOCK_SH`).
+    Shared,
+    /// With none (`F_WRLCK`, `LOCK_EX`).
+    Exclusive,
+}
+
+/// A byte range that somebody has locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RangeLock {
+    /// How.
+    pub kind: LockKind,
+    /// The first byte.
+    pub start: u64,
+    /// The last byte; `i64::MAX` for all to the end of the file, wherever that is.
+    pub end: u64,
+    /// The process that holds it, 0 when that is not known.
+    pub pid: u32,
+}
+
+/// A lock that is asked for or given back.
+#[derive(Debug, Clone, Copy)]
+pub struct LockRequest {
+    /// Locks of one owner of this client don't conflict.
+    pub owner: u32,
+    /// Of the whole file, as flock(2), instead of a range.
+    pub flock: bool,
+    /// How; `None` gives back.
+    pub kind: Option<LockKind>,
+    /// The first byte.
+    pub start: u64,
+    /// The last byte, at most `i64::MAX`.
+    pub end: u64,
+}
+
 /// Which way the data goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
@@ -227,6 +264,10 @@ pub trait Backend: Send + Sync + 'static {
     /// it. It may return early: the caller then sleeps until a request ends.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {}
 
+    /// Does some of the work that was submitted, until `done` says so, if the backend works in
+    /// this process. Unlike [`Backend::poll`] it never uses up time for nothing: whoever calls
+    /// this has long to wait.
+    fn help(&self, done: &mut dyn FnMut() -> bool) {}
     /// Whether others use the same files, so that nothing may be cached without a lease.
     fn is_shared(&self) -> bool {
         false
@@ -264,6 +305,10 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Makes a symbolic link.
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
+        unsupported()
+    }
+    /// Makes a file, fifo, socket or device, as mknod(2).
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
         unsupported()
     }
     /// Makes a directory.
@@ -311,6 +356,25 @@ pub trait Backend: Send + Sync + 'static {
     fn release(&self, node: NodeId, handle: u64) {}
     /// Makes a file's data (and, unless `data_only`, its attributes) durable.
     fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
+        unsupported()
+    }
+    /// As [`Backend::fsync`], without waiting: `done` is told (the number means nothing). A
+    /// backend that can't do that waits here.
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        done(self.fsync(node, handle, data_only).map(|()| 0));
+    }
+    /// Takes or gives back a lock; waits for it with `wait`, else fails with `EAGAIN`. Locks go
+    /// with their handle.
+    fn lock(&self, node: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        unsupported()
+    }
+    /// The first lock that is in the way of a range lock.
+    fn test_lock(
+        &self,
+        node: NodeId,
+        handle: u64,
+        request: &LockRequest,
+    ) -> io::Result<Option<RangeLock>> {
         unsupported()
     }
     /// As fallocate(2).

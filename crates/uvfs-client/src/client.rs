@@ -309,6 +309,17 @@ impl Client {
         Ok(self.overlay(&Entry { node, attr }))
     }
 
+    /// Makes a file, fifo, socket or device, as mknod(2): `mode` with the type, `rdev` the number
+    /// of a device.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
+        let (parent, name) = self.parent(path.as_ref())?;
+        drop(self.hold(self.backend().mknod(parent.entry.node, name, mode, rdev)?));
+        Ok(())
+    }
+
     /// Makes a directory.
     ///
     /// # Errors
@@ -464,8 +475,7 @@ impl Client {
     /// Takes back up to `bytes` of clean pages and gives their memory to the system; answers how
     /// many bytes that were. Never waits for I/O, so the server of this very client may call it.
     pub fn shrink(&self, bytes: usize) -> usize {
-        let page = uvfs_queue::arena::PAGE_SIZE;
-        self.0.cache.reclaim(bytes.div_ceil(page), true) * page
+        uvfs_mem::Shrinker::scan(&*self.0.cache, bytes)
     }
 
     /// Writes everything that is dirty and waits for it; says nothing about durability.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Grant, Lease, Limits, NodeId, OnRecall, Op, Request, SetAttr,
-    StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnRecall, Op,
+    RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -202,6 +202,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
         self.inner.poll(done);
     }
+    fn help(&self, done: &mut dyn FnMut() -> bool) {
+        self.inner.help(done);
+    }
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         self.inner.lookup(parent, name)
     }
@@ -219,6 +222,9 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
         self.inner.symlink(parent, name, target)
+    }
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        self.inner.mknod(parent, name, mode, rdev)
     }
     fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
         self.inner.mkdir(parent, name, mode)
@@ -246,6 +252,15 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
         self.inner.fsync(node, handle, data_only)
+    }
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        self.inner.submit_fsync(node, handle, data_only, done);
+    }
+    fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        self.inner.lock(n, handle, request, wait)
+    }
+    fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        self.inner.test_lock(n, h, lock)
     }
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
         self.inner.fallocate(n, h, mode, offset, len)

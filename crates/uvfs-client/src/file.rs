@@ -1,13 +1,13 @@
 //! Open files.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uvfs_queue::arena::PAGE_SIZE;
 
-use crate::backend::{Attr, Lease, Op, SetAttr};
-use crate::cache::{Cache, Direct, Fill, Handle, Inode, ReadStop, errno, lock};
+use crate::backend::{Attr, Backend, Lease, LockRequest, NodeId, Op, SetAttr};
+use crate::cache::{Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, lock};
 use crate::client::Shared;
 use crate::pending::{Pending, Step};
 
@@ -137,6 +137,10 @@ struct Inner {
     /// Where this open file is in the inode's errors.
     errors: AtomicU64,
     wrote: AtomicBool,
+    /// As which it owns locks.
+    owner: u32,
+    /// It may have locks: of ranges, of the whole.
+    locked: [AtomicBool; 2],
     // Last: the client's end waits for writeback.
     _client: Arc<Shared>,
 }
@@ -194,7 +198,40 @@ impl File {
             mark: AtomicU64::new(u64::MAX),
             advice: AtomicU8::new(0),
             wrote: AtomicBool::new(false),
+            owner: {
+                static NEXT: AtomicU32 = AtomicU32::new(1);
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            },
+            locked: Default::default(),
         }))
+    }
+
+    /// What names it to the backend.
+    pub(crate) fn at_backend(&self) -> (NodeId, u64, &dyn Backend) {
+        let f = &*self.0;
+        (f.handle.node, f.handle.fh, &*f.cache.backend)
+    }
+
+    /// Whether it is open for reading, and for writing.
+    pub(crate) fn is_open_for(&self) -> (bool, bool) {
+        (self.0.readable, self.0.writable)
+    }
+
+    pub(crate) fn lock_owner(&self) -> u32 {
+        self.0.owner
+    }
+
+    /// A lock is about to be asked for: closing the file gives it back.
+    pub(crate) fn note_lock(&self, flock: bool) {
+        self.0.locked[usize::from(flock)].store(true, Ordering::Release);
+    }
+
+    /// Writes what is dirty, if this file has written.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        if self.0.wrote.load(Ordering::Relaxed) {
+            return self.0.inode.write_and_wait(0, u64::MAX);
+        }
+        Ok(())
     }
 
     // Reading.
@@ -758,6 +795,19 @@ impl File {
             .fsync(self.0.handle.node, self.0.handle.fh, false)
     }
 
+    /// Starts [`File::sync_all`], or with `data_only` [`File::sync_data`]: of what is written when
+    /// this is called.
+    pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
+        let f = &*self.0;
+        let step = SyncStep {
+            file: self.clone(),
+            data_only,
+            flush: f.inode.start_flush(),
+            end: None,
+        };
+        Pending::new(&f.cache, &f.inode, step)
+    }
+
     /// Writes what is dirty and closes the file. Dropping a file closes it too, and starts the
     /// writing, but reports nothing.
     ///
@@ -918,6 +968,21 @@ fn errno_of(error: &io::Error) -> i32 {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        for (flock, locked) in [false, true].into_iter().zip(&self.locked) {
+            if locked.load(Ordering::Acquire) {
+                // Writeback may keep the handle, with which they would go, for a while.
+                let _ = self.inode.write_and_wait(0, u64::MAX);
+                let all = LockRequest {
+                    owner: self.owner,
+                    flock,
+                    kind: None,
+                    start: 0,
+                    end: i64::MAX as u64,
+                };
+                let (node, fh) = (self.handle.node, self.handle.fh);
+                let _ = self.cache.backend.lock(node, fh, &all, false);
+            }
+        }
         if self.wrote.load(Ordering::Relaxed) {
             self.inode.write_range(0, u64::MAX);
         }
@@ -948,6 +1013,39 @@ struct DirectWrite(Arc<Direct>);
 impl Step<usize> for DirectWrite {
     fn step(&mut self) -> Option<io::Result<usize>> {
         self.0.ended().then(|| self.0.result())
+    }
+}
+
+struct SyncStep {
+    file: File,
+    data_only: bool,
+    flush: Flush,
+    /// The backend's answer, once it was asked.
+    end: Option<Arc<Mutex<Option<io::Result<usize>>>>>,
+}
+
+impl Step<()> for SyncStep {
+    fn step(&mut self) -> Option<io::Result<()>> {
+        let f = self.file.0.clone();
+        if let Some(end) = &self.end {
+            return lock(end).take().map(|result| result.map(drop));
+        }
+        let written = f.inode.step_flush(&mut self.flush)?;
+        let failed = f.inode.errors.check(&f.errors).map(errno);
+        if let Some(error) = failed.or(written.err()) {
+            return Some(Err(error));
+        }
+        let end = Arc::new(Mutex::new(None));
+        self.end = Some(end.clone());
+        let inode = f.inode.clone();
+        let done = Box::new(move |result| {
+            *lock(&end) = Some(result);
+            inode.event.notify();
+        });
+        let (node, fh) = (f.handle.node, f.handle.fh);
+        f.cache.backend.submit_fsync(node, fh, self.data_only, done);
+        // Perhaps at once.
+        self.step()
     }
 }
 

@@ -21,8 +21,8 @@ use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Grant, Lease, Limits, NodeId, OnRecall, Op, Recall, Request,
-    SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockKind, LockRequest, NodeId,
+    OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -101,11 +101,7 @@ impl Server {
     /// # Errors
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
-        Ok(Self {
-            socket: UnixStream::connect(socket)?,
-            shared: OnceLock::new(),
-            reaper: Mutex::default(),
-        })
+        UnixStream::connect(socket).map(Self::from)
     }
 
     fn shared(&self) -> io::Result<&Arc<Shared>> {
@@ -133,6 +129,18 @@ impl Server {
             len: LISTING as u32,
         }];
         shared.call(opcode as u32, node, op, inline, &segs)
+    }
+}
+
+/// A server at the other end of a connected socket: of `uvfs_server::in_process`, or one that was
+/// connected or passed on by other means.
+impl From<UnixStream> for Server {
+    fn from(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            shared: OnceLock::new(),
+            reaper: Mutex::default(),
+        }
     }
 }
 
@@ -176,6 +184,31 @@ fn entry_of(bytes: &[u8]) -> io::Result<Entry> {
         node: out.nodeid,
         attr: attr_of(&out.attr),
     })
+}
+
+fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
+    let flags = if request.flock {
+        abi::LkFlags::FLOCK
+    } else {
+        abi::LkFlags::empty()
+    };
+    let kind = match request.kind {
+        Some(LockKind::Shared) => libc::F_RDLCK,
+        Some(LockKind::Exclusive) => libc::F_WRLCK,
+        None => libc::F_UNLCK,
+    };
+    abi::LkIn {
+        fh: handle,
+        owner: request.owner.into(),
+        lk: abi::FileLock {
+            start: request.start,
+            end: request.end,
+            r#type: kind as u32,
+            pid: 0,
+        },
+        lk_flags: flags.bits(),
+        padding: 0,
+    }
 }
 
 impl Shared {
@@ -312,7 +345,6 @@ impl Shared {
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Waiting, i32, usize, u32)> = Vec::new();
-        let mut inline = [0; INLINE_SIZE];
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -334,6 +366,7 @@ impl Shared {
                         match &waiting {
                             Waiting::Call(answer, in_segs) => {
                                 let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
+                                let mut inline = [0; INLINE_SIZE];
                                 self.queue.reply(id, &mut header, &mut inline[..n]);
                                 *lock(answer) =
                                     Some(take_reply(out.error, *in_segs, len, &inline[..n]));
@@ -608,6 +641,11 @@ impl Backend for Server {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
+                        read_flags: if r.dontcache {
+                            abi::ReadFlags::DONTCACHE.bits()
+                        } else {
+                            0
+                        },
                         ..Default::default()
                     };
                     let from = Direction::FromServer;
@@ -624,16 +662,14 @@ impl Backend for Server {
                     );
                 }
                 Op::Write => {
-                    let flags = if r.writeback {
-                        abi::WriteFlags::CACHE.bits()
-                    } else {
-                        0
-                    };
+                    let mut flags = abi::WriteFlags::empty();
+                    flags.set(abi::WriteFlags::CACHE, r.writeback);
+                    flags.set(abi::WriteFlags::DONTCACHE, r.dontcache);
                     let op = abi::WriteIn {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
-                        write_flags: flags,
+                        write_flags: flags.bits(),
                         ..Default::default()
                     };
                     let (to, op) = (Direction::ToServer, op.as_bytes());
@@ -773,6 +809,16 @@ impl Backend for Server {
         entry_of(&self.call(Opcode::Symlink, parent, &[], &[name, target])?)
     }
 
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        let op = abi::MknodIn {
+            mode,
+            rdev,
+            umask: 0,
+            padding: 0,
+        };
+        entry_of(&self.call(Opcode::Mknod, parent, op.as_bytes(), &[name])?)
+    }
+
     fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
         let op = abi::MkdirIn { mode, umask: 0 };
         entry_of(&self.call(Opcode::Mkdir, parent, op.as_bytes(), &[name])?)
@@ -845,6 +891,49 @@ impl Backend for Server {
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        let done: Done = Box::new(|result| match result {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => done(Ok(0)),
+            other => done(other),
+        });
+        let (shared, id) = match self.shared().and_then(|s| Ok((s, s.reserve()?))) {
+            Ok(found) => found,
+            Err(e) => return done(Err(e)),
+        };
+        let op = abi::FsyncIn {
+            fh: handle,
+            fsync_flags: if data_only { abi::FSYNC_FDATASYNC } else { 0 },
+            padding: 0,
+        };
+        let (to, op) = (Direction::ToServer, op.as_bytes());
+        // Its answer has no body, as that of a read of nothing.
+        let waiting = Waiting::Data(Op::Read, 0, done);
+        shared.send(id, Opcode::Fsync as u32, node, op, &[], &[], to, waiting);
+        shared.queue.ring();
+    }
+
+    fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        let opcode = if wait { Opcode::Setlkw } else { Opcode::Setlk };
+        let op = lock_in(handle, request);
+        self.call(opcode, n, op.as_bytes(), &[]).map(drop)
+    }
+
+    fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        let op = lock_in(h, lock);
+        let out: abi::LkOut = parse(&self.call(Opcode::Getlk, n, op.as_bytes(), &[])?)?;
+        let kind = match out.lk.r#type as i32 {
+            libc::F_RDLCK => LockKind::Shared,
+            libc::F_WRLCK => LockKind::Exclusive,
+            _ => return Ok(None),
+        };
+        Ok(Some(RangeLock {
+            kind,
+            start: out.lk.start,
+            end: out.lk.end,
+            pid: out.lk.pid,
+        }))
     }
 
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {

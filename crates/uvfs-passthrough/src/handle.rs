@@ -270,7 +270,9 @@ impl Passthrough {
         }
     }
 
-    /// Registers the file with the kernel, once for all opens of the inode at a time.
+    /// Registers the file with the kernel, once for all opens of the inode at a time. The kernel
+    /// refuses an open without while it has one with, so what decides is only whether the inode has
+    /// a registration, and none is made after one was refused.
     fn use_backing(&self, inode: &Inode, fd: BorrowedFd<'_>) -> Option<i32> {
         if !self.passes_through.load(Ordering::Relaxed) || !inode.is_regular() {
             return None;
@@ -281,8 +283,7 @@ impl Passthrough {
             backing.opens += 1;
             return Some(backing.id);
         }
-        if state.open.strong_count() > 0 {
-            // Open without: the kernel takes one way or the other at a time.
+        if self.backing_refused.load(Ordering::Relaxed) {
             return None;
         }
         match (hooks.register)(fd) {
@@ -291,7 +292,7 @@ impl Passthrough {
                 Some(id)
             }
             Err(error) => {
-                if self.passes_through.swap(false, Ordering::Relaxed) {
+                if !self.backing_refused.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "backing files are refused; going on without");
                 }
                 None
@@ -322,9 +323,8 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.release_backing(&file.inode, file.backed);
-        if self.options.host_locks {
-            self.drop_locks_by(&file.inode, fh);
-        }
+        // Clients lock by handle whether the kernel asks us for locks or not.
+        self.drop_locks_by(&file.inode, fh);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use smallvec::SmallVec;
-use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, SetattrValid, WriteFlags};
+use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
 use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::{Operation, Request};
 use zerocopy::{FromBytes, IntoBytes};
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::fs::*;
 use crate::session::Session;
 use crate::slot::{Answer, Body, Slot};
-use crate::transport::DEPTH;
+use crate::transport::{DEPTH, shm};
 
 /// The extended attribute of the root that names the control socket.
 pub const CONTROL_XATTR: &str = "user.uvfs.control";
@@ -82,6 +82,22 @@ fn context(header: &abi::InHeader) -> Context {
     }
 }
 
+/// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those
+/// of our own clients that ask for it. The flag means nothing in a request of the kernel.
+fn uncached<F: FileSystem>(session: &Session<F>, slot: &Slot, asked: bool) -> bool {
+    let asked = asked && slot.header.unique & shm::OURS != 0;
+    (session.options.uncached || asked) && session.fs.takes_uncached()
+}
+
+/// The kernel may have cached what a request of its own moved.
+fn moved<F: FileSystem>(session: &Session<F>, slot: &Slot, offset: u64, len: usize) {
+    if let Some(recent) = session.recent.get()
+        && slot.header.unique & shm::OURS == 0
+    {
+        recent.add(slot.header.nodeid, offset, len);
+    }
+}
+
 async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
     let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
         .map_err(|_| Errno::INVAL)?
@@ -102,7 +118,7 @@ async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answe
         flags: arg.flags,
         from_cache: flags.contains(WriteFlags::CACHE),
         kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
-        uncached: session.options.uncached,
+        uncached: uncached(session, slot, flags.contains(WriteFlags::DONTCACHE)),
     };
     let data = slot.input.slice(0..size);
     let written = session
@@ -110,6 +126,7 @@ async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answe
         .write(&context(&slot.header), slot.header.nodeid, &how, &data)
         .await?
         .min(size);
+    moved(session, slot, arg.offset, written);
     Ok(Answer::of(&abi::WriteOut {
         size: written as u32,
         padding: 0,
@@ -359,12 +376,16 @@ async fn dispatch<F: FileSystem>(
                 flags: arg.flags,
                 from_cache: false,
                 kill_suidgid: false,
-                uncached: session.options.uncached,
+                uncached: uncached(
+                    session,
+                    slot,
+                    ReadFlags::from_bits_retain(arg.read_flags).contains(ReadFlags::DONTCACHE),
+                ),
             };
             let data = slot.room.slice(0..size);
-            fs.read(cx, node, &how, &data)
-                .await
-                .map(|n| Answer::Room(n.min(size)))
+            let read = fs.read(cx, node, &how, &data).await?.min(size);
+            moved(session, slot, arg.offset, read);
+            Ok(Answer::Room(read))
         }
         Operation::Write(_) | Operation::NotifyReply(_) => Err(Errno::INVAL),
         Operation::Statfs => fs

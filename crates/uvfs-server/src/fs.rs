@@ -141,7 +141,8 @@ pub struct IoHow {
     pub from_cache: bool,
     /// Writes: set-user-id and set-group-id are to be cleared (FUSE_WRITE_KILL_SUIDGID).
     pub kill_suidgid: bool,
-    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE).
+    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE). Only for file systems that say
+    /// [`FileSystem::takes_uncached`].
     pub uncached: bool,
 }
 
@@ -279,6 +280,12 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// The last call, after the mount has ended.
     fn destroy(&self) {}
+
+    /// Whether reads and writes can leave nothing in a cache of the store. Without it
+    /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.
+    fn takes_uncached(&self) -> bool {
+        false
+    }
 
     /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
     fn forget(&self, node: u64, lookups: u64) {}

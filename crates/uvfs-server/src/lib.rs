@@ -5,6 +5,7 @@
 //! calls the handler of the [`FileSystem`] and turns what it gives into an answer. All of a
 //! request's handling stays on its queue's thread.
 
+mod behind;
 mod coherence;
 pub mod control;
 mod dispatch;
@@ -23,4 +24,4 @@ pub use dispatch::CONTROL_XATTR;
 pub use fs::{Errno, FileSystem};
 pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
-pub use transport::shm::{ClientLimits, Clients};
+pub use transport::shm::{ClientLimits, Clients, InProcess, in_process};

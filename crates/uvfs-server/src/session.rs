@@ -14,6 +14,7 @@ use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
+use crate::behind::{Behind, Recent};
 use crate::coherence::Coherence;
 use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
@@ -34,7 +35,8 @@ pub struct SessionOptions {
     pub max_write: u32,
     /// Largest readahead in bytes.
     pub max_readahead: u32,
-    /// Handlers are told to leave nothing in the store's cache.
+    /// Handlers are told to leave nothing in the store's cache, and the kernel's own pages of a
+    /// mount are dropped behind its reads and writes.
     pub uncached: bool,
 }
 
@@ -64,6 +66,8 @@ pub struct Session<F> {
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
+    /// What the kernel may have cached, where that is to be dropped again.
+    pub(crate) recent: OnceLock<Arc<Recent>>,
     began: Instant,
 }
 
@@ -115,6 +119,7 @@ impl<F: FileSystem> Session<F> {
             queues: Mutex::default(),
             transport: OnceLock::new(),
             control: OnceLock::new(),
+            recent: OnceLock::new(),
             began: Instant::now(),
         }
     }
@@ -173,6 +178,15 @@ impl<F: FileSystem> Session<F> {
             }
         });
         Notifier::new(self.device.clone(), register)
+    }
+
+    /// Starts dropping the kernel's pages, if that is wanted.
+    pub(crate) fn drop_behind(&self) -> io::Result<Option<Behind>> {
+        if !self.options.uncached {
+            return Ok(None);
+        }
+        let recent = self.recent.get_or_init(Arc::default).clone();
+        Behind::start(recent, self.device.clone()).map(Some)
     }
 
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {

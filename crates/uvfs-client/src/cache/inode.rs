@@ -106,6 +106,13 @@ impl Fill {
     }
 }
 
+/// Pages that a write made dirty, and those of them that no request was writing.
+#[derive(Default)]
+struct Dirtied {
+    pages: u64,
+    idle: u64,
+}
+
 /// What a write has to have before it can go on.
 enum Need {
     /// The lease for it.
@@ -367,7 +374,8 @@ impl Inode {
             let chunk = st.chunks.get_or_insert(ci);
             let skip = chunk.uptodate.get(i) || chunk.reading.get(i);
             if skip || run.len() >= max_pages {
-                self.fill_request(handle, run_at, std::mem::take(&mut run), &fill, &mut batch);
+                let run = std::mem::take(&mut run);
+                self.fill_request(handle, run_at, run, dropbehind, &fill, &mut batch);
             }
             if skip {
                 continue;
@@ -391,7 +399,7 @@ impl Inode {
             }
             run.push((page, valid));
         }
-        self.fill_request(handle, run_at, run, &fill, &mut batch);
+        self.fill_request(handle, run_at, run, dropbehind, &fill, &mut batch);
         drop(st);
         self.cache.free(&mut pages);
         if !batch.is_empty() {
@@ -406,6 +414,7 @@ impl Inode {
         handle: &Arc<Handle>,
         first: u64,
         run: Vec<(u32, Span)>,
+        dontcache: bool,
         fill: &Arc<Fill>,
         batch: &mut Vec<Request>,
     ) {
@@ -425,7 +434,7 @@ impl Inode {
             offset: first * PAGE,
             len: run.len() * PAGE_SIZE,
             segs,
-            dontcache: false,
+            dontcache,
             writeback: false,
             done: Box::new(move |result| {
                 inode.end_fill(first, &run, result, &fill);
@@ -564,7 +573,7 @@ impl Inode {
         let mut done = 0;
         loop {
             self.cache.throttle(self)?;
-            let mut dirtied = 0;
+            let mut dirtied = Dirtied::default();
             let mut st = self.state();
             let need = self.copy_in(
                 &mut st,
@@ -576,18 +585,20 @@ impl Inode {
                 lease,
                 dontcache,
             );
-            if dirtied > 0 {
-                st.dirty += dirtied;
+            if dirtied.pages > 0 {
+                st.dirty += dirtied.pages;
+                // Under the lock: nobody can have written them yet.
+                self.cache.add_dirty(dirtied.idle);
                 if st.dirtied_at.is_none() {
                     st.dirtied_at = Some(Instant::now());
                 }
             }
-            let enough = st.dirty * PAGE >= self.cache.limits.max_write as u64;
+            let enough = st.dirty > self.cache.request_pages() as u64;
             drop(st);
             match need {
                 None => {
-                    if dirtied > 0 && enough && self.cache.above_background() {
-                        self.write_batch(2);
+                    if dirtied.pages > 0 && enough && self.cache.above_background() {
+                        self.write_full();
                     }
                     return Ok(done);
                 }
@@ -618,7 +629,7 @@ impl Inode {
         offset: u64,
         buf: &[u8],
         done: &mut usize,
-        dirtied: &mut u64,
+        dirtied: &mut Dirtied,
         lease: Option<u64>,
         dontcache: bool,
     ) -> Option<Need> {
@@ -684,10 +695,8 @@ impl Inode {
             if !chunk.dirty.get(i) {
                 chunk.dirty.set(i);
                 arena.set_handle(page, handle.fh);
-                *dirtied += 1;
-                if !chunk.writeback.get(i) {
-                    self.cache.add_dirty(1);
-                }
+                dirtied.pages += 1;
+                dirtied.idle += u64::from(!chunk.writeback.get(i));
             }
             arena.set_ranges(page, ranges);
             *done += n;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -124,6 +124,48 @@ impl Drop for Clients {
             let _ = thread.join();
         }
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The server's side of a client in the same program, from [`in_process`]. Dropping it ends the
+/// client's session.
+pub struct InProcess {
+    socket: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Serves one client of this program, on a thread of its own: without a path, a mount or another
+/// process, but else like any client. It attaches to the descriptor that comes with it (see
+/// `uvfs_client::Server::from`).
+///
+/// # Errors
+/// When the thread or the pair of sockets can't be had.
+pub fn in_process<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+) -> io::Result<(InProcess, UnixStream)> {
+    let (theirs, ours) = UnixStream::pair()?;
+    let (session, socket) = (session.clone(), ours.try_clone()?);
+    let thread = std::thread::Builder::new()
+        .name("uvfs-client".into())
+        .spawn(move || {
+            if let Err(error) = attend(&session, ours, limits) {
+                tracing::warn!(%error, "a client's session ended");
+            }
+        })?;
+    let server = InProcess {
+        socket,
+        thread: Some(thread),
+    };
+    Ok((server, theirs))
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -268,6 +310,12 @@ fn attend<F: FileSystem>(
         bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
+        number: {
+            static NEXT: AtomicU32 = AtomicU32::new(1);
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        },
+        lock_waiters: RefCell::default(),
+        ending: Cell::new(false),
     });
     runtime.block_on(async move {
         client.serve().await;
@@ -304,6 +352,24 @@ struct Client<F: FileSystem> {
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
+    /// Tells its locks from other clients'.
+    number: u32,
+    /// Requests that wait for locks.
+    lock_waiters: RefCell<HashSet<u64>>,
+    /// Nobody may begin to wait any more.
+    ending: Cell<bool>,
+}
+
+/// Takes its request off the list when that ends.
+struct LockWaiter<F: FileSystem> {
+    client: Rc<Client<F>>,
+    unique: u64,
+}
+
+impl<F: FileSystem> Drop for LockWaiter<F> {
+    fn drop(&mut self) {
+        self.client.lock_waiters.borrow_mut().remove(&self.unique);
+    }
 }
 
 /// Whatever ends a session, a panic too, the client hears of it.
@@ -427,7 +493,7 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    async fn one(&self, request: Submission) {
+    async fn one(self: &Rc<Self>, request: Submission) {
         let (theirs, _) =
             InHeader::read_from_prefix(&request.header).expect("the area holds a header");
         let segs = Payload::from_parts(request.segs.iter().map(|seg| {
@@ -445,20 +511,30 @@ impl<F: FileSystem> Client<F> {
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..request.op.len()].copy_from_slice(&request.op);
         let len = size_of::<InHeader>() + request.op.len() + input.len();
-        let slot = Slot {
+        let mut slot = Slot {
             header: self.header(theirs.opcode, theirs.nodeid, len),
             op,
             op_len: request.op.len(),
             input,
             room,
         };
-        let answer = match theirs.opcode {
-            ext::LEASE => self.lease(&slot).await.unwrap_or_else(Answer::Error),
-            ext::LEASE_RETURN => self.lease_return(&slot),
-            _ => match self.may(&slot) {
-                Ok(()) => serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await,
-                Err(errno) => Answer::Error(errno),
-            },
+        // One thread serves a whole client: what it sends together goes to the host side by side.
+        runtime::hand_over_large(self.busy.get() > 1);
+        let may = match theirs.opcode {
+            ext::LEASE | ext::LEASE_RETURN => Ok(()),
+            _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
+        };
+        let answer = match (may, theirs.opcode) {
+            (Err(errno), _) => Answer::Error(errno),
+            (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
+            (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
+                Answer::Error(Errno::INTR)
+            }
+            (Ok(()), _) => {
+                let _waiting = self.lock_waiter(&slot);
+                serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
+            }
         };
         self.note(&slot, &answer);
         let (error, len, body) = match &answer {
@@ -593,6 +669,36 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Puts the client's own name in a lock's owner, so that no client can be another's.
+    fn own_locks(&self, slot: &mut Slot) -> Result<(), Errno> {
+        let opcode = slot.header.opcode;
+        if ![Opcode::Getlk, Opcode::Setlk, Opcode::Setlkw]
+            .map(|o| o as u32)
+            .contains(&opcode)
+        {
+            return Ok(());
+        }
+        let (mut arg, _) =
+            abi::LkIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let theirs = u32::try_from(arg.owner).map_err(|_| Errno::INVAL)?;
+        arg.owner = u64::from(self.number) << 32 | u64::from(theirs);
+        arg.lk.pid = self.peer.2;
+        slot.op[..size_of::<abi::LkIn>()].copy_from_slice(arg.as_bytes());
+        Ok(())
+    }
+
+    /// A request that may wait for a lock, to be interrupted when the client goes.
+    fn lock_waiter(self: &Rc<Self>, slot: &Slot) -> Option<LockWaiter<F>> {
+        (slot.header.opcode == Opcode::Setlkw as u32).then(|| {
+            let unique = slot.header.unique;
+            self.lock_waiters.borrow_mut().insert(unique);
+            LockWaiter {
+                client: self.clone(),
+                unique,
+            }
+        })
+    }
+
     /// Remembers what the client has of the file system, to take it back when it goes.
     fn note(&self, slot: &Slot, answer: &Answer) {
         let node = slot.header.nodeid;
@@ -632,8 +738,13 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Waits until no handler is under way any more.
+    /// Waits until no handler is under way any more. Those that wait for locks wait for nobody.
     async fn drained(&self) {
+        self.ending.set(true);
+        for &unique in self.lock_waiters.borrow().iter() {
+            // Not found is not waiting.
+            let _ = self.session.interrupts.interrupt(unique);
+        }
         std::future::poll_fn(|cx| {
             if self.busy.get() == 0 {
                 return Poll::Ready(());

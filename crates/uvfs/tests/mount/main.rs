@@ -17,3 +17,5 @@ mod scenes;
 mod semantics;
 mod small_files;
 mod tree;
+mod uncached;
+mod unprivileged;
