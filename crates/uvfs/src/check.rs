@@ -13,7 +13,7 @@ use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
 use uvfs_xfs::check::{DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printed};
 
 /// Exit status: corruption was found.
 const CORRUPT: u8 = 1;
@@ -234,12 +234,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         lines(&mut out, &outcome)
     };
-    match written.and_then(|()| out.flush()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            return Err(failed(format!("writing the findings: {e}")));
-        }
-        _ => {}
-    }
+    printed(written.and_then(|()| out.flush())).map_err(|e| failed(e.to_string()))?;
     if !args.json
         && let Some(w) = outcome.log.warning()
     {

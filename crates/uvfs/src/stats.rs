@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use uvfs_server::control;
 use uvfs_server::stats::Report;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,13 +64,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         print(&report, &mut text).context(|| "the report".into())?;
     }
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::new(format!("standard output: {error}")))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    printed(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn print(report: &Report, out: &mut String) -> fmt::Result {
