@@ -91,6 +91,12 @@ impl Client {
     pub fn new(backend: impl Backend, config: Config) -> io::Result<Self> {
         let cache = Cache::new(Arc::new(backend), config)?;
         let weak = Arc::downgrade(&cache);
+        cache.backend.on_recall(Box::new(move |recall| {
+            if let Some(cache) = weak.upgrade() {
+                cache.recalled(recall);
+            }
+        }));
+        let weak = Arc::downgrade(&cache);
         let flusher = std::thread::Builder::new()
             .name("uvfs-flusher".into())
             .spawn(move || Cache::flusher(&weak))?;
@@ -167,7 +173,14 @@ impl Client {
     fn overlay(&self, entry: &Entry) -> Attr {
         let mut attr = entry.attr;
         if let Some(inode) = self.0.cache.find(entry.node) {
-            attr.size = inode.known_size().unwrap_or(attr.size);
+            match inode.known_size() {
+                Some(size) => attr.size = size,
+                // A recall may have been answered since the lookup.
+                None if self.backend().is_shared() => {
+                    return inode.current_attr().unwrap_or(attr);
+                }
+                None => {}
+            }
         }
         attr
     }
@@ -223,7 +236,7 @@ impl Client {
         held.keep();
         inode.revalidate(token, attr.mtime, attr.size);
         let file = File::new(self.0.clone(), inode, handle, &options);
-        if options.truncate && file.size() > 0 {
+        if options.truncate && (attr.size > 0 || file.size() > 0) {
             file.set_len(0)?;
         }
         Ok(file)
@@ -294,6 +307,17 @@ impl Client {
         }
         let attr = self.backend().setattr(node, &rest)?;
         Ok(self.overlay(&Entry { node, attr }))
+    }
+
+    /// Makes a file, fifo, socket or device, as mknod(2): `mode` with the type, `rdev` the number
+    /// of a device.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
+        let (parent, name) = self.parent(path.as_ref())?;
+        drop(self.hold(self.backend().mknod(parent.entry.node, name, mode, rdev)?));
+        Ok(())
     }
 
     /// Makes a directory.
@@ -451,8 +475,7 @@ impl Client {
     /// Takes back up to `bytes` of clean pages and gives their memory to the system; answers how
     /// many bytes that were. Never waits for I/O, so the server of this very client may call it.
     pub fn shrink(&self, bytes: usize) -> usize {
-        let page = uvfs_queue::arena::PAGE_SIZE;
-        self.0.cache.reclaim(bytes.div_ceil(page), true) * page
+        uvfs_mem::Shrinker::scan(&*self.0.cache, bytes)
     }
 
     /// Writes everything that is dirty and waits for it; says nothing about durability.

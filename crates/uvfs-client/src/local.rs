@@ -6,16 +6,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
+    XattrFlags,
 };
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, NodeId, Op, ROOT, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Entry, Limits, LockKind, LockRequest, NodeId, Op, ROOT, RangeLock,
+    Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 
@@ -43,6 +46,9 @@ struct Nodes {
     next_handle: u64,
 }
 
+/// Leaves nothing in the host's page cache (Linux 6.14).
+const RWF_DONTCACHE: i32 = 0x80;
+
 /// Requests with the file of each, and whether the workers are to end.
 type Queue = (VecDeque<(Request, Arc<OwnedFd>)>, bool);
 
@@ -51,6 +57,8 @@ struct Engine {
     arena: OnceLock<Arc<Arena>>,
     queue: Mutex<Queue>,
     more: Condvar,
+    /// The host can't do RWF_DONTCACHE here; found at the first try.
+    no_dontcache: AtomicBool,
 }
 
 impl std::fmt::Debug for LocalStore {
@@ -176,6 +184,40 @@ fn check(name: &OsStr) -> io::Result<&OsStr> {
     Ok(name)
 }
 
+/// A lock of an open file description, as fcntl(2) has it.
+fn ofd_lock(fd: &OwnedFd, command: i32, request: &LockRequest) -> io::Result<libc::flock> {
+    let start = i64::try_from(request.start).map_err(|_| errno(libc::EINVAL))?;
+    let len = match request.end {
+        end if end >= i64::MAX as u64 => 0,
+        end => i64::try_from(end - request.start + 1).map_err(|_| errno(libc::EINVAL))?,
+    };
+    let kind = match request.kind {
+        Some(LockKind::Shared) => libc::F_RDLCK,
+        Some(LockKind::Exclusive) => libc::F_WRLCK,
+        None => libc::F_UNLCK,
+    };
+    let mut lock = libc::flock {
+        l_type: kind as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    };
+    loop {
+        // SAFETY: fcntl reads and writes the structure, which lives over the call, alone.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), command, &mut lock) } >= 0 {
+            return Ok(lock);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            // Either may be said of a lock that somebody else has.
+            Some(libc::EACCES) => return Err(errno(libc::EAGAIN)),
+            _ => return Err(error),
+        }
+    }
+}
+
 fn proc_path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -244,18 +286,24 @@ impl Engine {
             let n = rest.len().min(1024) as i32;
             let offset =
                 i64::try_from(request.offset + done as u64).map_err(|_| errno(libc::EFBIG))?;
+            let dontcache = request.dontcache && !self.no_dontcache.load(Ordering::Relaxed);
+            let flags = if dontcache { RWF_DONTCACHE } else { 0 };
             // SAFETY: every vector lies in the arena's mapping (`ptr` checked it), which lives as
             // long as `arena`; the kernel copies, so concurrent changes of the shared bytes are
             // as harmless as from any other process.
             let moved = unsafe {
                 match request.op {
-                    Op::Read => libc::preadv(fd.as_raw_fd(), rest.as_ptr(), n, offset),
-                    Op::Write => libc::pwritev(fd.as_raw_fd(), rest.as_ptr(), n, offset),
+                    Op::Read => libc::preadv2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
+                    Op::Write => libc::pwritev2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
                 }
             };
             if moved < 0 {
                 let error = io::Error::last_os_error();
                 if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                if dontcache && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+                    self.no_dontcache.store(true, Ordering::Relaxed);
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(error) };
@@ -391,12 +439,23 @@ impl Backend for LocalStore {
 
     fn readlink(&self, node: NodeId) -> io::Result<OsString> {
         let fd = self.fd(node)?;
-        let target = rustix::fs::readlinkat(&*fd, c"", Vec::new())?;
+        let target = match rustix::fs::readlinkat(&*fd, c"", Vec::new()) {
+            // What the empty name of anything but a link gives.
+            Err(rustix::io::Errno::NOENT) => return Err(errno(libc::EINVAL)),
+            target => target?,
+        };
         Ok(OsStr::from_bytes(target.as_bytes()).to_owned())
     }
 
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
         rustix::fs::symlinkat(target, self.fd(parent)?, check(name)?)?;
+        self.lookup(parent, name)
+    }
+
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        let kind = FileType::from_raw_mode(mode);
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mknodat(self.fd(parent)?, check(name)?, kind, mode, rdev.into())?;
         self.lookup(parent, name)
     }
 
@@ -474,6 +533,46 @@ impl Backend for LocalStore {
             rustix::fs::fsync(fd)?
         }
         Ok(())
+    }
+
+    fn lock(&self, _: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        use rustix::fs::FlockOperation as How;
+        let fd = self.handle(handle)?;
+        if request.flock {
+            let how = match (request.kind, wait) {
+                (Some(LockKind::Shared), true) => How::LockShared,
+                (Some(LockKind::Shared), false) => How::NonBlockingLockShared,
+                (Some(LockKind::Exclusive), true) => How::LockExclusive,
+                (Some(LockKind::Exclusive), false) => How::NonBlockingLockExclusive,
+                (None, _) => How::Unlock,
+            };
+            return Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(&*fd, how))?);
+        }
+        let command = if wait {
+            libc::F_OFD_SETLKW
+        } else {
+            libc::F_OFD_SETLK
+        };
+        ofd_lock(&fd, command, request).map(drop)
+    }
+
+    fn test_lock(&self, _: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        let found = ofd_lock(&*self.handle(h)?, libc::F_OFD_GETLK, lock)?;
+        let kind = match i32::from(found.l_type) {
+            libc::F_RDLCK => LockKind::Shared,
+            libc::F_WRLCK => LockKind::Exclusive,
+            _ => return Ok(None),
+        };
+        let start = found.l_start as u64;
+        Ok(Some(RangeLock {
+            kind,
+            start,
+            end: match found.l_len {
+                0 => i64::MAX as u64,
+                len => start + (len as u64 - 1),
+            },
+            pid: u32::try_from(found.l_pid).unwrap_or(0),
+        }))
     }
 
     fn fallocate(&self, _: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {

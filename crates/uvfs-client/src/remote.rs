@@ -1,5 +1,6 @@
 //! A uvfs server over a shared-memory queue pair, as a backend.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::AsFd;
@@ -7,18 +8,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
+use uvfs_proto::ext;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, NodeId, Op, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockKind, LockRequest, NodeId,
+    OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -29,6 +33,13 @@ const DEPTH: u32 = 64;
 const SPIN: Duration = Duration::from_micros(60);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;
+/// Entries that only the answers to recalls take.
+const FOR_RECALLS: u32 = 4;
+
+thread_local! {
+    /// This thread answers recalls.
+    static ANSWERS_RECALLS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A reply to a request other than read and write.
 type Reply = io::Result<Vec<u8>>;
@@ -66,7 +77,9 @@ struct Shared {
     event: Event,
     unique: AtomicU64,
     /// What could not be sent for want of an entry: opcode, node, argument.
-    deferred: Mutex<Vec<(Opcode, NodeId, Vec<u8>)>>,
+    deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
+    /// Where recalls go: to the thread that answers them.
+    recalls: Mutex<Option<Sender<Recall>>>,
     /// The server is gone or broke the protocol.
     dead: AtomicBool,
     /// Memory for listings and values, one at a time.
@@ -88,11 +101,7 @@ impl Server {
     /// # Errors
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
-        Ok(Self {
-            socket: UnixStream::connect(socket)?,
-            shared: OnceLock::new(),
-            reaper: Mutex::default(),
-        })
+        UnixStream::connect(socket).map(Self::from)
     }
 
     fn shared(&self) -> io::Result<&Arc<Shared>> {
@@ -108,7 +117,7 @@ impl Server {
             inline.extend_from_slice(name.as_bytes());
             inline.push(0);
         }
-        self.shared()?.call(opcode, node, op, &inline, &[])
+        self.shared()?.call(opcode as u32, node, op, &inline, &[])
     }
 
     /// A call whose reply may be long; it comes back copied.
@@ -119,7 +128,19 @@ impl Server {
             offset: shared.arena.seg(*page, 0, 0).offset,
             len: LISTING as u32,
         }];
-        shared.call(opcode, node, op, inline, &segs)
+        shared.call(opcode as u32, node, op, inline, &segs)
+    }
+}
+
+/// A server at the other end of a connected socket: of `uvfs_server::in_process`, or one that was
+/// connected or passed on by other means.
+impl From<UnixStream> for Server {
+    fn from(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            shared: OnceLock::new(),
+            reaper: Mutex::default(),
+        }
     }
 }
 
@@ -127,6 +148,14 @@ fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> io::Result<T> 
     T::read_from_prefix(bytes)
         .map(|(value, _)| value)
         .map_err(|_| errno(libc::EIO))
+}
+
+fn wire(lease: Lease) -> u32 {
+    match lease {
+        Lease::None => ext::LEASE_NONE,
+        Lease::Read => ext::LEASE_READ,
+        Lease::Write => ext::LEASE_WRITE,
+    }
 }
 
 fn attr_of(a: &abi::Attr) -> Attr {
@@ -157,6 +186,31 @@ fn entry_of(bytes: &[u8]) -> io::Result<Entry> {
     })
 }
 
+fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
+    let flags = if request.flock {
+        abi::LkFlags::FLOCK
+    } else {
+        abi::LkFlags::empty()
+    };
+    let kind = match request.kind {
+        Some(LockKind::Shared) => libc::F_RDLCK,
+        Some(LockKind::Exclusive) => libc::F_WRLCK,
+        None => libc::F_UNLCK,
+    };
+    abi::LkIn {
+        fh: handle,
+        owner: request.owner.into(),
+        lk: abi::FileLock {
+            start: request.start,
+            end: request.end,
+            r#type: kind as u32,
+            pid: 0,
+        },
+        lk_flags: flags.bits(),
+        padding: 0,
+    }
+}
+
 impl Shared {
     /// An entry to put a request in; waits for one.
     fn reserve(&self) -> io::Result<u32> {
@@ -164,13 +218,19 @@ impl Shared {
             if self.dead.load(Ordering::Acquire) {
                 return Err(errno(libc::ENOTCONN));
             }
-            if let Some(id) = self.queue.reserve() {
+            // Recalls are answered even when all others wait for somebody else's.
+            let rest = if ANSWERS_RECALLS.get() {
+                0
+            } else {
+                FOR_RECALLS
+            };
+            if let Some(id) = self.queue.reserve_leaving(rest) {
                 return Ok(id);
             }
             self.queue.ring();
             let mut got = None;
             let mut check = || {
-                got = self.queue.reserve();
+                got = self.queue.reserve_leaving(rest);
                 got.is_some() || self.dead.load(Ordering::Acquire)
             };
             self.poll(&mut check);
@@ -181,7 +241,7 @@ impl Shared {
                 if self.dead.load(Ordering::Acquire) {
                     return Some(None);
                 }
-                self.queue.reserve().map(Some)
+                self.queue.reserve_leaving(rest).map(Some)
             };
             if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(100)) {
                 return Ok(id);
@@ -193,7 +253,7 @@ impl Shared {
     fn send(
         &self,
         id: u32,
-        opcode: Opcode,
+        opcode: u32,
         node: NodeId,
         op: &[u8],
         inline: &[u8],
@@ -203,7 +263,7 @@ impl Shared {
     ) {
         let header = abi::InHeader {
             len: (size_of::<abi::InHeader>() + op.len() + inline.len()) as u32,
-            opcode: opcode as u32,
+            opcode,
             unique: self.unique.fetch_add(2, Ordering::Relaxed),
             nodeid: node,
             uid: 0,
@@ -220,7 +280,7 @@ impl Shared {
         }
     }
 
-    fn call(&self, opcode: Opcode, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
+    fn call(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
         if inline.len() > INLINE_SIZE {
             return Err(errno(libc::ENAMETOOLONG));
         }
@@ -260,7 +320,7 @@ impl Shared {
     }
 
     /// Sends what needs no answer, now or when there is room.
-    fn tell(&self, opcode: Opcode, node: NodeId, op: &[u8]) {
+    fn tell(&self, opcode: u32, node: NodeId, op: &[u8]) {
         if self.dead.load(Ordering::Acquire) {
             return;
         }
@@ -333,8 +393,13 @@ impl Shared {
                     }
                 }
             }
-            // Leases and invalidations come with this ring; none is understood yet.
-            while let Ok(Some(_)) = self.queue.pop_notification() {}
+            while let Ok(Some(bytes)) = self.queue.pop_notification() {
+                if let Some(recall) = recall_of(&bytes)
+                    && let Some(recalls) = &*lock(&self.recalls)
+                {
+                    let _ = recalls.send(recall);
+                }
+            }
         }
         if self.queue.server_closed() {
             self.dead.store(true, Ordering::Release);
@@ -450,6 +515,21 @@ fn hung_up(socket: &UnixStream) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }
 
+/// A recall; nothing for what is not understood.
+fn recall_of(bytes: &[u8]) -> Option<Recall> {
+    let (header, rest) = abi::OutHeader::read_from_prefix(bytes).ok()?;
+    let (recall, _) = ext::NotifyRecallOut::read_from_prefix(rest).ok()?;
+    (header.unique == 0 && header.error == ext::NOTIFY_RECALL).then_some(Recall {
+        node: recall.node,
+        seq: recall.seq,
+        keep: if recall.keep == ext::LEASE_READ {
+            Lease::Read
+        } else {
+            Lease::None
+        },
+    })
+}
+
 /// A call's reply: inline, or, when the data is in a segment, its length as eight bytes.
 fn take_reply(error: i32, in_segs: bool, len: usize, inline: &[u8]) -> Reply {
     match (error, in_segs) {
@@ -465,6 +545,8 @@ impl Drop for Server {
             shared.stop.store(true, Ordering::Release);
             shared.queue.close();
             shared.queue.interrupt();
+            // Ends the thread that answers recalls; it may be this one.
+            lock(&shared.recalls).take();
             if let Some(reaper) = lock(&self.reaper).take() {
                 reaper.thread().unpark();
                 // The last reference may go in the reaper itself.
@@ -511,6 +593,7 @@ impl Backend for Server {
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
+            recalls: Mutex::default(),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -558,27 +641,48 @@ impl Backend for Server {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
+                        read_flags: if r.dontcache {
+                            abi::ReadFlags::DONTCACHE.bits()
+                        } else {
+                            0
+                        },
                         ..Default::default()
                     };
                     let from = Direction::FromServer;
                     let op = op.as_bytes();
-                    shared.send(id, Opcode::Read, r.node, op, &[], &r.segs, from, waiting);
+                    shared.send(
+                        id,
+                        Opcode::Read as u32,
+                        r.node,
+                        op,
+                        &[],
+                        &r.segs,
+                        from,
+                        waiting,
+                    );
                 }
                 Op::Write => {
-                    let flags = if r.writeback {
-                        abi::WriteFlags::CACHE.bits()
-                    } else {
-                        0
-                    };
+                    let mut flags = abi::WriteFlags::empty();
+                    flags.set(abi::WriteFlags::CACHE, r.writeback);
+                    flags.set(abi::WriteFlags::DONTCACHE, r.dontcache);
                     let op = abi::WriteIn {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
-                        write_flags: flags,
+                        write_flags: flags.bits(),
                         ..Default::default()
                     };
                     let (to, op) = (Direction::ToServer, op.as_bytes());
-                    shared.send(id, Opcode::Write, r.node, op, &[], &r.segs, to, waiting);
+                    shared.send(
+                        id,
+                        Opcode::Write as u32,
+                        r.node,
+                        op,
+                        &[],
+                        &r.segs,
+                        to,
+                        waiting,
+                    );
                 }
             }
         }
@@ -591,6 +695,64 @@ impl Backend for Server {
         }
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
+        let op = ext::LeaseIn {
+            mode: wire(lease),
+            padding: 0,
+        };
+        let reply = self
+            .shared()?
+            .call(ext::LEASE, node, op.as_bytes(), &[], &[])?;
+        let out: ext::LeaseOut = parse(&reply)?;
+        Ok(if out.granted == ext::LEASE_NONE {
+            Grant::Refused(Duration::from_millis(out.retry_ms.into()))
+        } else {
+            Grant::Granted {
+                seq: out.seq,
+                attr: attr_of(&out.attr),
+            }
+        })
+    }
+
+    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {
+        if let Some(shared) = self.shared.get() {
+            let op = ext::LeaseReturnIn {
+                seq,
+                keep: wire(keep),
+                padding: 0,
+            };
+            shared.tell(ext::LEASE_RETURN, node, op.as_bytes());
+        }
+    }
+
+    fn on_recall(&self, call: OnRecall) {
+        let Some(shared) = self.shared.get() else {
+            return;
+        };
+        let (send, recalls) = channel();
+        let answer = move || {
+            ANSWERS_RECALLS.set(true);
+            while let Ok(recall) = recalls.recv() {
+                call(recall);
+            }
+        };
+        let thread = std::thread::Builder::new().name("uvfs-recalls".into());
+        match thread.spawn(answer) {
+            Ok(_) => *lock(&shared.recalls) = Some(send),
+            Err(error) => tracing::error!(%error, "recalls will not be answered"),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.shared.get().is_some_and(|shared| {
+            !shared.dead.load(Ordering::Acquire) && !shared.queue.server_closed()
+        })
+    }
+
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         entry_of(&self.call(Opcode::Lookup, parent, &[], &[name])?)
     }
@@ -598,7 +760,7 @@ impl Backend for Server {
     fn forget(&self, node: NodeId, lookups: u64) {
         if let Some(shared) = self.shared.get().filter(|_| lookups > 0) {
             shared.tell(
-                Opcode::Forget,
+                Opcode::Forget as u32,
                 node,
                 abi::ForgetIn { nlookup: lookups }.as_bytes(),
             );
@@ -645,6 +807,16 @@ impl Backend for Server {
 
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
         entry_of(&self.call(Opcode::Symlink, parent, &[], &[name, target])?)
+    }
+
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        let op = abi::MknodIn {
+            mode,
+            rdev,
+            umask: 0,
+            padding: 0,
+        };
+        entry_of(&self.call(Opcode::Mknod, parent, op.as_bytes(), &[name])?)
     }
 
     fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
@@ -703,7 +875,7 @@ impl Backend for Server {
                 fh: handle,
                 ..Default::default()
             };
-            shared.tell(Opcode::Release, node, op.as_bytes());
+            shared.tell(Opcode::Release as u32, node, op.as_bytes());
         }
     }
 
@@ -719,6 +891,49 @@ impl Backend for Server {
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        let done: Done = Box::new(|result| match result {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => done(Ok(0)),
+            other => done(other),
+        });
+        let (shared, id) = match self.shared().and_then(|s| Ok((s, s.reserve()?))) {
+            Ok(found) => found,
+            Err(e) => return done(Err(e)),
+        };
+        let op = abi::FsyncIn {
+            fh: handle,
+            fsync_flags: if data_only { abi::FSYNC_FDATASYNC } else { 0 },
+            padding: 0,
+        };
+        let (to, op) = (Direction::ToServer, op.as_bytes());
+        // Its answer has no body, as that of a read of nothing.
+        let waiting = Waiting::Data(Op::Read, 0, done);
+        shared.send(id, Opcode::Fsync as u32, node, op, &[], &[], to, waiting);
+        shared.queue.ring();
+    }
+
+    fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        let opcode = if wait { Opcode::Setlkw } else { Opcode::Setlk };
+        let op = lock_in(handle, request);
+        self.call(opcode, n, op.as_bytes(), &[]).map(drop)
+    }
+
+    fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        let op = lock_in(h, lock);
+        let out: abi::LkOut = parse(&self.call(Opcode::Getlk, n, op.as_bytes(), &[])?)?;
+        let kind = match out.lk.r#type as i32 {
+            libc::F_RDLCK => LockKind::Shared,
+            libc::F_WRLCK => LockKind::Exclusive,
+            _ => return Ok(None),
+        };
+        Ok(Some(RangeLock {
+            kind,
+            start: out.lk.start,
+            end: out.lk.end,
+            pid: out.lk.pid,
+        }))
     }
 
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
@@ -757,7 +972,8 @@ impl Backend for Server {
             fh: opened.fh,
             ..Default::default()
         };
-        self.shared()?.tell(Opcode::Releasedir, node, op.as_bytes());
+        self.shared()?
+            .tell(Opcode::Releasedir as u32, node, op.as_bytes());
         list
     }
 
@@ -786,7 +1002,7 @@ impl Backend for Server {
             return Err(errno(libc::E2BIG));
         }
         self.shared()?
-            .call(Opcode::Setxattr, node, &op, &inline, &[])
+            .call(Opcode::Setxattr as u32, node, &op, &inline, &[])
             .map(drop)
     }
 

@@ -20,6 +20,9 @@ const MAX_PARTS: usize = 1024;
 /// Drops cached pages when the I/O has ended (RWF_DONTCACHE, Linux 6.14).
 pub const DONTCACHE: u32 = 0x80;
 
+/// The same number everywhere, as of all system calls since 5.1.
+const SYS_CACHESTAT: libc::c_long = 451;
+
 /// What is known of a file's RWF_NOWAIT.
 mod nowait {
     /// Nothing yet, or that it can do it.
@@ -64,6 +67,31 @@ pub fn in_memory(fd: impl AsFd) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     rustix::fs::fstatfs(fd).is_ok_and(|stat| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.f_type))
+}
+
+/// How many bytes of a file the host has in its page cache (cachestat(2), Linux 6.5).
+///
+/// # Errors
+/// ENOSYS of an older kernel, EOPNOTSUPP for what has no page cache.
+pub fn cached_bytes(fd: impl AsFd) -> Result<u64, Errno> {
+    // struct cachestat_range and struct cachestat of linux/mman.h.
+    let everything = [0u64, 0];
+    let mut counts = [0u64; 5];
+    // SAFETY: both structures live over the call and are as long as the kernel takes them to be.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            fd.as_fd().as_raw_fd(),
+            everything.as_ptr(),
+            counts.as_mut_ptr(),
+            0u32,
+        )
+    };
+    if result < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(counts[0] * rustix::param::page_size() as u64)
 }
 
 impl File {

@@ -13,7 +13,7 @@ use uvfs_server::fs::{
     Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Payload,
 };
 
-use crate::inode::{BackingUse, Inode};
+use crate::inode::{BackingUse, Inode, Told};
 use crate::io;
 use crate::namespace::name_ok;
 use crate::sys::{self, FileIoctl, Result};
@@ -21,6 +21,9 @@ use crate::{KeepCache, Passthrough, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
+/// Files up to this many bytes are read as they are opened for reading: that costs less than the
+/// request by which they would be.
+const SMALL_FILE: u64 = 32 << 10;
 
 /// An open file.
 pub(crate) struct OpenFile {
@@ -28,6 +31,12 @@ pub(crate) struct OpenFile {
     pub(crate) inode: Arc<Inode>,
     /// Reads and writes of it go to the inode's registered backing file.
     backed: bool,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.inode.opens.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl AsFd for OpenFile {
@@ -78,17 +87,42 @@ impl Passthrough {
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
             meta::kill_suidgid(cx, fd.as_fd())?;
         }
+        let now = meta::told(&sys::stat(fd.as_fd())?);
+        let (told, settled) = {
+            let state = inode.state();
+            (state.told, state.settled)
+        };
+        let known = told == Some(now);
         let keep = match self.options.keep_cache {
             KeepCache::Never => false,
+            KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
-            KeepCache::Unchanged => {
-                let told = inode.state().told;
-                told.is_some_and(|told| {
-                    sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told)
-                })
-            }
         };
-        self.opened(inode, fd, asked_direct(how.flags), keep)
+        let mut opened = self.opened(inode, fd, asked_direct(how.flags), keep)?;
+        opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
+        if known
+            && asked & OFlags::ACCMODE == OFlags::RDONLY
+            && opened.flags.contains(OpenFlags::KEEP_CACHE)
+        {
+            opened.contents = self.small_contents(opened.fh, now);
+        }
+        Ok(opened)
+    }
+
+    /// The contents of a file that was opened for reading and is this, if it is small, only open
+    /// here, and the kernel was not given them yet.
+    fn small_contents(&self, fh: u64, now: Told) -> Option<Vec<u8>> {
+        if now.size == 0 || now.size > SMALL_FILE || self.writes_back() {
+            return None;
+        }
+        let file = self.files.get(fh)?;
+        // Counted before: of two opens at a time neither takes itself for the only one.
+        if file.inode.opens.load(Ordering::Acquire) != 1
+            || file.inode.state().given.replace(now) == Some(now)
+        {
+            return None;
+        }
+        io::read_now(&file, now.size as usize)
     }
 
     /// Opens a file of the host, with less than wanted where the host allows no more.
@@ -128,6 +162,7 @@ impl Passthrough {
             flags |= OpenFlags::NOFLUSH;
         }
         let backed = flags.contains(OpenFlags::PASSTHROUGH);
+        inode.opens.fetch_add(1, Ordering::AcqRel);
         let file = Arc::new(OpenFile {
             fd: Arc::new(File::new(fd, inode.mount.in_memory)),
             inode: inode.clone(),
@@ -135,7 +170,12 @@ impl Passthrough {
         });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {
-            Some(fh) => Ok(Opened { fh, flags, backing }),
+            Some(fh) => Ok(Opened {
+                fh,
+                flags,
+                backing,
+                ..Opened::default()
+            }),
             None => {
                 self.release_backing(&inode, backed);
                 Err(Errno::NFILE)
@@ -283,9 +323,8 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.release_backing(&file.inode, file.backed);
-        if self.options.host_locks {
-            self.drop_locks_by(&file.inode, fh);
-        }
+        // Clients lock by handle whether the kernel asks us for locks or not.
+        self.drop_locks_by(&file.inode, fh);
         Ok(())
     }
 

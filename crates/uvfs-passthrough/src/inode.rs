@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CStr;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Key {
     }
 }
 
-/// The attributes that the kernel was last told, to know whether its cached pages are still right.
+/// The attributes that the kernel was last told, to know whether what it has cached is still right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Told {
     pub(crate) mtime: (i64, u32),
@@ -78,6 +78,10 @@ pub(crate) struct State {
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
+    /// A change since `told` would show in the file's time.
+    pub(crate) settled: bool,
+    /// What the file was when the kernel was given its contents, unasked.
+    pub(crate) given: Option<Told>,
     pub(crate) backing: Option<BackingUse>,
     /// Who locks ranges of it (with the option `host_locks`).
     pub(crate) owners: Owners,
@@ -94,6 +98,8 @@ pub(crate) struct Inode {
     held: Option<OwnedFd>,
     /// The cached descriptor was used since the cache last looked.
     used: AtomicBool,
+    /// Open files of it.
+    pub(crate) opens: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -561,6 +567,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
         mount,
         held: Some(source),
         used: AtomicBool::new(false),
+        opens: AtomicUsize::new(0),
         state: Mutex::default(),
     }))
 }
@@ -780,6 +787,7 @@ impl Passthrough {
                 mount,
                 held,
                 used: AtomicBool::new(false),
+                opens: AtomicUsize::new(0),
                 state: Mutex::default(),
             })
         })

@@ -326,6 +326,10 @@ impl FileSystem for Passthrough {
         self.inodes.clear();
     }
 
+    fn takes_uncached(&self) -> bool {
+        true
+    }
+
     fn forget(&self, node: u64, lookups: u64) {
         self.inodes.forget(node, lookups);
     }

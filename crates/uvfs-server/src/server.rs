@@ -12,6 +12,7 @@ use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 
+use crate::behind::Behind;
 use crate::control::Control;
 use crate::fs::FileSystem;
 use crate::mount;
@@ -49,6 +50,7 @@ pub struct Server<F: FileSystem> {
     ended: Receiver<()>,
     _control: Option<Control>,
     _watchdog: Option<Watchdog>,
+    _behind: Option<Behind>,
     fallback: Option<String>,
 }
 
@@ -99,6 +101,7 @@ impl<F: FileSystem> Server<F> {
                 |error| tracing::warn!(%error, "no control socket: `uvfs stats` won't work"),
             )
             .ok();
+        let behind = session.drop_behind()?;
         // Spinning needs a core of its own; the other modes hand over on the caller's.
         let hand_over = options.wait.mode == WaitMode::Adaptive && placement::can_hand_over();
         let watchdog = if hand_over {
@@ -192,6 +195,7 @@ impl<F: FileSystem> Server<F> {
             ended,
             _control: control,
             _watchdog: watchdog,
+            _behind: behind,
             fallback,
         })
     }

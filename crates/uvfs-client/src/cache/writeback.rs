@@ -64,6 +64,18 @@ impl ErrSeq {
     }
 }
 
+/// A [`Inode::write_and_wait`] of everything that does not block.
+#[derive(Debug)]
+pub(crate) struct Flush {
+    /// The inode's errors when it began.
+    errors: u64,
+    /// Requests below this number carry what was dirty.
+    before: u64,
+    /// Some of it could not be taken.
+    busy: bool,
+    passes: u32,
+}
+
 /// What [`Inode::start_writeback`] found.
 #[derive(Debug, Default)]
 struct Started {
@@ -111,7 +123,8 @@ impl Inode {
                 if started.batch.len() >= max {
                     break 'chunks;
                 }
-                // A run of pages whose dirty bytes meet.
+                // A run of pages whose dirty bytes meet, and that stay or go alike.
+                let dontcache = chunk.dropbehind.get(from);
                 let mut to = from;
                 let mut segs = Vec::new();
                 let (mut len, mut offset) = (0, 0);
@@ -135,6 +148,7 @@ impl Inode {
                         && to < hi
                         && to + 1 - from < max_pages
                         && ready.get(to + 1)
+                        && chunk.dropbehind.get(to + 1) == dontcache
                         && self.cache.arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
                     if !more {
                         break;
@@ -153,7 +167,6 @@ impl Inode {
                     first: base + from as u64,
                     last: base + to as u64,
                 });
-                let dontcache = chunk.dropbehind.get(from);
                 let (inode, handle) = (self.clone(), handle.clone());
                 started.batch.push(Request {
                     op: Op::Write,
@@ -334,6 +347,58 @@ impl Inode {
         st.in_flight
             .iter()
             .any(|f| f.id < before && f.first <= last && f.last >= first)
+    }
+
+    /// Starts writing everything that is dirty.
+    pub(crate) fn start_flush(self: &Arc<Self>) -> Flush {
+        let mut flush = Flush {
+            errors: self.errors.0.load(Ordering::Acquire) & !SEEN,
+            before: 0,
+            busy: false,
+            passes: 0,
+        };
+        self.flush_pass(&mut flush);
+        flush
+    }
+
+    fn flush_pass(self: &Arc<Self>, flush: &mut Flush) {
+        let Started { mut batch, busy } = self.start_writeback(0, u64::MAX, usize::MAX);
+        if !batch.is_empty() {
+            self.cache.backend.submit(&mut batch);
+        }
+        flush.busy = busy;
+        flush.before = self.read_state().next_request;
+    }
+
+    /// The result, once all of it was written; to be asked again after each event. As
+    /// [`Inode::write_and_wait`].
+    pub(crate) fn step_flush(self: &Arc<Self>, flush: &mut Flush) -> Option<io::Result<()>> {
+        loop {
+            if Self::in_flight(&self.read_state(), 0, u64::MAX, flush.before) {
+                return None;
+            }
+            let now = self.errors.0.load(Ordering::Acquire);
+            if now & !SEEN != flush.errors {
+                let code = (now & (SEEN - 1)) as i32;
+                return Some(Err(io::Error::from_raw_os_error(code)));
+            }
+            if !flush.busy {
+                return Some(Ok(()));
+            }
+            let blocked = {
+                let st = self.read_state();
+                st.frozen || st.dirty_and_reading(0, u64::MAX)
+            };
+            if blocked {
+                return None;
+            }
+            if flush.passes > 1 {
+                return Some(Ok(()));
+            }
+            // What is left was dirtied again during its writeback, or was being read.
+            flush.passes += 1;
+            self.flush_pass(flush);
+        }
     }
 
     /// Writes everything in `first..=last` that is dirty now, and waits for it.

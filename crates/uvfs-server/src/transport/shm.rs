@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +28,7 @@ use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
+use uvfs_proto::ext;
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -35,16 +36,18 @@ use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue,
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::coherence::{self, Link};
 use crate::fs::{FileSystem, ROOT};
+use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::serve;
+use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Numbers of clients' requests have this bit, which the kernel's never have.
-const OURS: u64 = 1 << 62;
+pub(crate) const OURS: u64 = 1 << 62;
 
 /// What one server allows its clients.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,9 @@ pub struct ClientLimits {
     pub arena_pages: u32,
     /// How its thread waits.
     pub wait: WaitConfig,
+    /// A client that holds on to a recalled lease for so long, without writing anything back, is
+    /// cut off.
+    pub recall: Duration,
 }
 
 impl Default for ClientLimits {
@@ -63,6 +69,7 @@ impl Default for ClientLimits {
             clients: 64,
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
+            recall: Duration::from_secs(5),
         }
     }
 }
@@ -117,6 +124,48 @@ impl Drop for Clients {
             let _ = thread.join();
         }
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The server's side of a client in the same program, from [`in_process`]. Dropping it ends the
+/// client's session.
+pub struct InProcess {
+    socket: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Serves one client of this program, on a thread of its own: without a path, a mount or another
+/// process, but else like any client. It attaches to the descriptor that comes with it (see
+/// `uvfs_client::Server::from`).
+///
+/// # Errors
+/// When the thread or the pair of sockets can't be had.
+pub fn in_process<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+) -> io::Result<(InProcess, UnixStream)> {
+    let (theirs, ours) = UnixStream::pair()?;
+    let (session, socket) = (session.clone(), ours.try_clone()?);
+    let thread = std::thread::Builder::new()
+        .name("uvfs-client".into())
+        .spawn(move || {
+            if let Err(error) = attend(&session, ours, limits) {
+                tracing::warn!(%error, "a client's session ended");
+            }
+        })?;
+    let server = InProcess {
+        socket,
+        thread: Some(thread),
+    };
+    Ok((server, theirs))
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -231,7 +280,17 @@ fn attend<F: FileSystem>(
     attach::send(&socket, agreed, &[bell.as_fd()])?;
     socket.set_read_timeout(None)?;
     let runtime = Runtime::new(limits.wait)?;
+    let queue = Arc::new(queue);
+    let bell = Arc::new(File::from(bell));
+    let link = session.coherence.attach(
+        session.invalidator(),
+        session.negotiated().flags,
+        queue.clone(),
+        bell.clone(),
+        limits.recall,
+    );
     let client = Rc::new(Client {
+        link,
         session: session.clone(),
         stats: session.add_queue(),
         queue,
@@ -248,23 +307,33 @@ fn attend<F: FileSystem>(
         gone: Cell::new(false),
         handles: RefCell::default(),
         lookups: RefCell::default(),
-        bell: Arc::new(File::from(bell)),
+        bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
+        number: {
+            static NEXT: AtomicU32 = AtomicU32::new(1);
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        },
+        lock_waiters: RefCell::default(),
+        ending: Cell::new(false),
     });
     runtime.block_on(async move {
         client.serve().await;
+        client.link.end();
         client.queue.close();
         client.drained().await;
         client.salvage().await;
+        client.session.coherence.detach(&client.link);
         client.release().await;
     })
 }
 
-struct Client<F> {
+struct Client<F: FileSystem> {
     session: Arc<Session<F>>,
+    /// How others recall its leases.
+    link: Arc<Link>,
     stats: Arc<QueueStats>,
-    queue: ServerQueue,
+    queue: Arc<ServerQueue>,
     arena: Arc<Arena>,
     memory: IoBuf,
     /// Where each entry's inline payload is copied to.
@@ -283,12 +352,31 @@ struct Client<F> {
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
+    /// Tells its locks from other clients'.
+    number: u32,
+    /// Requests that wait for locks.
+    lock_waiters: RefCell<HashSet<u64>>,
+    /// Nobody may begin to wait any more.
+    ending: Cell<bool>,
+}
+
+/// Takes its request off the list when that ends.
+struct LockWaiter<F: FileSystem> {
+    client: Rc<Client<F>>,
+    unique: u64,
+}
+
+impl<F: FileSystem> Drop for LockWaiter<F> {
+    fn drop(&mut self) {
+        self.client.lock_waiters.borrow_mut().remove(&self.unique);
+    }
 }
 
 /// Whatever ends a session, a panic too, the client hears of it.
-impl<F> Drop for Client<F> {
+impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         self.queue.close();
+        self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 }
@@ -325,6 +413,9 @@ impl<F: FileSystem> Client<F> {
             let _ = rustix::io::write(&*me.bell, &1u64.to_ne_bytes());
         });
         loop {
+            if self.link.is_over() {
+                return;
+            }
             let mut any = false;
             loop {
                 match self.queue.pop() {
@@ -372,7 +463,7 @@ impl<F: FileSystem> Client<F> {
             }
         }
         self.queue.arm();
-        if !self.queue.ready() && !self.gone.get() {
+        if !self.queue.ready() && !self.gone.get() && !self.link.is_over() {
             while let Err(Errno::INTR | Errno::AGAIN) =
                 ops::poll(&self.bell, libc::POLLIN as u32).await
             {}
@@ -402,7 +493,7 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    async fn one(&self, request: Submission) {
+    async fn one(self: &Rc<Self>, request: Submission) {
         let (theirs, _) =
             InHeader::read_from_prefix(&request.header).expect("the area holds a header");
         let segs = Payload::from_parts(request.segs.iter().map(|seg| {
@@ -420,16 +511,28 @@ impl<F: FileSystem> Client<F> {
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..request.op.len()].copy_from_slice(&request.op);
         let len = size_of::<InHeader>() + request.op.len() + input.len();
-        let slot = Slot {
+        let mut slot = Slot {
             header: self.header(theirs.opcode, theirs.nodeid, len),
             op,
             op_len: request.op.len(),
             input,
             room,
         };
-        let answer = match self.may(&slot) {
-            Ok(()) => serve(&self.session, &self.stats, &slot).await,
-            Err(errno) => Answer::Error(errno),
+        let may = match theirs.opcode {
+            ext::LEASE | ext::LEASE_RETURN => Ok(()),
+            _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
+        };
+        let answer = match (may, theirs.opcode) {
+            (Err(errno), _) => Answer::Error(errno),
+            (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
+            (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
+                Answer::Error(Errno::INTR)
+            }
+            (Ok(()), _) => {
+                let _waiting = self.lock_waiter(&slot);
+                serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
+            }
         };
         self.note(&slot, &answer);
         let (error, len, body) = match &answer {
@@ -454,6 +557,50 @@ impl<F: FileSystem> Client<F> {
         {
             waker.wake();
         }
+    }
+
+    /// Grants a lease, if that can be now.
+    async fn lease(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let (arg, _) =
+            ext::LeaseIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let mode = match arg.mode {
+            ext::LEASE_READ => Mode::Read,
+            ext::LEASE_WRITE => Mode::Write,
+            _ => return Err(Errno::INVAL),
+        };
+        let node = slot.header.nodeid;
+        if !self.lookups.borrow().contains_key(&node) {
+            return Err(Errno::STALE);
+        }
+        let coherence = &self.session.coherence;
+        let seq = match coherence.grant(&self.session, &self.link, node, mode).await {
+            Ok(seq) => seq,
+            Err(retry) => {
+                return Ok(Answer::of(&ext::LeaseOut {
+                    retry_ms: retry.as_millis() as u32,
+                    ..Default::default()
+                }));
+            }
+        };
+        // Of a moment at which nobody else could change them any more.
+        let attr = coherence::attributes(&self.session, slot, node).await;
+        let attr = attr.inspect_err(|_| coherence.returned(&self.link, node, seq, None))?;
+        Ok(Answer::of(&ext::LeaseOut {
+            granted: arg.mode,
+            retry_ms: 0,
+            seq,
+            attr,
+        }))
+    }
+
+    fn lease_return(&self, slot: &Slot) -> Answer {
+        let Ok((arg, _)) = ext::LeaseReturnIn::read_from_prefix(&slot.op[..slot.op_len]) else {
+            return Answer::Error(Errno::INVAL);
+        };
+        let keep = (arg.keep == ext::LEASE_READ).then_some(Mode::Read);
+        let coherence = &self.session.coherence;
+        coherence.returned(&self.link, slot.header.nodeid, arg.seq, keep);
+        Answer::empty()
     }
 
     /// Whether the client was given what its request names: numbers of nodes and handles can be
@@ -520,6 +667,36 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Puts the client's own name in a lock's owner, so that no client can be another's.
+    fn own_locks(&self, slot: &mut Slot) -> Result<(), Errno> {
+        let opcode = slot.header.opcode;
+        if ![Opcode::Getlk, Opcode::Setlk, Opcode::Setlkw]
+            .map(|o| o as u32)
+            .contains(&opcode)
+        {
+            return Ok(());
+        }
+        let (mut arg, _) =
+            abi::LkIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let theirs = u32::try_from(arg.owner).map_err(|_| Errno::INVAL)?;
+        arg.owner = u64::from(self.number) << 32 | u64::from(theirs);
+        arg.lk.pid = self.peer.2;
+        slot.op[..size_of::<abi::LkIn>()].copy_from_slice(arg.as_bytes());
+        Ok(())
+    }
+
+    /// A request that may wait for a lock, to be interrupted when the client goes.
+    fn lock_waiter(self: &Rc<Self>, slot: &Slot) -> Option<LockWaiter<F>> {
+        (slot.header.opcode == Opcode::Setlkw as u32).then(|| {
+            let unique = slot.header.unique;
+            self.lock_waiters.borrow_mut().insert(unique);
+            LockWaiter {
+                client: self.clone(),
+                unique,
+            }
+        })
+    }
+
     /// Remembers what the client has of the file system, to take it back when it goes.
     fn note(&self, slot: &Slot, answer: &Answer) {
         let node = slot.header.nodeid;
@@ -551,6 +728,7 @@ impl<F: FileSystem> Client<F> {
                     *count = count.saturating_sub(word(&slot.op, 0));
                     if *count == 0 {
                         lookups.remove(&node);
+                        self.session.coherence.forget(&self.link, node);
                     }
                 }
             }
@@ -558,8 +736,13 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Waits until no handler is under way any more.
+    /// Waits until no handler is under way any more. Those that wait for locks wait for nobody.
     async fn drained(&self) {
+        self.ending.set(true);
+        for &unique in self.lock_waiters.borrow().iter() {
+            // Not found is not waiting.
+            let _ = self.session.interrupts.interrupt(unique);
+        }
         std::future::poll_fn(|cx| {
             if self.busy.get() == 0 {
                 return Poll::Ready(());
@@ -581,7 +764,7 @@ impl<F: FileSystem> Client<F> {
             input,
             room: Payload::default(),
         };
-        serve(&self.session, &self.stats, &slot).await
+        serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
     }
 
     /// Writes what the client left dirty: through files that it had open, and where it says.
@@ -589,11 +772,12 @@ impl<F: FileSystem> Client<F> {
         let (mut written, mut lost) = (0usize, 0usize);
         for dirty in self.arena.dirty() {
             let len = dirty.seg.len as usize;
-            if !self
+            let open = self
                 .handles
                 .borrow()
-                .contains(&(dirty.node, dirty.handle, false))
-            {
+                .contains(&(dirty.node, dirty.handle, false));
+            // Without the lease they were written already, and others' data is there now.
+            if !open || !self.session.coherence.writes(&self.link, dirty.node) {
                 lost += len;
                 continue;
             }

@@ -15,5 +15,7 @@ mod pjdfstest;
 mod programs;
 mod scenes;
 mod semantics;
+mod small_files;
 mod tree;
+mod uncached;
 mod unprivileged;
