@@ -311,19 +311,21 @@ fn parallel(
     work: &(dyn Fn(&mut Reader<'_>, usize) + Sync),
 ) {
     let next = AtomicUsize::new(0);
-    std::thread::scope(|s| {
-        for _ in 0..threads.min(count) {
-            s.spawn(|| {
-                let mut rd = Reader::new(ctx);
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    if i >= count {
-                        break;
-                    }
-                    work(&mut rd, i);
-                }
-            });
+    let run = || {
+        let mut rd = Reader::new(ctx);
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                break;
+            }
+            work(&mut rd, i);
         }
+    };
+    std::thread::scope(|s| {
+        for _ in 1..threads.min(count) {
+            s.spawn(run);
+        }
+        run();
     });
 }
 
