@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use uvfs_xfs::check::{Options, Prefetch, Progress, check};
 use uvfs_xfs::{Blocks, Volume};
 
@@ -27,20 +28,38 @@ fn make(path: &Path) {
     for (name, count) in [("few", 5), ("some", 30), ("many", 200)] {
         text += &format!("{name} d--755 0 0\n");
         for i in 0..count {
-            text += &format!("entry-{i:05}-{} ---644 0 0 /dev/null\n", "x".repeat(i * 7 % 60));
+            text += &format!(
+                "entry-{i:05}-{} ---644 0 0 /dev/null\n",
+                "x".repeat(i * 7 % 60)
+            );
         }
         text += "$\n";
     }
     text += "link l--777 0 0 target\n$\n";
     std::fs::write(&proto, text).unwrap();
-    std::fs::File::create(path).unwrap().set_len(34 << 20).unwrap();
+    std::fs::File::create(path)
+        .unwrap()
+        .set_len(34 << 20)
+        .unwrap();
     let output = Command::new("mkfs.xfs")
-        .args(["-q", "-f", "--unsupported", "-b", "size=1024", "-d", "agcount=2"])
+        .args([
+            "-q",
+            "-f",
+            "--unsupported",
+            "-b",
+            "size=1024",
+            "-d",
+            "agcount=2",
+        ])
         .args(["-m", "rmapbt=1,reflink=1", "-p"])
         .args([&proto, path])
         .output()
         .expect("mkfs.xfs is needed to make an image, or UVFS_FUZZ_IMAGE");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 type Base = (MemImage, Vec<Region>);
@@ -64,6 +83,11 @@ fn bases() -> &'static [Base] {
         std::fs::remove_dir_all(&dir).unwrap();
         vec![base]
     })
+}
+
+fn cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
 
 fn read(blocks: &Arc<dyn Blocks>) {
@@ -101,12 +125,20 @@ fuzz_target!(|input: &[u8]| {
     for _ in 0..count {
         mutate::damage(&mut damaged, regions, &mut choose);
     }
-    let blocks: Arc<dyn Blocks> = Arc::new(damaged);
+    let prefetch = match choose.below(2) {
+        0 => Prefetch::Exact,
+        _ => Prefetch::Large,
+    };
     let options = Options {
         threads: 1,
-        prefetch: Prefetch::Exact,
+        prefetch,
         memory: None,
     };
+    let blocks: Arc<dyn Blocks> = Arc::new(damaged);
+    let start = cpu_time();
     let _ = check(blocks.clone(), &options, &Progress::default());
     read(&blocks);
+    // Not the clock's: other programs may hold us up.
+    let took = cpu_time() - start;
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
 });
