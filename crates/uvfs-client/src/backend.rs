@@ -52,6 +52,17 @@ pub struct Entry {
     pub attr: Attr,
 }
 
+/// An open file that was taken over by a token; counts as a lookup and an open.
+#[derive(Debug, Clone, Copy)]
+pub struct Imported {
+    /// The inode, and its attributes.
+    pub entry: Entry,
+    /// The open file.
+    pub handle: u64,
+    /// open(2)'s flags that it was opened with.
+    pub flags: i32,
+}
+
 /// Attributes to change; `None` stays as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SetAttr {
@@ -237,6 +248,10 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Opens a file; `flags` as open(2), never with `O_APPEND`, `O_CREAT` or `O_EXCL`.
     fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
+        unsupported()
+    }
+    /// Takes over an open file by the secret of a [`crate::Token`].
+    fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
         unsupported()
     }
     /// Makes and opens a file; fails with `EEXIST` only when `flags` has `O_EXCL`.

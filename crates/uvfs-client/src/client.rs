@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,6 +13,7 @@ use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, Stat
 use crate::cache::{Cache, Config, Handle, errno};
 use crate::file::{File, OpenOptions};
 use crate::stats::Stats;
+use crate::token::Token;
 
 /// Symbolic links that one path may go through, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -222,11 +224,41 @@ impl Client {
         inode.lookups.fetch_add(1, Ordering::AcqRel);
         held.keep();
         inode.revalidate(token, attr.mtime, attr.size);
-        let file = File::new(self.0.clone(), inode, handle, &options);
+        let file = File::new(self.0.clone(), inode, handle, &options, false);
         if options.truncate && file.size() > 0 {
             file.set_len(0)?;
         }
         Ok(file)
+    }
+
+    /// Takes over an open file of a mount of the same server: what `fd` may do, the result may.
+    ///
+    /// Nothing of it is cached, as other programs use the mount: every call asks the server, so all
+    /// of them, through whatever way, agree.
+    ///
+    /// # Errors
+    /// Those of [`Token::of`]; `EACCES` when this client is attached to another server.
+    pub fn import(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
+        self.import_token(&Token::of(fd)?)
+    }
+
+    /// As [`Client::import`], with a token that was got before. It is used up, whatever comes.
+    ///
+    /// # Errors
+    /// `EACCES` for a token that is wrong, used or too old, and what the backend answers.
+    pub fn import_token(&self, token: &Token) -> io::Result<File> {
+        let imported = self.backend().import(token.secret())?;
+        let (node, attr) = (imported.entry.node, imported.entry.attr);
+        let cache = &self.0.cache;
+        let handle = Handle::new(cache, node, imported.handle);
+        let inode = cache.inode(node, attr.mtime, attr.size);
+        inode.lookups.fetch_add(1, Ordering::AcqRel);
+        let access = imported.flags & libc::O_ACCMODE;
+        let options = OpenOptions::new()
+            .read(access == libc::O_RDONLY || access == libc::O_RDWR)
+            .write(access == libc::O_WRONLY || access == libc::O_RDWR)
+            .append(imported.flags & libc::O_APPEND != 0 && access != libc::O_RDONLY);
+        Ok(File::new(self.0.clone(), inode, handle, &options, true))
     }
 
     /// Makes a file and opens it for reading and writing; fails with `EEXIST` if it is there.

@@ -130,6 +130,8 @@ struct Inner {
     readable: bool,
     writable: bool,
     append: bool,
+    /// Every call goes to the server: nothing is cached, and nothing is known of the size.
+    through: bool,
     ahead: Mutex<Ahead>,
     /// A read of this page starts the next window.
     mark: AtomicU64,
@@ -179,6 +181,7 @@ impl File {
         inode: Arc<Inode>,
         handle: Arc<Handle>,
         options: &OpenOptions,
+        through: bool,
     ) -> Self {
         inode.opens.fetch_add(1, Ordering::AcqRel);
         Self(Arc::new(Inner {
@@ -190,6 +193,7 @@ impl File {
             readable: options.read,
             writable: options.write || options.append,
             append: options.append,
+            through,
             ahead: Mutex::default(),
             mark: AtomicU64::new(u64::MAX),
             advice: AtomicU8::new(0),
@@ -213,7 +217,7 @@ impl File {
             return Ok(0);
         }
         checked_end(offset, buf.len())?;
-        if flags.contains(Flags::DIRECT) {
+        if f.through || flags.contains(Flags::DIRECT) {
             return self.read_direct(buf, offset, flags);
         }
         let dontcache = flags.contains(Flags::DONTCACHE);
@@ -391,7 +395,7 @@ impl File {
     /// Starts a read; the result is the buffer, as long as what was read.
     pub fn submit_read_at(&self, mut buf: Vec<u8>, offset: u64, flags: Flags) -> Pending<Vec<u8>> {
         let f = &*self.0;
-        let direct = flags.contains(Flags::DIRECT);
+        let direct = f.through || flags.contains(Flags::DIRECT);
         let ready = |result| Pending::ready(&f.cache, &f.inode, result);
         if !f.readable {
             return ready(Err(errno(libc::EBADF)));
@@ -481,6 +485,9 @@ impl File {
         if len == 0 {
             return Ok((offset.unwrap_or_else(|| f.inode.size()), 0));
         }
+        if f.through {
+            return self.write_through(bufs, len, offset, flags);
+        }
         if let Some(offset) = offset {
             checked_end(offset, len)?;
         }
@@ -508,6 +515,54 @@ impl File {
             self.sync_range(first, last)?;
             f.cache.backend.fsync(f.handle.node, f.handle.fh, true)?;
         }
+        Ok((at, done))
+    }
+
+    /// Writes at the server. A file that is open for appending is written at its end there.
+    fn write_through(
+        &self,
+        bufs: &[IoSlice<'_>],
+        len: usize,
+        offset: Option<u64>,
+        flags: Flags,
+    ) -> io::Result<(u64, usize)> {
+        let f = &*self.0;
+        let at = offset.unwrap_or(0);
+        checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
+        let mut done = 0;
+        while done < len {
+            // Pieces of one round may end in any order, which is wrong at the end of a file.
+            let n = match offset {
+                Some(_) => f.inode.direct_round(len - done),
+                None => (len - done).min(f.cache.limits.max_write),
+            };
+            let data = cut(bufs, done, n);
+            let dontcache = flags.contains(Flags::DONTCACHE);
+            let here = at + done as u64;
+            let d = f
+                .inode
+                .start_direct(&f.handle, Op::Write, here, n, &data, dontcache);
+            d.wait();
+            match d.result() {
+                Ok(moved) => {
+                    done += moved;
+                    if moved < n {
+                        break;
+                    }
+                }
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        f.cache.counters.bytes_in(done as u64);
+        if flags.contains(Flags::DSYNC) {
+            f.cache.backend.fsync(f.handle.node, f.handle.fh, true)?;
+        }
+        let at = match offset {
+            Some(at) => at,
+            // As far as anybody can say: others may have written behind it by now.
+            None => self.stat()?.size.saturating_sub(done as u64),
+        };
         Ok((at, done))
     }
 
@@ -582,7 +637,8 @@ impl File {
     pub fn submit_write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> Pending<usize> {
         let f = &*self.0;
         let ready = |result| Pending::ready(&f.cache, &f.inode, result);
-        let plain = !flags.contains(Flags::DIRECT)
+        let plain = f.through
+            || !flags.contains(Flags::DIRECT)
             || flags.contains(Flags::DSYNC)
             || f.append
             || !f.writable
@@ -678,7 +734,10 @@ impl File {
 
     /// The size in bytes, with what is not written yet.
     pub fn size(&self) -> u64 {
-        self.0.inode.size()
+        match self.0.through {
+            true => self.stat().map_or(0, |attr| attr.size),
+            false => self.0.inode.size(),
+        }
     }
 
     /// The attributes, with the size that this client knows.
@@ -687,7 +746,9 @@ impl File {
     /// What the backend answers.
     pub fn stat(&self) -> io::Result<Attr> {
         let mut attr = self.0.cache.backend.getattr(self.0.inode.node)?;
-        attr.size = self.0.inode.size();
+        if !self.0.through {
+            attr.size = self.0.inode.size();
+        }
         Ok(attr)
     }
 
@@ -710,6 +771,9 @@ impl File {
         let f = &*self.0;
         if !f.writable || size > i64::MAX as u64 {
             return Err(errno(libc::EINVAL));
+        }
+        if f.through {
+            return self.tell_size(size);
         }
         let _writer = f.inode.exclusive();
         f.wrote.store(true, Ordering::Relaxed);
@@ -741,6 +805,12 @@ impl File {
             ),
             AllocateMode::ZeroRange => (libc::FALLOC_FL_ZERO_RANGE, true),
         };
+        if f.through {
+            return f
+                .cache
+                .backend
+                .fallocate(f.inode.node, f.handle.fh, raw, offset, len);
+        }
         let _writer = f.inode.exclusive();
         f.inode.wait_direct();
         f.wrote.store(true, Ordering::Relaxed);
@@ -773,10 +843,12 @@ impl File {
 
     fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
         let f = &*self.0;
-        if offset >= f.inode.size() {
-            return Err(errno(libc::ENXIO));
+        if !f.through {
+            if offset >= f.inode.size() {
+                return Err(errno(libc::ENXIO));
+            }
+            f.inode.write_and_wait(0, u64::MAX)?;
         }
-        f.inode.write_and_wait(0, u64::MAX)?;
         f.cache
             .backend
             .lseek(f.inode.node, f.handle.fh, offset, whence)
@@ -789,6 +861,9 @@ impl File {
     pub fn advise(&self, advice: Advice, offset: u64, len: u64) -> io::Result<()> {
         let f = &*self.0;
         let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
+        if f.through {
+            return Ok(());
+        }
         match advice {
             Advice::Normal | Advice::Sequential | Advice::Random => {
                 f.advice.store(advice as u8, Ordering::Relaxed);

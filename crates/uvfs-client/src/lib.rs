@@ -32,8 +32,9 @@ mod local;
 mod pending;
 mod remote;
 mod stats;
+mod token;
 
-pub use backend::{Attr, Backend, DirEntry, Entry, NodeId, SetAttr, StatFs};
+pub use backend::{Attr, Backend, DirEntry, Entry, Imported, NodeId, SetAttr, StatFs};
 pub use cache::Config;
 pub use client::Client;
 pub use faulty::{Fault, Faulty};
@@ -42,3 +43,4 @@ pub use local::LocalStore;
 pub use pending::Pending;
 pub use remote::Server;
 pub use stats::Stats;
+pub use token::Token;

@@ -12,13 +12,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
+use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, NodeId, Op, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Entry, Imported, Limits, NodeId, Op, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -108,7 +109,7 @@ impl Server {
             inline.extend_from_slice(name.as_bytes());
             inline.push(0);
         }
-        self.shared()?.call(opcode, node, op, &inline, &[])
+        self.shared()?.call(opcode as u32, node, op, &inline, &[])
     }
 
     /// A call whose reply may be long; it comes back copied.
@@ -119,7 +120,7 @@ impl Server {
             offset: shared.arena.seg(*page, 0, 0).offset,
             len: LISTING as u32,
         }];
-        shared.call(opcode, node, op, inline, &segs)
+        shared.call(opcode as u32, node, op, inline, &segs)
     }
 }
 
@@ -193,7 +194,7 @@ impl Shared {
     fn send(
         &self,
         id: u32,
-        opcode: Opcode,
+        opcode: u32,
         node: NodeId,
         op: &[u8],
         inline: &[u8],
@@ -203,7 +204,7 @@ impl Shared {
     ) {
         let header = abi::InHeader {
             len: (size_of::<abi::InHeader>() + op.len() + inline.len()) as u32,
-            opcode: opcode as u32,
+            opcode,
             unique: self.unique.fetch_add(2, Ordering::Relaxed),
             nodeid: node,
             uid: 0,
@@ -220,7 +221,7 @@ impl Shared {
         }
     }
 
-    fn call(&self, opcode: Opcode, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
+    fn call(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
         if inline.len() > INLINE_SIZE {
             return Err(errno(libc::ENAMETOOLONG));
         }
@@ -267,7 +268,7 @@ impl Shared {
         match self.queue.reserve() {
             Some(id) => {
                 let to = Direction::ToServer;
-                self.send(id, opcode, node, op, &[], &[], to, Waiting::Ignored);
+                self.send(id, opcode as u32, node, op, &[], &[], to, Waiting::Ignored);
                 self.queue.ring();
             }
             None => lock(&self.deferred).push((opcode, node, op.to_vec())),
@@ -371,7 +372,7 @@ impl Shared {
                 return;
             };
             let to = Direction::ToServer;
-            self.send(id, opcode, node, &op, &[], &[], to, Waiting::Ignored);
+            self.send(id, opcode as u32, node, &op, &[], &[], to, Waiting::Ignored);
             self.queue.ring();
         }
     }
@@ -562,7 +563,16 @@ impl Backend for Server {
                     };
                     let from = Direction::FromServer;
                     let op = op.as_bytes();
-                    shared.send(id, Opcode::Read, r.node, op, &[], &r.segs, from, waiting);
+                    shared.send(
+                        id,
+                        Opcode::Read as u32,
+                        r.node,
+                        op,
+                        &[],
+                        &r.segs,
+                        from,
+                        waiting,
+                    );
                 }
                 Op::Write => {
                     let flags = if r.writeback {
@@ -578,7 +588,16 @@ impl Backend for Server {
                         ..Default::default()
                     };
                     let (to, op) = (Direction::ToServer, op.as_bytes());
-                    shared.send(id, Opcode::Write, r.node, op, &[], &r.segs, to, waiting);
+                    shared.send(
+                        id,
+                        Opcode::Write as u32,
+                        r.node,
+                        op,
+                        &[],
+                        &r.segs,
+                        to,
+                        waiting,
+                    );
                 }
             }
         }
@@ -684,6 +703,20 @@ impl Backend for Server {
         Ok(out.fh)
     }
 
+    fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
+        let op = ImportIn { token: *secret };
+        let reply = self.shared()?.call(IMPORT, 0, op.as_bytes(), &[], &[])?;
+        let out: ImportOut = parse(&reply)?;
+        Ok(Imported {
+            entry: Entry {
+                node: out.nodeid,
+                attr: attr_of(&out.attr),
+            },
+            handle: out.fh,
+            flags: out.flags as i32,
+        })
+    }
+
     fn create(&self, p: NodeId, n: &OsStr, mode: u32, flags: i32) -> io::Result<(Entry, u64)> {
         let op = abi::CreateIn {
             flags: (flags | libc::O_CREAT) as u32,
@@ -786,7 +819,7 @@ impl Backend for Server {
             return Err(errno(libc::E2BIG));
         }
         self.shared()?
-            .call(Opcode::Setxattr, node, &op, &inline, &[])
+            .call(Opcode::Setxattr as u32, node, &op, &inline, &[])
             .map(drop)
     }
 

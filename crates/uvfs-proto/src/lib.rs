@@ -6,6 +6,7 @@
 //! * [`request`]: requests, parsed and encoded.
 //! * [`reply`]: what replies are made of beyond plain structures.
 //! * [`notify`]: what a server tells without being asked.
+//! * [`import`]: what is ours: tokens for open files.
 //!
 //! A message has two forms. Over `/dev/fuse` it is contiguous: header, structure, payload. Over
 //! io_uring and shared memory it is split: header and structure lie in areas of fixed size, the
@@ -15,6 +16,7 @@
 //! No input makes a parser panic or allocate.
 
 pub mod abi;
+pub mod import;
 pub mod notify;
 pub mod reply;
 pub mod request;

@@ -3,7 +3,8 @@
 //!
 //! Nothing of a client is trusted: entries are copied and checked as they are taken, its user and
 //! group are those of its socket, its numbers for requests are replaced. A client that breaks the
-//! protocol loses its session. What it leaves dirty in its arena is written, through files that
+//! protocol loses its session. A guest, another user than the server's, may import open files that it
+//! has tokens for (`token.rs`), and use those. What it leaves dirty in its arena is written, through files that
 //! it had open.
 
 use std::cell::{Cell, RefCell};
@@ -28,6 +29,7 @@ use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
+use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -35,7 +37,8 @@ use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue,
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fs::{FileSystem, ROOT};
+use crate::fs::{Context, FileSystem, ROOT};
+use crate::notify::Notifier;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
@@ -55,6 +58,9 @@ pub struct ClientLimits {
     pub arena_pages: u32,
     /// How its thread waits.
     pub wait: WaitConfig,
+    /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
+    /// import by tokens.
+    pub guests: bool,
 }
 
 impl Default for ClientLimits {
@@ -63,6 +69,7 @@ impl Default for ClientLimits {
             clients: 64,
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
+            guests: false,
         }
     }
 }
@@ -75,7 +82,8 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Listens at `path`, which only this user may reach; a dead server's socket there is replaced.
+    /// Listens at `path`, which only this user may reach unless there may be guests; a dead server's
+    /// socket there is replaced. Tokens of the session name this socket from now on.
     ///
     /// # Errors
     /// `EADDRINUSE` when a server answers there; those of bind(2).
@@ -94,7 +102,9 @@ impl Clients {
             _ => {}
         }
         let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let mode = if limits.guests { 0o666 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        session.set_socket_path(path);
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
         let thread = std::thread::Builder::new()
@@ -126,7 +136,7 @@ fn accept<F: FileSystem>(
     limits: ClientLimits,
     stop: &Arc<AtomicBool>,
 ) {
-    let now = Arc::new(AtomicUsize::new(0));
+    let (now, guests) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut threads: Vec<(JoinHandle<()>, UnixStream)> = Vec::new();
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -146,11 +156,11 @@ fn accept<F: FileSystem>(
             continue;
         };
         now.fetch_add(1, Ordering::AcqRel);
-        let (session, count) = (session.clone(), now.clone());
+        let (session, count, guests) = (session.clone(), now.clone(), guests.clone());
         let thread = std::thread::Builder::new()
             .name("uvfs-client".into())
             .spawn(move || {
-                if let Err(error) = attend(&session, client, limits) {
+                if let Err(error) = attend(&session, client, limits, &guests) {
                     tracing::warn!(%error, "a client's session ended");
                 }
                 count.fetch_sub(1, Ordering::AcqRel);
@@ -180,6 +190,25 @@ fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
     )
 }
 
+/// One of a bounded number of places.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let more = |n| (n < most).then_some(n + 1);
+        taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .ok()
+            .map(|_| Self(taken))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 struct ArenaRegion(Arc<Arena>);
 
 // SAFETY: the arena's mapping stays, whole and writable, as long as the arena that is held here.
@@ -197,11 +226,17 @@ fn attend<F: FileSystem>(
     session: &Arc<Session<F>>,
     socket: UnixStream,
     limits: ClientLimits,
+    guests: &AtomicUsize,
 ) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+    let guest = !peer.uid.is_root() && peer.uid != rustix::process::geteuid();
+    if guest && !limits.guests {
         return refuse(&socket, Errno::PERM);
     }
+    let _place = match guest.then(|| Place::take(guests, limits.clients / 2)) {
+        Some(None) => return refuse(&socket, Errno::AGAIN),
+        place => place.flatten(),
+    };
     socket.set_read_timeout(Some(PATIENCE))?;
     let (_, fds) = match attach::receive(&socket) {
         // Somebody who only looked whether we are there.
@@ -233,7 +268,9 @@ fn attend<F: FileSystem>(
     let runtime = Runtime::new(limits.wait)?;
     let client = Rc::new(Client {
         session: session.clone(),
-        stats: session.add_queue(),
+        stats: session.client_queue(),
+        notifier: session.is_mounted().then(|| session.notifier()),
+        guest,
         queue,
         memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
         inline: IoBuf::alloc(MAX_DEPTH as usize * INLINE_SIZE)?,
@@ -247,6 +284,7 @@ fn attend<F: FileSystem>(
         idle: RefCell::default(),
         gone: Cell::new(false),
         handles: RefCell::default(),
+        imported: RefCell::default(),
         lookups: RefCell::default(),
         bell: Arc::new(File::from(bell)),
         socket: Arc::new(File::from(OwnedFd::from(socket))),
@@ -261,9 +299,13 @@ fn attend<F: FileSystem>(
     })
 }
 
-struct Client<F> {
+struct Client<F: FileSystem> {
     session: Arc<Session<F>>,
     stats: Arc<QueueStats>,
+    /// Tells the kernel, where there is a mount, what a client changed behind its back.
+    notifier: Option<Notifier>,
+    /// Another user's: may use what it imported and nothing else.
+    guest: bool,
     queue: ServerQueue,
     arena: Arc<Arena>,
     memory: IoBuf,
@@ -278,6 +320,8 @@ struct Client<F> {
     gone: Cell<bool>,
     /// Open files and directories: node, handle, whether it is a directory.
     handles: RefCell<HashSet<(u64, u64, bool)>>,
+    /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
+    imported: RefCell<HashMap<(u64, u64), u32>>,
     /// Lookups that the client has not undone.
     lookups: RefCell<HashMap<u64, u64>>,
     bell: Arc<File>,
@@ -286,9 +330,10 @@ struct Client<F> {
 }
 
 /// Whatever ends a session, a panic too, the client hears of it.
-impl<F> Drop for Client<F> {
+impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         self.queue.close();
+        self.session.client_queue_ended(self.stats.clone());
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 }
@@ -420,18 +465,26 @@ impl<F: FileSystem> Client<F> {
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..request.op.len()].copy_from_slice(&request.op);
         let len = size_of::<InHeader>() + request.op.len() + input.len();
-        let slot = Slot {
+        let mut slot = Slot {
             header: self.header(theirs.opcode, theirs.nodeid, len),
             op,
             op_len: request.op.len(),
             input,
             room,
         };
-        let answer = match self.may(&slot) {
-            Ok(()) => serve(&self.session, &self.stats, &slot).await,
-            Err(errno) => Answer::Error(errno),
+        let answer = if theirs.opcode == IMPORT {
+            self.import(&slot).await.unwrap_or_else(Answer::Error)
+        } else {
+            match self.may(&slot) {
+                Ok(()) => {
+                    self.constrain(&mut slot);
+                    serve(&self.session, &self.stats, &slot).await
+                }
+                Err(errno) => Answer::Error(errno),
+            }
         };
         self.note(&slot, &answer);
+        self.tell_kernel(&slot, &answer);
         let (error, len, body) = match &answer {
             Answer::None => (0, 0, &[][..]),
             Answer::Error(errno) => (-errno.raw_os_error(), 0, &[][..]),
@@ -456,21 +509,181 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Changes a token for a handle of the client's own.
+    async fn import(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let (asked, _) =
+            ImportIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let grant = self
+            .session
+            .tokens
+            .take(&asked.token, Instant::now())
+            .ok_or(Errno::ACCESS)?;
+        let (session, stats) = (&self.session, &self.stats);
+        stats.begin(IMPORT);
+        let fs = session.fs();
+        let cx = Context {
+            unique: slot.header.unique,
+            uid: self.peer.0,
+            gid: self.peer.1,
+            pid: self.peer.2,
+            group: None,
+        };
+        let work = async {
+            let fh = fs.share(grant.node, grant.fh).await?;
+            // From here on it goes when the client goes.
+            self.handles.borrow_mut().insert((grant.node, fh, false));
+            self.imported
+                .borrow_mut()
+                .insert((grant.node, fh), grant.flags);
+            *self.lookups.borrow_mut().entry(grant.node).or_default() += 1;
+            if fs.open_flags(grant.node, fh)? != grant.flags {
+                return Err(Errno::BADF);
+            }
+            if let Some(notifier) = &self.notifier {
+                // What is mapped and dirty in the kernel is written before the client reads.
+                let _ = notifier.invalidate_inode(grant.node, 0, 0);
+            }
+            let attributes = fs.getattr(&cx, grant.node, Some(fh)).await?;
+            Ok(ImportOut {
+                nodeid: grant.node,
+                fh,
+                flags: grant.flags,
+                padding: 0,
+                attr: attributes.attr,
+            })
+        };
+        let done = session.interrupts.guard(slot.header.unique, work).await;
+        stats.end(!matches!(done, Some(Ok(_))));
+        done.unwrap_or(Err(Errno::IO)).map(|out| Answer::of(&out))
+    }
+
+    /// What an imported handle was opened for: whether for reading, whether for writing. Others
+    /// the file system checks itself.
+    fn access(&self, node: u64, fh: u64) -> (bool, bool) {
+        match self.imported.borrow().get(&(node, fh)) {
+            None => (true, true),
+            Some(flags) => match *flags as i32 & libc::O_ACCMODE {
+                libc::O_RDONLY => (true, false),
+                libc::O_WRONLY => (false, true),
+                libc::O_RDWR => (true, true),
+                _ => (false, false),
+            },
+        }
+    }
+
+    /// Whether a request is one that a guest may make.
+    fn guest_may(&self, opcode: Opcode, slot: &Slot) -> bool {
+        match opcode {
+            Opcode::Read
+            | Opcode::Write
+            | Opcode::Flush
+            | Opcode::Release
+            | Opcode::Fsync
+            | Opcode::Fallocate
+            | Opcode::Lseek
+            | Opcode::CopyFileRange
+            | Opcode::CopyFileRange64
+            | Opcode::Getattr
+            | Opcode::Statx
+            | Opcode::Forget => true,
+            Opcode::Setattr => {
+                let size = SetattrValid::SIZE | SetattrValid::FH | SetattrValid::LOCKOWNER;
+                let valid = SetattrValid::from_bits_retain(word(&slot.op, 0) as u32);
+                valid.contains(SetattrValid::SIZE | SetattrValid::FH) && size.contains(valid)
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes a request no more than its handle and its sender allow.
+    fn constrain(&self, slot: &mut Slot) {
+        let node = slot.header.nodeid;
+        // The file system's callers have no privileges here unless they are root.
+        let kill = self.peer.0 != 0;
+        if slot.header.opcode == Opcode::Write as u32
+            && let Ok((mut arg, _)) = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
+        {
+            if let Some(&flags) = self.imported.borrow().get(&(node, arg.fh)) {
+                arg.flags = flags;
+            }
+            if kill {
+                arg.write_flags |= abi::WriteFlags::KILL_SUIDGID.bits();
+            }
+            slot.op[..size_of::<abi::WriteIn>()].copy_from_slice(arg.as_bytes());
+        }
+        if slot.header.opcode == Opcode::Setattr as u32
+            && kill
+            && let Ok((mut arg, _)) = abi::SetattrIn::read_from_prefix(&slot.op[..slot.op_len])
+            && arg.valid & SetattrValid::SIZE.bits() != 0
+        {
+            arg.valid |= SetattrValid::KILL_SUIDGID.bits();
+            slot.op[..size_of::<abi::SetattrIn>()].copy_from_slice(arg.as_bytes());
+        }
+    }
+
+    /// Drops what the kernel has cached of what a request changed, before its sender hears that it
+    /// is done.
+    fn tell_kernel(&self, slot: &Slot, answer: &Answer) {
+        let Some(notifier) = &self.notifier else {
+            return;
+        };
+        if let Answer::Error(_) = answer {
+            return;
+        }
+        let node = slot.header.nodeid;
+        let at = |at| word(&slot.op, at) as i64;
+        let changed = match Opcode::try_from(slot.header.opcode) {
+            Ok(Opcode::Write) => {
+                let appends = self
+                    .imported
+                    .borrow()
+                    .get(&(node, word(&slot.op, 0)))
+                    .is_some_and(|flags| *flags as i32 & libc::O_APPEND != 0);
+                match appends {
+                    true => (node, 0, 0),
+                    false => (node, at(8), i64::from(word(&slot.op, 16) as u32)),
+                }
+            }
+            Ok(Opcode::Fallocate) => (node, at(8), at(16)),
+            Ok(Opcode::Setattr) => {
+                let size = word(&slot.op, 0) as u32 & SetattrValid::SIZE.bits() != 0;
+                (node, if size { at(24).max(0) } else { -1 }, 0)
+            }
+            Ok(Opcode::CopyFileRange | Opcode::CopyFileRange64) => (word(&slot.op, 16), 0, 0),
+            _ => return,
+        };
+        if let Err(error) = notifier.invalidate_inode(changed.0, changed.1, changed.2) {
+            tracing::debug!(%error, "the kernel's cache");
+        }
+    }
+
     /// Whether the client was given what its request names: numbers of nodes and handles can be
     /// guessed, and others use the same file system.
     fn may(&self, slot: &Slot) -> Result<(), Errno> {
         let opcode = Opcode::try_from(slot.header.opcode).map_err(|_| Errno::NOSYS)?;
         let node = slot.header.nodeid;
-        let knows = |node| node == ROOT || self.lookups.borrow().contains_key(&node);
+        let knows =
+            |node| (node == ROOT && !self.guest) || self.lookups.borrow().contains_key(&node);
         let has = |node, fh, dir| match self.handles.borrow().contains(&(node, fh, dir)) {
             true => Ok(()),
             false => Err(Errno::BADF),
         };
         let first = word(&slot.op, 0);
+        let reads = |node, fh| match self.access(node, fh).0 {
+            true => Ok(()),
+            false => Err(Errno::BADF),
+        };
+        let writes = |node, fh| match self.access(node, fh).1 {
+            true => Ok(()),
+            false => Err(Errno::BADF),
+        };
         // GETATTR's and SETATTR's flag of the same value, which says that a handle follows.
         let by_handle = |flag: u32| word(&slot.op, 0) as u32 & flag != 0;
         if !knows(node) && opcode != Opcode::Statfs {
             return Err(Errno::STALE);
+        }
+        if self.guest && !self.guest_may(opcode, slot) {
+            return Err(Errno::PERM);
         }
         match opcode {
             // Between the kernel and the server alone, or about others' requests.
@@ -492,12 +705,13 @@ impl<F: FileSystem> Client<F> {
                     false => Err(Errno::INVAL),
                 }
             }
-            Opcode::Read
-            | Opcode::Write
-            | Opcode::Release
+            Opcode::Read => has(node, first, false).and_then(|()| reads(node, first)),
+            Opcode::Write | Opcode::Fallocate => {
+                has(node, first, false).and_then(|()| writes(node, first))
+            }
+            Opcode::Release
             | Opcode::Flush
             | Opcode::Fsync
-            | Opcode::Fallocate
             | Opcode::Lseek
             | Opcode::Getlk
             | Opcode::Setlk
@@ -506,14 +720,18 @@ impl<F: FileSystem> Client<F> {
                 has(node, first, true)
             }
             Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
-                has(node, first, false)?;
-                has(word(&slot.op, 16), word(&slot.op, 24), false)
+                let (to, to_fh) = (word(&slot.op, 16), word(&slot.op, 24));
+                has(node, first, false).and_then(|()| reads(node, first))?;
+                has(to, to_fh, false).and_then(|()| writes(to, to_fh))
             }
             Opcode::Getattr | Opcode::Statx if by_handle(GetattrFlags::FH.bits()) => {
                 has(node, word(&slot.op, 8), false).or(has(node, word(&slot.op, 8), true))
             }
             Opcode::Setattr if by_handle(SetattrValid::FH.bits()) => {
-                has(node, word(&slot.op, 8), false)
+                // As ftruncate(2): EINVAL for what is not open for writing.
+                let fh = word(&slot.op, 8);
+                has(node, fh, false)?;
+                writes(node, fh).map_err(|_| Errno::INVAL)
             }
             Opcode::Rename | Opcode::Rename2 | Opcode::Link if !knows(first) => Err(Errno::STALE),
             _ => Ok(()),
@@ -544,7 +762,12 @@ impl<F: FileSystem> Client<F> {
                 Ok(Opcode::Lookup | Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Link),
                 Answer::Body(body),
             ) => *lookups.entry(word(body, 0)).or_default() += 1,
-            (Ok(Opcode::Release), _) => drop(handles.remove(&(node, word(&slot.op, 0), false))),
+            (Ok(Opcode::Release), _) => {
+                handles.remove(&(node, word(&slot.op, 0), false));
+                self.imported
+                    .borrow_mut()
+                    .remove(&(node, word(&slot.op, 0)));
+            }
             (Ok(Opcode::Releasedir), _) => drop(handles.remove(&(node, word(&slot.op, 0), true))),
             (Ok(Opcode::Forget), _) => {
                 if let Some(count) = lookups.get_mut(&node) {

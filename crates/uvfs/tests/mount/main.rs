@@ -8,6 +8,7 @@
 
 mod bad_days;
 mod child;
+mod clients;
 mod command_line;
 mod fsx;
 mod harness;
