@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use uvfs_queue::arena::Arena;
@@ -180,6 +181,11 @@ fn unsupported<T>() -> io::Result<T> {
 pub trait Backend: Send + Sync + 'static {
     /// Tells the backend the arena that all [`Seg`]s mean. Called once, before anything else.
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()>;
+
+    /// The descriptors that the backend has open once it is attached.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
 
     /// How many pages at the arena's end the backend keeps for itself.
     fn reserved_pages(&self) -> u32 {

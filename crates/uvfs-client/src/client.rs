@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -473,6 +473,12 @@ impl Client {
     pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
         let held = self.walk(path.as_ref(), true)?;
         self.backend().removexattr(held.entry.node, name.as_ref())
+    }
+
+    /// The descriptors that this client has open, for who must not close them by mistake, or has to
+    /// close them in a child process.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.backend().descriptors()
     }
 
     /// What the cache has done so far.

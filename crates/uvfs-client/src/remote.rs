@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -50,6 +50,8 @@ enum Waiting {
 /// and writes those that are left dirty when this process dies.
 pub struct Server {
     socket: UnixStream,
+    /// All that this session has open.
+    descriptors: Mutex<Vec<RawFd>>,
     shared: OnceLock<Arc<Shared>>,
     reaper: Mutex<Option<JoinHandle<()>>>,
 }
@@ -90,7 +92,8 @@ impl Server {
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
         Ok(Self {
-            socket: UnixStream::connect(socket)?,
+            socket: UnixStream::from(attach::aside(UnixStream::connect(socket)?.into())),
+            descriptors: Mutex::default(),
             shared: OnceLock::new(),
             reaper: Mutex::default(),
         })
@@ -499,6 +502,17 @@ impl Backend for Server {
         let (Some(bell), 4096..) = (fds.pop(), answer.max_payload) else {
             return Err(errno(libc::EPROTO));
         };
+        let bell = attach::aside(bell);
+        let watched = UnixStream::from(attach::aside(self.socket.try_clone()?.into()));
+        *lock(&self.descriptors) = [
+            self.socket.as_fd(),
+            watched.as_fd(),
+            arena.as_fd(),
+            queue.as_fd(),
+            bell.as_fd(),
+        ]
+        .map(|fd| fd.as_raw_fd())
+        .to_vec();
         queue.wake_through(bell);
         let shared = Arc::new(Shared {
             queue,
@@ -515,13 +529,17 @@ impl Backend for Server {
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let (mine, socket) = (shared.clone(), self.socket.try_clone()?);
+        let (mine, socket) = (shared.clone(), watched);
         *lock(&self.reaper) = Some(
             std::thread::Builder::new()
                 .name("uvfs-reaper".into())
                 .spawn(move || mine.reap(&socket))?,
         );
         self.shared.set(shared).map_err(|_| errno(libc::EBUSY))
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        lock(&self.descriptors).clone()
     }
 
     fn reserved_pages(&self) -> u32 {
