@@ -171,8 +171,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     match client.import_token(&token) {
         Ok(file) => {
             report::imported();
-            let appends =
-                flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
+            let appends = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
             let opened = Opened {
                 file,
                 inode,
@@ -307,7 +306,9 @@ pub(crate) fn mapped(fd: c_int) {
     drop(state);
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd)
-            && one.opened().is_some_and(|opened| all || opened.inode == inode)
+            && one
+                .opened()
+                .is_some_and(|opened| all || opened.inode == inode)
         {
             let _ = one.opened().map(|opened| opened.file.sync_data());
             give_up(fd, &one);

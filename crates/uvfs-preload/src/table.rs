@@ -335,8 +335,7 @@ impl Drop for Closing {
         // Unless it was opened again and says something else by now.
         if let Some(slot) = word(self.0) {
             let unknown = fresh_word(UNKNOWN);
-            let _ =
-                slot.compare_exchange(self.1, unknown, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = slot.compare_exchange(self.1, unknown, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 }

@@ -47,7 +47,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let library = library()?;
     let (program, rest) = args.command.split_first().expect("clap wants one");
     if let Some(why) = find(program).as_deref().and_then(unsuited) {
-        eprintln!("uvfs: {}: {why}; it runs as without uvfs run", program.display());
+        eprintln!(
+            "uvfs: {}: {why}; it runs as without uvfs run",
+            program.display()
+        );
     }
     let mut preload = OsString::from(library);
     if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {

@@ -13,6 +13,7 @@ mod command_line;
 mod fsx;
 mod harness;
 mod pjdfstest;
+mod preload;
 mod programs;
 mod scenes;
 mod semantics;
