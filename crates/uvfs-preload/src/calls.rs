@@ -15,6 +15,7 @@ use crate::report;
 use crate::table::{self, Known, Opened, Position, Use, lock};
 
 /// The next definitions.
+#[allow(non_snake_case)] // As C has them.
 pub(crate) mod next {
     use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -531,6 +532,7 @@ pub(crate) fn ending() {
 
 /// Functions under the names by which programs know them. Unit tests don't want them.
 #[cfg(not(test))]
+#[allow(non_snake_case)]
 mod exported {
     use libc::{FILE, msghdr};
 

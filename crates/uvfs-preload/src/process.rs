@@ -58,7 +58,8 @@ unsafe extern "C" {
 }
 
 extern "C" fn begin() {
-    dlmalloc::enable_alloc_after_fork();
+    // SAFETY: called once, before anything forks.
+    unsafe { dlmalloc::enable_alloc_after_fork() };
     calls::new_process();
     // SAFETY: functions that live as long as the process, as a preloaded library is never unloaded.
     // Registered after the allocator's, so that they run while it still works.
