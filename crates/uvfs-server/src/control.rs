@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A listening control socket; dropping it removes it.
 pub struct Control {
     path: PathBuf,
+    listener: UnixListener,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -76,11 +77,13 @@ impl Control {
         session.set_control_path(&path);
         let stop = Arc::new(AtomicBool::new(false));
         let (flag, session) = (stop.clone(), Arc::downgrade(session));
+        let other = listener.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("uvfs-control".into())
-            .spawn(move || listen(&listener, &session, &flag))?;
+            .spawn(move || listen(&other, &session, &flag))?;
         Ok(Self {
             path,
+            listener,
             stop,
             thread: Some(thread),
         })
@@ -90,8 +93,8 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the accept.
-        let _ = UnixStream::connect(&self.path);
+        // Wakes the accept, also where somebody removed the socket's name.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -77,6 +77,7 @@ impl Default for ClientLimits {
 /// A socket that clients attach to; dropping it ends their sessions.
 pub struct Clients {
     path: PathBuf,
+    listener: UnixListener,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -107,11 +108,13 @@ impl Clients {
         session.set_socket_path(path);
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
+        let other = listener.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("uvfs-clients".into())
-            .spawn(move || accept(&listener, &session, limits, &flag))?;
+            .spawn(move || accept(&other, &session, limits, &flag))?;
         Ok(Self {
             path: path.to_owned(),
+            listener,
             stop,
             thread: Some(thread),
         })
@@ -121,8 +124,8 @@ impl Clients {
 impl Drop for Clients {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Wakes the accept.
-        let _ = UnixStream::connect(&self.path);
+        // Wakes the accept, also where somebody removed the socket's name.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
