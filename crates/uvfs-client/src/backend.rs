@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::Seg;
@@ -115,6 +116,43 @@ pub struct StatFs {
     pub namelen: u32,
 }
 
+/// Which locks go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// With other shared ones (`F_RDLCK`, `LOCK_SH`).
+    Shared,
+    /// With none (`F_WRLCK`, `LOCK_EX`).
+    Exclusive,
+}
+
+/// A byte range that somebody has locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RangeLock {
+    /// How.
+    pub kind: LockKind,
+    /// The first byte.
+    pub start: u64,
+    /// The last byte; `i64::MAX` for all to the end of the file, wherever that is.
+    pub end: u64,
+    /// The process that holds it, 0 when that is not known.
+    pub pid: u32,
+}
+
+/// A lock that is asked for or given back.
+#[derive(Debug, Clone, Copy)]
+pub struct LockRequest {
+    /// Locks of one owner of this client don't conflict.
+    pub owner: u32,
+    /// Of the whole file, as flock(2), instead of a range.
+    pub flock: bool,
+    /// How; `None` gives back.
+    pub kind: Option<LockKind>,
+    /// The first byte.
+    pub start: u64,
+    /// The last byte, at most `i64::MAX`.
+    pub end: u64,
+}
+
 /// Which way the data goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
@@ -169,6 +207,46 @@ pub struct Limits {
     pub max_write: usize,
 }
 
+/// What may be cached of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Lease {
+    /// Nothing.
+    #[default]
+    None,
+    /// Pages, size and times, for reading.
+    Read,
+    /// Writes as well.
+    Write,
+}
+
+/// What became of a request for a lease.
+#[derive(Debug, Clone, Copy)]
+pub enum Grant {
+    /// It is held until it is recalled. The attributes are those of that moment.
+    Granted {
+        /// Its number; later ones are larger.
+        seq: u64,
+        /// The inode's attributes.
+        attr: Attr,
+    },
+    /// Not now; worth asking again after this long.
+    Refused(Duration),
+}
+
+/// A lease that somebody else needs back.
+#[derive(Debug, Clone, Copy)]
+pub struct Recall {
+    /// The inode.
+    pub node: NodeId,
+    /// The lease's number.
+    pub seq: u64,
+    /// The most that may be kept.
+    pub keep: Lease,
+}
+
+/// Is called for each recall, from a thread of its own, and may block: flushes, drops, returns.
+pub type OnRecall = Box<dyn Fn(Recall) + Send>;
+
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
@@ -203,6 +281,27 @@ pub trait Backend: Send + Sync + 'static {
     /// it. It may return early: the caller then sleeps until a request ends.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {}
 
+    /// Does some of the work that was submitted, until `done` says so, if the backend works in
+    /// this process. Unlike [`Backend::poll`] it never uses up time for nothing: whoever calls
+    /// this has long to wait.
+    fn help(&self, done: &mut dyn FnMut() -> bool) {}
+    /// Whether others use the same files, so that nothing may be cached without a lease.
+    fn is_shared(&self) -> bool {
+        false
+    }
+    /// Asks for a lease of an inode; only where [`Backend::is_shared`].
+    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
+        unsupported()
+    }
+    /// Gives a lease back, or keeps less of it.
+    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {}
+    /// Says what is to be done with recalls. Called once, after [`Backend::attach`].
+    fn on_recall(&self, call: OnRecall) {}
+    /// Whether the backend still stands by its leases.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
     /// Finds a name.
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         unsupported()
@@ -223,6 +322,10 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Makes a symbolic link.
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
+        unsupported()
+    }
+    /// Makes a file, fifo, socket or device, as mknod(2).
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
         unsupported()
     }
     /// Makes a directory.
@@ -274,6 +377,25 @@ pub trait Backend: Send + Sync + 'static {
     fn release(&self, node: NodeId, handle: u64) {}
     /// Makes a file's data (and, unless `data_only`, its attributes) durable.
     fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
+        unsupported()
+    }
+    /// As [`Backend::fsync`], without waiting: `done` is told (the number means nothing). A
+    /// backend that can't do that waits here.
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        done(self.fsync(node, handle, data_only).map(|()| 0));
+    }
+    /// Takes or gives back a lock; waits for it with `wait`, else fails with `EAGAIN`. Locks go
+    /// with their handle.
+    fn lock(&self, node: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        unsupported()
+    }
+    /// The first lock that is in the way of a range lock.
+    fn test_lock(
+        &self,
+        node: NodeId,
+        handle: u64,
+        request: &LockRequest,
+    ) -> io::Result<Option<RangeLock>> {
         unsupported()
     }
     /// As fallocate(2).

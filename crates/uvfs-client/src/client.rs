@@ -93,6 +93,12 @@ impl Client {
     pub fn new(backend: impl Backend, config: Config) -> io::Result<Self> {
         let cache = Cache::new(Arc::new(backend), config)?;
         let weak = Arc::downgrade(&cache);
+        cache.backend.on_recall(Box::new(move |recall| {
+            if let Some(cache) = weak.upgrade() {
+                cache.recalled(recall);
+            }
+        }));
+        let weak = Arc::downgrade(&cache);
         let flusher = std::thread::Builder::new()
             .name("uvfs-flusher".into())
             .spawn(move || Cache::flusher(&weak))?;
@@ -169,7 +175,14 @@ impl Client {
     fn overlay(&self, entry: &Entry) -> Attr {
         let mut attr = entry.attr;
         if let Some(inode) = self.0.cache.find(entry.node) {
-            attr.size = inode.known_size().unwrap_or(attr.size);
+            match inode.known_size() {
+                Some(size) => attr.size = size,
+                // A recall may have been answered since the lookup.
+                None if self.backend().is_shared() => {
+                    return inode.current_attr().unwrap_or(attr);
+                }
+                None => {}
+            }
         }
         attr
     }
@@ -224,8 +237,8 @@ impl Client {
         inode.lookups.fetch_add(1, Ordering::AcqRel);
         held.keep();
         inode.revalidate(token, attr.mtime, attr.size);
-        let file = File::new(self.0.clone(), inode, handle, &options, false);
-        if options.truncate && file.size() > 0 {
+        let file = File::new(self.0.clone(), inode, handle, &options);
+        if options.truncate && (attr.size > 0 || file.size() > 0) {
             file.set_len(0)?;
         }
         Ok(file)
@@ -233,8 +246,7 @@ impl Client {
 
     /// Takes over an open file of a mount of the same server: what `fd` may do, the result may.
     ///
-    /// Nothing of it is cached, as other programs use the mount: every call asks the server, so all
-    /// of them, through whatever way, agree.
+    /// It is cached under leases, as files that were opened by their names are.
     ///
     /// # Errors
     /// Those of [`Token::of`]; `EACCES` when this client is attached to another server.
@@ -248,17 +260,21 @@ impl Client {
     /// `EACCES` for a token that is wrong, used or too old, and what the backend answers.
     pub fn import_token(&self, token: &Token) -> io::Result<File> {
         let imported = self.backend().import(token.secret())?;
-        let (node, attr) = (imported.entry.node, imported.entry.attr);
+        let node = imported.entry.node;
         let cache = &self.0.cache;
         let handle = Handle::new(cache, node, imported.handle);
+        // As in `open`: what the server says now, if the cache has nothing newer by then.
+        let token = cache.find(node).and_then(|inode| inode.quiet());
+        let attr = self.backend().getattr(node)?;
         let inode = cache.inode(node, attr.mtime, attr.size);
         inode.lookups.fetch_add(1, Ordering::AcqRel);
+        inode.revalidate(token, attr.mtime, attr.size);
         let access = imported.flags & libc::O_ACCMODE;
         let options = OpenOptions::new()
             .read(access == libc::O_RDONLY || access == libc::O_RDWR)
             .write(access == libc::O_WRONLY || access == libc::O_RDWR)
             .append(imported.flags & libc::O_APPEND != 0 && access != libc::O_RDONLY);
-        Ok(File::new(self.0.clone(), inode, handle, &options, true))
+        Ok(File::new(self.0.clone(), inode, handle, &options))
     }
 
     /// Makes a file and opens it for reading and writing; fails with `EEXIST` if it is there.
@@ -326,6 +342,17 @@ impl Client {
         }
         let attr = self.backend().setattr(node, &rest)?;
         Ok(self.overlay(&Entry { node, attr }))
+    }
+
+    /// Makes a file, fifo, socket or device, as mknod(2): `mode` with the type, `rdev` the number
+    /// of a device.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
+        let (parent, name) = self.parent(path.as_ref())?;
+        drop(self.hold(self.backend().mknod(parent.entry.node, name, mode, rdev)?));
+        Ok(())
     }
 
     /// Makes a directory.
@@ -489,8 +516,7 @@ impl Client {
     /// Takes back up to `bytes` of clean pages and gives their memory to the system; answers how
     /// many bytes that were. Never waits for I/O, so the server of this very client may call it.
     pub fn shrink(&self, bytes: usize) -> usize {
-        let page = uvfs_queue::arena::PAGE_SIZE;
-        self.0.cache.reclaim(bytes.div_ceil(page), true) * page
+        uvfs_mem::Shrinker::scan(&*self.0.cache, bytes)
     }
 
     /// Writes everything that is dirty and waits for it; says nothing about durability.

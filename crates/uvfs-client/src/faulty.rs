@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, NodeId, Op, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnRecall, Op,
+    RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -139,6 +140,21 @@ impl<B: Backend> Backend for Faulty<B> {
     fn limits(&self) -> Limits {
         self.inner.limits()
     }
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
+        self.inner.lease(node, lease)
+    }
+    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {
+        self.inner.return_lease(node, seq, keep);
+    }
+    fn on_recall(&self, call: OnRecall) {
+        self.inner.on_recall(call);
+    }
+    fn is_alive(&self) -> bool {
+        self.inner.is_alive()
+    }
     fn submit(&self, batch: &mut Vec<Request>) {
         let latency = Duration::from_micros(self.fault.latency_us.load(Ordering::Relaxed));
         let mut pass = Vec::new();
@@ -186,6 +202,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
         self.inner.poll(done);
     }
+    fn help(&self, done: &mut dyn FnMut() -> bool) {
+        self.inner.help(done);
+    }
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         self.inner.lookup(parent, name)
     }
@@ -203,6 +222,9 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
         self.inner.symlink(parent, name, target)
+    }
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        self.inner.mknod(parent, name, mode, rdev)
     }
     fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
         self.inner.mkdir(parent, name, mode)
@@ -230,6 +252,15 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
         self.inner.fsync(node, handle, data_only)
+    }
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        self.inner.submit_fsync(node, handle, data_only, done);
+    }
+    fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        self.inner.lock(n, handle, request, wait)
+    }
+    fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        self.inner.test_lock(n, h, lock)
     }
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
         self.inner.fallocate(n, h, mode, offset, len)

@@ -1,13 +1,13 @@
 //! Open files.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use uvfs_queue::arena::PAGE_SIZE;
 
-use crate::backend::{Attr, Op, SetAttr};
-use crate::cache::{Cache, Direct, Fill, Handle, Inode, ReadStop, errno, lock};
+use crate::backend::{Attr, Backend, Lease, LockRequest, NodeId, Op, SetAttr};
+use crate::cache::{Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, lock};
 use crate::client::Shared;
 use crate::pending::{Pending, Step};
 
@@ -130,8 +130,6 @@ struct Inner {
     readable: bool,
     writable: bool,
     append: bool,
-    /// Every call goes to the server: nothing is cached, and nothing is known of the size.
-    through: bool,
     ahead: Mutex<Ahead>,
     /// A read of this page starts the next window.
     mark: AtomicU64,
@@ -139,6 +137,10 @@ struct Inner {
     /// Where this open file is in the inode's errors.
     errors: AtomicU64,
     wrote: AtomicBool,
+    /// As which it owns locks.
+    owner: u32,
+    /// It may have locks: of ranges, of the whole.
+    locked: [AtomicBool; 2],
     // Last: the client's end waits for writeback.
     _client: Arc<Shared>,
 }
@@ -181,7 +183,6 @@ impl File {
         inode: Arc<Inode>,
         handle: Arc<Handle>,
         options: &OpenOptions,
-        through: bool,
     ) -> Self {
         inode.opens.fetch_add(1, Ordering::AcqRel);
         Self(Arc::new(Inner {
@@ -193,12 +194,44 @@ impl File {
             readable: options.read,
             writable: options.write || options.append,
             append: options.append,
-            through,
             ahead: Mutex::default(),
             mark: AtomicU64::new(u64::MAX),
             advice: AtomicU8::new(0),
             wrote: AtomicBool::new(false),
+            owner: {
+                static NEXT: AtomicU32 = AtomicU32::new(1);
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            },
+            locked: Default::default(),
         }))
+    }
+
+    /// What names it to the backend.
+    pub(crate) fn at_backend(&self) -> (NodeId, u64, &dyn Backend) {
+        let f = &*self.0;
+        (f.handle.node, f.handle.fh, &*f.cache.backend)
+    }
+
+    /// Whether it is open for reading, and for writing.
+    pub(crate) fn is_open_for(&self) -> (bool, bool) {
+        (self.0.readable, self.0.writable)
+    }
+
+    pub(crate) fn lock_owner(&self) -> u32 {
+        self.0.owner
+    }
+
+    /// A lock is about to be asked for: closing the file gives it back.
+    pub(crate) fn note_lock(&self, flock: bool) {
+        self.0.locked[usize::from(flock)].store(true, Ordering::Release);
+    }
+
+    /// Writes what is dirty, if this file has written.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        if self.0.wrote.load(Ordering::Relaxed) {
+            return self.0.inode.write_and_wait(0, u64::MAX);
+        }
+        Ok(())
     }
 
     // Reading.
@@ -217,8 +250,12 @@ impl File {
             return Ok(0);
         }
         checked_end(offset, buf.len())?;
-        if f.through || flags.contains(Flags::DIRECT) {
+        if flags.contains(Flags::DIRECT) {
             return self.read_direct(buf, offset, flags);
+        }
+        // What a server that gave us up lets others write is not for us to know.
+        if !f.cache.backend.is_alive() {
+            return Err(errno(libc::ENOTCONN));
         }
         let dontcache = flags.contains(Flags::DONTCACHE);
         let (mut done, mut stop) = f.inode.read_cached(buf, offset, !dontcache);
@@ -228,7 +265,26 @@ impl File {
             f.cache.counters.hits(1);
         }
         let mut failed = None;
-        while let ReadStop::Miss(page) = stop {
+        loop {
+            let page = match stop {
+                ReadStop::Miss(page) => page,
+                ReadStop::NoLease if f.inode.lease(Lease::Read) => {
+                    let at = offset + done as u64;
+                    let (n, next) = f.inode.read_cached(&mut buf[done..], at, !dontcache);
+                    done += n;
+                    stop = next;
+                    continue;
+                }
+                ReadStop::NoLease => {
+                    let at = offset + done as u64;
+                    return match self.read_direct(&mut buf[done..], at, flags) {
+                        Ok(n) => Ok(done + n),
+                        Err(e) if done == 0 => Err(e),
+                        Err(_) => Ok(done),
+                    };
+                }
+                ReadStop::Full | ReadStop::Eof => break,
+            };
             let last = (offset + buf.len() as u64 - 1) / PAGE;
             let fill = if f.inode.is_reading(page) {
                 // Readahead or another reader brings it.
@@ -395,7 +451,7 @@ impl File {
     /// Starts a read; the result is the buffer, as long as what was read.
     pub fn submit_read_at(&self, mut buf: Vec<u8>, offset: u64, flags: Flags) -> Pending<Vec<u8>> {
         let f = &*self.0;
-        let direct = f.through || flags.contains(Flags::DIRECT);
+        let direct = flags.contains(Flags::DIRECT);
         let ready = |result| Pending::ready(&f.cache, &f.inode, result);
         if !f.readable {
             return ready(Err(errno(libc::EBADF)));
@@ -428,7 +484,9 @@ impl File {
             done: 0,
             dontcache,
             fill: None,
+            direct: None,
         };
+        f.inode.lease(Lease::Read);
         Pending::new(&f.cache, &f.inode, step)
     }
 
@@ -483,10 +541,7 @@ impl File {
         }
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         if len == 0 {
-            return Ok((offset.unwrap_or_else(|| f.inode.size()), 0));
-        }
-        if f.through {
-            return self.write_through(bufs, len, offset, flags);
+            return Ok((offset.map_or_else(|| f.inode.current_size(), Ok)?, 0));
         }
         if let Some(offset) = offset {
             checked_end(offset, len)?;
@@ -494,15 +549,19 @@ impl File {
         if !f.wrote.load(Ordering::Relaxed) {
             f.wrote.store(true, Ordering::Relaxed);
         }
-        let (at, done) = if flags.contains(Flags::DIRECT) {
-            self.write_direct(bufs, len, offset, flags)?
-        } else {
-            let _writer = f.inode.exclusive();
-            let at = offset.unwrap_or_else(|| f.inode.size());
-            checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
-            let dontcache = flags.contains(Flags::DONTCACHE);
-            (at, f.inode.write(&f.handle, bufs, at, dontcache)?)
+        let shared = f.cache.backend.is_shared();
+        let (at, done) = match offset {
+            None if shared => self.append_shared(bufs, len, flags)?,
+            _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
+            _ => self.write_cached(bufs, len, offset, flags)?,
         };
+        if shared {
+            // Given up before that was in the cache: then the server did not find it there.
+            fence(Ordering::SeqCst);
+            if !f.cache.backend.is_alive() {
+                return Err(errno(libc::ENOTCONN));
+            }
+        }
         if done == 0 {
             return Ok((at, 0));
         }
@@ -518,8 +577,8 @@ impl File {
         Ok((at, done))
     }
 
-    /// Writes at the server. A file that is open for appending is written at its end there.
-    fn write_through(
+    /// A write through the cache; what can't be cached goes to the server.
+    fn write_cached(
         &self,
         bufs: &[IoSlice<'_>],
         len: usize,
@@ -527,42 +586,69 @@ impl File {
         flags: Flags,
     ) -> io::Result<(u64, usize)> {
         let f = &*self.0;
-        let at = offset.unwrap_or(0);
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let writer = f.inode.exclusive();
+        let at = offset.unwrap_or_else(|| f.inode.size());
         checked_end(at, len).map_err(|_| errno(libc::EFBIG))?;
-        let mut done = 0;
-        while done < len {
-            // Pieces of one round may end in any order, which is wrong at the end of a file.
-            let n = match offset {
-                Some(_) => f.inode.direct_round(len - done),
-                None => (len - done).min(f.cache.limits.max_write),
-            };
-            let data = cut(bufs, done, n);
-            let dontcache = flags.contains(Flags::DONTCACHE);
-            let here = at + done as u64;
-            let d = f
+        let mut done = f.inode.write(&f.handle, bufs, at, None, dontcache)?;
+        while done < len && f.inode.lease(Lease::Write) {
+            let rest = cut(bufs, done, len - done);
+            let n = f
                 .inode
-                .start_direct(&f.handle, Op::Write, here, n, &data, dontcache);
-            d.wait();
-            match d.result() {
-                Ok(moved) => {
-                    done += moved;
-                    if moved < n {
-                        break;
-                    }
-                }
+                .write(&f.handle, &rest, at + done as u64, None, dontcache);
+            match n {
+                Ok(n) => done += n,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => return Ok((at, done)),
+            }
+        }
+        drop(writer);
+        if done < len {
+            let rest = cut(bufs, done, len - done);
+            let here = Some(at + done as u64);
+            match self.write_direct(&rest, len - done, here, flags) {
+                Ok((_, n)) => done += n,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => {}
+            }
+        }
+        Ok((at, done))
+    }
+
+    /// Appends where others may append too: the lease keeps the end of the file where it is.
+    fn append_shared(
+        &self,
+        bufs: &[IoSlice<'_>],
+        len: usize,
+        flags: Flags,
+    ) -> io::Result<(u64, usize)> {
+        let f = &*self.0;
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let writer = f.inode.exclusive();
+        let (mut began, mut done) = (None, 0);
+        while let Some((seq, at)) = f.inode.append_lease() {
+            checked_end(at, len - done).map_err(|_| errno(libc::EFBIG))?;
+            let rest = cut(bufs, done, len - done);
+            match f.inode.write(&f.handle, &rest, at, Some(seq), dontcache) {
+                Ok(0) => continue,
+                Ok(n) => done += n,
                 Err(e) if done == 0 => return Err(e),
                 Err(_) => break,
             }
+            began.get_or_insert(at);
+            if done == len {
+                break;
+            }
         }
-        f.cache.counters.bytes_in(done as u64);
-        if flags.contains(Flags::DSYNC) {
-            f.cache.backend.fsync(f.handle.node, f.handle.fh, true)?;
-        }
-        let at = match offset {
-            Some(at) => at,
-            // As far as anybody can say: others may have written behind it by now.
-            None => self.stat()?.size.saturating_sub(done as u64),
+        drop(writer);
+        let Some(at) = began else {
+            // Nobody gets a lease of it: as good as can be.
+            let at = f.inode.current_size()?;
+            return self.write_direct(bufs, len, Some(at), flags);
         };
+        if flags.contains(Flags::DIRECT) {
+            f.inode.write_and_wait(0, u64::MAX)?;
+        }
         Ok((at, done))
     }
 
@@ -616,7 +702,9 @@ impl File {
             };
             done += moved;
             if moved < n {
-                if !within && direct.is_ok_and(|d| d.has_stray_pieces(moved)) {
+                // Others may have made it longer where it is shared.
+                let shared = f.cache.backend.is_shared();
+                if !within && !shared && direct.is_ok_and(|d| d.has_stray_pieces(moved)) {
                     // Pieces behind the one that failed made the file longer than it is.
                     let size = old_size.max(at + done as u64);
                     let _ = self.tell_size(size);
@@ -637,8 +725,7 @@ impl File {
     pub fn submit_write_at(&self, buf: &[u8], offset: u64, flags: Flags) -> Pending<usize> {
         let f = &*self.0;
         let ready = |result| Pending::ready(&f.cache, &f.inode, result);
-        let plain = f.through
-            || !flags.contains(Flags::DIRECT)
+        let plain = !flags.contains(Flags::DIRECT)
             || flags.contains(Flags::DSYNC)
             || f.append
             || !f.writable
@@ -708,6 +795,19 @@ impl File {
             .fsync(self.0.handle.node, self.0.handle.fh, false)
     }
 
+    /// Starts [`File::sync_all`], or with `data_only` [`File::sync_data`]: of what is written when
+    /// this is called.
+    pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
+        let f = &*self.0;
+        let step = SyncStep {
+            file: self.clone(),
+            data_only,
+            flush: f.inode.start_flush(),
+            end: None,
+        };
+        Pending::new(&f.cache, &f.inode, step)
+    }
+
     /// Writes what is dirty and closes the file. Dropping a file closes it too, and starts the
     /// writing, but reports nothing.
     ///
@@ -734,10 +834,8 @@ impl File {
 
     /// The size in bytes, with what is not written yet.
     pub fn size(&self) -> u64 {
-        match self.0.through {
-            true => self.stat().map_or(0, |attr| attr.size),
-            false => self.0.inode.size(),
-        }
+        let inode = &self.0.inode;
+        inode.current_size().unwrap_or_else(|_| inode.size())
     }
 
     /// The attributes, with the size that this client knows.
@@ -745,11 +843,7 @@ impl File {
     /// # Errors
     /// What the backend answers.
     pub fn stat(&self) -> io::Result<Attr> {
-        let mut attr = self.0.cache.backend.getattr(self.0.inode.node)?;
-        if !self.0.through {
-            attr.size = self.0.inode.size();
-        }
-        Ok(attr)
+        self.0.inode.current_attr()
     }
 
     fn tell_size(&self, size: u64) -> io::Result<()> {
@@ -771,9 +865,6 @@ impl File {
         let f = &*self.0;
         if !f.writable || size > i64::MAX as u64 {
             return Err(errno(libc::EINVAL));
-        }
-        if f.through {
-            return self.tell_size(size);
         }
         let _writer = f.inode.exclusive();
         f.wrote.store(true, Ordering::Relaxed);
@@ -805,12 +896,6 @@ impl File {
             ),
             AllocateMode::ZeroRange => (libc::FALLOC_FL_ZERO_RANGE, true),
         };
-        if f.through {
-            return f
-                .cache
-                .backend
-                .fallocate(f.inode.node, f.handle.fh, raw, offset, len);
-        }
         let _writer = f.inode.exclusive();
         f.inode.wait_direct();
         f.wrote.store(true, Ordering::Relaxed);
@@ -843,12 +928,10 @@ impl File {
 
     fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
         let f = &*self.0;
-        if !f.through {
-            if offset >= f.inode.size() {
-                return Err(errno(libc::ENXIO));
-            }
-            f.inode.write_and_wait(0, u64::MAX)?;
+        if offset >= f.inode.current_size()? {
+            return Err(errno(libc::ENXIO));
         }
+        f.inode.write_and_wait(0, u64::MAX)?;
         f.cache
             .backend
             .lseek(f.inode.node, f.handle.fh, offset, whence)
@@ -861,14 +944,12 @@ impl File {
     pub fn advise(&self, advice: Advice, offset: u64, len: u64) -> io::Result<()> {
         let f = &*self.0;
         let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
-        if f.through {
-            return Ok(());
-        }
         match advice {
             Advice::Normal | Advice::Sequential | Advice::Random => {
                 f.advice.store(advice as u8, Ordering::Relaxed);
             }
             Advice::WillNeed if f.readable => {
+                f.inode.lease(Lease::Read);
                 let _ = f.inode.fill(&f.handle, first, last, false, false);
             }
             Advice::WillNeed => {}
@@ -887,6 +968,21 @@ fn errno_of(error: &io::Error) -> i32 {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        for (flock, locked) in [false, true].into_iter().zip(&self.locked) {
+            if locked.load(Ordering::Acquire) {
+                // Writeback may keep the handle, with which they would go, for a while.
+                let _ = self.inode.write_and_wait(0, u64::MAX);
+                let all = LockRequest {
+                    owner: self.owner,
+                    flock,
+                    kind: None,
+                    start: 0,
+                    end: i64::MAX as u64,
+                };
+                let (node, fh) = (self.handle.node, self.handle.fh);
+                let _ = self.cache.backend.lock(node, fh, &all, false);
+            }
+        }
         if self.wrote.load(Ordering::Relaxed) {
             self.inode.write_range(0, u64::MAX);
         }
@@ -920,6 +1016,39 @@ impl Step<usize> for DirectWrite {
     }
 }
 
+struct SyncStep {
+    file: File,
+    data_only: bool,
+    flush: Flush,
+    /// The backend's answer, once it was asked.
+    end: Option<Arc<Mutex<Option<io::Result<usize>>>>>,
+}
+
+impl Step<()> for SyncStep {
+    fn step(&mut self) -> Option<io::Result<()>> {
+        let f = self.file.0.clone();
+        if let Some(end) = &self.end {
+            return lock(end).take().map(|result| result.map(drop));
+        }
+        let written = f.inode.step_flush(&mut self.flush)?;
+        let failed = f.inode.errors.check(&f.errors).map(errno);
+        if let Some(error) = failed.or(written.err()) {
+            return Some(Err(error));
+        }
+        let end = Arc::new(Mutex::new(None));
+        self.end = Some(end.clone());
+        let inode = f.inode.clone();
+        let done = Box::new(move |result| {
+            *lock(&end) = Some(result);
+            inode.event.notify();
+        });
+        let (node, fh) = (f.handle.node, f.handle.fh);
+        f.cache.backend.submit_fsync(node, fh, self.data_only, done);
+        // Perhaps at once.
+        self.step()
+    }
+}
+
 struct BufferedRead {
     file: File,
     buf: Vec<u8>,
@@ -927,12 +1056,31 @@ struct BufferedRead {
     done: usize,
     dontcache: bool,
     fill: Option<Arc<Fill>>,
+    /// Reads the rest past the cache: there is no lease.
+    direct: Option<Arc<Direct>>,
 }
 
 impl Step<Vec<u8>> for BufferedRead {
     fn step(&mut self) -> Option<io::Result<Vec<u8>>> {
         let f = self.file.0.clone();
         loop {
+            if let Some(direct) = &self.direct {
+                if !direct.ended() {
+                    return None;
+                }
+                let moved = match direct.result() {
+                    Ok(moved) => moved,
+                    Err(e) if self.done == 0 => return Some(Err(e)),
+                    Err(_) => break,
+                };
+                direct.copy_out(&mut self.buf[self.done..self.done + moved]);
+                let asked = f.inode.direct_round(self.buf.len() - self.done);
+                self.done += moved;
+                self.direct = None;
+                if moved < asked || self.done == self.buf.len() {
+                    break;
+                }
+            }
             if let Some(fill) = &self.fill {
                 if !fill.finished() {
                     return None;
@@ -949,7 +1097,21 @@ impl Step<Vec<u8>> for BufferedRead {
                 .inode
                 .read_cached(&mut self.buf[self.done..], at, !self.dontcache);
             self.done += n;
-            let ReadStop::Miss(page) = stop else { break };
+            let page = match stop {
+                ReadStop::Miss(page) => page,
+                ReadStop::NoLease => {
+                    let at = self.offset + self.done as u64;
+                    let n = f.inode.direct_round(self.buf.len() - self.done);
+                    self.fill = None;
+                    self.direct =
+                        Some(
+                            f.inode
+                                .start_direct(&f.handle, Op::Read, at, n, &[], self.dontcache),
+                        );
+                    continue;
+                }
+                ReadStop::Full | ReadStop::Eof => break,
+            };
             if f.inode.is_reading(page) {
                 // Somebody else's read brings it.
                 self.fill = None;

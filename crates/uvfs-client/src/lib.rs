@@ -21,6 +21,53 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A server is reached through its socket, [`Server::connect`]; or it is in the same program, with
+//! a file system that is a value of it:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
+//! use uvfs_passthrough::{Options, Passthrough};
+//! use uvfs_server::{ClientLimits, Session, SessionOptions, in_process};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! // Or your own: whatever implements `uvfs_server::FileSystem`.
+//! let fs = Passthrough::open(dir.path(), Options::default())?;
+//! let session = Arc::new(Session::unmounted(fs, SessionOptions::default())?);
+//! let (_serving, socket) = in_process(&session, ClientLimits::default())?;
+//! let client = Client::new(Server::from(socket), Config::default())?;
+//! let file = client.open("hello", OpenOptions::new().write(true).create(true))?;
+//! file.write_at(b"hello, world", 0, Flags::empty())?;
+//! file.close()?;
+//! assert_eq!(std::fs::read(dir.path().join("hello"))?, b"hello, world");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Calls can be submitted and awaited, on any executor:
+//!
+//! ```
+//! # use uvfs_client::{Client, Config, File, Flags, LocalStore, OpenOptions};
+//! # fn main() -> std::io::Result<()> {
+//! # let dir = tempfile::tempdir()?;
+//! # let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+//! # let file = client.open("f", OpenOptions::new().read(true).write(true).create(true))?;
+//! async fn log(file: &File, line: &[u8]) -> std::io::Result<()> {
+//!     file.submit_write_at(line, 0, Flags::empty()).await?;
+//!     file.submit_sync(true).await
+//! }
+//! # let mut task = std::pin::pin!(log(&file, b"one"));
+//! # let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+//! # while task.as_mut().poll(&mut cx).is_pending() {
+//! #     std::thread::yield_now();
+//! # }
+//! // Or waited for, or polled without waiting.
+//! file.submit_sync(false).wait()?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod backend;
 pub mod cache;
@@ -29,12 +76,15 @@ mod event;
 mod faulty;
 mod file;
 mod local;
+mod lock;
 mod pending;
 mod remote;
 mod stats;
 mod token;
 
-pub use backend::{Attr, Backend, DirEntry, Entry, Imported, NodeId, SetAttr, StatFs};
+pub use backend::{
+    Attr, Backend, DirEntry, Entry, Imported, LockKind, NodeId, RangeLock, SetAttr, StatFs,
+};
 pub use cache::Config;
 pub use client::Client;
 pub use faulty::{Fault, Faulty};

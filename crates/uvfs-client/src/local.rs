@@ -6,16 +6,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
+    XattrFlags,
 };
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, NodeId, Op, ROOT, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Entry, Limits, LockKind, LockRequest, NodeId, Op, ROOT, RangeLock,
+    Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 
@@ -43,14 +46,41 @@ struct Nodes {
     next_handle: u64,
 }
 
-/// Requests with the file of each, and whether the workers are to end.
-type Queue = (VecDeque<(Request, Arc<OwnedFd>)>, bool);
+/// Leaves nothing in the host's page cache (Linux 6.14).
+const RWF_DONTCACHE: i32 = 0x80;
+
+/// A request and its file.
+type Task = (Request, Arc<OwnedFd>);
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Task>,
+    /// Files that a write is under way to. The host lets one in at a time: a second thread there
+    /// would burn its time waiting.
+    writing: Vec<NodeId>,
+    /// The workers are to end.
+    stop: bool,
+}
+
+impl Queue {
+    fn take(&mut self) -> Option<Task> {
+        let free = |(r, _): &Task| r.op == Op::Read || !self.writing.contains(&r.node);
+        let at = self.waiting.iter().position(free)?;
+        let task = self.waiting.remove(at)?;
+        if task.0.op == Op::Write {
+            self.writing.push(task.0.node);
+        }
+        Some(task)
+    }
+}
 
 #[derive(Default)]
 struct Engine {
     arena: OnceLock<Arc<Arena>>,
     queue: Mutex<Queue>,
     more: Condvar,
+    /// The host can't do RWF_DONTCACHE here; found at the first try.
+    no_dontcache: AtomicBool,
 }
 
 impl std::fmt::Debug for LocalStore {
@@ -176,6 +206,40 @@ fn check(name: &OsStr) -> io::Result<&OsStr> {
     Ok(name)
 }
 
+/// A lock of an open file description, as fcntl(2) has it.
+fn ofd_lock(fd: &OwnedFd, command: i32, request: &LockRequest) -> io::Result<libc::flock> {
+    let start = i64::try_from(request.start).map_err(|_| errno(libc::EINVAL))?;
+    let len = match request.end {
+        end if end >= i64::MAX as u64 => 0,
+        end => i64::try_from(end - request.start + 1).map_err(|_| errno(libc::EINVAL))?,
+    };
+    let kind = match request.kind {
+        Some(LockKind::Shared) => libc::F_RDLCK,
+        Some(LockKind::Exclusive) => libc::F_WRLCK,
+        None => libc::F_UNLCK,
+    };
+    let mut lock = libc::flock {
+        l_type: kind as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    };
+    loop {
+        // SAFETY: fcntl reads and writes the structure, which lives over the call, alone.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), command, &mut lock) } >= 0 {
+            return Ok(lock);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            // Either may be said of a lock that somebody else has.
+            Some(libc::EACCES) => return Err(errno(libc::EAGAIN)),
+            _ => return Err(error),
+        }
+    }
+}
+
 fn proc_path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -205,24 +269,38 @@ fn attr_of(fd: &OwnedFd) -> io::Result<Attr> {
 impl Engine {
     fn work(&self) {
         loop {
-            let (request, fd) = {
+            let task = {
                 let mut queue = lock(&self.queue);
                 loop {
-                    if let Some(next) = queue.0.pop_front() {
-                        break next;
+                    if let Some(task) = queue.take() {
+                        break task;
                     }
-                    if queue.1 {
+                    if queue.stop && queue.waiting.is_empty() {
                         return;
                     }
                     queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
                 }
             };
-            self.run(request, &fd);
+            self.run(task);
         }
     }
 
-    fn run(&self, request: Request, fd: &OwnedFd) {
-        let result = self.transfer(&request, fd);
+    /// Does a request that [`Queue::take`] gave.
+    fn run(&self, (request, fd): Task) {
+        let result = self.transfer(&request, &fd);
+        if request.op == Op::Write {
+            let mut queue = lock(&self.queue);
+            let at = queue.writing.iter().position(|&n| n == request.node);
+            queue
+                .writing
+                .swap_remove(at.expect("noted when it was taken"));
+            // What waited for this file may find all workers asleep.
+            let more = queue.waiting.iter().any(|(r, _)| r.node == request.node);
+            drop(queue);
+            if more {
+                self.more.notify_one();
+            }
+        }
         (request.done)(result);
     }
 
@@ -244,18 +322,24 @@ impl Engine {
             let n = rest.len().min(1024) as i32;
             let offset =
                 i64::try_from(request.offset + done as u64).map_err(|_| errno(libc::EFBIG))?;
+            let dontcache = request.dontcache && !self.no_dontcache.load(Ordering::Relaxed);
+            let flags = if dontcache { RWF_DONTCACHE } else { 0 };
             // SAFETY: every vector lies in the arena's mapping (`ptr` checked it), which lives as
             // long as `arena`; the kernel copies, so concurrent changes of the shared bytes are
             // as harmless as from any other process.
             let moved = unsafe {
                 match request.op {
-                    Op::Read => libc::preadv(fd.as_raw_fd(), rest.as_ptr(), n, offset),
-                    Op::Write => libc::pwritev(fd.as_raw_fd(), rest.as_ptr(), n, offset),
+                    Op::Read => libc::preadv2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
+                    Op::Write => libc::pwritev2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
                 }
             };
             if moved < 0 {
                 let error = io::Error::last_os_error();
                 if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                if dontcache && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+                    self.no_dontcache.store(true, Ordering::Relaxed);
                     continue;
                 }
                 return if done > 0 { Ok(done) } else { Err(error) };
@@ -281,7 +365,7 @@ impl Engine {
 
 impl Drop for LocalStore {
     fn drop(&mut self) {
-        lock(&self.engine.queue).1 = true;
+        lock(&self.engine.queue).stop = true;
         self.engine.more.notify_all();
         for worker in self.workers.drain(..) {
             // The last reference may go in a worker, which cannot wait for itself.
@@ -314,12 +398,26 @@ impl Backend for LocalStore {
         }
         if self.workers.is_empty() {
             for (request, fd) in ready {
-                self.engine.run(request, &fd);
+                let result = self.engine.transfer(&request, &fd);
+                (request.done)(result);
             }
             return;
         }
-        lock(&self.engine.queue).0.extend(ready);
+        lock(&self.engine.queue).waiting.extend(ready);
         self.engine.more.notify_all();
+    }
+
+    fn poll(&self, done: &mut dyn FnMut() -> bool) {
+        self.help(done);
+    }
+
+    fn help(&self, done: &mut dyn FnMut() -> bool) {
+        while !done() {
+            let Some(task) = lock(&self.engine.queue).take() else {
+                return;
+            };
+            self.engine.run(task);
+        }
     }
 
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
@@ -391,12 +489,23 @@ impl Backend for LocalStore {
 
     fn readlink(&self, node: NodeId) -> io::Result<OsString> {
         let fd = self.fd(node)?;
-        let target = rustix::fs::readlinkat(&*fd, c"", Vec::new())?;
+        let target = match rustix::fs::readlinkat(&*fd, c"", Vec::new()) {
+            // What the empty name of anything but a link gives.
+            Err(rustix::io::Errno::NOENT) => return Err(errno(libc::EINVAL)),
+            target => target?,
+        };
         Ok(OsStr::from_bytes(target.as_bytes()).to_owned())
     }
 
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
         rustix::fs::symlinkat(target, self.fd(parent)?, check(name)?)?;
+        self.lookup(parent, name)
+    }
+
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        let kind = FileType::from_raw_mode(mode);
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mknodat(self.fd(parent)?, check(name)?, kind, mode, rdev.into())?;
         self.lookup(parent, name)
     }
 
@@ -474,6 +583,46 @@ impl Backend for LocalStore {
             rustix::fs::fsync(fd)?
         }
         Ok(())
+    }
+
+    fn lock(&self, _: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        use rustix::fs::FlockOperation as How;
+        let fd = self.handle(handle)?;
+        if request.flock {
+            let how = match (request.kind, wait) {
+                (Some(LockKind::Shared), true) => How::LockShared,
+                (Some(LockKind::Shared), false) => How::NonBlockingLockShared,
+                (Some(LockKind::Exclusive), true) => How::LockExclusive,
+                (Some(LockKind::Exclusive), false) => How::NonBlockingLockExclusive,
+                (None, _) => How::Unlock,
+            };
+            return Ok(rustix::io::retry_on_intr(|| rustix::fs::flock(&*fd, how))?);
+        }
+        let command = if wait {
+            libc::F_OFD_SETLKW
+        } else {
+            libc::F_OFD_SETLK
+        };
+        ofd_lock(&fd, command, request).map(drop)
+    }
+
+    fn test_lock(&self, _: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        let found = ofd_lock(&*self.handle(h)?, libc::F_OFD_GETLK, lock)?;
+        let kind = match i32::from(found.l_type) {
+            libc::F_RDLCK => LockKind::Shared,
+            libc::F_WRLCK => LockKind::Exclusive,
+            _ => return Ok(None),
+        };
+        let start = found.l_start as u64;
+        Ok(Some(RangeLock {
+            kind,
+            start,
+            end: match found.l_len {
+                0 => i64::MAX as u64,
+                len => start + (len as u64 - 1),
+            },
+            pid: u32::try_from(found.l_pid).unwrap_or(0),
+        }))
     }
 
     fn fallocate(&self, _: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {

@@ -1,5 +1,6 @@
 //! A uvfs server over a shared-memory queue pair, as a backend.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -7,11 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
+use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -19,7 +22,8 @@ use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Imported, Limits, NodeId, Op, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind, LockRequest,
+    NodeId, OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -30,6 +34,13 @@ const DEPTH: u32 = 64;
 const SPIN: Duration = Duration::from_micros(60);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;
+/// Entries that only the answers to recalls take.
+const FOR_RECALLS: u32 = 4;
+
+thread_local! {
+    /// This thread answers recalls.
+    static ANSWERS_RECALLS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A reply to a request other than read and write.
 type Reply = io::Result<Vec<u8>>;
@@ -69,7 +80,9 @@ struct Shared {
     event: Event,
     unique: AtomicU64,
     /// What could not be sent for want of an entry: opcode, node, argument.
-    deferred: Mutex<Vec<(Opcode, NodeId, Vec<u8>)>>,
+    deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
+    /// Where recalls go: to the thread that answers them.
+    recalls: Mutex<Option<Sender<Recall>>>,
     /// The server is gone or broke the protocol.
     dead: AtomicBool,
     /// Memory for listings and values, one at a time.
@@ -91,12 +104,8 @@ impl Server {
     /// # Errors
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
-        Ok(Self {
-            socket: UnixStream::from(attach::aside(UnixStream::connect(socket)?.into())),
-            descriptors: Mutex::default(),
-            shared: OnceLock::new(),
-            reaper: Mutex::default(),
-        })
+        let socket = UnixStream::connect(socket)?;
+        Ok(UnixStream::from(attach::aside(socket.into())).into())
     }
 
     fn shared(&self) -> io::Result<&Arc<Shared>> {
@@ -127,10 +136,31 @@ impl Server {
     }
 }
 
+/// A server at the other end of a connected socket: of `uvfs_server::in_process`, or one that was
+/// connected or passed on by other means.
+impl From<UnixStream> for Server {
+    fn from(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            descriptors: Mutex::default(),
+            shared: OnceLock::new(),
+            reaper: Mutex::default(),
+        }
+    }
+}
+
 fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> io::Result<T> {
     T::read_from_prefix(bytes)
         .map(|(value, _)| value)
         .map_err(|_| errno(libc::EIO))
+}
+
+fn wire(lease: Lease) -> u32 {
+    match lease {
+        Lease::None => ext::LEASE_NONE,
+        Lease::Read => ext::LEASE_READ,
+        Lease::Write => ext::LEASE_WRITE,
+    }
 }
 
 fn attr_of(a: &abi::Attr) -> Attr {
@@ -161,6 +191,31 @@ fn entry_of(bytes: &[u8]) -> io::Result<Entry> {
     })
 }
 
+fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
+    let flags = if request.flock {
+        abi::LkFlags::FLOCK
+    } else {
+        abi::LkFlags::empty()
+    };
+    let kind = match request.kind {
+        Some(LockKind::Shared) => libc::F_RDLCK,
+        Some(LockKind::Exclusive) => libc::F_WRLCK,
+        None => libc::F_UNLCK,
+    };
+    abi::LkIn {
+        fh: handle,
+        owner: request.owner.into(),
+        lk: abi::FileLock {
+            start: request.start,
+            end: request.end,
+            r#type: kind as u32,
+            pid: 0,
+        },
+        lk_flags: flags.bits(),
+        padding: 0,
+    }
+}
+
 impl Shared {
     /// An entry to put a request in; waits for one.
     fn reserve(&self) -> io::Result<u32> {
@@ -168,13 +223,19 @@ impl Shared {
             if self.dead.load(Ordering::Acquire) {
                 return Err(errno(libc::ENOTCONN));
             }
-            if let Some(id) = self.queue.reserve() {
+            // Recalls are answered even when all others wait for somebody else's.
+            let rest = if ANSWERS_RECALLS.get() {
+                0
+            } else {
+                FOR_RECALLS
+            };
+            if let Some(id) = self.queue.reserve_leaving(rest) {
                 return Ok(id);
             }
             self.queue.ring();
             let mut got = None;
             let mut check = || {
-                got = self.queue.reserve();
+                got = self.queue.reserve_leaving(rest);
                 got.is_some() || self.dead.load(Ordering::Acquire)
             };
             self.poll(&mut check);
@@ -185,7 +246,7 @@ impl Shared {
                 if self.dead.load(Ordering::Acquire) {
                     return Some(None);
                 }
-                self.queue.reserve().map(Some)
+                self.queue.reserve_leaving(rest).map(Some)
             };
             if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(100)) {
                 return Ok(id);
@@ -264,7 +325,7 @@ impl Shared {
     }
 
     /// Sends what needs no answer, now or when there is room.
-    fn tell(&self, opcode: Opcode, node: NodeId, op: &[u8]) {
+    fn tell(&self, opcode: u32, node: NodeId, op: &[u8]) {
         if self.dead.load(Ordering::Acquire) {
             return;
         }
@@ -289,7 +350,6 @@ impl Shared {
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Waiting, i32, usize, u32)> = Vec::new();
-        let mut inline = [0; INLINE_SIZE];
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -311,6 +371,7 @@ impl Shared {
                         match &waiting {
                             Waiting::Call(answer, in_segs) => {
                                 let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
+                                let mut inline = [0; INLINE_SIZE];
                                 self.queue.reply(id, &mut header, &mut inline[..n]);
                                 *lock(answer) =
                                     Some(take_reply(out.error, *in_segs, len, &inline[..n]));
@@ -337,8 +398,13 @@ impl Shared {
                     }
                 }
             }
-            // Leases and invalidations come with this ring; none is understood yet.
-            while let Ok(Some(_)) = self.queue.pop_notification() {}
+            while let Ok(Some(bytes)) = self.queue.pop_notification() {
+                if let Some(recall) = recall_of(&bytes)
+                    && let Some(recalls) = &*lock(&self.recalls)
+                {
+                    let _ = recalls.send(recall);
+                }
+            }
         }
         if self.queue.server_closed() {
             self.dead.store(true, Ordering::Release);
@@ -454,6 +520,21 @@ fn hung_up(socket: &UnixStream) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }
 
+/// A recall; nothing for what is not understood.
+fn recall_of(bytes: &[u8]) -> Option<Recall> {
+    let (header, rest) = abi::OutHeader::read_from_prefix(bytes).ok()?;
+    let (recall, _) = ext::NotifyRecallOut::read_from_prefix(rest).ok()?;
+    (header.unique == 0 && header.error == ext::NOTIFY_RECALL).then_some(Recall {
+        node: recall.node,
+        seq: recall.seq,
+        keep: if recall.keep == ext::LEASE_READ {
+            Lease::Read
+        } else {
+            Lease::None
+        },
+    })
+}
+
 /// A call's reply: inline, or, when the data is in a segment, its length as eight bytes.
 fn take_reply(error: i32, in_segs: bool, len: usize, inline: &[u8]) -> Reply {
     match (error, in_segs) {
@@ -469,6 +550,8 @@ impl Drop for Server {
             shared.stop.store(true, Ordering::Release);
             shared.queue.close();
             shared.queue.interrupt();
+            // Ends the thread that answers recalls; it may be this one.
+            lock(&shared.recalls).take();
             if let Some(reaper) = lock(&self.reaper).take() {
                 reaper.thread().unpark();
                 // The last reference may go in the reaper itself.
@@ -526,6 +609,7 @@ impl Backend for Server {
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
+            recalls: Mutex::default(),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -577,6 +661,11 @@ impl Backend for Server {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
+                        read_flags: if r.dontcache {
+                            abi::ReadFlags::DONTCACHE.bits()
+                        } else {
+                            0
+                        },
                         ..Default::default()
                     };
                     let from = Direction::FromServer;
@@ -593,16 +682,14 @@ impl Backend for Server {
                     );
                 }
                 Op::Write => {
-                    let flags = if r.writeback {
-                        abi::WriteFlags::CACHE.bits()
-                    } else {
-                        0
-                    };
+                    let mut flags = abi::WriteFlags::empty();
+                    flags.set(abi::WriteFlags::CACHE, r.writeback);
+                    flags.set(abi::WriteFlags::DONTCACHE, r.dontcache);
                     let op = abi::WriteIn {
                         fh: r.handle,
                         offset: r.offset,
                         size: r.len as u32,
-                        write_flags: flags,
+                        write_flags: flags.bits(),
                         ..Default::default()
                     };
                     let (to, op) = (Direction::ToServer, op.as_bytes());
@@ -628,6 +715,64 @@ impl Backend for Server {
         }
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
+        let op = ext::LeaseIn {
+            mode: wire(lease),
+            padding: 0,
+        };
+        let reply = self
+            .shared()?
+            .call(ext::LEASE, node, op.as_bytes(), &[], &[])?;
+        let out: ext::LeaseOut = parse(&reply)?;
+        Ok(if out.granted == ext::LEASE_NONE {
+            Grant::Refused(Duration::from_millis(out.retry_ms.into()))
+        } else {
+            Grant::Granted {
+                seq: out.seq,
+                attr: attr_of(&out.attr),
+            }
+        })
+    }
+
+    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {
+        if let Some(shared) = self.shared.get() {
+            let op = ext::LeaseReturnIn {
+                seq,
+                keep: wire(keep),
+                padding: 0,
+            };
+            shared.tell(ext::LEASE_RETURN, node, op.as_bytes());
+        }
+    }
+
+    fn on_recall(&self, call: OnRecall) {
+        let Some(shared) = self.shared.get() else {
+            return;
+        };
+        let (send, recalls) = channel();
+        let answer = move || {
+            ANSWERS_RECALLS.set(true);
+            while let Ok(recall) = recalls.recv() {
+                call(recall);
+            }
+        };
+        let thread = std::thread::Builder::new().name("uvfs-recalls".into());
+        match thread.spawn(answer) {
+            Ok(_) => *lock(&shared.recalls) = Some(send),
+            Err(error) => tracing::error!(%error, "recalls will not be answered"),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.shared.get().is_some_and(|shared| {
+            !shared.dead.load(Ordering::Acquire) && !shared.queue.server_closed()
+        })
+    }
+
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         entry_of(&self.call(Opcode::Lookup, parent, &[], &[name])?)
     }
@@ -635,7 +780,7 @@ impl Backend for Server {
     fn forget(&self, node: NodeId, lookups: u64) {
         if let Some(shared) = self.shared.get().filter(|_| lookups > 0) {
             shared.tell(
-                Opcode::Forget,
+                Opcode::Forget as u32,
                 node,
                 abi::ForgetIn { nlookup: lookups }.as_bytes(),
             );
@@ -682,6 +827,16 @@ impl Backend for Server {
 
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
         entry_of(&self.call(Opcode::Symlink, parent, &[], &[name, target])?)
+    }
+
+    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
+        let op = abi::MknodIn {
+            mode,
+            rdev,
+            umask: 0,
+            padding: 0,
+        };
+        entry_of(&self.call(Opcode::Mknod, parent, op.as_bytes(), &[name])?)
     }
 
     fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
@@ -754,7 +909,7 @@ impl Backend for Server {
                 fh: handle,
                 ..Default::default()
             };
-            shared.tell(Opcode::Release, node, op.as_bytes());
+            shared.tell(Opcode::Release as u32, node, op.as_bytes());
         }
     }
 
@@ -770,6 +925,49 @@ impl Backend for Server {
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
+        let done: Done = Box::new(|result| match result {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => done(Ok(0)),
+            other => done(other),
+        });
+        let (shared, id) = match self.shared().and_then(|s| Ok((s, s.reserve()?))) {
+            Ok(found) => found,
+            Err(e) => return done(Err(e)),
+        };
+        let op = abi::FsyncIn {
+            fh: handle,
+            fsync_flags: if data_only { abi::FSYNC_FDATASYNC } else { 0 },
+            padding: 0,
+        };
+        let (to, op) = (Direction::ToServer, op.as_bytes());
+        // Its answer has no body, as that of a read of nothing.
+        let waiting = Waiting::Data(Op::Read, 0, done);
+        shared.send(id, Opcode::Fsync as u32, node, op, &[], &[], to, waiting);
+        shared.queue.ring();
+    }
+
+    fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
+        let opcode = if wait { Opcode::Setlkw } else { Opcode::Setlk };
+        let op = lock_in(handle, request);
+        self.call(opcode, n, op.as_bytes(), &[]).map(drop)
+    }
+
+    fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        let op = lock_in(h, lock);
+        let out: abi::LkOut = parse(&self.call(Opcode::Getlk, n, op.as_bytes(), &[])?)?;
+        let kind = match out.lk.r#type as i32 {
+            libc::F_RDLCK => LockKind::Shared,
+            libc::F_WRLCK => LockKind::Exclusive,
+            _ => return Ok(None),
+        };
+        Ok(Some(RangeLock {
+            kind,
+            start: out.lk.start,
+            end: out.lk.end,
+            pid: out.lk.pid,
+        }))
     }
 
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
@@ -808,7 +1006,8 @@ impl Backend for Server {
             fh: opened.fh,
             ..Default::default()
         };
-        self.shared()?.tell(Opcode::Releasedir, node, op.as_bytes());
+        self.shared()?
+            .tell(Opcode::Releasedir as u32, node, op.as_bytes());
         list
     }
 

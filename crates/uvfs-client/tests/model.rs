@@ -1,6 +1,7 @@
 //! Random calls with all flags mixed, on a client's file and on a file of the host: every result
 //! and every byte must agree.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
@@ -24,6 +25,25 @@ enum Call {
         flags: Flags,
         submit: bool,
     },
+    WriteVectored {
+        at: u64,
+        lens: Vec<usize>,
+        flags: Flags,
+    },
+    ReadVectored {
+        at: u64,
+        lens: Vec<usize>,
+        flags: Flags,
+    },
+    Seek {
+        at: u64,
+    },
+    SubmitSync {
+        data_only: bool,
+        wait: bool,
+    },
+    Advise(Advice, u64, u64),
+    Stat,
     SetLen(u64),
     Punch {
         at: u64,
@@ -69,6 +89,20 @@ fn length() -> impl Strategy<Value = usize> {
     ]
 }
 
+fn lengths() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(prop_oneof![0..200usize, 0..20_000usize, Just(4096)], 1..5)
+}
+
+fn advice() -> impl Strategy<Value = Advice> {
+    prop::sample::select(vec![
+        Advice::Normal,
+        Advice::Sequential,
+        Advice::Random,
+        Advice::WillNeed,
+        Advice::DontNeed,
+    ])
+}
+
 fn flags() -> impl Strategy<Value = Flags> {
     prop_oneof![
         4 => Just(Flags::empty()),
@@ -87,6 +121,16 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (length(), flags()).prop_map(|(len, flags)| Call::Append { len, flags }),
         8 => (offset(), length(), flags(), any::<bool>())
             .prop_map(|(at, len, flags, submit)| Call::Read { at, len, flags, submit }),
+        2 => (offset(), lengths(), flags())
+            .prop_map(|(at, lens, flags)| Call::WriteVectored { at, lens, flags }),
+        2 => (offset(), lengths(), flags())
+            .prop_map(|(at, lens, flags)| Call::ReadVectored { at, lens, flags }),
+        2 => offset().prop_map(|at| Call::Seek { at }),
+        1 => (any::<bool>(), any::<bool>())
+            .prop_map(|(data_only, wait)| Call::SubmitSync { data_only, wait }),
+        1 => (advice(), offset(), 0..100_000u64)
+            .prop_map(|(advice, at, len)| Call::Advise(advice, at, len)),
+        1 => Just(Call::Stat),
         1 => offset().prop_map(Call::SetLen),
         1 => (offset(), 1..50_000u64).prop_map(|(at, len)| Call::Punch { at, len }),
         1 => (offset(), 1..50_000u64).prop_map(|(at, len)| Call::Zero { at, len }),
@@ -137,6 +181,37 @@ fn open(client: &Client) -> File {
         .unwrap()
 }
 
+/// Where the holes are is up to a file system, but a hole has no data, and an end is an end.
+fn seek(file: &File, host: &std::fs::File, at: u64) {
+    let size = host.metadata().unwrap().len();
+    let zero = |from: u64, to: u64| {
+        let bytes = host_read(host, from, (to - from) as usize);
+        bytes.iter().all(|&b| b == 0)
+    };
+    let beyond = |e: std::io::Error| assert_eq!(e.raw_os_error(), Some(libc::ENXIO));
+    match file.seek_data(at) {
+        Ok(data) => {
+            assert!(data >= at && data < size, "data at {data}");
+            assert!(zero(at, data));
+        }
+        Err(e) => {
+            beyond(e);
+            assert!(at >= size || zero(at, size));
+        }
+    }
+    match file.seek_hole(at) {
+        Ok(hole) => {
+            assert!(hole >= at && hole <= size && at < size, "a hole at {hole}");
+            let data = file.seek_data(hole).unwrap_or(size);
+            assert!(zero(hole, data));
+        }
+        Err(e) => {
+            beyond(e);
+            assert!(at >= size);
+        }
+    }
+}
+
 fn run(calls: &[Call], workers: usize, config: Config) {
     let dir = tempfile::tempdir().unwrap();
     let host = std::fs::OpenOptions::new()
@@ -150,6 +225,58 @@ fn run(calls: &[Call], workers: usize, config: Config) {
     let mut file = open(&client);
     for (i, call) in calls.iter().enumerate() {
         match *call {
+            Call::WriteVectored {
+                at,
+                ref lens,
+                flags,
+            } => {
+                let data = pattern(i, lens.iter().sum());
+                let mut rest = &data[..];
+                let slices: Vec<IoSlice<'_>> = lens
+                    .iter()
+                    .map(|&len| {
+                        let (part, tail) = rest.split_at(len);
+                        rest = tail;
+                        IoSlice::new(part)
+                    })
+                    .collect();
+                let n = file.write_vectored_at(&slices, at, flags).unwrap();
+                assert_eq!(n, data.len());
+                host.write_all_at(&data, at).unwrap();
+            }
+            Call::ReadVectored {
+                at,
+                ref lens,
+                flags,
+            } => {
+                let want = host_read(&host, at, lens.iter().sum());
+                let mut parts: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0xee; len]).collect();
+                let mut slices: Vec<IoSliceMut<'_>> =
+                    parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+                let n = file.read_vectored_at(&mut slices, at, flags).unwrap();
+                let mut got = parts.concat();
+                got.truncate(n);
+                assert!(got == want, "call {i} {call:?}");
+            }
+            Call::Seek { at } => seek(&file, &host, at),
+            Call::SubmitSync { data_only, wait } => {
+                let pending = file.submit_sync(data_only);
+                if wait {
+                    pending.wait().unwrap();
+                    let real = std::fs::read(dir.path().join("file")).unwrap();
+                    let want = std::fs::read(dir.path().join("host")).unwrap();
+                    assert!(real == want, "after the sync of call {i}");
+                }
+            }
+            Call::Advise(advice, at, len) => file.advise(advice, at, len).unwrap(),
+            Call::Stat => {
+                let (name, host) = (client.stat("file").unwrap(), host.metadata().unwrap());
+                assert_eq!(
+                    (name.size, file.stat().unwrap().size),
+                    (host.len(), host.len())
+                );
+                assert_eq!((name.mode & libc::S_IFMT, name.nlink), (libc::S_IFREG, 1));
+            }
             Call::Write {
                 at,
                 len,

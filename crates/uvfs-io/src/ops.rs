@@ -9,16 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use io_uring::{opcode, types};
+use io_uring::{opcode, squeue, types};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buf::Payload;
-use crate::runtime::{Keep, Sqe, submit};
+use crate::runtime::{self, Keep, Sqe, submit};
 
 /// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
 const MAX_PARTS: usize = 1024;
+/// From so many bytes on a transfer takes much longer than handing it to another thread.
+const LARGE: usize = 128 << 10;
 /// Drops cached pages when the I/O has ended (RWF_DONTCACHE, Linux 6.14).
 pub const DONTCACHE: u32 = 0x80;
+
+/// The same number everywhere, as of all system calls since 5.1.
+const SYS_CACHESTAT: libc::c_long = 451;
 
 /// What is known of a file's RWF_NOWAIT.
 mod nowait {
@@ -64,6 +69,31 @@ pub fn in_memory(fd: impl AsFd) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     rustix::fs::fstatfs(fd).is_ok_and(|stat| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&stat.f_type))
+}
+
+/// How many bytes of a file the host has in its page cache (cachestat(2), Linux 6.5).
+///
+/// # Errors
+/// ENOSYS of an older kernel, EOPNOTSUPP for what has no page cache.
+pub fn cached_bytes(fd: impl AsFd) -> Result<u64, Errno> {
+    // struct cachestat_range and struct cachestat of linux/mman.h.
+    let everything = [0u64, 0];
+    let mut counts = [0u64; 5];
+    // SAFETY: both structures live over the call and are as long as the kernel takes them to be.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            fd.as_fd().as_raw_fd(),
+            everything.as_ptr(),
+            counts.as_mut_ptr(),
+            0u32,
+        )
+    };
+    if result < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(counts[0] * rustix::param::page_size() as u64)
 }
 
 impl File {
@@ -172,6 +202,7 @@ async fn on_ring(
     payload: &Payload,
     offset: u64,
     flags: u32,
+    how: squeue::Flags,
 ) -> Result<usize, Errno> {
     let target = types::Fd(fd.as_raw_fd());
     let vecs = Box::new(IoVecs::of(payload));
@@ -185,7 +216,8 @@ async fn on_ring(
             .offset(offset)
             .rw_flags(flags as i32)
             .build(),
-    };
+    }
+    .flags(how);
     let keep = Keep {
         data: Some(payload.clone()),
         other: Some(Box::new((vecs, fd.clone()))),
@@ -215,19 +247,24 @@ async fn transfer(
         };
         let at = offset + done as u64;
         let mut known = fd.nowait.load(Ordering::Relaxed);
+        let large = rest.len() >= LARGE && runtime::hands_over();
         let mut result = match known {
+            _ if large => {
+                let elsewhere = squeue::Flags::ASYNC;
+                on_ring(direction, fd, &rest, at, flags, elsewhere).await
+            }
             nowait::TRY => now(direction, fd, &rest, at, flags | nowait_flag),
             _ => Err(Errno::AGAIN),
         };
         // RWF_DONTCACHE that is not supported fails in the same way, and is the caller's to drop.
-        if result == Err(Errno::OPNOTSUPP) {
+        if result == Err(Errno::OPNOTSUPP) && !large {
             known = fd.cannot_nowait();
             result = Err(Errno::AGAIN);
         }
-        if result == Err(Errno::AGAIN) {
+        if result == Err(Errno::AGAIN) && !large {
             result = match known {
                 nowait::IN_MEMORY => now(direction, fd, &rest, at, flags),
-                _ => on_ring(direction, fd, &rest, at, flags).await,
+                _ => on_ring(direction, fd, &rest, at, flags, squeue::Flags::empty()).await,
             };
         }
         match result {
@@ -372,9 +409,31 @@ mod tests {
             let mut bytes = [0; 12];
             back.copy_out(0, &mut bytes);
             assert_eq!(&bytes, b"\0\0worldhello");
-            assert_eq!(on_ring(Direction::Read, &fd, &back, 100, 0).await, Ok(10));
+            let plain = squeue::Flags::empty();
+            let on_ring = on_ring(Direction::Read, &fd, &back, 100, 0, plain);
+            assert_eq!(on_ring.await, Ok(10));
             assert_eq!(fallocate(&fd, 0, 0, 8192).await, Ok(()));
             assert_eq!(read_at(&fd, &back, u64::MAX, 0).await, Err(Errno::INVAL));
+        });
+    }
+
+    #[test]
+    fn large_transfers_are_handed_over() {
+        let file = tempfile::tempfile().unwrap();
+        let fd = Arc::new(File::from(OwnedFd::from(file)));
+        on_runtime(async move {
+            runtime::hand_over_large(true);
+            let memory = IoBuf::alloc(4 * LARGE).unwrap();
+            memory.copy_in(LARGE, b"hello");
+            let data = Payload::from(memory.slice(0..2 * LARGE));
+            assert_eq!(write_at(&fd, &data, 10, 0).await, Ok(2 * LARGE));
+            // Nothing was tried in this thread, which would have been noted.
+            assert_eq!(fd.nowait.load(Ordering::Relaxed), nowait::TRY);
+            let back = Payload::from(memory.slice(2 * LARGE..4 * LARGE));
+            assert_eq!(read_at(&fd, &back, 11, 0).await, Ok(2 * LARGE - 1));
+            let mut bytes = [0; 5];
+            back.copy_out(LARGE - 1, &mut bytes);
+            assert_eq!(&bytes, b"hello");
         });
     }
 

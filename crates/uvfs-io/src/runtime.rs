@@ -142,6 +142,7 @@ struct Core {
     spinner: RefCell<Spinner>,
     watched: RefCell<Option<Watched>>,
     enters: Cell<u64>,
+    hands_over: Cell<bool>,
 }
 
 thread_local! {
@@ -167,6 +168,22 @@ pub fn is_running() -> bool {
 /// Outside of a runtime.
 pub fn spawn(future: impl Future<Output = ()> + 'static) {
     current().spawn(Box::pin(future));
+}
+
+/// Says whether large transfers that begin now are done by threads of the kernel, those of
+/// different files side by side, instead of one after another in the calling thread. Worth its
+/// price when more than one is waiting. Nothing outside of a runtime.
+pub fn hand_over_large(on: bool) {
+    with_current(|core| {
+        if let Some(core) = core {
+            core.hands_over.set(on);
+        }
+    });
+}
+
+/// See [`hand_over_large`].
+pub(crate) fn hands_over() -> bool {
+    with_current(|core| core.is_some_and(|core| core.hands_over.get()))
 }
 
 /// How a runtime's thread has waited, and its system calls.
@@ -227,6 +244,7 @@ impl Runtime {
             spinner: RefCell::new(Spinner::new(wait)),
             watched: RefCell::new(None),
             enters: Cell::new(0),
+            hands_over: Cell::new(false),
         });
         core.arm_bell();
         Ok(Self { core })

@@ -106,7 +106,7 @@ pub struct Monitor {
 struct Watch {
     config: MonitorConfig,
     triggers: Vec<(Source, File)>,
-    usage: Option<Usage>,
+    usage: Vec<Usage>,
     meminfo: bool,
 }
 
@@ -135,11 +135,11 @@ impl Monitor {
         {
             triggers.push((Source::CgroupPsi, file));
         }
-        let usage = config.cgroup.as_deref().and_then(Usage::find);
+        let usage = Usage::find_all(&config);
         let meminfo = !triggers.iter().any(|(source, _)| *source == Source::Psi)
             && available_percent(&config.meminfo).is_some();
         let mut sources: Vec<_> = triggers.iter().map(|(source, _)| *source).collect();
-        sources.extend(usage.as_ref().map(|_| Source::CgroupUsage));
+        sources.extend((!usage.is_empty()).then_some(Source::CgroupUsage));
         sources.extend(meminfo.then_some(Source::MemAvailable));
         if sources.is_empty() {
             tracing::warn!("no source of memory pressure: caches only keep to their limits");
@@ -192,7 +192,7 @@ impl Drop for Monitor {
 
 impl Watch {
     fn run(mut self, stop: &OwnedFd, shrinkers: &Shrinkers, counters: &Counters) {
-        let polled = self.usage.is_some() || self.meminfo;
+        let polled = !self.usage.is_empty() || self.meminfo;
         let mut next_look = Instant::now();
         loop {
             let wait = polled.then(|| next_look.saturating_duration_since(Instant::now()));
@@ -238,9 +238,8 @@ impl Watch {
     }
 
     fn look(&self) -> Option<Source> {
-        if let Some(usage) = &self.usage
-            && usage.percent()? > self.config.cgroup_percent
-        {
+        let near = |usage: &Usage| usage.percent() > Some(self.config.cgroup_percent);
+        if self.usage.iter().any(near) {
             return Some(Source::CgroupUsage);
         }
         if self.meminfo && available_percent(&self.config.meminfo)? < self.config.available_percent
@@ -248,6 +247,46 @@ impl Watch {
             return Some(Source::MemAvailable);
         }
         None
+    }
+}
+
+/// How much more memory there is to take: a cache that grows asks now and then. A [`Monitor`] alone
+/// comes too late for one that grows by gigabytes in a second.
+pub struct Room {
+    usage: Vec<Usage>,
+    meminfo: PathBuf,
+    cgroup_percent: u64,
+    available_percent: u64,
+}
+
+impl Room {
+    /// As a [`Monitor`] of this configuration sees it.
+    pub fn new(config: &MonitorConfig) -> Self {
+        Self {
+            usage: Usage::find_all(config),
+            meminfo: config.meminfo.clone(),
+            cgroup_percent: config.cgroup_percent,
+            available_percent: config.available_percent,
+        }
+    }
+
+    /// Bytes that can be taken before there is pressure; `u64::MAX` where nothing is known.
+    pub fn bytes(&self) -> u64 {
+        let groups = self.usage.iter().filter_map(Usage::used_and_limit);
+        let group = groups.map(|(used, limit)| {
+            (limit / 100)
+                .saturating_mul(self.cgroup_percent)
+                .saturating_sub(used)
+        });
+        let group = group.min().unwrap_or(u64::MAX);
+        let text = fs::read_to_string(&self.meminfo).unwrap_or_default();
+        let machine = field(&text, "MemTotal").zip(field(&text, "MemAvailable"));
+        let machine = machine.map_or(u64::MAX, |(total, available)| {
+            available
+                .saturating_sub(total / 100 * self.available_percent)
+                .saturating_mul(1024)
+        });
+        group.min(machine)
     }
 }
 
@@ -292,6 +331,13 @@ fn available_percent(meminfo: &Path) -> Option<u64> {
 }
 
 impl Usage {
+    /// Of the own group and those that it is in, whose limits count as well.
+    fn find_all(config: &MonitorConfig) -> Vec<Usage> {
+        let own = config.cgroup.iter();
+        own.flat_map(|dir| dir.ancestors().map_while(Usage::find))
+            .collect()
+    }
+
     fn find(dir: &Path) -> Option<Usage> {
         let v2 = Usage {
             current: dir.join("memory.current"),
@@ -312,18 +358,22 @@ impl Usage {
 
     /// Used part of the limit in percent, page cache not counted; 0 without a limit.
     fn percent(&self) -> Option<u64> {
+        let (used, limit) = self.used_and_limit()?;
+        Some((u128::from(used) * 100 / u128::from(limit.max(1))) as u64)
+    }
+
+    /// Bytes used, page cache not counted, and the limit; that is `u64::MAX` without one.
+    fn used_and_limit(&self) -> Option<(u64, u64)> {
         // Files that hold "max" are no limit.
-        let Some(limit) = self.limits.iter().filter_map(|path| number(path)).min() else {
-            return Some(0);
-        };
+        let limits = self.limits.iter().filter_map(|path| number(path));
+        let limit = limits.min().unwrap_or(u64::MAX);
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
         let cache: u64 = self
             .page_cache
             .iter()
             .filter_map(|key| field(&stat, key))
             .sum();
-        let used = number(&self.current)?.saturating_sub(cache);
-        Some((u128::from(used) * 100 / u128::from(limit.max(1))) as u64)
+        Some((number(&self.current)?.saturating_sub(cache), limit))
     }
 }
 
@@ -457,6 +507,31 @@ mod tests {
             fs::rename(dir.path().join("new"), dir.path().join(stat)).unwrap();
             until("pool shrinks", || pool.count() < 1000);
         }
+    }
+
+    #[test]
+    fn room_is_what_the_group_and_the_machine_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut config, ..) = machine(dir.path());
+        // A tenth of 1000 kB stays, in whole hundredths.
+        assert_eq!(Room::new(&config).bytes(), 400 << 10);
+        fs::write(dir.path().join("memory.current"), "3000\n").unwrap();
+        fs::write(dir.path().join("memory.max"), "10000\n").unwrap();
+        fs::write(dir.path().join("memory.stat"), "active_file 500\n").unwrap();
+        config.cgroup = Some(dir.path().into());
+        assert_eq!(Room::new(&config).bytes(), 8500 - 2500);
+        // A group within it has no more.
+        let inner = dir.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::write(inner.join("memory.current"), "100\n").unwrap();
+        fs::write(inner.join("memory.max"), "max\n").unwrap();
+        config.cgroup = Some(inner);
+        assert_eq!(Room::new(&config).bytes(), 8500 - 2500);
+        fs::write(dir.path().join("memory.max"), "max\n").unwrap();
+        assert_eq!(Room::new(&config).bytes(), 400 << 10);
+        config.cgroup = None;
+        config.meminfo = dir.path().join("absent");
+        assert_eq!(Room::new(&config).bytes(), u64::MAX);
     }
 
     #[test]

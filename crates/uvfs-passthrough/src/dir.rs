@@ -128,7 +128,7 @@ impl Passthrough {
         Ok(Opened {
             fh,
             flags,
-            backing: 0,
+            ..Opened::default()
         })
     }
 

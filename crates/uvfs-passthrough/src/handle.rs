@@ -13,7 +13,7 @@ use uvfs_server::fs::{
     Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Payload,
 };
 
-use crate::inode::{BackingUse, Inode};
+use crate::inode::{BackingUse, Inode, Told};
 use crate::io;
 use crate::namespace::name_ok;
 use crate::sys::{self, FileIoctl, Result};
@@ -21,6 +21,9 @@ use crate::{KeepCache, Passthrough, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
+/// Files up to this many bytes are read as they are opened for reading: that costs less than the
+/// request by which they would be.
+const SMALL_FILE: u64 = 32 << 10;
 
 /// An open file.
 pub(crate) struct OpenFile {
@@ -30,6 +33,12 @@ pub(crate) struct OpenFile {
     asked: u32,
     /// Reads and writes of it go to the inode's registered backing file.
     backed: bool,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.inode.opens.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl AsFd for OpenFile {
@@ -80,17 +89,42 @@ impl Passthrough {
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
             meta::kill_suidgid(cx, fd.as_fd())?;
         }
+        let now = meta::told(&sys::stat(fd.as_fd())?);
+        let (told, settled) = {
+            let state = inode.state();
+            (state.told, state.settled)
+        };
+        let known = told == Some(now);
         let keep = match self.options.keep_cache {
             KeepCache::Never => false,
+            KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
-            KeepCache::Unchanged => {
-                let told = inode.state().told;
-                told.is_some_and(|told| {
-                    sys::stat(fd.as_fd()).is_ok_and(|st| meta::told(&st) == told)
-                })
-            }
         };
-        self.opened(inode, fd, how.flags, keep)
+        let mut opened = self.opened(inode, fd, how.flags, keep)?;
+        opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
+        if known
+            && asked & OFlags::ACCMODE == OFlags::RDONLY
+            && opened.flags.contains(OpenFlags::KEEP_CACHE)
+        {
+            opened.contents = self.small_contents(opened.fh, now);
+        }
+        Ok(opened)
+    }
+
+    /// The contents of a file that was opened for reading and is this, if it is small, only open
+    /// here, and the kernel was not given them yet.
+    fn small_contents(&self, fh: u64, now: Told) -> Option<Vec<u8>> {
+        if now.size == 0 || now.size > SMALL_FILE || self.writes_back() {
+            return None;
+        }
+        let file = self.files.get(fh)?;
+        // Counted before: of two opens at a time neither takes itself for the only one.
+        if file.inode.opens.load(Ordering::Acquire) != 1
+            || file.inode.state().given.replace(now) == Some(now)
+        {
+            return None;
+        }
+        io::read_now(&file, now.size as usize)
     }
 
     /// Opens a file of the host, with less than wanted where the host allows no more.
@@ -130,6 +164,7 @@ impl Passthrough {
             flags |= OpenFlags::NOFLUSH;
         }
         let backed = flags.contains(OpenFlags::PASSTHROUGH);
+        inode.opens.fetch_add(1, Ordering::AcqRel);
         let file = Arc::new(OpenFile {
             fd: Arc::new(File::new(fd, inode.mount.in_memory)),
             inode: inode.clone(),
@@ -138,7 +173,12 @@ impl Passthrough {
         });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {
-            Some(fh) => Ok(Opened { fh, flags, backing }),
+            Some(fh) => Ok(Opened {
+                fh,
+                flags,
+                backing,
+                ..Opened::default()
+            }),
             None => {
                 self.release_backing(&inode, backed);
                 Err(Errno::NFILE)
@@ -233,7 +273,9 @@ impl Passthrough {
         }
     }
 
-    /// Registers the file with the kernel, once for all opens of the inode at a time.
+    /// Registers the file with the kernel, once for all opens of the inode at a time. The kernel
+    /// refuses an open without while it has one with, so what decides is only whether the inode has
+    /// a registration, and none is made after one was refused.
     fn use_backing(&self, inode: &Inode, fd: BorrowedFd<'_>) -> Option<i32> {
         if !self.passes_through.load(Ordering::Relaxed) || !inode.is_regular() {
             return None;
@@ -244,8 +286,7 @@ impl Passthrough {
             backing.opens += 1;
             return Some(backing.id);
         }
-        if state.open.strong_count() > 0 {
-            // Open without: the kernel takes one way or the other at a time.
+        if self.backing_refused.load(Ordering::Relaxed) {
             return None;
         }
         match (hooks.register)(fd) {
@@ -254,7 +295,7 @@ impl Passthrough {
                 Some(id)
             }
             Err(error) => {
-                if self.passes_through.swap(false, Ordering::Relaxed) {
+                if !self.backing_refused.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "backing files are refused; going on without");
                 }
                 None
@@ -285,9 +326,8 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.release_backing(&file.inode, file.backed);
-        if self.options.host_locks {
-            self.drop_locks_by(&file.inode, fh);
-        }
+        // Clients lock by handle whether the kernel asks us for locks or not.
+        self.drop_locks_by(&file.inode, fh);
         Ok(())
     }
 
@@ -320,6 +360,7 @@ impl Passthrough {
             file.fd.clone()
         };
         self.inodes.remember(node)?;
+        file.inode.opens.fetch_add(1, Ordering::AcqRel);
         let shared = OpenFile {
             fd,
             inode: file.inode.clone(),

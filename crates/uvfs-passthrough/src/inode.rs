@@ -10,8 +10,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CStr;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
@@ -53,7 +54,7 @@ impl Key {
     }
 }
 
-/// The attributes that the kernel was last told, to know whether its cached pages are still right.
+/// The attributes that the kernel was last told, to know whether what it has cached is still right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Told {
     pub(crate) mtime: (i64, u32),
@@ -70,13 +71,17 @@ pub(crate) struct BackingUse {
 /// What changes in an inode.
 #[derive(Default)]
 pub(crate) struct State {
-    /// An O_PATH descriptor, in the cache unless `pinned`.
+    /// An O_PATH descriptor in the cache.
     fd: Option<Arc<OwnedFd>>,
-    /// The descriptor stays until the inode is forgotten.
-    pinned: bool,
+    /// Of an inode that has lost its last name.
+    kept: Option<Arc<Kept>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
+    /// A change since `told` would show in the file's time.
+    pub(crate) settled: bool,
+    /// What the file was when the kernel was given its contents, unasked.
+    pub(crate) given: Option<Told>,
     pub(crate) backing: Option<BackingUse>,
     /// Who locks ranges of it (with the option `host_locks`).
     pub(crate) owners: Owners,
@@ -93,6 +98,8 @@ pub(crate) struct Inode {
     held: Option<OwnedFd>,
     /// The cached descriptor was used since the cache last looked.
     used: AtomicBool,
+    /// Open files of it.
+    pub(crate) opens: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -103,9 +110,7 @@ impl Inode {
 
     /// Closes the cached descriptor, outside the lock.
     fn drop_fd(&self) {
-        let mut state = self.state();
-        let fd = if state.pinned { None } else { state.fd.take() };
-        drop(state);
+        let fd = self.state().fd.take();
         drop(fd);
     }
 
@@ -194,6 +199,12 @@ impl Inodes {
         let inode = shard.by_key.get(key)?.0.clone();
         shard.slots.get(inode.node)?.lookups += 1;
         Some(inode)
+    }
+
+    /// The inode with this key, if the kernel knows it. Counts nothing.
+    fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
+        let shard = lock(&self.shards[self.shard(key)]);
+        shard.by_key.get(key).map(|inode| inode.0.clone())
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -340,10 +351,130 @@ impl PathFds {
     }
 }
 
+/// Descriptors of inodes whose last name was removed through the mount, kept for those who still
+/// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
+/// mostly at once, or when there are too many, oldest first.
+pub(crate) struct Removed {
+    queue: Mutex<VecDeque<Weak<Inode>>>,
+    /// How many the queue may hold, forgotten ones included.
+    capacity: usize,
+    open: Arc<OpenCount>,
+}
+
+/// How many descriptors are open, told when one has closed.
+#[derive(Default)]
+struct OpenCount {
+    count: Mutex<usize>,
+    closed: Condvar,
+}
+
+/// An O_PATH descriptor of an inode that has lost its last name.
+pub(crate) struct Kept {
+    /// Always there until it is dropped.
+    fd: Option<OwnedFd>,
+    open: Arc<OpenCount>,
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Some(fd) => fd.as_fd(),
+            None => unreachable!("only dropping takes it"),
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Counted until it has closed, which is when its file's space is free.
+        self.fd = None;
+        *lock(&self.open.count) -= 1;
+        self.open.closed.notify_all();
+    }
+}
+
+/// How long to wait for others to close descriptors, where space is wanted.
+const CLOSING: Duration = Duration::from_millis(100);
+
+impl Removed {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            queue: Mutex::default(),
+            capacity,
+            open: Arc::default(),
+        }
+    }
+
+    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+        let cached = {
+            let mut state = inode.state();
+            if state.kept.is_some() {
+                return;
+            }
+            *lock(&self.open.count) += 1;
+            state.kept = Some(Arc::new(Kept {
+                fd: Some(fd),
+                open: self.open.clone(),
+            }));
+            state.fd.take()
+        };
+        drop(cached);
+        let mut too_many = VecDeque::new();
+        {
+            let mut queue = lock(&self.queue);
+            queue.push_back(Arc::downgrade(inode));
+            if queue.len() > self.capacity {
+                queue.retain(|inode| inode.strong_count() > 0);
+                // Half stay, so that this is done once in many times.
+                let excess = queue.len().saturating_sub(self.capacity / 2);
+                too_many.extend(queue.drain(..excess));
+            }
+        }
+        Self::close(&too_many);
+    }
+
+    fn clear(&self) {
+        let queue = std::mem::take(&mut *lock(&self.queue));
+        Self::close(&queue);
+    }
+
+    fn close(inodes: &VecDeque<Weak<Inode>>) {
+        for inode in inodes.iter().filter_map(Weak::upgrade) {
+            let kept = inode.state().kept.take();
+            drop(kept);
+        }
+    }
+
+    /// Closes all, for the space of their files. Whether any has closed.
+    pub(crate) fn makes_room(&self) -> bool {
+        let before = *lock(&self.open.count);
+        if before == 0 {
+            return false;
+        }
+        self.clear();
+        // One that is being forgotten, or used, is another thread's to close.
+        let count = lock(&self.open.count);
+        let waited = self
+            .open
+            .closed
+            .wait_timeout_while(count, CLOSING, |count| *count >= before);
+        let (count, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        *count < before
+    }
+}
+
+/// A name that is about to be removed.
+pub(crate) struct Leaving {
+    fd: OwnedFd,
+    handle: FileHandle,
+    mount: u64,
+}
+
 /// A descriptor that stands for an inode, O_PATH or not, for the length of a call.
 pub(crate) enum PathFd {
     Held(Arc<Inode>),
     Cached(Arc<OwnedFd>),
+    Kept(Arc<Kept>),
     Open(Arc<OpenFile>),
 }
 
@@ -355,6 +486,7 @@ impl AsFd for PathFd {
                 None => unreachable!("only made of an inode that holds one"),
             },
             PathFd::Cached(fd) => fd.as_fd(),
+            PathFd::Kept(kept) => kept.as_fd(),
             PathFd::Open(file) => file.as_fd(),
         }
     }
@@ -445,6 +577,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
         mount,
         held: Some(source),
         used: AtomicBool::new(false),
+        opens: AtomicUsize::new(0),
         state: Mutex::default(),
     }))
 }
@@ -462,6 +595,9 @@ impl Passthrough {
         }
         {
             let state = inode.state();
+            if let Some(kept) = &state.kept {
+                return Ok(PathFd::Kept(kept.clone()));
+            }
             if let Some(fd) = &state.fd {
                 inode.used.store(true, Ordering::Relaxed);
                 return Ok(PathFd::Cached(fd.clone()));
@@ -502,11 +638,13 @@ impl Passthrough {
                 Err(Errno::STALE) => {
                     // Some file systems find no handle of a file whose last name is gone.
                     let state = inode.state();
-                    let (open, fd) = (state.open.upgrade(), state.fd.clone());
+                    let open = state.open.upgrade();
+                    let (kept, fd) = (state.kept.clone(), state.fd.clone());
                     drop(state);
-                    match (open, fd) {
-                        (Some(file), _) => sys::reopen(file.as_fd(), flags),
-                        (_, Some(fd)) => sys::reopen(fd.as_fd(), flags),
+                    match (open, kept, fd) {
+                        (Some(file), _, _) => sys::reopen(file.as_fd(), flags),
+                        (_, Some(kept), _) => sys::reopen(kept.as_fd(), flags),
+                        (_, _, Some(fd)) => sys::reopen(fd.as_fd(), flags),
                         _ => Err(Errno::STALE),
                     }
                 }
@@ -516,6 +654,7 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
+                self.removed.clear();
                 attempt()
             }
             result => result,
@@ -528,6 +667,7 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
+                self.removed.clear();
                 attempt()
             }
             result => result,
@@ -657,17 +797,51 @@ impl Passthrough {
                 mount,
                 held,
                 used: AtomicBool::new(false),
+                opens: AtomicUsize::new(0),
                 state: Mutex::default(),
             })
         })
     }
 
-    /// Keeps a removed directory reachable for those who are still in it, until it is forgotten.
-    pub(crate) fn pin(&self, inode: &Arc<Inode>, fd: OwnedFd) {
-        if inode.held.is_none() {
-            let mut state = inode.state();
-            state.fd.get_or_insert_with(|| Arc::new(fd));
-            state.pinned = true;
+    /// To be called before a name is removed, and given to `keep_removed` afterwards.
+    pub(crate) fn leaving(
+        &self,
+        parent: &Arc<Inode>,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Option<Leaving> {
+        // Elsewhere every inode holds a descriptor.
+        parent.mount.fd.as_ref()?;
+        let fd = self.open_name(dir, name).ok()?;
+        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+        Some(Leaving { fd, handle, mount })
+    }
+
+    /// Keeps what lost its last name reachable for those who still are in or at it.
+    pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) {
+        let Some(Leaving { fd, handle, mount }) = leaving else {
+            return;
+        };
+        let Ok(st) = sys::stat(fd.as_fd()) else {
+            return;
+        };
+        let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+        if st.stx_nlink > 0 && !is_dir {
+            return;
         }
+        let key = Key {
+            mount,
+            device: (st.stx_dev_major, st.stx_dev_minor),
+            ino: st.stx_ino,
+            handle: Some(handle),
+        };
+        if let Some(inode) = self.inodes.peek(&key) {
+            self.removed.keep(&inode, fd);
+        }
+    }
+
+    /// Whether trying again may help: what is kept of removed files also keeps its space from being used.
+    pub(crate) fn makes_room(&self, errno: Errno) -> bool {
+        matches!(errno, Errno::NOSPC | Errno::DQUOT) && self.removed.makes_room()
     }
 }

@@ -1,9 +1,11 @@
 //! Reading and writing open files through the thread's I/O engine.
 
+use std::io::IoSliceMut;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use uvfs_io::{Payload, ops};
 
 use crate::handle::OpenFile;
@@ -28,6 +30,21 @@ pub(crate) async fn read(
         }
     }
     ops::read_at(&file.fd, data, offset, 0).await
+}
+
+/// The first `len` bytes of a file, if the host has exactly so many of it at hand.
+pub(crate) fn read_now(file: &OpenFile, len: usize) -> Option<Vec<u8>> {
+    // One more, to see that the file ends there.
+    let mut data = vec![0; len + 1];
+    let flags = match file.inode.mount.in_memory {
+        // Always at hand, and not every such file system takes the flag.
+        true => ReadWriteFlags::empty(),
+        false => ReadWriteFlags::NOWAIT,
+    };
+    let mut room = [IoSliceMut::new(&mut data)];
+    let read = rustix::io::preadv2(file.as_fd(), &mut room, 0, flags).ok()?;
+    data.truncate(read);
+    (read == len).then_some(data)
 }
 
 /// Writes `data` at `offset`, or at the end where the caller's file is open for appending.

@@ -36,13 +36,15 @@ use uvfs_server::fs::{
 use crate::creds::Creds;
 use crate::dir::OpenDir;
 use crate::handle::OpenFile;
-use crate::inode::{Inodes, Mounts, PathFds};
+use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::slots::Table;
 
 type Result<T> = std::result::Result<T, Errno>;
 
 /// Most O_PATH descriptors kept open for inodes that are known by handle.
 const MAX_PATH_FDS: u64 = 1024;
+/// Most descriptors kept of removed files that the kernel still knows.
+const MAX_REMOVED: u64 = 1024;
 
 /// How a directory is served.
 #[derive(Clone, Debug)]
@@ -153,11 +155,14 @@ pub struct Passthrough {
     mounts: Mounts,
     inodes: Inodes,
     path_fds: PathFds,
+    removed: Removed,
     files: Table<OpenFile>,
     dirs: Table<OpenDir>,
     backing: OnceLock<Backing>,
     /// What the kernel agreed to.
     passes_through: AtomicBool,
+    /// The kernel refused a backing file, so no more are registered.
+    backing_refused: AtomicBool,
     caches_writes: AtomicBool,
 }
 
@@ -203,10 +208,12 @@ impl Passthrough {
             mounts,
             inodes: Inodes::new(inode),
             path_fds: PathFds::new(path_fds),
+            removed: Removed::new((limit / 8).clamp(16, MAX_REMOVED) as usize),
             files: Table::default(),
             dirs: Table::default(),
             backing: OnceLock::new(),
             passes_through: AtomicBool::new(false),
+            backing_refused: AtomicBool::new(false),
             caches_writes: AtomicBool::new(false),
         })
     }
@@ -230,6 +237,14 @@ impl Passthrough {
         }
     }
 
+    /// Tries again where space may have become free.
+    fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        match attempt() {
+            Err(errno) if self.makes_room(errno) => attempt(),
+            result => result,
+        }
+    }
+
     /// Whether the kernel caches writes.
     fn writes_back(&self) -> bool {
         self.caches_writes.load(Ordering::Relaxed)
@@ -250,7 +265,6 @@ impl FileSystem for Passthrough {
         let options = &self.options;
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
-            | InitFlags::ATOMIC_O_TRUNC
             | InitFlags::BIG_WRITES
             | InitFlags::CACHE_SYMLINKS
             | InitFlags::CREATE_SUPP_GROUP
@@ -263,7 +277,10 @@ impl FileSystem for Passthrough {
             | InitFlags::PARALLEL_DIROPS
             | InitFlags::SETXATTR_EXT
             | InitFlags::DIRECT_IO_ALLOW_MMAP;
-        config.wanted -= InitFlags::EXPORT_SUPPORT
+        // Not ATOMIC_O_TRUNC: with O_RDONLY the kernel would ask for the truncation before it looks
+        // whether the file is being executed.
+        config.wanted -= InitFlags::ATOMIC_O_TRUNC
+            | InitFlags::EXPORT_SUPPORT
             | InitFlags::HANDLE_KILLPRIV
             | InitFlags::EXPLICIT_INVAL_DATA
             | InitFlags::SPLICE_READ
@@ -309,6 +326,10 @@ impl FileSystem for Passthrough {
         self.inodes.clear();
     }
 
+    fn takes_uncached(&self) -> bool {
+        true
+    }
+
     fn forget(&self, node: u64, lookups: u64) {
         self.inodes.forget(node, lookups);
     }
@@ -346,15 +367,15 @@ impl FileSystem for Passthrough {
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
-        self.make_symlink(cx, parent, name, target)
+        self.with_room(|| self.make_symlink(cx, parent, name, target))
     }
 
     async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
-        self.make_node(cx, parent, name, new)
+        self.with_room(|| self.make_node(cx, parent, name, new))
     }
 
     async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
-        self.make_dir(cx, parent, name, new)
+        self.with_room(|| self.make_dir(cx, parent, name, new))
     }
 
     async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<()> {
@@ -374,7 +395,7 @@ impl FileSystem for Passthrough {
         new_name: &CStr,
         flags: u32,
     ) -> Result<()> {
-        self.move_name(cx, parent, name, new_parent, new_name, flags)
+        self.with_room(|| self.move_name(cx, parent, name, new_parent, new_name, flags))
     }
 
     async fn link(
@@ -384,7 +405,7 @@ impl FileSystem for Passthrough {
         new_parent: u64,
         new_name: &CStr,
     ) -> Result<Entry> {
-        self.make_link(node, new_parent, new_name)
+        self.with_room(|| self.make_link(node, new_parent, new_name))
     }
 
     async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
@@ -399,7 +420,7 @@ impl FileSystem for Passthrough {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        self.create_file(cx, parent, name, new, how)
+        self.with_room(|| self.create_file(cx, parent, name, new, how))
     }
 
     async fn tmpfile(
@@ -409,7 +430,7 @@ impl FileSystem for Passthrough {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        self.make_tmpfile(cx, parent, new, how)
+        self.with_room(|| self.make_tmpfile(cx, parent, new, how))
     }
 
     async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
@@ -417,7 +438,17 @@ impl FileSystem for Passthrough {
     }
 
     async fn write(&self, cx: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        self.write_file(cx, how, data).await
+        loop {
+            match self.write_file(cx, how, data).await {
+                Err(errno) if self.makes_room(errno) => {}
+                // What was appended can't be taken back and done again.
+                Ok(done)
+                    if done < data.len()
+                        && !io::appends(how.flags)
+                        && self.removed.makes_room() => {}
+                result => return result,
+            }
+        }
     }
 
     async fn flush(&self, _: &Context, _: u64, fh: u64, owner: u64) -> Result<()> {
@@ -505,7 +536,12 @@ impl FileSystem for Passthrough {
         len: u64,
         mode: u32,
     ) -> Result<()> {
-        self.fallocate_file(cx, fh, offset, len, mode).await
+        loop {
+            match self.fallocate_file(cx, fh, offset, len, mode).await {
+                Err(errno) if self.makes_room(errno) => {}
+                result => return result,
+            }
+        }
     }
 
     async fn lseek(&self, _: &Context, _: u64, fh: u64, offset: u64, whence: u32) -> Result<u64> {

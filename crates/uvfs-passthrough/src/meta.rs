@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use uvfs_proto::abi;
 use uvfs_server::fs::{Attributes, Context, Entry, SetAttr, SetTime};
 
+use crate::Passthrough;
 use crate::inode::{Inode, Told};
 use crate::sys::{self, Result};
-use crate::{KeepCache, Passthrough};
 use rustix::fs::OFlags;
 
 /// A file that changed no longer ago than this may change again without its time changing.
@@ -163,8 +163,10 @@ impl Passthrough {
 
     /// Notes what the kernel is told of a file.
     fn note(&self, inode: &Inode, st: &Statx) {
-        if self.options.keep_cache == KeepCache::Unchanged && inode.is_regular() {
-            inode.state().told = settled(st).then(|| told(st));
+        if inode.is_regular() {
+            let mut state = inode.state();
+            state.told = Some(told(st));
+            state.settled = settled(st);
         }
     }
 

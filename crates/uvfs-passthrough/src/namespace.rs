@@ -122,32 +122,21 @@ impl Passthrough {
     pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<()> {
         name_ok(name)?;
         self.writable()?;
-        let (_, dir) = self.dir_fd(parent)?;
-        rustix::fs::unlinkat(dir, name, AtFlags::empty())
+        self.remove_name(parent, name, AtFlags::empty())
     }
 
     pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<()> {
         name_ok(name)?;
         self.writable()?;
+        self.remove_name(parent, name, AtFlags::REMOVEDIR)
+    }
+
+    fn remove_name(&self, parent: u64, name: &CStr, flags: AtFlags) -> Result<()> {
         let (parent, dir) = self.dir_fd(parent)?;
-        // Who is in the directory stays in it, and the handle of a removed one can't be opened.
-        let found = if parent.mount.fd.is_some() {
-            self.find(&parent, dir.as_fd(), name).ok()
-        } else {
-            None
-        };
-        let kept = found.as_ref().and_then(|(inode, _)| {
-            let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW;
-            self.open_inode(inode, flags).ok()
-        });
-        let result = rustix::fs::unlinkat(dir.as_fd(), name, AtFlags::REMOVEDIR);
-        if let Some((inode, _)) = found {
-            if let (Ok(()), Some(kept)) = (&result, kept) {
-                self.pin(&inode, kept);
-            }
-            self.inodes.forget(inode.node, 1);
-        }
-        result
+        let leaving = self.leaving(&parent, dir.as_fd(), name);
+        rustix::fs::unlinkat(dir, name, flags)?;
+        self.keep_removed(leaving);
+        Ok(())
     }
 
     pub(crate) fn move_name(
@@ -163,14 +152,20 @@ impl Passthrough {
         name_ok(new_name)?;
         self.writable()?;
         let (_, from) = self.dir_fd(parent)?;
-        let (_, to) = self.dir_fd(new_parent)?;
+        let (new_parent, to) = self.dir_fd(new_parent)?;
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         // A whiteout is a new file.
         let _caller = match flags.contains(RenameFlags::WHITEOUT) {
             true => Some(self.creds.caller_without_umask(cx)?),
             false => None,
         };
-        rustix::fs::renameat_with(from, name, to, new_name, flags)
+        let replaced = match flags.is_empty() {
+            true => self.leaving(&new_parent, to.as_fd(), new_name),
+            false => None,
+        };
+        rustix::fs::renameat_with(from, name, to, new_name, flags)?;
+        self.keep_removed(replaced);
+        Ok(())
     }
 
     pub(crate) fn make_link(&self, node: u64, new_parent: u64, new_name: &CStr) -> Result<Entry> {

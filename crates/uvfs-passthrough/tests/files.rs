@@ -172,30 +172,91 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
         assert_eq!(served.lookup(dir.node, "x").err(), Some(Errno::NOENT));
         // `..` and names are still refused in it.
         assert_eq!(served.lookup(dir.node, "..").err(), Some(Errno::INVAL));
-        // The kernel may still write back a time of what is gone; all else is an error.
+        // Nobody has these open, but the kernel still knows them: someone may be at them by an
+        // O_PATH descriptor.
         let (late, opened) = served.create(&ROOT_USER, 1, "late", 0o600);
         served.release(opened.fh);
+        let (over, opened) = served.create(&ROOT_USER, 1, "over", 0o600);
+        served.release(opened.fh);
+        let two = now(served.fs.link(&ROOT_USER, late.node, 1, c"two")).unwrap();
+        assert_eq!(two.node, late.node);
         now(served.fs.unlink(&ROOT_USER, 1, c"late")).unwrap();
-        let time = Some(SetTime::At(1, 0));
-        let set = SetAttr {
-            mtime: time,
-            ctime: time,
-            ..Default::default()
-        };
-        now(served.fs.setattr(&ROOT_USER, late.node, &set)).unwrap();
-        if store != HELD {
+        now(served.fs.rename(&ROOT_USER, 1, c"two", 1, c"over", 0)).unwrap();
+        now(served.fs.unlink(&ROOT_USER, 1, c"over")).unwrap();
+        for node in [late.node, over.node] {
             let set = SetAttr {
-                mode: Some(0),
-                ..set
+                mode: Some(0o640),
+                ..Default::default()
             };
-            let gone = now(served.fs.setattr(&ROOT_USER, late.node, &set));
-            assert_eq!(gone.err(), Some(Errno::STALE), "{store}");
+            let attr = now(served.fs.setattr(&ROOT_USER, node, &set))
+                .unwrap_or_else(|errno| panic!("{store}: {errno}"))
+                .attr;
+            assert_eq!((attr.mode, attr.nlink), (libc::S_IFREG | 0o640, 0));
+            let opened = served.open(node, libc::O_RDWR).unwrap();
+            let how = IoHow {
+                fh: opened.fh,
+                ..Default::default()
+            };
+            served.write(how, b"data").unwrap();
+            assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
+            served.release(opened.fh);
         }
+        served.fs.forget(over.node, 1);
+        served.fs.forget(late.node, 1);
         served.fs.forget(late.node, 1);
         served.fs.forget(dir.node, 1);
         served.fs.forget(file.node, 1);
         assert_eq!(served.fs.known_inodes(), 0);
+        // Nothing of them is held.
+        assert!(
+            std::fs::read_dir("/proc/self/fd")
+                .unwrap()
+                .flatten()
+                .all(|fd| {
+                    std::fs::read_link(fd.path()).is_ok_and(|to| {
+                        !(to.starts_with(source) && to.to_string_lossy().contains("deleted"))
+                    })
+                })
+        );
     });
+}
+
+#[test]
+fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
+    if !is_root() {
+        eprintln!("skipped: needs root, to mount a small tmpfs");
+        return;
+    }
+    let test = || {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        assert!(own_mounts() && command(&format!("mount -t tmpfs -o size=4m tmpfs {at}")));
+        let served = Served::new(dir.path(), Options::default());
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = descriptors();
+        for n in 0..3000 {
+            let name = format!("file{n}");
+            let (_, opened) = served.create(&ROOT_USER, 1, &name, 0o600);
+            served.release(opened.fh);
+            now(served.fs.unlink(&ROOT_USER, 1, &c(&name))).unwrap();
+        }
+        // Other tests of this process open some too.
+        assert!(descriptors() < before + 1200, "{before} {}", descriptors());
+        // The space of what the kernel has not forgotten yet is there for those who need it.
+        for name in ["large", "another", "third"] {
+            let (_, opened) = served.create(&ROOT_USER, 1, name, 0o600);
+            let how = IoHow {
+                fh: opened.fh,
+                ..Default::default()
+            };
+            assert_eq!(served.write(how, &[7; 3 << 20]), Ok(3 << 20), "{name}");
+            served.release(opened.fh);
+            now(served.fs.unlink(&ROOT_USER, 1, &c(name))).unwrap();
+        }
+        drop(served);
+        assert!(command(&format!("umount -l {at}")));
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]
@@ -688,6 +749,22 @@ fn backing_files_are_registered_once_and_taken_back() {
     let (_, made) = served.create(&ROOT_USER, 1, "new", 0o600);
     assert_eq!(made.backing, 11);
     served.release(made.fh);
+    // A file that is being closed elsewhere doesn't keep the next open from having one: the kernel
+    // would then have both kinds at once, and refuse.
+    let opened_and_closed = || {
+        for _ in 0..2000 {
+            let opened = served.open(node, libc::O_RDONLY).unwrap();
+            assert!(opened.flags.contains(OpenFlags::PASSTHROUGH));
+            served.release(opened.fh);
+        }
+    };
+    std::thread::scope(|scope| {
+        let others = [(); 2].map(|()| scope.spawn(opened_and_closed));
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+    assert_eq!(live.load(Ordering::Relaxed), 0);
     // A kernel without it.
     assert!(
         !served

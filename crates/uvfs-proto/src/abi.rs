@@ -315,6 +315,9 @@ bitflags! {
         const LOCKOWNER = 1 << 1;
         /// Clear suid and sgid.
         const KILL_SUIDGID = 1 << 2;
+        /// The store is to keep nothing of it cached (RWF_DONTCACHE). Not the kernel's: only
+        /// between uvfs's own client and server.
+        const DONTCACHE = 1 << 31;
     }
 
     /// Of [`ReadIn::read_flags`].
@@ -322,6 +325,8 @@ bitflags! {
     pub struct ReadFlags: u32 {
         /// `lock_owner` is valid.
         const LOCKOWNER = 1 << 1;
+        /// As [`WriteFlags::DONTCACHE`].
+        const DONTCACHE = 1 << 31;
     }
 
     /// Of [`ReleaseIn::release_flags`].

@@ -4,6 +4,7 @@
 //!
 //! * [`abi`]: the structures, opcodes and flags, as the kernel lays them out.
 //! * [`request`]: requests, parsed and encoded.
+//! * [`ext`]: uvfs's own additions, between its clients and servers.
 //! * [`reply`]: what replies are made of beyond plain structures.
 //! * [`notify`]: what a server tells without being asked.
 //! * [`import`]: what is ours: tokens for open files.
@@ -16,6 +17,7 @@
 //! No input makes a parser panic or allocate.
 
 pub mod abi;
+pub mod ext;
 pub mod import;
 pub mod notify;
 pub mod reply;

@@ -246,12 +246,14 @@ impl Arena {
             .zero(self.data + page as usize * PAGE_SIZE + start, len);
     }
 
-    /// Gives a page's memory back to the system until it is used again.
-    pub fn discard(&self, page: u32) {
-        // Only an optimisation; the page stays usable when the kernel refuses.
-        let _ = self
-            .mem
-            .discard(self.data + page as usize * PAGE_SIZE, PAGE_SIZE);
+    /// Gives the memory of `count` pages from `first` on back to the system until they are used
+    /// again.
+    pub fn discard(&self, first: u32, count: u32) {
+        // Only an optimisation; the pages stay usable when the kernel refuses.
+        let _ = self.mem.discard(
+            self.data + first as usize * PAGE_SIZE,
+            count as usize * PAGE_SIZE,
+        );
     }
 
     fn desc(&self, page: u32) -> usize {

@@ -191,9 +191,14 @@ impl ClientQueue {
 
     /// Takes a free entry, if there is one.
     pub fn reserve(&self) -> Option<u32> {
+        self.reserve_leaving(0)
+    }
+
+    /// Takes a free entry, if then there still are `rest` for others.
+    pub fn reserve_leaving(&self, rest: u32) -> Option<u32> {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
-            if free == 0 {
+            if free.count_ones() <= rest {
                 return None;
             }
             let id = free.trailing_zeros();

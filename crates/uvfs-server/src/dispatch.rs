@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use smallvec::SmallVec;
-use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, SetattrValid, WriteFlags};
+use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
 use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
 use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::{Operation, Request};
@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::fs::*;
 use crate::session::Session;
 use crate::slot::{Answer, Body, Slot};
-use crate::transport::DEPTH;
+use crate::transport::{DEPTH, shm};
 
 /// The extended attribute of the root that names the control socket.
 pub const CONTROL_XATTR: &str = "user.uvfs.control";
@@ -86,6 +86,22 @@ fn context(header: &abi::InHeader) -> Context {
     }
 }
 
+/// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those
+/// of our own clients that ask for it. The flag means nothing in a request of the kernel.
+fn uncached<F: FileSystem>(session: &Session<F>, slot: &Slot, asked: bool) -> bool {
+    let asked = asked && slot.header.unique & shm::OURS != 0;
+    (session.options.uncached || asked) && session.fs.takes_uncached()
+}
+
+/// The kernel may have cached what a request of its own moved.
+fn moved<F: FileSystem>(session: &Session<F>, slot: &Slot, offset: u64, len: usize) {
+    if let Some(recent) = session.recent.get()
+        && slot.header.unique & shm::OURS == 0
+    {
+        recent.add(slot.header.nodeid, offset, len);
+    }
+}
+
 async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
     let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
         .map_err(|_| Errno::INVAL)?
@@ -106,7 +122,7 @@ async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answe
         flags: arg.flags,
         from_cache: flags.contains(WriteFlags::CACHE),
         kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
-        uncached: session.options.uncached,
+        uncached: uncached(session, slot, flags.contains(WriteFlags::DONTCACHE)),
     };
     let data = slot.input.slice(0..size);
     let written = session
@@ -114,6 +130,7 @@ async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answe
         .write(&context(&slot.header), slot.header.nodeid, &how, &data)
         .await?
         .min(size);
+    moved(session, slot, arg.offset, written);
     Ok(Answer::of(&abi::WriteOut {
         size: written as u32,
         padding: 0,
@@ -318,7 +335,11 @@ async fn dispatch<F: FileSystem>(
             .await
             .map(done),
         Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
-        Operation::Open(arg) => fs.open(cx, node, &how(&arg)).await.map(opened),
+        Operation::Open(arg) => {
+            let file = fs.open(cx, node, &how(&arg)).await?;
+            session.tell_of_open(slot.header.unique, node, &file);
+            Ok(opened(file))
+        }
         Operation::Create(arg, name) => {
             let new = NewNode {
                 mode: arg.mode,
@@ -359,12 +380,16 @@ async fn dispatch<F: FileSystem>(
                 flags: arg.flags,
                 from_cache: false,
                 kill_suidgid: false,
-                uncached: session.options.uncached,
+                uncached: uncached(
+                    session,
+                    slot,
+                    ReadFlags::from_bits_retain(arg.read_flags).contains(ReadFlags::DONTCACHE),
+                ),
             };
             let data = slot.room.slice(0..size);
-            fs.read(cx, node, &how, &data)
-                .await
-                .map(|n| Answer::Room(n.min(size)))
+            let read = fs.read(cx, node, &how, &data).await?.min(size);
+            moved(session, slot, arg.offset, read);
+            Ok(Answer::Room(read))
         }
         Operation::Write(_) | Operation::NotifyReply(_) => Err(Errno::INVAL),
         Operation::Statfs => fs
@@ -562,13 +587,16 @@ async fn copy<F: FileSystem>(
     Ok(fs.copy_file_range(cx, node, &copy).await?.min(copy.len))
 }
 
-struct Listing<'a> {
+struct Listing<'a, F: FileSystem> {
+    session: &'a Session<F>,
+    /// Since when its attributes may be old.
+    epoch: u64,
     buf: DirBuf<'a>,
     room: usize,
     plus: bool,
 }
 
-impl DirSink for Listing<'_> {
+impl<F: FileSystem> DirSink for Listing<'_, F> {
     fn add(&mut self, dir: DirEntry<'_>) -> bool {
         if self.plus {
             let nothing = abi::EntryOut::default();
@@ -595,6 +623,14 @@ impl DirSink for Listing<'_> {
 
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         debug_assert!(self.plus, "asked for without attributes");
+        if entry.node != 0 && !self.session.coherence.may_keep(entry.node, self.epoch) {
+            // Another client may know better: the name alone, to be looked up when it is used.
+            let added = self.add(dir);
+            if added {
+                self.session.fs.forget(entry.node, 1);
+            }
+            return added;
+        }
         self.buf
             .push_plus(&entry_out(entry), dir.ino, dir.next, dir.kind, dir.name)
             .is_ok()
@@ -611,6 +647,8 @@ async fn listing<F: FileSystem>(
     let room = (arg.size as usize).min(slot.room.len()).min(LISTING_MAX);
     let mut bytes = vec![0; room];
     let mut sink = Listing {
+        session,
+        epoch: session.coherence.epoch(),
         buf: DirBuf::new(&mut bytes),
         room,
         plus,

@@ -56,7 +56,7 @@ pub struct Attributes {
 }
 
 /// An open file or directory.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Opened {
     /// The handle that later requests name it by.
     pub fh: u64,
@@ -65,6 +65,14 @@ pub struct Opened {
     /// A backing file registered with [`crate::Session::register_backing`], for
     /// [`OpenFlags::PASSTHROUGH`].
     pub backing: i32,
+    /// All that is in a small file, which the kernel then has in its cache before the open returns:
+    /// reading it needs no further request. Of use only with [`OpenFlags::KEEP_CACHE`], and only
+    /// right if no other handle of the file is open: one with a read or write under way may have
+    /// locked the pages until this very thread has answered it.
+    pub contents: Option<Bytes>,
+    /// The file's attributes are not those that the kernel was told: it forgets them before the
+    /// open returns, and so reads as far as the file goes now.
+    pub changed: bool,
 }
 
 /// A time to set.
@@ -133,7 +141,8 @@ pub struct IoHow {
     pub from_cache: bool,
     /// Writes: set-user-id and set-group-id are to be cleared (FUSE_WRITE_KILL_SUIDGID).
     pub kill_suidgid: bool,
-    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE).
+    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE). Only for file systems that say
+    /// [`FileSystem::takes_uncached`].
     pub uncached: bool,
 }
 
@@ -271,6 +280,12 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// The last call, after the mount has ended.
     fn destroy(&self) {}
+
+    /// Whether reads and writes can leave nothing in a cache of the store. Without it
+    /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.
+    fn takes_uncached(&self) -> bool {
+        false
+    }
 
     /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
     fn forget(&self, node: u64, lookups: u64) {}

@@ -5,10 +5,13 @@
 //! calls the handler of the [`FileSystem`] and turns what it gives into an answer. All of a
 //! request's handling stays on its queue's thread.
 
+mod behind;
+mod coherence;
 pub mod control;
 mod dispatch;
 pub mod fs;
 pub mod interrupt;
+mod lease;
 pub mod mount;
 pub mod notify;
 pub mod server;
@@ -22,4 +25,4 @@ pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, FileSystem};
 pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
-pub use transport::shm::{ClientLimits, Clients};
+pub use transport::shm::{ClientLimits, Clients, InProcess, in_process};

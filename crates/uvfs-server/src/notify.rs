@@ -7,7 +7,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -32,18 +32,22 @@ pub struct Notifier {
 /// Numbers retrievals; apart from the kernel's even numbers of requests.
 static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
 
+pub(crate) fn send(device: BorrowedFd<'_>, notification: &Notification<'_>) -> io::Result<()> {
+    let mut message = Vec::new();
+    notification
+        .encode(&mut message)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+    rustix::io::write(device, &message)?;
+    Ok(())
+}
+
 impl Notifier {
     pub(crate) fn new(device: Arc<OwnedFd>, register: Register) -> Self {
         Self { device, register }
     }
 
     fn send(&self, notification: &Notification<'_>) -> io::Result<()> {
-        let mut message = Vec::new();
-        notification
-            .encode(&mut message)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-        rustix::io::write(&self.device, &message)?;
-        Ok(())
+        send(self.device.as_fd(), notification)
     }
 
     /// Not being cached is as good as being forgotten.

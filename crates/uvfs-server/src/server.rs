@@ -12,6 +12,7 @@ use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 
+use crate::behind::Behind;
 use crate::control::{self, Control};
 use crate::fs::FileSystem;
 use crate::mount;
@@ -53,6 +54,7 @@ pub struct Server<F: FileSystem> {
     _control: Option<Control>,
     clients: Option<Clients>,
     _watchdog: Option<Watchdog>,
+    _behind: Option<Behind>,
     fallback: Option<String>,
 }
 
@@ -109,6 +111,7 @@ impl<F: FileSystem> Server<F> {
             path.inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
                 .ok()
         });
+        let behind = session.drop_behind()?;
         // Spinning needs a core of its own; the other modes hand over on the caller's.
         let hand_over = options.wait.mode == WaitMode::Adaptive && placement::can_hand_over();
         let watchdog = if hand_over {
@@ -203,6 +206,7 @@ impl<F: FileSystem> Server<F> {
             _control: control,
             clients,
             _watchdog: watchdog,
+            _behind: behind,
             fallback,
         })
     }

@@ -9,11 +9,14 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::notify::Notification;
 use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
-use crate::fs::{Config, FileSystem};
+use crate::behind::{Behind, Recent};
+use crate::coherence::Coherence;
+use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
 use crate::stats::{self, QueueStats, Report};
@@ -33,7 +36,8 @@ pub struct SessionOptions {
     pub max_write: u32,
     /// Largest readahead in bytes.
     pub max_readahead: u32,
-    /// Handlers are told to leave nothing in the store's cache.
+    /// Handlers are told to leave nothing in the store's cache, and the kernel's own pages of a
+    /// mount are dropped behind its reads and writes.
     pub uncached: bool,
 }
 
@@ -54,6 +58,9 @@ pub struct Session<F> {
     pub(crate) fs: F,
     pub(crate) options: SessionOptions,
     pub(crate) interrupts: interrupt::Table,
+    pub(crate) coherence: Coherence,
+    /// A kernel uses it.
+    mounted: bool,
     device: Arc<OwnedFd>,
     negotiated: OnceLock<(Negotiated, u32)>,
     retrievals: Mutex<HashMap<u64, Retrieved>>,
@@ -64,6 +71,8 @@ pub struct Session<F> {
     pub(crate) tokens: token::Table,
     /// Counts of clients that are gone, for the next ones.
     spare_queues: Mutex<Vec<Arc<QueueStats>>>,
+    /// What the kernel may have cached, where that is to be dropped again.
+    pub(crate) recent: OnceLock<Arc<Recent>>,
     began: Instant,
 }
 
@@ -107,6 +116,8 @@ impl<F: FileSystem> Session<F> {
             fs,
             options,
             interrupts: interrupt::Table::default(),
+            coherence: Coherence::default(),
+            mounted: true,
             device: Arc::new(device),
             negotiated: OnceLock::new(),
             retrievals: Mutex::default(),
@@ -116,6 +127,7 @@ impl<F: FileSystem> Session<F> {
             socket: OnceLock::new(),
             tokens: token::Table::default(),
             spare_queues: Mutex::default(),
+            recent: OnceLock::new(),
             began: Instant::now(),
         }
     }
@@ -141,7 +153,8 @@ impl<F: FileSystem> Session<F> {
             max_stack_depth: 0,
         };
         fs.init(&mut config)?;
-        let session = Self::new(fs, null.into(), options);
+        let mut session = Self::new(fs, null.into(), options);
+        session.mounted = false;
         let agreed = Negotiated {
             minor: abi::KERNEL_MINOR_VERSION,
             flags: config.wanted & offered,
@@ -175,6 +188,15 @@ impl<F: FileSystem> Session<F> {
         Notifier::new(self.device.clone(), register)
     }
 
+    /// Starts dropping the kernel's pages, if that is wanted.
+    pub(crate) fn drop_behind(&self) -> io::Result<Option<Behind>> {
+        if !self.options.uncached {
+            return Ok(None);
+        }
+        let recent = self.recent.get_or_init(Arc::default).clone();
+        Behind::start(recent, self.device.clone()).map(Some)
+    }
+
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
         let sender = self
             .retrievals
@@ -185,6 +207,35 @@ impl<F: FileSystem> Session<F> {
             // Nobody may be waiting any more.
             Some(sender) => drop(sender.try_send((offset, data))),
             None => tracing::warn!(unique, "data came that nobody asked for"),
+        }
+    }
+
+    /// Tells the kernel what goes with the answer to `request`, an open. What fails is asked for
+    /// later.
+    pub(crate) fn tell_of_open(&self, request: u64, node: u64, file: &Opened) {
+        if request & crate::transport::shm::OURS != 0 {
+            return;
+        }
+        let attributes = file.changed.then_some(Notification::InvalInode {
+            ino: node,
+            // None of its pages: that could wait for one that another request has locked.
+            off: -1,
+            len: 0,
+        });
+        // A client may have changed them since they were read.
+        let contents = file
+            .contents
+            .as_deref()
+            .filter(|_| !self.coherence.tracks());
+        let contents = contents.map(|data| Notification::Store {
+            nodeid: node,
+            offset: 0,
+            data,
+        });
+        for notification in attributes.iter().chain(&contents) {
+            if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
+                tracing::debug!(node, %error, "a notification was not taken");
+            }
         }
     }
 
@@ -339,6 +390,22 @@ impl<F: FileSystem> Session<F> {
 
     pub(crate) fn raw_device(&self) -> i32 {
         self.device.as_raw_fd()
+    }
+
+    /// Tells the kernel what to drop, if there is one; can't retrieve anything. Unlike
+    /// [`Session::notifier`] it does not keep the session.
+    pub(crate) fn invalidator(&self) -> Option<Notifier> {
+        let nobody: crate::notify::Register = Arc::new(|_, _| {});
+        self.mounted
+            .then(|| Notifier::new(self.device.clone(), nobody))
+    }
+
+    /// The counts of all queues.
+    pub(crate) fn queues(&self) -> Vec<Arc<QueueStats>> {
+        self.queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .clone()
     }
 
     /// Counts of a new queue.

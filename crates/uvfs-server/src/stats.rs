@@ -33,6 +33,8 @@ pub struct QueueStats {
     spins: AtomicU64,
     sleeps: AtomicU64,
     enters: AtomicU64,
+    /// Requests under way that `coherence.rs` has to know of and does not.
+    untracked: AtomicU64,
 }
 
 impl Default for QueueStats {
@@ -48,6 +50,7 @@ impl Default for QueueStats {
             spins: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             enters: AtomicU64::new(0),
+            untracked: AtomicU64::new(0),
         }
     }
 }
@@ -79,6 +82,16 @@ impl QueueStats {
         if failed {
             add(&self.errors, 1);
         }
+    }
+
+    /// A request begins (or, with `false`, ends) without `coherence.rs`. Ordered with its flag.
+    pub(crate) fn without_leases(&self, begins: bool) {
+        let one = if begins { 1 } else { u64::MAX };
+        self.untracked.fetch_add(one, Ordering::SeqCst);
+    }
+
+    pub(crate) fn untracked(&self) -> u64 {
+        self.untracked.load(Ordering::SeqCst)
     }
 
     pub(crate) fn timed(&self, took: Duration) {

@@ -21,7 +21,8 @@ Mount options (-o, comma separated; a later one wins):
                              only the user who mounts has access, whom the host checks
   writeback                  the kernel caches writes and sends them later, in larger pieces
   direct_io                  the kernel caches no data
-  uncached                   data is not kept in the host's page cache (RWF_DONTCACHE)
+  uncached                   data is not kept in the host's page cache (RWF_DONTCACHE, Linux
+                             6.14), nor for long in the kernel's cache of the mount
   passthrough                reads and writes go from the kernel straight to the host's file
                              (FUSE passthrough, Linux 6.9, root)
   cache=auto|always|never    what the kernel may cache: auto (the default) sees changes of the

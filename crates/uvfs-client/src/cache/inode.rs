@@ -2,16 +2,17 @@
 
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use uvfs_queue::arena::{PAGE_SIZE, Ranges, Span};
 use uvfs_queue::pair::Seg;
 
 use super::chunk::{CHUNK_PAGES, Chunks};
+use super::lease::Leased;
 use super::writeback::{ErrSeq, InFlight};
 use super::{Cache, Handle, lock};
-use crate::backend::{NodeId, Op, Request};
+use crate::backend::{Lease, NodeId, Op, Request};
 use crate::event::Event;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -25,6 +26,8 @@ pub(crate) struct Inode {
     /// the file share it.
     pub(crate) write_lock: RwLock<()>,
     state: RwLock<State>,
+    /// One thread at a time asks for a lease.
+    pub(super) asking: Mutex<()>,
     /// A request of this inode ended.
     pub(crate) event: Event,
     pub(crate) errors: ErrSeq,
@@ -70,11 +73,15 @@ pub(super) struct State {
     hand: u64,
     /// Modification time and size when the pages were last known to be the file's.
     pub(crate) seen: Option<((i64, u32), u64)>,
+    /// What may be cached. Pages that are there, and not stale, are as good as this says.
+    pub(super) lease: Leased,
 }
 
 /// Why a read of cached pages ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReadStop {
+    /// Nothing may be cached.
+    NoLease,
     /// All that was asked for.
     Full,
     /// The end of the file.
@@ -99,8 +106,17 @@ impl Fill {
     }
 }
 
+/// Pages that a write made dirty, and those of them that no request was writing.
+#[derive(Default)]
+struct Dirtied {
+    pages: u64,
+    idle: u64,
+}
+
 /// What a write has to have before it can go on.
 enum Need {
+    /// The lease for it.
+    Lease,
     Pages,
     /// The end of the read that fills the page.
     Read,
@@ -145,7 +161,9 @@ impl Inode {
                 frozen: false,
                 hand: 0,
                 seen: Some((mtime, size)),
+                lease: Leased::new(cache.backend.is_shared()),
             }),
+            asking: Mutex::new(()),
             event: Event::default(),
             errors: ErrSeq::default(),
             direct: AtomicU32::new(0),
@@ -176,6 +194,7 @@ impl Inode {
     pub(crate) fn known_size(&self) -> Option<u64> {
         let st = self.read_state();
         let ours = self.opens.load(Ordering::Acquire) > 0 || st.dirty > 0;
+        let ours = ours && st.lease.mode >= Lease::Read;
         (ours || !st.in_flight.is_empty()).then_some(st.size)
     }
 
@@ -227,7 +246,8 @@ impl Inode {
     /// pages worthless; but if this client may have written since the `token` was taken, what it
     /// knows is newer.
     pub(crate) fn revalidate(&self, token: Option<u64>, mtime: (i64, u32), size: u64) {
-        if token.is_none() || self.quiet() != token {
+        // With leases the pages are right for as long as there is one.
+        if self.cache.backend.is_shared() || token.is_none() || self.quiet() != token {
             return;
         }
         let mut freed = Vec::new();
@@ -255,6 +275,9 @@ impl Inode {
     /// them to stay.
     pub(crate) fn read_cached(&self, buf: &mut [u8], offset: u64, keep: bool) -> (usize, ReadStop) {
         let st = self.read_state();
+        if st.lease.mode < Lease::Read {
+            return (0, ReadStop::NoLease);
+        }
         let Some(left) = st.size.checked_sub(offset).filter(|&l| l > 0) else {
             return (0, ReadStop::Eof);
         };
@@ -338,6 +361,11 @@ impl Inode {
         }
         let mut batch = Vec::new();
         let mut st = self.state();
+        if st.lease.mode < Lease::Read {
+            drop(st);
+            self.cache.free(&mut pages);
+            return fill;
+        }
         let max_pages = (self.cache.limits.max_read / PAGE_SIZE).max(1);
         let mut run: Vec<(u32, Span)> = Vec::new();
         let mut run_at = first;
@@ -346,7 +374,8 @@ impl Inode {
             let chunk = st.chunks.get_or_insert(ci);
             let skip = chunk.uptodate.get(i) || chunk.reading.get(i);
             if skip || run.len() >= max_pages {
-                self.fill_request(handle, run_at, std::mem::take(&mut run), &fill, &mut batch);
+                let run = std::mem::take(&mut run);
+                self.fill_request(handle, run_at, run, dropbehind, &fill, &mut batch);
             }
             if skip {
                 continue;
@@ -370,7 +399,7 @@ impl Inode {
             }
             run.push((page, valid));
         }
-        self.fill_request(handle, run_at, run, &fill, &mut batch);
+        self.fill_request(handle, run_at, run, dropbehind, &fill, &mut batch);
         drop(st);
         self.cache.free(&mut pages);
         if !batch.is_empty() {
@@ -385,6 +414,7 @@ impl Inode {
         handle: &Arc<Handle>,
         first: u64,
         run: Vec<(u32, Span)>,
+        dontcache: bool,
         fill: &Arc<Fill>,
         batch: &mut Vec<Request>,
     ) {
@@ -404,7 +434,7 @@ impl Inode {
             offset: first * PAGE,
             len: run.len() * PAGE_SIZE,
             segs,
-            dontcache: false,
+            dontcache,
             writeback: false,
             done: Box::new(move |result| {
                 inode.end_fill(first, &run, result, &fill);
@@ -499,13 +529,14 @@ impl Inode {
 
     // Writing.
 
-    /// A buffered write of all slices at `offset` (or at the end). The caller holds the write
-    /// lock. Answers where it began and how much was written.
+    /// A buffered write of all slices at `offset`. The caller holds the write lock. Answers how much
+    /// was written: less than all when the lease for it (number `lease`, or any) is gone.
     pub(crate) fn write(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         bufs: &[IoSlice<'_>],
         offset: u64,
+        lease: Option<u64>,
         dontcache: bool,
     ) -> io::Result<usize> {
         let mut done = 0usize;
@@ -513,8 +544,13 @@ impl Inode {
             let mut at = 0;
             while at < buf.len() {
                 let piece = &buf[at..buf.len().min(at + PIECE)];
-                match self.write_piece(handle, offset + done as u64, piece, dontcache) {
-                    Ok(()) => {}
+                let part = self.write_piece(handle, offset + done as u64, piece, lease, dontcache);
+                match part {
+                    Ok(n) if n == piece.len() => {}
+                    Ok(n) => {
+                        self.cache.counters.bytes_in((done + n) as u64);
+                        return Ok(done + n);
+                    }
                     Err(e) if done == 0 => return Err(e),
                     Err(_) => return Ok(done),
                 }
@@ -531,12 +567,13 @@ impl Inode {
         handle: &Arc<Handle>,
         offset: u64,
         buf: &[u8],
+        lease: Option<u64>,
         dontcache: bool,
-    ) -> io::Result<()> {
+    ) -> io::Result<usize> {
         let mut done = 0;
         loop {
             self.cache.throttle(self)?;
-            let mut dirtied = 0;
+            let mut dirtied = Dirtied::default();
             let mut st = self.state();
             let need = self.copy_in(
                 &mut st,
@@ -545,23 +582,27 @@ impl Inode {
                 buf,
                 &mut done,
                 &mut dirtied,
+                lease,
                 dontcache,
             );
-            if dirtied > 0 {
-                st.dirty += dirtied;
+            if dirtied.pages > 0 {
+                st.dirty += dirtied.pages;
+                // Under the lock: nobody can have written them yet.
+                self.cache.add_dirty(dirtied.idle);
                 if st.dirtied_at.is_none() {
                     st.dirtied_at = Some(Instant::now());
                 }
             }
-            let enough = st.dirty * PAGE >= self.cache.limits.max_write as u64;
+            let enough = st.dirty > self.cache.request_pages() as u64;
             drop(st);
             match need {
                 None => {
-                    if dirtied > 0 && enough && self.cache.above_background() {
-                        self.write_batch(2);
+                    if dirtied.pages > 0 && enough && self.cache.above_background() {
+                        self.write_full();
                     }
-                    return Ok(());
+                    return Ok(done);
                 }
+                Some(Need::Lease) => return Ok(done),
                 Some(Need::Pages) => {
                     let want = (buf.len() - done).div_ceil(PAGE_SIZE).max(self.cache.lend) + 1;
                     let mut pages = Vec::new();
@@ -588,10 +629,14 @@ impl Inode {
         offset: u64,
         buf: &[u8],
         done: &mut usize,
-        dirtied: &mut u64,
+        dirtied: &mut Dirtied,
+        lease: Option<u64>,
         dontcache: bool,
     ) -> Option<Need> {
         let arena = &self.cache.arena;
+        if st.lease.mode < Lease::Write || lease.is_some_and(|seq| seq != st.lease.seq) {
+            return Some(Need::Lease);
+        }
         if !st.writer.as_ref().is_some_and(|w| Arc::ptr_eq(w, handle)) {
             st.writer = Some(handle.clone());
         }
@@ -650,10 +695,8 @@ impl Inode {
             if !chunk.dirty.get(i) {
                 chunk.dirty.set(i);
                 arena.set_handle(page, handle.fh);
-                *dirtied += 1;
-                if !chunk.writeback.get(i) {
-                    self.cache.add_dirty(1);
-                }
+                dirtied.pages += 1;
+                dirtied.idle += u64::from(!chunk.writeback.get(i));
             }
             arena.set_ranges(page, ranges);
             *done += n;
@@ -674,6 +717,7 @@ impl Inode {
         if size >= old {
             tell()?;
             let mut st = self.state();
+            st.lease.changed();
             st.size = size;
             st.server_size = st.server_size.max(size);
             return Ok(());
@@ -686,6 +730,7 @@ impl Inode {
         let mut freed = Vec::new();
         let mut st = self.state();
         st.frozen = false;
+        st.lease.changed();
         if told.is_ok() {
             st.size = size;
             st.server_size = st.server_size.min(size);
@@ -697,7 +742,7 @@ impl Inode {
         told
     }
 
-    fn truncate_pages(&self, st: &mut State, size: u64, freed: &mut Vec<u32>) {
+    pub(super) fn truncate_pages(&self, st: &mut State, size: u64, freed: &mut Vec<u32>) {
         let arena = &self.cache.arena;
         let first_gone = size.div_ceil(PAGE);
         let mut next = st.chunks.next(place(size / PAGE).0);
@@ -765,6 +810,7 @@ impl Inode {
     pub(crate) fn invalidate_range(&self, first: u64, last: u64, size: Option<u64>) {
         let mut freed = Vec::new();
         let mut st = self.state();
+        st.lease.changed();
         self.invalidate(&mut st, first, last, &mut freed);
         if let Some(size) = size {
             st.size = st.size.max(size);

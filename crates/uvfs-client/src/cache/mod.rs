@@ -7,6 +7,8 @@
 mod chunk;
 mod direct;
 mod inode;
+mod lease;
+mod memory;
 mod writeback;
 
 use std::collections::{HashMap, VecDeque};
@@ -23,6 +25,7 @@ use crate::stats::{Counters, Stats};
 
 pub(crate) use direct::Direct;
 pub(crate) use inode::{Fill, Inode, ReadStop};
+pub(crate) use writeback::Flush;
 
 /// The cache's limits.
 #[derive(Debug, Clone)]
@@ -35,6 +38,9 @@ pub struct Config {
     pub background_percent: u32,
     /// Dirty pages are written after this long.
     pub writeback_after: Duration,
+    /// Whether the cache stops growing, and gives clean pages back, when the memory of the machine
+    /// or of the process's control group is short.
+    pub yields: bool,
     /// How far readahead may grow, in bytes; 0 turns it off.
     pub readahead: usize,
 }
@@ -46,6 +52,7 @@ impl Default for Config {
             dirty_percent: 40,
             background_percent: 10,
             writeback_after: Duration::from_secs(5),
+            yields: true,
             readahead: 1 << 20,
         }
     }
@@ -95,8 +102,10 @@ pub(crate) struct Cache {
     pub(crate) counters: Counters,
     /// Pages that the cache has.
     pages: u64,
-    /// Those that nobody has.
+    /// Those that nobody has, with memory behind them.
     free: Mutex<Vec<u32>>,
+    /// Those that nobody has and that take no memory.
+    cold: Mutex<memory::Cold>,
     /// Pages that the free list lends at once to one inode.
     pub(super) lend: usize,
     /// Pages that are dirty or under writeback.
@@ -108,6 +117,8 @@ pub(crate) struct Cache {
     clock: Mutex<VecDeque<Weak<Inode>>>,
     /// Pages were freed, or dirty ones written.
     pub(crate) changed: Event,
+    /// Throttled writers may go on.
+    room: Event,
     kick: (Mutex<bool>, Condvar),
     peak: AtomicU64,
     stop: AtomicBool,
@@ -131,11 +142,11 @@ impl Cache {
         backend.attach(&arena)?;
         let limits = backend.limits();
         let percent = |p: u32| (u64::from(pages) * u64::from(p.min(95)) / 100).max(1);
-        Ok(Arc::new(Self {
+        let cache = Arc::new(Self {
             limits,
             pages: u64::from(pages),
-            // Handed out from the end: ascending pages, which make few long segments.
-            free: Mutex::new((0..pages).rev().collect()),
+            free: Mutex::default(),
+            cold: Mutex::new(memory::Cold::new(pages, config.yields)),
             lend: (pages as usize / 256).clamp(1, 64),
             dirty: AtomicU64::new(0),
             dirty_limit: percent(config.dirty_percent),
@@ -143,6 +154,7 @@ impl Cache {
             inodes: Mutex::default(),
             clock: Mutex::default(),
             changed: Event::default(),
+            room: Event::default(),
             kick: (Mutex::new(false), Condvar::new()),
             peak: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -151,12 +163,16 @@ impl Cache {
             backend,
             arena,
             config,
-        }))
+        });
+        if cache.config.yields {
+            memory::watch(&cache);
+        }
+        Ok(cache)
     }
 
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.counters.sum();
-        stats.cached_pages = self.pages - lock(&self.free).len() as u64;
+        stats.cached_pages = self.used();
         stats.dirty_pages = self.dirty.load(Ordering::Relaxed);
         stats.peak_pages = self.peak.load(Ordering::Relaxed);
         stats
@@ -222,14 +238,24 @@ impl Cache {
     /// Takes up to `want` free pages.
     fn take_free(&self, want: usize, into: &mut Vec<u32>) -> usize {
         let mut free = lock(&self.free);
-        let n = want.min(free.len());
+        let mut n = want.min(free.len());
         let at = free.len() - n;
         // Reversed, so that the first page taken is the one that was on top.
         into.extend(free.drain(at..));
-        let used = self.pages - free.len() as u64;
-        drop(free);
-        self.peak.fetch_max(used, Ordering::Relaxed);
+        if n < want {
+            // Pages that have memory are used again before others get some.
+            let mut cold = lock(&self.cold);
+            n += cold.take(want - n, into);
+            let used = self.pages - (free.len() + cold.len()) as u64;
+            self.peak.fetch_max(used, Ordering::Relaxed);
+        }
         n
+    }
+
+    /// Pages that somebody has.
+    fn used(&self) -> u64 {
+        let free = lock(&self.free);
+        self.pages - (free.len() + lock(&self.cold).len()) as u64
     }
 
     /// Gives pages back.
@@ -260,8 +286,13 @@ impl Cache {
 
     /// Takes at least one page and at most `want`, waiting until there are some.
     pub(crate) fn alloc(&self, want: usize, into: &mut Vec<u32>) -> usize {
-        loop {
-            let got = self.try_alloc(want, into);
+        for round in 0.. {
+            let mut got = self.try_alloc(want, into);
+            if got == 0 && (round > 50 || self.dirty.load(Ordering::Relaxed) == 0) {
+                // Nothing that could be written or dropped: calls under way have it all, and may
+                // wait for each other. Then there has to be room.
+                got = lock(&self.cold).take_anyway(want, into);
+            }
             if got > 0 {
                 return got;
             }
@@ -272,6 +303,7 @@ impl Cache {
                 Duration::from_millis(20),
             );
         }
+        unreachable!("the rounds don't end")
     }
 
     /// Takes clean pages back, least recently used first (a clock). Skips what is under I/O.
@@ -294,17 +326,27 @@ impl Cache {
         }
         let n = pages.len();
         self.counters.reclaimed_pages(n as u64);
+        // Taken from the end, they ascend: neighbours make one long segment.
+        pages.reverse();
         if discard {
-            pages.iter().for_each(|&p| self.arena.discard(p));
+            self.cool(&mut pages);
+        } else {
+            self.free(&mut pages);
         }
-        self.free(&mut pages);
         n
     }
 
     // Dirty pages.
 
-    pub(super) fn add_dirty(&self, pages: u64) -> u64 {
-        self.dirty.fetch_add(pages, Ordering::Relaxed) + pages
+    /// The most pages of a writeback request.
+    pub(super) fn request_pages(&self) -> usize {
+        (self.limits.max_write / PAGE_SIZE).clamp(1, 256)
+    }
+
+    pub(super) fn add_dirty(&self, pages: u64) {
+        if pages > 0 {
+            self.dirty.fetch_add(pages, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn sub_dirty(&self, pages: u64) {
@@ -316,6 +358,21 @@ impl Cache {
 
     pub(super) fn above_background(&self) -> bool {
         self.dirty.load(Ordering::Relaxed) > self.background_limit
+    }
+
+    /// Whether a writer that was throttled may go on: somewhat below the limit, so that it sleeps
+    /// once for several requests and not once for each.
+    fn has_room(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) <= self.dirty_limit - self.dirty_limit / 8
+    }
+
+    /// Dirty pages have been written.
+    pub(super) fn cleaned(&self, pages: u64) {
+        self.sub_dirty(pages);
+        if self.has_room() {
+            self.room.notify();
+        }
+        self.changed.notify();
     }
 
     pub(super) fn above_limit(&self) -> bool {
@@ -337,7 +394,10 @@ impl Cache {
         self.counters.throttles(1);
         let mut forced = 0;
         loop {
-            let mut started = inode.write_batch(4);
+            let mut started = inode.write_full();
+            if !started && !inode.under_writeback() {
+                started = inode.write_batch(4);
+            }
             if !started && forced < 2 && inode.failing().is_some() && !inode.under_writeback() {
                 // It failed a moment ago: worth another try before the writer is told.
                 forced += 1;
@@ -353,18 +413,10 @@ impl Cache {
                 }
                 self.wake_flusher();
             }
-            let below = || (!self.above_limit()).then_some(());
-            let mut ok = false;
-            self.backend.poll(&mut || {
-                ok = below().is_some();
-                ok
-            });
-            if ok
-                || self
-                    .changed
-                    .wait_timeout(below, Duration::from_millis(20))
-                    .is_some()
-            {
+            let room = || self.has_room().then_some(());
+            self.backend.help(&mut || self.has_room());
+            let waited = self.room.wait_timeout(room, Duration::from_millis(20));
+            if waited.is_some() {
                 return Ok(());
             }
         }

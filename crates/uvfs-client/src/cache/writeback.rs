@@ -15,6 +15,8 @@ use crate::backend::{Op, Request};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// How long background writeback leaves an inode alone after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The most requests that [`Inode::write_full`] starts at once: dirty pages may lie far apart.
+const FULL_BATCH: usize = 16;
 
 /// A writeback request under way.
 #[derive(Debug)]
@@ -64,6 +66,18 @@ impl ErrSeq {
     }
 }
 
+/// A [`Inode::write_and_wait`] of everything that does not block.
+#[derive(Debug)]
+pub(crate) struct Flush {
+    /// The inode's errors when it began.
+    errors: u64,
+    /// Requests below this number carry what was dirty.
+    before: u64,
+    /// Some of it could not be taken.
+    busy: bool,
+    passes: u32,
+}
+
 /// What [`Inode::start_writeback`] found.
 #[derive(Debug, Default)]
 struct Started {
@@ -73,9 +87,15 @@ struct Started {
 }
 
 impl Inode {
-    /// Makes requests of the dirty pages in `first..=last`, at most `max`; one lock acquisition
-    /// for all of them.
-    fn start_writeback(self: &Arc<Self>, first: u64, last: u64, max: usize) -> Started {
+    /// Makes requests of the dirty pages in `first..=last`, at most `max` and none once `budget`
+    /// pages are in them; one lock acquisition for all of them.
+    fn start_writeback(
+        self: &Arc<Self>,
+        first: u64,
+        last: u64,
+        max: usize,
+        budget: u64,
+    ) -> Started {
         let mut started = Started::default();
         self.cache.counters.writeback_locks(1);
         let mut st = self.state();
@@ -90,7 +110,7 @@ impl Inode {
         let Some(handle) = st.writer.clone() else {
             return started;
         };
-        let max_pages = (self.cache.limits.max_write / PAGE_SIZE).clamp(1, 256);
+        let max_pages = self.cache.request_pages();
         let mut pages = 0;
         let mut next = st.chunks.next(first / CHUNK_PAGES as u64);
         'chunks: while let Some(ci) = next {
@@ -108,10 +128,11 @@ impl Inode {
             started.busy |= chunk.dirty.without(&ready).any_in(lo, hi);
             let mut at = lo;
             while let Some(from) = ready.next(at, hi) {
-                if started.batch.len() >= max {
+                if started.batch.len() >= max || pages >= budget {
                     break 'chunks;
                 }
-                // A run of pages whose dirty bytes meet.
+                // A run of pages whose dirty bytes meet, and that stay or go alike.
+                let dontcache = chunk.dropbehind.get(from);
                 let mut to = from;
                 let mut segs = Vec::new();
                 let (mut len, mut offset) = (0, 0);
@@ -135,6 +156,7 @@ impl Inode {
                         && to < hi
                         && to + 1 - from < max_pages
                         && ready.get(to + 1)
+                        && chunk.dropbehind.get(to + 1) == dontcache
                         && self.cache.arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
                     if !more {
                         break;
@@ -153,7 +175,6 @@ impl Inode {
                     first: base + from as u64,
                     last: base + to as u64,
                 });
-                let dontcache = chunk.dropbehind.get(from);
                 let (inode, handle) = (self.clone(), handle.clone());
                 started.batch.push(Request {
                     op: Op::Write,
@@ -266,25 +287,36 @@ impl Inode {
         let writer = if last { st.writer.take() } else { None };
         drop(guard);
         drop(writer);
-        self.cache.sub_dirty(cleaned);
         self.cache.free(&mut freed);
         self.event.notify();
-        self.cache.changed.notify();
+        self.cache.cleaned(cleaned);
     }
 
     /// Starts up to `max` requests where the last batch ended; says whether there were any. Leaves
     /// an inode alone whose writeback has just failed.
     pub(super) fn write_batch(self: &Arc<Self>, max: usize) -> bool {
-        let cursor = {
+        self.write_some(max, |_| u64::MAX)
+    }
+
+    /// As [`Inode::write_batch`], but only as many pages as fill whole requests: the page that a
+    /// writer is filling stays, instead of going in several small ones.
+    pub(super) fn write_full(self: &Arc<Self>) -> bool {
+        let full = self.cache.request_pages() as u64;
+        self.write_some(FULL_BATCH, |dirty| dirty / full * full)
+    }
+
+    fn write_some(self: &Arc<Self>, max: usize, budget: impl Fn(u64) -> u64) -> bool {
+        let (cursor, budget) = {
             let st = self.read_state();
-            if st.dirty == 0 || st.retry_at.is_some_and(|t| t > Instant::now()) {
+            let budget = budget(st.dirty);
+            if st.dirty == 0 || budget == 0 || st.retry_at.is_some_and(|t| t > Instant::now()) {
                 return false;
             }
-            st.cursor
+            (st.cursor, budget)
         };
-        let mut batch = self.start_writeback(cursor, u64::MAX, max).batch;
+        let mut batch = self.start_writeback(cursor, u64::MAX, max, budget).batch;
         if batch.is_empty() && cursor > 0 {
-            batch = self.start_writeback(0, u64::MAX, max).batch;
+            batch = self.start_writeback(0, u64::MAX, max, budget).batch;
         }
         let any = !batch.is_empty();
         if any {
@@ -316,7 +348,9 @@ impl Inode {
 
     /// Starts writeback of a range without waiting for it (an uncached write, an old page).
     pub(crate) fn write_range(self: &Arc<Self>, first: u64, last: u64) {
-        let mut batch = self.start_writeback(first, last, usize::MAX).batch;
+        let mut batch = self
+            .start_writeback(first, last, usize::MAX, u64::MAX)
+            .batch;
         if !batch.is_empty() {
             self.cache.backend.submit(&mut batch);
         }
@@ -336,6 +370,58 @@ impl Inode {
             .any(|f| f.id < before && f.first <= last && f.last >= first)
     }
 
+    /// Starts writing everything that is dirty.
+    pub(crate) fn start_flush(self: &Arc<Self>) -> Flush {
+        let mut flush = Flush {
+            errors: self.errors.0.load(Ordering::Acquire) & !SEEN,
+            before: 0,
+            busy: false,
+            passes: 0,
+        };
+        self.flush_pass(&mut flush);
+        flush
+    }
+
+    fn flush_pass(self: &Arc<Self>, flush: &mut Flush) {
+        let Started { mut batch, busy } = self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX);
+        if !batch.is_empty() {
+            self.cache.backend.submit(&mut batch);
+        }
+        flush.busy = busy;
+        flush.before = self.read_state().next_request;
+    }
+
+    /// The result, once all of it was written; to be asked again after each event. As
+    /// [`Inode::write_and_wait`].
+    pub(crate) fn step_flush(self: &Arc<Self>, flush: &mut Flush) -> Option<io::Result<()>> {
+        loop {
+            if Self::in_flight(&self.read_state(), 0, u64::MAX, flush.before) {
+                return None;
+            }
+            let now = self.errors.0.load(Ordering::Acquire);
+            if now & !SEEN != flush.errors {
+                let code = (now & (SEEN - 1)) as i32;
+                return Some(Err(io::Error::from_raw_os_error(code)));
+            }
+            if !flush.busy {
+                return Some(Ok(()));
+            }
+            let blocked = {
+                let st = self.read_state();
+                st.frozen || st.dirty_and_reading(0, u64::MAX)
+            };
+            if blocked {
+                return None;
+            }
+            if flush.passes > 1 {
+                return Some(Ok(()));
+            }
+            // What is left was dirtied again during its writeback, or was being read.
+            flush.passes += 1;
+            self.flush_pass(flush);
+        }
+    }
+
     /// Writes everything in `first..=last` that is dirty now, and waits for it.
     ///
     /// # Errors
@@ -344,7 +430,8 @@ impl Inode {
         let errors = AtomicU64::new(self.errors.0.load(Ordering::Acquire) & !SEEN);
         let mut pass = 0;
         loop {
-            let Started { mut batch, busy } = self.start_writeback(first, last, usize::MAX);
+            let Started { mut batch, busy } =
+                self.start_writeback(first, last, usize::MAX, u64::MAX);
             if !batch.is_empty() {
                 self.cache.backend.submit(&mut batch);
             }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
+use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
@@ -37,17 +38,18 @@ use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue,
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::coherence::{self, Link};
 use crate::fs::{Context, FileSystem, ROOT};
-use crate::notify::Notifier;
+use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::serve;
+use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Numbers of clients' requests have this bit, which the kernel's never have.
-const OURS: u64 = 1 << 62;
+pub(crate) const OURS: u64 = 1 << 62;
 
 /// What one server allows its clients.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +63,9 @@ pub struct ClientLimits {
     /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
     /// import by tokens.
     pub guests: bool,
+    /// A client that holds on to a recalled lease for so long, without writing anything back, is
+    /// cut off.
+    pub recall: Duration,
 }
 
 impl Default for ClientLimits {
@@ -70,6 +75,7 @@ impl Default for ClientLimits {
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
             guests: false,
+            recall: Duration::from_secs(5),
         }
     }
 }
@@ -130,6 +136,48 @@ impl Drop for Clients {
             let _ = thread.join();
         }
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The server's side of a client in the same program, from [`in_process`]. Dropping it ends the
+/// client's session.
+pub struct InProcess {
+    socket: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Serves one client of this program, on a thread of its own: without a path, a mount or another
+/// process, but else like any client. It attaches to the descriptor that comes with it (see
+/// `uvfs_client::Server::from`).
+///
+/// # Errors
+/// When the thread or the pair of sockets can't be had.
+pub fn in_process<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+) -> io::Result<(InProcess, UnixStream)> {
+    let (theirs, ours) = UnixStream::pair()?;
+    let (session, socket) = (session.clone(), ours.try_clone()?);
+    let thread = std::thread::Builder::new()
+        .name("uvfs-client".into())
+        .spawn(move || {
+            if let Err(error) = attend(&session, ours, limits, &AtomicUsize::new(0)) {
+                tracing::warn!(%error, "a client's session ended");
+            }
+        })?;
+    let server = InProcess {
+        socket,
+        thread: Some(thread),
+    };
+    Ok((server, theirs))
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -269,10 +317,19 @@ fn attend<F: FileSystem>(
     attach::send(&socket, agreed, &[bell.as_fd()])?;
     socket.set_read_timeout(None)?;
     let runtime = Runtime::new(limits.wait)?;
+    let queue = Arc::new(queue);
+    let bell = Arc::new(File::from(bell));
+    let link = session.coherence.attach(
+        session.invalidator(),
+        session.negotiated().flags,
+        queue.clone(),
+        bell.clone(),
+        limits.recall,
+    );
     let client = Rc::new(Client {
+        link,
         session: session.clone(),
         stats: session.client_queue(),
-        notifier: session.is_mounted().then(|| session.notifier()),
         guest,
         queue,
         memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
@@ -289,27 +346,35 @@ fn attend<F: FileSystem>(
         handles: RefCell::default(),
         imported: RefCell::default(),
         lookups: RefCell::default(),
-        bell: Arc::new(File::from(bell)),
+        bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
+        number: {
+            static NEXT: AtomicU32 = AtomicU32::new(1);
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        },
+        lock_waiters: RefCell::default(),
+        ending: Cell::new(false),
     });
     runtime.block_on(async move {
         client.serve().await;
+        client.link.end();
         client.queue.close();
         client.drained().await;
         client.salvage().await;
+        client.session.coherence.detach(&client.link);
         client.release().await;
     })
 }
 
 struct Client<F: FileSystem> {
     session: Arc<Session<F>>,
+    /// How others recall its leases.
+    link: Arc<Link>,
     stats: Arc<QueueStats>,
-    /// Tells the kernel, where there is a mount, what a client changed behind its back.
-    notifier: Option<Notifier>,
     /// Another user's: may use what it imported and nothing else.
     guest: bool,
-    queue: ServerQueue,
+    queue: Arc<ServerQueue>,
     arena: Arc<Arena>,
     memory: IoBuf,
     /// Where each entry's inline payload is copied to.
@@ -330,6 +395,24 @@ struct Client<F: FileSystem> {
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
+    /// Tells its locks from other clients'.
+    number: u32,
+    /// Requests that wait for locks.
+    lock_waiters: RefCell<HashSet<u64>>,
+    /// Nobody may begin to wait any more.
+    ending: Cell<bool>,
+}
+
+/// Takes its request off the list when that ends.
+struct LockWaiter<F: FileSystem> {
+    client: Rc<Client<F>>,
+    unique: u64,
+}
+
+impl<F: FileSystem> Drop for LockWaiter<F> {
+    fn drop(&mut self) {
+        self.client.lock_waiters.borrow_mut().remove(&self.unique);
+    }
 }
 
 /// Whatever ends a session, a panic too, the client hears of it.
@@ -337,6 +420,7 @@ impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         self.queue.close();
         self.session.client_queue_ended(self.stats.clone());
+        self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 }
@@ -373,6 +457,9 @@ impl<F: FileSystem> Client<F> {
             let _ = rustix::io::write(&*me.bell, &1u64.to_ne_bytes());
         });
         loop {
+            if self.link.is_over() {
+                return;
+            }
             let mut any = false;
             loop {
                 match self.queue.pop() {
@@ -420,7 +507,7 @@ impl<F: FileSystem> Client<F> {
             }
         }
         self.queue.arm();
-        if !self.queue.ready() && !self.gone.get() {
+        if !self.queue.ready() && !self.gone.get() && !self.link.is_over() {
             while let Err(Errno::INTR | Errno::AGAIN) =
                 ops::poll(&self.bell, libc::POLLIN as u32).await
             {}
@@ -450,7 +537,7 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    async fn one(&self, request: Submission) {
+    async fn one(self: &Rc<Self>, request: Submission) {
         let (theirs, _) =
             InHeader::read_from_prefix(&request.header).expect("the area holds a header");
         let segs = Payload::from_parts(request.segs.iter().map(|seg| {
@@ -475,19 +562,27 @@ impl<F: FileSystem> Client<F> {
             input,
             room,
         };
-        let answer = if theirs.opcode == IMPORT {
-            self.import(&slot).await.unwrap_or_else(Answer::Error)
-        } else {
-            match self.may(&slot) {
-                Ok(()) => {
-                    self.constrain(&mut slot);
-                    serve(&self.session, &self.stats, &slot).await
-                }
-                Err(errno) => Answer::Error(errno),
+        // One thread serves a whole client: what it sends together goes to the host side by side.
+        runtime::hand_over_large(self.busy.get() > 1);
+        let may = match theirs.opcode {
+            IMPORT | ext::LEASE | ext::LEASE_RETURN => Ok(()),
+            _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
+        };
+        self.constrain(&mut slot);
+        let answer = match (may, theirs.opcode) {
+            (Err(errno), _) => Answer::Error(errno),
+            (Ok(()), IMPORT) => self.import(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
+            (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
+                Answer::Error(Errno::INTR)
+            }
+            (Ok(()), _) => {
+                let _waiting = self.lock_waiter(&slot);
+                serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
             }
         };
         self.note(&slot, &answer);
-        self.tell_kernel(&slot, &answer);
         let (error, len, body) = match &answer {
             Answer::None => (0, 0, &[][..]),
             Answer::Error(errno) => (-errno.raw_os_error(), 0, &[][..]),
@@ -541,10 +636,6 @@ impl<F: FileSystem> Client<F> {
             *self.lookups.borrow_mut().entry(grant.node).or_default() += 1;
             if fs.open_flags(grant.node, fh)? != grant.flags {
                 return Err(Errno::BADF);
-            }
-            if let Some(notifier) = &self.notifier {
-                // What is mapped and dirty in the kernel is written before the client reads.
-                let _ = notifier.invalidate_inode(grant.node, 0, 0);
             }
             let attributes = fs.getattr(&cx, grant.node, Some(fh)).await?;
             Ok(ImportOut {
@@ -624,40 +715,52 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Drops what the kernel has cached of what a request changed, before its sender hears that it
-    /// is done.
-    fn tell_kernel(&self, slot: &Slot, answer: &Answer) {
-        let Some(notifier) = &self.notifier else {
-            return;
+    /// Grants a lease, if that can be now.
+    async fn lease(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let (arg, _) =
+            ext::LeaseIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let mode = match arg.mode {
+            ext::LEASE_READ => Mode::Read,
+            ext::LEASE_WRITE => Mode::Write,
+            _ => return Err(Errno::INVAL),
         };
-        if let Answer::Error(_) = answer {
-            return;
-        }
         let node = slot.header.nodeid;
-        let at = |at| word(&slot.op, at) as i64;
-        let changed = match Opcode::try_from(slot.header.opcode) {
-            Ok(Opcode::Write) => {
-                let appends = self
-                    .imported
-                    .borrow()
-                    .get(&(node, word(&slot.op, 0)))
-                    .is_some_and(|flags| *flags as i32 & libc::O_APPEND != 0);
-                match appends {
-                    true => (node, 0, 0),
-                    false => (node, at(8), i64::from(word(&slot.op, 16) as u32)),
-                }
-            }
-            Ok(Opcode::Fallocate) => (node, at(8), at(16)),
-            Ok(Opcode::Setattr) => {
-                let size = word(&slot.op, 0) as u32 & SetattrValid::SIZE.bits() != 0;
-                (node, if size { at(24).max(0) } else { -1 }, 0)
-            }
-            Ok(Opcode::CopyFileRange | Opcode::CopyFileRange64) => (word(&slot.op, 16), 0, 0),
-            _ => return,
-        };
-        if let Err(error) = notifier.invalidate_inode(changed.0, changed.1, changed.2) {
-            tracing::debug!(%error, "the kernel's cache");
+        if !self.lookups.borrow().contains_key(&node) {
+            return Err(Errno::STALE);
         }
+        let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
+        if self.guest && mode == Mode::Write && !self.imported.borrow().iter().any(writable) {
+            return Err(Errno::ACCESS);
+        }
+        let coherence = &self.session.coherence;
+        let seq = match coherence.grant(&self.session, &self.link, node, mode).await {
+            Ok(seq) => seq,
+            Err(retry) => {
+                return Ok(Answer::of(&ext::LeaseOut {
+                    retry_ms: retry.as_millis() as u32,
+                    ..Default::default()
+                }));
+            }
+        };
+        // Of a moment at which nobody else could change them any more.
+        let attr = coherence::attributes(&self.session, slot, node).await;
+        let attr = attr.inspect_err(|_| coherence.returned(&self.link, node, seq, None))?;
+        Ok(Answer::of(&ext::LeaseOut {
+            granted: arg.mode,
+            retry_ms: 0,
+            seq,
+            attr,
+        }))
+    }
+
+    fn lease_return(&self, slot: &Slot) -> Answer {
+        let Ok((arg, _)) = ext::LeaseReturnIn::read_from_prefix(&slot.op[..slot.op_len]) else {
+            return Answer::Error(Errno::INVAL);
+        };
+        let keep = (arg.keep == ext::LEASE_READ).then_some(Mode::Read);
+        let coherence = &self.session.coherence;
+        coherence.returned(&self.link, slot.header.nodeid, arg.seq, keep);
+        Answer::empty()
     }
 
     /// Whether the client was given what its request names: numbers of nodes and handles can be
@@ -741,6 +844,36 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Puts the client's own name in a lock's owner, so that no client can be another's.
+    fn own_locks(&self, slot: &mut Slot) -> Result<(), Errno> {
+        let opcode = slot.header.opcode;
+        if ![Opcode::Getlk, Opcode::Setlk, Opcode::Setlkw]
+            .map(|o| o as u32)
+            .contains(&opcode)
+        {
+            return Ok(());
+        }
+        let (mut arg, _) =
+            abi::LkIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let theirs = u32::try_from(arg.owner).map_err(|_| Errno::INVAL)?;
+        arg.owner = u64::from(self.number) << 32 | u64::from(theirs);
+        arg.lk.pid = self.peer.2;
+        slot.op[..size_of::<abi::LkIn>()].copy_from_slice(arg.as_bytes());
+        Ok(())
+    }
+
+    /// A request that may wait for a lock, to be interrupted when the client goes.
+    fn lock_waiter(self: &Rc<Self>, slot: &Slot) -> Option<LockWaiter<F>> {
+        (slot.header.opcode == Opcode::Setlkw as u32).then(|| {
+            let unique = slot.header.unique;
+            self.lock_waiters.borrow_mut().insert(unique);
+            LockWaiter {
+                client: self.clone(),
+                unique,
+            }
+        })
+    }
+
     /// Remembers what the client has of the file system, to take it back when it goes.
     fn note(&self, slot: &Slot, answer: &Answer) {
         let node = slot.header.nodeid;
@@ -777,6 +910,7 @@ impl<F: FileSystem> Client<F> {
                     *count = count.saturating_sub(word(&slot.op, 0));
                     if *count == 0 {
                         lookups.remove(&node);
+                        self.session.coherence.forget(&self.link, node);
                     }
                 }
             }
@@ -784,8 +918,13 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Waits until no handler is under way any more.
+    /// Waits until no handler is under way any more. Those that wait for locks wait for nobody.
     async fn drained(&self) {
+        self.ending.set(true);
+        for &unique in self.lock_waiters.borrow().iter() {
+            // Not found is not waiting.
+            let _ = self.session.interrupts.interrupt(unique);
+        }
         std::future::poll_fn(|cx| {
             if self.busy.get() == 0 {
                 return Poll::Ready(());
@@ -807,7 +946,7 @@ impl<F: FileSystem> Client<F> {
             input,
             room: Payload::default(),
         };
-        serve(&self.session, &self.stats, &slot).await
+        serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
     }
 
     /// Writes what the client left dirty: through files that it had open, and where it says.
@@ -815,11 +954,13 @@ impl<F: FileSystem> Client<F> {
         let (mut written, mut lost) = (0usize, 0usize);
         for dirty in self.arena.dirty() {
             let len = dirty.seg.len as usize;
-            if !self
+            let open = self
                 .handles
                 .borrow()
-                .contains(&(dirty.node, dirty.handle, false))
-            {
+                .contains(&(dirty.node, dirty.handle, false));
+            let open = open && self.access(dirty.node, dirty.handle).1;
+            // Without the lease they were written already, and others' data is there now.
+            if !open || !self.session.coherence.writes(&self.link, dirty.node) {
                 lost += len;
                 continue;
             }
@@ -827,7 +968,10 @@ impl<F: FileSystem> Client<F> {
                 fh: dirty.handle,
                 offset: dirty.file_offset,
                 size: dirty.seg.len,
-                write_flags: abi::WriteFlags::CACHE.bits(),
+                write_flags: match self.peer.0 {
+                    0 => abi::WriteFlags::CACHE.bits(),
+                    _ => (abi::WriteFlags::CACHE | abi::WriteFlags::KILL_SUIDGID).bits(),
+                },
                 ..Default::default()
             };
             let start = dirty.seg.offset as usize;

@@ -21,6 +21,7 @@ use super::aio;
 use super::child::{Process, Waited, wait_any};
 use super::direct;
 use super::interrupt;
+use super::uncached;
 use super::writeback;
 use crate::error::{Context, Error, Result};
 
@@ -113,6 +114,8 @@ pub enum Job {
     Direct(direct::job::Job),
     /// See [`writeback::job`].
     Writeback(writeback::job::Job),
+    /// See [`uncached::job`]; the only one with more than one result.
+    Uncached(uncached::job::Job),
     /// Do a work and measure it.
     Work {
         work: Work,
@@ -143,6 +146,9 @@ pub struct Measured {
     /// MiB that its cache held at most, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<f64>,
+    /// MiB by which the host's page cache grew, where that is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_cache_mib: Option<f64>,
 }
 
 /// The name of small file number `number`.
@@ -169,6 +175,7 @@ impl Job {
     pub fn run<T: DeserializeOwned>(&self, server: Option<&Process>) -> Result<T> {
         let limit = match self {
             Job::Work { seconds, .. } => PATIENCE + Duration::from_secs_f64(2.0 * seconds),
+            Job::Uncached(job) => PATIENCE + Duration::from_secs(2 * job.seconds as u64),
             _ => PATIENCE,
         };
         let mut client = self.spawn()?;
@@ -217,6 +224,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job: Job =
         serde_json::from_str(&args.job).map_err(|e| Error::usage(format!("the job: {e}")))?;
     let measured = match job {
+        Job::Uncached(job) => return answer(&job.run().context(|| "a stream".into())?),
         Job::WaitMounted { path, old_dev } => wait_mounted(&path, old_dev)?,
         Job::WaitSocket { path } => wait_socket(&path),
         Job::Direct(job) => job.run().context(|| "direct calls".into())?,
@@ -247,7 +255,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .context(|| work.name().to_string())?
         }
     };
-    let line = serde_json::to_string(&measured).context(|| "describing the result".into())?;
+    answer(&measured)
+}
+
+fn answer(measured: &impl Serialize) -> Result<ExitCode> {
+    let line = serde_json::to_string(measured).context(|| "describing the result".into())?;
     println!("{line}");
     Ok(ExitCode::SUCCESS)
 }
@@ -316,6 +328,7 @@ impl Watch {
             seconds: self.start.elapsed().as_secs_f64(),
             cpu_seconds: cpu_seconds() - self.cpu,
             memory_mib: None,
+            host_cache_mib: None,
         }
     }
 }

@@ -19,6 +19,7 @@ mod report;
 mod runner;
 mod server;
 mod stats;
+mod uncached;
 mod wakeup;
 mod workspace;
 mod writeback;
@@ -33,6 +34,7 @@ Examples:
   uvfs bench check disk.img
   uvfs bench writeback --quick
   uvfs bench direct --quick
+  uvfs bench uncached --quick
   uvfs bench wakeup --help";
 
 /// The benchmarks.
@@ -53,6 +55,8 @@ enum Bench {
     Writeback(writeback::Args),
     /// Large direct calls over a slow store: a piece at a time, and all pieces at once.
     Direct(direct::Args),
+    /// Streams through a cache that is too small, second by second, with and without DONTCACHE.
+    Uncached(uncached::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -65,6 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Bench::Check(args) => check::run(args),
         Bench::Writeback(args) => writeback::run(args),
         Bench::Direct(args) => direct::run(args),
+        Bench::Uncached(args) => uncached::run(args),
         Bench::Client(args) => client::run(args),
     }
 }

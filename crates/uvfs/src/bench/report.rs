@@ -23,12 +23,15 @@ JSON (--json), one object on standard output:
   works         name, title, unit (op or MiB), and results by target, without those that failed:
     target      its name
     samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
-                memory_mib where it was measured, and server_cpu_seconds (null where there is no server)
+                memory_mib and host_cache_mib where they were measured, and server_cpu_seconds (null where there is no server)
     rate        units in a second: median, min, max over the rounds
     client_cpu_us, server_cpu_us
                 CPU microseconds for a unit: median, min, max, or null
     memory_mib  MiB of memory that the client's cache held at most, where that was measured:
                 median, min, max
+    host_cache_mib
+                MiB by which the host's page cache has grown since the start, where that was
+                measured: median, min, max
     ratio       median rate divided by that of native, of each peer and of a base, by name
 Fields may be added to it; those named here stay.";
 
@@ -99,6 +102,8 @@ struct Row {
     server_cpu_us: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_mib: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_cache_mib: Option<Summary>,
     ratio: BTreeMap<String, f64>,
 }
 
@@ -115,6 +120,7 @@ impl Row {
             client_cpu_us: Summary::of(client)?,
             server_cpu_us: Summary::of(server),
             memory_mib: Summary::of(samples.iter().filter_map(|s| s.client.memory_mib)),
+            host_cache_mib: Summary::of(samples.iter().filter_map(|s| s.client.host_cache_mib)),
             samples: samples.to_vec(),
             ratio: BTreeMap::new(),
         })
@@ -213,6 +219,10 @@ impl Report {
             if memory {
                 lines[0].push("held MiB".into());
             }
+            let host = work.results.iter().any(|row| row.host_cache_mib.is_some());
+            if host {
+                lines[0].push("host MiB".into());
+            }
             lines[0].extend(bases.iter().map(|base| format!("× {}", base.name)));
             for row in &work.results {
                 let mut line = vec![
@@ -226,6 +236,10 @@ impl Report {
                 if memory {
                     let held = row.memory_mib.map(|held| thousands(held.median));
                     line.push(held.unwrap_or("-".into()));
+                }
+                if host {
+                    let grown = row.host_cache_mib.map(|grown| thousands(grown.median));
+                    line.push(grown.unwrap_or("-".into()));
                 }
                 line.extend(bases.iter().map(|base| {
                     row.ratio
@@ -287,6 +301,7 @@ mod tests {
                 seconds: 2.0,
                 cpu_seconds: 1.0,
                 memory_mib: None,
+                host_cache_mib: None,
             },
             server_cpu_seconds: server,
         }

@@ -111,6 +111,7 @@ mod tests {
                 seconds: 1.0,
                 cpu_seconds: 0.5,
                 memory_mib: None,
+                host_cache_mib: None,
             },
             server_cpu_seconds: None,
         }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, clients, scenes, tree};
+use crate::{bad_days, clients, scenes, tree, uncached};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -22,6 +22,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("guest", clients::guest),
     ("until_the_end", clients::until_the_end),
     ("refused", clients::refused),
+    ("stream", uncached::stream),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

@@ -69,6 +69,144 @@ fn unknown_mount_option() {
 }
 
 #[test]
+fn bad_values_of_options() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    for option in [
+        "attr_timeout=soon",
+        "entry_timeout=-1",
+        "max_write=much",
+        "max_write=",
+        "writeback=1",
+        "cache=perhaps",
+    ] {
+        let outcome = run(mount(&source, &at).args(["-o", option]));
+        let mounted = mounted(&at).is_some();
+        unmount_by_force(&at);
+        assert_eq!(outcome.status.code(), Some(2), "{option}: {outcome}");
+        let name = option.split('=').next().unwrap();
+        assert!(outcome.stderr.contains(name), "{option}: {outcome}");
+        assert!(!mounted, "{option}");
+    }
+}
+
+/// Where /dev has no fuse.
+#[test]
+fn no_fuse_on_the_machine() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("unshare"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.path("mount"));
+    let script = "mount -t tmpfs tmpfs /dev; exec \"$1\" mount \"$2\" \"$3\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]);
+    command
+        .arg(env!("CARGO_BIN_EXE_uvfs"))
+        .arg(&source)
+        .arg(&at);
+    refused(&run(&mut command), &["/dev/fuse", "no FUSE", "modprobe"]);
+    assert!(!at.exists(), "the mount point that was made stayed");
+}
+
+#[test]
+fn source_is_neither_directory_nor_image() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let at = scratch.dir("mount");
+    let fifo = scratch.path("fifo");
+    run(Command::new("mkfifo").arg(&fifo)).ok();
+    refused(
+        &run(&mut mount(&fifo, &at)),
+        &["fifo", "neither a directory nor an image"],
+    );
+    refused(
+        &run(&mut mount(Path::new("/dev/null"), &at)),
+        &["/dev/null", "neither a directory nor an image"],
+    );
+    assert!(mounted(&at).is_none());
+}
+
+#[test]
+fn mount_point_cannot_be_made() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.dir("source");
+    fs::write(scratch.path("file"), "").unwrap();
+    refused(
+        &run(&mut mount(&source, &scratch.path("file/mount"))),
+        &["file/mount", "not a directory"],
+    );
+    let full = scratch.tmpfs("read-only", "1m");
+    rustix::mount::mount_remount(&full, rustix::mount::MountFlags::RDONLY, "").unwrap();
+    refused(
+        &run(&mut mount(&source, &full.join("mount"))),
+        &["read-only/mount", "read-only file system"],
+    );
+}
+
+/// What a killed server left behind is told from a mount that works, and from none.
+#[test]
+fn dead_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let mut served = Served::new(&Serve::over(Transport::Dev));
+    let at = served.mount.at.clone();
+    served.mount.expect_gone();
+    served.mount.server.signal(Signal::KILL);
+    served
+        .mount
+        .server
+        .wait(SOON)
+        .expect("a killed server ends");
+    let name = at.to_str().unwrap();
+    wait_for("the end of the connection", || {
+        let outcome = run(&mut mount(&served.source, &at));
+        outcome.stderr.contains("dead")
+    });
+    let again = run(&mut mount(&served.source, &at));
+    refused(&again, &[name, "dead server", "uvfs umount"]);
+    refused(&run(uvfs().arg("stats").arg(&at)), &[name]);
+    assert!(mounted(&at).is_some());
+    run(uvfs().arg("umount").arg(&at)).ok();
+    refused(&run(uvfs().arg("umount").arg(&at)), &[name, "mounted"]);
+    Mount::new(&Serve::over(Transport::Dev), &served.source, &at).unmount();
+}
+
+/// Only who mounted it, and root, may unmount.
+#[test]
+fn umount_by_somebody_else() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("setpriv"),
+    ]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let program = uvfs_for_all(&served.scratch);
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.arg(&program).arg("umount").arg(&served.mount.at);
+    let outcome = served.mount.run(&mut command);
+    refused(&outcome, &[served.mount.at.to_str().unwrap()]);
+    assert!(mounted(&served.mount.at).is_some());
+    served.mount.unmount();
+}
+
+#[test]
 fn help_and_version() {
     if !has(&[Need::Uvfs]) {
         return;
@@ -169,10 +307,7 @@ fn no_permission() {
         scratch.dir("mount"),
         scratch.dir("empty"),
     );
-    // The build may be where other users cannot reach.
-    let program = scratch.path("uvfs");
-    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = uvfs_for_all(&scratch);
     let setpriv = "/usr/bin/setpriv";
     let as_nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let mut command = Command::new(setpriv);

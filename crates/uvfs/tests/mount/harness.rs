@@ -142,6 +142,18 @@ pub fn uvfs() -> Command {
     Command::new(env!("CARGO_BIN_EXE_uvfs"))
 }
 
+/// A copy of the command under test where every user can reach it.
+pub fn uvfs_for_all(scratch: &Scratch) -> PathBuf {
+    let copy = scratch.path("uvfs");
+    // Not copied by this process: a child that another thread starts meanwhile would have the copy
+    // open for writing for a moment, and it could not be executed.
+    run(Command::new("install")
+        .args(["-m", "755", env!("CARGO_BIN_EXE_uvfs")])
+        .arg(&copy))
+    .ok();
+    copy
+}
+
 /// Calls `done` until it is true; fails after [`SOON`].
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     assert!(wait_until(SOON, &mut done), "waited {SOON:?} for {what}");
@@ -231,6 +243,11 @@ impl Running {
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.pid() as i32).expect("a pid");
         let _ = rustix::process::kill_process(pid, signal);
+    }
+
+    /// What it has written to standard output so far.
+    pub fn stdout(&self) -> String {
+        self.read("out")
     }
 
     /// What it has written to standard error so far.

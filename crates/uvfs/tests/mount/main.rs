@@ -17,4 +17,7 @@ mod preload;
 mod programs;
 mod scenes;
 mod semantics;
+mod small_files;
 mod tree;
+mod uncached;
+mod unprivileged;

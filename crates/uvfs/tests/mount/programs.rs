@@ -260,16 +260,73 @@ fn cargo_builds(transport: Transport) {
     }
     let served = Served::new(&Serve::over(transport));
     let mut cargo = shell(PACKAGE, &[&served.mount.at]);
+    forget_cargo(&mut cargo);
+    let report = served.mount.run_within(LATER, &mut cargo).ok();
+    assert_eq!(report, "test right ... ok\n42 yes\n0\n43 yes\n");
+    served.mount.unmount();
+}
+
+/// Takes away what this cargo tells its children.
+fn forget_cargo(command: &mut Command) {
     let inherited = std::env::vars_os().filter(|(name, _)| {
         name.to_str()
             .is_some_and(|n| n.starts_with("CARGO_") && n != "CARGO_HOME")
     });
     for (name, _) in inherited {
-        cargo.env_remove(name);
+        command.env_remove(name);
     }
-    cargo.env_remove("RUSTFLAGS");
-    let report = served.mount.run_within(LATER, &mut cargo).ok();
-    assert_eq!(report, "test right ... ok\n42 yes\n0\n43 yes\n");
+    command.env_remove("RUSTFLAGS");
+}
+
+/// Clones `$1` to `$2`/clone, tests there what `$3`… name, and looks whether the files are still
+/// those of the commit.
+const BUILD: &str = r#"
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
+git clone -q --no-hardlinks "$1" "$2/clone"; cd "$2/clone"; shift 2
+export CARGO_TARGET_DIR=$PWD/target CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+cargo test --offline "$@" 2>"$CARGO_TARGET_DIR.log" || { cat "$CARGO_TARGET_DIR.log" >&2; exit 1; }
+# Nothing has changed: cargo goes by the files' times.
+cargo test --offline --no-run "$@" 2>&1 | sed -n 's/.*Compiling/again:/p'
+rm "$CARGO_TARGET_DIR.log"; git status --porcelain
+"#;
+
+/// This repository, cloned into the mount and built there: one crate and what it needs, or all.
+fn own_repository_builds(transport: Transport) {
+    use Need::*;
+    if !has(&[Mount(transport), Program("cargo"), Program("git")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(transport));
+    let repository = repository(&served.scratch);
+    if !repository.join("crates/uvfs-proto").exists() {
+        eprintln!("skipped: these sources are in no git repository");
+        return;
+    }
+    let (what, limit) = match full() {
+        true => (&["--workspace", "--lib", "--bins"][..], 5 * LATER),
+        false => (&["--package", "uvfs-proto", "--lib"][..], 2 * LATER),
+    };
+    let mut cargo = shell(BUILD, &[&repository, &served.mount.at]);
+    forget_cargo(cargo.args(what));
+    let report = served.mount.run_within(limit, &mut cargo).ok();
+    let results: Vec<_> = report
+        .lines()
+        .filter(|line| line.starts_with("test result: "))
+        .collect();
+    assert!(
+        !results.is_empty() && results.iter().all(|line| line.contains(" 0 failed")),
+        "{report}"
+    );
+    assert!(report.contains(" ... ok"), "no test ran: {report}");
+    assert!(!report.contains("again:"), "built twice: {report}");
+    assert!(
+        report
+            .trim_end()
+            .lines()
+            .last()
+            .is_some_and(|line| line.starts_with("test result: ")),
+        "git sees changes: {report}"
+    );
     served.mount.unmount();
 }
 
@@ -399,6 +456,7 @@ over_both! {
     copied
     git_clones
     cargo_builds
+    own_repository_builds
     sqlite_keeps_its_data
     fio_reads_what_it_wrote
     bonnie_runs

@@ -216,6 +216,8 @@ const SCENES: &[(&str, Play)] = &[
     ("direct", direct),
     ("unlinked", unlinked),
     ("removed", removed_directory),
+    ("at removed", at_removed),
+    ("executed", executed),
     ("utimens", utimens),
     ("truncate", truncate),
     ("reopen", reopen),
@@ -1853,6 +1855,117 @@ fn removed_directory(s: &mut Scene) {
         fs::rmdir(s.at("later")).unwrap();
         s.file("later", "x");
     }
+}
+
+/// By descriptors that nothing was opened for, of what loses its last name.
+fn at_removed(s: &mut Scene) {
+    type Loss = fn(&Scene);
+    let losses: [(&str, Loss); 3] = [
+        ("unlink", |s| fs::unlink(s.at("file")).unwrap()),
+        ("rename over", |s| {
+            s.file("other", "other");
+            fs::rename(s.at("other"), s.at("file")).unwrap();
+            fs::unlink(s.at("file")).unwrap();
+        }),
+        ("unlink twice", |s| {
+            fs::link(s.at("file"), s.at("second")).unwrap();
+            fs::unlink(s.at("file")).unwrap();
+            fs::unlink(s.at("second")).unwrap();
+        }),
+    ];
+    for (name, lose) in losses {
+        drop(s.file("file", "content"));
+        let path = s.open("file", OFlags::PATH).unwrap();
+        lose(s);
+        let by_path = format!("/proc/self/fd/{}", path.as_raw_fd());
+        let read = || read_all(&fs::open(&by_path, OFlags::RDONLY, Mode::empty())?);
+        s.note(
+            &format!("{name}: size"),
+            fs::fstat(&path).map(|st| st.st_size),
+        );
+        s.note(
+            &format!("{name}: links"),
+            fs::fstat(&path).map(|st| st.st_nlink),
+        );
+        s.note(&format!("{name}: content"), read());
+        s.done(
+            &format!("{name}: chmod"),
+            fs::chmod(by_path.as_str(), Mode::from(0o640)),
+        );
+        s.note(
+            &format!("{name}: mode"),
+            fs::fstat(&path).map(|st| format!("{:o}", st.st_mode)),
+        );
+        let written = fs::open(&by_path, OFlags::WRONLY, Mode::empty());
+        s.done(
+            &format!("{name}: write"),
+            written.and_then(|file| io::write(file, b"CON")),
+        );
+        s.note(&format!("{name}: written"), read());
+    }
+    fs::symlink("target", s.at("link")).unwrap();
+    let link = s.open("link", OFlags::PATH | OFlags::NOFOLLOW).unwrap();
+    fs::unlink(s.at("link")).unwrap();
+    s.note("link", fs::readlinkat(&link, "", Vec::new()));
+    fs::mkdir(s.at("dir"), Mode::from(0o755)).unwrap();
+    let dir = s.open("dir", OFlags::PATH).unwrap();
+    fs::mkdir(s.at("empty"), Mode::from(0o755)).unwrap();
+    fs::rename(s.at("empty"), s.at("dir")).unwrap();
+    s.note("dir: links", fs::fstat(&dir).map(|st| st.st_nlink));
+    s.done(
+        "dir: create",
+        fs::openat(
+            &dir,
+            "x",
+            OFlags::CREATE | OFlags::WRONLY,
+            Mode::from(0o644),
+        ),
+    );
+    s.note("dir: names", s.names("dir"));
+}
+
+/// A file that is being executed can't be written, and is none the worse for trying.
+fn executed(s: &mut Scene) {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+    let program = std::fs::read("/bin/cat").expect("cat");
+    drop(s.file("cat", &program));
+    s.chmod("cat", 0o755).unwrap();
+    let mut child = Command::new(s.at("cat"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the copy runs");
+    for (step, flags) in [
+        ("write", OFlags::WRONLY),
+        ("read and write", OFlags::RDWR),
+        ("truncate", OFlags::RDONLY | OFlags::TRUNC),
+    ] {
+        s.done(step, s.open("cat", flags));
+    }
+    let truncated = std::fs::File::options().write(true).open(s.at("cat"));
+    s.done(
+        "set length",
+        truncated
+            .and_then(|file| file.set_len(1))
+            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+    );
+    let same = std::fs::read(s.at("cat")).is_ok_and(|now| now == program);
+    s.value("it is the same", same);
+    let mut line = String::new();
+    let answer = child
+        .stdin
+        .take()
+        .expect("its input")
+        .write_all(b"still here\n");
+    let output = child.stdout.take().expect("its output");
+    let read = BufReader::new(output).read_line(&mut line);
+    s.value(
+        "it runs",
+        answer.is_ok() && read.is_ok() && line == "still here\n",
+    );
+    s.value("it ends", child.wait().expect("its end").success());
+    s.done("write afterwards", s.open("cat", OFlags::RDWR));
 }
 
 fn utimens(s: &mut Scene) {

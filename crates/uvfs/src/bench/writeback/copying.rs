@@ -108,6 +108,9 @@ impl Backend for Copying {
         }
         self.store.submit(batch);
     }
+    fn help(&self, done: &mut dyn FnMut() -> bool) {
+        self.store.help(done);
+    }
     // Of the rest, what writing files needs.
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         self.store.lookup(parent, name)

@@ -1,0 +1,249 @@
+//! Leases: whether an inode's pages may be used, and what happens when somebody else needs them.
+//!
+//! Every cached call looks at the lease under the same lock as at the pages, so a recall that takes
+//! it away there has no call in progress behind it. Then it writes what is dirty, drops the pages
+//! and gives the lease back. Without a lease calls go to the server.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::inode::{Inode, State};
+use super::{Cache, lock};
+use crate::backend::{Attr, Grant, Lease, Recall};
+
+/// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// A lease that was held for less was not worth asking for.
+const SOON: Duration = Duration::from_millis(100);
+/// How long an append waits for a lease, without which it can't know the end of the file.
+const APPEND_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What this client may cache of an inode.
+#[derive(Debug)]
+pub(super) struct Leased {
+    pub(super) mode: Lease,
+    /// The lease's number.
+    pub(super) seq: u64,
+    /// Leases up to this number were recalled.
+    recalled: u64,
+    /// A recall is being answered.
+    recalling: bool,
+    granted: Instant,
+    /// Not asked for before.
+    again: Instant,
+    pause: Duration,
+    /// Counts the changes that did not go through the cache.
+    changes: u64,
+}
+
+impl Leased {
+    /// Of a new inode; where nobody else uses the files, everything may always be cached.
+    pub(super) fn new(shared: bool) -> Self {
+        let now = Instant::now();
+        Self {
+            mode: if shared { Lease::None } else { Lease::Write },
+            seq: 0,
+            recalled: 0,
+            recalling: false,
+            granted: now,
+            again: now,
+            pause: FIRST_PAUSE,
+            changes: 0,
+        }
+    }
+
+    /// The file was changed past the cache: attributes that were read before are old.
+    pub(super) fn changed(&mut self) {
+        self.changes += 1;
+    }
+}
+
+impl Inode {
+    /// Waits until no recall is being answered; what is cached then, and under which number.
+    fn settled(&self) -> (Lease, u64) {
+        let look = || {
+            let st = self.read_state();
+            (!st.lease.recalling).then_some((st.lease.mode, st.lease.seq))
+        };
+        match look() {
+            Some(found) => found,
+            None => self.cache.wait(&self.event, look),
+        }
+    }
+
+    /// Whether `want` may be cached; asks for it unless it was refused or recalled just now.
+    pub(crate) fn lease(self: &Arc<Self>, want: Lease) -> bool {
+        if self.settled().0 >= want {
+            return true;
+        }
+        if self.read_state().lease.again > Instant::now() {
+            return false;
+        }
+        let _one = lock(&self.asking);
+        let changes = {
+            let st = self.read_state();
+            if st.lease.mode >= want && !st.lease.recalling {
+                return true;
+            }
+            if st.lease.again > Instant::now() {
+                return false;
+            }
+            st.lease.changes
+        };
+        let grant = self.cache.backend.lease(self.node, want);
+        let mut freed = Vec::new();
+        let mut st = self.state();
+        let (seq, attr) = match grant {
+            Ok(Grant::Granted { seq, attr }) => (seq, attr),
+            Ok(Grant::Refused(retry)) => {
+                st.lease.again = Instant::now() + retry;
+                return false;
+            }
+            // What the call itself meets will say it.
+            Err(_) => return false,
+        };
+        let useless = st.lease.recalled >= seq || st.lease.recalling;
+        if useless || (st.lease.mode == Lease::None && st.lease.changes != changes) {
+            // Recalled before we knew that we have it, or not of what the file now is.
+            st.lease.mode = Lease::None;
+            debug_assert_eq!(st.dirty, 0, "pages become dirty under a write lease only");
+            self.invalidate(&mut st, 0, u64::MAX, &mut freed);
+            drop(st);
+            self.cache.free(&mut freed);
+            self.cache.backend.return_lease(self.node, seq, Lease::None);
+            return false;
+        }
+        if st.lease.mode == Lease::None {
+            st.size = attr.size;
+            st.server_size = attr.size;
+        }
+        st.lease.mode = want;
+        st.lease.seq = seq;
+        st.lease.granted = Instant::now();
+        true
+    }
+
+    /// Waits for a lease to write; its number and the size of the file, which stays so as long as
+    /// the lease does. Nothing when it can't be had for a long time.
+    pub(crate) fn append_lease(self: &Arc<Self>) -> Option<(u64, u64)> {
+        let began = Instant::now();
+        loop {
+            if self.lease(Lease::Write) {
+                let st = self.read_state();
+                if st.lease.mode == Lease::Write {
+                    return Some((st.lease.seq, st.size));
+                }
+            } else if began.elapsed() > APPEND_PATIENCE || !self.cache.backend.is_alive() {
+                return None;
+            }
+            let wait = {
+                let again = self.read_state().lease.again;
+                let wait = again.saturating_duration_since(Instant::now());
+                if wait > APPEND_PATIENCE {
+                    return None;
+                }
+                wait.clamp(Duration::from_micros(50), Duration::from_millis(20))
+            };
+            std::thread::sleep(wait);
+        }
+    }
+
+    /// The size now, from the cache if it may be cached.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub(crate) fn current_size(self: &Arc<Self>) -> io::Result<u64> {
+        if self.lease(Lease::Read) {
+            let st = self.read_state();
+            if st.lease.mode >= Lease::Read {
+                return Ok(st.size);
+            }
+        }
+        self.cache.backend.getattr(self.node).map(|attr| attr.size)
+    }
+
+    /// The attributes now: the server's, with the size that this client knows better.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub(crate) fn current_attr(&self) -> io::Result<Attr> {
+        self.settled();
+        let mut attr = self.cache.backend.getattr(self.node)?;
+        let st = self.read_state();
+        if st.lease.mode >= Lease::Read {
+            attr.size = st.size;
+        }
+        Ok(attr)
+    }
+
+    /// Answers a recall: writes what is dirty, drops what may not be kept, gives the lease back.
+    pub(super) fn recall(self: &Arc<Self>, recall: Recall) {
+        {
+            let mut st = self.state();
+            let lease = &mut st.lease;
+            if lease.mode == Lease::None || recall.seq < lease.seq {
+                // Given back already, or not known to be had yet: whoever is asking finds out.
+                lease.recalled = lease.recalled.max(recall.seq);
+                drop(st);
+                let backend = &self.cache.backend;
+                return backend.return_lease(self.node, recall.seq, Lease::None);
+            }
+            // A newer number: we have the older one until the answer that brings it comes.
+            lease.recalled = lease.recalled.max(recall.seq);
+            lease.mode = lease.mode.min(if recall.seq == lease.seq {
+                recall.keep
+            } else {
+                Lease::None
+            });
+            lease.recalling = true;
+            lease.pause = if lease.granted.elapsed() < SOON {
+                (lease.pause * 2).min(LONGEST_PAUSE)
+            } else {
+                FIRST_PAUSE
+            };
+            lease.again = Instant::now() + lease.pause;
+        }
+        let written = self.write_and_wait(0, u64::MAX);
+        let mut freed = Vec::new();
+        let mut st = self.state();
+        if let Err(error) = written
+            && self.cache.backend.is_alive()
+        {
+            // As in the kernel: every file hears of it, and the data is gone.
+            tracing::error!(node = self.node, %error, "dirty pages are lost: writeback failed");
+            drop(st);
+            self.wait_in_flight(0, u64::MAX, u64::MAX);
+            st = self.state();
+            st.lease.mode = Lease::None;
+        }
+        if st.lease.mode == Lease::None && self.cache.backend.is_alive() {
+            self.drop_pages(&mut st, &mut freed);
+        }
+        let keep = st.lease.mode;
+        st.lease.recalling = false;
+        drop(st);
+        self.cache.free(&mut freed);
+        self.cache.backend.return_lease(self.node, recall.seq, keep);
+        self.event.notify();
+    }
+
+    fn drop_pages(&self, st: &mut State, freed: &mut Vec<u32>) {
+        let size = st.size;
+        self.truncate_pages(st, 0, freed);
+        st.size = size;
+    }
+}
+
+impl Cache {
+    /// Answers a recall of an inode that may not be known here any more.
+    pub(crate) fn recalled(&self, recall: Recall) {
+        match self.find(recall.node) {
+            Some(inode) => inode.recall(recall),
+            None => self
+                .backend
+                .return_lease(recall.node, recall.seq, Lease::None),
+        }
+    }
+}

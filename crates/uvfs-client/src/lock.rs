@@ -1,0 +1,164 @@
+//! Locks of open files: of ranges of bytes as fcntl(2)'s open file description locks, and of whole
+//! files as flock(2) and [`std::fs::File::lock`].
+
+use std::io;
+use std::ops::{Bound, RangeBounds};
+
+use crate::backend::{LockKind, LockRequest, RangeLock};
+use crate::cache::errno;
+use crate::file::File;
+
+/// The last byte that a lock can have.
+const LAST: u64 = i64::MAX as u64;
+
+/// The first and the last byte of a range that is not empty.
+fn bounds(range: impl RangeBounds<u64>) -> io::Result<(u64, u64)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => Some(start),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => Some(last.min(LAST)),
+        Bound::Excluded(&end) => end.checked_sub(1).map(|last| last.min(LAST)),
+        Bound::Unbounded => Some(LAST),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end => Ok((start, end)),
+        _ => Err(errno(libc::EINVAL)),
+    }
+}
+
+/// Locks are of this open file: its clones share them, other open files (of this client, of other
+/// clients, and with the server's option `host_locks` of other programs) conflict with them. They
+/// go when the file is closed, and when the client dies. Changes of a range that is locked already
+/// convert, split and join it as fcntl(2) does.
+impl File {
+    /// Locks a range of bytes, and waits for it. An exclusive lock needs a file that is open for
+    /// writing, a shared one a file that is open for reading.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range, `EBADF` when the file is not open in the right way, `ENOLCK`
+    /// when the server has too many that wait, and what the backend answers.
+    pub fn lock_range(&self, kind: LockKind, range: impl RangeBounds<u64>) -> io::Result<()> {
+        let (start, end) = bounds(range)?;
+        self.change_lock(false, Some(kind), start, end, true)
+    }
+
+    /// As [`File::lock_range`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when
+    /// somebody else has a lock in the way.
+    ///
+    /// # Errors
+    /// As [`File::lock_range`].
+    pub fn try_lock_range(&self, kind: LockKind, range: impl RangeBounds<u64>) -> io::Result<()> {
+        let (start, end) = bounds(range)?;
+        self.change_lock(false, Some(kind), start, end, false)
+    }
+
+    /// Gives back what this file has locked of a range.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range, and what the backend answers.
+    pub fn unlock_range(&self, range: impl RangeBounds<u64>) -> io::Result<()> {
+        let (start, end) = bounds(range)?;
+        self.change_lock(false, None, start, end, false)
+    }
+
+    /// The first lock of somebody else that is in the way of one like this, if there is one.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range, and what the backend answers.
+    pub fn test_lock_range(
+        &self,
+        kind: LockKind,
+        range: impl RangeBounds<u64>,
+    ) -> io::Result<Option<RangeLock>> {
+        let (start, end) = bounds(range)?;
+        let (node, handle, backend) = self.at_backend();
+        let request = LockRequest {
+            owner: self.lock_owner(),
+            flock: false,
+            kind: Some(kind),
+            start,
+            end,
+        };
+        backend.test_lock(node, handle, &request)
+    }
+
+    /// Locks the whole file, as flock(2), and waits for it. These locks and those of ranges know
+    /// nothing of each other.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn lock(&self, kind: LockKind) -> io::Result<()> {
+        self.change_lock(true, Some(kind), 0, LAST, true)
+    }
+
+    /// As [`File::lock`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when somebody
+    /// else has it.
+    ///
+    /// # Errors
+    /// As [`File::lock`].
+    pub fn try_lock(&self, kind: LockKind) -> io::Result<()> {
+        self.change_lock(true, Some(kind), 0, LAST, false)
+    }
+
+    /// Gives the lock of [`File::lock`] back.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn unlock(&self) -> io::Result<()> {
+        self.change_lock(true, None, 0, LAST, false)
+    }
+
+    fn change_lock(
+        &self,
+        flock: bool,
+        kind: Option<LockKind>,
+        start: u64,
+        end: u64,
+        wait: bool,
+    ) -> io::Result<()> {
+        let allowed = match kind {
+            Some(LockKind::Shared) if !flock => self.is_open_for().0,
+            Some(LockKind::Exclusive) if !flock => self.is_open_for().1,
+            _ => true,
+        };
+        if !allowed {
+            return Err(errno(libc::EBADF));
+        }
+        if kind.is_none() {
+            // Whoever gets it next is to find what was written under it.
+            self.flush()?;
+        }
+        let (node, handle, backend) = self.at_backend();
+        if kind.is_some() {
+            self.note_lock(flock);
+        }
+        let request = LockRequest {
+            owner: self.lock_owner(),
+            flock,
+            kind,
+            start,
+            end,
+        };
+        backend.lock(node, handle, &request, wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_a_first_and_a_last_byte() {
+        assert_eq!(bounds(..).unwrap(), (0, LAST));
+        assert_eq!(bounds(3..10).unwrap(), (3, 9));
+        assert_eq!(bounds(3..=10).unwrap(), (3, 10));
+        assert_eq!(bounds(3..u64::MAX).unwrap(), (3, LAST));
+        let nothing = 5..5;
+        for bad in [nothing, 0..0, u64::MAX..u64::MAX] {
+            assert!(bounds(bad).is_err());
+        }
+    }
+}

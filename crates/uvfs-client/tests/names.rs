@@ -1,0 +1,346 @@
+//! Random calls about names and attributes, on a client and on a directory of the host: every
+//! result, every errno and the trees at the end must agree.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
+use uvfs_client::{Backend, Client, Config, Flags, LocalStore, OpenOptions, Server, SetAttr};
+use uvfs_passthrough::Passthrough;
+use uvfs_server::{ClientLimits, Session, SessionOptions, in_process};
+
+type Name = &'static str;
+
+/// Files, directories and what is in them; small, so that calls meet.
+const NAMES: [Name; 9] = ["a", "b", "d", "e", "d/a", "d/b", "d/d", "d/d/a", "e/a"];
+const XATTRS: [Name; 2] = ["user.one", "user.two"];
+
+#[derive(Debug, Clone)]
+enum Call {
+    Create(Name),
+    Write(Name, usize),
+    Mkdir(Name),
+    Mkfifo(Name),
+    Symlink(Name, Name),
+    Link(Name, Name),
+    Unlink(Name),
+    Rmdir(Name),
+    Rename(Name, Name, u32),
+    Chmod(Name, u32),
+    Times(Name, i64),
+    Truncate(Name, u64),
+    SetXattr(Name, Name, usize, i32),
+    GetXattr(Name, Name),
+    RemoveXattr(Name, Name),
+    ListXattr(Name),
+    Stat(Name),
+    Lstat(Name),
+    Readlink(Name),
+    Readdir(Name),
+}
+
+fn name() -> impl Strategy<Value = Name> {
+    prop::sample::select(&NAMES[..])
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let xattr = || prop::sample::select(&XATTRS[..]);
+    let flags = prop::sample::select(vec![0, libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE]);
+    prop_oneof![
+        3 => name().prop_map(Call::Create),
+        2 => (name(), 1..9000usize).prop_map(|(n, len)| Call::Write(n, len)),
+        3 => name().prop_map(Call::Mkdir),
+        1 => name().prop_map(Call::Mkfifo),
+        2 => (name(), name()).prop_map(|(target, n)| Call::Symlink(target, n)),
+        2 => (name(), name()).prop_map(|(old, new)| Call::Link(old, new)),
+        2 => name().prop_map(Call::Unlink),
+        1 => name().prop_map(Call::Rmdir),
+        3 => (name(), name(), flags).prop_map(|(old, new, flags)| Call::Rename(old, new, flags)),
+        1 => (name(), 0o400..0o777u32).prop_map(|(n, mode)| Call::Chmod(n, mode)),
+        1 => (name(), 0..2_000_000_000i64).prop_map(|(n, time)| Call::Times(n, time)),
+        1 => (name(), 0..9000u64).prop_map(|(n, size)| Call::Truncate(n, size)),
+        2 => (name(), xattr(), 0..300usize, 0..3i32)
+            .prop_map(|(n, x, len, flags)| Call::SetXattr(n, x, len, flags)),
+        1 => (name(), xattr()).prop_map(|(n, x)| Call::GetXattr(n, x)),
+        1 => (name(), xattr()).prop_map(|(n, x)| Call::RemoveXattr(n, x)),
+        1 => name().prop_map(Call::ListXattr),
+        2 => name().prop_map(Call::Stat),
+        2 => name().prop_map(Call::Lstat),
+        1 => name().prop_map(Call::Readlink),
+        1 => name().prop_map(Call::Readdir),
+    ]
+}
+
+/// What a call gives, in a form that both sides have.
+type Outcome = Result<String, i32>;
+
+fn outcome<T>(result: io::Result<T>, show: impl FnOnce(T) -> String) -> Outcome {
+    match result {
+        Ok(value) => Ok(show(value)),
+        Err(e) => Err(e.raw_os_error().expect("an errno")),
+    }
+}
+
+fn done(result: io::Result<()>) -> Outcome {
+    outcome(result, |()| String::new())
+}
+
+/// A symbolic link's target that leads from `at` to the top's `target`.
+fn target(target: Name, at: Name) -> String {
+    "../".repeat(at.matches('/').count()) + target
+}
+
+fn shown(mode: u32, nlink: u32, size: u64) -> String {
+    // Directories have sizes of their own kind.
+    let size = if mode & libc::S_IFMT == libc::S_IFDIR {
+        0
+    } else {
+        size
+    };
+    format!("{:o} {nlink} {size}", mode & libc::S_IFMT)
+}
+
+fn on_client(client: &Client, call: &Call) -> Outcome {
+    let attr = |a: uvfs_client::Attr| shown(a.mode, a.nlink, a.size);
+    match *call {
+        Call::Create(n) => outcome(client.create(n), |_| String::new()),
+        Call::Write(n, len) => {
+            let write = || {
+                let file = client.open(n, OpenOptions::new().write(true))?;
+                file.write_at(&vec![7; len], 100, Flags::empty())?;
+                file.close()
+            };
+            done(write())
+        }
+        Call::Mkdir(n) => done(client.mkdir(n, 0o755)),
+        Call::Mkfifo(n) => done(client.mknod(n, libc::S_IFIFO | 0o644, 0)),
+        Call::Symlink(to, n) => done(client.symlink(target(to, n), n)),
+        Call::Link(old, new) => done(client.link(old, new)),
+        Call::Unlink(n) => done(client.unlink(n)),
+        Call::Rmdir(n) => done(client.rmdir(n)),
+        Call::Rename(old, new, flags) => done(client.rename(old, new, flags)),
+        Call::Chmod(n, mode) => {
+            let set = SetAttr {
+                mode: Some(mode),
+                ..SetAttr::default()
+            };
+            outcome(client.setattr(n, &set), |a| format!("{:o}", a.mode & 0o777))
+        }
+        Call::Times(n, time) => {
+            let set = SetAttr {
+                mtime: Some((time, 5)),
+                ..SetAttr::default()
+            };
+            outcome(client.setattr(n, &set), |a| format!("{:?}", a.mtime))
+        }
+        Call::Truncate(n, size) => {
+            let set = SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            };
+            outcome(client.setattr(n, &set), attr)
+        }
+        Call::SetXattr(n, x, len, flags) => done(client.setxattr(n, x, &vec![3; len], flags)),
+        Call::GetXattr(n, x) => outcome(client.getxattr(n, x), |v| format!("{v:?}")),
+        Call::RemoveXattr(n, x) => done(client.removexattr(n, x)),
+        Call::ListXattr(n) => outcome(client.listxattr(n), |mut list| {
+            list.retain(|x| x.as_bytes().starts_with(b"user."));
+            list.sort();
+            format!("{list:?}")
+        }),
+        Call::Stat(n) => outcome(client.stat(n), attr),
+        Call::Lstat(n) => outcome(client.lstat(n), attr),
+        Call::Readlink(n) => outcome(client.readlink(n), |to| format!("{to:?}")),
+        Call::Readdir(n) => outcome(client.readdir(n), |mut list| {
+            list.sort_by(|a, b| a.name.cmp(&b.name));
+            let list: Vec<_> = list.iter().map(|e| (&e.name, e.kind)).collect();
+            format!("{list:?}")
+        }),
+    }
+}
+
+fn on_host(root: &Path, call: &Call) -> Outcome {
+    let at = |n: Name| root.join(n);
+    let attr = |m: std::fs::Metadata| shown(m.mode(), m.nlink() as u32, m.size());
+    match *call {
+        Call::Create(n) => outcome(std::fs::File::create_new(at(n)), |_| String::new()),
+        Call::Write(n, len) => {
+            let write = || {
+                let file = std::fs::OpenOptions::new().write(true).open(at(n))?;
+                file.write_all_at(&vec![7; len], 100)
+            };
+            done(write())
+        }
+        Call::Mkdir(n) => done(std::fs::create_dir(at(n))),
+        Call::Mkfifo(n) => done(
+            rustix::fs::mknodat(CWD, at(n), FileType::Fifo, Mode::from(0o644), 0)
+                .map_err(io::Error::from),
+        ),
+        Call::Symlink(to, n) => done(std::os::unix::fs::symlink(target(to, n), at(n))),
+        Call::Link(old, new) => done(std::fs::hard_link(at(old), at(new))),
+        Call::Unlink(n) => done(rustix::fs::unlink(at(n)).map_err(io::Error::from)),
+        Call::Rmdir(n) => done(std::fs::remove_dir(at(n))),
+        Call::Rename(old, new, flags) => {
+            let flags = RenameFlags::from_bits_retain(flags);
+            let renamed = rustix::fs::renameat_with(CWD, at(old), CWD, at(new), flags);
+            done(renamed.map_err(io::Error::from))
+        }
+        Call::Chmod(n, mode) => {
+            let set = std::fs::set_permissions(at(n), PermissionsExt::from_mode(mode));
+            outcome(set, |()| format!("{mode:o}"))
+        }
+        Call::Times(n, time) => {
+            let omit = rustix::fs::Timespec {
+                tv_sec: 0,
+                tv_nsec: rustix::fs::UTIME_OMIT,
+            };
+            let times = rustix::fs::Timestamps {
+                last_access: omit,
+                last_modification: rustix::fs::Timespec {
+                    tv_sec: time,
+                    tv_nsec: 5,
+                },
+            };
+            let set = rustix::fs::utimensat(CWD, at(n), &times, rustix::fs::AtFlags::empty());
+            outcome(set.map_err(io::Error::from), |()| {
+                format!("{:?}", (time, 5))
+            })
+        }
+        Call::Truncate(n, size) => {
+            let set = || {
+                let file = std::fs::OpenOptions::new().write(true).open(at(n))?;
+                file.set_len(size)?;
+                file.metadata()
+            };
+            outcome(set(), attr)
+        }
+        Call::SetXattr(n, x, len, flags) => {
+            let flags = XattrFlags::from_bits_retain(flags as u32);
+            let set = rustix::fs::setxattr(at(n), x, &vec![3; len], flags);
+            done(set.map_err(io::Error::from))
+        }
+        Call::GetXattr(n, x) => {
+            let mut value = vec![0; 1000];
+            let got = rustix::fs::getxattr(at(n), x, &mut value[..]);
+            outcome(got.map_err(io::Error::from), |len| {
+                format!("{:?}", &value[..len])
+            })
+        }
+        Call::RemoveXattr(n, x) => done(rustix::fs::removexattr(at(n), x).map_err(io::Error::from)),
+        Call::ListXattr(n) => {
+            let mut list = vec![0; 1000];
+            let got = rustix::fs::listxattr(at(n), &mut list[..]);
+            outcome(got.map_err(io::Error::from), |len| {
+                let mut names: Vec<_> = list[..len]
+                    .split(|&b| b == 0)
+                    .filter(|x| x.starts_with(b"user."))
+                    .map(std::ffi::OsStr::from_bytes)
+                    .collect();
+                names.sort();
+                format!("{names:?}")
+            })
+        }
+        Call::Stat(n) => outcome(std::fs::metadata(at(n)), attr),
+        Call::Lstat(n) => outcome(std::fs::symlink_metadata(at(n)), attr),
+        Call::Readlink(n) => outcome(std::fs::read_link(at(n)), |to| format!("{to:?}")),
+        Call::Readdir(n) => outcome(std::fs::read_dir(at(n)), |list| {
+            let mut list: Vec<_> = list
+                .map(|e| {
+                    let e = e.unwrap();
+                    let mode = std::fs::symlink_metadata(e.path()).unwrap().mode();
+                    (e.file_name(), (mode >> 12) as u8)
+                })
+                .collect();
+            list.sort();
+            let list: Vec<_> = list.iter().map(|(name, kind)| (name, *kind)).collect();
+            format!("{list:?}")
+        }),
+    }
+}
+
+/// Whether the host follows the name to a regular file: others are not opened here, as opening
+/// a fifo waits for its other end.
+fn is_file(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| m.is_file())
+}
+
+fn tree(root: &Path) -> BTreeMap<PathBuf, (String, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![root.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let meta = std::fs::symlink_metadata(&path).unwrap();
+            let content = if meta.is_file() {
+                // Readable whatever its mode is: these tests may not be root's.
+                let _ = std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600));
+                std::fs::read(&path).unwrap()
+            } else if meta.is_dir() {
+                todo.push(path.clone());
+                Vec::new()
+            } else {
+                Vec::new()
+            };
+            let name = path.strip_prefix(root).unwrap().to_owned();
+            let shown = shown(meta.mode(), meta.nlink() as u32, meta.size());
+            found.insert(name, (shown, content));
+        }
+    }
+    found
+}
+
+fn run(calls: &[Call], backend: impl Backend, data: &Path, host: &Path) {
+    let config = Config {
+        memory: 1 << 20,
+        ..Config::default()
+    };
+    let client = Client::new(backend, config).unwrap();
+    for (i, call) in calls.iter().enumerate() {
+        match *call {
+            Call::Write(n, _) | Call::Truncate(n, _) if !is_file(&host.join(n)) => continue,
+            // A directory that its owner can't enter is for root alone the same as any.
+            Call::Chmod(n, _) if std::fs::metadata(host.join(n)).is_ok_and(|m| m.is_dir()) => {
+                continue;
+            }
+            _ => {}
+        }
+        let (want, got) = (on_host(host, call), on_client(&client, call));
+        assert_eq!(got, want, "call {i}: {call:?}");
+    }
+    let all = client.statfs().unwrap();
+    assert!(all.blocks > 0 && all.namelen > 0);
+    client.flush().unwrap();
+    assert_eq!(tree(data), tree(host));
+}
+
+fn dirs() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, host) = (dir.path().join("data"), dir.path().join("host"));
+    std::fs::create_dir(&data).unwrap();
+    std::fs::create_dir(&host).unwrap();
+    (dir, data, host)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn names_are_names(calls in prop::collection::vec(call(), 1..60)) {
+        let (_dir, data, host) = dirs();
+        run(&calls, LocalStore::open(&data).unwrap(), &data, &host);
+    }
+
+    #[test]
+    fn names_are_names_over_a_server(calls in prop::collection::vec(call(), 1..60)) {
+        let (_dir, data, host) = dirs();
+        let fs = Passthrough::open(&data, uvfs_passthrough::Options::default()).unwrap();
+        let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
+        let (_serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
+        run(&calls, Server::from(socket), &data, &host);
+    }
+}

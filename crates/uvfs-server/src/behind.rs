@@ -1,0 +1,228 @@
+//! Drops the kernel's own pages of a mount behind its reads and writes ([`SessionOptions::uncached`]).
+//!
+//! What was read or written last stays for a while, as the caller may not have come to what was
+//! read ahead for it; beyond [`KEEP`] the oldest goes, and after [`IDLE`] without traffic all of it.
+//! A thread of its own sends the notifications: they wait for pages that are locked by requests
+//! under way, which the queues' threads answer meanwhile.
+//!
+//! [`SessionOptions::uncached`]: crate::SessionOptions
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::notify::Notifier;
+
+/// Bytes that stay: enough for the readahead of some readers at a time.
+const KEEP: u64 = 32 << 20;
+/// Everything goes when there was no traffic for this long.
+const IDLE: Duration = Duration::from_secs(1);
+/// Ranges that are remembered; more are not dropped (they are many small ones).
+const MAX_RANGES: usize = 16384;
+/// A range grows up to this by what follows it.
+const MAX_RANGE: u64 = 2 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    node: u64,
+    offset: u64,
+    len: u64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    ranges: VecDeque<Range>,
+    /// The sum of their lengths.
+    bytes: u64,
+    /// Something was added since the thread last looked.
+    busy: bool,
+    stop: bool,
+}
+
+impl Queue {
+    fn add(&mut self, range: Range) {
+        self.busy = true;
+        let follows = |last: &&mut Range| {
+            last.node == range.node
+                && last.offset.checked_add(last.len) == Some(range.offset)
+                && last.len + range.len <= MAX_RANGE
+        };
+        if let Some(last) = self.ranges.back_mut().filter(follows) {
+            last.len += range.len;
+        } else if self.ranges.len() < MAX_RANGES {
+            self.ranges.push_back(range);
+        } else {
+            return;
+        }
+        self.bytes += range.len;
+    }
+
+    /// Takes the oldest until at most `keep` bytes are left.
+    fn take(&mut self, keep: u64) -> Vec<Range> {
+        let mut taken = Vec::new();
+        while self.bytes > keep {
+            let Some(range) = self.ranges.pop_front() else {
+                break;
+            };
+            self.bytes -= range.len;
+            taken.push(range);
+        }
+        taken
+    }
+}
+
+/// What was read and written and may still be in the kernel's cache.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Recent {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request of so many bytes was served. Never waits for the kernel.
+    pub(crate) fn add(&self, node: u64, offset: u64, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let mut queue = self.lock();
+        let slept = !queue.busy;
+        queue.add(Range {
+            node,
+            offset,
+            len: len as u64,
+        });
+        let wake = slept || queue.bytes > KEEP;
+        drop(queue);
+        if wake {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for what is to be dropped now; nothing when it is over.
+    fn next(&self) -> Option<Vec<Range>> {
+        let mut queue = self.lock();
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if queue.bytes > KEEP {
+                return Some(queue.take(KEEP));
+            }
+            if queue.ranges.is_empty() {
+                queue = self
+                    .changed
+                    .wait(queue)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            queue.busy = false;
+            let (next, timeout) = self
+                .changed
+                .wait_timeout(queue, IDLE)
+                .unwrap_or_else(PoisonError::into_inner);
+            queue = next;
+            if timeout.timed_out() && !queue.busy {
+                return Some(queue.take(0));
+            }
+        }
+    }
+}
+
+/// The thread that drops; ends when dropped itself.
+pub(crate) struct Behind {
+    recent: Arc<Recent>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Behind {
+    /// Starts it, with notifications through `device`.
+    pub(crate) fn start(recent: Arc<Recent>, device: Arc<OwnedFd>) -> io::Result<Self> {
+        let mine = recent.clone();
+        // It asks for no data, so nobody needs to be found for an answer.
+        let notifier = Notifier::new(device, Arc::new(|_, _| {}));
+        let thread = std::thread::Builder::new()
+            .name("uvfs-behind".into())
+            .spawn(move || {
+                while let Some(ranges) = mine.next() {
+                    for range in ranges {
+                        let (offset, len) = (range.offset as i64, range.len as i64);
+                        match notifier.invalidate_inode(range.node, offset, len) {
+                            Ok(()) => {}
+                            Err(error) if error.raw_os_error() == gone() => return,
+                            Err(error) => {
+                                tracing::debug!(%error, node = range.node, "pages stay cached");
+                            }
+                        }
+                    }
+                }
+            })?;
+        Ok(Self {
+            recent,
+            thread: Some(thread),
+        })
+    }
+}
+
+/// What a notification gives once the mount has ended.
+fn gone() -> Option<i32> {
+    Some(Errno::NODEV.raw_os_error())
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        self.recent.lock().stop = true;
+        self.recent.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_oldest_goes_first_and_neighbours_are_one() {
+        let mut queue = Queue::default();
+        let range = |node, offset, len| Range { node, offset, len };
+        for (node, offset) in [(1, 0), (1, MIB), (1, 2 * MIB), (2, 3 * MIB)] {
+            queue.add(range(node, offset, MIB));
+        }
+        assert_eq!(queue.bytes, 4 * MIB);
+        assert_eq!(queue.take(2 * MIB), [range(1, 0, 2 * MIB)]);
+        assert_eq!(
+            queue.take(0),
+            [range(1, 2 * MIB, MIB), range(2, 3 * MIB, MIB)]
+        );
+        assert!(queue.take(0).is_empty() && queue.bytes == 0);
+        queue.add(range(1, u64::MAX, 1));
+        queue.add(range(1, 0, 1));
+        assert_eq!(queue.ranges.len(), 2);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut queue = Queue::default();
+        for i in 0..2 * MAX_RANGES as u64 {
+            queue.add(Range {
+                node: i,
+                offset: 0,
+                len: 1,
+            });
+        }
+        assert_eq!(queue.ranges.len(), MAX_RANGES);
+        assert_eq!(queue.bytes, MAX_RANGES as u64);
+    }
+}

@@ -1,0 +1,799 @@
+//! Keeps what clients and the kernel cache in agreement: the waiting, recalling and invalidating
+//! around the table of `lease.rs`.
+//!
+//! Every request passes here on its way to the dispatcher. Without clients that costs it one load;
+//! the requests that change something are counted as well, so that those which began before the
+//! first client came are known to have ended before the first lease is granted.
+//!
+//! A recall goes to the client through its notification ring, and the request that it is for waits
+//! as a task; its queue serves others. Invalidations of the kernel's cache are system calls that
+//! wait for pages which a request of the kernel's has locked, so they are made by threads of their
+//! own. Nothing that a client needs to return a lease waits for an invalidation: its writeback
+//! passes, and needs none, for while it holds a write lease the kernel knows nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::CString;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use uvfs_io::ops::{self, File};
+use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::ext::{LEASE_NONE, LEASE_READ, LEASE_WRITE, NOTIFY_RECALL, NotifyRecallOut};
+use uvfs_proto::reply;
+use uvfs_queue::pair::ServerQueue;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::fs::FileSystem;
+use crate::lease::{Access, Ask, Begin, Holder, KERNEL, Mode, Recall, Table};
+use crate::notify::Notifier;
+use crate::session::Session;
+use crate::slot::{Answer, Slot};
+use crate::stats::QueueStats;
+
+const SHARDS: usize = 16;
+/// How often a waiting request looks again: a recall may not have fit into its ring.
+const TICK: Duration = Duration::from_millis(100);
+/// A client that writes back all the while may take so many deadlines for a recall.
+const MOST_DEADLINES: u32 = 12;
+/// Invalidations under way at once.
+const INVALIDATORS: usize = 8;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A mode as the wire has it.
+pub(crate) fn wire(mode: Option<Mode>) -> u32 {
+    match mode {
+        None => LEASE_NONE,
+        Some(Mode::Read) => LEASE_READ,
+        Some(Mode::Write) => LEASE_WRITE,
+    }
+}
+
+/// How a client is reached from other threads.
+pub(crate) struct Link {
+    pub(crate) id: Holder,
+    queue: Arc<ServerQueue>,
+    bell: Arc<File>,
+    /// Its session ends: what waits on its behalf gives up.
+    over: AtomicBool,
+    /// It did not answer a recall.
+    cut: AtomicBool,
+    deadline: Duration,
+    /// Milliseconds since `began` at which its last writeback ended.
+    progress: AtomicU64,
+    began: Instant,
+}
+
+impl Link {
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Ends its session: its thread finds out when it is woken.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn recall(&self, node: u64, recall: Recall) -> bool {
+        let body = NotifyRecallOut {
+            node,
+            seq: recall.seq,
+            keep: wire(recall.keep),
+            padding: 0,
+        };
+        let header = reply::header(0, NOTIFY_RECALL, size_of_val(&body));
+        let mut bytes = [0; size_of::<abi::OutHeader>() + size_of::<NotifyRecallOut>()];
+        let (head, tail) = bytes.split_at_mut(size_of::<abi::OutHeader>());
+        head.copy_from_slice(header.as_bytes());
+        tail.copy_from_slice(body.as_bytes());
+        self.queue.notify(&bytes)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// A writeback of its has ended: it is at work.
+    fn progressed(&self) {
+        self.progress.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// Whether it had long enough for a recall that was made at `since`.
+    fn is_late(&self, since: Instant) -> bool {
+        let waited = since.elapsed();
+        let idle = self
+            .now()
+            .saturating_sub(self.progress.load(Ordering::Relaxed));
+        waited >= self.deadline * MOST_DEADLINES
+            || waited.min(Duration::from_millis(idle)) >= self.deadline
+    }
+}
+
+#[derive(Default)]
+struct Shard {
+    table: Table,
+    /// Counts changes of the table that somebody may wait for.
+    version: u64,
+    wakers: HashMap<u64, Vec<Waker>>,
+}
+
+impl Shard {
+    fn changed(&mut self, node: u64) {
+        self.version += 1;
+        for waker in self.wakers.remove(&node).unwrap_or_default() {
+            waker.wake();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Attached {
+    links: HashMap<Holder, Arc<Link>>,
+    next: Holder,
+    /// Whether all requests that began untracked have ended.
+    quiet: bool,
+}
+
+/// What one session's clients and kernel may cache.
+#[derive(Default)]
+pub(crate) struct Coherence {
+    /// There are clients. Only written under `attached`'s lock.
+    tracking: AtomicBool,
+    attached: Mutex<Attached>,
+    shards: [Mutex<Shard>; SHARDS],
+    /// Moves whenever attributes that somebody has just read may have become old.
+    epoch: AtomicU64,
+    /// Tells the kernel of the mount, if there is one.
+    kernel: std::sync::OnceLock<Arc<Invalidator>>,
+    /// The kernel keeps dirty pages (`-o writeback`).
+    writes_back: AtomicBool,
+}
+
+/// A request that waits for leases: until it is dropped, none is granted.
+struct Waiting<'a>(&'a Coherence, u64);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.shard(self.1).table.waited(self.1);
+    }
+}
+
+/// A request under way.
+struct Entered<'a> {
+    coherence: &'a Coherence,
+    node: u64,
+    access: Access,
+    /// By the holder of the node's write lease.
+    own: bool,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if self.access == Access::Change {
+            self.coherence.shard(self.node).table.ended(self.node);
+        }
+    }
+}
+
+/// What one request touches, and since when its answer's attributes may be old.
+pub(crate) struct Under<'a> {
+    entered: SmallVec<[Entered<'a>; 2]>,
+    epoch: u64,
+}
+
+fn word(slot: &Slot, at: usize) -> u64 {
+    let op = &slot.op[..slot.op_len];
+    op.get(at..at + 8)
+        .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
+}
+
+/// The nodes that a request looks at or changes. Names are nobody's to cache but the kernel's.
+fn touches(slot: &Slot) -> SmallVec<[(u64, Access); 2]> {
+    use Access::{Change, Look};
+    let node = slot.header.nodeid;
+    let mut list = SmallVec::new();
+    match Opcode::try_from(slot.header.opcode) {
+        Ok(Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap) => {
+            list.push((node, Look))
+        }
+        Ok(
+            Opcode::Write
+            | Opcode::Setattr
+            | Opcode::Fallocate
+            | Opcode::Setxattr
+            | Opcode::Removexattr,
+        ) => list.push((node, Change)),
+        Ok(Opcode::Open) if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
+            list.push((node, Change));
+        }
+        // The new name changes the old node's times.
+        Ok(Opcode::Link) => list.push((word(slot, 0), Change)),
+        Ok(Opcode::CopyFileRange | Opcode::CopyFileRange64) => {
+            let out = word(slot, 16);
+            if out != node {
+                list.push((node, Look));
+            }
+            list.push((out, Change));
+        }
+        _ => {}
+    }
+    list
+}
+
+/// Whether a request changes something that may be cached, or brings attributes without naming
+/// their node: those that have to be known of even before there are clients.
+pub(crate) fn counts(opcode: u32) -> bool {
+    !matches!(
+        Opcode::try_from(opcode),
+        Ok(Opcode::Read
+            | Opcode::Getattr
+            | Opcode::Statx
+            | Opcode::Release
+            | Opcode::Releasedir
+            | Opcode::Flush
+            | Opcode::Forget
+            | Opcode::BatchForget
+            | Opcode::Getlk
+            | Opcode::Setlk
+            | Opcode::Setlkw
+            | Opcode::Interrupt
+            | Opcode::Poll
+            | Opcode::NotifyReply)
+            | Err(_)
+    )
+}
+
+/// Requests whose answer begins with an entry.
+fn answers_entry(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::Lookup
+            | Opcode::Create
+            | Opcode::Mknod
+            | Opcode::Mkdir
+            | Opcode::Symlink
+            | Opcode::Link
+            | Opcode::Tmpfile
+    )
+}
+
+impl Coherence {
+    fn shard(&self, node: u64) -> MutexGuard<'_, Shard> {
+        // Node numbers are often multiples of something.
+        let at = (node.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) as usize;
+        lock(&self.shards[at % SHARDS])
+    }
+
+    /// Whether there are clients.
+    pub(crate) fn tracks(&self) -> bool {
+        self.tracking.load(Ordering::SeqCst)
+    }
+
+    /// A client has come. `kernel` tells the session's mount, if it has one.
+    pub(crate) fn attach(
+        &self,
+        kernel: Option<Notifier>,
+        agreed: InitFlags,
+        queue: Arc<ServerQueue>,
+        bell: Arc<File>,
+        deadline: Duration,
+    ) -> Arc<Link> {
+        if let Some(notifier) = kernel {
+            self.kernel
+                .get_or_init(|| Arc::new(Invalidator::new(notifier)));
+            let writes_back = agreed.contains(InitFlags::WRITEBACK_CACHE);
+            self.writes_back.store(writes_back, Ordering::Relaxed);
+        }
+        let mut attached = lock(&self.attached);
+        attached.next += 1;
+        let link = Arc::new(Link {
+            id: attached.next,
+            queue,
+            bell,
+            over: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            deadline,
+            progress: AtomicU64::new(0),
+            began: Instant::now(),
+        });
+        attached.links.insert(link.id, link.clone());
+        self.tracking.store(true, Ordering::SeqCst);
+        link
+    }
+
+    /// A client has gone, its dirty pages are written: whoever waits for its leases goes on.
+    pub(crate) fn detach(&self, link: &Link) {
+        link.over.store(true, Ordering::Release);
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            for node in shard.table.nodes_of(link.id) {
+                shard.table.forget(node, link.id);
+                shard.changed(node);
+            }
+        }
+        let mut attached = lock(&self.attached);
+        attached.links.remove(&link.id);
+        if attached.links.is_empty() {
+            attached.quiet = false;
+            self.tracking.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether nothing is under way that the table does not know.
+    fn is_quiet(&self, queues: &[Arc<QueueStats>]) -> bool {
+        let mut attached = lock(&self.attached);
+        attached.quiet = attached.quiet || queues.iter().all(|queue| queue.untracked() == 0);
+        attached.quiet
+    }
+
+    /// Begins a request's work on one node; waits until no lease is in its way.
+    async fn enter(
+        &self,
+        link: Option<&Arc<Link>>,
+        node: u64,
+        access: Access,
+    ) -> Result<Entered<'_>, Errno> {
+        let who = link.map_or(KERNEL, |link| link.id);
+        let mut waiting = None;
+        let mut sent: SmallVec<[Recall; 4]> = SmallVec::new();
+        let began = Instant::now();
+        loop {
+            let (recalls, version) = {
+                let mut shard = self.shard(node);
+                let own = match shard.table.begin(node, who, access) {
+                    Begin::Wait(recalls) => Err(recalls),
+                    Begin::Own => Ok(true),
+                    Begin::Go => Ok(false),
+                };
+                match own {
+                    Ok(own) => {
+                        drop(shard);
+                        drop(waiting);
+                        return Ok(Entered {
+                            coherence: self,
+                            node,
+                            access,
+                            own,
+                        });
+                    }
+                    Err(recalls) => {
+                        if waiting.is_none() {
+                            shard.table.wait(node);
+                            waiting = Some(Waiting(self, node));
+                        }
+                        (recalls, shard.version)
+                    }
+                }
+            };
+            if link.is_some_and(|link| link.is_over()) {
+                return Err(Errno::NOTCONN);
+            }
+            for recall in recalls {
+                let Some(holder) = lock(&self.attached).links.get(&recall.who).cloned() else {
+                    continue;
+                };
+                if !sent.contains(&recall) && holder.recall(node, recall) {
+                    sent.push(recall);
+                }
+                if holder.is_late(began) && !holder.cut.swap(true, Ordering::AcqRel) {
+                    tracing::warn!(
+                        client = holder.id,
+                        node,
+                        "a client did not return a lease in time: it is cut off"
+                    );
+                    holder.end();
+                }
+            }
+            self.changed(node, version).await;
+        }
+    }
+
+    /// Waits until the node's leases have changed since `version`, or a while.
+    async fn changed(&self, node: u64, version: u64) {
+        let mut tick = pin!(ops::sleep(TICK));
+        std::future::poll_fn(|cx| {
+            let mut shard = self.shard(node);
+            if shard.version != version {
+                return Poll::Ready(());
+            }
+            let wakers = shard.wakers.entry(node).or_default();
+            if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                wakers.push(cx.waker().clone());
+            }
+            drop(shard);
+            tick.as_mut().poll(cx)
+        })
+        .await;
+    }
+
+    /// Lets a request begin once no lease is in its way.
+    ///
+    /// # Errors
+    /// ENOTCONN when the client that it comes from is being ended.
+    pub(crate) async fn begin(
+        &self,
+        link: Option<&Arc<Link>>,
+        slot: &Slot,
+    ) -> Result<Under<'_>, Errno> {
+        let epoch = self.epoch();
+        let mut entered = SmallVec::new();
+        for (node, access) in touches(slot) {
+            if link.is_some() {
+                self.write_back(node).await;
+            }
+            entered.push(self.enter(link, node, access).await?);
+        }
+        Ok(Under { entered, epoch })
+    }
+
+    /// Has the kernel write what it has dirty of a node, if it may have something.
+    async fn write_back(&self, node: u64) {
+        if self.writes_back.load(Ordering::Relaxed)
+            && let Some(kernel) = self.kernel.get()
+        {
+            kernel.inode(node, 0, 0).await;
+        }
+    }
+
+    /// Where attributes stand that are read now; see [`Coherence::may_keep`].
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Whether the kernel may keep attributes of a node that were read since `epoch`.
+    pub(crate) fn may_keep(&self, node: u64, epoch: u64) -> bool {
+        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == epoch)
+    }
+
+    /// After a request's handler: tells the kernel what a client has changed, and mends attributes
+    /// in the answer that may be old.
+    pub(crate) async fn end<F: FileSystem>(
+        &self,
+        session: &Arc<Session<F>>,
+        link: Option<&Arc<Link>>,
+        slot: &Slot,
+        under: Under<'_>,
+        answer: &mut Answer,
+    ) {
+        let opcode = Opcode::try_from(slot.header.opcode);
+        if let Some(link) = link
+            && opcode == Ok(Opcode::Write)
+        {
+            link.progressed();
+        }
+        if matches!(answer, Answer::Error(_)) && under.entered.is_empty() {
+            return;
+        }
+        if let Some(link) = link {
+            for one in &under.entered {
+                // A failed change may have changed something all the same. A holder may have given
+                // its lease back meanwhile, and the kernel may have looked before the change.
+                let own = one.own && self.writes(link, one.node);
+                if one.access == Access::Change && !own {
+                    self.epoch.fetch_add(1, Ordering::SeqCst);
+                    if let Some(kernel) = self.kernel.get() {
+                        let (offset, len) = range(slot);
+                        kernel.inode(one.node, offset, len).await;
+                    }
+                }
+            }
+        }
+        let epoch = under.epoch;
+        drop(under);
+        let Ok(opcode) = opcode else { return };
+        if matches!(answer, Answer::Error(_)) {
+            return;
+        }
+        if let (Some(_), Some(kernel)) = (link, self.kernel.get()) {
+            for (parent, name) in names(opcode, slot) {
+                kernel.entry(parent, name).await;
+            }
+        }
+        if answers_entry(opcode)
+            && let Answer::Body(body) = answer
+            && let Ok((mut entry, _)) = abi::EntryOut::read_from_prefix(body)
+            && entry.nodeid != 0
+        {
+            if link.is_none() {
+                if !self.may_keep(entry.nodeid, epoch) {
+                    entry.attr_valid = 0;
+                    entry.attr_valid_nsec = 0;
+                }
+            } else if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
+                entry.attr = attr;
+            }
+            body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
+        }
+    }
+
+    /// A node's attributes, if those in a client's answer may be another holder's to change.
+    async fn current<F: FileSystem>(
+        &self,
+        session: &Arc<Session<F>>,
+        link: Option<&Arc<Link>>,
+        slot: &Slot,
+        node: u64,
+    ) -> Option<abi::Attr> {
+        if self.writes_back.load(Ordering::Relaxed) {
+            self.write_back(node).await;
+        } else if self.shard(node).table.is_unknown(node) {
+            return None;
+        }
+        let _entered = self.enter(link, node, Access::Look).await.ok()?;
+        attributes(session, slot, node).await.ok()
+    }
+
+    /// Grants a lease: its number, or nothing, and then after how long to ask again.
+    pub(crate) async fn grant<F: FileSystem>(
+        &self,
+        session: &Arc<Session<F>>,
+        link: &Arc<Link>,
+        node: u64,
+        mode: Mode,
+    ) -> Result<u64, Duration> {
+        const SOON: Duration = Duration::from_millis(1);
+        // There the kernel reads and writes without asking, or keeps dirty pages and a size of its
+        // own for as long as it likes.
+        let alone = InitFlags::PASSTHROUGH | InitFlags::WRITEBACK_CACHE;
+        let agreed = session.negotiated().flags;
+        if self.kernel.get().is_some() && agreed.intersects(alone) {
+            return Err(Duration::from_secs(3600));
+        }
+        if link.is_over() || !self.is_quiet(&session.queues()) {
+            return Err(SOON);
+        }
+        let access = match mode {
+            Mode::Read => Access::Look,
+            Mode::Write => Access::Change,
+        };
+        let mut asked = self.ask(link, node, mode).await;
+        if asked.is_none() {
+            // Others' leases come back first. Somebody may be faster; then the caller does without.
+            let entered = self.enter(Some(link), node, access).await;
+            drop(entered.map_err(|_| SOON)?);
+            asked = self.ask(link, node, mode).await;
+        }
+        let seq = asked.ok_or(SOON)?;
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        Ok(seq)
+    }
+
+    async fn ask(&self, link: &Link, node: u64, mode: Mode) -> Option<u64> {
+        let kernel = self.kernel.get();
+        let asked = self
+            .shard(node)
+            .table
+            .ask(node, link.id, mode, kernel.is_some());
+        match (asked, kernel) {
+            (Ask::Granted(seq), _) => Some(seq),
+            (Ask::Invalidate, Some(kernel)) => {
+                kernel.inode(node, 0, 0).await;
+                self.shard(node).table.granted(node, link.id)
+            }
+            _ => None,
+        }
+    }
+
+    /// A lease comes back.
+    pub(crate) fn returned(&self, link: &Link, node: u64, seq: u64, keep: Option<Mode>) {
+        let mut shard = self.shard(node);
+        shard.table.returned(node, link.id, seq, keep);
+        shard.changed(node);
+    }
+
+    /// A client forgot a node, and with it its lease.
+    pub(crate) fn forget(&self, link: &Link, node: u64) {
+        let mut shard = self.shard(node);
+        shard.table.forget(node, link.id);
+        shard.changed(node);
+    }
+
+    /// Whether a client may have dirty pages of a node.
+    pub(crate) fn writes(&self, link: &Link, node: u64) -> bool {
+        self.shard(node).table.writes(node, link.id)
+    }
+}
+
+/// A node's attributes now.
+pub(crate) async fn attributes<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    of: &Slot,
+    node: u64,
+) -> Result<abi::Attr, Errno> {
+    let arg = abi::GetattrIn::default();
+    let mut op = [0; abi::URING_OP_IN_OUT_SZ];
+    op[..size_of_val(&arg)].copy_from_slice(arg.as_bytes());
+    let slot = Slot {
+        header: abi::InHeader {
+            opcode: Opcode::Getattr as u32,
+            nodeid: node,
+            len: (size_of::<abi::InHeader>() + size_of_val(&arg)) as u32,
+            // Apart from the kernel's and from clients' own.
+            unique: of.header.unique | 1 << 61,
+            ..of.header
+        },
+        op,
+        op_len: size_of_val(&arg),
+        input: uvfs_io::Payload::default(),
+        room: uvfs_io::Payload::default(),
+    };
+    match crate::dispatch::answer(session, &slot).await {
+        Answer::Body(body) => abi::AttrOut::read_from_prefix(&body)
+            .map(|(out, _)| out.attr)
+            .map_err(|_| Errno::IO),
+        Answer::Error(errno) => Err(errno),
+        Answer::None | Answer::Room(_) => Err(Errno::IO),
+    }
+}
+
+/// The bytes that a change touches, as an invalidation names them.
+fn range(slot: &Slot) -> (i64, i64) {
+    match Opcode::try_from(slot.header.opcode) {
+        Ok(Opcode::Write) => {
+            let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len]);
+            arg.map_or((0, 0), |(arg, _)| {
+                (arg.offset.min(i64::MAX as u64) as i64, arg.size.into())
+            })
+        }
+        // Attributes alone.
+        Ok(Opcode::Setxattr | Opcode::Removexattr | Opcode::Link) => (-1, 0),
+        _ => (0, 0),
+    }
+}
+
+/// The names that a request has changed, and their directories.
+fn names(opcode: Opcode, slot: &Slot) -> SmallVec<[(u64, CString); 2]> {
+    let node = slot.header.nodeid;
+    let directories: &[u64] = match opcode {
+        Opcode::Create
+        | Opcode::Mknod
+        | Opcode::Mkdir
+        | Opcode::Symlink
+        | Opcode::Link
+        | Opcode::Unlink
+        | Opcode::Rmdir => &[node],
+        Opcode::Rename | Opcode::Rename2 => &[node, word(slot, 0)],
+        _ => return SmallVec::new(),
+    };
+    let mut input = vec![0; slot.input.len()];
+    slot.input.copy_out(0, &mut input);
+    let names = input.split(|&b| b == 0);
+    directories
+        .iter()
+        .copied()
+        .zip(names.filter_map(|name| CString::new(name).ok()))
+        .collect()
+}
+
+/// What the kernel is to drop.
+enum Job {
+    Inode { node: u64, offset: i64, len: i64 },
+    Entry { parent: u64, name: CString },
+}
+
+#[derive(Default)]
+struct Done {
+    done: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    queue: VecDeque<(Job, Arc<Done>)>,
+    threads: usize,
+    idle: usize,
+    over: bool,
+}
+
+/// Threads that tell the kernel what to drop, and wait with it for pages that are in use.
+struct Invalidator {
+    notifier: Notifier,
+    jobs: Arc<(Mutex<Jobs>, Condvar)>,
+}
+
+impl Drop for Invalidator {
+    fn drop(&mut self) {
+        lock(&self.jobs.0).over = true;
+        self.jobs.1.notify_all();
+    }
+}
+
+impl Invalidator {
+    fn new(notifier: Notifier) -> Self {
+        Self {
+            notifier,
+            jobs: Arc::default(),
+        }
+    }
+
+    async fn inode(&self, node: u64, offset: i64, len: i64) {
+        self.run(Job::Inode { node, offset, len }).await;
+    }
+
+    async fn entry(&self, parent: u64, name: CString) {
+        self.run(Job::Entry { parent, name }).await;
+    }
+
+    async fn run(&self, job: Job) {
+        let done = Arc::new(Done::default());
+        {
+            let mut jobs = lock(&self.jobs.0);
+            jobs.queue.push_back((job, done.clone()));
+            if jobs.idle >= jobs.queue.len() || jobs.threads == INVALIDATORS {
+                self.jobs.1.notify_one();
+            } else if let Err(error) = self.start() {
+                // Those that are there get to it; without any, nothing is known to be dropped.
+                assert!(jobs.threads > 0, "no thread to tell the kernel: {error}");
+            } else {
+                jobs.threads += 1;
+            }
+        }
+        std::future::poll_fn(|cx| {
+            let mut waker = lock(&done.waker);
+            if done.done.load(Ordering::Acquire) {
+                return Poll::Ready(());
+            }
+            *waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn start(&self) -> io::Result<()> {
+        let (jobs, notifier) = (self.jobs.clone(), self.notifier.clone());
+        std::thread::Builder::new()
+            .name("uvfs-inval".into())
+            .spawn(move || work(&jobs, &notifier))?;
+        Ok(())
+    }
+}
+
+fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
+    loop {
+        let mut now = lock(jobs);
+        let (job, done) = loop {
+            if let Some(job) = now.queue.pop_front() {
+                break job;
+            }
+            if now.over {
+                return;
+            }
+            now.idle += 1;
+            now = more
+                .wait(now)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            now.idle -= 1;
+        };
+        drop(now);
+        let told = match job {
+            Job::Inode { node, offset, len } => notifier.invalidate_inode(node, offset, len),
+            Job::Entry { parent, name } => notifier
+                .invalidate_inode(parent, -1, 0)
+                .and_then(|()| notifier.invalidate_entry(parent, &name)),
+        };
+        if let Err(error) = told {
+            // The mount has ended, or the name is in use as a mount point or a directory.
+            tracing::debug!(%error, "telling the kernel");
+        }
+        let waker = {
+            let mut waker = lock(&done.waker);
+            done.done.store(true, Ordering::Release);
+            waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}

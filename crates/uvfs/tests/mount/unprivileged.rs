@@ -1,0 +1,152 @@
+//! A server that an ordinary user starts: mounted by fusermount3, and for that user alone.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::*;
+
+const NOBODY: u32 = 65534;
+
+/// A mount namespace in which every user may open /dev/fuse, as udev has it; a container may have it
+/// otherwise.
+struct Namespace {
+    holder: Running,
+}
+
+impl Namespace {
+    fn new(scratch: &Scratch) -> Namespace {
+        let device = scratch.tmpfs("dev", "1m").join("fuse");
+        let script = "mknod -m 666 \"$1\" c 10 229; mount --bind \"$1\" /dev/fuse; echo ready; exec sleep 600";
+        let mut command = command("unshare", ["--mount", "sh", "-euc", script, "sh"]);
+        let mut holder = Running::start(command.arg(device));
+        wait_for("a mount namespace", || {
+            holder.stdout().contains("ready") || holder.ended().is_some()
+        });
+        if let Some(outcome) = holder.ended() {
+            panic!("{outcome}");
+        }
+        Namespace { holder }
+    }
+
+    /// `program` in it.
+    fn command(&self, program: &str) -> Command {
+        let mut command = command("nsenter", ["--mount", "--target"]);
+        command.arg(self.holder.pid().to_string()).arg(program);
+        command
+    }
+
+    /// `program` in it, as a user without any right.
+    fn as_nobody(&self, program: &Path) -> Command {
+        let mut command = self.command("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(program);
+        command
+    }
+
+    /// Whether uvfs is mounted there.
+    fn mounted(&self, at: &Path) -> bool {
+        let file = format!("/proc/{}/mountinfo", self.holder.pid());
+        let at = format!(" {} ", at.display());
+        let table = fs::read_to_string(file).expect("mountinfo");
+        table
+            .lines()
+            .any(|line| line.contains(&at) && line.contains(" - fuse.uvfs "))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.holder.kill();
+    }
+}
+
+/// What any user does with files of their own.
+const WORK: &str = r#"
+cd "$1"; umask 022
+echo one >a; mkdir d; mv a d/b; ln d/b c; ln -s c l; chmod 600 c; cat l
+stat -c '%n %a %h %s %u' c d l
+for i in $(seq 300); do echo "$i" >"d/$i"; done; ls d | wc -l; cat d/* | sort -n | tail -1
+truncate -s 2 c; exec 3<c; rm c d/b; cat <&3; echo; stat -L -c '%h %s' /proc/self/fd/3
+mkdir gone; (cd gone; rmdir ../gone; ls -a; echo x >y) 2>&1 | sed 's/.*: //' || true
+head -c 3000000 /dev/zero | tr '\0' x >large; md5sum <large; cp large copy; cmp large copy
+chown 0 large 2>&1 | sed 's/.*: //' || true; mknod null c 1 3 2>&1 | sed 's/.*: //' || true
+rm -r d large copy l; ls -A
+"#;
+
+fn serves_its_user(transport: Transport) {
+    use Need::*;
+    if !has(&[Mount(transport), Uvfs])
+        || !has(&["setpriv", "unshare", "nsenter", "fusermount3"].map(Program))
+    {
+        return;
+    }
+    let scratch = Scratch::new();
+    let host = scratch.tmpfs("host", "64m");
+    let source = scratch.tmpfs("source", "64m");
+    let at = scratch.dir("mount");
+    for dir in [&host, &source, &at] {
+        chown(dir, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let program = uvfs_for_all(&scratch);
+    let namespace = Namespace::new(&scratch);
+    let as_nobody = |program: &Path| namespace.as_nobody(program);
+
+    let mounting = run(as_nobody(&program)
+        .args(["mount", "--transport", &transport.to_string()])
+        .args([&source, &at]));
+    // From here on the mount must go, whatever comes. Every program is one that can be killed.
+    let mounted = namespace.mounted(&at);
+    let work = |dir: &Path| {
+        let mut work = as_nobody(Path::new("/bin/bash"));
+        work.args(["-euo", "pipefail", "-c", WORK, "bash"]).arg(dir);
+        run(&mut work)
+    };
+    let expected = work(&host);
+    let got = work(&at);
+    let stats = run(as_nobody(&program).args(["stats", "--json"]).arg(&at));
+    let others = run(namespace.command("ls").arg("-d").arg(at.join(".")));
+    let mut user = Running::start(
+        as_nobody(Path::new("/bin/sh"))
+            .args(["-c", "cd \"$1\" && echo there && exec sleep 600", "sh"])
+            .arg(&at),
+    );
+    wait_for("a user of the mount", || {
+        user.stdout().contains("there") || user.ended().is_some()
+    });
+    let busy = run(as_nobody(&program).arg("umount").arg(&at));
+    let pid = user.pid().to_string();
+    user.kill();
+    let still = namespace.mounted(&at);
+    let unmounted = run(as_nobody(&program).arg("umount").arg(&at));
+    let after = namespace.mounted(&at);
+    run(namespace.command("umount").arg("--lazy").arg(&at));
+
+    mounting.ok();
+    assert!(mounted, "not mounted");
+    assert_eq!(got.ok(), expected.ok());
+    let stats: serde_json::Value = serde_json::from_str(&stats.ok()).expect("JSON");
+    assert_eq!(stats["transport"], transport.to_string(), "{stats}");
+    assert!(
+        !others.status.success(),
+        "not even root may use it: {others}"
+    );
+    assert_eq!(busy.status.code(), Some(1), "{busy}");
+    for word in ["uvfs: ", "in use", &pid] {
+        assert!(busy.stderr.contains(word), "no {word:?}: {busy}");
+    }
+    assert!(still, "a busy mount was unmounted");
+    unmounted.ok();
+    assert!(!after, "still mounted");
+}
+
+#[test]
+fn dev() {
+    serves_its_user(Transport::Dev);
+}
+
+#[test]
+fn uring() {
+    serves_its_user(Transport::Uring);
+}
