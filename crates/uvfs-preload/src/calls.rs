@@ -247,7 +247,7 @@ fn write_at(
 ///
 /// # Safety
 /// As for readv(2).
-unsafe fn vectors<'a>(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
+unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
     if !(0..=VECTORS).contains(&count) || vector.is_null() {
         return None;
     }

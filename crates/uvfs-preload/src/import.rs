@@ -90,7 +90,7 @@ fn is_fuse(fd: c_int) -> bool {
     // SAFETY: plain data, filled by the call.
     let mut st: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: `st` is a statfs buffer.
-    unsafe { libc::fstatfs(fd, &mut st) == 0 && i64::from(st.f_type) == FUSE }
+    unsafe { libc::fstatfs(fd, &mut st) == 0 && st.f_type == FUSE }
 }
 
 /// Regular files of FUSE mounts, by device and inode; without asking a server.

@@ -49,9 +49,9 @@ macro_rules! next {
                 );
                 let found = NEXT.get();
                 assert!(!found.is_null(), concat!("no ", stringify!($name)));
+                type Call = unsafe extern "C" fn($($type),*) -> $result;
                 // SAFETY: the symbol of this name has this signature (the C library's manual).
-                let call: unsafe extern "C" fn($($type),*) -> $result =
-                    unsafe { std::mem::transmute(found) };
+                let call = unsafe { std::mem::transmute::<*mut c_void, Call>(found) };
                 // SAFETY: the caller's duty.
                 unsafe { call($($arg),*) }
             }
