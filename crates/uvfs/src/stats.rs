@@ -17,7 +17,7 @@ Examples:
   uvfs stats /mnt
   uvfs stats --json /mnt
 
-The JSON object has: source, transport, control, pid, uptime_s, requests, errors, bytes_read,
+The JSON object has: source, transport, control, socket, pid, uptime_s, requests, errors, bytes_read,
 bytes_written, ops (name, count), latency (below_ns, count; of one request in 16), and queues
 (in_flight, deepest, spins, sleeps, enters). Fields may be added, never removed.
 
@@ -78,6 +78,9 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     )?;
     if let Some(control) = &report.control {
         writeln!(out, "control    {control}")?;
+    }
+    if let Some(socket) = &report.socket {
+        writeln!(out, "clients    {socket}")?;
     }
     writeln!(
         out,
