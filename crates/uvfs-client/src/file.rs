@@ -795,6 +795,20 @@ impl File {
             .fsync(self.0.handle.node, self.0.handle.fh, false)
     }
 
+    /// Writes what is dirty of a range, as sync_file_range(2): `wait` for it, or only start. Nothing
+    /// is made durable.
+    ///
+    /// # Errors
+    /// When waiting, that of a writeback that failed since this file last heard of one.
+    pub fn write_back(&self, offset: u64, len: u64, wait: bool) -> io::Result<()> {
+        let (first, last) = (offset / PAGE, offset.saturating_add(len.max(1) - 1) / PAGE);
+        if wait {
+            return self.sync_range(first, last);
+        }
+        self.0.inode.write_range(first, last);
+        Ok(())
+    }
+
     /// Starts [`File::sync_all`], or with `data_only` [`File::sync_data`]: of what is written when
     /// this is called.
     pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
@@ -838,7 +852,18 @@ impl File {
         inode.current_size().unwrap_or_else(|_| inode.size())
     }
 
-    /// The attributes, with the size that this client knows.
+    /// As [`File::size`], for those who want to know why it can't be told.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn current_size(&self) -> io::Result<u64> {
+        if !self.0.cache.backend.is_alive() {
+            return Err(errno(libc::ENOTCONN));
+        }
+        self.0.inode.current_size()
+    }
+
+    /// The attributes now. Writes what is dirty, so that the times are those of the last write.
     ///
     /// # Errors
     /// What the backend answers.

@@ -4,10 +4,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
-use uvfs_client::{AllocateMode, Flags};
+use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
 use crate::import::{self, Wants, described};
 use crate::real::{Inside, errno, set_errno};
@@ -71,6 +72,14 @@ pub(crate) mod next {
         fsync(fd: c_int) -> c_int;
         fdatasync(fd: c_int) -> c_int;
         sync_file_range(fd: c_int, from: off_t, len: off_t, flags: u32) -> c_int;
+        posix_fadvise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> c_int;
+        fstat(fd: c_int, to: *mut libc::stat) -> c_int;
+        fstat64(fd: c_int, to: *mut libc::stat) -> c_int;
+        __fxstat(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int;
+        __fxstat64(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int;
+        fstatat(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int;
+        fstatat64(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int;
+        statx(fd: c_int, path: *const c_char, flags: c_int, mask: u32, to: *mut libc::statx) -> c_int;
         ftruncate(fd: c_int, len: off_t) -> c_int;
         ftruncate64(fd: c_int, len: off_t) -> c_int;
         fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int;
@@ -243,12 +252,25 @@ fn write_at(
     done
 }
 
+/// Whether memory can be there at all; else the kernel is asked, which gives EFAULT. What is merely
+/// not mapped is not seen here and faults in the program: finding out would cost every call a system
+/// call.
+#[inline]
+fn is_plausible(at: *const u8, len: usize) -> bool {
+    /// Below no program has memory, as a rule (vm.mmap_min_addr).
+    const LOWEST: usize = 4096;
+    /// With four levels of page tables; what is above, and tagged, is the kernel's to judge.
+    const END: usize = 1 << 47;
+    let at = at as usize;
+    (LOWEST..END).contains(&at) && len <= END - at
+}
+
 /// The caller's buffers, cut to what one call moves; nothing for what the kernel refuses.
 ///
 /// # Safety
 /// As for readv(2).
 unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
-    if !(0..=VECTORS).contains(&count) || vector.is_null() {
+    if !(0..=VECTORS).contains(&count) || !is_plausible(vector.cast(), 0) {
         return None;
     }
     let mut left = MOST;
@@ -259,6 +281,9 @@ unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, us
         let len = one.iov_len.min(left);
         left -= len;
         if len > 0 {
+            if !is_plausible(one.iov_base.cast(), len) {
+                return None;
+            }
             list.push((one.iov_base.cast::<u8>(), len));
         }
     }
@@ -274,7 +299,7 @@ unsafe fn read_one(
     at: Option<off_t>,
 ) -> Option<Result<usize, c_int>> {
     // What a foreign descriptor gets may be anything: looked at by the kernel alone.
-    if table::is_foreign(fd) || to.is_null() {
+    if table::is_foreign(fd) || !is_plausible(to.cast(), len.min(MOST)) {
         report::passed();
         return None;
     }
@@ -291,7 +316,7 @@ unsafe fn write_one(
     len: usize,
     at: Option<off_t>,
 ) -> Option<Result<usize, c_int>> {
-    if table::is_foreign(fd) || from.is_null() {
+    if table::is_foreign(fd) || !is_plausible(from.cast(), len.min(MOST)) {
         report::passed();
         return None;
     }
@@ -382,7 +407,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
         let from = match whence {
             libc::SEEK_SET => Ok(0),
             libc::SEEK_CUR => Ok(at),
-            libc::SEEK_END => opened.file.stat().map(|attr| attr.size),
+            libc::SEEK_END => opened.file.current_size(),
             libc::SEEK_DATA | libc::SEEK_HOLE => {
                 let Ok(offset) = u64::try_from(offset) else {
                     return Step::Done(Err(io::Error::from_raw_os_error(libc::ENXIO)));
@@ -495,6 +520,163 @@ fn sync(fd: c_int, data_only: bool) -> Option<Result<c_int, c_int>> {
         };
         Step::Done(done.map(|()| 0))
     })
+}
+
+/// sync_file_range(2), whose length 0 is all that follows.
+fn sync_range(fd: c_int, from: off_t, len: off_t, flags: u32) -> Option<Result<c_int, c_int>> {
+    const WAITS: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    if flags & !(WAITS | libc::SYNC_FILE_RANGE_WRITE) != 0 {
+        return None;
+    }
+    let (from, len) = range(from, len)?;
+    with(fd, Wants::Imported, |_, opened| {
+        let done = match flags {
+            0 => Ok(()),
+            flags => opened.file.write_back(from, len, flags & WAITS != 0),
+        };
+        Step::Done(done.map(|()| 0))
+    })
+}
+
+/// A range of which length 0 means all that follows; nothing where it is impossible.
+fn range(from: off_t, len: off_t) -> Option<(u64, u64)> {
+    from.checked_add(len)?;
+    let (from, len) = (u64::try_from(from).ok()?, u64::try_from(len).ok()?);
+    Some((from, if len == 0 { u64::MAX - from } else { len }))
+}
+
+/// posix_fadvise(2) of what is imported; whether it was.
+fn advise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> bool {
+    let advice = match advice {
+        libc::POSIX_FADV_NORMAL => Advice::Normal,
+        libc::POSIX_FADV_RANDOM => Advice::Random,
+        libc::POSIX_FADV_SEQUENTIAL => Advice::Sequential,
+        libc::POSIX_FADV_WILLNEED => Advice::WillNeed,
+        libc::POSIX_FADV_DONTNEED => Advice::DontNeed,
+        _ => return false,
+    };
+    let Some((from, len)) = range(from, len) else {
+        return false;
+    };
+    let done = with(fd, Wants::Imported, |_, opened| {
+        // It is advice: an error in writing is told by fsync and close.
+        let _ = opened.file.advise(advice, from, len);
+        Step::Done(Ok(()))
+    });
+    matches!(done, Some(Ok(())))
+}
+
+/// Whether owners are numbered here as at the server: not so in a user namespace.
+fn owners_agree() -> bool {
+    static AGREE: OnceLock<bool> = OnceLock::new();
+    *AGREE.get_or_init(|| {
+        ["/proc/self/uid_map", "/proc/self/gid_map"]
+            .iter()
+            .all(|path| {
+                let map = std::fs::read_to_string(path).unwrap_or_default();
+                map.split_whitespace().eq(["0", "0", "4294967295"])
+            })
+    })
+}
+
+/// The attributes of what is imported, with its device and inode numbers.
+fn attributes(fd: c_int) -> Option<Result<(Attr, (u64, u64)), c_int>> {
+    with(fd, Wants::Imported, |_, opened| match owners_agree() {
+        true => Step::Done(opened.file.stat().map(|attr| (attr, opened.inode))),
+        false => Step::Kernel,
+    })
+}
+
+/// The kernel gives the power of two below, and the page's size for none.
+fn block_size(attr: &Attr) -> u32 {
+    attr.blksize.checked_ilog2().map_or(4096, |bits| 1 << bits)
+}
+
+/// # Safety
+/// `to` is a caller's buffer.
+unsafe fn status(fd: c_int, to: *mut libc::stat) -> Option<Result<c_int, c_int>> {
+    if table::is_foreign(fd) || !is_plausible(to.cast(), size_of::<libc::stat>()) {
+        return None;
+    }
+    let (attr, (dev, ino)) = match attributes(fd)? {
+        Ok(found) => found,
+        Err(code) => return Some(Err(code)),
+    };
+    // SAFETY: plain data.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    st.st_dev = dev;
+    st.st_ino = ino;
+    st.st_mode = attr.mode;
+    st.st_nlink = attr.nlink as _;
+    st.st_uid = attr.uid;
+    st.st_gid = attr.gid;
+    st.st_size = attr.size as _;
+    st.st_blksize = block_size(&attr) as _;
+    st.st_blocks = attr.blocks as _;
+    (st.st_atime, st.st_atime_nsec) = (attr.atime.0, attr.atime.1.into());
+    (st.st_mtime, st.st_mtime_nsec) = (attr.mtime.0, attr.mtime.1.into());
+    (st.st_ctime, st.st_ctime_nsec) = (attr.ctime.0, attr.ctime.1.into());
+    // SAFETY: the caller's buffer.
+    unsafe { to.write(st) };
+    Some(Ok(0))
+}
+
+/// Whether a path names the descriptor itself.
+///
+/// # Safety
+/// `path` is null or a string.
+unsafe fn is_itself(fd: c_int, path: *const c_char, flags: c_int) -> bool {
+    flags & libc::AT_EMPTY_PATH != 0
+        && !table::is_foreign(fd)
+        && is_plausible(path.cast(), 1)
+        // SAFETY: the caller's string has a first byte.
+        && unsafe { *path } == 0
+}
+
+/// # Safety
+/// As for statx(2).
+unsafe fn status_of(
+    fd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: u32,
+    to: *mut libc::statx,
+) -> Option<Result<c_int, c_int>> {
+    let known = libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT;
+    // SAFETY: the caller's string.
+    if !unsafe { is_itself(fd, path, flags) }
+        || flags & !known != 0
+        || mask & !libc::STATX_BASIC_STATS != 0
+        || !is_plausible(to.cast(), size_of::<libc::statx>())
+    {
+        return None;
+    }
+    let (attr, (dev, ino)) = match attributes(fd)? {
+        Ok(found) => found,
+        Err(code) => return Some(Err(code)),
+    };
+    // SAFETY: plain data.
+    let mut st: libc::statx = unsafe { std::mem::zeroed() };
+    st.stx_mask = libc::STATX_BASIC_STATS;
+    st.stx_blksize = block_size(&attr);
+    st.stx_nlink = attr.nlink;
+    st.stx_uid = attr.uid;
+    st.stx_gid = attr.gid;
+    st.stx_mode = attr.mode as u16;
+    st.stx_ino = ino;
+    st.stx_size = attr.size;
+    st.stx_blocks = attr.blocks;
+    (st.stx_dev_major, st.stx_dev_minor) = (libc::major(dev) as _, libc::minor(dev) as _);
+    for (to, from) in [
+        (&mut st.stx_atime, attr.atime),
+        (&mut st.stx_mtime, attr.mtime),
+        (&mut st.stx_ctime, attr.ctime),
+    ] {
+        (to.tv_sec, to.tv_nsec) = from;
+    }
+    // SAFETY: the caller's buffer.
+    unsafe { to.write(st) };
+    Some(Ok(0))
 }
 
 /// The kernel is to use a descriptor's position.
@@ -634,13 +816,18 @@ mod exported {
         lseek64(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
         fsync(fd: c_int) -> c_int = sync(fd, false);
         fdatasync(fd: c_int) -> c_int = sync(fd, true);
-        // As much as it asks for, and no error that it would not give.
         sync_file_range(fd: c_int, from: off_t, len: off_t, flags: u32) -> c_int =
-            if from < 0 || len < 0 || flags > 7 {
-                None
-            } else {
-                with(fd, Wants::Imported, |_, _| Step::<c_int>::Kernel)
-            };
+            sync_range(fd, from, len, flags);
+        fstat(fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+        fstat64(fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+        __fxstat(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+        __fxstat64(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+        fstatat(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int =
+            if is_itself(fd, path, flags) { status(fd, to) } else { None };
+        fstatat64(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int =
+            if is_itself(fd, path, flags) { status(fd, to) } else { None };
+        statx(fd: c_int, path: *const c_char, flags: c_int, mask: u32, to: *mut libc::statx)
+            -> c_int = status_of(fd, path, flags, mask, to);
         ftruncate(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
         ftruncate64(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
         fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
@@ -710,6 +897,39 @@ mod exported {
             stream(file);
         _exit(code: c_int) -> () = ending();
         _Exit(code: c_int) -> () = ending();
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn posix_fadvise(
+        fd: c_int,
+        from: off_t,
+        len: off_t,
+        advice: c_int,
+    ) -> c_int {
+        match advise(fd, from, len, advice) {
+            true => 0,
+            // SAFETY: the caller's own arguments.
+            false => unsafe { next::posix_fadvise(fd, from, len, advice) },
+        }
+    }
+
+    /// As [`posix_fadvise`].
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn posix_fadvise64(
+        fd: c_int,
+        from: off_t,
+        len: off_t,
+        advice: c_int,
+    ) -> c_int {
+        // SAFETY: the caller's own arguments.
+        unsafe { posix_fadvise(fd, from, len, advice) }
     }
 
     /// As the manual says.

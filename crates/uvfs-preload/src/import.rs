@@ -284,7 +284,8 @@ pub(crate) fn publish_fd(fd: c_int) {
 
 /// As [`publish`], for all; and what is dirty is written.
 pub(crate) fn publish_all() {
-    drop(Hold::new());
+    table::all().for_each(publish_fd);
+    flush();
 }
 
 /// Leaves an imported description to the kernel.
@@ -358,18 +359,14 @@ pub(crate) fn stats() -> Vec<Stats> {
         .collect()
 }
 
-/// Positions are in the kernel, nothing is dirty, and nothing is imported while this lives.
+/// Positions are in the kernel, and nothing is imported while this lives. What is dirty stays so:
+/// a child asks the kernel for it, or a session of its own, and both recall the lease.
 pub(crate) struct Hold(MutexGuard<'static, State>);
 
 impl Hold {
     pub(crate) fn new() -> Self {
         let state = lock(&STATE);
         table::all().for_each(publish_fd);
-        for client in state.attached.iter().filter_map(|one| one.client.as_ref()) {
-            if let Err(error) = client.flush() {
-                trouble("writing what is dirty", &error);
-            }
-        }
         Self(state)
     }
 

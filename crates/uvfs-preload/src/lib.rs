@@ -15,8 +15,8 @@
 //! system calls made without the C library, sees a position that is only as new as the last of
 //! those moments.
 //!
-//! *Signals.* A call that interrupts another one of this library's on the same thread goes to the
-//! kernel. The library has an allocator of its own, so that it never enters the program's.
+//! *Signals* that come during a served call are handled at its end, as with the kernel's calls on
+//! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The library has an allocator of its own, so that it never enters the program's.
 
 // Unit tests would stand in front of their own C library: they leave out what is exported.
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]
@@ -26,6 +26,7 @@ mod import;
 mod process;
 mod real;
 mod report;
+mod signals;
 mod table;
 
 #[cfg(not(test))]

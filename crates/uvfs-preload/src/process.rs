@@ -8,6 +8,7 @@ use crate::calls;
 use crate::import::{self, Hold};
 use crate::real::Inside;
 use crate::report;
+use crate::signals;
 use crate::table::{self, Description};
 
 type Held = (Hold, MutexGuard<'static, Vec<&'static Description>>, Inside);
@@ -36,6 +37,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     calls::new_process();
+    signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
         Some((hold, free, _inside)) => {
             drop(free);

@@ -3,7 +3,9 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
+
+use crate::signals;
 
 /// The next definition of a symbol after this library's: libc's, or another preloaded library's.
 pub(crate) struct Next {
@@ -74,7 +76,7 @@ impl Inside {
     pub(crate) fn enter() -> Option<Self> {
         INSIDE.with(|inside| match inside.get() {
             0 => {
-                inside.set(1);
+                set_inside(true);
                 Some(Self)
             }
             _ => None,
@@ -84,8 +86,24 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        INSIDE.with(|inside| inside.set(0));
+        set_inside(false);
+        while signals::any_deferred() {
+            signals::raise_deferred();
+        }
     }
+}
+
+/// Whether this thread is at work in this library.
+pub(crate) fn is_inside() -> bool {
+    INSIDE.with(Cell::get) != 0
+}
+
+/// For [`Inside`] and what it does at its end.
+pub(crate) fn set_inside(inside: bool) {
+    // Seen in this order by the thread's own signal handlers.
+    compiler_fence(Ordering::SeqCst);
+    INSIDE.with(|cell| cell.set(u32::from(inside)));
+    compiler_fence(Ordering::SeqCst);
 }
 
 pub(crate) fn errno() -> c_int {

@@ -164,12 +164,21 @@ impl Inode {
         self.cache.backend.getattr(self.node).map(|attr| attr.size)
     }
 
-    /// The attributes now: the server's, with the size that this client knows better.
+    /// The attributes now: the server's, with the size that this client knows better. What is dirty
+    /// is written first, as the times come with it.
     ///
     /// # Errors
     /// What the backend answers.
-    pub(crate) fn current_attr(&self) -> io::Result<Attr> {
+    pub(crate) fn current_attr(self: &Arc<Self>) -> io::Result<Attr> {
         self.settled();
+        let dirty = {
+            let st = self.read_state();
+            st.dirty > 0 || !st.in_flight.is_empty()
+        };
+        if dirty {
+            // A failure is for the next fsync or close to tell.
+            let _ = self.write_and_wait(0, u64::MAX);
+        }
         let mut attr = self.cache.backend.getattr(self.node)?;
         let st = self.read_state();
         if st.lease.mode >= Lease::Read {

@@ -275,6 +275,302 @@ while True:
     }
 }
 
+/// A handler that interrupts served calls on a file, and uses the kernel for the same file: neither
+/// waits for the other.
+#[test]
+fn signals_wait_for_the_end_of_a_call() {
+    if !can() || !has(&[Need::Program("cc")]) {
+        return;
+    }
+    let source = r##"
+        #define _GNU_SOURCE
+        #include <fcntl.h>
+        #include <setjmp.h>
+        #include <signal.h>
+        #include <stdio.h>
+        #include <string.h>
+        #include <sys/syscall.h>
+        #include <sys/time.h>
+        #include <time.h>
+        #include <unistd.h>
+        static int fd, codes, jump; static volatile long handled; static double longest;
+        static sigjmp_buf out;
+        static double now(void) {
+            struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9;
+        }
+        static void handler(int signal, siginfo_t *info, void *context) {
+            (void)context;
+            if (signal != SIGALRM || (info->si_code != SI_KERNEL && info->si_code != SI_TIMER)) codes++;
+            double began = now();
+            char c = '!';
+            if (syscall(SYS_pwrite64, fd, &c, 1, 1 << 20) != 1) codes++;
+            double took = now() - began; if (took > longest) longest = took;
+            handled++;
+            if (jump && handled % 8 == 0) siglongjmp(out, 1);
+        }
+        static char a[65536], b[65536];
+        int main(int argc, char **argv) {
+            (void)argc;
+            fd = open(argv[1], O_RDWR | O_CREAT, 0644);
+            struct sigaction action = {0}, old;
+            action.sa_sigaction = handler; action.sa_flags = SA_SIGINFO | SA_RESTART;
+            sigaction(SIGALRM, &action, NULL);
+            sigaction(SIGALRM, NULL, &old);
+            if (old.sa_sigaction != handler || !(old.sa_flags & SA_SIGINFO)) return 2;
+            if (signal(SIGUSR1, SIG_IGN) != SIG_DFL) return 3;
+            struct itimerval timer = {{0, 700}, {0, 700}};
+            setitimer(ITIMER_REAL, &timer, NULL);
+            for (jump = 0; jump < 2; jump++) {
+                volatile double end = now() + 60; volatile long begin = handled; volatile int i = 0;
+                sigsetjmp(out, 1);
+                while (handled < begin + 800 && now() < end) {
+                    i++;
+                    memset(a, i, sizeof a);
+                    if (pwrite(fd, a, sizeof a, 0) != sizeof a) return 4;
+                    if (pread(fd, b, sizeof b, 0) != sizeof b || memcmp(a, b, sizeof a)) return 5;
+                }
+                if (handled < begin + 800) return 6;
+            }
+            if (codes) return 7;
+            if (longest > 3) { fprintf(stderr, "%f s\n", longest); return 8; }
+            if (pread(fd, b, 2, 1 << 20) != 1 || b[0] != '!') return 9;
+            return 0;
+        }
+    "##;
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let (code, program) = (served.scratch.path("s.c"), served.scratch.path("s"));
+    fs::write(&code, source).unwrap();
+    run_within(
+        LATER,
+        &mut shell("cc -O1 -o \"$1\" \"$2\"", &[&program, &code]),
+    )
+    .ok();
+    let mut command = under("exec \"$1\" \"$2\"", &[&program, &served.at("file")]);
+    let outcome = served.mount.run_within(LATER, &mut command);
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
+    assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
+}
+
+#[test]
+fn attributes_and_advice() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let script = r##"python3 - <<'END'
+import ctypes, errno, os, sys, time
+def check(a, b):
+    if a != b: raise SystemExit(f"{a!r} is not {b!r} in line {sys._getframe(1).f_lineno}")
+f = os.open("file", os.O_RDWR | os.O_CREAT, 0o640)
+last = 0
+for i in range(20):
+    os.pwrite(f, b"x" * 1000, i * 700)
+    st = os.fstat(f)
+    check(st.st_size, i * 700 + 1000)
+    if st.st_mtime_ns < last: raise SystemExit("time goes back")
+    last = st.st_mtime_ns
+    if i % 5 == 0: time.sleep(0.02)
+here, there = os.fstat(f), os.stat("file")
+check(tuple(here), tuple(there))
+for name in ("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns", "st_blksize", "st_blocks", "st_rdev"):
+    check((name, getattr(here, name)), (name, getattr(there, name)))
+os.utime("file", (1, 2)); os.chmod("file", 0o600)
+st = os.fstat(f); check((st.st_mtime, st.st_mode & 0o777), (2, 0o600))
+libc = ctypes.CDLL(None, use_errno=True)
+for flags in (1, 2, 4, 7): check(libc.sync_file_range(f, ctypes.c_long(0), ctypes.c_long(0), flags), 0)
+check(libc.sync_file_range(f, ctypes.c_long(0), ctypes.c_long(0), 8), -1)
+os.pwrite(f, b"advice", 3)
+for advice in (os.POSIX_FADV_NORMAL, os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_RANDOM,
+               os.POSIX_FADV_WILLNEED, os.POSIX_FADV_NOREUSE, os.POSIX_FADV_DONTNEED):
+    os.posix_fadvise(f, 0, 0, advice); check(os.pread(f, 6, 3), b"advice")
+check(libc.posix_fadvise(f, ctypes.c_long(0), ctypes.c_long(0), 77), errno.EINVAL)
+# Pointers where nothing can be.
+for pointer in (0, 8, 1 << 47, (1 << 64) - 4096):
+    for call in (libc.pread, libc.pwrite):
+        check(call(f, ctypes.c_void_p(pointer), ctypes.c_size_t(10), ctypes.c_long(0)), -1)
+        check(ctypes.get_errno(), errno.EFAULT)
+check(os.pread(f, 6, 3), b"advice")
+print("done")
+END
+    "##;
+    let outcome = same_as_host(Transport::Dev, &[], script);
+    assert!(served_any(&outcome), "{outcome}");
+}
+
+/// The server is killed under a program: its calls fail as on a dead mount, and none hangs.
+#[test]
+fn server_killed_under_a_program() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport)]) {
+            continue;
+        }
+        let mut served = Served::new(&Serve::over(transport));
+        let script = r#"exec python3 -c '
+import errno, os, sys, threading
+f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
+def work(call):
+    i = 0
+    while True:
+        try: call(i)
+        except OSError as e:
+            return e.errno in (errno.ENOTCONN, errno.ECONNABORTED) or os._exit(3)
+        i += 1
+        if i == 100: open(sys.argv[2] + "." + call.__name__, "w").close()
+def write(i): os.pwrite(f, b"x" * 5000, i % 500 * 5000)
+def read(i): os.pread(f, 9000, i % 500 * 5000)
+def sync(i): os.fsync(f)
+def stat(i): os.fstat(f)
+threads = [threading.Thread(target=work, args=(c,)) for c in (write, read, sync, stat)]
+for t in threads: t.start()
+for t in threads: t.join()
+try: os.lseek(f, 0, os.SEEK_END)
+except OSError: pass
+try: os.close(f)
+except OSError: pass
+print("went on")
+' "$1" "$2""#;
+        let flag = served.scratch.path("flag");
+        let mut program = Running::start(&mut under(script, &[&served.mount.at, &flag]));
+        wait_for("some calls of each", || {
+            ["write", "read", "sync", "stat"]
+                .iter()
+                .all(|call| flag.with_extension(call).exists())
+        });
+        served.mount.expect_gone();
+        served.mount.server.signal(Signal::KILL);
+        let outcome = program.wait(SOON);
+        if outcome.is_none() {
+            served.mount.abort();
+        }
+        let outcome = outcome.expect("a program goes on without its server");
+        assert!(outcome.status.success(), "{outcome}");
+        assert_eq!(outcome.stdout, "went on\n", "{outcome}");
+        let lines = outcome.stderr.lines();
+        let words = lines.filter(|line| line.contains("through the kernel"));
+        assert!(words.count() <= 1, "{outcome}");
+    }
+}
+
+#[test]
+fn builds_and_copies() {
+    if !can() || !has(&["cc", "rsync", "make", "ar"].map(Need::Program)) {
+        return;
+    }
+    let script = r##"
+        mkdir src; cd src
+        for i in $(seq 12); do
+            printf '#include <stdio.h>\n#include "all.h"\nint f%d(int x) { printf("%%d\\n", x); return x * %d; }\n' $i $i >f$i.c
+        done
+        for i in $(seq 12); do echo "int f$i(int);"; done >all.h
+        { echo '#include "all.h"'; echo 'int main(void) { int s = 0;'
+          for i in $(seq 12); do echo "s += f$i($i);"; done; echo 'return s != 650; }'; } >main.c
+        printf 'O = %s\nall: main.o libf.a\n\tcc -o prog main.o libf.a\nlibf.a: $(O)\n\tar crD $@ $(O)\n%%.o: %%.c all.h\n\tcc -O1 -c -o $@ $<\n' \
+            "$(seq -f 'f%g.o' -s ' ' 12)" >Makefile
+        make -s -j4; ./prog; make -s -q -W nothing && echo fresh
+        md5sum *.o libf.a prog
+        cd ..; rsync -a src/ copy/; diff -r src copy; echo changed >>src/f1.c
+        rsync -a --checksum --inplace --no-whole-file src/ copy/; diff -r src copy; rsync -ani --checksum src/ copy/ | wc -l
+    "##;
+    let outcome = same_as_host(Transport::Dev, &[], script);
+    assert!(served_any(&outcome), "{outcome}");
+}
+
+#[test]
+fn fsx() {
+    if !can() || !has(&[Need::Tool("fsx")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let configuration = served.scratch.path("configuration");
+    // Without mappings: after the first the file is the kernel's. Its calls must be the C library's.
+    let text = "[opsize]\nmax = 65536\n[weights]\nclose_open = 1\ninvalidate = 0\nmapread = 0\n\
+                mapwrite = 0\nread = 10\nwrite = 10\ntruncate = 10\nfsync = 1\nfdatasync = 1\n\
+                posix_fallocate = 5\npunch_hole = 5\nsendfile = 5\nposix_fadvise = 1\n\
+                copy_file_range = 5\n";
+    fs::write(&configuration, text).unwrap();
+    let script = r#"exec "$1" -q -N 20000 -S 11 -P "$2" -f "$3" "$4""#;
+    let (tool, scratch, file) = (tool("fsx"), served.scratch.path(""), served.at("file"));
+    let args: [&Path; 4] = [&tool, &scratch, &configuration, &file];
+    let outcome = served.mount.run_within(LATER, &mut under(script, &args));
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
+}
+
+/// Two programs on one file, one of them plain: each sees at every step what the other did.
+#[test]
+fn agrees_with_a_plain_program() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let program = r##"
+import os, random, subprocess, sys
+path, uvfs = sys.argv[1:3]
+worker = r"""
+import os, sys
+f = os.open(sys.argv[1], os.O_RDWR)
+a = os.open(sys.argv[1], os.O_RDWR | os.O_APPEND)
+for line in sys.stdin:
+    op, x, y, c = line.split()
+    x, y, c = int(x), int(y), bytes([int(c)])
+    if op == "write": print(os.pwrite(f, c * y, x))
+    elif op == "append": print(os.write(a, c * y))
+    elif op == "cut": os.ftruncate(f, x); print(0)
+    elif op == "sync": os.fsync(f); print(0)
+    elif op == "look":
+        data, at = b"", 0
+        while part := os.pread(f, 8192, at): data += part; at += len(part)
+        st = os.fstat(f)
+        print(data.hex(), st.st_size, os.lseek(f, 0, os.SEEK_END), st.st_mtime_ns)
+    sys.stdout.flush()
+"""
+open(path, "w").close()
+start = lambda before: subprocess.Popen(before + [sys.executable, "-c", worker, path], text=True,
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+both = [start([]), start([uvfs, "run", "--report", "--"])]
+def ask(who, *words):
+    both[who].stdin.write(" ".join(map(str, words)) + "\n"); both[who].stdin.flush()
+    return both[who].stdout.readline().split()
+rng, model, last = random.Random(5), bytearray(), 0
+for step in range(500):
+    who, op, c = rng.randrange(2), rng.choice(["write", "write", "append", "cut", "sync"]), rng.randrange(256)
+    x, y = rng.randrange(20000), rng.randrange(1, 9000)
+    assert ask(who, op, x, y, c) == [str(y if op in ("write", "append") else 0)]
+    if op == "write":
+        model.extend(bytes(max(0, x - len(model)))); model[x:x + y] = bytes([c]) * y
+    elif op == "append": model.extend(bytes([c]) * y)
+    elif op == "cut": model = model[:x] + bytes(max(0, x - len(model)))
+    for other in rng.sample([0, 1], 2):
+        seen = ask(other, "look", 0, 0, 0)
+        data = "" if len(seen) == 3 else seen.pop(0)
+        assert bytes.fromhex(data) == model, (step, who, op, other, x, y, len(data) // 2, len(model))
+        assert [int(n) for n in seen[:2]] == [len(model)] * 2, (step, who, op, other, seen, len(model))
+        assert int(seen[2]) >= last, (step, who, op, other, seen, last)
+        last = int(seen[2])
+for one in both: one.stdin.close(); assert one.wait() == 0
+print("agreed")
+"##;
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport)]) {
+            continue;
+        }
+        let served = Served::new(&Serve::over(transport));
+        let mut both = command("python3", ["-c", program]);
+        both.arg(served.at("file"))
+            .arg(env!("CARGO_BIN_EXE_uvfs"))
+            .env("UVFS_PRELOAD", library());
+        let outcome = served.mount.run_within(LATER, &mut both);
+        assert_eq!(outcome.stdout, "agreed\n", "{outcome}");
+        assert!(served_any(&outcome), "{outcome}");
+    }
+}
+
 /// Without anything to attach to, and when it goes: the kernel serves.
 #[test]
 fn no_server_to_attach_to() {
