@@ -202,6 +202,7 @@ fn read_at(
     let done = match at {
         Some(at) if at < 0 => return None,
         Some(at) => with(fd, Wants::File, |_, opened| {
+            let flags = flags | opened.how();
             Step::Done(opened.file.read_vectored_at(bufs, at as u64, flags))
         }),
         None => with(fd, Wants::Position, |one, opened| {
@@ -209,6 +210,7 @@ fn read_at(
             let Position::Here(at) = *position else {
                 return Step::Kernel;
             };
+            let flags = flags | opened.how();
             let done = opened.file.read_vectored_at(bufs, at, flags);
             if let Ok(n) = done {
                 *position = Position::Here(at + n as u64);
@@ -222,6 +224,15 @@ fn read_at(
     done
 }
 
+fn write_to(opened: &Opened, bufs: &[IoSlice<'_>], at: u64, flags: Flags) -> io::Result<usize> {
+    let flags = flags | opened.how();
+    let done = opened.file.write_vectored_at(bufs, at, flags)?;
+    if opened.syncs_all() {
+        opened.file.sync_all()?;
+    }
+    Ok(done)
+}
+
 fn write_at(
     fd: c_int,
     bufs: &[IoSlice<'_>],
@@ -232,14 +243,14 @@ fn write_at(
     let done = match at {
         Some(at) if at < 0 => return None,
         Some(at) => with(fd, Wants::File, |_, opened| {
-            Step::Done(opened.file.write_vectored_at(bufs, at as u64, flags))
+            Step::Done(write_to(opened, bufs, at as u64, flags))
         }),
         None => with(fd, Wants::Position, |one, opened| {
             let mut position = lock(&one.position);
             let Position::Here(at) = *position else {
                 return Step::Kernel;
             };
-            let done = opened.file.write_vectored_at(bufs, at, flags);
+            let done = write_to(opened, bufs, at, flags);
             if let Ok(n) = done {
                 *position = Position::Here(at + n as u64);
             }
@@ -1050,7 +1061,7 @@ mod exported {
                 aside(|| {
                     if let Known::Described(one) = table::look(fd)
                         && let Some(opened) = one.opened()
-                        && (arg as c_int & libc::O_APPEND != 0) != opened.appends
+                        && (arg as c_int ^ opened.flags) & Opened::SWITCHED != 0
                     {
                         // It was imported as something else.
                         import::give_up(fd, &one);

@@ -171,12 +171,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     match client.import_token(&token) {
         Ok(file) => {
             report::imported();
-            let appends = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
-            let opened = Opened {
-                file,
-                inode,
-                appends,
-            };
+            let opened = Opened { file, inode, flags };
             Some((opened, flags))
         }
         Err(error) => {

@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uvfs_client::File;
+use uvfs_client::{File, Flags};
 
 /// Descriptors from this number on are left to the kernel.
 pub(crate) const DESCRIPTORS: usize = 1 << 16;
@@ -70,7 +70,26 @@ pub(crate) enum Position {
 pub(crate) struct Opened {
     pub(crate) file: File,
     pub(crate) inode: (u64, u64),
-    pub(crate) appends: bool,
+    /// As fcntl(2) gave them.
+    pub(crate) flags: c_int,
+}
+
+impl Opened {
+    /// Those that change how a call is served, and that F_SETFL can change.
+    pub(crate) const SWITCHED: c_int = libc::O_APPEND | libc::O_DIRECT;
+
+    /// How all its calls are done.
+    pub(crate) fn how(&self) -> Flags {
+        let mut flags = Flags::empty();
+        flags.set(Flags::DIRECT, self.flags & libc::O_DIRECT != 0);
+        flags.set(Flags::DSYNC, self.flags & libc::O_DSYNC != 0);
+        flags
+    }
+
+    /// Attributes are durable too when a write returns.
+    pub(crate) fn syncs_all(&self) -> bool {
+        self.flags & libc::O_SYNC == libc::O_SYNC
+    }
 }
 
 /// An open file description: what duplicates of a descriptor share.

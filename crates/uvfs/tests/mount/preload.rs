@@ -386,6 +386,16 @@ for advice in (os.POSIX_FADV_NORMAL, os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_RAN
                os.POSIX_FADV_WILLNEED, os.POSIX_FADV_NOREUSE, os.POSIX_FADV_DONTNEED):
     os.posix_fadvise(f, 0, 0, advice); check(os.pread(f, 6, 3), b"advice")
 check(libc.posix_fadvise(f, ctypes.c_long(0), ctypes.c_long(0), 77), errno.EINVAL)
+# Direct and synchronous descriptors.
+import mmap
+page = mmap.mmap(-1, 8192); page[:8] = b"directly"
+d = os.open("direct", os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
+check(os.pwritev(d, [page], 0), 8192); page[:8] = bytes(8); check(os.preadv(d, [page], 0), 8192)
+check(page[:8], b"directly"); check(os.read(os.open("direct", os.O_RDONLY), 8), b"directly")
+for how in (os.O_DSYNC, os.O_SYNC):
+    s = os.open("sync", os.O_RDWR | os.O_CREAT | how)
+    for i in range(5): check(os.write(s, b"synchronous"), 11)
+    check(os.pread(s, 11, 44), b"synchronous"); os.close(s)
 # Pointers where nothing can be.
 for pointer in (0, 8, 1 << 47, (1 << 64) - 4096):
     for call in (libc.pread, libc.pwrite):
