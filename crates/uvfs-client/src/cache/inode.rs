@@ -676,7 +676,8 @@ impl Inode {
                     }
                 }
                 // Filling up the page that the last write began is not another use of it.
-                if !dontcache && !(on && at == next && start > 0) {
+                let fills_up = on && at == next && start > 0;
+                if !dontcache && !fills_up {
                     chunk.touch(i);
                 }
             } else {
