@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,17 @@ pub struct Entry {
     pub node: NodeId,
     /// Its attributes.
     pub attr: Attr,
+}
+
+/// An open file that was taken over by a token; counts as a lookup and an open.
+#[derive(Debug, Clone, Copy)]
+pub struct Imported {
+    /// The inode, and its attributes.
+    pub entry: Entry,
+    /// The open file.
+    pub handle: u64,
+    /// open(2)'s flags that it was opened with.
+    pub flags: i32,
 }
 
 /// Attributes to change; `None` stays as it is.
@@ -248,6 +260,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Tells the backend the arena that all [`Seg`]s mean. Called once, before anything else.
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()>;
 
+    /// The descriptors that the backend has open once it is attached.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+
     /// How many pages at the arena's end the backend keeps for itself.
     fn reserved_pages(&self) -> u32 {
         0
@@ -346,6 +363,10 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Opens a file; `flags` as open(2), never with `O_APPEND`, `O_CREAT` or `O_EXCL`.
     fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
+        unsupported()
+    }
+    /// Takes over an open file by the secret of a [`crate::Token`].
+    fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
         unsupported()
     }
     /// Makes and opens a file; fails with `EEXIST` only when `flags` has `O_EXCL`.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,6 +13,7 @@ use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, Stat
 use crate::cache::{Cache, Config, Handle, errno};
 use crate::file::{File, OpenOptions};
 use crate::stats::Stats;
+use crate::token::Token;
 
 /// Symbolic links that one path may go through, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -242,6 +244,39 @@ impl Client {
         Ok(file)
     }
 
+    /// Takes over an open file of a mount of the same server: what `fd` may do, the result may.
+    ///
+    /// It is cached under leases, as files that were opened by their names are.
+    ///
+    /// # Errors
+    /// Those of [`Token::of`]; `EACCES` when this client is attached to another server.
+    pub fn import(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
+        self.import_token(&Token::of(fd)?)
+    }
+
+    /// As [`Client::import`], with a token that was got before. It is used up, whatever comes.
+    ///
+    /// # Errors
+    /// `EACCES` for a token that is wrong, used or too old, and what the backend answers.
+    pub fn import_token(&self, token: &Token) -> io::Result<File> {
+        let imported = self.backend().import(token.secret())?;
+        let node = imported.entry.node;
+        let cache = &self.0.cache;
+        let handle = Handle::new(cache, node, imported.handle);
+        // As in `open`: what the server says now, if the cache has nothing newer by then.
+        let token = cache.find(node).and_then(|inode| inode.quiet());
+        let attr = self.backend().getattr(node)?;
+        let inode = cache.inode(node, attr.mtime, attr.size);
+        inode.lookups.fetch_add(1, Ordering::AcqRel);
+        inode.revalidate(token, attr.mtime, attr.size);
+        let access = imported.flags & libc::O_ACCMODE;
+        let options = OpenOptions::new()
+            .read(access == libc::O_RDONLY || access == libc::O_RDWR)
+            .write(access == libc::O_WRONLY || access == libc::O_RDWR)
+            .append(imported.flags & libc::O_APPEND != 0 && access != libc::O_RDONLY);
+        Ok(File::new(self.0.clone(), inode, handle, &options))
+    }
+
     /// Makes a file and opens it for reading and writing; fails with `EEXIST` if it is there.
     ///
     /// # Errors
@@ -465,6 +500,12 @@ impl Client {
     pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
         let held = self.walk(path.as_ref(), true)?;
         self.backend().removexattr(held.entry.node, name.as_ref())
+    }
+
+    /// The descriptors that this client has open, for who must not close them by mistake, or has to
+    /// close them in a child process.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.backend().descriptors()
     }
 
     /// What the cache has done so far.

@@ -80,8 +80,11 @@ mod lock;
 mod pending;
 mod remote;
 mod stats;
+mod token;
 
-pub use backend::{Attr, Backend, DirEntry, Entry, LockKind, NodeId, RangeLock, SetAttr, StatFs};
+pub use backend::{
+    Attr, Backend, DirEntry, Entry, Imported, LockKind, NodeId, RangeLock, SetAttr, StatFs,
+};
 pub use cache::Config;
 pub use client::Client;
 pub use faulty::{Fault, Faulty};
@@ -90,3 +93,4 @@ pub use local::LocalStore;
 pub use pending::Pending;
 pub use remote::Server;
 pub use stats::Stats;
+pub use token::Token;

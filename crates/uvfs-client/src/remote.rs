@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -15,14 +15,15 @@ use std::time::{Duration, Instant};
 
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
 use uvfs_proto::ext;
+use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockKind, LockRequest, NodeId,
-    OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind, LockRequest,
+    NodeId, OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -60,6 +61,8 @@ enum Waiting {
 /// and writes those that are left dirty when this process dies.
 pub struct Server {
     socket: UnixStream,
+    /// All that this session has open.
+    descriptors: Mutex<Vec<RawFd>>,
     shared: OnceLock<Arc<Shared>>,
     reaper: Mutex<Option<JoinHandle<()>>>,
 }
@@ -101,7 +104,8 @@ impl Server {
     /// # Errors
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
-        UnixStream::connect(socket).map(Self::from)
+        let socket = UnixStream::connect(socket)?;
+        Ok(UnixStream::from(attach::aside(socket.into())).into())
     }
 
     fn shared(&self) -> io::Result<&Arc<Shared>> {
@@ -138,6 +142,7 @@ impl From<UnixStream> for Server {
     fn from(socket: UnixStream) -> Self {
         Self {
             socket,
+            descriptors: Mutex::default(),
             shared: OnceLock::new(),
             reaper: Mutex::default(),
         }
@@ -580,6 +585,17 @@ impl Backend for Server {
         let (Some(bell), 4096..) = (fds.pop(), answer.max_payload) else {
             return Err(errno(libc::EPROTO));
         };
+        let bell = attach::aside(bell);
+        let watched = UnixStream::from(attach::aside(self.socket.try_clone()?.into()));
+        *lock(&self.descriptors) = [
+            self.socket.as_fd(),
+            watched.as_fd(),
+            arena.as_fd(),
+            queue.as_fd(),
+            bell.as_fd(),
+        ]
+        .map(|fd| fd.as_raw_fd())
+        .to_vec();
         queue.wake_through(bell);
         let shared = Arc::new(Shared {
             queue,
@@ -597,13 +613,17 @@ impl Backend for Server {
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let (mine, socket) = (shared.clone(), self.socket.try_clone()?);
+        let (mine, socket) = (shared.clone(), watched);
         *lock(&self.reaper) = Some(
             std::thread::Builder::new()
                 .name("uvfs-reaper".into())
                 .spawn(move || mine.reap(&socket))?,
         );
         self.shared.set(shared).map_err(|_| errno(libc::EBUSY))
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        lock(&self.descriptors).clone()
     }
 
     fn reserved_pages(&self) -> u32 {
@@ -854,6 +874,20 @@ impl Backend for Server {
         };
         let out: abi::OpenOut = parse(&self.call(Opcode::Open, node, op.as_bytes(), &[])?)?;
         Ok(out.fh)
+    }
+
+    fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
+        let op = ImportIn { token: *secret };
+        let reply = self.shared()?.call(IMPORT, 0, op.as_bytes(), &[], &[])?;
+        let out: ImportOut = parse(&reply)?;
+        Ok(Imported {
+            entry: Entry {
+                node: out.nodeid,
+                attr: attr_of(&out.attr),
+            },
+            handle: out.fh,
+            flags: out.flags as i32,
+        })
     }
 
     fn create(&self, p: NodeId, n: &OsStr, mode: u32, flags: i32) -> io::Result<(Entry, u64)> {

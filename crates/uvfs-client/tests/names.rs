@@ -56,6 +56,7 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (name(), 1..9000usize).prop_map(|(n, len)| Call::Write(n, len)),
         3 => name().prop_map(Call::Mkdir),
         1 => name().prop_map(Call::Mkfifo),
+        // Relative to where the link is; none leads up, as the client's root is no host's directory.
         2 => (name(), name()).prop_map(|(target, n)| Call::Symlink(target, n)),
         2 => (name(), name()).prop_map(|(old, new)| Call::Link(old, new)),
         2 => name().prop_map(Call::Unlink),
@@ -90,11 +91,6 @@ fn done(result: io::Result<()>) -> Outcome {
     outcome(result, |()| String::new())
 }
 
-/// A symbolic link's target that leads from `at` to the top's `target`.
-fn target(target: Name, at: Name) -> String {
-    "../".repeat(at.matches('/').count()) + target
-}
-
 fn shown(mode: u32, nlink: u32, size: u64) -> String {
     // Directories have sizes of their own kind.
     let size = if mode & libc::S_IFMT == libc::S_IFDIR {
@@ -119,7 +115,7 @@ fn on_client(client: &Client, call: &Call) -> Outcome {
         }
         Call::Mkdir(n) => done(client.mkdir(n, 0o755)),
         Call::Mkfifo(n) => done(client.mknod(n, libc::S_IFIFO | 0o644, 0)),
-        Call::Symlink(to, n) => done(client.symlink(target(to, n), n)),
+        Call::Symlink(to, n) => done(client.symlink(to, n)),
         Call::Link(old, new) => done(client.link(old, new)),
         Call::Unlink(n) => done(client.unlink(n)),
         Call::Rmdir(n) => done(client.rmdir(n)),
@@ -181,7 +177,7 @@ fn on_host(root: &Path, call: &Call) -> Outcome {
             rustix::fs::mknodat(CWD, at(n), FileType::Fifo, Mode::from(0o644), 0)
                 .map_err(io::Error::from),
         ),
-        Call::Symlink(to, n) => done(std::os::unix::fs::symlink(target(to, n), at(n))),
+        Call::Symlink(to, n) => done(std::os::unix::fs::symlink(to, at(n))),
         Call::Link(old, new) => done(std::fs::hard_link(at(old), at(new))),
         Call::Unlink(n) => done(rustix::fs::unlink(at(n)).map_err(io::Error::from)),
         Call::Rmdir(n) => done(std::fs::remove_dir(at(n))),

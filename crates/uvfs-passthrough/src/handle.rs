@@ -29,6 +29,8 @@ const SMALL_FILE: u64 = 32 << 10;
 pub(crate) struct OpenFile {
     pub(crate) fd: Arc<File>,
     pub(crate) inode: Arc<Inode>,
+    /// open(2)'s flags of the caller.
+    asked: u32,
     /// Reads and writes of it go to the inode's registered backing file.
     backed: bool,
 }
@@ -98,7 +100,7 @@ impl Passthrough {
             KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
         };
-        let mut opened = self.opened(inode, fd, asked_direct(how.flags), keep)?;
+        let mut opened = self.opened(inode, fd, how.flags, keep)?;
         opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
         if known
             && asked & OFlags::ACCMODE == OFlags::RDONLY
@@ -145,13 +147,13 @@ impl Passthrough {
     }
 
     /// Gives an open file a number.
-    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, direct: bool, keep: bool) -> Result<Opened> {
+    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, asked: u32, keep: bool) -> Result<Opened> {
         let mut flags = OpenFlags::empty();
         let mut backing = 0;
         if let Some(id) = self.use_backing(&inode, fd.as_fd()) {
             flags |= OpenFlags::PASSTHROUGH;
             backing = id;
-        } else if self.options.direct_io || (direct && !self.writes_back()) {
+        } else if self.options.direct_io || (asked_direct(asked) && !self.writes_back()) {
             // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
             // cost the kernel less than the asynchronous ones that it makes of them otherwise.
             flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
@@ -166,6 +168,7 @@ impl Passthrough {
         let file = Arc::new(OpenFile {
             fd: Arc::new(File::new(fd, inode.mount.in_memory)),
             inode: inode.clone(),
+            asked,
             backed,
         });
         inode.state().open = Arc::downgrade(&file);
@@ -211,7 +214,7 @@ impl Passthrough {
         match made {
             Ok(fd) => {
                 let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-                self.opened_entry(inode, &st, fd, asked_direct(how.flags))
+                self.opened_entry(inode, &st, fd, how.flags)
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
@@ -249,7 +252,7 @@ impl Passthrough {
             rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
         };
         let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-        self.opened_entry(inode, &st, fd, asked_direct(how.flags))
+        self.opened_entry(inode, &st, fd, how.flags)
     }
 
     fn opened_entry(
@@ -257,11 +260,11 @@ impl Passthrough {
         inode: Arc<Inode>,
         st: &Statx,
         fd: OwnedFd,
-        direct: bool,
+        asked: u32,
     ) -> Result<(Entry, Opened)> {
         let entry = self.entry(&inode, st);
         let node = inode.node;
-        match self.opened(inode, fd, direct, false) {
+        match self.opened(inode, fd, asked, false) {
             Ok(opened) => Ok((entry, opened)),
             Err(errno) => {
                 self.inodes.forget(node, 1);
@@ -326,6 +329,48 @@ impl Passthrough {
         // Clients lock by handle whether the kernel asks us for locks or not.
         self.drop_locks_by(&file.inode, fh);
         Ok(())
+    }
+
+    /// The open file with this number, which is one of the node's.
+    fn file_of(&self, node: u64, fh: u64) -> Result<Arc<OpenFile>> {
+        let file = self.file(fh)?;
+        match file.inode.node == node {
+            true => Ok(file),
+            false => Err(Errno::BADF),
+        }
+    }
+
+    pub(crate) fn asked_flags(&self, node: u64, fh: u64) -> Result<u32> {
+        Ok(self.file_of(node, fh)?.asked)
+    }
+
+    /// A second open file on the same descriptor of the host: nothing here uses its position. With
+    /// locks on the host's files one of its own, as closing it gives up locks.
+    pub(crate) fn share_file(&self, node: u64, fh: u64) -> Result<u64> {
+        let file = self.file_of(node, fh)?;
+        if !file.inode.is_regular() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let fd = if self.options.host_locks {
+            let asked = OFlags::from_bits_retain(file.asked);
+            let flags = self.host_flags(file.asked, false)? - OFlags::TRUNC;
+            let fd = self.open_host(&file.inode, flags, asked)?;
+            Arc::new(File::new(fd, file.inode.mount.in_memory))
+        } else {
+            file.fd.clone()
+        };
+        self.inodes.remember(node)?;
+        file.inode.opens.fetch_add(1, Ordering::AcqRel);
+        let shared = OpenFile {
+            fd,
+            inode: file.inode.clone(),
+            asked: file.asked,
+            backed: false,
+        };
+        self.files.insert(Arc::new(shared)).ok_or_else(|| {
+            self.inodes.forget(node, 1);
+            Errno::NFILE
+        })
     }
 
     pub(crate) async fn read_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {

@@ -237,6 +237,16 @@ impl Inodes {
         Ok(inode)
     }
 
+    /// Counts one more lookup of a node.
+    pub(crate) fn remember(&self, node: u64) -> Result<()> {
+        if node == ROOT {
+            return Ok(());
+        }
+        let mut shard = lock(&self.shards[shard_of(node)]);
+        shard.slots.get(node).ok_or(Errno::STALE)?.lookups += 1;
+        Ok(())
+    }
+
     /// Takes back lookups of a node.
     pub(crate) fn forget(&self, node: u64, lookups: u64) {
         if node == ROOT {

@@ -556,6 +556,14 @@ impl FileSystem for Passthrough {
         self.file_ioctl(cx, node, ioctl)
     }
 
+    fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
+        self.asked_flags(node, fh)
+    }
+
+    async fn share(&self, node: u64, fh: u64) -> Result<u64> {
+        self.share_file(node, fh)
+    }
+
     async fn syncfs(&self, _: &Context, _: u64) -> Result<()> {
         self.sync_all().await
     }

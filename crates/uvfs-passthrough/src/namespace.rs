@@ -1,7 +1,7 @@
 //! Names: finding, making, moving and removing them.
 
 use std::ffi::CStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, RenameFlags};
@@ -48,6 +48,21 @@ impl Passthrough {
         Ok(target.into_bytes())
     }
 
+    /// Makes something by `make`, which is given the directory, and finds it.
+    fn make(
+        &self,
+        parent: u64,
+        name: &CStr,
+        make: impl FnOnce(BorrowedFd<'_>) -> Result<()>,
+    ) -> Result<Entry> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        make(dir.as_fd())?;
+        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
+        Ok(self.entry(&inode, &st))
+    }
+
     pub(crate) fn make_symlink(
         &self,
         cx: &Context,
@@ -55,15 +70,10 @@ impl Passthrough {
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
-        name_ok(name)?;
-        self.writable()?;
-        let (parent, dir) = self.dir_fd(parent)?;
-        {
+        self.make(parent, name, |dir| {
             let _caller = self.creds.caller_without_umask(cx)?;
-            rustix::fs::symlinkat(target, dir.as_fd(), name)?;
-        }
-        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
-        Ok(self.entry(&inode, &st))
+            rustix::fs::symlinkat(target, dir, name)
+        })
     }
 
     pub(crate) fn make_node(
@@ -73,32 +83,27 @@ impl Passthrough {
         name: &CStr,
         new: &NewNode,
     ) -> Result<Entry> {
-        name_ok(name)?;
-        self.writable()?;
-        let (parent, dir) = self.dir_fd(parent)?;
-        let (kind, dev) = match new.mode & libc::S_IFMT {
-            0 | libc::S_IFREG => (FileType::RegularFile, 0),
-            libc::S_IFIFO => (FileType::Fifo, 0),
-            libc::S_IFSOCK => (FileType::Socket, 0),
-            device @ (libc::S_IFCHR | libc::S_IFBLK) => {
-                // Anyone may make a whiteout; devices take an administrator.
-                let whiteout = device == libc::S_IFCHR && new.rdev == 0;
-                if cx.uid != 0 && !whiteout {
-                    return Err(Errno::PERM);
+        self.make(parent, name, |dir| {
+            let (kind, dev) = match new.mode & libc::S_IFMT {
+                0 | libc::S_IFREG => (FileType::RegularFile, 0),
+                libc::S_IFIFO => (FileType::Fifo, 0),
+                libc::S_IFSOCK => (FileType::Socket, 0),
+                device @ (libc::S_IFCHR | libc::S_IFBLK) => {
+                    // Anyone may make a whiteout; devices take an administrator.
+                    let whiteout = device == libc::S_IFCHR && new.rdev == 0;
+                    if cx.uid != 0 && !whiteout {
+                        return Err(Errno::PERM);
+                    }
+                    let (major, minor) = decode_dev(new.rdev);
+                    let kind = FileType::from_raw_mode(device);
+                    (kind, rustix::fs::makedev(major, minor))
                 }
-                let (major, minor) = decode_dev(new.rdev);
-                let kind = FileType::from_raw_mode(device);
-                (kind, rustix::fs::makedev(major, minor))
-            }
-            _ => return Err(Errno::INVAL),
-        };
-        let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
-        {
+                _ => return Err(Errno::INVAL),
+            };
+            let mode = self.mode_in(cx, dir, new.mode)?;
             let caller = self.creds.caller(cx, new.umask)?;
-            rustix::fs::mknodat(dir.as_fd(), name, kind, caller.mode(mode), dev)?;
-        }
-        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
-        Ok(self.entry(&inode, &st))
+            rustix::fs::mknodat(dir, name, kind, caller.mode(mode), dev)
+        })
     }
 
     pub(crate) fn make_dir(
@@ -108,15 +113,10 @@ impl Passthrough {
         name: &CStr,
         new: &NewNode,
     ) -> Result<Entry> {
-        name_ok(name)?;
-        self.writable()?;
-        let (parent, dir) = self.dir_fd(parent)?;
-        {
+        self.make(parent, name, |dir| {
             let caller = self.creds.caller(cx, new.umask)?;
-            rustix::fs::mkdirat(dir.as_fd(), name, caller.mode(new.mode))?;
-        }
-        let (inode, st) = self.find_new(&parent, dir.as_fd(), name)?;
-        Ok(self.entry(&inode, &st))
+            rustix::fs::mkdirat(dir, name, caller.mode(new.mode))
+        })
     }
 
     pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<()> {

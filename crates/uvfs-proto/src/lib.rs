@@ -7,6 +7,7 @@
 //! * [`ext`]: uvfs's own additions, between its clients and servers.
 //! * [`reply`]: what replies are made of beyond plain structures.
 //! * [`notify`]: what a server tells without being asked.
+//! * [`import`]: what is ours: tokens for open files.
 //!
 //! A message has two forms. Over `/dev/fuse` it is contiguous: header, structure, payload. Over
 //! io_uring and shared memory it is split: header and structure lie in areas of fixed size, the
@@ -17,6 +18,7 @@
 
 pub mod abi;
 pub mod ext;
+pub mod import;
 pub mod notify;
 pub mod reply;
 pub mod request;

@@ -25,6 +25,14 @@ pub struct Message {
     pub max_payload: u32,
 }
 
+/// Moves a descriptor out of the way of the program's own, which may count on low numbers; where
+/// that can't be, it stays.
+pub fn aside(fd: OwnedFd) -> OwnedFd {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let most = limit.current.unwrap_or(1 << 16).min(1 << 16) as i32;
+    rustix::io::fcntl_dupfd_cloexec(&fd, most / 4 * 3).unwrap_or(fd)
+}
+
 /// Sends a message with up to two descriptors.
 ///
 /// # Errors

@@ -34,6 +34,7 @@ impl SharedMemory {
     pub fn create(name: &CStr, len: usize) -> io::Result<Self> {
         let len = len.next_multiple_of(4096);
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let fd = crate::attach::aside(fd);
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(fd, len)

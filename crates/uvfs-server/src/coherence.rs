@@ -11,7 +11,7 @@
 //! own. Nothing that a client needs to return a lease waits for an invalidation: its writeback
 //! passes, and needs none, for while it holds a write lease the kernel knows nothing.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
 use std::future::Future;
 use std::io;
@@ -44,6 +44,12 @@ const TICK: Duration = Duration::from_millis(100);
 const MOST_DEADLINES: u32 = 12;
 /// Invalidations under way at once.
 const INVALIDATORS: usize = 8;
+/// Nodes of a shard whose invalidated pages are remembered; more are only there when clients change
+/// very many files of a mount.
+const MOST_SEEN: usize = 4096;
+/// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
+/// be locked if the kernel threw them away by itself, and then they have to be answered first.
+const DROP_WRITTEN: Duration = Duration::from_millis(50);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
@@ -127,9 +133,27 @@ struct Shard {
     /// Counts changes of the table that somebody may wait for.
     version: u64,
     wakers: HashMap<u64, Vec<Waker>>,
+    /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
+    seen: HashMap<u64, HashSet<u64>>,
+}
+
+/// The pages of some bytes of a file.
+fn pages(offset: u64, len: u64) -> std::ops::RangeInclusive<u64> {
+    offset / 4096..=offset.saturating_add(len.saturating_sub(1)) / 4096
 }
 
 impl Shard {
+    /// The kernel is about to drop a range of a node's pages; with a `len` of 0, all from there on.
+    fn drops(&mut self, node: u64, offset: u64, len: u64) {
+        if self.seen.len() >= MOST_SEEN && !self.seen.contains_key(&node) {
+            self.seen.clear();
+        }
+        let len = if len == 0 { u64::MAX } else { len };
+        let gone = pages(offset, len);
+        let seen = self.seen.entry(node).or_default();
+        seen.retain(|page| !gone.contains(page));
+    }
+
     fn changed(&mut self, node: u64) {
         self.version += 1;
         for waker in self.wakers.remove(&node).unwrap_or_default() {
@@ -328,6 +352,9 @@ impl Coherence {
         if attached.links.is_empty() {
             attached.quiet = false;
             self.tracking.store(false, Ordering::SeqCst);
+            for shard in &self.shards {
+                lock(shard).seen.clear();
+            }
         }
     }
 
@@ -435,15 +462,68 @@ impl Coherence {
             }
             entered.push(self.enter(link, node, access).await?);
         }
+        if link.is_none() && slot.header.opcode == Opcode::Read as u32 {
+            self.sees(slot);
+        }
         Ok(Under { entered, epoch })
     }
 
     /// Has the kernel write what it has dirty of a node, if it may have something.
     async fn write_back(&self, node: u64) {
-        if self.writes_back.load(Ordering::Relaxed)
-            && let Some(kernel) = self.kernel.get()
+        if self.writes_back.load(Ordering::Relaxed) {
+            self.invalidate(node, 0, 0).await;
+        }
+    }
+
+    /// Has the kernel drop a node's attributes, and its pages unless `offset` is negative.
+    async fn invalidate(&self, node: u64, offset: i64, len: i64) {
+        let Some(kernel) = self.kernel.get() else {
+            return;
+        };
+        if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
+            self.shard(node).drops(node, offset, len);
+        }
+        kernel.inode(node, offset, len).await;
+    }
+
+    /// A read of the kernel's begins, which may bring a page back that it was told to drop.
+    fn sees(&self, slot: &Slot) {
+        let Ok((arg, _)) = abi::ReadIn::read_from_prefix(&slot.op[..slot.op_len]) else {
+            return;
+        };
+        if let Some(seen) = self
+            .shard(slot.header.nodeid)
+            .seen
+            .get_mut(&slot.header.nodeid)
         {
-            kernel.inode(node, 0, 0).await;
+            // No more than a request has room for.
+            let size = u64::from(arg.size).min(slot.room.len() as u64);
+            seen.extend(pages(arg.offset, size));
+        }
+    }
+
+    /// A write of the kernel's has been applied. The kernel puts the data into its page and lets go
+    /// of it before it sends the request. If the page was dropped in between, and read again before
+    /// the data was there, the kernel now has an old page: it goes before the write is answered.
+    async fn drop_written(&self, slot: &Slot) {
+        let Ok((arg, _)) = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len]) else {
+            return;
+        };
+        let node = slot.header.nodeid;
+        let seen = {
+            let shard = self.shard(node);
+            let mut written = pages(arg.offset, arg.size.into());
+            let seen = shard.seen.get(&node);
+            seen.is_some_and(|seen| !seen.is_empty() && written.any(|page| seen.contains(&page)))
+        };
+        if seen {
+            let mut drops = pin!(self.invalidate(node, arg.offset as i64, arg.size.into()));
+            let mut late = pin!(ops::sleep(DROP_WRITTEN));
+            std::future::poll_fn(|cx| match drops.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(()),
+                Poll::Pending => late.as_mut().poll(cx),
+            })
+            .await;
         }
     }
 
@@ -483,12 +563,12 @@ impl Coherence {
                 let own = one.own && self.writes(link, one.node);
                 if one.access == Access::Change && !own {
                     self.epoch.fetch_add(1, Ordering::SeqCst);
-                    if let Some(kernel) = self.kernel.get() {
-                        let (offset, len) = range(slot);
-                        kernel.inode(one.node, offset, len).await;
-                    }
+                    let (offset, len) = range(slot);
+                    self.invalidate(one.node, offset, len).await;
                 }
             }
+        } else if opcode == Ok(Opcode::Write) {
+            self.drop_written(slot).await;
         }
         let epoch = under.epoch;
         drop(under);
@@ -578,8 +658,8 @@ impl Coherence {
             .ask(node, link.id, mode, kernel.is_some());
         match (asked, kernel) {
             (Ask::Granted(seq), _) => Some(seq),
-            (Ask::Invalidate, Some(kernel)) => {
-                kernel.inode(node, 0, 0).await;
+            (Ask::Invalidate, Some(_)) => {
+                self.invalidate(node, 0, 0).await;
                 self.shard(node).table.granted(node, link.id)
             }
             _ => None,

@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A listening control socket; dropping it removes it.
 pub struct Control {
     path: PathBuf,
+    listener: UnixListener,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -48,8 +49,20 @@ fn directory() -> io::Result<PathBuf> {
         let text = format!("{} is not a directory of this user's", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+    // Others may pass through to the sockets that they may use, and list nothing.
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o711))?;
     Ok(dir)
+}
+
+/// A name for a socket of this process that no other has: with a dead process's socket removed.
+pub(crate) fn socket_path(suffix: &str) -> io::Result<PathBuf> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = directory()?.join(format!("{}-{number}{suffix}", std::process::id()));
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(path),
+    }
 }
 
 impl Control {
@@ -58,24 +71,19 @@ impl Control {
     /// # Errors
     /// When the directory or the socket can't be made.
     pub fn start<F: FileSystem>(session: &Arc<Session<F>>) -> io::Result<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = directory()?.join(format!("{}-{number}.sock", std::process::id()));
-        // One that is there is a dead process's: the number was ours alone to give.
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        let path = socket_path(".sock")?;
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         session.set_control_path(&path);
         let stop = Arc::new(AtomicBool::new(false));
         let (flag, session) = (stop.clone(), Arc::downgrade(session));
+        let other = listener.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("uvfs-control".into())
-            .spawn(move || listen(&listener, &session, &flag))?;
+            .spawn(move || listen(&other, &session, &flag))?;
         Ok(Self {
             path,
+            listener,
             stop,
             thread: Some(thread),
         })
@@ -85,8 +93,8 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the accept.
-        let _ = UnixStream::connect(&self.path);
+        // Wakes the accept, also where somebody removed the socket's name.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
+use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
 use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::{Operation, Request};
 use zerocopy::{FromBytes, IntoBytes};
@@ -15,6 +16,9 @@ use crate::transport::{DEPTH, shm};
 
 /// The extended attribute of the root that names the control socket.
 pub const CONTROL_XATTR: &str = "user.uvfs.control";
+
+/// The extended attribute of the root that names the socket that clients attach to.
+pub const SOCKET_XATTR: &str = "user.uvfs.socket";
 
 /// The kernel's limit for a value and for a list of names (XATTR_SIZE_MAX).
 const XATTR_MAX: usize = 65536;
@@ -426,6 +430,12 @@ async fn dispatch<F: FileSystem>(
             {
                 return sized(path.as_os_str().as_encoded_bytes(), arg.size);
             }
+            if node == ROOT
+                && name.to_bytes() == SOCKET_XATTR.as_bytes()
+                && let Some(path) = session.socket_path()
+            {
+                return sized(path.as_os_str().as_encoded_bytes(), arg.size);
+            }
             sized(&fs.getxattr(cx, node, name).await?, arg.size)
         }
         Operation::Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
@@ -467,6 +477,14 @@ async fn dispatch<F: FileSystem>(
         Operation::CopyFileRange64(arg) => {
             let bytes_copied = copy(fs, cx, node, &arg, u64::MAX).await?;
             Ok(Answer::of(&abi::CopyFileRangeOut { bytes_copied }))
+        }
+        Operation::Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => {
+            let body = session.token_for(node, arg.fh)?;
+            let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
+            answer.extend_from_slice(
+                &body.as_bytes()[..size_of::<TokenOut>().min(arg.out_size as usize)],
+            );
+            Ok(Answer::Body(answer))
         }
         Operation::Ioctl(arg, input) => {
             let ioctl = Ioctl {

@@ -546,6 +546,18 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, node, fh, events)
     }
 
+    /// open(2)'s flags that a file was opened with. Answered by file systems that clients over shared
+    /// memory may use the open files of; see [`FileSystem::share`].
+    fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
+        unsupported!(node, fh)
+    }
+
+    /// A further handle of an open file, of the same access, for a client who has a descriptor of
+    /// it. It outlives `fh`, is released like any other, and comes with a lookup of the node.
+    async fn share(&self, node: u64, fh: u64) -> Result<u64> {
+        unsupported!(node, fh)
+    }
+
     /// The block of the device that a file's block is on.
     async fn bmap(&self, cx: &Context, node: u64, block: u64, block_size: u32) -> Result<u64> {
         unsupported!(cx, node, block, block_size)

@@ -18,9 +18,10 @@ pub mod server;
 pub mod session;
 mod slot;
 pub mod stats;
+mod token;
 mod transport;
 
-pub use dispatch::CONTROL_XATTR;
+pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, FileSystem};
 pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};

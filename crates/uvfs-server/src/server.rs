@@ -13,10 +13,11 @@ use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 
 use crate::behind::Behind;
-use crate::control::Control;
+use crate::control::{self, Control};
 use crate::fs::FileSystem;
 use crate::mount;
 use crate::session::{Init, Session};
+use crate::transport::shm::{ClientLimits, Clients};
 use crate::transport::{dev, uring};
 
 /// How requests come by.
@@ -38,6 +39,8 @@ pub struct ServerOptions {
     pub transport: Transport,
     /// The wait policy.
     pub wait: WaitConfig,
+    /// What clients over shared memory may have; `None` for no clients.
+    pub clients: Option<ClientLimits>,
 }
 
 /// Threads that take longer to start never will.
@@ -49,6 +52,7 @@ pub struct Server<F: FileSystem> {
     threads: Vec<JoinHandle<()>>,
     ended: Receiver<()>,
     _control: Option<Control>,
+    clients: Option<Clients>,
     _watchdog: Option<Watchdog>,
     _behind: Option<Behind>,
     fallback: Option<String>,
@@ -101,6 +105,12 @@ impl<F: FileSystem> Server<F> {
                 |error| tracing::warn!(%error, "no control socket: `uvfs stats` won't work"),
             )
             .ok();
+        let clients = options.clients.and_then(|limits| {
+            let path = control::socket_path(".clients")
+                .and_then(|path| Clients::listen(session.clone(), &path, limits));
+            path.inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
+                .ok()
+        });
         let behind = session.drop_behind()?;
         // Spinning needs a core of its own; the other modes hand over on the caller's.
         let hand_over = options.wait.mode == WaitMode::Adaptive && placement::can_hand_over();
@@ -194,6 +204,7 @@ impl<F: FileSystem> Server<F> {
             threads,
             ended,
             _control: control,
+            clients,
             _watchdog: watchdog,
             _behind: behind,
             fallback,
@@ -221,6 +232,8 @@ impl<F: FileSystem> Server<F> {
         for thread in self.threads {
             let _ = thread.join();
         }
+        // What they have of the file system is taken back before it ends.
+        drop(self.clients);
         self.session.fs.destroy();
     }
 }

@@ -20,6 +20,7 @@ use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
 use crate::stats::{self, QueueStats, Report};
+use crate::token;
 
 /// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
 const MAX_PAGES: u32 = 256;
@@ -66,6 +67,10 @@ pub struct Session<F> {
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
+    socket: OnceLock<PathBuf>,
+    pub(crate) tokens: token::Table,
+    /// Counts of clients that are gone, for the next ones.
+    spare_queues: Mutex<Vec<Arc<QueueStats>>>,
     /// What the kernel may have cached, where that is to be dropped again.
     pub(crate) recent: OnceLock<Arc<Recent>>,
     began: Instant,
@@ -119,6 +124,9 @@ impl<F: FileSystem> Session<F> {
             queues: Mutex::default(),
             transport: OnceLock::new(),
             control: OnceLock::new(),
+            socket: OnceLock::new(),
+            tokens: token::Table::default(),
+            spare_queues: Mutex::default(),
             recent: OnceLock::new(),
             began: Instant::now(),
         }
@@ -410,6 +418,43 @@ impl<F: FileSystem> Session<F> {
         stats
     }
 
+    /// Counts for a client, taken over from one that is gone: they stay few, and nothing is lost.
+    pub(crate) fn client_queue(&self) -> Arc<QueueStats> {
+        let spare = self
+            .spare_queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .pop();
+        spare.unwrap_or_else(|| self.add_queue())
+    }
+
+    /// Gives back what [`Session::client_queue`] gave.
+    pub(crate) fn client_queue_ended(&self, queue: Arc<QueueStats>) {
+        self.spare_queues
+            .lock()
+            .unwrap_or_else(|p| p.into_inner())
+            .push(queue);
+    }
+
+    /// Whether there is a kernel that has caches of its own.
+    pub(crate) fn is_mounted(&self) -> bool {
+        self.transport.get().is_some_and(|&name| name != "shm")
+    }
+
+    /// Whether the kernel may hold writes that this server has not seen.
+    pub(crate) fn kernel_writes_back(&self) -> bool {
+        self.is_mounted() && self.negotiated().flags.contains(InitFlags::WRITEBACK_CACHE)
+    }
+
+    pub(crate) fn set_socket_path(&self, path: &Path) {
+        let _ = self.socket.set(path.to_owned());
+    }
+
+    /// Where clients attach.
+    pub(crate) fn socket_path(&self) -> Option<&Path> {
+        self.socket.get().map(PathBuf::as_path)
+    }
+
     pub(crate) fn set_transport(&self, name: &'static str) {
         let _ = self.transport.set(name);
     }
@@ -429,6 +474,7 @@ impl<F: FileSystem> Session<F> {
         report.source = self.options.source.clone();
         report.transport = self.transport.get().unwrap_or(&"none").to_string();
         report.control = self.control_path().map(|path| path.display().to_string());
+        report.socket = self.socket_path().map(|path| path.display().to_string());
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }

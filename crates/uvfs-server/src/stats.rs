@@ -172,6 +172,9 @@ pub struct Report {
     pub transport: String,
     /// Where this report comes from.
     pub control: Option<String>,
+    /// Where clients attach.
+    #[serde(default)]
+    pub socket: Option<String>,
     /// The server's process.
     pub pid: u32,
     /// Seconds since the mount began.
@@ -201,6 +204,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         source: String::new(),
         transport: String::new(),
         control: None,
+        socket: None,
         pid: std::process::id(),
         uptime_s: 0,
         requests: 0,

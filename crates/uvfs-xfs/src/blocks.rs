@@ -94,10 +94,37 @@ pub trait Blocks: Send + Sync {
         None
     }
 
+    /// A way to have many reads in flight; `None` if there is none.
+    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+        None
+    }
+
+    /// Whether a thread that reads has to wait for each read, also through a [`Stream`].
+    fn waits(&self) -> bool {
+        true
+    }
+
     /// Says that the block made of `extents` will be read soon. Never waits.
     fn readahead(&self, extents: &[DiskExtent]) {
         let _ = extents;
     }
+}
+
+/// Reads of one thread, many in flight.
+pub trait Stream {
+    /// Offsets and lengths must be multiples of this, in bytes.
+    fn unit(&self) -> u64;
+
+    /// Takes a read of `len` bytes at byte `offset`, which must be inside the device. False: there
+    /// is no memory for it.
+    fn start(&mut self, offset: u64, len: usize) -> bool;
+
+    /// Sends what was taken to the device.
+    fn send(&mut self);
+
+    /// Waits for a read to end: its offset, and what was read or why not. `None` if there is none
+    /// in flight.
+    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)>;
 }
 
 impl<B: Blocks + ?Sized> Blocks for Arc<B> {
@@ -123,6 +150,12 @@ impl<B: Blocks + ?Sized> Blocks for Arc<B> {
     }
     fn readahead(&self, extents: &[DiskExtent]) {
         (**self).readahead(extents)
+    }
+    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+        (**self).stream()
+    }
+    fn waits(&self) -> bool {
+        (**self).waits()
     }
 }
 

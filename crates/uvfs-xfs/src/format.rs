@@ -1393,12 +1393,13 @@ pub fn da_hashname(name: &[u8]) -> u32 {
     let mut hash = 0u32;
     let mut four = name.chunks_exact(4);
     for c in &mut four {
-        let [a, b, c, d] = [c[0], c[1], c[2], c[3]].map(u32::from);
+        let (a, b) = (u32::from(c[0]), u32::from(c[1]));
+        let (c, d) = (u32::from(c[2]), u32::from(c[3]));
         hash = (a << 21) ^ (b << 14) ^ (c << 7) ^ d ^ hash.rotate_left(28);
     }
     match *four.remainder() {
         [a, b, c] => {
-            let [a, b, c] = [a, b, c].map(u32::from);
+            let (a, b, c) = (u32::from(a), u32::from(b), u32::from(c));
             (a << 14) ^ (b << 7) ^ c ^ hash.rotate_left(21)
         }
         [a, b] => (u32::from(a) << 7) ^ u32::from(b) ^ hash.rotate_left(14),

@@ -186,6 +186,45 @@ fn same_findings_in_every_way() {
     }
 }
 
+/// One bad sector hides what is in it, and not what is read with it.
+#[test]
+fn reading_ahead_hides_nothing() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let mut random = Random(11);
+    for i in 0..30 {
+        let mut damaged = mem.clone();
+        let what = mutate::damage(&mut damaged, &regions, &mut random);
+        let bad = regions[random.below(regions.len() as u64) as usize];
+        // The superblock has to be read.
+        let bad = match bad.offset {
+            0 => 0..0,
+            at if i % 3 != 0 => at..at + 512,
+            _ => 0..0,
+        };
+        let run = |ahead, prefetch| {
+            let blocks = mutate::Partly {
+                image: damaged.clone(),
+                bad: bad.clone(),
+                ahead,
+            };
+            let options = Options {
+                threads: 1,
+                prefetch,
+                memory: None,
+            };
+            check_blocks(Arc::new(blocks), &options).map_or_else(
+                |e| vec![e.to_string()],
+                |o| o.findings.iter().map(|f| f.to_string()).collect(),
+            )
+        };
+        let plain = run(false, Prefetch::Exact);
+        assert_eq!(plain, run(true, Prefetch::Exact), "{what}, bad {bad:?}");
+        assert_eq!(plain, run(true, Prefetch::Large), "{what}, bad {bad:?}");
+    }
+}
+
 // -------------------------------------------------------------------------------------------
 // Damage by xfs_db
 // -------------------------------------------------------------------------------------------

@@ -94,6 +94,9 @@ more_combinations! {
     no_finobt_no_sparse: &["-m", "finobt=0,inobtcount=0", "-i", "sparse=0"],
     no_reflink: &["-m", "reflink=0"],
     many_groups_striped: &["-d", "agcount=5,su=65536,sw=3", "-l", "su=65536,size=64m"],
+    sector_4k_rmapbt: &["-s", "size=4096", "-m", "rmapbt=1"],
+    no_bigtime: &["-m", "bigtime=0,inobtcount=0"],
+    block_8k_directories_32k: &["-b", "size=8192", "-n", "size=32768"],
     v4: &["-m", "crc=0"],
     v4_block_512: &["-m", "crc=0", "-b", "size=512"],
 }

@@ -13,7 +13,7 @@ use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
 use uvfs_xfs::check::{DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printed};
 
 /// Exit status: corruption was found.
 const CORRUPT: u8 = 1;
@@ -57,9 +57,9 @@ pub struct Args {
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
-    /// How to read: sync, aio or uring
-    #[arg(long, default_value = "sync", value_name = "ENGINE")]
-    engine: EngineKind,
+    /// How to read: sync, aio or uring [default: uring, or what there is; sync with --buffered]
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<EngineKind>,
     /// Large reads that cover much metadata, exact small ones, or what suits the device
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     prefetch: Strategy,
@@ -67,7 +67,7 @@ pub struct Args {
     /// several times if need be [default: no bound]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     memory: Option<u64>,
-    /// Threads [default: two for each CPU]
+    /// Threads [default: one for each CPU, two with sync]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Read through the kernel's page cache instead of past it
@@ -188,8 +188,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let device = open(&args.image, args.buffered)
         .map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
     let direct = device.is_direct();
-    let blocks = DeviceBlocks::new(Arc::new(device), args.engine)
-        .map_err(|e| failed(format!("starting the {} engine: {e}", args.engine)))?;
+    let device = Arc::new(device);
+    let blocks = match args.engine {
+        Some(kind) => DeviceBlocks::new(device, kind)
+            .map_err(|e| failed(format!("starting the {kind} engine: {e}")))?,
+        None => DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?,
+    };
     let blocks = Arc::new(blocks);
     let options = Options {
         threads: args.threads.map_or(0, |n| n as usize),
@@ -224,7 +228,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "passes": outcome.passes,
             "threads": options.threads,
             "prefetch": if outcome.prefetch == Prefetch::Large { "large" } else { "exact" },
-            "engine": args.engine.name(),
+            "engine": blocks.engine().name(),
             "direct": direct,
             "reads": reads,
             "bytes_read": bytes,
@@ -234,12 +238,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         lines(&mut out, &outcome)
     };
-    match written.and_then(|()| out.flush()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            return Err(failed(format!("writing the findings: {e}")));
-        }
-        _ => {}
-    }
+    printed(written.and_then(|()| out.flush())).map_err(|e| failed(e.to_string()))?;
     if !args.json
         && let Some(w) = outcome.log.warning()
     {

@@ -1,6 +1,6 @@
 //! The command's error: one line for people, and an exit status.
 
-use std::fmt;
+use std::{fmt, io};
 
 /// Why a command could not do its work.
 ///
@@ -58,5 +58,18 @@ pub trait Context<T> {
 impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|e| Error::new(format!("{}: {e}", what())))
+    }
+}
+
+/// The outcome of printing. Whoever reads may have seen enough and be gone: that is no failure.
+///
+/// # Errors
+/// When standard output could not be written.
+pub fn printed(outcome: io::Result<()>) -> Result<()> {
+    match outcome {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::new(format!("standard output: {error}")))
+        }
+        _ => Ok(()),
     }
 }

@@ -12,6 +12,7 @@ mod helper;
 mod image;
 mod mount;
 mod options;
+mod run;
 mod serve;
 mod stats;
 mod umount;
@@ -30,6 +31,7 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
   uvfs stats /mnt                  what it has done
+  uvfs run -- make -C /mnt/src     a program over shared memory instead of the kernel
   uvfs umount /mnt
   uvfs check disk.img              is an XFS file system sound?
   uvfs mount disk.img /mnt         serve an XFS image, read-only
@@ -75,6 +77,8 @@ commands! {
     Mount => mount,
     /// Serve a directory to programs that attach through a socket, without a mount.
     Serve => serve,
+    /// Run a program whose I/O on a mount goes over shared memory.
+    Run => run,
     /// Unmount, and clean up after a server that died.
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.

@@ -17,7 +17,7 @@ use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
 use uvfs_passthrough::{Backing, Passthrough};
 use uvfs_server::mount::{self, MountOptions};
-use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
+use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
 use uvfs_xfs::XfsFs;
 
 use crate::daemon::{self, Report, Side, Signals};
@@ -294,6 +294,10 @@ fn mounted<F: FileSystem>(
     let server_options = ServerOptions {
         transport: options.transport,
         wait: options.wait,
+        clients: Some(ClientLimits {
+            guests: options.allow_other,
+            ..ClientLimits::default()
+        }),
     };
     let server = Server::start(session, server_options).context(|| path.display().to_string())?;
     unmount.0 = None;

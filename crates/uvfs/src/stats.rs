@@ -10,14 +10,14 @@ use rustix::io::Errno;
 use uvfs_server::control;
 use uvfs_server::stats::Report;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:
   uvfs stats /mnt
   uvfs stats --json /mnt
 
-The JSON object has: source, transport, control, pid, uptime_s, requests, errors, bytes_read,
+The JSON object has: source, transport, control, socket, pid, uptime_s, requests, errors, bytes_read,
 bytes_written, ops (name, count), latency (below_ns, count; of one request in 16), and queues
 (in_flight, deepest, spins, sleeps, enters). Fields may be added, never removed.
 
@@ -64,13 +64,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         print(&report, &mut text).context(|| "the report".into())?;
     }
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::new(format!("standard output: {error}")))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    printed(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn print(report: &Report, out: &mut String) -> fmt::Result {
@@ -83,6 +78,9 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     )?;
     if let Some(control) = &report.control {
         writeln!(out, "control    {control}")?;
+    }
+    if let Some(socket) = &report.socket {
+        writeln!(out, "clients    {socket}")?;
     }
     writeln!(
         out,

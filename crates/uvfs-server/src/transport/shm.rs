@@ -3,7 +3,8 @@
 //!
 //! Nothing of a client is trusted: entries are copied and checked as they are taken, its user and
 //! group are those of its socket, its numbers for requests are replaced. A client that breaks the
-//! protocol loses its session. What it leaves dirty in its arena is written, through files that
+//! protocol loses its session. A guest, another user than the server's, may import open files that it
+//! has tokens for (`token.rs`), and use those. What it leaves dirty in its arena is written, through files that
 //! it had open.
 
 use std::cell::{Cell, RefCell};
@@ -29,6 +30,7 @@ use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
 use uvfs_proto::ext;
+use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -37,7 +39,7 @@ use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::coherence::{self, Link};
-use crate::fs::{FileSystem, ROOT};
+use crate::fs::{Context, FileSystem, ROOT};
 use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
@@ -58,6 +60,9 @@ pub struct ClientLimits {
     pub arena_pages: u32,
     /// How its thread waits.
     pub wait: WaitConfig,
+    /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
+    /// import by tokens.
+    pub guests: bool,
     /// A client that holds on to a recalled lease for so long, without writing anything back, is
     /// cut off.
     pub recall: Duration,
@@ -69,6 +74,7 @@ impl Default for ClientLimits {
             clients: 64,
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
+            guests: false,
             recall: Duration::from_secs(5),
         }
     }
@@ -77,12 +83,14 @@ impl Default for ClientLimits {
 /// A socket that clients attach to; dropping it ends their sessions.
 pub struct Clients {
     path: PathBuf,
+    listener: UnixListener,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Clients {
-    /// Listens at `path`, which only this user may reach; a dead server's socket there is replaced.
+    /// Listens at `path`, which only this user may reach unless there may be guests; a dead server's
+    /// socket there is replaced. Tokens of the session name this socket from now on.
     ///
     /// # Errors
     /// `EADDRINUSE` when a server answers there; those of bind(2).
@@ -101,14 +109,18 @@ impl Clients {
             _ => {}
         }
         let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let mode = if limits.guests { 0o666 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        session.set_socket_path(path);
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
+        let other = listener.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("uvfs-clients".into())
-            .spawn(move || accept(&listener, &session, limits, &flag))?;
+            .spawn(move || accept(&other, &session, limits, &flag))?;
         Ok(Self {
             path: path.to_owned(),
+            listener,
             stop,
             thread: Some(thread),
         })
@@ -118,8 +130,8 @@ impl Clients {
 impl Drop for Clients {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Wakes the accept.
-        let _ = UnixStream::connect(&self.path);
+        // Wakes the accept, also where somebody removed the socket's name.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -149,7 +161,7 @@ pub fn in_process<F: FileSystem>(
     let thread = std::thread::Builder::new()
         .name("uvfs-client".into())
         .spawn(move || {
-            if let Err(error) = attend(&session, ours, limits) {
+            if let Err(error) = attend(&session, ours, limits, &AtomicUsize::new(0)) {
                 tracing::warn!(%error, "a client's session ended");
             }
         })?;
@@ -175,7 +187,7 @@ fn accept<F: FileSystem>(
     limits: ClientLimits,
     stop: &Arc<AtomicBool>,
 ) {
-    let now = Arc::new(AtomicUsize::new(0));
+    let (now, guests) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut threads: Vec<(JoinHandle<()>, UnixStream)> = Vec::new();
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -195,11 +207,11 @@ fn accept<F: FileSystem>(
             continue;
         };
         now.fetch_add(1, Ordering::AcqRel);
-        let (session, count) = (session.clone(), now.clone());
+        let (session, count, guests) = (session.clone(), now.clone(), guests.clone());
         let thread = std::thread::Builder::new()
             .name("uvfs-client".into())
             .spawn(move || {
-                if let Err(error) = attend(&session, client, limits) {
+                if let Err(error) = attend(&session, client, limits, &guests) {
                     tracing::warn!(%error, "a client's session ended");
                 }
                 count.fetch_sub(1, Ordering::AcqRel);
@@ -229,6 +241,25 @@ fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
     )
 }
 
+/// One of a bounded number of places.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let more = |n| (n < most).then_some(n + 1);
+        taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .ok()
+            .map(|_| Self(taken))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 struct ArenaRegion(Arc<Arena>);
 
 // SAFETY: the arena's mapping stays, whole and writable, as long as the arena that is held here.
@@ -246,11 +277,17 @@ fn attend<F: FileSystem>(
     session: &Arc<Session<F>>,
     socket: UnixStream,
     limits: ClientLimits,
+    guests: &AtomicUsize,
 ) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+    let guest = !peer.uid.is_root() && peer.uid != rustix::process::geteuid();
+    if guest && !limits.guests {
         return refuse(&socket, Errno::PERM);
     }
+    let _place = match guest.then(|| Place::take(guests, limits.clients / 2)) {
+        Some(None) => return refuse(&socket, Errno::AGAIN),
+        place => place.flatten(),
+    };
     socket.set_read_timeout(Some(PATIENCE))?;
     let (_, fds) = match attach::receive(&socket) {
         // Somebody who only looked whether we are there.
@@ -292,7 +329,8 @@ fn attend<F: FileSystem>(
     let client = Rc::new(Client {
         link,
         session: session.clone(),
-        stats: session.add_queue(),
+        stats: session.client_queue(),
+        guest,
         queue,
         memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
         inline: IoBuf::alloc(MAX_DEPTH as usize * INLINE_SIZE)?,
@@ -306,6 +344,7 @@ fn attend<F: FileSystem>(
         idle: RefCell::default(),
         gone: Cell::new(false),
         handles: RefCell::default(),
+        imported: RefCell::default(),
         lookups: RefCell::default(),
         bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
@@ -333,6 +372,8 @@ struct Client<F: FileSystem> {
     /// How others recall its leases.
     link: Arc<Link>,
     stats: Arc<QueueStats>,
+    /// Another user's: may use what it imported and nothing else.
+    guest: bool,
     queue: Arc<ServerQueue>,
     arena: Arc<Arena>,
     memory: IoBuf,
@@ -347,6 +388,8 @@ struct Client<F: FileSystem> {
     gone: Cell<bool>,
     /// Open files and directories: node, handle, whether it is a directory.
     handles: RefCell<HashSet<(u64, u64, bool)>>,
+    /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
+    imported: RefCell<HashMap<(u64, u64), u32>>,
     /// Lookups that the client has not undone.
     lookups: RefCell<HashMap<u64, u64>>,
     bell: Arc<File>,
@@ -376,6 +419,7 @@ impl<F: FileSystem> Drop for LockWaiter<F> {
 impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         self.queue.close();
+        self.session.client_queue_ended(self.stats.clone());
         self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
@@ -521,11 +565,13 @@ impl<F: FileSystem> Client<F> {
         // One thread serves a whole client: what it sends together goes to the host side by side.
         runtime::hand_over_large(self.busy.get() > 1);
         let may = match theirs.opcode {
-            ext::LEASE | ext::LEASE_RETURN => Ok(()),
+            IMPORT | ext::LEASE | ext::LEASE_RETURN => Ok(()),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
+        self.constrain(&mut slot);
         let answer = match (may, theirs.opcode) {
             (Err(errno), _) => Answer::Error(errno),
+            (Ok(()), IMPORT) => self.import(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
             (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
@@ -561,6 +607,114 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Changes a token for a handle of the client's own.
+    async fn import(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let (asked, _) =
+            ImportIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let grant = self
+            .session
+            .tokens
+            .take(&asked.token, Instant::now())
+            .ok_or(Errno::ACCESS)?;
+        let (session, stats) = (&self.session, &self.stats);
+        stats.begin(IMPORT);
+        let fs = session.fs();
+        let cx = Context {
+            unique: slot.header.unique,
+            uid: self.peer.0,
+            gid: self.peer.1,
+            pid: self.peer.2,
+            group: None,
+        };
+        let work = async {
+            let fh = fs.share(grant.node, grant.fh).await?;
+            // From here on it goes when the client goes.
+            self.handles.borrow_mut().insert((grant.node, fh, false));
+            self.imported
+                .borrow_mut()
+                .insert((grant.node, fh), grant.flags);
+            *self.lookups.borrow_mut().entry(grant.node).or_default() += 1;
+            if fs.open_flags(grant.node, fh)? != grant.flags {
+                return Err(Errno::BADF);
+            }
+            let attributes = fs.getattr(&cx, grant.node, Some(fh)).await?;
+            Ok(ImportOut {
+                nodeid: grant.node,
+                fh,
+                flags: grant.flags,
+                padding: 0,
+                attr: attributes.attr,
+            })
+        };
+        let done = session.interrupts.guard(slot.header.unique, work).await;
+        stats.end(!matches!(done, Some(Ok(_))));
+        done.unwrap_or(Err(Errno::IO)).map(|out| Answer::of(&out))
+    }
+
+    /// What an imported handle was opened for: whether for reading, whether for writing. Others
+    /// the file system checks itself.
+    fn access(&self, node: u64, fh: u64) -> (bool, bool) {
+        match self.imported.borrow().get(&(node, fh)) {
+            None => (true, true),
+            Some(flags) => match *flags as i32 & libc::O_ACCMODE {
+                libc::O_RDONLY => (true, false),
+                libc::O_WRONLY => (false, true),
+                libc::O_RDWR => (true, true),
+                _ => (false, false),
+            },
+        }
+    }
+
+    /// Whether a request is one that a guest may make.
+    fn guest_may(&self, opcode: Opcode, slot: &Slot) -> bool {
+        match opcode {
+            Opcode::Read
+            | Opcode::Write
+            | Opcode::Flush
+            | Opcode::Release
+            | Opcode::Fsync
+            | Opcode::Fallocate
+            | Opcode::Lseek
+            | Opcode::CopyFileRange
+            | Opcode::CopyFileRange64
+            | Opcode::Getattr
+            | Opcode::Statx
+            | Opcode::Forget => true,
+            Opcode::Setattr => {
+                let size = SetattrValid::SIZE | SetattrValid::FH | SetattrValid::LOCKOWNER;
+                let valid = SetattrValid::from_bits_retain(word(&slot.op, 0) as u32);
+                valid.contains(SetattrValid::SIZE | SetattrValid::FH) && size.contains(valid)
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes a request no more than its handle and its sender allow.
+    fn constrain(&self, slot: &mut Slot) {
+        let node = slot.header.nodeid;
+        // The file system's callers have no privileges here unless they are root.
+        let kill = self.peer.0 != 0;
+        if slot.header.opcode == Opcode::Write as u32
+            && let Ok((mut arg, _)) = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
+        {
+            if let Some(&flags) = self.imported.borrow().get(&(node, arg.fh)) {
+                arg.flags = flags;
+            }
+            if kill {
+                arg.write_flags |= abi::WriteFlags::KILL_SUIDGID.bits();
+            }
+            slot.op[..size_of::<abi::WriteIn>()].copy_from_slice(arg.as_bytes());
+        }
+        if slot.header.opcode == Opcode::Setattr as u32
+            && kill
+            && let Ok((mut arg, _)) = abi::SetattrIn::read_from_prefix(&slot.op[..slot.op_len])
+            && arg.valid & SetattrValid::SIZE.bits() != 0
+        {
+            arg.valid |= SetattrValid::KILL_SUIDGID.bits();
+            slot.op[..size_of::<abi::SetattrIn>()].copy_from_slice(arg.as_bytes());
+        }
+    }
+
     /// Grants a lease, if that can be now.
     async fn lease(&self, slot: &Slot) -> Result<Answer, Errno> {
         let (arg, _) =
@@ -573,6 +727,10 @@ impl<F: FileSystem> Client<F> {
         let node = slot.header.nodeid;
         if !self.lookups.borrow().contains_key(&node) {
             return Err(Errno::STALE);
+        }
+        let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
+        if self.guest && mode == Mode::Write && !self.imported.borrow().iter().any(writable) {
+            return Err(Errno::ACCESS);
         }
         let coherence = &self.session.coherence;
         let seq = match coherence.grant(&self.session, &self.link, node, mode).await {
@@ -610,16 +768,28 @@ impl<F: FileSystem> Client<F> {
     fn may(&self, slot: &Slot) -> Result<(), Errno> {
         let opcode = Opcode::try_from(slot.header.opcode).map_err(|_| Errno::NOSYS)?;
         let node = slot.header.nodeid;
-        let knows = |node| node == ROOT || self.lookups.borrow().contains_key(&node);
+        let knows =
+            |node| (node == ROOT && !self.guest) || self.lookups.borrow().contains_key(&node);
         let has = |node, fh, dir| match self.handles.borrow().contains(&(node, fh, dir)) {
             true => Ok(()),
             false => Err(Errno::BADF),
         };
         let first = word(&slot.op, 0);
+        let reads = |node, fh| match self.access(node, fh).0 {
+            true => Ok(()),
+            false => Err(Errno::BADF),
+        };
+        let writes = |node, fh| match self.access(node, fh).1 {
+            true => Ok(()),
+            false => Err(Errno::BADF),
+        };
         // GETATTR's and SETATTR's flag of the same value, which says that a handle follows.
         let by_handle = |flag: u32| word(&slot.op, 0) as u32 & flag != 0;
         if !knows(node) && opcode != Opcode::Statfs {
             return Err(Errno::STALE);
+        }
+        if self.guest && !self.guest_may(opcode, slot) {
+            return Err(Errno::PERM);
         }
         match opcode {
             // Between the kernel and the server alone, or about others' requests.
@@ -641,12 +811,13 @@ impl<F: FileSystem> Client<F> {
                     false => Err(Errno::INVAL),
                 }
             }
-            Opcode::Read
-            | Opcode::Write
-            | Opcode::Release
+            Opcode::Read => has(node, first, false).and_then(|()| reads(node, first)),
+            Opcode::Write | Opcode::Fallocate => {
+                has(node, first, false).and_then(|()| writes(node, first))
+            }
+            Opcode::Release
             | Opcode::Flush
             | Opcode::Fsync
-            | Opcode::Fallocate
             | Opcode::Lseek
             | Opcode::Getlk
             | Opcode::Setlk
@@ -655,14 +826,18 @@ impl<F: FileSystem> Client<F> {
                 has(node, first, true)
             }
             Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
-                has(node, first, false)?;
-                has(word(&slot.op, 16), word(&slot.op, 24), false)
+                let (to, to_fh) = (word(&slot.op, 16), word(&slot.op, 24));
+                has(node, first, false).and_then(|()| reads(node, first))?;
+                has(to, to_fh, false).and_then(|()| writes(to, to_fh))
             }
             Opcode::Getattr | Opcode::Statx if by_handle(GetattrFlags::FH.bits()) => {
                 has(node, word(&slot.op, 8), false).or(has(node, word(&slot.op, 8), true))
             }
             Opcode::Setattr if by_handle(SetattrValid::FH.bits()) => {
-                has(node, word(&slot.op, 8), false)
+                // As ftruncate(2): EINVAL for what is not open for writing.
+                let fh = word(&slot.op, 8);
+                has(node, fh, false)?;
+                writes(node, fh).map_err(|_| Errno::INVAL)
             }
             Opcode::Rename | Opcode::Rename2 | Opcode::Link if !knows(first) => Err(Errno::STALE),
             _ => Ok(()),
@@ -723,7 +898,12 @@ impl<F: FileSystem> Client<F> {
                 Ok(Opcode::Lookup | Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Link),
                 Answer::Body(body),
             ) => *lookups.entry(word(body, 0)).or_default() += 1,
-            (Ok(Opcode::Release), _) => drop(handles.remove(&(node, word(&slot.op, 0), false))),
+            (Ok(Opcode::Release), _) => {
+                handles.remove(&(node, word(&slot.op, 0), false));
+                self.imported
+                    .borrow_mut()
+                    .remove(&(node, word(&slot.op, 0)));
+            }
             (Ok(Opcode::Releasedir), _) => drop(handles.remove(&(node, word(&slot.op, 0), true))),
             (Ok(Opcode::Forget), _) => {
                 if let Some(count) = lookups.get_mut(&node) {
@@ -778,6 +958,7 @@ impl<F: FileSystem> Client<F> {
                 .handles
                 .borrow()
                 .contains(&(dirty.node, dirty.handle, false));
+            let open = open && self.access(dirty.node, dirty.handle).1;
             // Without the lease they were written already, and others' data is there now.
             if !open || !self.session.coherence.writes(&self.link, dirty.node) {
                 lost += len;
@@ -787,7 +968,10 @@ impl<F: FileSystem> Client<F> {
                 fh: dirty.handle,
                 offset: dirty.file_offset,
                 size: dirty.seg.len,
-                write_flags: abi::WriteFlags::CACHE.bits(),
+                write_flags: match self.peer.0 {
+                    0 => abi::WriteFlags::CACHE.bits(),
+                    _ => (abi::WriteFlags::CACHE | abi::WriteFlags::KILL_SUIDGID).bits(),
+                },
                 ..Default::default()
             };
             let start = dirty.seg.offset as usize;

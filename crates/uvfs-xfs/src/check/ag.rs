@@ -1,11 +1,15 @@
 //! Allocation groups: headers and the trees that hang off them.
 
-use super::ctx::{AgSums, Chunk, Ctx, Reader, Shared};
+use super::ctx::{AgSums, Chunk, Ctx, Shared};
+use super::reader::{Bytes, Reader};
 use super::report::Place;
 use super::space::{Use, class, mix};
 use crate::format::*;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
+
+/// Blocks below a node of a tree that are read ahead together.
+pub(crate) const CHILDREN_AHEAD: usize = 32;
 
 /// A tree of an allocation group being walked.
 struct Walk<'c, 'a> {
@@ -153,7 +157,21 @@ impl Walk<'_, '_> {
         }
         let key_len = self.tree.key_len();
         let (mut low, mut high, mut previous) = (None, 0, None);
+        let mark = rd.mark();
         for i in 0..n {
+            if i % CHILDREN_AHEAD == 0 {
+                rd.release(mark);
+                for k in i..n.min(i + CHILDREN_AHEAD) {
+                    let ptr_at = self.tree.ptr_offset(block.len(), g.features.crc, k);
+                    match Be32::at(&block, ptr_at) {
+                        Ok(p) if g.has_agb(self.agno, p.get()) => {
+                            rd.want_blocks(g, self.agno, p.get(), 1);
+                        }
+                        _ => {}
+                    }
+                }
+                rd.go();
+            }
             let key = &block[at + i * key_len..at + (i + 1) * key_len];
             let key_low = low_key(self.tree, key).unwrap_or(0);
             if previous.is_some_and(|p| p > key_low) {
@@ -179,6 +197,7 @@ impl Walk<'_, '_> {
             low = low.or(Some(b.low));
             high = high.max(b.high);
         }
+        rd.release(mark);
         low.map(|low| Bounds { low, high })
     }
 
@@ -246,6 +265,10 @@ fn walk(
 pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     let (g, report) = (ctx.g, ctx.report);
     let mut sums = AgSums::default();
+    let mark = rd.mark();
+    let headers = g.ag_header_daddr(agno, 0) << 9;
+    rd.want(headers, 4 * u64::from(g.sector_size));
+    rd.go();
     let header_blocks = (4 * g.sector_size).div_ceil(g.block_size);
     ctx.claim_owned(
         Place::ag("allocation group headers", agno),
@@ -271,6 +294,7 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     }
     let whole = free_space(ctx, rd, agno, &mut sums);
     inodes(ctx, rd, agno, &mut sums);
+    rd.release(mark);
     let ag = &ctx.ags[agno as usize];
     let _ = ag.sums.set(sums);
     let _ = ag.chunks.set(Vec::new());
@@ -282,7 +306,7 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     }
 }
 
-fn sector(ctx: &Ctx<'_>, rd: &mut Reader<'_>, place: Place, agno: u32, n: u32) -> Option<Vec<u8>> {
+fn sector(ctx: &Ctx<'_>, rd: &mut Reader<'_>, place: Place, agno: u32, n: u32) -> Option<Bytes> {
     let at = ctx.g.ag_header_daddr(agno, n) << 9;
     match rd.bytes(at, ctx.g.sector_size as usize) {
         Ok(b) => Some(b),

@@ -1,8 +1,9 @@
 //! Extended attributes.
 
-use super::ctx::{Ctx, Reader};
+use super::ctx::Ctx;
 use super::da::DaTree;
 use super::inode::read_run;
+use super::reader::Reader;
 use super::report::Place;
 use crate::format::*;
 use crate::inode::{Fork, Inode};

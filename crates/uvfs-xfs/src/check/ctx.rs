@@ -6,16 +6,11 @@ use super::space::{BlockMap, Fingerprint, Use, class};
 use super::{Progress, quota::Usage};
 use crate::blocks::Blocks;
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
+use crate::geometry::Geometry;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
-
-/// Bytes of a read in the large strategy.
-const WINDOW: u64 = 64 << 10;
-/// Windows that a thread keeps.
-const WINDOWS: usize = 8;
 
 /// An inode chunk of 64, less the holes of a sparse one.
 #[derive(Debug, Clone, Copy)]
@@ -171,6 +166,8 @@ pub(crate) struct Ctx<'a> {
     pub bases: OnceLock<Vec<u32>>,
     pub tree: Mutex<Tree>,
     pub large: bool,
+    /// Bytes that a thread may read ahead.
+    pub ahead: usize,
     pub log_clean: bool,
     /// Where the log ends, if it is clean.
     pub head_lsn: Option<u64>,
@@ -279,7 +276,12 @@ impl<'a> Ctx<'a> {
     pub fn index(&self, ino: u64) -> Option<u32> {
         let a = self.g.inode(ino)?;
         let (_, i) = self.find_chunk(a.agno, a.agino)?;
-        let base = *self.bases.get()?.get(a.agno as usize)?;
+        self.index_of(a.agno, i)
+    }
+
+    /// The index among all of the inode at place `i` of its group's.
+    pub fn index_of(&self, agno: u32, i: usize) -> Option<u32> {
+        let base = *self.bases.get()?.get(agno as usize)?;
         Some(base * 64 + i as u32)
     }
 
@@ -304,72 +306,5 @@ impl<'a> Ctx<'a> {
     pub fn io(&self, place: Place, e: &io::Error) {
         self.report.incomplete();
         self.report.bad(place, format!("cannot be read: {e}"));
-    }
-}
-
-/// Reads for one thread: exactly what is asked for, or in large pieces of which it keeps a few.
-pub(crate) struct Reader<'a> {
-    blocks: &'a dyn Blocks,
-    large: bool,
-    windows: Vec<(u64, u64, Vec<u8>)>,
-    tick: u64,
-}
-
-impl<'a> Reader<'a> {
-    pub fn new(ctx: &Ctx<'a>) -> Reader<'a> {
-        Reader {
-            blocks: ctx.blocks,
-            large: ctx.large,
-            windows: Vec::new(),
-            tick: 0,
-        }
-    }
-
-    /// Reads bytes of the device.
-    pub fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        let exact = |blocks: &dyn Blocks| {
-            let mut v = vec![0; len];
-            blocks.read_data(offset, &mut v).map(|()| v)
-        };
-        let start = offset / WINDOW * WINDOW;
-        let inside = offset - start;
-        if !self.large || inside + len as u64 > WINDOW {
-            return exact(self.blocks);
-        }
-        self.tick += 1;
-        let range = inside as usize..inside as usize + len;
-        if let Some(w) = self.windows.iter_mut().find(|w| w.0 == start) {
-            w.1 = self.tick;
-            if let Some(b) = w.2.get(range.clone()) {
-                return Ok(b.to_vec());
-            }
-            return exact(self.blocks);
-        }
-        let bytes = WINDOW.min(self.blocks.size().saturating_sub(start)) as usize;
-        let mut buf = if self.windows.len() < WINDOWS {
-            Vec::new()
-        } else {
-            let (oldest, _) = self
-                .windows
-                .iter()
-                .enumerate()
-                .min_by_key(|(_, w)| w.1)
-                .expect("there are windows");
-            self.windows.swap_remove(oldest).2
-        };
-        buf.resize(bytes, 0);
-        if self.blocks.read_data(start, &mut buf).is_err() || range.end > buf.len() {
-            // One bad sector, or the end of the image, must not hide its neighbours.
-            return exact(self.blocks);
-        }
-        let out = buf[range].to_vec();
-        self.windows.push((start, self.tick, buf));
-        Ok(out)
-    }
-
-    /// Reads blocks of an allocation group.
-    pub fn blocks(&mut self, g: &Geometry, agno: u32, agbno: u32, n: u32) -> io::Result<Vec<u8>> {
-        let at = g.daddr(AgBlock { agno, agbno }) << 9;
-        self.bytes(at, (n as usize) << g.blocklog)
     }
 }

@@ -1,7 +1,9 @@
 //! The hash-ordered trees of directories and attribute forks.
 
-use super::ctx::{Ctx, Reader};
-use super::inode::read_run;
+use super::ag::CHILDREN_AHEAD;
+use super::ctx::Ctx;
+use super::inode::{read_run, want_run};
+use super::reader::Reader;
 use super::report::Place;
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -171,7 +173,16 @@ impl<'c, 'a> DaTree<'c, 'a> {
             return self.lost();
         }
         let mut previous = 0;
+        let mark = rd.mark();
         for (i, e) in entries.iter().enumerate() {
+            if i % CHILDREN_AHEAD == 0 {
+                rd.release(mark);
+                for e in entries[i..].iter().take(CHILDREN_AHEAD) {
+                    let number = u64::from(e.before.get());
+                    want_run(ctx, rd, self.extents, number, self.count.into());
+                }
+                rd.go();
+            }
             let hash = e.hashval.get();
             if hash < previous {
                 report.bad(place, format!("entry {i} is out of order"));
@@ -189,6 +200,7 @@ impl<'c, 'a> DaTree<'c, 'a> {
                 );
             }
         }
+        rd.release(mark);
         Some(previous)
     }
 }

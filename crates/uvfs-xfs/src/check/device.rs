@@ -1,6 +1,6 @@
 //! Reading a device through one of the I/O engines.
 
-use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Verify};
+use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Stream, Verify};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use uvfs_mem::Arena;
 /// Bytes of one transfer: a large read is several of them at once.
 const PIECE: usize = 256 << 10;
 /// Transfers in flight for one reader.
-const DEPTH: usize = 8;
+const DEPTH: usize = 128;
 
 /// A device read through an engine: one for each reader that is at work at a time, so that a read
 /// waits only for itself.
@@ -30,7 +30,7 @@ impl DeviceBlocks {
         let blocks = DeviceBlocks {
             device,
             kind,
-            arena: Arena::new(256 << 20)?,
+            arena: Arena::new(1 << 30)?,
             idle: Mutex::new(Vec::new()),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -38,6 +38,26 @@ impl DeviceBlocks {
         let first = blocks.open()?;
         blocks.idle.lock().expect("no holder panics").push(first);
         Ok(blocks)
+    }
+
+    /// Reads `device` by the engine that suits it: past the page cache many reads in flight, if the
+    /// kernel lets us; through it plain reads, as these are what its readahead is for.
+    pub fn best(device: Arc<Device>) -> io::Result<DeviceBlocks> {
+        let kinds: &[EngineKind] = match device.is_direct() {
+            true => &[EngineKind::Uring, EngineKind::Aio],
+            false => &[],
+        };
+        for kind in kinds {
+            if let Ok(blocks) = DeviceBlocks::new(device.clone(), *kind) {
+                return Ok(blocks);
+            }
+        }
+        DeviceBlocks::new(device, EngineKind::Sync)
+    }
+
+    /// The kind of engine.
+    pub fn engine(&self) -> EngineKind {
+        self.kind
     }
 
     /// Reads so far, and their bytes.
@@ -54,6 +74,15 @@ impl DeviceBlocks {
             ..EngineConfig::default()
         };
         engine::open(self.kind, self.device.clone(), config)
+    }
+
+    /// An engine that nobody uses now.
+    fn take(&self) -> io::Result<Arc<dyn Engine>> {
+        let idle = self.idle.lock().expect("no holder panics").pop();
+        match idle {
+            Some(e) => Ok(e),
+            None => self.open(),
+        }
     }
 
     fn count(&self, bytes: usize) {
@@ -187,13 +216,83 @@ impl Blocks for DeviceBlocks {
         if self.kind == EngineKind::Sync && fits {
             return self.pread(offset, buf);
         }
-        let idle = self.idle.lock().expect("no holder panics").pop();
-        let engine = match idle {
-            Some(e) => e,
-            None => self.open()?,
-        };
+        let engine = self.take()?;
         let result = self.through_engine(&*engine, offset, buf);
         self.idle.lock().expect("no holder panics").push(engine);
         result
+    }
+
+    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+        Some(Box::new(DeviceStream {
+            blocks: self,
+            // Without one, each read is waited for: slower, but it works.
+            engine: self.take().ok()?,
+            waiting: Vec::new(),
+            done: Vec::new(),
+        }))
+    }
+
+    fn waits(&self) -> bool {
+        self.kind == EngineKind::Sync
+    }
+}
+
+/// Reads in flight in one engine.
+struct DeviceStream<'a> {
+    blocks: &'a DeviceBlocks,
+    engine: Arc<dyn Engine>,
+    waiting: Vec<Io>,
+    done: Vec<Io>,
+}
+
+impl Stream for DeviceStream<'_> {
+    fn unit(&self) -> u64 {
+        self.blocks.device.geometry().block.max(1).into()
+    }
+
+    fn start(&mut self, offset: u64, len: usize) -> bool {
+        let Ok(block) = self.blocks.arena.alloc(len) else {
+            return false;
+        };
+        let extent = IoExtent { offset, len };
+        self.waiting
+            .push(Io::new(Op::Read, offset, [extent], [block]));
+        true
+    }
+
+    fn send(&mut self) {
+        if !self.waiting.is_empty() {
+            self.engine.submit(&mut self.waiting);
+        }
+    }
+
+    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
+        if self.done.is_empty() {
+            self.send();
+            self.engine.reap(true, &mut self.done);
+        }
+        let io = self.done.pop()?;
+        let result = match io.error() {
+            Some(e) => Err(e.into()),
+            None => {
+                let mut memory = io.memory;
+                let block = memory.pop().expect("a read has one block of memory");
+                self.blocks.count(block.len());
+                Ok(block)
+            }
+        };
+        Some((io.tag, result))
+    }
+}
+
+impl Drop for DeviceStream<'_> {
+    fn drop(&mut self) {
+        // An engine is put back without anything in it.
+        self.waiting.clear();
+        while self.engine.reap(true, &mut self.done) > 0 {
+            self.done.clear();
+        }
+        let mut idle = self.blocks.idle.lock().expect("no holder panics");
+        idle.push(self.engine.clone());
     }
 }

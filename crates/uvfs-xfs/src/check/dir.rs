@@ -1,13 +1,18 @@
 //! Directories: entries, hash index, free index.
 
-use super::ctx::{Ctx, Reader};
+use super::ctx::Ctx;
 use super::da::DaTree;
-use super::inode::{Gathered, read_run};
+use super::inode::{Gathered, read_run, want_run};
+use super::reader::Reader;
 use super::report::Place;
 use crate::dir::data_record;
 use crate::format::*;
 use crate::inode::{Fork, Inode};
+use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
+
+/// Blocks of a directory that are read ahead together.
+const BLOCKS_AHEAD: usize = 32;
 
 /// A directory being checked.
 struct Dir<'c, 'a> {
@@ -89,7 +94,7 @@ impl Dir<'_, '_> {
         if let Some(f) = ag.facts.get() {
             f.link(slot, kind);
         }
-        let (Some(parent), Some(child)) = (self.index, ctx.index(ino)) else {
+        let (Some(parent), Some(child)) = (self.index, ctx.index_of(a.agno, slot)) else {
             return;
         };
         match name {
@@ -215,18 +220,24 @@ impl Dir<'_, '_> {
         // Mapped directory blocks of each part.
         let (mut index_blocks, mut free_blocks, mut data_end) = (0u64, Vec::new(), 0u64);
         let mut single = false;
+        let extents = self.extents;
         let mut previous = None;
-        for e in self.extents {
-            let (first, last) = (
-                e.startoff / per,
-                (e.startoff + u64::from(e.blockcount) - 1) / per,
-            );
-            for db in first..=last {
-                // A directory block may be made of several extents.
-                if previous == Some(db) {
-                    continue;
-                }
-                previous = Some(db);
+        let mut numbers = extents
+            .iter()
+            .flat_map(|e| e.startoff / per..=(e.startoff + u64::from(e.blockcount) - 1) / per)
+            // A directory block may be made of several extents.
+            .filter(|db| previous.replace(*db) != Some(*db));
+        let mark = rd.mark();
+        loop {
+            let some: SmallVec<[u64; BLOCKS_AHEAD]> = numbers.by_ref().take(BLOCKS_AHEAD).collect();
+            if some.is_empty() {
+                break;
+            }
+            for db in &some {
+                want_run(ctx, rd, extents, db * per, per);
+            }
+            rd.go();
+            for db in some {
                 let start = db * per;
                 if start < leaf_at {
                     data_end = db + 1;
@@ -239,6 +250,7 @@ impl Dir<'_, '_> {
                     report.bad(self.place, format!("file block {start} is beyond its end"));
                 }
             }
+            rd.release(mark);
         }
         if inode.size != data_end * u64::from(g.dir_block_size) {
             report.differ(

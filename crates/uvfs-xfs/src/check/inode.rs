@@ -1,19 +1,23 @@
 //! Inodes: cores and forks.
 
-use super::ctx::{Ctx, KIND_BAD, Pair, Reader, Tree};
+use super::ag::CHILDREN_AHEAD;
+use super::ctx::{Chunk, Ctx, KIND_BAD, Pair, Tree};
+use super::reader::{Bytes, MAX_READ, Reader};
 use super::report::Place;
 use super::space::Use;
 use super::{attr, dir, quota};
 use crate::format::*;
 use crate::geometry::AgBlock;
 use crate::inode::{Fork, Inode};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
-/// Bytes of inodes that are read at once in the large strategy.
-const READ: usize = 1 << 20;
-/// Bytes that lie between chunks and are read with them rather than skipped.
-const GAP: usize = 64 << 10;
+/// Reads of inodes in flight or waiting to be checked.
+const READS_AHEAD: usize = 96;
+/// Of these, how many are looked through for what their inodes lead to.
+const SURVEYED: usize = 48;
+/// Blocks of one fork that are read ahead; more are when they are gone through.
+const FORK_AHEAD: u32 = 16;
 /// Extents of a fork that are kept; no directory or attribute fork comes near.
 const MAX_EXTENTS: usize = 1 << 20;
 
@@ -31,103 +35,261 @@ impl Gathered {
     }
 }
 
-/// A buffer whose start is aligned to a page, so that direct I/O can go straight into it.
-struct Aligned {
-    bytes: Vec<u8>,
-    skip: usize,
+/// Some chunks of an allocation group that are read at once.
+struct Run {
+    agno: u32,
+    /// Index of the first chunk.
+    first: usize,
+    chunks: usize,
+    /// Byte on the device.
+    offset: u64,
+    len: usize,
+    /// What was asked for ahead for it.
+    pieces: Vec<u64>,
 }
 
-impl Aligned {
-    fn new(len: usize) -> Aligned {
-        let bytes = vec![0u8; len + 4096];
-        let skip = bytes.as_ptr().align_offset(4096).min(4096);
-        Aligned { bytes, skip }
-    }
-
-    fn get(&mut self, len: usize) -> &mut [u8] {
-        &mut self.bytes[self.skip..self.skip + len]
-    }
+fn chunk_bytes(ctx: &Ctx<'_>) -> u64 {
+    u64::from(INODES_PER_CHUNK) << ctx.g.inodelog
 }
 
-/// Checks the inodes of some chunks of an allocation group.
-pub(crate) fn scan(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, range: Range<usize>) {
+/// Cuts the next run off the front of a range of chunks.
+fn cut(ctx: &Ctx<'_>, gap: u64, agno: u32, range: &mut Range<usize>) -> Option<Run> {
     let g = ctx.g;
+    let chunks = ctx.ags[agno as usize].chunks.get()?;
+    let offset = |i: usize| u64::from(chunks[i].start) << g.inodelog;
+    let first = range.clone().next()?;
+    let bytes = chunk_bytes(ctx);
+    let mut n = 1;
+    while first + n < range.end {
+        let between = offset(first + n) - (offset(first + n - 1) + bytes);
+        if between > gap || offset(first + n) + bytes - offset(first) > MAX_READ {
+            break;
+        }
+        n += 1;
+    }
+    range.start += n;
+    // A sparse chunk may reach beyond the end of the group.
+    let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
+    let end = (offset(first + n - 1) + bytes).min(ag_bytes);
+    Some(Run {
+        agno,
+        first,
+        chunks: n,
+        offset: (g.daddr(AgBlock { agno, agbno: 0 }) << 9) + offset(first),
+        len: end.saturating_sub(offset(first)) as usize,
+        pieces: Vec::new(),
+    })
+}
+
+/// Checks the inodes of all the chunks that `next` gives: (allocation group, range of chunks).
+///
+/// Reads of inodes are started well ahead. When one has arrived, what its directories, attributes
+/// and trees lead to is read ahead, too, so that little is left to wait for when it is checked.
+pub(crate) fn scan(
+    ctx: &Ctx<'_>,
+    rd: &mut Reader<'_>,
+    next: &mut dyn FnMut() -> Option<(u32, Range<usize>)>,
+) {
+    let mut out = Gathered::default();
+    let gap = rd.gap();
+    let mut item: Option<(u32, Range<usize>)> = None;
+    let mut cut_next = || loop {
+        if let Some((agno, range)) = &mut item
+            && let Some(run) = cut(ctx, gap, *agno, range)
+        {
+            return Some(run);
+        }
+        item = Some(next()?);
+    };
+    let mut queue: VecDeque<Run> = VecDeque::with_capacity(READS_AHEAD);
+    let mut surveyed = 0;
+    let mut more = true;
+    loop {
+        while more && queue.len() < READS_AHEAD && (queue.is_empty() || rd.has_room()) {
+            let Some(mut run) = cut_next() else {
+                more = false;
+                break;
+            };
+            let mark = rd.mark();
+            rd.want(run.offset, run.len as u64);
+            rd.go();
+            run.pieces = rd.since(mark);
+            queue.push_back(run);
+        }
+        // Not those at the end of the queue: they have only just been sent.
+        while surveyed < queue.len().div_ceil(2).min(SURVEYED) {
+            let run = &mut queue[surveyed];
+            surveyed += 1;
+            if run.pieces.is_empty() {
+                continue;
+            }
+            if let Ok(bytes) = rd.bytes(run.offset, run.len) {
+                let mark = rd.mark();
+                survey(ctx, rd, run, &bytes);
+                rd.go();
+                run.pieces.append(&mut rd.since(mark));
+            }
+        }
+        rd.send();
+        let Some(run) = queue.pop_front() else { break };
+        surveyed = surveyed.saturating_sub(1);
+        scan_run(ctx, rd, &run, &mut out);
+        for p in run.pieces {
+            rd.forget(p);
+        }
+    }
+    out.merge(&mut ctx.tree.lock().expect("no holder panics"));
+}
+
+/// The inodes of a run that are there: (chunk, index in the chunk, where in the run).
+fn inodes_of<'c>(
+    ctx: &'c Ctx<'_>,
+    run: &'c Run,
+) -> impl Iterator<Item = (usize, &'c Chunk, u32, usize)> {
+    let g = ctx.g;
+    let chunks = ctx.ags[run.agno as usize]
+        .chunks
+        .get()
+        .map_or(&[][..], |c| &c[..]);
+    let range = run.first..run.first + run.chunks;
+    let start = chunks.get(run.first).map_or(0, |c| c.start);
+    range.flat_map(move |k| {
+        let chunk = &chunks[k];
+        let at = ((chunk.start - start) as usize) << g.inodelog;
+        (0..INODES_PER_CHUNK)
+            .filter(|slot| chunk.holemask >> (slot / INODES_PER_HOLEMASK_BIT) & 1 == 0)
+            .map(move |slot| (k, chunk, slot, at + ((slot as usize) << g.inodelog)))
+    })
+}
+
+/// Says what the inodes of a run lead to. Nothing here is believed: what makes no sense is found
+/// when the inode is checked.
+fn survey(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &Run, bytes: &[u8]) {
+    let g = ctx.g;
+    let Some(frees) = ctx.ags[run.agno as usize].free.get() else {
+        return;
+    };
+    let size = g.inode_size as usize;
+    for (k, _, slot, from) in inodes_of(ctx, run) {
+        if frees[k] >> slot & 1 != 0 {
+            continue;
+        }
+        let Some(raw) = bytes.get(from..from + size) else {
+            continue;
+        };
+        let Ok(d) = DinodeV2::at(raw, 0) else {
+            continue;
+        };
+        let kind = FileType::from_mode(d.mode.get());
+        let (data_at, big) = match Dinode::at(raw, 0) {
+            Ok(v3) if d.version == 3 => (DINODE_V3_SIZE, v3.flags2.get() & DIFLAG2_NREXT64 != 0),
+            _ => (DINODE_V2_SIZE, false),
+        };
+        let (n, an) = if big {
+            (d.big_nextents.get(), d.nextents.get())
+        } else {
+            (d.nextents.get().into(), d.anextents.get().into())
+        };
+        let attr_at = match d.forkoff {
+            0 => size,
+            f => (data_at + usize::from(f) * 8).min(size),
+        };
+        if kind != FileType::Regular || d.format == FORMAT_BTREE {
+            survey_fork(ctx, rd, d.format, n, raw.get(data_at..attr_at));
+        }
+        if d.forkoff != 0 {
+            survey_fork(ctx, rd, d.aformat, an.into(), raw.get(attr_at..));
+        }
+    }
+}
+
+fn survey_fork(ctx: &Ctx<'_>, rd: &mut Reader<'_>, format: u8, n: u64, fork: Option<&[u8]>) {
+    let g = ctx.g;
+    let Some(fork) = fork else { return };
+    match format {
+        FORMAT_EXTENTS => {
+            let n = n.min((fork.len() / ExtentRecord::SIZE) as u64) as usize;
+            let mut left = FORK_AHEAD;
+            for r in ExtentRecord::slice_at(fork, 0, n).unwrap_or_default() {
+                let e = r.unpack();
+                let count = e.blockcount.min(left);
+                left -= count;
+                if let Some(a) = g.fsb_run(e.startblock, count).filter(|_| count > 0) {
+                    rd.want_blocks(g, a.agno, a.agbno, count);
+                }
+            }
+        }
+        FORMAT_BTREE => {
+            let Ok(head) = BmdrBlock::at(fork, 0) else {
+                return;
+            };
+            let room = (fork.len() - BmdrBlock::SIZE) / 16;
+            let n = usize::from(head.numrecs.get()).min(room);
+            for p in Be64::slice_at(fork, BmdrBlock::SIZE + room * 8, n).unwrap_or_default() {
+                if let Some(a) = g.fsb(p.get()) {
+                    rd.want_blocks(g, a.agno, a.agbno, 1);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &Run, out: &mut Gathered) {
+    let (g, agno) = (ctx.g, run.agno);
     let ag = &ctx.ags[agno as usize];
     let (Some(chunks), Some(frees)) = (ag.chunks.get(), ag.free.get()) else {
         return;
     };
-    let mut out = Gathered::default();
-    let chunk_bytes = (INODES_PER_CHUNK << g.inodelog) as usize;
-    let ag_start = g.daddr(AgBlock { agno, agbno: 0 }) << 9;
-    let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
-    let offset = |i: usize| u64::from(chunks[i].start) << g.inodelog;
-    let mut buf = Aligned::new(READ.max(chunk_bytes));
-    let mut i = range.start;
-    while i < range.end {
-        // As many chunks as go into one read.
-        let mut n = 1;
-        while ctx.large && i + n < range.end {
-            let gap = offset(i + n) - (offset(i + n - 1) + chunk_bytes as u64);
-            let total = offset(i + n) + chunk_bytes as u64 - offset(i);
-            if gap > GAP as u64 || total > READ as u64 {
-                break;
-            }
-            n += 1;
-        }
-        // A sparse chunk may reach beyond the end of the group.
-        let end = (offset(i + n - 1) + chunk_bytes as u64).min(ag_bytes);
-        let len = end.saturating_sub(offset(i)) as usize;
-        let bytes = buf.get(len);
-        let mut read = ctx.blocks.read_data(ag_start + offset(i), bytes);
-        for k in i..i + n {
-            let chunk = chunks[k];
-            let at = (offset(k) - offset(i)) as usize;
-            if read.is_err() && n > 1 {
-                // Find the chunk that cannot be read.
-                let part = &mut bytes[at..(at + chunk_bytes).min(len)];
-                read = ctx.blocks.read_data(ag_start + offset(k), part);
-            }
-            if let Err(e) = &read {
-                ctx.io(
-                    Place::block("inode chunk", agno, chunk.start >> g.inopblog),
-                    e,
-                );
-                if n > 1 {
-                    read = Err(std::io::ErrorKind::Other.into());
-                }
-                for slot in 0..64usize {
-                    if let Some(f) = ag.facts.get() {
-                        f.set_inode(k * 64 + slot, KIND_BAD, 0);
-                    }
-                }
-                continue;
-            }
-            let size = g.inode_size as usize;
-            for slot in 0..INODES_PER_CHUNK {
-                if chunk.holemask >> (slot / INODES_PER_HOLEMASK_BIT) & 1 != 0 {
-                    continue;
-                }
-                let from = at + slot as usize * size;
-                let Some(raw) = bytes.get(from..from + size) else {
-                    continue;
+    let bytes = match rd.bytes(run.offset, run.len) {
+        Ok(b) => b,
+        // Find the chunk that cannot be read.
+        Err(_) if run.chunks > 1 => {
+            let start = chunks[run.first].start;
+            for (k, chunk) in chunks.iter().enumerate().skip(run.first).take(run.chunks) {
+                let skip = u64::from(chunk.start - start) << g.inodelog;
+                let len = (run.len as u64 - skip).min(chunk_bytes(ctx));
+                let one = Run {
+                    agno,
+                    first: k,
+                    chunks: 1,
+                    offset: run.offset + skip,
+                    len: len as usize,
+                    pieces: Vec::new(),
                 };
-                let ino = g.ino(agno, chunk.start + slot);
-                let index = k * 64 + slot as usize;
-                if frees[k] >> slot & 1 != 0 {
-                    free_inode(ctx, ino, raw);
-                } else {
-                    let (kind, nlink) = used_inode(ctx, rd, ino, raw, &mut out);
-                    if let Some(f) = ag.facts.get() {
-                        f.set_inode(index, kind, nlink);
-                    }
+                scan_run(ctx, rd, &one, out);
+            }
+            return;
+        }
+        Err(e) => {
+            let block = chunks[run.first].start >> g.inopblog;
+            ctx.io(Place::block("inode chunk", agno, block), &e);
+            if let Some(f) = ag.facts.get() {
+                for slot in 0..64 {
+                    f.set_inode(run.first * 64 + slot, KIND_BAD, 0);
                 }
             }
-            ctx.progress
-                .add_done(u64::from(64 - u32::from(chunk.holemask).count_ones() * 4));
+            return;
         }
-        i += n;
+    };
+    let size = g.inode_size as usize;
+    let mut done = 0;
+    for (k, chunk, slot, from) in inodes_of(ctx, run) {
+        done += 1;
+        let Some(raw) = bytes.get(from..from + size) else {
+            continue;
+        };
+        let ino = g.ino(agno, chunk.start + slot);
+        if frees[k] >> slot & 1 != 0 {
+            free_inode(ctx, ino, raw);
+        } else {
+            let (kind, nlink) = used_inode(ctx, rd, ino, raw, out);
+            if let Some(f) = ag.facts.get() {
+                f.set_inode(k * 64 + slot as usize, kind, nlink);
+            }
+        }
     }
-    out.merge(&mut ctx.tree.lock().expect("no holder panics"));
+    ctx.progress.add_done(done);
 }
 
 fn place(ino: u64) -> Place {
@@ -624,13 +786,26 @@ impl ForkWalk<'_, '_> {
         let keys = Be64::slice_at(&block, at, n).unwrap_or_default();
         let ptrs_at = Btree::Bmap.ptr_offset(block.len(), g.features.crc, 0);
         let ptrs = Be64::slice_at(&block, ptrs_at, n).unwrap_or_default();
+        let mark = rd.mark();
         for (i, (key, ptr)) in keys.iter().zip(ptrs).enumerate() {
+            if i % CHILDREN_AHEAD == 0 {
+                rd.release(mark);
+                for a in ptrs[i..]
+                    .iter()
+                    .take(CHILDREN_AHEAD)
+                    .filter_map(|p| g.fsb(p.get()))
+                {
+                    rd.want_blocks(g, a.agno, a.agbno, 1);
+                }
+                rd.go();
+            }
             if let Some(low) = self.node(rd, ptr.get(), level - 1, false)
                 && low != key.get()
             {
                 report.differ(place, format!("key {i}"), low, key.get());
             }
         }
+        rd.release(mark);
         keys.first().map(|k| k.get())
     }
 }
@@ -666,25 +841,46 @@ pub(crate) fn read_run(
     extents: &[Extent],
     start: u64,
     count: u64,
-) -> Option<(Vec<u8>, AgBlock)> {
+) -> Option<(Bytes, AgBlock)> {
     let Some(runs) = map_run(ctx, extents, start, count) else {
         ctx.report
             .bad(place, format!("file block {start} is a hole"));
         return None;
     };
     let first = runs.first()?.0;
-    let mut bytes: Vec<u8> = Vec::new();
+    let mut bytes: Option<Bytes> = None;
     for (a, n) in &runs {
         match rd.blocks(ctx.g, a.agno, a.agbno, *n) {
-            Ok(b) if bytes.is_empty() => bytes = b,
-            Ok(b) => bytes.extend_from_slice(&b),
+            Ok(b) => {
+                bytes = Some(match bytes.take() {
+                    None => b,
+                    Some(first) => {
+                        let mut all = first.into_vec();
+                        all.extend_from_slice(&b);
+                        Bytes::Own(all)
+                    }
+                });
+            }
             Err(e) => {
                 ctx.io(place.at(a.agno, a.agbno), &e);
                 return None;
             }
         }
     }
-    Some((bytes, first))
+    Some((bytes?, first))
+}
+
+/// Says that a run of file blocks will be needed.
+pub(crate) fn want_run(
+    ctx: &Ctx<'_>,
+    rd: &mut Reader<'_>,
+    extents: &[Extent],
+    start: u64,
+    count: u64,
+) {
+    for (a, n) in map_run(ctx, extents, start, count).unwrap_or_default() {
+        rd.want_blocks(ctx.g, a.agno, a.agbno, n);
+    }
 }
 
 fn symlink(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]) {

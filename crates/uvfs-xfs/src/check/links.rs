@@ -1,7 +1,8 @@
 //! What only all inodes and directories together tell: unlinked lists, link counts, kinds, parents,
 //! and what no directory leads to.
 
-use super::ctx::{Ctx, KIND_BAD, KIND_FREE, Pair, Reader};
+use super::ctx::{Ctx, KIND_BAD, KIND_FREE, Pair};
+use super::reader::Reader;
 use super::report::Place;
 use crate::format::*;
 

@@ -22,6 +22,7 @@ mod inode;
 mod links;
 mod paths;
 mod quota;
+mod reader;
 mod report;
 mod space;
 mod superblock;
@@ -31,7 +32,8 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::log::{self, LogState};
-use ctx::{Ag, Ctx, Facts, Reader, Tree};
+use ctx::{Ag, Ctx, Facts, Tree};
+use reader::{MAX_AHEAD, MIN_AHEAD, Reader};
 use report::{Place, Report};
 use space::{BlockMap, Fingerprint, Use};
 use std::ops::Range;
@@ -43,9 +45,12 @@ pub use device::DeviceBlocks;
 pub use report::Finding;
 
 /// Chunks of inodes that are one piece of work.
-const CHUNKS_PER_ITEM: usize = 2048;
-/// Bytes that each thread may use for reading.
-const THREAD_BYTES: u64 = 3 << 19;
+const CHUNKS_PER_ITEM: usize = 256;
+/// Bytes that each thread may use beside what it reads ahead: one directory or fork.
+const THREAD_BYTES: u64 = 1 << 20;
+/// A device that takes no longer for a small read is good at many of them at once: nothing is gained
+/// by reading what lies between.
+const FAST_READ: Duration = Duration::from_micros(300);
 
 /// How metadata is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,7 +59,7 @@ pub enum Prefetch {
     Large,
     /// Many small reads of just what is needed.
     Exact,
-    /// Whichever suits the device: a few reads of both kinds are timed first.
+    /// Whichever suits the device: a few small reads are timed first.
     #[default]
     Auto,
 }
@@ -62,7 +67,7 @@ pub enum Prefetch {
 /// How to check.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Threads; 0 is two for each CPU, so that one can wait for the device.
+    /// Threads; 0 is one for each CPU, or two where reading waits for the device.
     pub threads: usize,
     /// How metadata is read.
     pub prefetch: Prefetch,
@@ -132,7 +137,10 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     superblock::fields(&sb, &g, &report);
     fit(&mut g, blocks.size(), &report);
     let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(2, |n| n.get()) * 2,
+        0 => {
+            let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
+            if blocks.waits() { cpus * 2 } else { cpus }
+        }
         n => n,
     };
     let large = match options.prefetch {
@@ -140,7 +148,10 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
         Prefetch::Exact => false,
         Prefetch::Auto => suits_large(&*blocks),
     };
-    let ranges = passes(&g, &*blocks, options.memory, threads);
+    // A quarter of the memory, if it is bounded.
+    let ahead = options.memory.map_or(256 << 20, |m| (m / 4) as usize) / threads;
+    let ahead = ahead.clamp(MIN_AHEAD, MAX_AHEAD);
+    let ranges = passes(&g, &*blocks, options.memory, threads, ahead);
     let mut inodes = 0;
     for (i, range) in ranges.iter().enumerate() {
         let ctx = context(
@@ -151,6 +162,7 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
             progress,
             range.clone(),
             large,
+            ahead,
             &log,
             head_lsn,
             i == 0,
@@ -199,23 +211,21 @@ fn fit(g: &mut Geometry, size: u64, report: &Report) {
     }
 }
 
-/// Times a few reads of both kinds, spread over the device.
+/// Times a few small reads, spread over the device: large ones pay where each has to be waited for
+/// long, as of disks and remote devices.
 fn suits_large(blocks: &dyn Blocks) -> bool {
     let size = blocks.size();
-    let time = |bytes: usize, phase: u64| -> Option<Duration> {
-        let mut buf = vec![0; bytes];
-        let start = Instant::now();
-        for i in 0..6u64 {
-            let at = (size / 16).checked_mul(2 * i + phase)? / 4096 * 4096;
+    let mut buf = vec![0; 4096];
+    let mut times: Vec<Duration> = (1..8u64)
+        .filter_map(|i| {
+            let at = (size / 8).checked_mul(i)? / 4096 * 4096;
+            let start = Instant::now();
             blocks.read_data(at, &mut buf).ok()?;
-        }
-        Some(start.elapsed())
-    };
-    match (time(4096, 1), time(64 << 10, 2)) {
-        // A large read stands for several small ones.
-        (Some(small), Some(large)) => large < small * 6,
-        _ => false,
-    }
+            Some(start.elapsed())
+        })
+        .collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).is_some_and(|t| *t > FAST_READ)
 }
 
 /// The allocation groups of each pass.
@@ -224,12 +234,13 @@ fn passes(
     blocks: &dyn Blocks,
     memory: Option<u64>,
     threads: usize,
+    ahead: usize,
 ) -> Vec<Range<u32>> {
     let all = 0..g.agcount;
     let Some(memory) = memory else {
         return vec![all];
     };
-    let room = memory.saturating_sub(threads as u64 * THREAD_BYTES);
+    let room = memory.saturating_sub(threads as u64 * (ahead as u64 + THREAD_BYTES));
     let mut out: Vec<Range<u32>> = Vec::new();
     let mut used = 0u64;
     for agno in all {
@@ -264,6 +275,7 @@ fn context<'a>(
     progress: &'a Progress,
     range: Range<u32>,
     large: bool,
+    ahead: usize,
     log: &LogState,
     head_lsn: Option<u64>,
     first: bool,
@@ -297,6 +309,7 @@ fn context<'a>(
         bases: OnceLock::new(),
         tree: Mutex::new(Tree::default()),
         large,
+        ahead,
         log_clean: log.is_clean(),
         head_lsn,
         usage: (first && quota::counted(sb)).then(|| Mutex::new(quota::Usage::default())),
@@ -311,19 +324,21 @@ fn parallel(
     work: &(dyn Fn(&mut Reader<'_>, usize) + Sync),
 ) {
     let next = AtomicUsize::new(0);
-    std::thread::scope(|s| {
-        for _ in 0..threads.min(count) {
-            s.spawn(|| {
-                let mut rd = Reader::new(ctx);
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    if i >= count {
-                        break;
-                    }
-                    work(&mut rd, i);
-                }
-            });
+    let run = || {
+        let mut rd = Reader::new(ctx);
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                break;
+            }
+            work(&mut rd, i);
         }
+    };
+    std::thread::scope(|s| {
+        for _ in 1..threads.min(count) {
+            s.spawn(run);
+        }
+        run();
     });
 }
 
@@ -358,9 +373,10 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
     parallel(ctx, threads, groups, &|rd, i| {
         links::unlinked(ctx, rd, i as u32);
     });
-    parallel(ctx, threads, items.len(), &|rd, i| {
-        let (agno, range) = &items[i];
-        inode::scan(ctx, rd, *agno, range.clone());
+    let taken = AtomicUsize::new(0);
+    parallel(ctx, threads, threads.min(items.len()), &|rd, _| {
+        let mut next = || items.get(taken.fetch_add(1, Ordering::Relaxed)).cloned();
+        inode::scan(ctx, rd, &mut next);
     });
     parallel(ctx, threads, groups, &|_, i| {
         links::counts(ctx, i as u32);

@@ -1,7 +1,8 @@
 //! Quota inodes: their records, and the usage that they say.
 
-use super::ctx::{Ctx, Reader};
+use super::ctx::Ctx;
 use super::inode::read_run;
+use super::reader::Reader;
 use super::report::Place;
 use crate::format::*;
 use crate::inode::Inode;

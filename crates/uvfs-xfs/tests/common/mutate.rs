@@ -8,8 +8,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use uvfs_mem::Arena;
 use uvfs_xfs::Blocks;
-use uvfs_xfs::blocks::{Block, DiskExtent, ReadError, Verify};
+use uvfs_xfs::blocks::{Block, DiskExtent, ReadError, Stream, Verify};
 use uvfs_xfs::format::*;
 
 const PAGE: usize = 4096;
@@ -19,6 +20,8 @@ const PAGE: usize = 4096;
 pub struct MemImage {
     pages: Vec<Option<Arc<[u8; PAGE]>>>,
     size: u64,
+    /// Memory for reads in flight.
+    arena: Arena,
 }
 
 impl MemImage {
@@ -45,7 +48,8 @@ impl MemImage {
             }
             at = hole;
         }
-        Ok(MemImage { pages, size })
+        let arena = Arena::new(64 << 20)?;
+        Ok(MemImage { pages, size, arena })
     }
 
     /// Whether two images have the same bytes.
@@ -127,6 +131,74 @@ impl Blocks for MemImage {
         } else {
             Err(io::ErrorKind::UnexpectedEof.into())
         }
+    }
+
+    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+        Some(Box::new(MemStream {
+            blocks: self,
+            arena: self.arena.clone(),
+            in_flight: Vec::new(),
+        }))
+    }
+}
+
+/// An image, less a range that cannot be read; with reads ahead or without.
+pub struct Partly {
+    pub image: MemImage,
+    pub bad: std::ops::Range<u64>,
+    pub ahead: bool,
+}
+
+impl Blocks for Partly {
+    fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
+        self.image.read(extents, verify)
+    }
+
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if offset < self.bad.end && self.bad.start < offset + buf.len() as u64 {
+            return Err(io::Error::other("bad sector"));
+        }
+        self.image.read_data(offset, buf)
+    }
+
+    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+        let stream = MemStream {
+            blocks: self,
+            arena: self.image.arena.clone(),
+            in_flight: Vec::new(),
+        };
+        self.ahead.then(|| Box::new(stream) as Box<dyn Stream>)
+    }
+}
+
+/// Reads that are done when they are waited for, the last one first.
+struct MemStream<'a> {
+    blocks: &'a dyn Blocks,
+    arena: Arena,
+    in_flight: Vec<(u64, usize)>,
+}
+
+impl Stream for MemStream<'_> {
+    fn unit(&self) -> u64 {
+        512
+    }
+
+    fn start(&mut self, offset: u64, len: usize) -> bool {
+        self.in_flight.push((offset, len));
+        true
+    }
+
+    fn send(&mut self) {}
+
+    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
+        let (offset, len) = self.in_flight.pop()?;
+        let mut block = self.arena.alloc(len).expect("memory for a read");
+        let result = self.blocks.read_data(offset, &mut block);
+        Some((offset, result.map(|()| block)))
     }
 }
 

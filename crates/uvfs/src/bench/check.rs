@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::interrupt;
 use super::stats::Summary;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -340,12 +340,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         report_table(&targets, &outcomes)
     };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            return Err(e).context(|| "writing the report".into());
-        }
-        _ => {}
-    }
+    printed(io::stdout().lock().write_all(text.as_bytes()))?;
     let mut code = ExitCode::SUCCESS;
     for (t, o) in targets.iter().zip(&outcomes) {
         if let Err(e) = o {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::report::Report;
-use crate::error::{Context, Result};
+use crate::error::{Result, printed};
 
 /// Options of every benchmark.
 #[derive(clap::Args)]
@@ -44,12 +44,7 @@ impl Common {
 /// Prints the report, and on standard error what could not be measured.
 pub fn finish(report: &Report, json: bool) -> Result<ExitCode> {
     let text = if json { report.json() } else { report.table() };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            return Err(e).context(|| "writing the report".into());
-        }
-        _ => {}
-    }
+    printed(io::stdout().lock().write_all(text.as_bytes()))?;
     let mut code = ExitCode::SUCCESS;
     for (target, error) in report.failures() {
         eprintln!("uvfs: {target}: not measured: {error}");

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, scenes, tree, uncached};
+use crate::{bad_days, clients, scenes, tree, uncached};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -17,6 +17,11 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("lock_waiters", bad_days::lock_waiters),
     ("fill", bad_days::fill),
     ("hold_and_read", bad_days::hold_and_read),
+    ("one_file", clients::one_file),
+    ("hostile", clients::hostile),
+    ("guest", clients::guest),
+    ("until_the_end", clients::until_the_end),
+    ("refused", clients::refused),
     ("stream", uncached::stream),
 ];
 

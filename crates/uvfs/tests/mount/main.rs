@@ -8,10 +8,12 @@
 
 mod bad_days;
 mod child;
+mod clients;
 mod command_line;
 mod fsx;
 mod harness;
 mod pjdfstest;
+mod preload;
 mod programs;
 mod scenes;
 mod semantics;

@@ -303,8 +303,8 @@ fn own_repository_builds(transport: Transport) {
         return;
     }
     let (what, limit) = match full() {
-        true => (&["--workspace", "--lib", "--bins"][..], 5 * LATER),
-        false => (&["--package", "uvfs-proto", "--lib"][..], 2 * LATER),
+        true => (&["--workspace", "--lib", "--bins"][..], 6 * LATER),
+        false => (&["--package", "uvfs-proto", "--lib"][..], 3 * LATER),
     };
     let mut cargo = shell(BUILD, &[&repository, &served.mount.at]);
     forget_cargo(cargo.args(what));

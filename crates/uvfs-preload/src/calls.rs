@@ -1,0 +1,864 @@
+//! The C library's functions, as programs call them. Each asks [`with`] for the open file behind its
+//! descriptor and goes on to the next definition where there is none.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use libc::{iovec, mode_t, off_t, size_t, ssize_t};
+use uvfs_client::{AllocateMode, Flags};
+
+use crate::import::{self, Wants, described};
+use crate::real::{Inside, errno, set_errno};
+use crate::report;
+use crate::table::{self, Known, Opened, Position, Use, lock};
+
+/// The next definitions.
+#[allow(non_snake_case)] // As C has them.
+pub(crate) mod next {
+    use std::ffi::{CStr, c_char, c_int, c_void};
+
+    use libc::{FILE, iovec, mode_t, msghdr, off_t, size_t, ssize_t};
+
+    use crate::real::{Next, next};
+
+    next! {
+        open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        creat(path: *const c_char, mode: mode_t) -> c_int;
+        creat64(path: *const c_char, mode: mode_t) -> c_int;
+        __open_2(path: *const c_char, flags: c_int) -> c_int;
+        __open64_2(path: *const c_char, flags: c_int) -> c_int;
+        __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+        __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+        mkstemp(path: *mut c_char) -> c_int;
+        mkstemp64(path: *mut c_char) -> c_int;
+        mkostemp(path: *mut c_char, flags: c_int) -> c_int;
+        mkostemp64(path: *mut c_char, flags: c_int) -> c_int;
+        mkstemps(path: *mut c_char, suffix: c_int) -> c_int;
+        mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
+        close(fd: c_int) -> c_int;
+        close_range(first: u32, last: u32, flags: c_int) -> c_int;
+        dup(fd: c_int) -> c_int;
+        dup2(fd: c_int, to: c_int) -> c_int;
+        dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+        fcntl(fd: c_int, command: c_int, arg: usize) -> c_int;
+        fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int;
+        read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t;
+        __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t;
+        pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t;
+        pread64(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t;
+        __pread_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t;
+        __pread64_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t;
+        write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t;
+        pwrite(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t;
+        pwrite64(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t;
+        readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t;
+        writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t;
+        preadv(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t;
+        preadv64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t;
+        pwritev(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t;
+        pwritev64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t;
+        preadv2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t;
+        preadv64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t;
+        pwritev2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t;
+        pwritev64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t;
+        lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t;
+        lseek64(fd: c_int, offset: off_t, whence: c_int) -> off_t;
+        fsync(fd: c_int) -> c_int;
+        fdatasync(fd: c_int) -> c_int;
+        sync_file_range(fd: c_int, from: off_t, len: off_t, flags: u32) -> c_int;
+        ftruncate(fd: c_int, len: off_t) -> c_int;
+        ftruncate64(fd: c_int, len: off_t) -> c_int;
+        fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int;
+        fallocate64(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int;
+        mmap(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t) -> *mut c_void;
+        mmap64(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t) -> *mut c_void;
+        sendfile(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t;
+        sendfile64(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t;
+        splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32) -> ssize_t;
+        copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32) -> ssize_t;
+        sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+        fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
+        fclose(stream: *mut FILE) -> c_int;
+        freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+        freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+        _exit(code: c_int) -> ();
+        _Exit(code: c_int) -> ();
+    }
+}
+
+/// The most that one call moves, as in the kernel (MAX_RW_COUNT).
+const MOST: usize = 0x7fff_f000;
+/// UIO_MAXIOV.
+const VECTORS: c_int = 1024;
+/// RWF_DONTCACHE of linux/fs.h, which the libc crate does not have yet.
+const RWF_DONTCACHE: c_int = 0x80;
+
+/// The process that this is; its vfork children have another number and the same memory.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+/// vfork was called: there may be such children.
+pub(crate) static VFORKED: AtomicBool = AtomicBool::new(false);
+
+/// The process is a new one.
+pub(crate) fn new_process() {
+    // SAFETY: no arguments.
+    PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    VFORKED.store(false, Ordering::Relaxed);
+}
+
+/// Whether this is a child that runs in its parent's memory, whose descriptors are not these.
+pub(crate) fn is_borrowed() -> bool {
+    VFORKED.load(Ordering::Relaxed)
+        // SAFETY: no arguments.
+        && PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
+}
+
+/// Runs `work` unless this thread is at work here already, with errno as it was.
+pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> Option<T> {
+    if is_borrowed() {
+        return None;
+    }
+    let _inside = Inside::enter()?;
+    let before = errno();
+    let done = catch_unwind(AssertUnwindSafe(work)).ok();
+    set_errno(before);
+    done
+}
+
+enum Step<T> {
+    Done(io::Result<T>),
+    Kernel,
+}
+
+/// Serves a call, or says that the kernel is to.
+fn with<T>(
+    fd: c_int,
+    wants: Wants,
+    call: impl FnOnce(&Use, &Opened) -> Step<T>,
+) -> Option<Result<T, c_int>> {
+    if table::is_foreign(fd) {
+        report::passed();
+        return None;
+    }
+    let work = || {
+        let one = described(fd, wants)?;
+        let step = call(&one, one.opened()?);
+        match step {
+            Step::Kernel => None,
+            Step::Done(Ok(done)) => Some(Ok(done)),
+            Step::Done(Err(error)) => match error.raw_os_error() {
+                // The session is over: the kernel has the file still.
+                Some(libc::ENOTCONN) => {
+                    import::trouble("the server's session", &error);
+                    import::give_up(fd, &one);
+                    None
+                }
+                code => Some(Err(code.unwrap_or(libc::EIO))),
+            },
+        }
+    };
+    let done = aside(work).flatten();
+    if done.is_none() {
+        report::passed();
+    }
+    done
+}
+
+/// A served call's result, as the C library gives it.
+macro_rules! served {
+    ($served:expr, $otherwise:expr) => {
+        match $served {
+            Some(Ok(done)) => done as _,
+            Some(Err(code)) => {
+                set_errno(code);
+                -1
+            }
+            // SAFETY: the caller's own arguments.
+            None => unsafe { $otherwise },
+        }
+    };
+}
+
+fn read_at(
+    fd: c_int,
+    bufs: &mut [IoSliceMut<'_>],
+    at: Option<off_t>,
+    flags: Flags,
+) -> Option<Result<usize, c_int>> {
+    let began = report::clock();
+    let done = match at {
+        Some(at) if at < 0 => return None,
+        Some(at) => with(fd, Wants::File, |_, opened| {
+            Step::Done(opened.file.read_vectored_at(bufs, at as u64, flags))
+        }),
+        None => with(fd, Wants::Position, |one, opened| {
+            let mut position = lock(&one.position);
+            let Position::Here(at) = *position else {
+                return Step::Kernel;
+            };
+            let done = opened.file.read_vectored_at(bufs, at, flags);
+            if let Ok(n) = done {
+                *position = Position::Here(at + n as u64);
+            }
+            Step::Done(done)
+        }),
+    };
+    if let Some(Ok(n)) = done {
+        report::served(began, n, 0);
+    }
+    done
+}
+
+fn write_at(
+    fd: c_int,
+    bufs: &[IoSlice<'_>],
+    at: Option<off_t>,
+    flags: Flags,
+) -> Option<Result<usize, c_int>> {
+    let began = report::clock();
+    let done = match at {
+        Some(at) if at < 0 => return None,
+        Some(at) => with(fd, Wants::File, |_, opened| {
+            Step::Done(opened.file.write_vectored_at(bufs, at as u64, flags))
+        }),
+        None => with(fd, Wants::Position, |one, opened| {
+            let mut position = lock(&one.position);
+            let Position::Here(at) = *position else {
+                return Step::Kernel;
+            };
+            let done = opened.file.write_vectored_at(bufs, at, flags);
+            if let Ok(n) = done {
+                *position = Position::Here(at + n as u64);
+            }
+            Step::Done(done)
+        }),
+    };
+    if let Some(Ok(n)) = done {
+        report::served(began, 0, n);
+    }
+    done
+}
+
+/// The caller's buffers, cut to what one call moves; nothing for what the kernel refuses.
+///
+/// # Safety
+/// As for readv(2).
+unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
+    if !(0..=VECTORS).contains(&count) || vector.is_null() {
+        return None;
+    }
+    let mut left = MOST;
+    let mut list = Vec::with_capacity(count as usize);
+    for index in 0..count as usize {
+        // SAFETY: the caller's array has `count` entries.
+        let one = unsafe { vector.add(index).read() };
+        let len = one.iov_len.min(left);
+        left -= len;
+        if len > 0 {
+            list.push((one.iov_base.cast::<u8>(), len));
+        }
+    }
+    Some(list)
+}
+
+/// # Safety
+/// `to` has room for `len` bytes, as for read(2).
+unsafe fn read_one(
+    fd: c_int,
+    to: *mut c_void,
+    len: usize,
+    at: Option<off_t>,
+) -> Option<Result<usize, c_int>> {
+    // What a foreign descriptor gets may be anything: looked at by the kernel alone.
+    if table::is_foreign(fd) || to.is_null() {
+        report::passed();
+        return None;
+    }
+    // SAFETY: the caller's room; bytes are only ever written to it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), len.min(MOST)) };
+    read_at(fd, &mut [IoSliceMut::new(bytes)], at, Flags::empty())
+}
+
+/// # Safety
+/// `from` has `len` bytes, as for write(2).
+unsafe fn write_one(
+    fd: c_int,
+    from: *const c_void,
+    len: usize,
+    at: Option<off_t>,
+) -> Option<Result<usize, c_int>> {
+    if table::is_foreign(fd) || from.is_null() {
+        report::passed();
+        return None;
+    }
+    // SAFETY: the caller's bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len.min(MOST)) };
+    write_at(fd, &[IoSlice::new(bytes)], at, Flags::empty())
+}
+
+/// # Safety
+/// As for preadv(2).
+unsafe fn read_many(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    at: Option<off_t>,
+    flags: Flags,
+) -> Option<Result<usize, c_int>> {
+    if table::is_foreign(fd) {
+        report::passed();
+        return None;
+    }
+    aside(|| {
+        // SAFETY: the caller's duty.
+        unsafe { vectors(vector, count) }
+    })
+    .flatten()
+    .and_then(|list| {
+        let mut bufs: Vec<_> = list
+            .into_iter()
+            // SAFETY: the caller's room; bytes are only ever written to it.
+            .map(|(to, len)| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(to, len) }))
+            .collect();
+        read_at(fd, &mut bufs, at, flags)
+    })
+}
+
+/// # Safety
+/// As for pwritev(2).
+unsafe fn write_many(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    at: Option<off_t>,
+    flags: Flags,
+) -> Option<Result<usize, c_int>> {
+    if table::is_foreign(fd) {
+        report::passed();
+        return None;
+    }
+    aside(|| {
+        // SAFETY: the caller's duty.
+        unsafe { vectors(vector, count) }
+    })
+    .flatten()
+    .and_then(|list| {
+        let bufs: Vec<_> = list
+            .into_iter()
+            // SAFETY: the caller's bytes.
+            .map(|(from, len)| IoSlice::new(unsafe { std::slice::from_raw_parts(from, len) }))
+            .collect();
+        write_at(fd, &bufs, at, flags)
+    })
+}
+
+/// RWF_* as the client has them; nothing for what only the kernel knows.
+fn flags_of(raw: c_int) -> Option<Flags> {
+    let known = libc::RWF_HIPRI | libc::RWF_DSYNC | RWF_DONTCACHE;
+    if raw & !known != 0 {
+        return None;
+    }
+    let mut flags = Flags::empty();
+    flags.set(Flags::DSYNC, raw & libc::RWF_DSYNC != 0);
+    flags.set(Flags::DONTCACHE, raw & RWF_DONTCACHE != 0);
+    Some(flags)
+}
+
+/// preadv2(2): -1 is the position.
+fn place(at: off_t) -> Option<off_t> {
+    (at != -1).then_some(at)
+}
+
+fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>> {
+    with(fd, Wants::Imported, |one, opened| {
+        let mut position = lock(&one.position);
+        let Position::Here(at) = *position else {
+            return Step::Kernel;
+        };
+        let from = match whence {
+            libc::SEEK_SET => Ok(0),
+            libc::SEEK_CUR => Ok(at),
+            libc::SEEK_END => opened.file.stat().map(|attr| attr.size),
+            libc::SEEK_DATA | libc::SEEK_HOLE => {
+                let Ok(offset) = u64::try_from(offset) else {
+                    return Step::Done(Err(io::Error::from_raw_os_error(libc::ENXIO)));
+                };
+                let found = match whence {
+                    libc::SEEK_DATA => opened.file.seek_data(offset),
+                    _ => opened.file.seek_hole(offset),
+                };
+                if let Ok(to) = found {
+                    *position = Position::Here(to);
+                }
+                return Step::Done(found.map(|to| to as off_t));
+            }
+            _ => return Step::Kernel,
+        };
+        Step::Done(from.and_then(|from| {
+            let to = (from as off_t).checked_add(offset).filter(|to| *to >= 0);
+            let to = to.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+            *position = Position::Here(to as u64);
+            Ok(to)
+        }))
+    })
+}
+
+/// Tells the table of a descriptor that was opened.
+fn noted(fd: c_int) -> c_int {
+    if fd >= 0 {
+        aside(|| table::opened(fd));
+    }
+    fd
+}
+
+/// Tells the table of a duplicate.
+fn duplicated(from: c_int, to: c_int) -> c_int {
+    if to < 0 || from == to {
+        return to;
+    }
+    aside(|| match table::look(from) {
+        Known::Described(one) if to as usize >= table::DESCRIPTORS => import::publish(from, &one),
+        Known::Described(one) => table::duplicate(to, one),
+        Known::Foreign | Known::Own => table::foreign(to),
+        Known::Undecided(_, false) => table::made(to),
+        Known::Undecided(seen, true) => match Use::new(true) {
+            // They share a position, which may come to be here.
+            Some(one) => {
+                let other = one.again();
+                match table::decide(from, seen, Some(one)) {
+                    true => table::duplicate(to, other),
+                    false => table::made(to),
+                }
+            }
+            None => {
+                table::no_longer_private(from);
+                table::made(to);
+            }
+        },
+    });
+    to
+}
+
+/// Makes way for what will have this number.
+fn vacate(fd: c_int) -> Option<table::Closing> {
+    if fd < 0 || is_borrowed() {
+        return None;
+    }
+    let done = aside(|| {
+        if let Known::Own = table::look(fd) {
+            import::retire();
+        }
+        // If it comes to nothing, the descriptor lives on without its description.
+        import::publish_fd(fd);
+        table::Closing::begin(fd)
+    });
+    if done.is_none() {
+        table::abandon(fd);
+    }
+    done.flatten()
+}
+
+fn truncate(fd: c_int, len: off_t) -> Option<Result<c_int, c_int>> {
+    if len < 0 {
+        return None;
+    }
+    with(fd, Wants::Imported, |_, opened| {
+        Step::Done(opened.file.set_len(len as u64).map(|()| 0))
+    })
+}
+
+fn allocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> Option<Result<c_int, c_int>> {
+    let mode = match mode {
+        0 => AllocateMode::Extend,
+        libc::FALLOC_FL_KEEP_SIZE => AllocateMode::KeepSize,
+        m if m == libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE => AllocateMode::PunchHole,
+        libc::FALLOC_FL_ZERO_RANGE => AllocateMode::ZeroRange,
+        _ => return None,
+    };
+    let (Ok(from), Ok(len)) = (u64::try_from(from), u64::try_from(len)) else {
+        return None;
+    };
+    with(fd, Wants::Imported, |_, opened| {
+        Step::Done(opened.file.allocate(mode, from, len).map(|()| 0))
+    })
+}
+
+fn sync(fd: c_int, data_only: bool) -> Option<Result<c_int, c_int>> {
+    with(fd, Wants::Imported, |_, opened| {
+        let done = match data_only {
+            true => opened.file.sync_data(),
+            false => opened.file.sync_all(),
+        };
+        Step::Done(done.map(|()| 0))
+    })
+}
+
+/// The kernel is to use a descriptor's position.
+fn published(fd: c_int) {
+    if !table::is_foreign(fd) {
+        aside(|| import::publish_fd(fd));
+    }
+}
+
+/// A mapping that writes to the file, if it is of one that can be.
+fn mapping(prot_shared: c_int, fd: c_int) {
+    let shared = prot_shared & libc::MAP_TYPE;
+    if fd < 0 || (shared != libc::MAP_SHARED && shared != libc::MAP_SHARED_VALIDATE) {
+        return;
+    }
+    if table::is_foreign(fd) || !import::READY.load(Ordering::Relaxed) {
+        return;
+    }
+    aside(|| {
+        // SAFETY: without a third argument.
+        let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
+        if flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR {
+            import::mapped(fd);
+        }
+    });
+}
+
+/// What has to be done before the process is no more.
+pub(crate) fn ending() {
+    aside(|| {
+        import::flush();
+        report::end();
+    });
+}
+
+/// Functions under the names by which programs know them. Unit tests don't want them.
+#[cfg(not(test))]
+#[allow(non_snake_case)]
+mod exported {
+    use libc::{FILE, msghdr};
+
+    use super::*;
+
+    macro_rules! opens {
+        ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    // SAFETY: the caller's own arguments.
+                    noted(unsafe { next::$name($($arg),*) })
+                }
+            )*
+        };
+    }
+
+    opens! {
+        open(path: *const c_char, flags: c_int, mode: mode_t);
+        open64(path: *const c_char, flags: c_int, mode: mode_t);
+        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+        creat(path: *const c_char, mode: mode_t);
+        creat64(path: *const c_char, mode: mode_t);
+        __open_2(path: *const c_char, flags: c_int);
+        __open64_2(path: *const c_char, flags: c_int);
+        __openat_2(dir: c_int, path: *const c_char, flags: c_int);
+        __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
+        mkstemp(path: *mut c_char);
+        mkstemp64(path: *mut c_char);
+        mkostemp(path: *mut c_char, flags: c_int);
+        mkostemp64(path: *mut c_char, flags: c_int);
+        mkstemps(path: *mut c_char, suffix: c_int);
+        mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
+    }
+
+    /// Functions whose result comes from an expression in `served`, or from the next definition.
+    macro_rules! serves {
+        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $served:expr;)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                    // SAFETY: the caller's own arguments.
+                    #[allow(unused_unsafe)]
+                    let done = unsafe { $served };
+                    served!(done, next::$name($($arg),*))
+                }
+            )*
+        };
+    }
+
+    serves! {
+        read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t = read_one(fd, to, len, None);
+        __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t =
+            if len > room { None } else { read_one(fd, to, len, None) };
+        pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
+            read_one(fd, to, len, Some(at));
+        pread64(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
+            read_one(fd, to, len, Some(at));
+        __pread_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
+            if len > room { None } else { read_one(fd, to, len, Some(at)) };
+        __pread64_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
+            if len > room { None } else { read_one(fd, to, len, Some(at)) };
+        write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
+            write_one(fd, from, len, None);
+        pwrite(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
+            write_one(fd, from, len, Some(at));
+        pwrite64(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
+            write_one(fd, from, len, Some(at));
+        readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
+            read_many(fd, vector, count, None, Flags::empty());
+        writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
+            write_many(fd, vector, count, None, Flags::empty());
+        preadv(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            read_many(fd, vector, count, Some(at), Flags::empty());
+        preadv64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            read_many(fd, vector, count, Some(at), Flags::empty());
+        pwritev(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            write_many(fd, vector, count, Some(at), Flags::empty());
+        pwritev64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            write_many(fd, vector, count, Some(at), Flags::empty());
+        preadv2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t =
+            flags_of(flags).and_then(|f| read_many(fd, vector, count, place(at), f));
+        preadv64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
+            -> ssize_t = flags_of(flags).and_then(|f| read_many(fd, vector, count, place(at), f));
+        pwritev2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
+            -> ssize_t = flags_of(flags).and_then(|f| write_many(fd, vector, count, place(at), f));
+        pwritev64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
+            -> ssize_t = flags_of(flags).and_then(|f| write_many(fd, vector, count, place(at), f));
+        lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
+        lseek64(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
+        fsync(fd: c_int) -> c_int = sync(fd, false);
+        fdatasync(fd: c_int) -> c_int = sync(fd, true);
+        // As much as it asks for, and no error that it would not give.
+        sync_file_range(fd: c_int, from: off_t, len: off_t, flags: u32) -> c_int =
+            if from < 0 || len < 0 || flags > 7 {
+                None
+            } else {
+                with(fd, Wants::Imported, |_, _| Step::<c_int>::Kernel)
+            };
+        ftruncate(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
+        ftruncate64(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
+        fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
+            allocate(fd, mode, from, len);
+        fallocate64(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
+            allocate(fd, mode, from, len);
+    }
+
+    /// Functions that go to the next definition after something was done.
+    macro_rules! prepares {
+        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $first:expr;)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                    #[allow(clippy::let_unit_value)] // Most have nothing to hold.
+                    let _first = $first;
+                    // SAFETY: the caller's own arguments.
+                    unsafe { next::$name($($arg),*) }
+                }
+            )*
+        };
+    }
+
+    fn published_unless(fd: c_int, at: *mut off_t) {
+        if at.is_null() {
+            published(fd);
+        }
+    }
+
+    /// A stream's descriptor, which the C library uses without asking here.
+    fn stream(file: *mut FILE) -> Option<table::Closing> {
+        match file.is_null() {
+            true => None,
+            // SAFETY: an open stream, as the caller's function wants.
+            false => vacate(unsafe { libc::fileno(file) }),
+        }
+    }
+
+    prepares! {
+        mmap(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
+            -> *mut c_void = mapping(flags, fd);
+        mmap64(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
+            -> *mut c_void = mapping(flags, fd);
+        sendfile(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
+            (published(to), published_unless(from, at));
+        sendfile64(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
+            (published(to), published_unless(from, at));
+        splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32)
+            -> ssize_t = (published_unless(from, at), published_unless(to, to_at));
+        copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
+            flags: u32) -> ssize_t = (published_unless(from, at), published_unless(to, to_at));
+        sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t = {
+            // SAFETY: the caller's message. It may carry descriptors to other processes.
+            if !message.is_null() && unsafe { (*message).msg_controllen } > 0 {
+                aside(import::publish_all);
+            }
+        };
+        fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = published(fd);
+        fclose(file: *mut FILE) -> c_int = stream(file);
+        freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
+            stream(file);
+        freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
+            stream(file);
+        _exit(code: c_int) -> () = ending();
+        _Exit(code: c_int) -> () = ending();
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+        let ours = || aside(|| matches!(table::look(fd), Known::Own)) == Some(true);
+        if fd >= 0 && ours() {
+            // Programs close whatever they did not open.
+            set_errno(libc::EBADF);
+            return -1;
+        }
+        let _closing = close_word(fd);
+        // SAFETY: the caller's own argument.
+        unsafe { next::close(fd) }
+    }
+
+    fn close_word(fd: c_int) -> Option<table::Closing> {
+        if fd < 0 || is_borrowed() {
+            return None;
+        }
+        match aside(|| table::Closing::begin(fd)) {
+            Some(closing) => closing,
+            None => {
+                table::abandon(fd);
+                None
+            }
+        }
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+        if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || is_borrowed() || first > last {
+            // SAFETY: the caller's own arguments.
+            return unsafe { next::close_range(first, last, flags) };
+        }
+        let mut from = first;
+        for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
+            if !matches!(table::look(fd), Known::Own) {
+                drop(close_word(fd));
+                continue;
+            }
+            if (fd as u32) > from {
+                // SAFETY: a part of what the caller asked for, without this library's own.
+                let done = unsafe { next::close_range(from, fd as u32 - 1, flags) };
+                if done < 0 {
+                    return done;
+                }
+            }
+            from = fd as u32 + 1;
+        }
+        if from > last {
+            return 0;
+        }
+        // SAFETY: as above.
+        unsafe { next::close_range(from, last, flags) }
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn closefrom(first: c_int) {
+        // SAFETY: the caller's own argument.
+        unsafe { close_range(first.max(0) as u32, u32::MAX, 0) };
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+        // SAFETY: the caller's own argument.
+        duplicated(fd, unsafe { next::dup(fd) })
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+        if fd == to {
+            // SAFETY: the caller's own arguments.
+            return unsafe { next::dup2(fd, to) };
+        }
+        let _closing = vacate(to);
+        // SAFETY: the caller's own arguments.
+        duplicated(fd, unsafe { next::dup2(fd, to) })
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        let _closing = if fd == to { None } else { vacate(to) };
+        // SAFETY: the caller's own arguments.
+        duplicated(fd, unsafe { next::dup3(fd, to, flags) })
+    }
+
+    fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
+        if done < 0 {
+            return done;
+        }
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, done),
+            libc::F_SETFL if !table::is_foreign(fd) => {
+                aside(|| {
+                    if let Known::Described(one) = table::look(fd)
+                        && let Some(opened) = one.opened()
+                        && (arg as c_int & libc::O_APPEND != 0) != opened.appends
+                    {
+                        // It was imported as something else.
+                        import::give_up(fd, &one);
+                    }
+                });
+                done
+            }
+            _ => done,
+        }
+    }
+
+    /// As the manual says; its third argument is one word at most, whatever it is.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+        // SAFETY: the caller's own arguments.
+        controlled(fd, command, arg, unsafe { next::fcntl(fd, command, arg) })
+    }
+
+    /// As [`fcntl`].
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+        // SAFETY: the caller's own arguments.
+        controlled(fd, command, arg, unsafe { next::fcntl64(fd, command, arg) })
+    }
+}

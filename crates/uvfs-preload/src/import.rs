@@ -1,0 +1,394 @@
+//! Servers that this process is attached to, and taking over its descriptors.
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use uvfs_client::{Client, Config, Server, Stats, Token};
+
+use crate::real::Calm;
+use crate::report::{self, say};
+use crate::table::{self, Known, Opened, Position, Use, lock};
+
+/// Servers at a time.
+const SERVERS: usize = 8;
+/// Devices that are remembered as none of uvfs's.
+const DEVICES: usize = 64;
+/// Files with writable shared mappings that are remembered; with more all go through the kernel.
+const MAPPED: usize = 256;
+/// `FUSE_SUPER_MAGIC` of linux/magic.h.
+const FUSE: i64 = 0x6573_5546;
+
+struct Attached {
+    socket: PathBuf,
+    /// Nothing when it could not be.
+    client: Option<Client>,
+}
+
+#[derive(Default)]
+struct State {
+    attached: Vec<Attached>,
+    /// Devices whose files are left to the kernel.
+    foreign: Vec<u64>,
+    mapped: Vec<(u64, u64)>,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    attached: Vec::new(),
+    foreign: Vec::new(),
+    mapped: Vec::new(),
+});
+/// Set when nothing shall be imported any more.
+static OVER: AtomicBool = AtomicBool::new(false);
+/// Set when the library is ready.
+pub(crate) static READY: AtomicBool = AtomicBool::new(false);
+static TROUBLE: AtomicBool = AtomicBool::new(false);
+
+/// One line, once in a process.
+pub(crate) fn trouble(what: &str, error: &io::Error) {
+    if !TROUBLE.swap(true, Ordering::Relaxed) {
+        say(format_args!(
+            "uvfs run: {what}: {error}; going on through the kernel"
+        ));
+    }
+}
+
+fn attach(socket: PathBuf) -> Attached {
+    let memory = std::env::var("UVFS_RUN_CACHE")
+        .ok()
+        .and_then(|bytes| bytes.parse().ok());
+    let config = Config {
+        memory: memory.unwrap_or(Config::default().memory),
+        ..Config::default()
+    };
+    let client = Server::connect(&socket).and_then(|server| Client::new(server, config));
+    if let Err(error) = &client {
+        trouble(&format!("attaching to {}", socket.display()), error);
+    }
+    if let Ok(client) = &client {
+        for fd in client.descriptors() {
+            table::own(fd, true);
+        }
+    }
+    Attached {
+        socket,
+        client: client.ok(),
+    }
+}
+
+fn stat(fd: c_int) -> Option<libc::stat> {
+    // SAFETY: plain data, filled by the call.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a stat buffer.
+    (unsafe { libc::fstat(fd, &mut st) } == 0).then_some(st)
+}
+
+fn is_fuse(fd: c_int) -> bool {
+    // SAFETY: plain data, filled by the call.
+    let mut st: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a statfs buffer.
+    unsafe { libc::fstatfs(fd, &mut st) == 0 && st.f_type == FUSE }
+}
+
+/// Regular files of FUSE mounts, by device and inode; without asking a server.
+fn candidate(state: &mut State, fd: c_int) -> Option<(u64, u64)> {
+    let st = stat(fd)?;
+    if st.st_mode & libc::S_IFMT != libc::S_IFREG || state.foreign.contains(&st.st_dev) {
+        return None;
+    }
+    if !is_fuse(fd) {
+        forget_device(state, st.st_dev);
+        return None;
+    }
+    Some((st.st_dev, st.st_ino))
+}
+
+fn forget_device(state: &mut State, device: u64) {
+    if state.foreign.len() == DEVICES {
+        state.foreign.remove(0);
+    }
+    state.foreign.push(device);
+}
+
+fn limited() -> bool {
+    // SAFETY: plain data, filled by the call.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: `limit` is an rlimit buffer.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_cur != libc::RLIM_INFINITY
+}
+
+/// The open file of the server behind a descriptor; nothing where it is to be left to the kernel.
+fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
+    if OVER.load(Ordering::Relaxed) {
+        return None;
+    }
+    let inode = candidate(state, fd)?;
+    if state.mapped.len() == MAPPED || state.mapped.contains(&inode) {
+        return None;
+    }
+    // SAFETY: without a third argument.
+    let flags = unsafe { crate::calls::next::fcntl(fd, libc::F_GETFL, 0) };
+    if flags < 0 || flags & libc::O_PATH != 0 {
+        return None;
+    }
+    // SIGXFSZ and EFBIG are the kernel's to give.
+    if flags & libc::O_ACCMODE != libc::O_RDONLY && limited() {
+        return None;
+    }
+    // SAFETY: it is the caller's, and open: fcntl has just answered.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let _calm = Calm::new();
+    let token = match Token::of(borrowed) {
+        Ok(token) => token,
+        Err(error) => {
+            // Too many are out: later, perhaps.
+            if error.raw_os_error() != Some(libc::EAGAIN) {
+                forget_device(state, inode.0);
+            }
+            return None;
+        }
+    };
+    let known = state
+        .attached
+        .iter()
+        .position(|one| one.socket == token.socket());
+    let index = match known {
+        Some(index) => index,
+        None if state.attached.len() < SERVERS => {
+            state.attached.push(attach(token.socket().to_owned()));
+            state.attached.len() - 1
+        }
+        None => return None,
+    };
+    let Some(client) = &state.attached[index].client else {
+        forget_device(state, inode.0);
+        return None;
+    };
+    match client.import_token(&token) {
+        Ok(file) => {
+            report::imported();
+            let appends = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
+            let opened = Opened {
+                file,
+                inode,
+                appends,
+            };
+            Some((opened, flags))
+        }
+        Err(error) => {
+            trouble("importing a file", &error);
+            // A session that is over stays over.
+            if error.raw_os_error() == Some(libc::ENOTCONN) {
+                forget_device(state, inode.0);
+            }
+            None
+        }
+    }
+}
+
+/// What a call needs of a descriptor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wants {
+    /// It says where: any open file will do, and is imported.
+    File,
+    /// The position: only a description that no other process has, which is imported.
+    Position,
+    /// What is imported already.
+    Imported,
+}
+
+/// The description of a descriptor, imported now if it is time for that; nothing where it is the
+/// kernel's.
+pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
+    let worth = |private: bool| match wants {
+        Wants::File => true,
+        Wants::Position => private,
+        Wants::Imported => false,
+    };
+    if !READY.load(Ordering::Relaxed) {
+        return None;
+    }
+    for _ in 0..8 {
+        let (seen, private) = match table::look(fd) {
+            Known::Foreign | Known::Own => return None,
+            Known::Described(one) if one.is_kernels() => return None,
+            Known::Described(one) if one.opened().is_some() => return Some(one),
+            Known::Described(one) if worth(one.private.load(Ordering::Relaxed)) => {
+                import(fd, &one);
+                continue;
+            }
+            Known::Undecided(seen, private) if worth(private) => (seen, private),
+            Known::Described(_) | Known::Undecided(..) => return None,
+        };
+        let mut state = lock(&STATE);
+        let Some((opened, flags)) = open(&mut state, fd) else {
+            table::decide(fd, seen, None);
+            continue;
+        };
+        let Some(one) = Use::new(private) else {
+            table::decide(fd, seen, None);
+            continue;
+        };
+        settle(fd, &one, opened, flags);
+        table::decide(fd, seen, Some(one));
+    }
+    None
+}
+
+/// Imports what a duplicated descriptor shares.
+fn import(fd: c_int, one: &Use) {
+    let mut state = lock(&STATE);
+    if one.opened().is_some() || one.is_kernels() {
+        return;
+    }
+    match open(&mut state, fd) {
+        Some((opened, flags)) => settle(fd, one, opened, flags),
+        None => one.give_to_kernel(),
+    }
+}
+
+fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int) {
+    let here = one.private.load(Ordering::Relaxed) && flags & libc::O_APPEND == 0;
+    if here {
+        // SAFETY: no pointers.
+        let at = unsafe { crate::calls::next::lseek(fd, 0, libc::SEEK_CUR) };
+        if let Ok(at) = u64::try_from(at) {
+            *lock(&one.position) = Position::Here(at);
+        }
+    }
+    one.set_opened(opened);
+}
+
+/// Puts a description's position back into the kernel, where others see it.
+pub(crate) fn publish(fd: c_int, one: &Use) {
+    one.private.store(false, Ordering::Relaxed);
+    let mut position = lock(&one.position);
+    if let Position::Here(at) = *position {
+        // SAFETY: no pointers.
+        unsafe { crate::calls::next::lseek(fd, at as i64, libc::SEEK_SET) };
+        *position = Position::Kernel;
+    }
+}
+
+/// As [`publish`], for a descriptor.
+pub(crate) fn publish_fd(fd: c_int) {
+    match table::look(fd) {
+        Known::Described(one) => publish(fd, &one),
+        _ => table::no_longer_private(fd),
+    }
+}
+
+/// As [`publish`], for all; and what is dirty is written.
+pub(crate) fn publish_all() {
+    drop(Hold::new());
+}
+
+/// Leaves an imported description to the kernel.
+pub(crate) fn give_up(fd: c_int, one: &Use) {
+    publish(fd, one);
+    one.give_to_kernel();
+}
+
+/// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
+pub(crate) fn mapped(fd: c_int) {
+    let mut state = lock(&STATE);
+    let Some(inode) = candidate(&mut state, fd) else {
+        return;
+    };
+    if !state.mapped.contains(&inode) && state.mapped.len() < MAPPED {
+        state.mapped.push(inode);
+    }
+    let all = state.mapped.len() == MAPPED;
+    drop(state);
+    for fd in table::all() {
+        if let Known::Described(one) = table::look(fd)
+            && one
+                .opened()
+                .is_some_and(|opened| all || opened.inode == inode)
+        {
+            let _ = one.opened().map(|opened| opened.file.sync_data());
+            give_up(fd, &one);
+        }
+    }
+}
+
+/// Writes what is dirty.
+pub(crate) fn flush() {
+    let clients: Vec<Client> = lock(&STATE)
+        .attached
+        .iter()
+        .filter_map(|one| one.client.clone())
+        .collect();
+    for client in clients {
+        if let Err(error) = client.flush() {
+            trouble("writing what is dirty", &error);
+        }
+    }
+}
+
+/// This library's own descriptor is taken by the program: everything goes through the kernel from
+/// now on, and the sessions end.
+pub(crate) fn retire() {
+    OVER.store(true, Ordering::Relaxed);
+    for fd in table::all() {
+        if let Known::Described(one) = table::look(fd) {
+            give_up(fd, &one);
+            drop(table::Closing::begin(fd));
+        }
+    }
+    flush();
+    let mut state = lock(&STATE);
+    for one in std::mem::take(&mut state.attached) {
+        for fd in one.client.iter().flat_map(Client::descriptors) {
+            table::own(fd, false);
+        }
+    }
+}
+
+/// What the caches of all servers have done.
+pub(crate) fn stats() -> Vec<Stats> {
+    lock(&STATE)
+        .attached
+        .iter()
+        .filter_map(|one| Some(one.client.as_ref()?.stats()))
+        .collect()
+}
+
+/// Positions are in the kernel, nothing is dirty, and nothing is imported while this lives.
+pub(crate) struct Hold(MutexGuard<'static, State>);
+
+impl Hold {
+    pub(crate) fn new() -> Self {
+        let state = lock(&STATE);
+        table::all().for_each(publish_fd);
+        for client in state.attached.iter().filter_map(|one| one.client.as_ref()) {
+            if let Err(error) = client.flush() {
+                trouble("writing what is dirty", &error);
+            }
+        }
+        Self(state)
+    }
+
+    /// In the parent after a fork: what others opened meanwhile the child may have too.
+    pub(crate) fn parent(self) {
+        table::all().for_each(table::no_longer_private);
+    }
+
+    /// In the child: the sessions are the parent's. Their descriptors are closed here, or a server
+    /// would not see the parent's end.
+    pub(crate) fn child(mut self) {
+        for one in std::mem::take(&mut self.0.attached) {
+            for fd in one.client.iter().flat_map(Client::descriptors) {
+                // SAFETY: it is this library's own.
+                unsafe { crate::calls::next::close(fd) };
+            }
+            std::mem::forget(one);
+        }
+        table::forget_all();
+        report::forget();
+    }
+}

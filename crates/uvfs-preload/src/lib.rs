@@ -1,0 +1,33 @@
+//! A library for `LD_PRELOAD` that takes a program's reads and writes of files on a uvfs mount over
+//! shared memory. `uvfs run` sets it up.
+//!
+//! Files are opened through the mount as always, so that every descriptor is a real one, and every
+//! call that isn't served here works as before. The first call that is, on a descriptor of a mount's
+//! file, imports it (`import.rs`): from then on its data goes over the queue pair of this process.
+//! What stands in the way of that (no server, another version, limits) sends the program through
+//! the kernel, with one line on standard error at most.
+//!
+//! *Positions.* A description that this process opened and that no other can have yet has its
+//! position here (`table.rs`); before a fork, an exec, or anything else that lets the kernel or
+//! another process use it, the position goes to the kernel, and stays there: read(2) and write(2) on
+//! it are the kernel's from then on, while pread(2) and pwrite(2) are still served. The same holds
+//! for descriptors that were inherited, and for O_APPEND. What can't be seen here, io_uring and
+//! system calls made without the C library, sees a position that is only as new as the last of
+//! those moments.
+//!
+//! *Signals.* A call that interrupts another one of this library's on the same thread goes to the
+//! kernel. The library has an allocator of its own, so that it never enters the program's.
+
+// Unit tests would stand in front of their own C library: they leave out what is exported.
+#![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]
+
+mod calls;
+mod import;
+mod process;
+mod real;
+mod report;
+mod table;
+
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;

@@ -1,0 +1,137 @@
+//! The functions that this library stands in front of, and how the program's thread and errno are
+//! left as they were.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The next definition of a symbol after this library's: libc's, or another preloaded library's.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            found: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// Null when nobody defines it.
+    pub(crate) fn get(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if !found.is_null() {
+            return found;
+        }
+        // SAFETY: the name is a C string, and RTLD_NEXT asks for nothing else.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Declares the next definitions as functions of the same name.
+macro_rules! next {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            /// The next definition.
+            ///
+            /// # Safety
+            /// As the function itself.
+            pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
+                static NEXT: Next = Next::new(
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name without NUL"),
+                    },
+                );
+                let found = NEXT.get();
+                assert!(!found.is_null(), concat!("no ", stringify!($name)));
+                type Call = unsafe extern "C" fn($($type),*) -> $result;
+                // SAFETY: the symbol of this name has this signature (the C library's manual).
+                let call = unsafe { std::mem::transmute::<*mut c_void, Call>(found) };
+                // SAFETY: the caller's duty.
+                unsafe { call($($arg),*) }
+            }
+        )*
+    };
+}
+
+pub(crate) use next;
+
+thread_local! {
+    /// This thread is at work in this library: what it calls goes to the C library.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Marks the thread as at work in this library while it lives.
+pub(crate) struct Inside;
+
+impl Inside {
+    /// Nothing when it is already: in a signal handler, or in what this library itself calls.
+    pub(crate) fn enter() -> Option<Self> {
+        INSIDE.with(|inside| match inside.get() {
+            0 => {
+                inside.set(1);
+                Some(Self)
+            }
+            _ => None,
+        })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.with(|inside| inside.set(0));
+    }
+}
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the pointer is the thread's own and always valid.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(code: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = code }
+}
+
+/// Keeps signal handlers and cancellation away while something takes long or starts threads, which
+/// inherit the mask.
+pub(crate) struct Calm {
+    mask: libc::sigset_t,
+    cancel: c_int,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+impl Calm {
+    pub(crate) fn new() -> Self {
+        // SAFETY: plain data, filled by the calls below.
+        let (mut all, mut mask) = unsafe { std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>() };
+        let mut cancel = 0;
+        // SAFETY: the pointers are to locals of the right types.
+        unsafe {
+            libc::sigfillset(&mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut mask);
+            pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut cancel);
+        }
+        Self { mask, cancel }
+    }
+}
+
+impl Drop for Calm {
+    fn drop(&mut self) {
+        // SAFETY: what `new` was given.
+        unsafe {
+            pthread_setcancelstate(self.cancel, std::ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut());
+        }
+    }
+}

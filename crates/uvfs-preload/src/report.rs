@@ -1,0 +1,108 @@
+//! What `--report` prints at exit.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::import;
+use crate::table;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static DONE: AtomicBool = AtomicBool::new(false);
+/// Where it goes: a duplicate of standard error, which programs close before they end.
+static TO: AtomicI32 = AtomicI32::new(2);
+static SERVED: AtomicU64 = AtomicU64::new(0);
+static PASSED: AtomicU64 = AtomicU64::new(0);
+static FILES: AtomicU64 = AtomicU64::new(0);
+static READ: AtomicU64 = AtomicU64::new(0);
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+
+/// A line on standard error, whole, without allocation on the C library's side.
+pub(crate) fn say(line: std::fmt::Arguments<'_>) {
+    let mut text = String::new();
+    let _ = writeln!(text, "{line}");
+    let to = TO.load(Ordering::Relaxed);
+    // SAFETY: the text is as long as it says.
+    unsafe { libc::syscall(libc::SYS_write, to, text.as_ptr(), text.len()) };
+}
+
+/// Reads the environment.
+pub(crate) fn begin() {
+    if std::env::var_os("UVFS_RUN_REPORT").is_none() {
+        return;
+    }
+    // SAFETY: no pointers.
+    let high = unsafe { libc::syscall(libc::SYS_fcntl, 2, libc::F_DUPFD_CLOEXEC, 500) };
+    if let Ok(fd) = i32::try_from(high)
+        && fd >= 0
+    {
+        TO.store(fd, Ordering::Relaxed);
+        table::own(fd, true);
+    }
+    ON.store(true, Ordering::Relaxed);
+}
+
+/// In a child: it counts for itself.
+pub(crate) fn forget() {
+    for counter in [&SERVED, &PASSED, &FILES, &READ, &WRITTEN, &NANOSECONDS] {
+        counter.store(0, Ordering::Relaxed);
+    }
+    let to = TO.load(Ordering::Relaxed);
+    if to != 2 {
+        table::own(to, true);
+    }
+}
+
+pub(crate) fn imported() {
+    FILES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A call went to the kernel.
+#[inline]
+pub(crate) fn passed() {
+    if ON.load(Ordering::Relaxed) {
+        PASSED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Measures a call that is served, if anybody wants to know.
+pub(crate) fn clock() -> Option<Instant> {
+    ON.load(Ordering::Relaxed).then(Instant::now)
+}
+
+/// A call was served, with so many bytes read and written.
+pub(crate) fn served(began: Option<Instant>, read: usize, written: usize) {
+    let Some(began) = began else { return };
+    SERVED.fetch_add(1, Ordering::Relaxed);
+    READ.fetch_add(read as u64, Ordering::Relaxed);
+    WRITTEN.fetch_add(written as u64, Ordering::Relaxed);
+    let nanoseconds = began.elapsed().as_nanos() as u64;
+    NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);
+}
+
+/// Prints, once, if this process used a mount.
+pub(crate) fn end() {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    if !ON.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) || get(&FILES) == 0 {
+        return;
+    }
+    let (mut hits, mut requests) = (0, 0);
+    for stats in import::stats() {
+        hits += stats.hits;
+        requests += stats.read_requests + stats.direct_requests + stats.writeback_requests;
+    }
+    let name = std::env::current_exe().unwrap_or_default();
+    let name = name.file_name().unwrap_or_default().to_string_lossy();
+    say(format_args!(
+        "uvfs run: {name} (pid {}): {} files, {} calls served, {} passed on, {hits} cache hits, \
+         {requests} requests, {} bytes read, {} written, {:?} waited",
+        std::process::id(),
+        get(&FILES),
+        get(&SERVED),
+        get(&PASSED),
+        get(&READ),
+        get(&WRITTEN),
+        Duration::from_nanos(get(&NANOSECONDS)),
+    ));
+}

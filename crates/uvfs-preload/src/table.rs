@@ -1,0 +1,431 @@
+//! What is known of each descriptor of the program.
+//!
+//! A descriptor has one word: how things stand, or a pointer to the [`Description`] that it shares
+//! with its duplicates. Looking one up takes one atomic load, and for what was imported a reference
+//! that keeps it open until the call is over. Descriptions are recycled and never freed, so a
+//! pointer that was just replaced still points to one, whose count then says that it is gone.
+//!
+//! A change of a word carries a new number, so that a slow decision about a descriptor is not
+//! written down for the next one with the same number.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use uvfs_client::File;
+
+/// Descriptors from this number on are left to the kernel.
+pub(crate) const DESCRIPTORS: usize = 1 << 16;
+/// Descriptions that are in use at most; what is more is left to the kernel.
+const MOST: usize = 1 << 16;
+
+const TAG: u64 = 7;
+/// Nothing is known; it may be shared with other processes.
+const UNKNOWN: u64 = 1;
+/// Opened by this process a moment ago: nobody else has it.
+const FRESH: u64 = 2;
+/// Not ours to serve.
+const FOREIGN: u64 = 3;
+/// This library's own.
+const OWN: u64 = 4;
+/// Being closed, or replaced.
+const CLOSING: u64 = 5;
+
+static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// One above the highest descriptor that had a word.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+static FREE: Mutex<Vec<&'static Description>> = Mutex::new(Vec::new());
+static MADE: AtomicUsize = AtomicUsize::new(0);
+
+fn fresh_word(tag: u64) -> u64 {
+    NUMBER.fetch_add(1, Ordering::Relaxed) << 3 | tag
+}
+
+fn word(fd: c_int) -> Option<&'static AtomicU64> {
+    WORDS.get(usize::try_from(fd).ok()?)
+}
+
+fn saw(fd: c_int) {
+    let above = fd as usize + 1;
+    if HIGHEST.load(Ordering::Relaxed) < above {
+        HIGHEST.fetch_max(above, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where an open file description is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Position {
+    /// Here: nobody but this process has the description.
+    Here(u64),
+    /// In the kernel, where other processes see it too.
+    Kernel,
+}
+
+/// An open file of the server, and what identifies its inode to this process.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) inode: (u64, u64),
+    pub(crate) appends: bool,
+}
+
+/// An open file description: what duplicates of a descriptor share.
+pub(crate) struct Description {
+    /// Words and calls that have it; 0 when it is free.
+    users: AtomicU32,
+    /// Set once, by whoever imports it.
+    opened: AtomicPtr<Opened>,
+    /// All through the kernel, from now on.
+    kernel: AtomicBool,
+    /// Held by calls that use it, as the kernel does.
+    pub(crate) position: Mutex<Position>,
+    /// The position is known to nobody else when it is imported.
+    pub(crate) private: AtomicBool,
+}
+
+/// A reference to a description.
+pub(crate) struct Use(&'static Description);
+
+impl std::ops::Deref for Use {
+    type Target = Description;
+    fn deref(&self) -> &Description {
+        self.0
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if self.users.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let opened = self.opened.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !opened.is_null() {
+            // SAFETY: made by `Box::into_raw` in `set_opened`, and taken out by the last user.
+            drop(unsafe { Box::from_raw(opened) });
+        }
+        lock(&FREE).push(self.0);
+    }
+}
+
+impl Use {
+    /// A new description that nobody has imported yet.
+    pub(crate) fn new(private: bool) -> Option<Self> {
+        let free = lock(&FREE).pop();
+        let one = match free {
+            Some(one) => one,
+            None if MADE.fetch_add(1, Ordering::Relaxed) < MOST => {
+                Box::leak(Box::new(Description {
+                    users: AtomicU32::new(0),
+                    opened: AtomicPtr::default(),
+                    kernel: AtomicBool::new(false),
+                    position: Mutex::new(Position::Kernel),
+                    private: AtomicBool::new(false),
+                }))
+            }
+            None => {
+                MADE.fetch_sub(1, Ordering::Relaxed);
+                return None;
+            }
+        };
+        one.kernel.store(false, Ordering::Relaxed);
+        one.private.store(private, Ordering::Relaxed);
+        *lock(&one.position) = Position::Kernel;
+        one.users.store(1, Ordering::Release);
+        Some(Self(one))
+    }
+
+    /// One more reference, if it still is in use.
+    fn of(one: &'static Description) -> Option<Self> {
+        let more = |users| (users > 0).then_some(users + 1);
+        one.users
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, more)
+            .ok()
+            .map(|_| Self(one))
+    }
+
+    /// One more reference to the same description.
+    pub(crate) fn again(&self) -> Self {
+        self.users.fetch_add(1, Ordering::Relaxed);
+        Self(self.0)
+    }
+
+    /// What was imported.
+    pub(crate) fn opened(&self) -> Option<&Opened> {
+        // SAFETY: null, or of `set_opened`, and not freed while this reference counts.
+        unsafe { self.opened.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Says what was imported; one importer at a time.
+    pub(crate) fn set_opened(&self, opened: Opened) {
+        let before = self
+            .opened
+            .swap(Box::into_raw(Box::new(opened)), Ordering::AcqRel);
+        debug_assert!(before.is_null(), "imported once");
+    }
+
+    /// Whether all goes through the kernel.
+    pub(crate) fn is_kernels(&self) -> bool {
+        self.kernel.load(Ordering::Acquire)
+    }
+
+    /// All goes through the kernel from now on.
+    pub(crate) fn give_to_kernel(&self) {
+        self.kernel.store(true, Ordering::Release);
+    }
+
+    fn into_word(self) -> u64 {
+        let pointer = std::ptr::from_ref(self.0) as u64;
+        std::mem::forget(self);
+        debug_assert!(pointer & TAG == 0, "aligned");
+        pointer
+    }
+}
+
+/// The description that a word points to.
+fn pointed(word: u64) -> Option<&'static Description> {
+    let pointer = word as *const Description;
+    match word & TAG == 0 && word != 0 {
+        // SAFETY: such words are made by `into_word` alone, and descriptions are never freed.
+        true => Some(unsafe { &*pointer }),
+        false => None,
+    }
+}
+
+/// What is known of a descriptor.
+pub(crate) enum Known {
+    /// Leave it to the kernel.
+    Foreign,
+    /// This library's own.
+    Own,
+    /// To be looked at: with the word that stands for that, and whether it was opened here.
+    Undecided(u64, bool),
+    /// It has a description, imported or not.
+    Described(Use),
+}
+
+/// Whether a descriptor is known to be none of ours: all that most calls have to ask.
+#[inline]
+pub(crate) fn is_foreign(fd: c_int) -> bool {
+    word(fd).is_none_or(|word| {
+        let word = word.load(Ordering::Relaxed);
+        matches!(word & TAG, FOREIGN | OWN | CLOSING)
+    })
+}
+
+/// What is known of a descriptor.
+pub(crate) fn look(fd: c_int) -> Known {
+    let Some(slot) = word(fd) else {
+        return Known::Foreign;
+    };
+    loop {
+        let word = slot.load(Ordering::Acquire);
+        if let Some(one) = pointed(word) {
+            let Some(found) = Use::of(one) else {
+                std::hint::spin_loop();
+                continue;
+            };
+            // Still this descriptor's: then it is the right one, however it came there.
+            if slot.load(Ordering::Acquire) == word {
+                return Known::Described(found);
+            }
+            continue;
+        }
+        return match word & TAG {
+            FOREIGN | CLOSING => Known::Foreign,
+            OWN => Known::Own,
+            FRESH => Known::Undecided(word, true),
+            _ => Known::Undecided(word, false),
+        };
+    }
+}
+
+/// Decides about a descriptor, unless it has become another one since `word` was read.
+pub(crate) fn decide(fd: c_int, seen: u64, decision: Option<Use>) -> bool {
+    let Some(slot) = word(fd) else {
+        return false;
+    };
+    saw(fd);
+    let new = match decision {
+        Some(one) => one.into_word(),
+        None => fresh_word(FOREIGN),
+    };
+    let done = slot
+        .compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok();
+    if !done {
+        drop(pointed(new).map(Use));
+    }
+    done
+}
+
+/// Puts a word in the place of another, and takes back that one's reference.
+fn replace(fd: c_int, new: u64) {
+    match word(fd) {
+        Some(slot) => {
+            saw(fd);
+            let old = slot.swap(new, Ordering::AcqRel);
+            // The word's own reference.
+            drop(pointed(old).map(Use));
+        }
+        None => drop(pointed(new).map(Use)),
+    }
+}
+
+/// A descriptor was opened by this process just now.
+pub(crate) fn opened(fd: c_int) {
+    if word(fd).is_some() {
+        replace(fd, fresh_word(FRESH));
+    }
+}
+
+/// A descriptor was made some other way.
+pub(crate) fn made(fd: c_int) {
+    if word(fd).is_some_and(|word| word.load(Ordering::Relaxed) != 0) {
+        replace(fd, fresh_word(UNKNOWN));
+    }
+}
+
+/// A descriptor is none of ours.
+pub(crate) fn foreign(fd: c_int) {
+    if word(fd).is_some() {
+        replace(fd, fresh_word(FOREIGN));
+    }
+}
+
+/// A descriptor is this library's own from now on, or no more.
+pub(crate) fn own(fd: c_int, is: bool) {
+    if word(fd).is_some() {
+        replace(fd, fresh_word(if is { OWN } else { UNKNOWN }));
+    }
+}
+
+/// A descriptor is a duplicate of something that has a description.
+pub(crate) fn duplicate(fd: c_int, of: Use) {
+    replace(fd, of.into_word());
+}
+
+/// Forgets a descriptor without giving anything back, for where no lock may be taken.
+pub(crate) fn abandon(fd: c_int) {
+    if let Some(slot) = word(fd) {
+        slot.store(fresh_word(UNKNOWN), Ordering::Release);
+    }
+}
+
+/// A descriptor is about to be closed or replaced; nothing is decided about it meanwhile.
+pub(crate) struct Closing(c_int, u64);
+
+impl Closing {
+    pub(crate) fn begin(fd: c_int) -> Option<Self> {
+        let slot = word(fd)?;
+        if slot.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let word = fresh_word(CLOSING);
+        replace(fd, word);
+        Some(Self(fd, word))
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // Unless it was opened again and says something else by now.
+        if let Some(slot) = word(self.0) {
+            let unknown = fresh_word(UNKNOWN);
+            let _ = slot.compare_exchange(self.1, unknown, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The descriptors that may have a description.
+pub(crate) fn all() -> impl Iterator<Item = c_int> {
+    0..HIGHEST.load(Ordering::Relaxed).min(DESCRIPTORS) as c_int
+}
+
+/// Descriptors that were opened here may from now on be shared with other processes.
+pub(crate) fn no_longer_private(fd: c_int) {
+    let Some(slot) = word(fd) else { return };
+    let now = slot.load(Ordering::Acquire);
+    if now & TAG == FRESH {
+        let new = fresh_word(UNKNOWN);
+        let _ = slot.compare_exchange(now, new, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// Keeps other threads from holding this module's lock, for a fork.
+pub(crate) fn hold() -> MutexGuard<'static, Vec<&'static Description>> {
+    lock(&FREE)
+}
+
+/// In a child process that has this one thread: what was imported is the parent's. Nothing of it is
+/// dropped here, as that would end the parent's use of it; positions are the kernel's by now.
+pub(crate) fn forget_all() {
+    for fd in all() {
+        let Some(slot) = word(fd) else { continue };
+        let now = slot.load(Ordering::Relaxed);
+        if pointed(now).is_some() || now & TAG == OWN || now & TAG == FRESH {
+            slot.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_is_shared_and_ends_with_its_last_user() {
+        let (a, b) = (40_000, 40_001);
+        opened(a);
+        let Known::Undecided(word, true) = look(a) else {
+            panic!("opened here");
+        };
+        assert!(decide(a, word, Use::new(true)));
+        let Known::Described(one) = look(a) else {
+            panic!("described");
+        };
+        let first = std::ptr::from_ref::<Description>(&one);
+        duplicate(b, one);
+        drop(Closing::begin(a));
+        assert!(matches!(look(a), Known::Undecided(_, false)));
+        // A late decision about what was closed counts for nothing.
+        assert!(!decide(a, word, Use::new(true)));
+        let Known::Described(other) = look(b) else {
+            panic!("still described");
+        };
+        assert!(std::ptr::eq(first, &*other));
+        drop(Closing::begin(b));
+        assert_eq!(other.users.load(Ordering::Relaxed), 1);
+        drop(other);
+        foreign(a);
+        assert!(is_foreign(a) && is_foreign(-1) && is_foreign(DESCRIPTORS as c_int));
+        opened(a);
+        assert!(!is_foreign(a));
+    }
+
+    #[test]
+    fn threads_close_what_others_use() {
+        let fd = 40_010;
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        if let Known::Described(one) = look(fd) {
+                            assert!(one.users.load(Ordering::Relaxed) > 0);
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    duplicate(fd, Use::new(false).expect("there are enough"));
+                    let closing = Closing::begin(fd);
+                    drop(closing);
+                }
+            });
+        });
+    }
+}

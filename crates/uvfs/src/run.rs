@@ -1,0 +1,158 @@
+//! `uvfs run`: a program whose file I/O on uvfs mounts goes over shared memory.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::error::{Context, Error, Result};
+use crate::options;
+
+const LIBRARY: &str = "libuvfs_preload.so";
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs run -- dd if=/mnt/large of=/dev/null bs=1M
+  uvfs run --report -- fio --filename=/mnt/file --rw=randread --size=1G --name=job
+
+The program runs as always; only its reads and writes of files on uvfs mounts, and those of its
+children, don't go through the kernel. Whatever can't be served that way (other file systems, mmap,
+io_uring, a mount with -o writeback, a server that ends) goes through the kernel. Static programs,
+and those with the set-user-id bit, run as without this command.
+
+Environment:
+  UVFS_PRELOAD   the library, when libuvfs_preload.so is neither beside the command nor in ../lib
+
+Exit status: the program's; 126 it can't be run, 127 it is not there, 1 other failures, 2 wrong usage.";
+
+/// Run a program over shared memory.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Shared memory of each process, with K, M or G (default 64M)
+    #[arg(long, value_parser = options::bytes, value_name = "SIZE")]
+    cache: Option<u64>,
+    /// Say on standard error, at the end of each process, what was served
+    #[arg(long)]
+    report: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let library = library()?;
+    let (program, rest) = args.command.split_first().expect("clap wants one");
+    if let Some(why) = find(program).as_deref().and_then(unsuited) {
+        eprintln!(
+            "uvfs: {}: {why}; it runs as without uvfs run",
+            program.display()
+        );
+    }
+    let mut preload = OsString::from(library);
+    if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {
+        // First, so that what another library does with a file ends here.
+        preload = [more, preload].join(&OsString::from(":"));
+    }
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_PRELOAD", preload);
+    if let Some(bytes) = args.cache {
+        command.env("UVFS_RUN_CACHE", bytes.to_string());
+    }
+    match args.report {
+        true => command.env("UVFS_RUN_REPORT", "1"),
+        false => command.env_remove("UVFS_RUN_REPORT"),
+    };
+    let error = command.exec();
+    let code = match error.kind() {
+        std::io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    Err(Error::new(format!("{}: {error}", program.display())).with_code(code))
+}
+
+/// Where the library is.
+fn library() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("UVFS_PRELOAD") {
+        return PathBuf::from(&path)
+            .canonicalize()
+            .context(|| path.display().to_string());
+    }
+    let exe = std::env::current_exe().context(|| "this command's own path".into())?;
+    let dir = exe.parent().unwrap_or(Path::new("/"));
+    ["", "../lib", "../lib/uvfs", "deps"]
+        .map(|place| dir.join(place).join(LIBRARY))
+        .into_iter()
+        .find_map(|path| path.canonicalize().ok())
+        .ok_or_else(|| {
+            Error::new(format!(
+                "{LIBRARY} is neither in {} nor in ../lib of it (UVFS_PRELOAD says where it is)",
+                dir.display()
+            ))
+        })
+}
+
+/// The file that a command's name means, as execvp(3) finds it.
+fn find(program: &OsString) -> Option<PathBuf> {
+    let path = Path::new(program);
+    if path.components().count() > 1 {
+        return Some(path.to_owned());
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|dir| dir.join(path))
+        .find(|path| path.is_file())
+}
+
+/// Why the dynamic linker would not load the library, as far as the file tells.
+fn unsuited(path: &Path) -> Option<&'static str> {
+    let mode = path.metadata().ok()?.permissions().mode();
+    if mode & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
+        return Some("runs as another user");
+    }
+    let mut head = Vec::new();
+    let file = std::fs::File::open(path).ok()?;
+    file.take(4096).read_to_end(&mut head).ok()?;
+    is_static(&head)?.then_some("is statically linked")
+}
+
+/// Whether an ELF file of this machine's kind has no interpreter; nothing for other files.
+fn is_static(head: &[u8]) -> Option<bool> {
+    const PT_INTERP: u32 = 3;
+    let word = |at: usize, len: usize| {
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(head.get(at..at.checked_add(len)?)?);
+        Some(u64::from_le_bytes(bytes))
+    };
+    // ELFCLASS64, little endian (elf(5)).
+    if head.get(..6)? != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let (from, size, count) = (word(32, 8)? as usize, word(54, 2)? as usize, word(56, 2)?);
+    for index in 0..count as usize {
+        if word(from.checked_add(index * size)?, 4)? as u32 == PT_INTERP {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn static_programs_are_told_from_others() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(is_static(&own[..4096]), Some(false));
+        let mut other = own[..4096].to_vec();
+        other[56..58].copy_from_slice(&[0, 0]);
+        assert_eq!(is_static(&other), Some(true));
+        assert_eq!(is_static(b"#!/bin/sh\n"), None);
+        for len in 0..200 {
+            let _ = is_static(&own[..len]);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Clients over shared memory of a server that has a mount: tokens for open files, what they allow,
+//! and what the kernel's view and the client's have to agree on.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use rustix::process::Signal;
+use uvfs_client::backend::{Op, Request};
+use uvfs_client::{
+    AllocateMode, Backend, Client, Config, File as ClientFile, Flags, Imported, Server, SetAttr,
+    Token,
+};
+use uvfs_queue::arena::Arena;
+
+use crate::child;
+use crate::harness::*;
+
+const CONFIG: Config = Config {
+    memory: 4 << 20,
+    dirty_percent: 40,
+    background_percent: 10,
+    writeback_after: std::time::Duration::from_secs(5),
+    yields: true,
+    readahead: 1 << 20,
+};
+
+fn attach(token: &Token) -> Client {
+    Client::new(Server::connect(token.socket()).unwrap(), CONFIG).unwrap()
+}
+
+fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+
+fn read(file: &ClientFile, len: usize, offset: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let n = file.read_at(&mut bytes, offset, Flags::empty()).unwrap();
+    bytes.truncate(n);
+    bytes
+}
+
+fn create(path: &Path) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(true);
+    options.open(path).unwrap()
+}
+
+/// What a client reads and writes and what the kernel does are one file.
+pub fn one_file(dir: &Path, _: &str) -> String {
+    let path = dir.join("file");
+    let mut kernel = create(&path);
+    kernel.write_all(&[1; 10_000]).unwrap();
+    let client = attach(&Token::of(kernel.as_fd()).unwrap());
+    let file = client.import(kernel.as_fd()).unwrap();
+    assert_eq!(read(&file, 20_000, 0), [1; 10_000]);
+    for round in 0..50u8 {
+        // The kernel has it all cached, the size too.
+        let mut before = Vec::new();
+        kernel.seek(SeekFrom::Start(0)).unwrap();
+        kernel.read_to_end(&mut before).unwrap();
+        let at = 5000 + u64::from(round) * 3000;
+        let data = vec![round; 9000];
+        assert_eq!(file.write_at(&data, at, Flags::empty()).unwrap(), 9000);
+        assert_eq!(fs::metadata(&path).unwrap().len(), (at + 9000).max(10_000));
+        let mut after = vec![0; 9000];
+        kernel.read_exact_at(&mut after, at).unwrap();
+        assert!(after == data);
+        // And the other way round.
+        kernel.write_all_at(&[round ^ 0xff; 100], at + 50).unwrap();
+        assert_eq!(read(&file, 100, at + 50), [round ^ 0xff; 100]);
+        kernel.set_len(at + 6000).unwrap();
+        assert_eq!(file.size(), at + 6000);
+        assert_eq!(read(&file, 9000, at).len(), 6000);
+        file.set_len(at + 7000).unwrap();
+        assert_eq!(kernel.metadata().unwrap().len(), at + 7000);
+    }
+    let expected = vec![0; 4096];
+    let mut hole = vec![1; 4096];
+    kernel.read_exact_at(&mut hole, 8192).unwrap();
+    file.allocate(AllocateMode::PunchHole, 8192, 4096).unwrap();
+    kernel.read_exact_at(&mut hole, 8192).unwrap();
+    assert!(hole == expected);
+    // Large calls, in many pieces.
+    let large: Vec<u8> = (0..9 << 20).map(|i: u32| (i / 251) as u8).collect();
+    assert_eq!(
+        file.write_at(&large, 77, Flags::empty()).unwrap(),
+        large.len()
+    );
+    let mut back = vec![0; large.len()];
+    kernel.read_exact_at(&mut back, 77).unwrap();
+    assert!(back == large && read(&file, large.len(), 77) == large);
+    file.sync_all().unwrap();
+    // An unlinked file stays one.
+    fs::remove_file(&path).unwrap();
+    file.write_at(b"still there", 0, Flags::DSYNC).unwrap();
+    let mut start = [0; 11];
+    kernel.read_exact_at(&mut start, 0).unwrap();
+    assert_eq!(&start, b"still there");
+    drop(kernel);
+    assert_eq!(read(&file, 11, 0), b"still there");
+
+    let append = File::options()
+        .append(true)
+        .create(true)
+        .open(dir.join("log"))
+        .unwrap();
+    let log = client.import(append.as_fd()).unwrap();
+    for line in 0..20 {
+        writeln!(&append, "kernel {line}").unwrap();
+        let text = format!("client {line}\n");
+        log.write_at(text.as_bytes(), 0, Flags::empty()).unwrap();
+    }
+    let lines: Vec<String> = (0..20)
+        .flat_map(|n| [format!("kernel {n}\n"), format!("client {n}\n")])
+        .collect();
+    let text = fs::read_to_string(dir.join("log")).unwrap();
+    assert_eq!(text, lines.concat());
+    "ok".into()
+}
+
+/// A session without the client's own checks.
+struct Raw(Server, Arc<Arena>);
+
+impl Raw {
+    fn attach(token: &Token) -> Self {
+        let server = Server::connect(token.socket()).unwrap();
+        let arena = Arc::new(Arena::create(64 + server.reserved_pages()).unwrap());
+        server.attach(&arena).unwrap();
+        Self(server, arena)
+    }
+
+    fn import(&self, file: &File) -> Imported {
+        let token = Token::of(file.as_fd()).unwrap();
+        self.0.import(token.secret()).unwrap()
+    }
+
+    fn transfer(&self, op: Op, node: u64, handle: u64) -> std::io::Result<usize> {
+        let (sender, receiver) = channel();
+        let request = Request {
+            op,
+            node,
+            handle,
+            offset: 0,
+            segs: vec![self.1.seg(0, 0, 100)],
+            len: 100,
+            dontcache: false,
+            writeback: false,
+            done: Box::new(move |result| sender.send(result).unwrap()),
+        };
+        self.0.submit(&mut vec![request]);
+        receiver.recv_timeout(SOON).unwrap()
+    }
+}
+
+/// What a client must not be able to do.
+pub fn hostile(dir: &Path, _: &str) -> String {
+    let path = dir.join("file");
+    fs::write(&path, [7; 200]).unwrap();
+    let reader = File::open(&path).unwrap();
+    let writer = File::options().write(true).open(&path).unwrap();
+    let token = Token::of(reader.as_fd()).unwrap();
+    let raw = Raw::attach(&token);
+    // Wrong, used, and made up.
+    assert_eq!(errno(raw.0.import(&[0; 32])), libc::EACCES);
+    let mut wrong = *token.secret();
+    wrong[31] ^= 1;
+    assert_eq!(errno(raw.0.import(&wrong)), libc::EACCES);
+    let read = raw.0.import(token.secret()).unwrap();
+    assert_eq!(errno(raw.0.import(token.secret())), libc::EACCES);
+    let (node, handle) = (read.entry.node, read.handle);
+    assert_eq!(read.entry.attr.size, 200);
+    // Opened for reading: not for anything else.
+    assert_eq!(raw.transfer(Op::Read, node, handle).unwrap(), 100);
+    assert_eq!(errno(raw.transfer(Op::Write, node, handle)), libc::EBADF);
+    assert_eq!(errno(raw.0.fallocate(node, handle, 0, 0, 10)), libc::EBADF);
+    let cut = SetAttr {
+        size: Some(0),
+        handle: Some(handle),
+        ..SetAttr::default()
+    };
+    assert_eq!(errno(raw.0.setattr(node, &cut)), libc::EINVAL);
+    let write = raw.import(&writer);
+    assert_eq!(write.entry.node, node);
+    assert_eq!(
+        errno(raw.transfer(Op::Read, node, write.handle)),
+        libc::EBADF
+    );
+    assert_eq!(raw.transfer(Op::Write, node, write.handle).unwrap(), 100);
+    // Handles that others have: the kernel's are the numbers before.
+    for handle in [0, 1, handle - (1 << 32), handle - 1, handle + 1, u64::MAX] {
+        assert_eq!(errno(raw.transfer(Op::Read, node, handle)), libc::EBADF);
+    }
+    // Gone with the client's release, not with the kernel's.
+    drop((reader, writer));
+    assert_eq!(raw.transfer(Op::Read, node, handle).unwrap(), 100);
+    raw.0.release(node, handle);
+    assert_eq!(errno(raw.transfer(Op::Read, node, handle)), libc::EBADF);
+    // A token of a closed file is worth nothing; one of a directory there is not.
+    let token = Token::of(File::open(&path).unwrap().as_fd()).unwrap();
+    wait_for("the kernel's release", || {
+        let file = File::open(&path).unwrap();
+        let late = Token::of(file.as_fd()).unwrap();
+        drop(file);
+        raw.0.import(late.secret()).is_err()
+    });
+    let _ = raw.0.import(token.secret());
+    assert!(Token::of(File::open(dir).unwrap().as_fd()).is_err());
+    let elsewhere = tempfile::tempfile().unwrap();
+    assert_eq!(errno(Token::of(elsewhere.as_fd())), libc::ENOTTY);
+    "ok".into()
+}
+
+/// Run by another user than the server's.
+pub fn guest(dir: &Path, _: &str) -> String {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(dir.join("shared"))
+        .unwrap();
+    let token = Token::of(file.as_fd()).unwrap();
+    let client = attach(&token);
+    // No names, and no root.
+    for result in [
+        client.stat("/").map(drop),
+        client.stat("shared").map(drop),
+        client.readdir("/").map(drop),
+        client.mkdir("made", 0o755),
+        client.unlink("shared"),
+        client.create("new").map(drop),
+        client.statfs().map(drop),
+        client.getxattr("shared", "user.x").map(drop),
+    ] {
+        let code = errno(result);
+        assert!(code == libc::ESTALE || code == libc::EPERM, "{code}");
+    }
+    let imported = client.import_token(&token).unwrap();
+    assert_eq!(read(&imported, 6, 0), b"shared");
+    // What it may change it changes as itself.
+    assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o6777);
+    imported.write_at(b"SHARED", 0, Flags::empty()).unwrap();
+    assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o777);
+    assert_eq!(fs::read(dir.join("shared")).unwrap(), b"SHARED");
+    // By the node's number either.
+    let raw = Raw::attach(&Token::of(file.as_fd()).unwrap());
+    let node = raw.import(&file).entry.node;
+    assert_eq!(errno(raw.0.open(node, libc::O_RDWR)), libc::EPERM);
+    assert_eq!(errno(raw.0.open(1, libc::O_RDWR)), libc::ESTALE);
+    let chmod = SetAttr {
+        mode: Some(0o4777),
+        ..SetAttr::default()
+    };
+    assert_eq!(errno(raw.0.setattr(node, &chmod)), libc::EPERM);
+    assert_eq!(raw.0.getattr(node).unwrap().size, 6);
+    "ok".into()
+}
+
+/// Uses an imported file until the server says no.
+pub fn until_the_end(dir: &Path, ready: &str) -> String {
+    let file = create(&dir.join("file"));
+    let client = attach(&Token::of(file.as_fd()).unwrap());
+    let imported = client.import(file.as_fd()).unwrap();
+    drop(file);
+    let mut said = false;
+    loop {
+        match imported.write_at(b"data", 0, Flags::empty()) {
+            Ok(_) if !said => fs::write(ready, "").unwrap(),
+            Ok(_) => {}
+            Err(error) => return error.raw_os_error().unwrap().to_string(),
+        }
+        said = true;
+    }
+}
+
+fn in_child(served: &Served, function: &str, user: Option<u32>) {
+    let reports = served.scratch.dir("reports");
+    fs::set_permissions(&reports, fs::Permissions::from_mode(0o777)).unwrap();
+    let report = reports.join("report");
+    let mut command = child::call(function, &served.mount.at, "", &report);
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
+    served.mount.run(&mut command).ok();
+    assert_eq!(fs::read_to_string(report).unwrap(), "ok");
+}
+
+fn with_each(function: &str) {
+    for transport in [Transport::Dev, Transport::Uring] {
+        if has(&[Need::Mount(transport), Need::Uvfs]) {
+            in_child(&Served::new(&Serve::over(transport)), function, None);
+        }
+    }
+}
+
+#[test]
+fn a_client_and_the_kernel_see_one_file() {
+    with_each("one_file");
+}
+
+#[test]
+fn tokens_give_no_more_than_the_descriptor() {
+    with_each("hostile");
+}
+
+#[test]
+fn another_user_is_a_guest() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let file = served.source.join("shared");
+    fs::write(&file, "shared").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
+    in_child(&served, "guest", Some(54321));
+}
+
+#[test]
+fn clients_end_with_the_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    for kill in [false, true] {
+        let mut served = Served::new(&Serve::over(Transport::Dev));
+        let (report, ready) = (served.scratch.path("report"), served.scratch.path("ready"));
+        let at = served.mount.at.clone();
+        let mut client = Running::start(&mut child::call(
+            "until_the_end",
+            &at,
+            ready.to_str().unwrap(),
+            &report,
+        ));
+        wait_for("the client", || ready.exists());
+        if kill {
+            served.mount.expect_gone();
+            served.mount.server.signal(Signal::KILL);
+        } else {
+            served.mount.unmount().ok();
+        }
+        client.wait(SOON).expect("the client hears of it").ok();
+        let expected = libc::ENOTCONN.to_string();
+        assert_eq!(fs::read_to_string(report).unwrap(), expected);
+    }
+}
+
+#[test]
+fn the_socket_is_shown() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let mut getfattr = command("getfattr", ["--only-values", "-n", "user.uvfs.socket"]);
+    let socket = served.mount.run(getfattr.arg(&served.mount.at)).ok();
+    let shown = run(uvfs().arg("stats").arg(&served.mount.at)).ok();
+    assert!(shown.contains(&format!("clients    {socket}")), "{shown}");
+    let json = run(uvfs().args(["stats", "--json"]).arg(&served.mount.at)).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["socket"], socket.as_str());
+    assert!(Path::new(&socket).exists());
+    served.mount.unmount().ok();
+    assert!(!PathBuf::from(socket).exists());
+}
+
+/// Tries to import; gives the error.
+pub fn refused(dir: &Path, _: &str) -> String {
+    let file = create(&dir.join("file"));
+    errno(Token::of(file.as_fd())).to_string()
+}
+
+#[test]
+fn a_mount_that_writes_back_gives_no_tokens() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev).option("writeback"));
+    let report = served.scratch.path("report");
+    let mut command = child::call("refused", &served.mount.at, "", &report);
+    served.mount.run(&mut command).ok();
+    let expected = libc::EOPNOTSUPP.to_string();
+    assert_eq!(fs::read_to_string(report).unwrap(), expected);
+}
