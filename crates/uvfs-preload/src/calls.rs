@@ -590,8 +590,11 @@ fn owners_agree() -> bool {
     })
 }
 
-/// The attributes of what is imported, with its device and inode numbers.
-fn attributes(fd: c_int) -> Option<Result<(Attr, (u64, u64)), c_int>> {
+/// Attributes, and the device and inode numbers that the mount gives.
+type Attributes = (Attr, (u64, u64));
+
+/// The attributes of what is imported.
+fn attributes(fd: c_int) -> Option<Result<Attributes, c_int>> {
     with(fd, Wants::Imported, |_, opened| match owners_agree() {
         true => Step::Done(opened.file.stat().map(|attr| (attr, opened.inode))),
         false => Step::Kernel,

@@ -223,11 +223,11 @@ mod exported {
         };
         // SAFETY: the caller's own arguments, or a copy.
         let done = unsafe { next::sigaction(signal, new, old) };
-        // SAFETY: filled by the call, or null.
-        if done == 0
-            && let Some(old) = unsafe { old.as_mut() }
-        {
-            old.sa_sigaction = shown(old.sa_sigaction, before);
+        if done == 0 {
+            // SAFETY: filled by the call, or null.
+            if let Some(old) = unsafe { old.as_mut() } {
+                old.sa_sigaction = shown(old.sa_sigaction, before);
+            }
         }
         done
     }
