@@ -332,7 +332,7 @@ impl Shared {
         match self.queue.reserve() {
             Some(id) => {
                 let to = Direction::ToServer;
-                self.send(id, opcode as u32, node, op, &[], &[], to, Waiting::Ignored);
+                self.send(id, opcode, node, op, &[], &[], to, Waiting::Ignored);
                 self.queue.ring();
             }
             None => lock(&self.deferred).push((opcode, node, op.to_vec())),
@@ -441,7 +441,7 @@ impl Shared {
                 return;
             };
             let to = Direction::ToServer;
-            self.send(id, opcode as u32, node, &op, &[], &[], to, Waiting::Ignored);
+            self.send(id, opcode, node, &op, &[], &[], to, Waiting::Ignored);
             self.queue.ring();
         }
     }
