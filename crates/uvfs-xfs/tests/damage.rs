@@ -824,7 +824,7 @@ fn verdicts() {
 /// Changes of every kind, until told to stop or the file system is shut down.
 fn busy(root: &Path, worker: usize, stop: &AtomicBool, count: &AtomicUsize) {
     let dir = root.join(format!("busy-{worker}"));
-    let mut step = || -> std::io::Result<()> {
+    let step = || -> std::io::Result<()> {
         fs::create_dir_all(&dir)?;
         for round in 0.. {
             for i in 0..40 {
