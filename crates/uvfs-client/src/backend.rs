@@ -277,6 +277,12 @@ pub trait Backend: Send + Sync + 'static {
     /// its own, so a request may end before this returns.
     fn submit(&self, batch: &mut Vec<Request>);
 
+    /// As [`Backend::submit`], by a caller who can spare the time and whose processor's caches have
+    /// the data: a backend that works in this process does the requests here and now.
+    fn carry_out(&self, batch: &mut Vec<Request>) {
+        self.submit(batch);
+    }
+
     /// Gives the caller's time to ending requests until `done` says so, if the backend can use
     /// it. It may return early: the caller then sleeps until a request ends.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {}

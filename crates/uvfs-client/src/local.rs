@@ -407,6 +407,30 @@ impl Backend for LocalStore {
         self.engine.more.notify_all();
     }
 
+    fn carry_out(&self, batch: &mut Vec<Request>) {
+        for request in batch.drain(..) {
+            let fd = match self.handle(request.handle) {
+                Ok(fd) => fd,
+                Err(e) => {
+                    (request.done)(Err(e));
+                    continue;
+                }
+            };
+            {
+                let mut queue = lock(&self.engine.queue);
+                if request.op == Op::Write && queue.writing.contains(&request.node) {
+                    // Whoever writes to the file looks for more when it is done.
+                    queue.waiting.push_back((request, fd));
+                    continue;
+                }
+                if request.op == Op::Write {
+                    queue.writing.push(request.node);
+                }
+            }
+            self.engine.run((request, fd));
+        }
+    }
+
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
         self.help(done);
     }

@@ -194,6 +194,58 @@ fn a_failed_writeback_is_told_once_per_file_and_tried_again() {
 }
 
 #[test]
+fn a_stream_larger_than_the_cache_passes_through_few_pages() {
+    let want: Vec<u8> = (0..=255).cycle().step_by(3).take(4093).collect();
+    let want = want.repeat(20 * MIB / 4093);
+    for (block, every) in [(1 << 10, 0), (1000, 0), (4 << 10, 0), (MIB, 0), (5000, 9)] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("kept"), vec![3; MIB]).unwrap();
+        // Its requests run in the thread that submits them, so the pages used don't depend on time.
+        let store = Faulty::new(LocalStore::with(dir.path(), 0, MIB).unwrap());
+        let fault = store.fault.clone();
+        fault.errno.store(libc::EIO, Ordering::Relaxed);
+        let config = Config {
+            memory: 8 * MIB,
+            ..quiet()
+        };
+        let client = Client::new(store, config).unwrap();
+        let kept = client.open("kept", rw()).unwrap();
+        let mut buf = vec![0; MIB];
+        kept.read_at(&mut buf, 0, Flags::empty()).unwrap();
+        let before = client.stats();
+
+        let file = client.open("stream", rw()).unwrap();
+        fault.every.store(every, Ordering::Relaxed);
+        let mut at = 0;
+        while at < want.len() {
+            let part = &want[at..want.len().min(at + block)];
+            // What fails is tried again.
+            at += file.write_at(part, at as u64, Flags::empty()).unwrap_or(0);
+        }
+        fault.every.store(0, Ordering::Relaxed);
+        let _ = file.sync_all();
+        file.sync_all().unwrap();
+        assert!(std::fs::read(dir.path().join("stream")).unwrap() == want);
+        let after = client.stats();
+        assert_eq!(after.dirty_pages, 0);
+        if every == 0 {
+            assert!(after.peak_pages < 2048, "{block}: {after:?}");
+            assert_eq!(after.reclaimed_pages, 0, "{block}: {after:?}");
+        }
+        // What others use stays, and what went by is read again.
+        kept.read_at(&mut buf, 0, Flags::empty()).unwrap();
+        if every == 0 {
+            assert_eq!(client.stats().misses, before.misses, "{block}");
+        }
+        for at in [0, 7 * MIB, 19 * MIB] {
+            let n = file.read_at(&mut buf, at as u64, Flags::empty()).unwrap();
+            assert!(buf[..n] == want[at..at + n], "{block}: at {at}");
+        }
+        file.close().unwrap();
+    }
+}
+
+#[test]
 fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
     for every in 2..9 {
         let dir = tempfile::tempdir().unwrap();
@@ -497,7 +549,9 @@ fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
     let (tell, told) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
         for i in 0..2000u64 {
-            file.write_at(&[5; 8192], i * 8192, Flags::empty()).unwrap();
+            // Not one after another: a stream would keep few pages dirty.
+            let at = (i ^ 1) * 8192;
+            file.write_at(&[5; 8192], at, Flags::empty()).unwrap();
         }
         file.close().unwrap();
         tell.send(()).unwrap();

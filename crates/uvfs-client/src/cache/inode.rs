@@ -18,6 +18,8 @@ use crate::event::Event;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// A write copies at most this much under one acquisition of the state lock.
 const PIECE: usize = 256 << 10;
+/// A stream is written back in runs of so many pages, which the processor's caches still have.
+const RUN: u64 = 64;
 
 pub(crate) struct Inode {
     pub(crate) node: NodeId,
@@ -67,6 +69,8 @@ pub(super) struct State {
     pub(super) next_request: u64,
     /// Where the next background writeback looks first.
     pub(super) cursor: u64,
+    /// Where the last write ended, and how many bytes before it were written one after another.
+    written: (u64, u64),
     /// No writeback may start: the size is being changed.
     pub(super) frozen: bool,
     /// Where reclaim looks next.
@@ -158,6 +162,7 @@ impl Inode {
                 in_flight: Vec::new(),
                 next_request: 0,
                 cursor: 0,
+                written: (0, 0),
                 frozen: false,
                 hand: 0,
                 seen: Some((mtime, size)),
@@ -594,10 +599,15 @@ impl Inode {
                 }
             }
             let enough = st.dirty > self.cache.request_pages() as u64;
+            let end = offset + done as u64;
+            let streams = st.written.1 >= self.cache.stream_bytes() && !dontcache;
             drop(st);
             match need {
                 None => {
-                    if dirtied.pages > 0 && enough && self.cache.above_background() {
+                    let (first, next) = (offset / PAGE / RUN * RUN, end / PAGE / RUN * RUN);
+                    if streams && first < next {
+                        self.write_stream(first, next - 1);
+                    } else if dirtied.pages > 0 && enough && self.cache.above_background() {
                         self.write_full();
                     }
                     return Ok(done);
@@ -640,6 +650,11 @@ impl Inode {
         if !st.writer.as_ref().is_some_and(|w| Arc::ptr_eq(w, handle)) {
             st.writer = Some(handle.clone());
         }
+        let next = offset + *done as u64;
+        let on = st.written.0 == next;
+        if !on {
+            st.written = (next, 0);
+        }
         while *done < buf.len() {
             let at = offset + *done as u64;
             let (index, start) = (at / PAGE, (at % PAGE) as usize);
@@ -660,7 +675,9 @@ impl Inode {
                         return Some(Need::Flush(index));
                     }
                 }
-                if !dontcache {
+                // Filling up the page that the last write began is not another use of it.
+                let fills_up = on && at == next && start > 0;
+                if !dontcache && !fills_up {
                     chunk.touch(i);
                 }
             } else {
@@ -700,6 +717,8 @@ impl Inode {
             }
             arena.set_ranges(page, ranges);
             *done += n;
+            st.written.0 += n as u64;
+            st.written.1 += n as u64;
         }
         None
     }

@@ -338,6 +338,17 @@ impl Cache {
 
     // Dirty pages.
 
+    /// Bytes that a file is written from one end to the other before it counts as a stream, which
+    /// the cache can't hold: half of it.
+    pub(super) fn stream_bytes(&self) -> u64 {
+        self.pages / 2 * PAGE_SIZE as u64
+    }
+
+    /// The most pages that a stream keeps for its next bytes.
+    pub(super) fn stream_spare(&self) -> usize {
+        (self.pages as usize / 16).clamp(1, 256)
+    }
+
     /// The most pages of a writeback request.
     pub(super) fn request_pages(&self) -> usize {
         (self.limits.max_write / PAGE_SIZE).clamp(1, 256)

@@ -15,6 +15,11 @@ use crate::backend::{Op, Request};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// How long background writeback leaves an inode alone after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// A stream waits a moment while it has more requests under way than these: what it writes next then
+/// lies in the pages of the first of them.
+const STREAM_REQUESTS: usize = 4;
+/// How long it waits at most; a slow store is to get more at once.
+const STREAM_PATIENCE: Duration = Duration::from_millis(1);
 /// The most requests that [`Inode::write_full`] starts at once: dirty pages may lie far apart.
 const FULL_BATCH: usize = 16;
 
@@ -88,13 +93,15 @@ struct Started {
 
 impl Inode {
     /// Makes requests of the dirty pages in `first..=last`, at most `max` and none once `budget`
-    /// pages are in them; one lock acquisition for all of them.
+    /// pages are in them; one lock acquisition for all of them. With `pass` their pages are used
+    /// again at once, see [`Inode::write_stream`].
     fn start_writeback(
         self: &Arc<Self>,
         first: u64,
         last: u64,
         max: usize,
         budget: u64,
+        pass: bool,
     ) -> Started {
         let mut started = Started::default();
         self.cache.counters.writeback_locks(1);
@@ -186,7 +193,8 @@ impl Inode {
                     dontcache,
                     writeback: true,
                     done: Box::new(move |result| {
-                        inode.end_writeback(id, ci, (from, to), offset + len as u64, len, result);
+                        let end = offset + len as u64;
+                        inode.end_writeback(id, ci, (from, to), end, len, pass, result);
                         drop::<Arc<Handle>>(handle);
                     }),
                 });
@@ -205,6 +213,7 @@ impl Inode {
         started
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn end_writeback(
         &self,
         id: u64,
@@ -212,6 +221,7 @@ impl Inode {
         (from, to): (usize, usize),
         end: u64,
         len: usize,
+        pass: bool,
         result: io::Result<usize>,
     ) {
         let arena = &self.cache.arena;
@@ -249,7 +259,7 @@ impl Inode {
             }
             cleaned += 1;
             let gone = !chunk.uptodate.get(i)
-                || (chunk.dropbehind.get(i) && !referenced.get(i))
+                || ((pass || chunk.dropbehind.get(i)) && !referenced.get(i))
                 || chunk.stale.get(i);
             if gone && !chunk.reading.get(i) {
                 chunk.stale.clear(i);
@@ -257,6 +267,13 @@ impl Inode {
             }
         }
         st.chunks.remove_if_empty(ci);
+        if pass && self.opens.load(Ordering::Acquire) > 0 {
+            // The next pages of the stream are those that the processor's caches still have,
+            // ascending, so that they make one segment.
+            let room = self.cache.stream_spare().saturating_sub(st.spare.len());
+            let at = freed.len().saturating_sub(room);
+            st.spare.extend(freed.drain(at..).rev());
+        }
         match failed {
             None => {
                 st.server_size = st.server_size.max(end);
@@ -314,9 +331,11 @@ impl Inode {
             }
             (st.cursor, budget)
         };
-        let mut batch = self.start_writeback(cursor, u64::MAX, max, budget).batch;
+        let mut batch = self
+            .start_writeback(cursor, u64::MAX, max, budget, false)
+            .batch;
         if batch.is_empty() && cursor > 0 {
-            batch = self.start_writeback(0, u64::MAX, max, budget).batch;
+            batch = self.start_writeback(0, u64::MAX, max, budget, false).batch;
         }
         let any = !batch.is_empty();
         if any {
@@ -349,10 +368,33 @@ impl Inode {
     /// Starts writeback of a range without waiting for it (an uncached write, an old page).
     pub(crate) fn write_range(self: &Arc<Self>, first: u64, last: u64) {
         let mut batch = self
-            .start_writeback(first, last, usize::MAX, u64::MAX)
+            .start_writeback(first, last, usize::MAX, u64::MAX, false)
             .batch;
         if !batch.is_empty() {
             self.cache.backend.submit(&mut batch);
+        }
+    }
+
+    /// Writes back what a stream has just completed, while the processor's caches have it, and
+    /// gives its pages to the stream's next bytes.
+    pub(super) fn write_stream(self: &Arc<Self>, first: u64, last: u64) {
+        if self
+            .read_state()
+            .retry_at
+            .is_some_and(|t| t > Instant::now())
+        {
+            return;
+        }
+        let mut batch = self
+            .start_writeback(first, last, usize::MAX, u64::MAX, true)
+            .batch;
+        if batch.is_empty() {
+            return;
+        }
+        self.cache.backend.carry_out(&mut batch);
+        let few = || (self.read_state().in_flight.len() <= STREAM_REQUESTS).then_some(());
+        if few().is_none() {
+            self.event.wait_timeout(few, STREAM_PATIENCE);
         }
     }
 
@@ -383,7 +425,8 @@ impl Inode {
     }
 
     fn flush_pass(self: &Arc<Self>, flush: &mut Flush) {
-        let Started { mut batch, busy } = self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX);
+        let Started { mut batch, busy } =
+            self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX, false);
         if !batch.is_empty() {
             self.cache.backend.submit(&mut batch);
         }
@@ -431,7 +474,7 @@ impl Inode {
         let mut pass = 0;
         loop {
             let Started { mut batch, busy } =
-                self.start_writeback(first, last, usize::MAX, u64::MAX);
+                self.start_writeback(first, last, usize::MAX, u64::MAX, false);
             if !batch.is_empty() {
                 self.cache.backend.submit(&mut batch);
             }

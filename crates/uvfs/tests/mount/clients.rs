@@ -26,6 +26,7 @@ const CONFIG: Config = Config {
     dirty_percent: 40,
     background_percent: 10,
     writeback_after: std::time::Duration::from_secs(5),
+    yields: true,
     readahead: 1 << 20,
     // What it keeps must not depend on how much memory others use.
     yields: false,
