@@ -28,8 +28,6 @@ const CONFIG: Config = Config {
     writeback_after: std::time::Duration::from_secs(5),
     yields: true,
     readahead: 1 << 20,
-    // What it keeps must not depend on how much memory others use.
-    yields: false,
 };
 
 fn attach(token: &Token) -> Client {
