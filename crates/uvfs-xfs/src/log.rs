@@ -162,16 +162,16 @@ impl<B: Blocks> Log<'_, B> {
         // The head is where the last cycle's blocks give way to the previous cycle's (or to
         // blocks never written, whose cycle is 0). A log that is in one cycle throughout ends at
         // its end.
-        let head = if first == last {
+        let mut head = if first == last {
             0
         } else {
             self.first_with(1, self.len, last)?
         };
-        let end = if head == 0 { self.len } else { head };
-        let dirty = |tail| LogState::Dirty { head, tail };
         // The last record before the head.
-        for back in 1..=SEARCH_BLOCKS.min(self.len) {
-            let at = (end + self.len - back) % self.len;
+        let mut back = 0;
+        for _ in 0..SEARCH_BLOCKS.min(self.len) {
+            back += 1;
+            let at = (head + self.len - back) % self.len;
             let block = self.read(at)?;
             let Ok(h) = LogRecordHeader::at(&block, 0) else {
                 break;
@@ -189,8 +189,14 @@ impl<B: Blocks> Log<'_, B> {
                 1
             };
             let data = (h.len.get() as usize).div_ceil(BLOCK);
-            if (heads + data) as u64 != back || h.num_logops.get() != 1 {
-                return Ok(dirty(tail));
+            let whole = (heads + data) as u64;
+            if whole > back {
+                // Its write was cut off: recovery ends before it.
+                (head, back) = (at, 0);
+                continue;
+            }
+            if whole != back || h.num_logops.get() != 1 {
+                return Ok(LogState::Dirty { head, tail });
             }
             let op = self.read((at + heads as u64) % self.len)?;
             let unmounted = LogOpHeader::at(&op, 0)
@@ -198,9 +204,9 @@ impl<B: Blocks> Log<'_, B> {
             return Ok(if unmounted {
                 LogState::Clean
             } else {
-                dirty(tail)
+                LogState::Dirty { head, tail }
             });
         }
-        Ok(dirty(None))
+        Ok(LogState::Dirty { head, tail: None })
     }
 }
