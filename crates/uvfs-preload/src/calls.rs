@@ -192,6 +192,29 @@ macro_rules! served {
     };
 }
 
+/// Serves a transfer at a place, or at the position, which it moves.
+fn transfer(
+    fd: c_int,
+    at: Option<off_t>,
+    call: impl FnOnce(&Opened, u64) -> io::Result<usize>,
+) -> Option<Result<usize, c_int>> {
+    let Some(at) = at else {
+        return with(fd, Wants::Position, |one, opened| {
+            let mut position = lock(&one.position);
+            let Position::Here(at) = *position else {
+                return Step::Kernel;
+            };
+            let done = call(opened, at);
+            if let Ok(n) = done {
+                *position = Position::Here(at + n as u64);
+            }
+            Step::Done(done)
+        });
+    };
+    let at = u64::try_from(at).ok()?;
+    with(fd, Wants::File, |_, opened| Step::Done(call(opened, at)))
+}
+
 fn read_at(
     fd: c_int,
     bufs: &mut [IoSliceMut<'_>],
@@ -199,38 +222,13 @@ fn read_at(
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
     let began = report::clock();
-    let done = match at {
-        Some(at) if at < 0 => return None,
-        Some(at) => with(fd, Wants::File, |_, opened| {
-            let flags = flags | opened.how();
-            Step::Done(opened.file.read_vectored_at(bufs, at as u64, flags))
-        }),
-        None => with(fd, Wants::Position, |one, opened| {
-            let mut position = lock(&one.position);
-            let Position::Here(at) = *position else {
-                return Step::Kernel;
-            };
-            let flags = flags | opened.how();
-            let done = opened.file.read_vectored_at(bufs, at, flags);
-            if let Ok(n) = done {
-                *position = Position::Here(at + n as u64);
-            }
-            Step::Done(done)
-        }),
-    };
+    let done = transfer(fd, at, |opened, at| {
+        opened.file.read_vectored_at(bufs, at, flags | opened.how())
+    });
     if let Some(Ok(n)) = done {
         report::served(began, n, 0);
     }
     done
-}
-
-fn write_to(opened: &Opened, bufs: &[IoSlice<'_>], at: u64, flags: Flags) -> io::Result<usize> {
-    let flags = flags | opened.how();
-    let done = opened.file.write_vectored_at(bufs, at, flags)?;
-    if opened.syncs_all() {
-        opened.file.sync_all()?;
-    }
-    Ok(done)
 }
 
 fn write_at(
@@ -240,23 +238,15 @@ fn write_at(
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
     let began = report::clock();
-    let done = match at {
-        Some(at) if at < 0 => return None,
-        Some(at) => with(fd, Wants::File, |_, opened| {
-            Step::Done(write_to(opened, bufs, at as u64, flags))
-        }),
-        None => with(fd, Wants::Position, |one, opened| {
-            let mut position = lock(&one.position);
-            let Position::Here(at) = *position else {
-                return Step::Kernel;
-            };
-            let done = write_to(opened, bufs, at, flags);
-            if let Ok(n) = done {
-                *position = Position::Here(at + n as u64);
-            }
-            Step::Done(done)
-        }),
-    };
+    let done = transfer(fd, at, |opened, at| {
+        let done = opened
+            .file
+            .write_vectored_at(bufs, at, flags | opened.how())?;
+        if opened.syncs_all() {
+            opened.file.sync_all()?;
+        }
+        Ok(done)
+    });
     if let Some(Ok(n)) = done {
         report::served(began, 0, n);
     }
@@ -336,6 +326,19 @@ unsafe fn write_one(
     write_at(fd, &[IoSlice::new(bytes)], at, Flags::empty())
 }
 
+/// The buffers of a call that may be served.
+///
+/// # Safety
+/// As for readv(2).
+unsafe fn buffers(fd: c_int, vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
+    if table::is_foreign(fd) {
+        report::passed();
+        return None;
+    }
+    // SAFETY: the caller's duty.
+    aside(|| unsafe { vectors(vector, count) }).flatten()
+}
+
 /// # Safety
 /// As for preadv(2).
 unsafe fn read_many(
@@ -345,23 +348,13 @@ unsafe fn read_many(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    if table::is_foreign(fd) {
-        report::passed();
-        return None;
-    }
-    aside(|| {
-        // SAFETY: the caller's duty.
-        unsafe { vectors(vector, count) }
-    })
-    .flatten()
-    .and_then(|list| {
-        let mut bufs: Vec<_> = list
-            .into_iter()
-            // SAFETY: the caller's room; bytes are only ever written to it.
-            .map(|(to, len)| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(to, len) }))
-            .collect();
-        read_at(fd, &mut bufs, at, flags)
-    })
+    // SAFETY: the caller's duty.
+    let mut bufs: Vec<_> = unsafe { buffers(fd, vector, count) }?
+        .into_iter()
+        // SAFETY: the caller's room; bytes are only ever written to it.
+        .map(|(to, len)| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(to, len) }))
+        .collect();
+    read_at(fd, &mut bufs, at, flags)
 }
 
 /// # Safety
@@ -373,23 +366,13 @@ unsafe fn write_many(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    if table::is_foreign(fd) {
-        report::passed();
-        return None;
-    }
-    aside(|| {
-        // SAFETY: the caller's duty.
-        unsafe { vectors(vector, count) }
-    })
-    .flatten()
-    .and_then(|list| {
-        let bufs: Vec<_> = list
-            .into_iter()
-            // SAFETY: the caller's bytes.
-            .map(|(from, len)| IoSlice::new(unsafe { std::slice::from_raw_parts(from, len) }))
-            .collect();
-        write_at(fd, &bufs, at, flags)
-    })
+    // SAFETY: the caller's duty.
+    let bufs: Vec<_> = unsafe { buffers(fd, vector, count) }?
+        .into_iter()
+        // SAFETY: the caller's bytes.
+        .map(|(from, len)| IoSlice::new(unsafe { std::slice::from_raw_parts(from, len) }))
+        .collect();
+    write_at(fd, &bufs, at, flags)
 }
 
 /// RWF_* as the client has them; nothing for what only the kernel knows.
