@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnRecall, Op,
-    RangeLock, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnReattach,
+    OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -154,6 +154,18 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn is_alive(&self) -> bool {
         self.inner.is_alive()
+    }
+    fn session(&self) -> Option<u64> {
+        self.inner.session()
+    }
+    fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
+        self.inner.names(node, handle)
+    }
+    fn reconnect(&self) -> io::Result<()> {
+        self.inner.reconnect()
+    }
+    fn on_reattach(&self, call: OnReattach) {
+        self.inner.on_reattach(call);
     }
     fn submit(&self, batch: &mut Vec<Request>) {
         let latency = Duration::from_micros(self.fault.latency_us.load(Ordering::Relaxed));

@@ -1,5 +1,6 @@
 //! Open files.
 
+use std::cell::Cell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -229,9 +230,15 @@ impl File {
     /// Writes what is dirty, if this file has written.
     pub(crate) fn flush(&self) -> io::Result<()> {
         if self.0.wrote.load(Ordering::Relaxed) {
-            return self.0.inode.write_and_wait(0, u64::MAX);
+            return self.carried(|| self.0.inode.write_and_wait(0, u64::MAX));
         }
         Ok(())
+    }
+
+    /// Makes a call that does no harm when it is made twice, and makes it again when the server went
+    /// meanwhile and came back.
+    pub(crate) fn carried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        carried(&*self.0.cache.backend, call)
     }
 
     // Reading.
@@ -250,13 +257,16 @@ impl File {
             return Ok(0);
         }
         checked_end(offset, buf.len())?;
-        if flags.contains(Flags::DIRECT) {
-            return self.read_direct(buf, offset, flags);
-        }
-        // What a server that gave us up lets others write is not for us to know.
-        if !f.cache.backend.is_alive() {
-            return Err(errno(libc::ENOTCONN));
-        }
+        // What a server that gave us up lets others write is not for us to know: without a session
+        // nothing is read.
+        self.carried(|| match flags.contains(Flags::DIRECT) {
+            true => self.read_direct(buf, offset, flags),
+            false => self.read_buffered(buf, offset, flags),
+        })
+    }
+
+    fn read_buffered(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
         let dontcache = flags.contains(Flags::DONTCACHE);
         let (mut done, mut stop) = f.inode.read_cached(buf, offset, !dontcache);
         if let ReadStop::Miss(_) = stop {
@@ -279,7 +289,8 @@ impl File {
                     let at = offset + done as u64;
                     return match self.read_direct(&mut buf[done..], at, flags) {
                         Ok(n) => Ok(done + n),
-                        Err(e) if done == 0 => Err(e),
+                        // Made again from the beginning, if the server comes back.
+                        Err(e) if done == 0 || errno_of(&e) == libc::ENOTCONN => Err(e),
                         Err(_) => Ok(done),
                     };
                 }
@@ -306,7 +317,7 @@ impl File {
         }
         self.after_read(offset, done, dontcache);
         match failed {
-            Some(code) if done == 0 => Err(errno(code)),
+            Some(code) if done == 0 || code == libc::ENOTCONN => Err(errno(code)),
             _ => Ok(done),
         }
     }
@@ -414,7 +425,7 @@ impl File {
                         break;
                     }
                 }
-                Err(e) if done == 0 => return Err(e),
+                Err(e) if done == 0 || errno_of(&e) == libc::ENOTCONN => return Err(e),
                 Err(_) => break,
             }
         }
@@ -465,6 +476,9 @@ impl File {
                 buf.truncate(n);
                 buf
             }));
+        }
+        if let Err(e) = self.carried(|| Ok(())) {
+            return ready(Err(e));
         }
         if direct {
             if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
@@ -541,7 +555,7 @@ impl File {
         }
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         if len == 0 {
-            return Ok((offset.map_or_else(|| f.inode.current_size(), Ok)?, 0));
+            return Ok((offset.map_or_else(|| self.current_size(), Ok)?, 0));
         }
         if let Some(offset) = offset {
             checked_end(offset, len)?;
@@ -550,18 +564,28 @@ impl File {
             f.wrote.store(true, Ordering::Relaxed);
         }
         let shared = f.cache.backend.is_shared();
-        let (at, done) = match offset {
-            None if shared => self.append_shared(bufs, len, flags)?,
-            _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
-            _ => self.write_cached(bufs, len, offset, flags)?,
-        };
-        if shared {
-            // Given up before that was in the cache: then the server did not find it there.
-            fence(Ordering::SeqCst);
-            if !f.cache.backend.is_alive() {
-                return Err(errno(libc::ENOTCONN));
+        let begun = Cell::new(false);
+        let write = || -> io::Result<(u64, usize)> {
+            let session = f.cache.backend.session();
+            let written = match offset {
+                None if shared => self.append_shared(bufs, len, flags, &begun)?,
+                _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
+                _ => self.write_cached(bufs, len, offset, flags)?,
+            };
+            if shared {
+                // Given up before that was in the cache: then the server did not find it there.
+                fence(Ordering::SeqCst);
+                if session.is_none() || f.cache.backend.session() != session {
+                    return Err(errno(libc::ENOTCONN));
+                }
             }
-        }
+            Ok(written)
+        };
+        let (at, done) = match offset {
+            Some(_) => self.carried(write)?,
+            // What may have been appended is not appended again.
+            None => carried_until(&*f.cache.backend, &begun, write)?,
+        };
         if done == 0 {
             return Ok((at, 0));
         }
@@ -571,8 +595,7 @@ impl File {
             f.inode.wait_few_in_flight(UNCACHED_REQUESTS);
         }
         if flags.contains(Flags::DSYNC) {
-            self.sync_range(first, last)?;
-            f.cache.backend.fsync(f.handle.node, f.handle.fh, true)?;
+            self.sync(first, last, true)?;
         }
         Ok((at, done))
     }
@@ -621,6 +644,7 @@ impl File {
         bufs: &[IoSlice<'_>],
         len: usize,
         flags: Flags,
+        begun: &Cell<bool>,
     ) -> io::Result<(u64, usize)> {
         let f = &*self.0;
         let dontcache = flags.contains(Flags::DONTCACHE);
@@ -636,6 +660,7 @@ impl File {
                 Err(_) => break,
             }
             began.get_or_insert(at);
+            begun.set(true);
             if done == len {
                 break;
             }
@@ -644,6 +669,7 @@ impl File {
         let Some(at) = began else {
             // Nobody gets a lease of it: as good as can be.
             let at = f.inode.current_size()?;
+            begun.set(true);
             return self.write_direct(bufs, len, Some(at), flags);
         };
         if flags.contains(Flags::DIRECT) {
@@ -745,6 +771,9 @@ impl File {
             return ready(self.write_at(buf, offset, flags));
         }
         f.wrote.store(true, Ordering::Relaxed);
+        if let Err(e) = self.carried(|| Ok(())) {
+            return ready(Err(e));
+        }
         if let Err(e) = f.inode.prepare_direct(Op::Write, offset, buf.len()) {
             return ready(Err(e));
         }
@@ -763,11 +792,22 @@ impl File {
     /// Writes a range and reports an error that this open file has not heard of.
     fn sync_range(&self, first: u64, last: u64) -> io::Result<()> {
         let f = &*self.0;
-        let written = f.inode.write_and_wait(first, last);
+        let written = self.carried(|| f.inode.write_and_wait(first, last));
         match f.inode.errors.check(&f.errors) {
             Some(code) => Err(errno(code)),
             None => written,
         }
+    }
+
+    /// Writes a range and makes what the server has of the file durable.
+    fn sync(&self, first: u64, last: u64, data_only: bool) -> io::Result<()> {
+        let f = &*self.0;
+        self.sync_range(first, last)?;
+        // What the server had taken was in the file when it went, and is not to be written again.
+        self.carried(|| {
+            let backend = &f.cache.backend;
+            backend.fsync(f.handle.node, f.handle.fh, data_only)
+        })
     }
 
     /// Writes what is dirty and makes it durable, as fdatasync(2).
@@ -776,11 +816,7 @@ impl File {
     /// That of a writeback that failed since this file last heard of one (its pages stay dirty,
     /// and are tried again), and what the backend answers.
     pub fn sync_data(&self) -> io::Result<()> {
-        self.sync_range(0, u64::MAX)?;
-        self.0
-            .cache
-            .backend
-            .fsync(self.0.handle.node, self.0.handle.fh, true)
+        self.sync(0, u64::MAX, true)
     }
 
     /// Writes what is dirty and makes data and attributes durable, as fsync(2).
@@ -788,11 +824,7 @@ impl File {
     /// # Errors
     /// As [`File::sync_data`].
     pub fn sync_all(&self) -> io::Result<()> {
-        self.sync_range(0, u64::MAX)?;
-        self.0
-            .cache
-            .backend
-            .fsync(self.0.handle.node, self.0.handle.fh, false)
+        self.sync(0, u64::MAX, false)
     }
 
     /// Writes what is dirty of a range, as sync_file_range(2): `wait` for it, or only start. Nothing
@@ -813,6 +845,9 @@ impl File {
     /// this is called.
     pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
         let f = &*self.0;
+        if let Err(e) = self.carried(|| Ok(())) {
+            return Pending::ready(&f.cache, &f.inode, Err(e));
+        }
         let step = SyncStep {
             file: self.clone(),
             data_only,
@@ -848,8 +883,7 @@ impl File {
 
     /// The size in bytes, with what is not written yet.
     pub fn size(&self) -> u64 {
-        let inode = &self.0.inode;
-        inode.current_size().unwrap_or_else(|_| inode.size())
+        self.current_size().unwrap_or_else(|_| self.0.inode.size())
     }
 
     /// As [`File::size`], for those who want to know why it can't be told.
@@ -857,10 +891,7 @@ impl File {
     /// # Errors
     /// What the backend answers.
     pub fn current_size(&self) -> io::Result<u64> {
-        if !self.0.cache.backend.is_alive() {
-            return Err(errno(libc::ENOTCONN));
-        }
-        self.0.inode.current_size()
+        self.carried(|| self.0.inode.current_size())
     }
 
     /// The attributes now. Writes what is dirty, so that the times are those of the last write.
@@ -868,7 +899,7 @@ impl File {
     /// # Errors
     /// What the backend answers.
     pub fn stat(&self) -> io::Result<Attr> {
-        self.0.inode.current_attr()
+        self.carried(|| self.0.inode.current_attr())
     }
 
     fn tell_size(&self, size: u64) -> io::Result<()> {
@@ -893,7 +924,7 @@ impl File {
         }
         let _writer = f.inode.exclusive();
         f.wrote.store(true, Ordering::Relaxed);
-        f.inode.set_len(size, || self.tell_size(size))
+        self.carried(|| f.inode.set_len(size, || self.tell_size(size)))
     }
 
     /// Reserves, punches or zeroes a range, as fallocate(2).
@@ -924,11 +955,12 @@ impl File {
         let _writer = f.inode.exclusive();
         f.inode.wait_direct();
         f.wrote.store(true, Ordering::Relaxed);
-        // The whole file: the server's size must be ours before it grows or keeps it.
-        self.0.inode.write_and_wait(0, u64::MAX)?;
-        f.cache
-            .backend
-            .fallocate(f.inode.node, f.handle.fh, raw, offset, len)?;
+        self.carried(|| {
+            // The whole file: the server's size must be ours before it grows or keeps it.
+            f.inode.write_and_wait(0, u64::MAX)?;
+            let backend = &f.cache.backend;
+            backend.fallocate(f.inode.node, f.handle.fh, raw, offset, len)
+        })?;
         f.inode
             .invalidate_range(offset / PAGE, (end - 1) / PAGE, grows.then_some(end));
         Ok(())
@@ -953,13 +985,14 @@ impl File {
 
     fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
         let f = &*self.0;
-        if offset >= f.inode.current_size()? {
-            return Err(errno(libc::ENXIO));
-        }
-        f.inode.write_and_wait(0, u64::MAX)?;
-        f.cache
-            .backend
-            .lseek(f.inode.node, f.handle.fh, offset, whence)
+        self.carried(|| {
+            if offset >= f.inode.current_size()? {
+                return Err(errno(libc::ENXIO));
+            }
+            f.inode.write_and_wait(0, u64::MAX)?;
+            let backend = &f.cache.backend;
+            backend.lseek(f.inode.node, f.handle.fh, offset, whence)
+        })
     }
 
     /// Tells what the caller knows about its reads of a range; for the first three, of the file.
@@ -979,12 +1012,52 @@ impl File {
             }
             Advice::WillNeed => {}
             Advice::DontNeed => {
-                f.inode.write_and_wait(first, last)?;
+                self.carried(|| f.inode.write_and_wait(first, last))?;
                 f.inode.invalidate_range(first, last, None);
             }
         }
         Ok(())
     }
+}
+
+/// How often a call is made again because the server went: one that dies of the call is not to do so
+/// for ever.
+const CARRIED: u32 = 3;
+
+/// Makes a call once there is a server, and again when that went meanwhile and there is another.
+pub(crate) fn carried<T>(
+    backend: &dyn Backend,
+    call: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    carried_until(backend, &Cell::new(false), call)
+}
+
+/// As [`carried`], but not again once the call has said that it has begun.
+fn carried_until<T>(
+    backend: &dyn Backend,
+    begun: &Cell<bool>,
+    mut call: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    for round in 0.. {
+        let session = match backend.session() {
+            Some(session) => session,
+            None => {
+                backend.reconnect()?;
+                // Gone already, perhaps: then the call says it.
+                backend.session().unwrap_or(u64::MAX)
+            }
+        };
+        match call() {
+            // The second is of a node that was known and not open.
+            Err(e)
+                if matches!(errno_of(&e), libc::ENOTCONN | libc::ESTALE)
+                    && round < CARRIED
+                    && !begun.get()
+                    && backend.session() != Some(session) => {}
+            other => return other,
+        }
+    }
+    unreachable!("the rounds end")
 }
 
 fn errno_of(error: &io::Error) -> i32 {

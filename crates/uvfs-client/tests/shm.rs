@@ -179,6 +179,7 @@ fn limits_and_hostile_clients_harm_nobody_else() {
     let hello = Message {
         errno: 0,
         max_payload: 0,
+        source: [0; 16],
     };
 
     // Too large an arena, and descriptors that are none.
