@@ -348,6 +348,13 @@ pub trait Backend: Send + Sync + 'static {
     fn session(&self) -> Option<u64> {
         self.is_alive().then_some(0)
     }
+    /// Whether a handle that was opened in a session before this one was opened again.
+    ///
+    /// # Errors
+    /// The errno with which it was not.
+    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
+        Ok(())
+    }
     /// The session now, and a node's and a handle's numbers at its server, which page descriptors
     /// have; `u64::MAX` for what has none.
     fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {

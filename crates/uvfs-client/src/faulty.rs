@@ -158,6 +158,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn session(&self) -> Option<u64> {
         self.inner.session()
     }
+    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
+        self.inner.still_open(node, handle)
+    }
     fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
         self.inner.names(node, handle)
     }

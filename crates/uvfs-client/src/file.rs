@@ -238,7 +238,21 @@ impl File {
     /// Makes a call that does no harm when it is made twice, and makes it again when the server went
     /// meanwhile and came back.
     pub(crate) fn carried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        carried(&*self.0.cache.backend, call)
+        self.carried_until(&Cell::new(false), call)
+    }
+
+    /// As [`File::carried`], but not again once the call has said that it has begun.
+    fn carried_until<T>(
+        &self,
+        begun: &Cell<bool>,
+        mut call: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let f = &*self.0;
+        let backend = &*f.cache.backend;
+        carried_until(backend, begun, |session| {
+            f.handle.check(backend, session)?;
+            call()
+        })
     }
 
     // Reading.
@@ -584,7 +598,7 @@ impl File {
         let (at, done) = match offset {
             Some(_) => self.carried(write)?,
             // What may have been appended is not appended again.
-            None => carried_until(&*f.cache.backend, &begun, write)?,
+            None => self.carried_until(&begun, write)?,
         };
         if done == 0 {
             return Ok((at, 0));
@@ -1027,16 +1041,16 @@ const CARRIED: u32 = 3;
 /// Makes a call once there is a server, and again when that went meanwhile and there is another.
 pub(crate) fn carried<T>(
     backend: &dyn Backend,
-    call: impl FnMut() -> io::Result<T>,
+    mut call: impl FnMut() -> io::Result<T>,
 ) -> io::Result<T> {
-    carried_until(backend, &Cell::new(false), call)
+    carried_until(backend, &Cell::new(false), |_| call())
 }
 
 /// As [`carried`], but not again once the call has said that it has begun.
 fn carried_until<T>(
     backend: &dyn Backend,
     begun: &Cell<bool>,
-    mut call: impl FnMut() -> io::Result<T>,
+    mut call: impl FnMut(u64) -> io::Result<T>,
 ) -> io::Result<T> {
     for round in 0.. {
         let session = match backend.session() {
@@ -1047,7 +1061,7 @@ fn carried_until<T>(
                 backend.session().unwrap_or(u64::MAX)
             }
         };
-        match call() {
+        match call(session) {
             // The second is of a node that was known and not open.
             Err(e)
                 if matches!(errno_of(&e), libc::ENOTCONN | libc::ESTALE)

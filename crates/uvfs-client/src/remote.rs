@@ -722,9 +722,24 @@ impl Shared {
             if self.dead.load(Ordering::Acquire) {
                 self.fail_all();
                 std::thread::park_timeout(Duration::from_millis(100));
+            } else if self.queue.in_flight() > 0 && hung_up(&self.socket) {
+                // While the session is not the current one nobody else looks.
+                self.dead.store(true, Ordering::Release);
             }
         }
     }
+}
+
+fn hung_up(socket: &UnixStream) -> bool {
+    let mut fds = [rustix::event::PollFd::new(
+        socket,
+        rustix::event::PollFlags::RDHUP,
+    )];
+    let now = rustix::fs::Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }
 
 /// Waits until the other end of a socket is closed, or this one.
@@ -1235,6 +1250,11 @@ impl Backend for Server {
         let current = self.inner.current.load();
         let shared = current.as_ref().filter(|shared| shared.is_alive())?;
         Some(shared.generation)
+    }
+
+    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
+        let shared = self.shared()?;
+        self.at(&shared, node, handle).map(drop)
     }
 
     fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno;
+use uvfs_proto::ext::IDENTITY_MAX;
 use uvfs_server::fs::{Entry, ROOT};
 
 use crate::Passthrough;
@@ -61,7 +62,11 @@ impl Passthrough {
         let mut identity = head(&st, inode.key.handle());
         if node != ROOT {
             let place = self.place(fd.as_fd()).unwrap_or_default();
-            identity.extend_from_slice(place.as_os_str().as_bytes());
+            let place = place.as_os_str().as_bytes();
+            // Too deep: by the handle alone, then.
+            if identity.len() + place.len() <= IDENTITY_MAX {
+                identity.extend_from_slice(place);
+            }
         }
         Ok(identity)
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use crate::error::{Context, Error, Result};
 use crate::options;
@@ -34,6 +35,9 @@ pub struct Args {
     /// Shared memory of each process, with K, M or G (default 64M)
     #[arg(long, value_parser = options::bytes, value_name = "SIZE")]
     cache: Option<u64>,
+    /// Seconds that calls wait for a server that went to come back (default 5)
+    #[arg(long, value_parser = options::seconds, value_name = "N")]
+    reconnect: Option<Duration>,
     /// Say on standard error, at the end of each process, what was served
     #[arg(long)]
     report: bool,
@@ -61,6 +65,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.args(rest).env("LD_PRELOAD", preload);
     if let Some(bytes) = args.cache {
         command.env("UVFS_RUN_CACHE", bytes.to_string());
+    }
+    if let Some(bound) = args.reconnect {
+        command.env("UVFS_RUN_RECONNECT", bound.as_secs_f64().to_string());
     }
     match args.report {
         true => command.env("UVFS_RUN_REPORT", "1"),

@@ -77,6 +77,8 @@ pub(crate) struct Handle {
     /// The session in which it was opened, and its number there.
     session: u64,
     server_fh: u64,
+    /// The last session in which it was seen to be open.
+    seen: AtomicU64,
 }
 
 impl Handle {
@@ -88,7 +90,17 @@ impl Handle {
             fh,
             session,
             server_fh,
+            seen: AtomicU64::new(session),
         })
+    }
+
+    /// Whether it is open in a session, too: files and locks may be lost with a server.
+    pub(crate) fn check(&self, backend: &dyn Backend, session: u64) -> io::Result<()> {
+        if self.seen.load(Ordering::Relaxed) != session {
+            backend.still_open(self.node, self.fh)?;
+            self.seen.store(session, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 

@@ -265,7 +265,7 @@ impl Drop for Place<'_> {
 }
 
 /// What tells a source from others, for clients that come back: FNV-1a of the root's identity.
-fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
+pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
     let Some(identity) = session.fs().identity(ROOT) else {
         return [0; 16];
     };
