@@ -237,21 +237,22 @@ impl File {
 
     /// Makes a call that does no harm when it is made twice, and makes it again when the server went
     /// meanwhile and came back.
-    pub(crate) fn carried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        self.carried_until(&Cell::new(false), call)
+    pub(crate) fn carried<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        self.carried_until(&Cell::new(false), |_| call())
     }
 
-    /// As [`File::carried`], but not again once the call has said that it has begun.
+    /// As [`File::carried`], but not again once the call has said that it has begun. The call is told
+    /// its session.
     fn carried_until<T>(
         &self,
         begun: &Cell<bool>,
-        mut call: impl FnMut() -> io::Result<T>,
+        mut call: impl FnMut(u64) -> io::Result<T>,
     ) -> io::Result<T> {
         let f = &*self.0;
         let backend = &*f.cache.backend;
         carried_until(backend, begun, |session| {
             f.handle.check(backend, session)?;
-            call()
+            call(session)
         })
     }
 
@@ -579,8 +580,7 @@ impl File {
         }
         let shared = f.cache.backend.is_shared();
         let begun = Cell::new(false);
-        let write = || -> io::Result<(u64, usize)> {
-            let session = f.cache.backend.session();
+        let write = |session| -> io::Result<(u64, usize)> {
             let written = match offset {
                 None if shared => self.append_shared(bufs, len, flags, &begun)?,
                 _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
@@ -589,17 +589,15 @@ impl File {
             if shared {
                 // Given up before that was in the cache: then the server did not find it there.
                 fence(Ordering::SeqCst);
-                if session.is_none() || f.cache.backend.session() != session {
+                if f.cache.backend.session() != Some(session) {
                     return Err(errno(libc::ENOTCONN));
                 }
             }
             Ok(written)
         };
-        let (at, done) = match offset {
-            Some(_) => self.carried(write)?,
-            // What may have been appended is not appended again.
-            None => self.carried_until(&begun, write)?,
-        };
+        // What may have been appended is not appended again; at a place it does no harm.
+        let again = Cell::new(false);
+        let (at, done) = self.carried_until(offset.map_or(&begun, |_| &again), write)?;
         if done == 0 {
             return Ok((at, 0));
         }

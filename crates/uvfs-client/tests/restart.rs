@@ -241,7 +241,7 @@ fn appended_lines_are_there_once() {
         .open("log", OpenOptions::new().append(true).create(true))
         .unwrap();
     let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
-    let doubtful = std::thread::scope(|s| {
+    let (_server, doubtful) = std::thread::scope(|s| {
         let writer = s.spawn(|| {
             let mut doubtful = Vec::new();
             while !stop.load(Ordering::Relaxed) {
@@ -267,7 +267,7 @@ fn appended_lines_are_there_once() {
             server = Server::start(dir.path(), "data");
         }
         stop.store(true, Ordering::Relaxed);
-        writer.join().unwrap()
+        (server, writer.join().unwrap())
     });
     assert!(doubtful.len() <= 4, "{doubtful:?}");
     log.sync_all().unwrap();

@@ -94,7 +94,8 @@ impl Passthrough {
         };
         let root = self.inode(ROOT)?;
         let gone = |errno| match errno {
-            Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP => Errno::STALE,
+            // The last: this process may not open handles.
+            Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::PERM => Errno::STALE,
             other => other,
         };
         let found = match walk(Path::new(OsStr::from_bytes(place))) {
@@ -104,7 +105,7 @@ impl Passthrough {
                 (Some(mount), _) => {
                     // Renamed. A handle leads anywhere on the mount: only what is found by name
                     // below the source is served.
-                    let fd = sys::open_handle(mount.as_fd(), &handle, OFlags::PATH)?;
+                    let fd = sys::open_handle(mount.as_fd(), &handle, OFlags::PATH).map_err(gone)?;
                     let fd = walk(&self.place(fd.as_fd())?).map_err(gone)?;
                     is_it(&fd)?.then_some(fd)
                 }
