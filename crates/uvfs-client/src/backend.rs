@@ -469,6 +469,18 @@ pub trait Backend: Send + Sync + 'static {
     ) -> io::Result<Option<RangeLock>> {
         unsupported()
     }
+    /// Copies up to `len` bytes between open files, `from` and `to` by node and handle, and answers how
+    /// many; 0 at the end of the one that is read.
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        from_offset: u64,
+        to: (NodeId, u64),
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        unsupported()
+    }
     /// As fallocate(2).
     fn fallocate(
         &self,

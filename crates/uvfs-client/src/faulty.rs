@@ -277,6 +277,16 @@ impl<B: Backend> Backend for Faulty<B> {
     fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
         self.inner.test_lock(n, h, lock)
     }
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        from_offset: u64,
+        to: (NodeId, u64),
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        self.inner.copy_range(from, from_offset, to, to_offset, len)
+    }
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
         self.inner.fallocate(n, h, mode, offset, len)
     }

@@ -1,6 +1,7 @@
 //! Open files.
 
 use std::cell::Cell;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,8 @@ use crate::pending::{Pending, Step};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The first readahead window, in pages.
 const FIRST_WINDOW: u64 = 16;
+/// Bytes that are copied at once where the backend can't copy.
+const COPY: usize = 1 << 20;
 /// Requests of one file that uncached writes keep under way.
 const UNCACHED_REQUESTS: usize = 8;
 
@@ -583,7 +586,9 @@ impl File {
         let write = |session| -> io::Result<(u64, usize)> {
             let written = match offset {
                 None if shared => self.append_shared(bufs, len, flags, &begun)?,
-                _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
+                _ if flags.contains(Flags::DIRECT) => {
+                    self.write_direct(bufs, len, offset, flags)?
+                }
                 _ => self.write_cached(bufs, len, offset, flags)?,
             };
             if shared {
@@ -976,6 +981,134 @@ impl File {
         f.inode
             .invalidate_range(offset / PAGE, (end - 1) / PAGE, grows.then_some(end));
         Ok(())
+    }
+
+    /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another, or elsewhere in
+    /// the same one, as copy_file_range(2): at the server, where the backend can. Answers how many;
+    /// fewer at the end of this file, and when it was told to stop.
+    ///
+    /// # Errors
+    /// `EBADF` when this file is not open for reading, or the other not for writing or for appending;
+    /// `EINVAL` for impossible or overlapping ranges; and what the backend answers.
+    pub fn copy_range(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<u64> {
+        let (f, t) = (&*self.0, &*to.0);
+        if !f.readable || !t.writable || t.append {
+            return Err(errno(libc::EBADF));
+        }
+        let end = |offset: u64| {
+            offset
+                .checked_add(len)
+                .filter(|&end| end <= i64::MAX as u64)
+        };
+        let (Some(from_end), Some(to_end)) = (end(offset), end(to_offset)) else {
+            return Err(errno(libc::EINVAL));
+        };
+        let same = Arc::ptr_eq(&f.cache, &t.cache);
+        let one = same && f.inode.node == t.inode.node;
+        if one && offset < to_end && to_offset < from_end {
+            return Err(errno(libc::EINVAL));
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        if same {
+            match self.copy_at_server(offset, to, to_offset, len) {
+                Err(e) if matches!(errno_of(&e), libc::EOPNOTSUPP | libc::ENOSYS | libc::EXDEV) => {
+                }
+                other => return other,
+            }
+        }
+        self.copy_through_cache(offset, to, to_offset, len)
+    }
+
+    fn copy_at_server(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<u64> {
+        let (f, t) = (&*self.0, &*to.0);
+        let _writer = t.inode.exclusive();
+        t.inode.wait_direct();
+        t.wrote.store(true, Ordering::Relaxed);
+        let copied = to.carried_until(&Cell::new(false), |session| {
+            f.handle.check(&*f.cache.backend, session)?;
+            // All of both: what the server takes for their ends must be so.
+            f.inode.write_and_wait(0, u64::MAX)?;
+            t.inode.write_and_wait(0, u64::MAX)?;
+            f.cache.backend.copy_range(
+                (f.inode.node, f.handle.fh),
+                offset,
+                (t.inode.node, t.handle.fh),
+                to_offset,
+                len,
+            )
+        })?;
+        if copied > 0 {
+            let end = to_offset + copied;
+            let (first, last) = (to_offset / PAGE, (end - 1) / PAGE);
+            t.inode.invalidate_range(first, last, Some(end));
+        }
+        Ok(copied)
+    }
+
+    fn copy_through_cache(
+        &self,
+        offset: u64,
+        to: &File,
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        let mut buf = vec![0; usize::try_from(len).unwrap_or(COPY).min(COPY)];
+        let mut done = 0;
+        while done < len {
+            let want = usize::try_from(len - done).unwrap_or(COPY).min(COPY);
+            let moved = self
+                .read_at(&mut buf[..want], offset + done, Flags::empty())
+                .and_then(|n| to.write_at(&buf[..n], to_offset + done, Flags::empty()));
+            match moved {
+                Ok(0) => break,
+                Ok(n) => done += n as u64,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    // Extended attributes.
+
+    /// Sets an extended attribute, as fsetxattr(2) with its `flags`.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn setxattr(&self, name: impl AsRef<OsStr>, value: &[u8], flags: i32) -> io::Result<()> {
+        let f = &*self.0;
+        f.cache
+            .backend
+            .setxattr(f.inode.node, name.as_ref(), value, flags)
+    }
+
+    /// An extended attribute's value, as fgetxattr(2).
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn getxattr(&self, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
+        let f = &*self.0;
+        self.carried(|| f.cache.backend.getxattr(f.inode.node, name.as_ref()))
+    }
+
+    /// The names of all extended attributes, as flistxattr(2).
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn listxattr(&self) -> io::Result<Vec<OsString>> {
+        let f = &*self.0;
+        self.carried(|| f.cache.backend.listxattr(f.inode.node))
+    }
+
+    /// Removes an extended attribute, as fremovexattr(2).
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn removexattr(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        let f = &*self.0;
+        f.cache.backend.removexattr(f.inode.node, name.as_ref())
     }
 
     /// The first data at or after `offset`, as lseek(2) with `SEEK_DATA`.

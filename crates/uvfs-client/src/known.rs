@@ -264,7 +264,9 @@ impl Known {
         for (ours, handle) in &mut self.handles {
             handle.at_server = handles.get(ours).copied().unwrap_or(Err(libc::ESTALE));
         }
-        let closed = handles.iter().filter(|(n, _)| !self.handles.contains_key(n));
+        let closed = handles
+            .iter()
+            .filter(|(n, _)| !self.handles.contains_key(n));
         let closed = closed.filter_map(|((node, _), fh)| {
             let again = nodes.get(node)?.ok()?;
             Some((again.node, fh.ok()?))

@@ -28,8 +28,9 @@ use uvfs_queue::pair::{ClientQueue, Direction, End, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Again, Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind, LockRequest,
-    NodeId, OnReattach, OnRecall, Op, ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
+    Again, Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind,
+    LockRequest, NodeId, OnReattach, OnRecall, Op, ROOT, RangeLock, Reattached, Recall, Request,
+    SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -868,8 +869,7 @@ impl Inner {
         lock(&self.next).take();
         let mut attempts = lock(&self.attempts);
         attempts.ended = attempts.begun;
-        attempts.other =
-            matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ESTALE));
+        attempts.other = matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ESTALE));
         if result.is_ok() {
             attempts.lost = None;
         }
@@ -1296,9 +1296,10 @@ impl Backend for Server {
         let waits = |a: &mut Attempts| {
             !a.over && a.lost.is_some() && (lost.elapsed() < bound || a.ended < wait_for)
         };
-        let waited = inner
-            .attempted
-            .wait_timeout_while(attempts, left.max(LAST_LOOK.min(bound)), waits);
+        let waited =
+            inner
+                .attempted
+                .wait_timeout_while(attempts, left.max(LAST_LOOK.min(bound)), waits);
         let (attempts, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match attempts.other {
             _ if self.is_alive() => Ok(()),
@@ -1564,6 +1565,36 @@ impl Backend for Server {
             end: out.lk.end,
             pid: out.lk.pid,
         }))
+    }
+
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        from_offset: u64,
+        to: (NodeId, u64),
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        let shared = self.living()?;
+        let (node, fh_in) = self.at(&shared, from.0, from.1)?;
+        let (nodeid_out, fh_out) = self.at(&shared, to.0, to.1)?;
+        let op = abi::CopyFileRangeIn {
+            fh_in,
+            off_in: from_offset,
+            nodeid_out,
+            fh_out,
+            off_out: to_offset,
+            len,
+            flags: 0,
+        };
+        let opcode = Opcode::CopyFileRange64 as u32;
+        match shared.call(opcode, node, op.as_bytes(), &[], &[]) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Err(errno(libc::EOPNOTSUPP)),
+            Err(e) => Err(e),
+            Ok(reply) => Ok(parse::<abi::CopyFileRangeOut>(&reply)?
+                .bytes_copied
+                .min(len)),
+        }
     }
 
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {

@@ -105,7 +105,8 @@ impl Passthrough {
                 (Some(mount), _) => {
                     // Renamed. A handle leads anywhere on the mount: only what is found by name
                     // below the source is served.
-                    let fd = sys::open_handle(mount.as_fd(), &handle, OFlags::PATH).map_err(gone)?;
+                    let fd =
+                        sys::open_handle(mount.as_fd(), &handle, OFlags::PATH).map_err(gone)?;
                     let fd = walk(&self.place(fd.as_fd())?).map_err(gone)?;
                     is_it(&fd)?.then_some(fd)
                 }
