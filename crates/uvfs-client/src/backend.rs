@@ -140,7 +140,7 @@ pub struct RangeLock {
 }
 
 /// A lock that is asked for or given back.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockRequest {
     /// Locks of one owner of this client don't conflict.
     pub owner: u32,

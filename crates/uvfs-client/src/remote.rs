@@ -6,6 +6,7 @@
 //! see the new session. Requests name nodes and handles by numbers that stay the same (`known.rs`).
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -948,7 +949,7 @@ impl Inner {
             found.insert(node, again);
         }
         let mut opened = Found::new();
-        for ((node, ours), flags, locks) in handles {
+        for &((node, ours), flags, ref locks) in &handles {
             let at_server = match found.get(&node) {
                 Some(Ok(again)) => {
                     let open = || -> io::Result<Result<u64, i32>> {
@@ -963,7 +964,7 @@ impl Inner {
                             Ok(Err(_)) => return Ok(Err(libc::EIO)),
                             Err(code) => return Ok(Err(code)),
                         };
-                        for lock in &locks {
+                        for lock in locks {
                             let op = lock_in(fh, lock);
                             let opcode = Opcode::Setlk as u32;
                             let reply = new.call(opcode, again.node, op.as_bytes(), &[], &[]);
@@ -997,8 +998,37 @@ impl Inner {
                 handles: &opened,
             });
         }
-        let (closed, gone) = lock(&self.known).rebind(&found, &opened);
+        let (closed, gone, locked) = {
+            let mut known = lock(&self.known);
+            let (closed, gone) = known.rebind(&found, &opened);
+            (closed, gone, known.handles())
+        };
         self.current.store(Some(new.clone()));
+        // Locks that were given back while they were taken again.
+        let locked: HashMap<_, _> = locked
+            .into_iter()
+            .map(|(at, _, locks)| (at, locks))
+            .collect();
+        for (at, _, before) in &handles {
+            let (Some(now), Some(Ok(again)), Some(Ok(fh))) =
+                (locked.get(at), found.get(&at.0), opened.get(at))
+            else {
+                continue;
+            };
+            if now == before {
+                continue;
+            }
+            let all = |lock: &LockRequest| LockRequest {
+                kind: None,
+                start: 0,
+                end: i64::MAX as u64,
+                ..*lock
+            };
+            for lock in before.iter().map(all).chain(now.iter().copied()) {
+                let op = lock_in(*fh, &lock);
+                new.tell(Opcode::Setlk as u32, again.node, op.as_bytes());
+            }
+        }
         for (node, fh) in closed {
             let op = abi::ReleaseIn {
                 fh,
@@ -1533,8 +1563,11 @@ impl Backend for Server {
     fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
         let opcode = if wait { Opcode::Setlkw } else { Opcode::Setlk };
         if request.kind.is_none() {
-            // Whatever comes, it is not to be taken again.
+            // Whatever comes, it is not to be taken again; without a server it is gone as it is.
             self.known().locked(n, handle, request);
+            if !self.is_alive() {
+                return Ok(());
+            }
         }
         let shared = self.living()?;
         let (at, fh) = self.at(&shared, n, handle)?;

@@ -85,7 +85,7 @@ pub(crate) fn listen_for_clients<F: FileSystem>(
     let dir = directory()?;
     // Two servers that begin at once must not both take a dead one's socket for theirs.
     let lock = std::fs::File::open(&dir)?;
-    lock.lock()?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
     let source = u128::from_ne_bytes(source);
     for number in 0..SAME_SOURCE {
         let path = dir.join(format!("{source:032x}-{number}.clients"));
