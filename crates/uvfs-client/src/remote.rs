@@ -920,7 +920,7 @@ impl Inner {
         };
         let answer = |reply: Reply| match reply {
             // Of the session, not of the file.
-            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => Err(e),
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) && !new.is_alive() => Err(e),
             Err(e) => Ok(Err(e.raw_os_error().unwrap_or(libc::EIO))),
             Ok(reply) => Ok(Ok(reply)),
         };

@@ -20,8 +20,8 @@ Examples:
 
 The program runs as always; only its reads and writes of files on uvfs mounts, and those of its
 children, don't go through the kernel. Whatever can't be served that way (other file systems, mmap,
-io_uring, a mount with -o writeback, a server that ends) goes through the kernel. Static programs,
-and those with the set-user-id bit, run as without this command.
+io_uring, a mount with -o writeback, a server that ends and doesn't come back in time) goes through
+the kernel. Static programs, and those with the set-user-id bit, run as without this command.
 
 Environment:
   UVFS_PRELOAD   the library, when libuvfs_preload.so is neither beside the command nor in ../lib
