@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uvfs_queue::arena::PAGE_SIZE;
 
 use crate::backend::{Attr, Backend, Lease, LockRequest, NodeId, Op, SetAttr};
-use crate::cache::{Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, lock};
+use crate::cache::{CARRIED, Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, lock};
 use crate::client::Shared;
 use crate::pending::{Pending, Step};
 
@@ -1170,10 +1170,6 @@ impl File {
         Ok(())
     }
 }
-
-/// How often a call is made again because the server went: one that dies of the call is not to do so
-/// for ever.
-const CARRIED: u32 = 3;
 
 /// Makes a call once there is a server, and again when that went meanwhile and there is another.
 pub(crate) fn carried<T>(

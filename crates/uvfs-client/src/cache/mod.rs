@@ -27,6 +27,10 @@ pub(crate) use direct::Direct;
 pub(crate) use inode::{Fill, Inode, ReadStop};
 pub(crate) use writeback::Flush;
 
+/// How often a call is made again because the server went: one that dies of the call is not to do so
+/// for ever.
+pub(crate) const CARRIED: u32 = 16;
+
 /// The cache's limits.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -413,7 +417,7 @@ impl Cache {
         let mut gone = false;
         for inode in self.inodes() {
             let mut written = inode.write_and_wait(0, u64::MAX);
-            for _ in 0..3 {
+            for _ in 0..CARRIED {
                 let lost = |e: &io::Error| e.raw_os_error() == Some(libc::ENOTCONN);
                 if gone || !written.as_ref().is_err_and(lost) {
                     break;
