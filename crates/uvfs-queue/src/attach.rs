@@ -56,12 +56,14 @@ pub fn send(socket: &UnixStream, message: Message, fds: &[BorrowedFd<'_>]) -> io
         let fits = control.push(SendAncillaryMessage::ScmRights(fds));
         debug_assert!(fits, "the space is for as many as are allowed");
     }
-    let sent = rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    })?;
     if sent == SIZE {
         Ok(())
     } else {
@@ -77,12 +79,15 @@ pub fn receive(socket: &UnixStream) -> io::Result<(Message, Vec<OwnedFd>)> {
     let mut bytes = [0; SIZE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
+    // With a timeout even a stop and its end interrupt it (signal(7)).
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
