@@ -370,6 +370,11 @@ pub trait Backend: Send + Sync + 'static {
             false => Err(io::Error::from_raw_os_error(libc::ENOTCONN)),
         }
     }
+    /// Whether the server that went has written everything that was dirty, as one that ends in order
+    /// does. Waits while it is at it.
+    fn has_written(&self) -> bool {
+        false
+    }
     /// Says what is to be done when a server came back. Called once, after [`Backend::attach`].
     fn on_reattach(&self, call: OnReattach) {}
 

@@ -164,6 +164,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
         self.inner.names(node, handle)
     }
+    fn has_written(&self) -> bool {
+        self.inner.has_written()
+    }
     fn reconnect(&self) -> io::Result<()> {
         self.inner.reconnect()
     }

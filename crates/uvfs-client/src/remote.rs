@@ -1303,6 +1303,24 @@ impl Backend for Server {
         )
     }
 
+    fn has_written(&self) -> bool {
+        let Ok(shared) = self.shared() else {
+            return false;
+        };
+        let bound = *self.inner.patience.get().unwrap_or(&RECONNECT);
+        let began = Instant::now();
+        loop {
+            // Looked at first: once the watcher has ended the session nothing changes any more.
+            let last = shared.stop.load(Ordering::Acquire) || NEVER_WAITS.get();
+            match shared.queue.server_end() {
+                End::Closed if !last && began.elapsed() < bound => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                end => return end == End::Written,
+            }
+        }
+    }
+
     fn reconnect(&self) -> io::Result<()> {
         let inner = &*self.inner;
         let gone = Err(errno(libc::ENOTCONN));

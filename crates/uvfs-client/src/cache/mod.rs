@@ -422,6 +422,9 @@ impl Cache {
                 if gone || !written.as_ref().is_err_and(lost) {
                     break;
                 }
+                if self.backend.has_written() {
+                    return;
+                }
                 // One wait is enough for all of them.
                 gone = self.backend.reconnect().is_err();
                 written = inode.write_and_wait(0, u64::MAX);
