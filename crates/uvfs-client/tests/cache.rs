@@ -372,7 +372,8 @@ fn direct_pieces_are_sent_together_and_a_short_or_failed_one_ends_the_call() {
     let dir = tempfile::tempdir().unwrap();
     let store = Faulty::new(LocalStore::with(dir.path(), 1, 128 << 10).unwrap());
     let fault = store.fault.clone();
-    fault.latency_us.store(2000, Ordering::Relaxed);
+    // Longer than the copying takes: the first pieces leave while the rest is copied.
+    fault.latency_us.store(50_000, Ordering::Relaxed);
     let client = Client::new(store, quiet()).unwrap();
     let file = client.open("f", rw()).unwrap();
     let data: Vec<u8> = (0..2 * MIB).map(|i| (i / 4096) as u8).collect();
