@@ -11,6 +11,10 @@ use crate::cache::{Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, l
 use crate::client::Shared;
 use crate::pending::{Pending, Step};
 
+mod begun;
+
+pub use begun::{Driver, Landed};
+
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The first readahead window, in pages.
 const FIRST_WINDOW: u64 = 16;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
+use crate::aio;
 use crate::import::{self, Wants, described};
 use crate::real::{Inside, errno, set_errno};
 use crate::report;
@@ -257,7 +258,7 @@ fn write_at(
 /// not mapped is not seen here and faults in the program: finding out would cost every call a system
 /// call.
 #[inline]
-fn is_plausible(at: *const u8, len: usize) -> bool {
+pub(crate) fn is_plausible(at: *const u8, len: usize) -> bool {
     /// Below no program has memory, as a rule (vm.mmap_min_addr).
     const LOWEST: usize = 4096;
     /// With four levels of page tables; what is above, and tagged, is the kernel's to judge.
@@ -270,7 +271,7 @@ fn is_plausible(at: *const u8, len: usize) -> bool {
 ///
 /// # Safety
 /// As for readv(2).
-unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
+pub(crate) unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
     if !(0..=VECTORS).contains(&count) || !is_plausible(vector.cast(), 0) {
         return None;
     }
@@ -376,7 +377,7 @@ unsafe fn write_many(
 }
 
 /// RWF_* as the client has them; nothing for what only the kernel knows.
-fn flags_of(raw: c_int) -> Option<Flags> {
+pub(crate) fn flags_of(raw: c_int) -> Option<Flags> {
     let known = libc::RWF_HIPRI | libc::RWF_DSYNC | RWF_DONTCACHE;
     if raw & !known != 0 {
         return None;
@@ -704,6 +705,7 @@ fn mapping(prot_shared: c_int, fd: c_int) {
 /// What has to be done before the process is no more.
 pub(crate) fn ending() {
     aside(|| {
+        aio::settle();
         import::flush();
         report::end();
     });

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
+use crate::aio;
 use crate::real::Calm;
 use crate::report::{self, say};
 use crate::table::{self, Known, Opened, Position, Use, lock};
@@ -45,6 +46,8 @@ static STATE: Mutex<State> = Mutex::new(State {
 static OVER: AtomicBool = AtomicBool::new(false);
 /// Set when the library is ready.
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
+/// Set when something was imported.
+static ANY: AtomicBool = AtomicBool::new(false);
 static TROUBLE: AtomicBool = AtomicBool::new(false);
 
 /// One line, once in a process.
@@ -170,6 +173,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     };
     match client.import_token(&token) {
         Ok(file) => {
+            ANY.store(true, Ordering::Relaxed);
             report::imported();
             let opened = Opened { file, inode, flags };
             Some((opened, flags))
@@ -280,6 +284,7 @@ pub(crate) fn publish_fd(fd: c_int) {
 /// As [`publish`], for all; and what is dirty is written.
 pub(crate) fn publish_all() {
     table::all().for_each(publish_fd);
+    aio::settle();
     flush();
 }
 
@@ -330,6 +335,7 @@ pub(crate) fn flush() {
 /// now on, and the sessions end.
 pub(crate) fn retire() {
     OVER.store(true, Ordering::Relaxed);
+    aio::retire();
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
             give_up(fd, &one);
@@ -343,6 +349,11 @@ pub(crate) fn retire() {
             table::own(fd, false);
         }
     }
+}
+
+/// Whether anything was imported.
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
 }
 
 /// What the caches of all servers have done.

@@ -74,11 +74,16 @@ pub(crate) fn clock() -> Option<Instant> {
 /// A call was served, with so many bytes read and written.
 pub(crate) fn served(began: Option<Instant>, read: usize, written: usize) {
     let Some(began) = began else { return };
+    counted(read, written);
+    let nanoseconds = began.elapsed().as_nanos() as u64;
+    NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);
+}
+
+/// As [`served`], for a call that nobody waited for.
+pub(crate) fn counted(read: usize, written: usize) {
     SERVED.fetch_add(1, Ordering::Relaxed);
     READ.fetch_add(read as u64, Ordering::Relaxed);
     WRITTEN.fetch_add(written as u64, Ordering::Relaxed);
-    let nanoseconds = began.elapsed().as_nanos() as u64;
-    NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);
 }
 
 /// Prints, once, if this process used a mount.

@@ -23,7 +23,7 @@ use crate::backend::{Backend, Limits, NodeId};
 use crate::event::Event;
 use crate::stats::{Counters, Stats};
 
-pub(crate) use direct::Direct;
+pub(crate) use direct::{Direct, Then};
 pub(crate) use inode::{Fill, Inode, ReadStop};
 pub(crate) use writeback::Flush;
 

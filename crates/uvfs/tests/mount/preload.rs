@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::harness::*;
 
 /// The library, built if it is not there: no dependency of a test's does that.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let beside = Path::new(env!("CARGO_BIN_EXE_uvfs")).with_file_name("libuvfs_preload.so");
@@ -26,7 +26,7 @@ fn library() -> &'static Path {
 }
 
 /// `uvfs run --report -- bash -c SCRIPT`, with arguments `$1`, `$2`…
-fn under(script: &str, args: &[&Path]) -> Command {
+pub fn under(script: &str, args: &[&Path]) -> Command {
     let mut command = uvfs();
     command
         .env("UVFS_PRELOAD", library())
@@ -38,7 +38,7 @@ fn under(script: &str, args: &[&Path]) -> Command {
 }
 
 /// Whether a report says that calls were served.
-fn served_any(outcome: &Outcome) -> bool {
+pub fn served_any(outcome: &Outcome) -> bool {
     outcome.stderr.lines().any(|line| {
         line.starts_with("uvfs run: ")
             && line.contains(" calls served")
