@@ -99,6 +99,9 @@ impl Client {
             }
         }));
         let weak = Arc::downgrade(&cache);
+        let figures = move || weak.upgrade().map(|cache| cache.stats());
+        cache.backend.publish_from(Box::new(figures));
+        let weak = Arc::downgrade(&cache);
         let flusher = std::thread::Builder::new()
             .name("uvfs-flusher".into())
             .spawn(move || Cache::flusher(&weak))?;

@@ -255,6 +255,7 @@ impl File {
         }
         checked_end(offset, buf.len())?;
         if flags.contains(Flags::DIRECT) {
+            f.cache.counters.direct_calls(1);
             return self.read_direct(buf, offset, flags);
         }
         // What a server that gave us up lets others write is not for us to know.
@@ -471,6 +472,7 @@ impl File {
             }));
         }
         if direct {
+            f.cache.counters.direct_calls(1);
             if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
                 return ready(Err(e));
             }
@@ -550,6 +552,7 @@ impl File {
         if let Some(offset) = offset {
             checked_end(offset, len)?;
         }
+        f.cache.counters.writes(1);
         if !f.wrote.load(Ordering::Relaxed) {
             f.wrote.store(true, Ordering::Relaxed);
         }
@@ -749,6 +752,7 @@ impl File {
             return ready(self.write_at(buf, offset, flags));
         }
         f.wrote.store(true, Ordering::Relaxed);
+        f.cache.counters.writes(1);
         if let Err(e) = f.inode.prepare_direct(Op::Write, offset, buf.len()) {
             return ready(Err(e));
         }

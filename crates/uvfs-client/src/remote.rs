@@ -18,12 +18,12 @@ use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
-use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
+use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Published, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind, LockRequest,
-    NodeId, OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Imported, Lease, Limits, LockKind,
+    LockRequest, NodeId, OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -32,6 +32,8 @@ use crate::event::Event;
 const DEPTH: u32 = 64;
 /// How long a waiter polls for its reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
+/// How old what is published may be, and a little more when nothing happens.
+const PUBLISHED: Duration = Duration::from_millis(100);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;
 /// Entries that only the answers to recalls take.
@@ -83,6 +85,8 @@ struct Shared {
     deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<Recall>>>,
+    /// What there is to publish.
+    figures: OnceLock<Figures>,
     /// The server is gone or broke the protocol.
     dead: AtomicBool,
     /// Memory for listings and values, one at a time.
@@ -485,9 +489,35 @@ impl Shared {
         }
     }
 
+    /// Tells the server's side what it may show of this client.
+    fn publish(&self) {
+        let Some(stats) = self.figures.get().and_then(|figures| figures()) else {
+            return;
+        };
+        // The name of the program's first thread, as ps(1) shows it.
+        let mut name = [0; 16];
+        let text = std::fs::read("/proc/self/comm").unwrap_or_default();
+        let text = text.strip_suffix(b"\n").unwrap_or(&text);
+        let len = text.len().min(name.len());
+        name[..len].copy_from_slice(&text[..len]);
+        self.queue.publish(&Published {
+            name,
+            calls: stats.calls(),
+            hits: stats.hits,
+            bytes_read: stats.bytes_out,
+            bytes_written: stats.bytes_in,
+            waited_ns: stats.waited_ns,
+        });
+    }
+
     /// The body of the thread that ends requests nobody polls for.
     fn reap(&self, socket: &UnixStream) {
+        let mut published = None::<Instant>;
         while !self.stop.load(Ordering::Acquire) {
+            if published.is_none_or(|at| at.elapsed() >= PUBLISHED) {
+                self.publish();
+                published = Some(Instant::now());
+            }
             if self.pollers.load(Ordering::Acquire) > 0 {
                 std::thread::park_timeout(Duration::from_millis(1));
                 continue;
@@ -610,6 +640,7 @@ impl Backend for Server {
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
             recalls: Mutex::default(),
+            figures: OnceLock::new(),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -746,6 +777,12 @@ impl Backend for Server {
                 padding: 0,
             };
             shared.tell(ext::LEASE_RETURN, node, op.as_bytes());
+        }
+    }
+
+    fn publish_from(&self, figures: Figures) {
+        if let Some(shared) = self.shared.get() {
+            let _ = shared.figures.set(figures);
         }
     }
 

@@ -319,10 +319,12 @@ impl Context {
             let driver = state.driver.clone();
             drop(state);
             if let Some(driver) = driver {
+                let began = Instant::now();
                 driver.drive(|| {
                     let ended = lock(&self.state).ended.len();
                     least == 0 || taken + ended >= least || signals::any_deferred()
                 });
+                driver.waited(began.elapsed());
             }
         }
         taken
@@ -339,9 +341,9 @@ impl Call {
         };
         if let Ok(n) = result {
             match self.opcode {
-                PREAD | PREADV => report::counted(n, 0),
-                PWRITE | PWRITEV => report::counted(0, n),
-                _ => report::counted(0, 0),
+                PREAD | PREADV => report::served(n, 0),
+                PWRITE | PWRITEV => report::served(0, n),
+                _ => report::served(0, 0),
             }
         }
         Event {
@@ -696,8 +698,8 @@ unsafe fn kernel_events(
 enum Sleep {
     /// Not yet: something has ended.
     Not,
-    /// With the bell.
-    Armed,
+    /// With the bell; and whether something served is under way.
+    Armed(bool),
     /// For the kernel's alone, as nothing can be served meanwhile.
     Plain,
     /// A moment only: the context is full of the kernel's requests.
@@ -715,7 +717,10 @@ impl Context {
             return Sleep::Short;
         }
         state.waiters += 1;
-        if armed { Sleep::Armed } else { Sleep::Plain }
+        match armed {
+            true => Sleep::Armed(state.under_way > 0),
+            false => Sleep::Plain,
+        }
     }
 
     /// Takes the bell out of what the kernel gave.
@@ -779,10 +784,10 @@ impl Context {
             if interrupted {
                 return part(got, -libc::EINTR);
             }
-            let wanted = match aside(|| self.before_sleep()) {
+            let (wanted, ours) = match aside(|| self.before_sleep()) {
                 Some(Sleep::Not) => continue,
-                Some(Sleep::Armed) => 1,
-                Some(Sleep::Plain) => least - got,
+                Some(Sleep::Armed(ours)) => (1, ours),
+                Some(Sleep::Plain) => (least - got, false),
                 Some(Sleep::Short) | None => {
                     std::thread::sleep(Duration::from_micros(200));
                     continue;
@@ -794,9 +799,16 @@ impl Context {
             });
             let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             let room = &mut events[got..];
+            let began = Instant::now();
             // SAFETY: the caller's mask.
             let n = unsafe { kernel_events(self.ring, wanted as c_long, place(room), time, mask) };
-            aside(|| lock(&self.state).waiters -= 1);
+            aside(|| {
+                let mut state = lock(&self.state);
+                state.waiters -= 1;
+                if let (true, Some(driver)) = (ours, &state.driver) {
+                    driver.waited(began.elapsed());
+                }
+            });
             if n < 0 {
                 return part(got, n);
             }

@@ -222,12 +222,11 @@ fn read_at(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    let began = report::clock();
     let done = transfer(fd, at, |opened, at| {
         opened.file.read_vectored_at(bufs, at, flags | opened.how())
     });
     if let Some(Ok(n)) = done {
-        report::served(began, n, 0);
+        report::served(n, 0);
     }
     done
 }
@@ -238,7 +237,6 @@ fn write_at(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    let began = report::clock();
     let done = transfer(fd, at, |opened, at| {
         let done = opened
             .file
@@ -249,7 +247,7 @@ fn write_at(
         Ok(done)
     });
     if let Some(Ok(n)) = done {
-        report::served(began, 0, n);
+        report::served(0, n);
     }
     done
 }

@@ -4,6 +4,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, Weak};
+use std::time::Duration;
 
 use super::{File, Flags, checked_end};
 use crate::backend::Op;
@@ -50,6 +51,13 @@ impl Driver {
         }
     }
 
+    /// Counts what somebody waited for begun calls.
+    pub fn waited(&self, time: Duration) {
+        if let Some(cache) = self.0.upgrade() {
+            cache.counters.waited_ns(time.as_nanos() as u64);
+        }
+    }
+
     /// Whether it is of the same client as another one.
     pub fn is(&self, other: &Self) -> bool {
         self.0.ptr_eq(&other.0)
@@ -81,6 +89,7 @@ impl File {
         {
             return false;
         }
+        f.cache.counters.direct_calls(1);
         if let Err(error) = f.inode.prepare_direct(Op::Read, offset, len) {
             done(Err(error));
             return true;
@@ -130,6 +139,7 @@ impl File {
             return false;
         }
         f.wrote.store(true, Ordering::Relaxed);
+        f.cache.counters.writes(1);
         if let Err(error) = f.inode.prepare_direct(Op::Write, offset, len) {
             done(Err(error));
             return true;
