@@ -85,6 +85,9 @@ struct Shared {
     deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<Recall>>>,
+    /// This process's, found when it attached: the threads that publish do no I/O of their own, as
+    /// the program's functions for that may be this client's.
+    name: [u8; 16],
     /// What there is to publish.
     figures: OnceLock<Figures>,
     /// The server is gone or broke the protocol.
@@ -494,14 +497,8 @@ impl Shared {
         let Some(stats) = self.figures.get().and_then(|figures| figures()) else {
             return;
         };
-        // The name of the program's first thread, as ps(1) shows it.
-        let mut name = [0; 16];
-        let text = std::fs::read("/proc/self/comm").unwrap_or_default();
-        let text = text.strip_suffix(b"\n").unwrap_or(&text);
-        let len = text.len().min(name.len());
-        name[..len].copy_from_slice(&text[..len]);
         self.queue.publish(&Published {
-            name,
+            name: self.name,
             calls: stats.calls(),
             hits: stats.hits,
             bytes_read: stats.bytes_out,
@@ -536,6 +533,16 @@ impl Shared {
             }
         }
     }
+}
+
+/// The name of the program's first thread, as ps(1) shows it.
+fn process_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    let text = std::fs::read("/proc/self/comm").unwrap_or_default();
+    let text = text.strip_suffix(b"\n").unwrap_or(&text);
+    let len = text.len().min(name.len());
+    name[..len].copy_from_slice(&text[..len]);
+    name
 }
 
 fn hung_up(socket: &UnixStream) -> bool {
@@ -640,6 +647,7 @@ impl Backend for Server {
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
             recalls: Mutex::default(),
+            name: process_name(),
             figures: OnceLock::new(),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
