@@ -16,6 +16,7 @@ mod harness;
 mod pjdfstest;
 mod preload;
 mod programs;
+mod run_programs;
 mod scenes;
 mod semantics;
 mod small_files;

@@ -48,7 +48,7 @@ pub fn served_any(outcome: &Outcome) -> bool {
 
 /// Runs a script under `uvfs run` on a mount and without it on the host, in directories of the same
 /// name, and compares what it prints.
-fn same_as_host(transport: Transport, programs: &[&'static str], script: &str) -> Outcome {
+pub fn same_as_host(transport: Transport, programs: &[&'static str], script: &str) -> Outcome {
     let served = Served::new(&Serve::over(transport));
     for program in programs {
         assert!(has(&[Need::Program(program)]));
