@@ -858,6 +858,15 @@ mod exported {
         }
     }
 
+    /// The kernel reads from a descriptor by a call that takes the size as it knew it last: it is made
+    /// to ask.
+    fn read_by_kernel(fd: c_int, at: *mut off_t) {
+        published_unless(fd, at);
+        if !table::is_foreign(fd) {
+            aside(|| import::refresh(fd));
+        }
+    }
+
     /// A stream's descriptor, which the C library uses without asking here.
     fn stream(file: *mut FILE) -> Option<table::Closing> {
         match file.is_null() {
@@ -873,13 +882,13 @@ mod exported {
         mmap64(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
             -> *mut c_void = mapping(flags, fd);
         sendfile(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
-            (published(to), published_unless(from, at));
+            (published(to), read_by_kernel(from, at));
         sendfile64(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
-            (published(to), published_unless(from, at));
+            (published(to), read_by_kernel(from, at));
         splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32)
-            -> ssize_t = (published_unless(from, at), published_unless(to, to_at));
+            -> ssize_t = (read_by_kernel(from, at), published_unless(to, to_at));
         copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
-            flags: u32) -> ssize_t = (published_unless(from, at), published_unless(to, to_at));
+            flags: u32) -> ssize_t = (read_by_kernel(from, at), published_unless(to, to_at));
         sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t = {
             // SAFETY: the caller's message. It may carry descriptors to other processes.
             if !message.is_null() && unsafe { (*message).msg_controllen } > 0 {

@@ -288,6 +288,15 @@ pub(crate) fn publish_all() {
     flush();
 }
 
+/// Has the kernel ask for the attributes of what was imported.
+pub(crate) fn refresh(fd: c_int) {
+    if let Known::Described(one) = table::look(fd)
+        && one.opened().is_some()
+    {
+        let _ = stat(fd);
+    }
+}
+
 /// Leaves an imported description to the kernel.
 pub(crate) fn give_up(fd: c_int, one: &Use) {
     publish(fd, one);
