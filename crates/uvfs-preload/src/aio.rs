@@ -335,8 +335,12 @@ impl Call {
     /// What the program is told.
     fn event(&self, result: Result<usize, c_int>) -> Event {
         let result = match result {
-            // The session is over: the kernel has the file still, if it is open still.
-            Err(libc::ENOTCONN) => self.through_the_kernel(),
+            // The session is over: another may begin; and the kernel has the file still, if it is
+            // open still.
+            Err(libc::ENOTCONN) => match self.again() {
+                Err(libc::ENOTCONN) => self.through_the_kernel(),
+                result => result,
+            },
             result => result,
         };
         if let Ok(n) = result {
@@ -352,6 +356,23 @@ impl Call {
             res: result.map_or_else(|code| -i64::from(code), |n| n as i64),
             res2: 0,
         }
+    }
+
+    /// As a call that waits.
+    fn again(&self) -> Result<usize, c_int> {
+        let Some(opened) = self.one.opened() else {
+            return Err(libc::ENOTCONN);
+        };
+        let (file, at) = (&opened.file, self.offset);
+        let done = match self.opcode {
+            // SAFETY: the program has not been told that it ended.
+            PREAD | PREADV => file.read_vectored_at(&mut unsafe { self.room() }, at, self.flags),
+            // SAFETY: as above.
+            PWRITE | PWRITEV => file.write_vectored_at(&unsafe { self.bytes() }, at, self.flags),
+            FDSYNC => file.sync_data().map(|()| 0),
+            _ => file.sync_all().map(|()| 0),
+        };
+        done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
     fn through_the_kernel(&self) -> Result<usize, c_int> {

@@ -90,6 +90,10 @@ impl File {
             return false;
         }
         f.cache.counters.direct_calls(1);
+        if let Err(error) = self.carried(|| Ok(())) {
+            done(Err(error));
+            return true;
+        }
         if let Err(error) = f.inode.prepare_direct(Op::Read, offset, len) {
             done(Err(error));
             return true;
@@ -128,6 +132,10 @@ impl File {
             || f.inode.direct_round(len) < len
         {
             return false;
+        }
+        if let Err(error) = self.carried(|| Ok(())) {
+            done(Err(error));
+            return true;
         }
         // As in `submit_write_at`: held until the write is counted as under way.
         let _shared = f
