@@ -247,6 +247,9 @@ pub struct Recall {
     pub keep: Lease,
 }
 
+/// What a client's cache has done; nothing when it is gone.
+pub type Figures = Box<dyn Fn() -> Option<crate::Stats> + Send + Sync>;
+
 /// Is called for each recall, from a thread of its own, and may block: flushes, drops, returns.
 pub type OnRecall = Box<dyn Fn(Recall) + Send>;
 
@@ -338,6 +341,8 @@ pub trait Backend: Send + Sync + 'static {
     fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {}
     /// Says what is to be done with recalls. Called once, after [`Backend::attach`].
     fn on_recall(&self, call: OnRecall) {}
+    /// Where to ask what to tell the other side's `uvfs stats`. Called once, as above.
+    fn publish_from(&self, figures: Figures) {}
     /// Whether the backend still stands by its leases.
     fn is_alive(&self) -> bool {
         true

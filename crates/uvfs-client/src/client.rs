@@ -97,6 +97,9 @@ impl Client {
             }
         }));
         let weak = Arc::downgrade(&cache);
+        let figures = move || weak.upgrade().map(|cache| cache.stats());
+        cache.backend.publish_from(Box::new(figures));
+        let weak = Arc::downgrade(&cache);
         cache.backend.on_reattach(Box::new(move |found| {
             if let Some(cache) = weak.upgrade() {
                 cache.reattached(found);

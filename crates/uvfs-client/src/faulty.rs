@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnReattach,
-    OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Lease, Limits, LockRequest, NodeId,
+    OnReattach, OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -151,6 +151,9 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn on_recall(&self, call: OnRecall) {
         self.inner.on_recall(call);
+    }
+    fn publish_from(&self, figures: Figures) {
+        self.inner.publish_from(figures);
     }
     fn is_alive(&self) -> bool {
         self.inner.is_alive()

@@ -13,6 +13,10 @@ use crate::cache::{CARRIED, Cache, Direct, Fill, Flush, Handle, Inode, ReadStop,
 use crate::client::Shared;
 use crate::pending::{Pending, Step};
 
+mod begun;
+
+pub use begun::{Driver, Landed};
+
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The first readahead window, in pages.
 const FIRST_WINDOW: u64 = 16;
@@ -275,6 +279,9 @@ impl File {
             return Ok(0);
         }
         checked_end(offset, buf.len())?;
+        if flags.contains(Flags::DIRECT) {
+            f.cache.counters.direct_calls(1);
+        }
         // What a server that gave us up lets others write is not for us to know: without a session
         // nothing is read.
         self.carried(|| match flags.contains(Flags::DIRECT) {
@@ -497,6 +504,7 @@ impl File {
             return ready(Err(e));
         }
         if direct {
+            f.cache.counters.direct_calls(1);
             if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
                 return ready(Err(e));
             }
@@ -584,6 +592,7 @@ impl File {
         if let Some(offset) = offset {
             checked_end(offset, len)?;
         }
+        f.cache.counters.writes(1);
         if !f.wrote.load(Ordering::Relaxed) {
             f.wrote.store(true, Ordering::Relaxed);
         }
@@ -794,6 +803,7 @@ impl File {
             return ready(self.write_at(buf, offset, flags));
         }
         f.wrote.store(true, Ordering::Relaxed);
+        f.cache.counters.writes(1);
         if let Err(e) = self.carried(|| Ok(())) {
             return ready(Err(e));
         }

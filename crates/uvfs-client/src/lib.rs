@@ -89,7 +89,7 @@ pub use backend::{
 pub use cache::Config;
 pub use client::Client;
 pub use faulty::{Fault, Faulty};
-pub use file::{Advice, AllocateMode, File, Flags, OpenOptions};
+pub use file::{Advice, AllocateMode, Driver, File, Flags, Landed, OpenOptions};
 pub use local::LocalStore;
 pub use pending::Pending;
 pub use remote::Server;

@@ -25,11 +25,11 @@ use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
-use uvfs_queue::pair::{ClientQueue, Direction, End, INLINE_SIZE, Seg};
+use uvfs_queue::pair::{ClientQueue, Direction, End, INLINE_SIZE, Published, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Again, Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind,
+    Again, Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Imported, Lease, Limits, LockKind,
     LockRequest, NodeId, OnReattach, OnRecall, Op, ROOT, RangeLock, Reattached, Recall, Request,
     SetAttr, StatFs,
 };
@@ -41,6 +41,8 @@ use crate::known::{Found, Known};
 const DEPTH: u32 = 64;
 /// How long a waiter polls for its reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
+/// How old what is published may be, and a little more when nothing happens.
+const PUBLISHED: Duration = Duration::from_millis(100);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;
 /// A server that takes longer to answer while a client attaches is none.
@@ -116,6 +118,11 @@ struct Inner {
     /// To the thread that answers recalls, once there is one.
     recalled: Mutex<Option<Receiver<(u64, Recall)>>>,
     on_reattach: Mutex<Option<Arc<OnReattach>>>,
+    /// This process's, found before it attaches: the threads that publish do no I/O of their own, as
+    /// the program's functions for that may be this client's.
+    name: [u8; 16],
+    /// What there is to publish.
+    figures: Arc<OnceLock<Figures>>,
     attempts: Mutex<Attempts>,
     /// An attempt is wanted, or has ended.
     attempted: Condvar,
@@ -159,6 +166,9 @@ struct Shared {
     deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
+    /// As in [`Inner`], as is what follows.
+    name: [u8; 16],
+    figures: Arc<OnceLock<Figures>>,
     /// The server is gone or broke the protocol.
     dead: AtomicBool,
     /// It broke the protocol.
@@ -229,6 +239,8 @@ impl Server {
                 recalls: Mutex::new(Some(recalls)),
                 recalled: Mutex::new(Some(recalled)),
                 on_reattach: Mutex::default(),
+                name: process_name(),
+                figures: Arc::default(),
                 attempts: Mutex::default(),
                 attempted: Condvar::new(),
                 stop: AtomicBool::new(false),
@@ -687,6 +699,21 @@ impl Shared {
         }
     }
 
+    /// Tells the server's side what it may show of this client.
+    fn publish(&self) {
+        let Some(stats) = self.figures.get().and_then(|figures| figures()) else {
+            return;
+        };
+        self.queue.publish(&Published {
+            name: self.name,
+            calls: stats.calls(),
+            hits: stats.hits,
+            bytes_read: stats.bytes_out,
+            bytes_written: stats.bytes_in,
+            waited_ns: stats.waited_ns,
+        });
+    }
+
     fn is_alive(&self) -> bool {
         !self.dead.load(Ordering::Acquire) && !self.queue.server_closed()
     }
@@ -711,7 +738,12 @@ impl Shared {
 
     /// The body of the thread that ends requests nobody polls for.
     fn reap(&self) {
+        let mut published = None::<Instant>;
         while !self.stop.load(Ordering::Acquire) {
+            if published.is_none_or(|at| at.elapsed() >= PUBLISHED) {
+                self.publish();
+                published = Some(Instant::now());
+            }
             if self.pollers.load(Ordering::Acquire) > 0 {
                 std::thread::park_timeout(Duration::from_millis(1));
                 continue;
@@ -730,6 +762,16 @@ impl Shared {
             }
         }
     }
+}
+
+/// The name of the program's first thread, as ps(1) shows it.
+fn process_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    let text = std::fs::read("/proc/self/comm").unwrap_or_default();
+    let text = text.strip_suffix(b"\n").unwrap_or(&text);
+    let len = text.len().min(name.len());
+    name[..len].copy_from_slice(&text[..len]);
+    name
 }
 
 fn hung_up(socket: &UnixStream) -> bool {
@@ -791,6 +833,8 @@ impl Inner {
             descriptors.iter().for_each(|&fd| call(fd, true));
         }
         let shared = Arc::new(Shared {
+            name: self.name,
+            figures: self.figures.clone(),
             generation,
             socket,
             descriptors,
@@ -1247,6 +1291,10 @@ impl Backend for Server {
             };
             shared.tell(ext::LEASE_RETURN, node, op.as_bytes());
         }
+    }
+
+    fn publish_from(&self, figures: Figures) {
+        let _ = self.inner.figures.set(figures);
     }
 
     fn on_recall(&self, call: OnRecall) {

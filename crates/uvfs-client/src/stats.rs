@@ -54,6 +54,12 @@ counters! {
     hits,
     /// Reads that had to ask the backend.
     misses,
+    /// Writes.
+    writes,
+    /// Reads and writes that began past the cache.
+    direct_calls,
+    /// Nanoseconds that threads waited for data, or for room.
+    waited_ns,
     /// Bytes copied from callers into pages.
     bytes_in,
     /// Bytes copied from pages to callers.
@@ -78,6 +84,13 @@ counters! {
     reclaimed_pages,
     /// Requests of direct reads and writes.
     direct_requests,
+}
+
+impl Stats {
+    /// Reads and writes that callers made.
+    pub fn calls(&self) -> u64 {
+        self.hits + self.misses + self.writes + self.direct_calls
+    }
 }
 
 #[inline]

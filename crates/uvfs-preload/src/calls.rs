@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
+use crate::aio;
 use crate::import::{self, Wants, described};
 use crate::real::{Inside, errno, set_errno};
 use crate::report;
@@ -222,12 +223,11 @@ fn read_at(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    let began = report::clock();
     let done = transfer(fd, at, |opened, at| {
         opened.file.read_vectored_at(bufs, at, flags | opened.how())
     });
     if let Some(Ok(n)) = done {
-        report::served(began, n, 0);
+        report::served(n, 0);
     }
     done
 }
@@ -238,7 +238,6 @@ fn write_at(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    let began = report::clock();
     let done = transfer(fd, at, |opened, at| {
         let done = opened
             .file
@@ -249,7 +248,7 @@ fn write_at(
         Ok(done)
     });
     if let Some(Ok(n)) = done {
-        report::served(began, 0, n);
+        report::served(0, n);
     }
     done
 }
@@ -258,7 +257,7 @@ fn write_at(
 /// not mapped is not seen here and faults in the program: finding out would cost every call a system
 /// call.
 #[inline]
-fn is_plausible(at: *const u8, len: usize) -> bool {
+pub(crate) fn is_plausible(at: *const u8, len: usize) -> bool {
     /// Below no program has memory, as a rule (vm.mmap_min_addr).
     const LOWEST: usize = 4096;
     /// With four levels of page tables; what is above, and tagged, is the kernel's to judge.
@@ -271,7 +270,7 @@ fn is_plausible(at: *const u8, len: usize) -> bool {
 ///
 /// # Safety
 /// As for readv(2).
-unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
+pub(crate) unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
     if !(0..=VECTORS).contains(&count) || !is_plausible(vector.cast(), 0) {
         return None;
     }
@@ -377,7 +376,7 @@ unsafe fn write_many(
 }
 
 /// RWF_* as the client has them; nothing for what only the kernel knows.
-fn flags_of(raw: c_int) -> Option<Flags> {
+pub(crate) fn flags_of(raw: c_int) -> Option<Flags> {
     let known = libc::RWF_HIPRI | libc::RWF_DSYNC | RWF_DONTCACHE;
     if raw & !known != 0 {
         return None;
@@ -705,6 +704,7 @@ fn mapping(prot_shared: c_int, fd: c_int) {
 /// What has to be done before the process is no more.
 pub(crate) fn ending() {
     aside(|| {
+        aio::settle();
         import::flush();
         report::end();
     });
@@ -859,6 +859,15 @@ mod exported {
         }
     }
 
+    /// The kernel reads from a descriptor by a call that takes the size as it knew it last: it is made
+    /// to ask.
+    fn read_by_kernel(fd: c_int, at: *mut off_t) {
+        published_unless(fd, at);
+        if !table::is_foreign(fd) {
+            aside(|| import::refresh(fd));
+        }
+    }
+
     /// A stream's descriptor, which the C library uses without asking here.
     fn stream(file: *mut FILE) -> Option<table::Closing> {
         match file.is_null() {
@@ -874,13 +883,13 @@ mod exported {
         mmap64(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
             -> *mut c_void = mapping(flags, fd);
         sendfile(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
-            (published(to), published_unless(from, at));
+            (published(to), read_by_kernel(from, at));
         sendfile64(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
-            (published(to), published_unless(from, at));
+            (published(to), read_by_kernel(from, at));
         splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32)
-            -> ssize_t = (published_unless(from, at), published_unless(to, to_at));
+            -> ssize_t = (read_by_kernel(from, at), published_unless(to, to_at));
         copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
-            flags: u32) -> ssize_t = (published_unless(from, at), published_unless(to, to_at));
+            flags: u32) -> ssize_t = (read_by_kernel(from, at), published_unless(to, to_at));
         sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t = {
             // SAFETY: the caller's message. It may carry descriptors to other processes.
             if !message.is_null() && unsafe { (*message).msg_controllen } > 0 {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
+use crate::aio;
 use crate::real::Calm;
 use crate::report::{self, say};
 use crate::table::{self, Known, Opened, Position, Use, lock};
@@ -46,6 +47,8 @@ static STATE: Mutex<State> = Mutex::new(State {
 static OVER: AtomicBool = AtomicBool::new(false);
 /// Set when the library is ready.
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
+/// Set when something was imported.
+static ANY: AtomicBool = AtomicBool::new(false);
 static TROUBLE: AtomicBool = AtomicBool::new(false);
 
 /// One line, once in a process.
@@ -182,6 +185,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     };
     match client.import_token(&token) {
         Ok(file) => {
+            ANY.store(true, Ordering::Relaxed);
             report::imported();
             let opened = Opened { file, inode, flags };
             Some((opened, flags))
@@ -292,7 +296,17 @@ pub(crate) fn publish_fd(fd: c_int) {
 /// As [`publish`], for all; and what is dirty is written.
 pub(crate) fn publish_all() {
     table::all().for_each(publish_fd);
+    aio::settle();
     flush();
+}
+
+/// Has the kernel ask for the attributes of what was imported.
+pub(crate) fn refresh(fd: c_int) {
+    if let Known::Described(one) = table::look(fd)
+        && one.opened().is_some()
+    {
+        let _ = stat(fd);
+    }
 }
 
 /// Leaves an imported description to the kernel.
@@ -342,6 +356,7 @@ pub(crate) fn flush() {
 /// now on, and the sessions end.
 pub(crate) fn retire() {
     OVER.store(true, Ordering::Relaxed);
+    aio::retire();
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
             give_up(fd, &one);
@@ -355,6 +370,11 @@ pub(crate) fn retire() {
             table::own(fd, false);
         }
     }
+}
+
+/// Whether anything was imported.
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
 }
 
 /// What the caches of all servers have done.

@@ -21,6 +21,7 @@
 // Unit tests would stand in front of their own C library: they leave out what is exported.
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]
 
+mod aio;
 mod calls;
 mod import;
 mod process;

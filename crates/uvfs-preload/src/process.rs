@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::sync::MutexGuard;
 
+use crate::aio;
 use crate::calls;
 use crate::import::{self, Hold};
 use crate::real::Inside;
@@ -11,7 +12,13 @@ use crate::report;
 use crate::signals;
 use crate::table::{self, Description};
 
-type Held = (Hold, MutexGuard<'static, Vec<&'static Description>>, Inside);
+/// What the thread that forks holds, and has to give back in this order.
+struct Held {
+    free: MutexGuard<'static, Vec<&'static Description>>,
+    contexts: aio::Held,
+    hold: Hold,
+    _inside: Inside,
+}
 
 thread_local! {
     /// What the thread that forks holds meanwhile.
@@ -24,14 +31,19 @@ extern "C" fn before_fork() {
         return;
     };
     let hold = Hold::new();
-    let free = table::hold();
-    HELD.with(|held| *held.borrow_mut() = Some((hold, free, inside)));
+    let held = Held {
+        hold,
+        contexts: aio::hold(),
+        free: table::hold(),
+        _inside: inside,
+    };
+    HELD.with(|cell| *cell.borrow_mut() = Some(held));
 }
 
 extern "C" fn in_parent() {
-    if let Some((hold, free, _inside)) = HELD.with(|held| held.borrow_mut().take()) {
-        drop(free);
-        hold.parent();
+    if let Some(held) = HELD.with(|held| held.borrow_mut().take()) {
+        drop((held.free, held.contexts));
+        held.hold.parent();
     }
 }
 
@@ -39,9 +51,10 @@ extern "C" fn in_child() {
     calls::new_process();
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
-        Some((hold, free, _inside)) => {
-            drop(free);
-            hold.child();
+        Some(held) => {
+            drop(held.free);
+            aio::child(held.contexts);
+            held.hold.child();
         }
         None => {
             // Locks may be held for ever here.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::import;
 use crate::table;
@@ -16,7 +16,6 @@ static PASSED: AtomicU64 = AtomicU64::new(0);
 static FILES: AtomicU64 = AtomicU64::new(0);
 static READ: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
 
 /// A line on standard error, whole, without allocation on the C library's side.
 pub(crate) fn say(line: std::fmt::Arguments<'_>) {
@@ -45,7 +44,7 @@ pub(crate) fn begin() {
 
 /// In a child: it counts for itself.
 pub(crate) fn forget() {
-    for counter in [&SERVED, &PASSED, &FILES, &READ, &WRITTEN, &NANOSECONDS] {
+    for counter in [&SERVED, &PASSED, &FILES, &READ, &WRITTEN] {
         counter.store(0, Ordering::Relaxed);
     }
     let to = TO.load(Ordering::Relaxed);
@@ -66,19 +65,13 @@ pub(crate) fn passed() {
     }
 }
 
-/// Measures a call that is served, if anybody wants to know.
-pub(crate) fn clock() -> Option<Instant> {
-    ON.load(Ordering::Relaxed).then(Instant::now)
-}
-
 /// A call was served, with so many bytes read and written.
-pub(crate) fn served(began: Option<Instant>, read: usize, written: usize) {
-    let Some(began) = began else { return };
-    SERVED.fetch_add(1, Ordering::Relaxed);
-    READ.fetch_add(read as u64, Ordering::Relaxed);
-    WRITTEN.fetch_add(written as u64, Ordering::Relaxed);
-    let nanoseconds = began.elapsed().as_nanos() as u64;
-    NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);
+pub(crate) fn served(read: usize, written: usize) {
+    if ON.load(Ordering::Relaxed) {
+        SERVED.fetch_add(1, Ordering::Relaxed);
+        READ.fetch_add(read as u64, Ordering::Relaxed);
+        WRITTEN.fetch_add(written as u64, Ordering::Relaxed);
+    }
 }
 
 /// Prints, once, if this process used a mount.
@@ -87,9 +80,10 @@ pub(crate) fn end() {
     if !ON.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) || get(&FILES) == 0 {
         return;
     }
-    let (mut hits, mut requests) = (0, 0);
+    let (mut hits, mut requests, mut waited) = (0, 0, 0);
     for stats in import::stats() {
         hits += stats.hits;
+        waited += stats.waited_ns;
         requests += stats.read_requests + stats.direct_requests + stats.writeback_requests;
     }
     let name = std::env::current_exe().unwrap_or_default();
@@ -103,6 +97,6 @@ pub(crate) fn end() {
         get(&PASSED),
         get(&READ),
         get(&WRITTEN),
-        Duration::from_nanos(get(&NANOSECONDS)),
+        Duration::from_nanos(waited),
     ));
 }

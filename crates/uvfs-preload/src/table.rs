@@ -315,6 +315,11 @@ pub(crate) fn foreign(fd: c_int) {
     }
 }
 
+/// What is another one once a descriptor that [`foreign`] was told of has been closed.
+pub(crate) fn stamp(fd: c_int) -> Option<u64> {
+    word(fd).map(|word| word.load(Ordering::Relaxed))
+}
+
 /// A descriptor is this library's own from now on, or no more.
 pub(crate) fn own(fd: c_int, is: bool) {
     if word(fd).is_some() {

@@ -37,6 +37,7 @@ const CQ_BELL: usize = 128;
 const CLIENT_CLOSED: usize = 192;
 const SERVER_CLOSED: usize = 256;
 const NOTIFY_HEAD: usize = 320;
+const PUBLISHED: usize = 1024;
 const RINGS: usize = 4096;
 
 const INFO: usize = HEADER_SIZE + OP_SIZE;
@@ -124,6 +125,55 @@ impl Layout {
 
 fn get_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// What a client says of itself, for people to look at: nothing may depend on it, as it may say
+/// anything. Numbers are of its whole session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Published {
+    /// Its name, zeros behind it.
+    pub name: [u8; 16],
+    /// Reads and writes that its program made.
+    pub calls: u64,
+    /// Reads that its cache alone served.
+    pub hits: u64,
+    /// Bytes that its program read.
+    pub bytes_read: u64,
+    /// Bytes that its program wrote.
+    pub bytes_written: u64,
+    /// Nanoseconds that its program's threads waited for the server.
+    pub waited_ns: u64,
+}
+
+impl Published {
+    fn words(&self) -> [u64; 7] {
+        let half = |from: usize| {
+            u64::from_ne_bytes(self.name[from..from + 8].try_into().expect("eight bytes"))
+        };
+        [
+            half(0),
+            half(8),
+            self.calls,
+            self.hits,
+            self.bytes_read,
+            self.bytes_written,
+            self.waited_ns,
+        ]
+    }
+
+    fn from_words(words: [u64; 7]) -> Self {
+        let mut name = [0; 16];
+        name[..8].copy_from_slice(&words[0].to_ne_bytes());
+        name[8..].copy_from_slice(&words[1].to_ne_bytes());
+        Self {
+            name,
+            calls: words[2],
+            hits: words[3],
+            bytes_read: words[4],
+            bytes_written: words[5],
+            waited_ns: words[6],
+        }
+    }
 }
 
 /// Which way a request's segments go.
@@ -214,6 +264,14 @@ impl ClientQueue {
     /// The number of entries.
     pub fn depth(&self) -> u32 {
         self.layout.depth
+    }
+
+    /// Says what the server may show of this client.
+    pub fn publish(&self, published: &Published) {
+        for (i, word) in published.words().into_iter().enumerate() {
+            let at = self.mem.u64_at(PUBLISHED + i * 8);
+            at.store(word, Ordering::Relaxed);
+        }
     }
 
     /// Takes a free entry, if there is one.
@@ -476,6 +534,12 @@ pub struct ServerQueue {
 }
 
 impl ServerQueue {
+    /// What the client published last; while it does that, in parts.
+    pub fn published(&self) -> Published {
+        let word = |i: usize| self.mem.u64_at(PUBLISHED + i * 8).load(Ordering::Relaxed);
+        Published::from_words(std::array::from_fn(word))
+    }
+
     /// Maps a client's queue pair. Segments must lie in an arena of `arena_len` bytes and sum up
     /// to at most `max_payload` bytes per request.
     ///

@@ -19,7 +19,7 @@ use crate::coherence::Coherence;
 use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
-use crate::stats::{self, QueueStats, Report};
+use crate::stats::{self, Attached, QueueStats, Report};
 use crate::token;
 
 /// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
@@ -69,6 +69,7 @@ pub struct Session<F> {
     control: OnceLock<PathBuf>,
     socket: OnceLock<PathBuf>,
     pub(crate) tokens: token::Table,
+    clients: Mutex<Vec<Arc<Attached>>>,
     /// Counts of clients that are gone, for the next ones.
     spare_queues: Mutex<Vec<Arc<QueueStats>>>,
     /// What the kernel may have cached, where that is to be dropped again.
@@ -126,6 +127,7 @@ impl<F: FileSystem> Session<F> {
             control: OnceLock::new(),
             socket: OnceLock::new(),
             tokens: token::Table::default(),
+            clients: Mutex::default(),
             spare_queues: Mutex::default(),
             recent: OnceLock::new(),
             began: Instant::now(),
@@ -418,6 +420,18 @@ impl<F: FileSystem> Session<F> {
         stats
     }
 
+    /// Lists a client.
+    pub(crate) fn client_attached(&self, one: &Arc<Attached>) {
+        let mut clients = self.clients.lock().unwrap_or_else(|p| p.into_inner());
+        clients.push(one.clone());
+    }
+
+    /// A client goes.
+    pub(crate) fn client_gone(&self, one: &Arc<Attached>) {
+        let mut clients = self.clients.lock().unwrap_or_else(|p| p.into_inner());
+        clients.retain(|other| !Arc::ptr_eq(one, other));
+    }
+
     /// Counts for a client, taken over from one that is gone: they stay few, and nothing is lost.
     pub(crate) fn client_queue(&self) -> Arc<QueueStats> {
         let spare = self
@@ -475,6 +489,8 @@ impl<F: FileSystem> Session<F> {
         report.transport = self.transport.get().unwrap_or(&"none").to_string();
         report.control = self.control_path().map(|path| path.display().to_string());
         report.socket = self.socket_path().map(|path| path.display().to_string());
+        let clients = self.clients.lock().unwrap_or_else(|p| p.into_inner());
+        report.clients = clients.iter().map(|one| one.report()).collect();
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }

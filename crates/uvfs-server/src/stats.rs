@@ -1,11 +1,13 @@
 //! Counts of what a mount does, one set a queue, written by the queue's thread alone.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uvfs_io::runtime::RuntimeCounts;
 use uvfs_proto::abi::Opcode;
+use uvfs_queue::pair::ServerQueue;
 use uvfs_queue::wait::WaitCounts;
 
 use crate::slot::{Answer, Slot};
@@ -99,6 +101,13 @@ impl QueueStats {
         add(&self.latency[(nanos.ilog2() as usize).min(BUCKETS - 1)], 1);
     }
 
+    /// Requests, and bytes read and written.
+    fn totals(&self) -> [u64; 3] {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let requests = self.ops.iter().map(get).sum();
+        [requests, get(&self.read), get(&self.written)]
+    }
+
     fn moved(&self, read: usize, written: usize) {
         add(&self.read, read as u64);
         add(&self.written, written as u64);
@@ -163,6 +172,93 @@ pub struct QueueReport {
     pub enters: u64,
 }
 
+/// One attached client's figures.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ClientReport {
+    /// Its process, as its socket tells.
+    pub pid: u32,
+    /// Its user, likewise.
+    pub uid: u32,
+    /// Requests of it that were received.
+    pub requests: u64,
+    /// Bytes that those read.
+    pub bytes_read: u64,
+    /// Bytes that those wrote.
+    pub bytes_written: u64,
+    /// What it says of itself.
+    pub says: ClientSays,
+}
+
+/// What a client says of itself, which nobody can check; at most a moment old.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ClientSays {
+    /// Its name.
+    pub name: String,
+    /// Reads and writes that its program made.
+    pub calls: u64,
+    /// Reads that its cache alone served.
+    pub hits: u64,
+    /// Bytes that its program read.
+    pub bytes_read: u64,
+    /// Bytes that its program wrote.
+    pub bytes_written: u64,
+    /// Nanoseconds that its program's threads waited.
+    pub waited_ns: u64,
+}
+
+/// A client that is attached.
+pub(crate) struct Attached {
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) stats: Arc<QueueStats>,
+    /// What had been counted before, of clients that are gone.
+    before: [u64; 3],
+    pub(crate) queue: Arc<ServerQueue>,
+}
+
+impl Attached {
+    pub(crate) fn new(pid: u32, uid: u32, stats: Arc<QueueStats>, queue: Arc<ServerQueue>) -> Self {
+        Self {
+            pid,
+            uid,
+            before: stats.totals(),
+            stats,
+            queue,
+        }
+    }
+
+    pub(crate) fn report(&self) -> ClientReport {
+        let now = self.stats.totals();
+        let [requests, bytes_read, bytes_written] =
+            std::array::from_fn(|i| now[i].wrapping_sub(self.before[i]));
+        let says = self.queue.published();
+        // It may hold anything, and goes to a terminal.
+        let shown = |byte: &u8| match byte {
+            b' '..=b'~' => char::from(*byte),
+            _ => '?',
+        };
+        let end = says.name.iter().position(|byte| *byte == 0);
+        ClientReport {
+            pid: self.pid,
+            uid: self.uid,
+            requests,
+            bytes_read,
+            bytes_written,
+            says: ClientSays {
+                name: says.name[..end.unwrap_or(says.name.len())]
+                    .iter()
+                    .map(shown)
+                    .collect(),
+                calls: says.calls,
+                hits: says.hits,
+                bytes_read: says.bytes_read,
+                bytes_written: says.bytes_written,
+                waited_ns: says.waited_ns,
+            },
+        }
+    }
+}
+
 /// A mount's figures, as `uvfs stats --json` prints them.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Report {
@@ -193,6 +289,9 @@ pub struct Report {
     pub latency: Vec<LatencyBar>,
     /// Queue by queue.
     pub queues: Vec<QueueReport>,
+    /// Clients that are attached now.
+    #[serde(default)]
+    pub clients: Vec<ClientReport>,
 }
 
 /// Sums up queues.
@@ -214,6 +313,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         ops: Vec::new(),
         latency: Vec::new(),
         queues: Vec::new(),
+        clients: Vec::new(),
     };
     for queue in queues {
         for (sum, counter) in ops.iter_mut().zip(&queue.ops) {
@@ -256,6 +356,38 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_may_say_anything_of_itself() {
+        use std::os::fd::AsFd;
+        use uvfs_queue::pair::{ClientQueue, Published};
+
+        let client = ClientQueue::create(4).unwrap();
+        let fd = client.as_fd().try_clone_to_owned().unwrap();
+        let queue = Arc::new(ServerQueue::open(fd, 1 << 20, 1 << 20).unwrap());
+        let stats = Arc::new(QueueStats::default());
+        stats.begin(READ);
+        let one = Attached::new(7, 8, stats.clone(), queue);
+        assert_eq!(one.report().says, ClientSays::default());
+        client.publish(&Published {
+            name: *b"\x1b[31m\xff\n\"name\xc3\xa9!\x7f",
+            calls: u64::MAX,
+            hits: u64::MAX,
+            bytes_read: 5,
+            bytes_written: u64::MAX,
+            waited_ns: u64::MAX,
+        });
+        stats.begin(READ);
+        stats.moved(100, 0);
+        let report = one.report();
+        assert_eq!((report.pid, report.uid, report.requests), (7, 8, 1));
+        assert_eq!((report.bytes_read, report.bytes_written), (100, 0));
+        assert_eq!(report.says.name, "?[31m??\"name??!?");
+        assert_eq!((report.says.calls, report.says.bytes_read), (u64::MAX, 5));
+        // Through the control socket and back.
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<ClientReport>(&text).unwrap(), report);
+    }
 
     #[test]
     fn queues_are_summed() {

@@ -18,8 +18,13 @@ Examples:
   uvfs stats --json /mnt
 
 The JSON object has: source, transport, control, socket, pid, uptime_s, requests, errors, bytes_read,
-bytes_written, ops (name, count), latency (below_ns, count; of one request in 16), and queues
-(in_flight, deepest, spins, sleeps, enters). Fields may be added, never removed.
+bytes_written, ops (name, count), latency (below_ns, count; of one request in 16), queues
+(in_flight, deepest, spins, sleeps, enters), and clients that are attached now (pid, uid, requests,
+bytes_read, bytes_written, and says: name, calls, hits, bytes_read, bytes_written, waited_ns). Fields
+may be added, never removed.
+
+A client's requests are the server's count; its calls, their bytes, its cache hits and the time that
+it waited are what it says itself, a moment ago.
 
 Exit status: 0 shown, 1 failed, 2 wrong usage.";
 
@@ -116,6 +121,34 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
             out,
             "{number:<6} {:>10} {:>8} {:>12} {:>12} {:>12}",
             queue.in_flight, queue.deepest, queue.spins, queue.sleeps, queue.enters
+        )?;
+    }
+    print_clients(report, out)
+}
+
+fn print_clients(report: &Report, out: &mut String) -> fmt::Result {
+    if report.clients.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:<8} {:<15} {:>12} {:>12} {:>12} {:>14} {:>14} {:>10}",
+        "client", "name", "calls", "cache hits", "requests", "read", "written", "waited"
+    )?;
+    for client in &report.clients {
+        let says = &client.says;
+        let waited = Duration::from_nanos(says.waited_ns).as_secs_f64();
+        writeln!(
+            out,
+            "{:<8} {:<15} {:>12} {:>12} {:>12} {:>14} {:>14} {:>8.3} s",
+            client.pid,
+            says.name,
+            says.calls,
+            says.hits,
+            client.requests,
+            says.bytes_read,
+            says.bytes_written,
+            waited,
         )?;
     }
     Ok(())

@@ -15,6 +15,15 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// How one piece of a direct call ended: bytes, or an errno.
 type Piece = Result<usize, i32>;
 
+/// Called once when the last piece has ended, by whichever thread takes completions.
+pub(crate) struct Then(pub(crate) Box<dyn FnOnce(&Direct) + Send>);
+
+impl std::fmt::Debug for Then {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Then")
+    }
+}
+
 /// A direct read or write whose pieces are under way. Its pages belong to it until the last one
 /// has ended, whoever waits.
 #[derive(Debug)]
@@ -27,6 +36,7 @@ pub(crate) struct Direct {
     pieces: Mutex<Vec<(usize, Piece)>>,
     left: AtomicUsize,
     ended: AtomicBool,
+    then: Mutex<Option<Then>>,
     /// Somebody waits who copies each piece while others are still on their way.
     eager: AtomicBool,
 }
@@ -89,6 +99,21 @@ impl Inode {
         data: &[IoSlice<'_>],
         dontcache: bool,
     ) -> Arc<Direct> {
+        self.start_direct_then(handle, op, offset, len, data, dontcache, None)
+    }
+
+    /// As [`Inode::start_direct`], with something to do at the end.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn start_direct_then(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        op: Op,
+        offset: u64,
+        len: usize,
+        data: &[IoSlice<'_>],
+        dontcache: bool,
+        then: Option<Then>,
+    ) -> Arc<Direct> {
         assert!(len > 0 && len <= self.bounce_limit());
         let max = match op {
             Op::Read => self.cache.limits.max_read,
@@ -110,6 +135,7 @@ impl Inode {
             pieces: Mutex::new(Vec::with_capacity(len.div_ceil(max))),
             left: AtomicUsize::new(len.div_ceil(max)),
             ended: AtomicBool::new(false),
+            then: Mutex::new(then),
             eager: AtomicBool::new(false),
             pages: Mutex::new(pages.clone()),
         });
@@ -214,6 +240,10 @@ impl Direct {
         }
         self.ended.store(true, Ordering::Release);
         self.inode.event.notify();
+        let then = lock(&self.then).take();
+        if let Some(Then(then)) = then {
+            then(self);
+        }
     }
 
     pub(crate) fn ended(&self) -> bool {
@@ -248,6 +278,20 @@ impl Direct {
         lock(&self.pieces)
             .iter()
             .any(|&(start, piece)| start >= done && piece.is_ok_and(|n| n > 0))
+    }
+
+    /// Copies what a read brought, from some byte of it on, when it has ended.
+    pub(crate) fn copy_out_from(&self, mut from: usize, mut buf: &mut [u8]) {
+        debug_assert!(self.ended());
+        let pages = lock(&self.pages);
+        while !buf.is_empty() {
+            let start = from % PAGE_SIZE;
+            let (part, rest) = buf.split_at_mut(buf.len().min(PAGE_SIZE - start));
+            let page = pages[from / PAGE_SIZE];
+            self.inode.cache.arena.copy_out(page, start, part);
+            from += part.len();
+            buf = rest;
+        }
     }
 
     /// Has who waits woken for each piece, so that [`Direct::copy_out`] keeps up with them.

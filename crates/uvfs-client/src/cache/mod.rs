@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
@@ -23,7 +23,7 @@ use crate::backend::{Backend, Limits, NodeId};
 use crate::event::Event;
 use crate::stats::{Counters, Stats};
 
-pub(crate) use direct::Direct;
+pub(crate) use direct::{Direct, Then};
 pub(crate) use inode::{Fill, Inode, ReadStop};
 pub(crate) use writeback::Flush;
 
@@ -202,17 +202,21 @@ impl Cache {
 
     /// Waits for `check`, lending the thread to the backend first.
     pub(crate) fn wait<T>(&self, event: &Event, mut check: impl FnMut() -> Option<T>) -> T {
-        let mut found = check();
-        if found.is_none() {
-            self.backend.poll(&mut || {
-                found = check();
-                found.is_some()
-            });
+        if let Some(found) = check() {
+            return found;
         }
-        match found {
+        let began = Instant::now();
+        let mut found = None;
+        self.backend.poll(&mut || {
+            found = check();
+            found.is_some()
+        });
+        let found = match found {
             Some(found) => found,
             None => event.wait(check),
-        }
+        };
+        self.counters.waited_ns(began.elapsed().as_nanos() as u64);
+        found
     }
 
     /// The inode, made when it is new.

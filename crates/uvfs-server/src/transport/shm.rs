@@ -44,7 +44,7 @@ use crate::fs::{Context, FileSystem, ROOT};
 use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
-use crate::stats::QueueStats;
+use crate::stats::{Attached, QueueStats};
 use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
@@ -344,10 +344,19 @@ fn attend<F: FileSystem>(
         bell.clone(),
         limits.recall,
     );
+    let stats = session.client_queue();
+    let listed = Arc::new(Attached::new(
+        peer.pid.as_raw_nonzero().get() as u32,
+        peer.uid.as_raw(),
+        stats.clone(),
+        queue.clone(),
+    ));
+    session.client_attached(&listed);
     let client = Rc::new(Client {
         link,
         session: session.clone(),
-        stats: session.client_queue(),
+        stats,
+        listed,
         guest,
         queue,
         memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
@@ -398,6 +407,8 @@ struct Client<F: FileSystem> {
     /// How others recall its leases.
     link: Arc<Link>,
     stats: Arc<QueueStats>,
+    /// As people see it.
+    listed: Arc<Attached>,
     /// Another user's: may use what it imported and nothing else.
     guest: bool,
     queue: Arc<ServerQueue>,
@@ -449,6 +460,7 @@ impl<F: FileSystem> Drop for Client<F> {
         if !self.salvaged.get() {
             self.queue.close_as(End::CutOff);
         }
+        self.session.client_gone(&self.listed);
         self.session.client_queue_ended(self.stats.clone());
         self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);

@@ -6,6 +6,7 @@
 //! the environment has `CI`. Run by `./test` at the root of the repository, which installs the
 //! programs that are used here. See [`harness`] for the environment's variables.
 
+mod aio;
 mod bad_days;
 mod child;
 mod clients;
@@ -15,6 +16,7 @@ mod harness;
 mod pjdfstest;
 mod preload;
 mod programs;
+mod run_programs;
 mod scenes;
 mod semantics;
 mod small_files;

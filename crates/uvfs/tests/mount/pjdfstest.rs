@@ -141,3 +141,35 @@ fn dev() {
 fn uring() {
     passes_what_the_host_passes(Transport::Uring);
 }
+
+/// The suite as a program under `uvfs run`: passes what it passes without.
+#[test]
+fn under_uvfs_run() {
+    use Need::*;
+    if !has(&[Mount(Transport::Dev), Tool("pjdfstest"), Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    fs::write(scratch.path("configuration"), CONFIGURATION).unwrap();
+    scratch.tmpfs("secondary", "16m");
+    let at = scratch.dir("mount");
+    let source = scratch.tmpfs("tmpfs", "256m");
+    let mount = crate::harness::Mount::new(&Serve::over(Transport::Dev), &source, &at);
+    let plain = parse(&mount.run(&mut suite(&at, &scratch)).stdout);
+    let passed = plain.values().filter(|v| **v == Verdict::Passed).count();
+    assert!(passed > 300, "only {passed} tests pass without");
+    let suite = suite(&at, &scratch);
+    let mut command = uvfs();
+    command.env("UVFS_PRELOAD", crate::preload::library());
+    command.env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
+    command.args(["run", "--"]).arg(suite.get_program());
+    command.args(suite.get_args());
+    let outcome = mount.run_within(LATER, &mut command);
+    let under = parse(&outcome.stdout);
+    let differences: Vec<_> = plain
+        .iter()
+        .filter(|(test, v)| **v == Verdict::Passed && under.get(*test) != Some(v))
+        .map(|(test, _)| format!("{test}: {:?}", under.get(test)))
+        .collect();
+    assert!(differences.is_empty(), "{differences:#?}\n{outcome}");
+}

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::harness::*;
 
 /// The library, built if it is not there: no dependency of a test's does that.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let beside = Path::new(env!("CARGO_BIN_EXE_uvfs")).with_file_name("libuvfs_preload.so");
@@ -26,7 +26,7 @@ fn library() -> &'static Path {
 }
 
 /// `uvfs run --report -- bash -c SCRIPT`, with arguments `$1`, `$2`…
-fn under(script: &str, args: &[&Path]) -> Command {
+pub fn under(script: &str, args: &[&Path]) -> Command {
     let mut command = uvfs();
     command
         .env("UVFS_PRELOAD", library())
@@ -38,7 +38,7 @@ fn under(script: &str, args: &[&Path]) -> Command {
 }
 
 /// Whether a report says that calls were served.
-fn served_any(outcome: &Outcome) -> bool {
+pub fn served_any(outcome: &Outcome) -> bool {
     outcome.stderr.lines().any(|line| {
         line.starts_with("uvfs run: ")
             && line.contains(" calls served")
@@ -48,7 +48,7 @@ fn served_any(outcome: &Outcome) -> bool {
 
 /// Runs a script under `uvfs run` on a mount and without it on the host, in directories of the same
 /// name, and compares what it prints.
-fn same_as_host(transport: Transport, programs: &[&'static str], script: &str) -> Outcome {
+pub fn same_as_host(transport: Transport, programs: &[&'static str], script: &str) -> Outcome {
     let served = Served::new(&Serve::over(transport));
     for program in programs {
         assert!(has(&[Need::Program(program)]));
@@ -693,4 +693,55 @@ fn exit_statuses_and_words() {
     let outcome = run(&mut missing);
     assert_eq!(outcome.status.code(), Some(1), "{outcome}");
     assert!(run_it(&["--help"]).ok().contains("--report"));
+}
+
+/// What `uvfs stats` says of a program that is attached, while it is.
+#[test]
+fn stats_of_each_client() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let flag = served.scratch.path("flag");
+    let script = r#"exec python3 -c '
+import os, sys, time
+f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
+for i in range(100): os.pwrite(f, b"x" * 1000, i * 1000)
+for i in range(100): os.pread(f, 500, i * 1000)
+os.fsync(f)
+open(sys.argv[2], "w").close()
+while os.path.exists(sys.argv[2]): time.sleep(0.01)
+' "$1" "$2""#;
+    let json = || -> serde_json::Value {
+        let text = run(uvfs().args(["stats", "--json"]).arg(&served.mount.at)).ok();
+        serde_json::from_str(&text).expect("JSON")
+    };
+    assert_eq!(json()["clients"], serde_json::json!([]));
+    let mut program = Running::start(&mut under(script, &[&served.mount.at, &flag]));
+    wait_for("the program's calls", || flag.exists());
+    // It says so a moment later.
+    wait_for("what it says of itself", || {
+        json()["clients"][0]["says"]["calls"] == 200
+    });
+    let stats = json();
+    let client = &stats["clients"][0];
+    assert_eq!(stats["clients"].as_array().map(Vec::len), Some(1));
+    assert_eq!(client["pid"], program.pid(), "{stats}");
+    assert_eq!(client["says"]["name"], "python3", "{stats}");
+    assert_eq!(client["says"]["bytes_read"], 50_000, "{stats}");
+    assert_eq!(client["says"]["bytes_written"], 100_000, "{stats}");
+    assert!(client["says"]["hits"].as_u64() <= Some(100), "{stats}");
+    assert!(client["requests"].as_u64() > Some(0), "{stats}");
+    assert_eq!(client["bytes_written"], 100_000, "{stats}");
+    let text = run(uvfs().arg("stats").arg(&served.mount.at)).ok();
+    let line = text.lines().find(|line| line.contains(" python3 "));
+    let pid = program.pid().to_string();
+    assert!(line.is_some_and(|line| line.starts_with(&pid)), "{text}");
+    fs::remove_file(&flag).unwrap();
+    let outcome = program.wait(SOON).expect("the program ends");
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
+    wait_for("its end", || json()["clients"] == serde_json::json!([]));
 }

@@ -1,0 +1,187 @@
+//! Calls that are begun here and end in another thread: what asynchronous I/O interfaces of other
+//! programs are made of.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, Weak};
+use std::time::Duration;
+
+use super::{File, Flags, checked_end};
+use crate::backend::Op;
+use crate::cache::{Cache, Direct, Then};
+
+/// What a direct read brought, to be copied out of the cache's pages.
+#[derive(Debug)]
+pub struct Landed<'a> {
+    direct: &'a Direct,
+    len: usize,
+}
+
+impl Landed<'_> {
+    /// Bytes that were read.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the file ended before.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies it into buffers, one after another; the rest of them stays as it is.
+    pub fn copy_to(&self, bufs: &mut [IoSliceMut<'_>]) {
+        let mut at = 0;
+        for buf in bufs {
+            let n = buf.len().min(self.len - at);
+            self.direct.copy_out_from(at, &mut buf[..n]);
+            at += n;
+        }
+    }
+}
+
+/// Drives begun calls of a client on from a thread that waits for them. Does not keep the client.
+#[derive(Clone, Debug)]
+pub struct Driver(Weak<Cache>);
+
+impl Driver {
+    /// Ends what has been answered, for a short while or until `done`, in this thread.
+    pub fn drive(&self, mut done: impl FnMut() -> bool) {
+        if let Some(cache) = self.0.upgrade() {
+            cache.backend.poll(&mut done);
+        }
+    }
+
+    /// Counts what somebody waited for begun calls.
+    pub fn waited(&self, time: Duration) {
+        if let Some(cache) = self.0.upgrade() {
+            cache.counters.waited_ns(time.as_nanos() as u64);
+        }
+    }
+
+    /// Whether it is of the same client as another one.
+    pub fn is(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl File {
+    /// What drives calls on this file on.
+    pub fn driver(&self) -> Driver {
+        Driver(std::sync::Arc::downgrade(&self.0.cache))
+    }
+
+    /// Begins a direct read; `done` is called with what came, once, in this thread or another, and
+    /// must not wait for other calls. False where it can't be done without waiting (it isn't
+    /// direct, or larger than the cache's bounce pages allow at once): then nothing was begun.
+    pub fn begin_read_at(
+        &self,
+        len: usize,
+        offset: u64,
+        flags: Flags,
+        done: impl FnOnce(io::Result<Landed<'_>>) + Send + 'static,
+    ) -> bool {
+        let f = &*self.0;
+        if !flags.contains(Flags::DIRECT)
+            || !f.readable
+            || len == 0
+            || checked_end(offset, len).is_err()
+            || f.inode.direct_round(len) < len
+        {
+            return false;
+        }
+        f.cache.counters.direct_calls(1);
+        if let Err(error) = self.carried(|| Ok(())) {
+            done(Err(error));
+            return true;
+        }
+        if let Err(error) = f.inode.prepare_direct(Op::Read, offset, len) {
+            done(Err(error));
+            return true;
+        }
+        let cache = f.cache.clone();
+        let then = Then(Box::new(move |direct: &Direct| {
+            let landed = direct.result().map(|len| Landed { direct, len });
+            if let Ok(landed) = &landed {
+                cache.counters.bytes_out(landed.len as u64);
+            }
+            done(landed);
+        }));
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        f.inode
+            .start_direct_then(&f.handle, Op::Read, offset, len, &[], dontcache, Some(then));
+        true
+    }
+
+    /// Begins a direct write within the file. The data is copied before this returns; the rest as
+    /// for [`File::begin_read_at`]. False also for what makes the file longer, or has to be durable.
+    pub fn begin_write_at(
+        &self,
+        bufs: &[IoSlice<'_>],
+        offset: u64,
+        flags: Flags,
+        done: impl FnOnce(io::Result<usize>) + Send + 'static,
+    ) -> bool {
+        let f = &*self.0;
+        let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if !flags.contains(Flags::DIRECT)
+            || flags.contains(Flags::DSYNC)
+            || f.append
+            || !f.writable
+            || len == 0
+            || checked_end(offset, len).is_err()
+            || f.inode.direct_round(len) < len
+        {
+            return false;
+        }
+        if let Err(error) = self.carried(|| Ok(())) {
+            done(Err(error));
+            return true;
+        }
+        // As in `submit_write_at`: held until the write is counted as under way.
+        let _shared = f
+            .inode
+            .write_lock
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if offset + len as u64 > f.inode.size() {
+            return false;
+        }
+        f.wrote.store(true, Ordering::Relaxed);
+        f.cache.counters.writes(1);
+        if let Err(error) = f.inode.prepare_direct(Op::Write, offset, len) {
+            done(Err(error));
+            return true;
+        }
+        f.cache.counters.bytes_in(len as u64);
+        let then = Then(Box::new(move |direct: &Direct| done(direct.result())));
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        f.inode.start_direct_then(
+            &f.handle,
+            Op::Write,
+            offset,
+            len,
+            bufs,
+            dontcache,
+            Some(then),
+        );
+        true
+    }
+
+    /// Writes what is dirty, and begins to make data (and, unless `data_only`, attributes) durable;
+    /// `done` as for [`File::begin_read_at`].
+    pub fn begin_sync(&self, data_only: bool, done: impl FnOnce(io::Result<()>) + Send + 'static) {
+        if let Err(error) = self.sync_range(0, u64::MAX) {
+            return done(Err(error));
+        }
+        let f = &*self.0;
+        // It stays open until then.
+        let handle = f.handle.clone();
+        let end = Box::new(move |result: io::Result<usize>| {
+            done(result.map(drop));
+            drop(handle);
+        });
+        f.cache
+            .backend
+            .submit_fsync(f.handle.node, f.handle.fh, data_only, end);
+    }
+}

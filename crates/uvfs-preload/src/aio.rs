@@ -1,0 +1,1012 @@
+//! Asynchronous I/O: the functions of libaio.
+//!
+//! A context stays the kernel's, and what isn't served here goes on to it. What is served ends here,
+//! in a list of its own beside the kernel's ring; io_getevents(2) takes from both. To wait for both
+//! it sleeps in the kernel's own call, so that timeouts, signals and masks mean what they mean, with
+//! a *bell* among the context's requests: a poll of an eventfd, which rings when something served
+//! has ended.
+//!
+//! Programs may look into the kernel's ring instead of asking, and would not find there what was
+//! served. So a context is served only once the program has asked for its events by libaio; and
+//! system calls made by syscall(2) are left to the kernel, as their callers may look first.
+//!
+//! As with the kernel, only direct I/O that doesn't make a file longer goes on behind the program's
+//! back; the rest is done when io_submit(2) returns.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_int, c_long, c_void};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use libc::{SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit, timespec};
+use uvfs_client::{Driver, Flags};
+
+use crate::calls::{self, aside, flags_of, is_plausible, vectors};
+use crate::import::{self, Wants, described};
+use crate::real::{errno, set_errno};
+use crate::report;
+use crate::signals;
+use crate::table::{self, Known, Opened, Use, lock};
+
+/// `struct iocb` of linux/aio_abi.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: c_int,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buf: u64,
+    len: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    resfd: u32,
+}
+
+/// `struct io_event` of the same header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Event {
+    data: u64,
+    obj: u64,
+    res: i64,
+    res2: i64,
+}
+
+const PREAD: u16 = 0;
+const PWRITE: u16 = 1;
+const FSYNC: u16 = 2;
+const FDSYNC: u16 = 3;
+const POLL: u16 = 5;
+const PREADV: u16 = 7;
+const PWRITEV: u16 = 8;
+/// IOCB_FLAG_RESFD.
+const RESFD: u32 = 1;
+
+/// `struct aio_ring` of the kernel's fs/aio.c, which libaio looks into as well.
+const RING_NR: usize = 4;
+const RING_HEAD: usize = 8;
+const RING_TAIL: usize = 12;
+const RING_MAGIC: usize = 16;
+const MAGIC: u32 = 0xa10a_10a1;
+
+/// Which the libc crate does not have on every machine.
+#[cfg(target_arch = "x86_64")]
+#[allow(non_upper_case_globals)] // As C has it.
+const SYS_io_pgetevents: c_long = 333;
+#[cfg(not(target_arch = "x86_64"))]
+#[allow(non_upper_case_globals)]
+const SYS_io_pgetevents: c_long = 292;
+
+/// Contexts that are known at a time; with more, the kernel has the others alone.
+const CONTEXTS_MOST: usize = 256;
+/// Eventfds that one context tells of what ended.
+const NOTICES: usize = 16;
+/// This library's descriptors have numbers from here on.
+const HIGH: c_int = 500;
+
+static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+/// Set for good when nothing is served any more.
+static OVER: AtomicBool = AtomicBool::new(false);
+
+/// A descriptor of this library's own.
+struct Own(c_int);
+
+impl Own {
+    /// A duplicate of a descriptor.
+    fn high(fd: c_int) -> Option<Self> {
+        // SAFETY: no pointers.
+        let high = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIGH) };
+        let high = c_int::try_from(high).ok().filter(|fd| *fd >= 0)?;
+        table::own(high, true);
+        Some(Self(high))
+    }
+
+    fn eventfd() -> Option<Self> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return None;
+        }
+        let own = Self::high(fd);
+        // SAFETY: just made; the duplicate stays.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+        own
+    }
+
+    /// One more, for an eventfd.
+    fn add(&self) {
+        let one = 1_u64;
+        // SAFETY: the pointer is to a local of eight bytes.
+        unsafe { libc::syscall(libc::SYS_write, self.0, &one, size_of::<u64>()) };
+    }
+
+    /// An eventfd that doesn't block is at zero again.
+    fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: as above.
+        unsafe { libc::syscall(libc::SYS_read, self.0, &mut count, size_of::<u64>()) };
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: this library's own.
+        unsafe { libc::syscall(libc::SYS_close, self.0) };
+        table::own(self.0, false);
+    }
+}
+
+/// An eventfd of the program's that is told when something ends.
+struct Notice {
+    fd: c_int,
+    /// Another one when `fd` was closed.
+    stamp: u64,
+    /// A duplicate, as the program may close its own before.
+    eventfd: Own,
+}
+
+/// The aio context that the program has from the kernel.
+pub(crate) struct Context {
+    /// Where its ring is mapped.
+    ring: usize,
+    /// Requests that are served at a time.
+    limit: usize,
+    /// The bell, from a box; the kernel writes to it when it is submitted.
+    bell: usize,
+    state: Mutex<State>,
+    /// Nothing is under way.
+    quiet: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    under_way: usize,
+    ended: VecDeque<(Arc<Call>, Result<usize, c_int>)>,
+    /// Threads that sleep in the kernel's call.
+    waiters: usize,
+    /// The bell's eventfd, while the bell is among the kernel's requests.
+    bell: Option<Own>,
+    armed: bool,
+    rung: bool,
+    notices: Vec<Notice>,
+    /// Of what was begun last.
+    driver: Option<Driver>,
+}
+
+/// A request that is served.
+struct Call {
+    context: Arc<Context>,
+    data: u64,
+    /// Where the program has its request.
+    obj: u64,
+    opcode: u16,
+    fd: c_int,
+    one: Use,
+    /// Addresses and lengths.
+    buffers: Vec<(usize, usize)>,
+    offset: u64,
+    flags: Flags,
+    /// The number of the notice, by its stamp.
+    notice: Option<u64>,
+}
+
+/// As libaio's functions answer: the number, or a negative errno. errno is left alone.
+macro_rules! kernel {
+    ($number:ident $(, $arg:expr)*) => {{
+        let before = errno();
+        // SAFETY: the caller's own arguments, or this module's.
+        let done = unsafe { libc::syscall($number $(, $arg)*) };
+        match done {
+            -1 => {
+                let code = errno();
+                set_errno(before);
+                -code
+            }
+            done => done as c_int,
+        }
+    }};
+}
+
+impl Context {
+    fn at(&self, offset: usize) -> u32 {
+        // SAFETY: the ring is mapped while the context lives, which the kernel confirmed when this
+        // was made; the kernel and other threads change it.
+        unsafe { AtomicU32::from_ptr((self.ring + offset) as *mut u32) }.load(Ordering::Acquire)
+    }
+
+    /// Whether the kernel has something for us.
+    fn kernel_has_events(&self) -> bool {
+        self.at(RING_HEAD) != self.at(RING_TAIL)
+    }
+
+    fn is_bell(&self, event: &Event) -> bool {
+        event.obj == self.bell as u64
+    }
+
+    /// Puts the bell among the kernel's requests, unless it is there.
+    fn arm(&self, state: &mut State) -> bool {
+        if state.armed {
+            return true;
+        }
+        if state.bell.is_none() {
+            state.bell = Own::eventfd();
+        }
+        let Some(bell) = &state.bell else {
+            return false;
+        };
+        if std::mem::take(&mut state.rung) {
+            bell.clear();
+        }
+        let request = self.bell as *mut Iocb;
+        // SAFETY: from a box that lives as long as this, and used under the state's lock. The kernel
+        // looks at a request only while it is submitted.
+        unsafe { (*request).fd = bell.0 as u32 };
+        let list = [request];
+        state.armed = kernel!(SYS_io_submit, self.ring, 1, list.as_ptr()) == 1;
+        state.armed
+    }
+
+    fn ring_bell(state: &mut State) {
+        if state.waiters > 0
+            && !state.rung
+            && let Some(bell) = &state.bell
+        {
+            state.rung = true;
+            bell.add();
+        }
+    }
+
+    /// A served request has ended.
+    fn ended(&self, call: Arc<Call>, result: Result<usize, c_int>) {
+        let notice = call.notice;
+        let mut state = lock(&self.state);
+        state.under_way -= 1;
+        state.ended.push_back((call, result));
+        Self::ring_bell(&mut state);
+        if let Some(stamp) = notice
+            && let Some(notice) = state.notices.iter().find(|one| one.stamp == stamp)
+        {
+            notice.eventfd.add();
+        }
+        let quiet = state.under_way == 0;
+        drop(state);
+        if quiet {
+            self.quiet.notify_all();
+        }
+    }
+
+    /// Waits until nothing that is served is under way.
+    fn settle(&self) {
+        let mut state = lock(&self.state);
+        while state.under_way > 0 {
+            let driver = state.driver.clone();
+            drop(state);
+            if let Some(driver) = driver {
+                driver.drive(|| lock(&self.state).under_way == 0);
+            }
+            state = lock(&self.state);
+            if state.under_way > 0 {
+                let wait = Duration::from_millis(10);
+                let waited = self.quiet.wait_timeout(state, wait);
+                state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            }
+        }
+    }
+
+    /// Takes what has ended, and waits a little for `least` while something is under way.
+    fn take(&self, events: &mut [Event], least: usize) -> usize {
+        let mut taken = 0;
+        for round in 0..2 {
+            let mut state = lock(&self.state);
+            while taken < events.len()
+                && let Some((call, result)) = state.ended.pop_front()
+            {
+                drop(state);
+                events[taken] = call.event(result);
+                taken += 1;
+                state = lock(&self.state);
+            }
+            if round == 1 || taken == events.len() || taken >= least.max(1) || state.under_way == 0
+            {
+                break;
+            }
+            let driver = state.driver.clone();
+            drop(state);
+            if let Some(driver) = driver {
+                let began = Instant::now();
+                driver.drive(|| {
+                    let ended = lock(&self.state).ended.len();
+                    least == 0 || taken + ended >= least || signals::any_deferred()
+                });
+                driver.waited(began.elapsed());
+            }
+        }
+        taken
+    }
+}
+
+impl Call {
+    /// What the program is told.
+    fn event(&self, result: Result<usize, c_int>) -> Event {
+        let result = match result {
+            // The session is over: another may begin; and the kernel has the file still, if it is
+            // open still.
+            Err(libc::ENOTCONN) => match self.again() {
+                Err(libc::ENOTCONN) => self.through_the_kernel(),
+                result => result,
+            },
+            result => result,
+        };
+        if let Ok(n) = result {
+            match self.opcode {
+                PREAD | PREADV => report::served(n, 0),
+                PWRITE | PWRITEV => report::served(0, n),
+                _ => report::served(0, 0),
+            }
+        }
+        Event {
+            data: self.data,
+            obj: self.obj,
+            res: result.map_or_else(|code| -i64::from(code), |n| n as i64),
+            res2: 0,
+        }
+    }
+
+    /// As a call that waits.
+    fn again(&self) -> Result<usize, c_int> {
+        let Some(opened) = self.one.opened() else {
+            return Err(libc::ENOTCONN);
+        };
+        let (file, at) = (&opened.file, self.offset);
+        let done = match self.opcode {
+            // SAFETY: the program has not been told that it ended.
+            PREAD | PREADV => file.read_vectored_at(&mut unsafe { self.room() }, at, self.flags),
+            // SAFETY: as above.
+            PWRITE | PWRITEV => file.write_vectored_at(&unsafe { self.bytes() }, at, self.flags),
+            FDSYNC => file.sync_data().map(|()| 0),
+            _ => file.sync_all().map(|()| 0),
+        };
+        done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    fn through_the_kernel(&self) -> Result<usize, c_int> {
+        import::trouble(
+            "the server's session",
+            &io::Error::from_raw_os_error(libc::ENOTCONN),
+        );
+        match table::look(self.fd) {
+            Known::Described(one) if std::ptr::eq::<table::Description>(&*one, &*self.one) => {
+                import::give_up(self.fd, &one);
+            }
+            _ => return Err(libc::ENOTCONN),
+        }
+        let list: Vec<libc::iovec> = self
+            .buffers
+            .iter()
+            .map(|&(at, len)| libc::iovec {
+                iov_base: at as *mut c_void,
+                iov_len: len,
+            })
+            .collect();
+        let (fd, at) = (self.fd, self.offset as i64);
+        let (list, count) = (list.as_ptr(), list.len() as c_int);
+        // SAFETY: the program's buffers, which are this request's until it ends.
+        let done = unsafe {
+            match self.opcode {
+                PREAD | PREADV => calls::next::preadv64(fd, list, count, at),
+                PWRITE | PWRITEV => calls::next::pwritev64(fd, list, count, at),
+                FDSYNC => calls::next::fdatasync(fd) as isize,
+                _ => calls::next::fsync(fd) as isize,
+            }
+        };
+        usize::try_from(done).map_err(|_| errno())
+    }
+
+    /// # Safety
+    /// The request has not ended, so that the program's buffers are its own.
+    unsafe fn room(&self) -> Vec<IoSliceMut<'_>> {
+        self.buffers
+            .iter()
+            .map(|&(at, len)| {
+                // SAFETY: the caller's duty; bytes are only ever written to it.
+                let room = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
+                IoSliceMut::new(room)
+            })
+            .collect()
+    }
+
+    /// # Safety
+    /// As for [`Call::room`].
+    unsafe fn bytes(&self) -> Vec<IoSlice<'_>> {
+        self.buffers
+            .iter()
+            // SAFETY: the caller's duty.
+            .map(|&(at, len)| unsafe { std::slice::from_raw_parts(at as *const u8, len) })
+            .map(IoSlice::new)
+            .collect()
+    }
+
+    fn end(self: Arc<Self>, result: io::Result<usize>) {
+        let context = self.context.clone();
+        let result = result.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        context.ended(self, result);
+    }
+
+    /// Begins it. It ends by itself, perhaps in here.
+    fn begin(self: Arc<Self>, opened: &Opened) {
+        let (file, at, flags) = (&opened.file, self.offset, self.flags);
+        let call = self.clone();
+        match self.opcode {
+            PREAD | PREADV => {
+                let len = self.buffers.iter().map(|buffer| buffer.1).sum();
+                let begun = file.begin_read_at(len, at, flags, move |landed| {
+                    let done = landed.map(|landed| {
+                        // SAFETY: it ends below.
+                        landed.copy_to(&mut unsafe { call.room() });
+                        landed.len()
+                    });
+                    call.end(done);
+                });
+                if !begun {
+                    // SAFETY: it ends below.
+                    let done = file.read_vectored_at(&mut unsafe { self.room() }, at, flags);
+                    self.end(done);
+                }
+            }
+            PWRITE | PWRITEV => {
+                let all = opened.syncs_all();
+                // SAFETY: it ends below, or later.
+                let bytes = unsafe { self.bytes() };
+                if all || !file.begin_write_at(&bytes, at, flags, move |done| call.end(done)) {
+                    let done = file.write_vectored_at(&bytes, at, flags);
+                    let done = match all {
+                        true => done.and_then(|n| file.sync_all().map(|()| n)),
+                        false => done,
+                    };
+                    drop(bytes);
+                    self.end(done);
+                }
+            }
+            opcode => {
+                file.begin_sync(opcode == FDSYNC, move |done| call.end(done.map(|()| 0)));
+            }
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw` in `known`, and the kernel doesn't look at it any more.
+        drop(unsafe { Box::from_raw(self.bell as *mut Iocb) });
+    }
+}
+
+/// The context of a ring; remembered now, `if_new`.
+fn known(ring: usize, if_new: bool) -> Option<Arc<Context>> {
+    let mut contexts = lock(&CONTEXTS);
+    if let Some(one) = contexts.iter().find(|one| one.ring == ring) {
+        return Some(one.clone());
+    }
+    if !if_new || contexts.len() == CONTEXTS_MOST || !ring.is_multiple_of(align_of::<u32>()) {
+        return None;
+    }
+    // Nothing to do, on a context that the kernel knows.
+    if kernel!(SYS_io_submit, ring, 0, std::ptr::null::<*mut Iocb>()) != 0 {
+        return None;
+    }
+    let bell = Box::new(Iocb {
+        opcode: POLL,
+        buf: libc::POLLIN as u64,
+        // SAFETY: plain data.
+        ..unsafe { std::mem::zeroed() }
+    });
+    let mut one = Context {
+        ring,
+        limit: 0,
+        bell: Box::into_raw(bell) as usize,
+        state: Mutex::default(),
+        quiet: Condvar::new(),
+    };
+    if one.at(RING_MAGIC) != MAGIC {
+        return None;
+    }
+    one.limit = one.at(RING_NR).saturating_sub(1) as usize;
+    let one = Arc::new(one);
+    contexts.push(one.clone());
+    Some(one)
+}
+
+/// The call that serves a request; nothing for what the kernel is to do, or to refuse.
+///
+/// # Safety
+/// As for io_submit(2).
+unsafe fn served(context: &Arc<Context>, at: *const Iocb) -> Option<Call> {
+    if !is_plausible(at.cast(), size_of::<Iocb>()) {
+        return None;
+    }
+    // SAFETY: the program's request.
+    let request = unsafe { at.read() };
+    let fd = c_int::try_from(request.fd).ok()?;
+    if table::is_foreign(fd) || request.reserved != 0 || request.flags & !RESFD != 0 {
+        return None;
+    }
+    let flags = flags_of(request.rw_flags)?;
+    let buffers = match request.opcode {
+        PREAD | PWRITE => {
+            let one = libc::iovec {
+                iov_base: request.buf as *mut c_void,
+                iov_len: usize::try_from(request.len).ok()?,
+            };
+            // SAFETY: one buffer.
+            unsafe { vectors(&one, 1) }?
+        }
+        PREADV | PWRITEV => {
+            let count = c_int::try_from(request.len).ok()?;
+            // SAFETY: the program's list.
+            unsafe { vectors(request.buf as *const libc::iovec, count) }?
+        }
+        FSYNC | FDSYNC if request.rw_flags == 0 => Vec::new(),
+        _ => return None,
+    };
+    let moves = !matches!(request.opcode, FSYNC | FDSYNC);
+    let len: usize = buffers.iter().map(|buffer| buffer.1).sum();
+    let offset = u64::try_from(request.offset).ok()?;
+    if moves && (len == 0 || offset.checked_add(len as u64)? > i64::MAX as u64) {
+        return None;
+    }
+    let one = described(fd, if moves { Wants::File } else { Wants::Imported })?;
+    let opened = one.opened()?;
+    let refusing = match request.opcode {
+        PREAD | PREADV => libc::O_WRONLY,
+        _ => libc::O_RDONLY,
+    };
+    if moves && opened.flags & libc::O_ACCMODE == refusing {
+        return None;
+    }
+    let flags = flags | opened.how();
+    let notice = match request.flags & RESFD != 0 {
+        true => Some(notice(context, c_int::try_from(request.resfd).ok()?)?),
+        false => None,
+    };
+    let buffers = buffers.iter().map(|&(at, len)| (at as usize, len));
+    Some(Call {
+        context: context.clone(),
+        data: request.data,
+        obj: at as u64,
+        opcode: request.opcode,
+        fd,
+        one,
+        buffers: buffers.collect(),
+        offset,
+        flags,
+        notice,
+    })
+}
+
+/// What tells an eventfd of the program's; nothing where it is none, which the kernel refuses.
+fn notice(context: &Context, fd: c_int) -> Option<u64> {
+    let mut state = lock(&context.state);
+    let stamp = table::stamp(fd)?;
+    let known = |one: &Notice| (one.fd, one.stamp) == (fd, stamp);
+    if state.notices.iter().any(known) {
+        return Some(stamp);
+    }
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+    if link.as_os_str() != "anon_inode:[eventfd]" {
+        return None;
+    }
+    let eventfd = Own::high(fd)?;
+    // From now on a close of it changes the stamp.
+    table::foreign(fd);
+    let stamp = table::stamp(fd)?;
+    if state.under_way == 0 {
+        let same = |one: &Notice| table::stamp(one.fd) == Some(one.stamp);
+        state.notices.retain(same);
+    }
+    if state.notices.len() == NOTICES {
+        return None;
+    }
+    state.notices.push(Notice { fd, stamp, eventfd });
+    Some(stamp)
+}
+
+/// io_submit(2).
+///
+/// # Safety
+/// As for that.
+unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
+    let ready = import::READY.load(Ordering::Relaxed) && !OVER.load(Ordering::Relaxed);
+    let work = || {
+        let context = known(ring, false)?;
+        let count = usize::try_from(count).ok()?.min(context.limit);
+        if !is_plausible(list.cast(), count * size_of::<*mut Iocb>()) {
+            return None;
+        }
+        // Those before `from` are submitted, and those up to `to` are the kernel's.
+        let kernel = |from: usize, to: usize| {
+            // SAFETY: a part of the program's list.
+            let list = unsafe { list.add(from) };
+            let done = kernel!(SYS_io_submit, ring, to - from, list);
+            match usize::try_from(done) {
+                Ok(done) if from + done == to => Ok(()),
+                Ok(done) => Err((from + done) as c_int),
+                Err(_) if from > 0 => Err(from as c_int),
+                Err(_) => Err(done),
+            }
+        };
+        let mut from = 0;
+        for index in 0..count {
+            // SAFETY: the program's list has `count` entries.
+            let at = unsafe { list.add(index).read() };
+            // SAFETY: the caller's duty.
+            let Some(call) = (unsafe { served(&context, at) }) else {
+                continue;
+            };
+            if index > from
+                && let Err(done) = kernel(from, index)
+            {
+                return Some(done);
+            }
+            from = index;
+            let one = call.one.again();
+            let Some(opened) = one.opened() else {
+                continue;
+            };
+            let mut state = lock(&context.state);
+            if state.waiters > 0 && !state.armed {
+                // Somebody sleeps without a bell: this one is the kernel's as well.
+                continue;
+            }
+            if state.under_way + state.ended.len() >= context.limit {
+                return Some(if from > 0 {
+                    from as c_int
+                } else {
+                    -libc::EAGAIN
+                });
+            }
+            state.under_way += 1;
+            let driver = opened.file.driver();
+            if !state.driver.as_ref().is_some_and(|one| one.is(&driver)) {
+                state.driver = Some(driver);
+            }
+            drop(state);
+            Arc::new(call).begin(opened);
+            from = index + 1;
+        }
+        if from < count
+            && let Err(done) = kernel(from, count)
+        {
+            return Some(done);
+        }
+        Some(count as c_int)
+    };
+    let done = if ready && count > 0 {
+        aside(work).flatten()
+    } else {
+        None
+    };
+    done.unwrap_or_else(|| kernel!(SYS_io_submit, ring, count, list))
+}
+
+/// The kernel's io_getevents(2), or with a mask io_pgetevents(2).
+///
+/// # Safety
+/// As for those.
+unsafe fn kernel_events(
+    ring: usize,
+    least: c_long,
+    (events, most): (*mut Event, c_long),
+    timeout: *const timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    /// `struct __aio_sigset`, with the size of the kernel's signal sets.
+    #[repr(C)]
+    struct Mask(*const libc::sigset_t, usize);
+    if mask.is_null() {
+        return kernel!(SYS_io_getevents, ring, least, most, events, timeout);
+    }
+    let mask = Mask(mask, 8);
+    kernel!(SYS_io_pgetevents, ring, least, most, events, timeout, &mask)
+}
+
+/// How to wait for events.
+enum Sleep {
+    /// Not yet: something has ended.
+    Not,
+    /// With the bell; and whether something served is under way.
+    Armed(bool),
+    /// For the kernel's alone, as nothing can be served meanwhile.
+    Plain,
+    /// A moment only: the context is full of the kernel's requests.
+    Short,
+}
+
+impl Context {
+    fn before_sleep(&self) -> Sleep {
+        let mut state = lock(&self.state);
+        if !state.ended.is_empty() {
+            return Sleep::Not;
+        }
+        let armed = import::any() && !OVER.load(Ordering::Relaxed) && self.arm(&mut state);
+        if !armed && state.under_way > 0 {
+            return Sleep::Short;
+        }
+        state.waiters += 1;
+        match armed {
+            true => Sleep::Armed(state.under_way > 0),
+            false => Sleep::Plain,
+        }
+    }
+
+    /// Takes the bell out of what the kernel gave.
+    fn without_bell(&self, events: &mut [Event]) -> usize {
+        let Some(index) = events.iter().position(|event| self.is_bell(event)) else {
+            return events.len();
+        };
+        events.copy_within(index + 1.., index);
+        aside(|| {
+            let mut state = lock(&self.state);
+            state.armed = false;
+            // It may have been rung for others, who sleep still.
+            if state.waiters > 0 && self.arm(&mut state) && !state.ended.is_empty() {
+                Self::ring_bell(&mut state);
+            }
+        });
+        events.len() - 1
+    }
+
+    /// Waits for events, `least` of them at least: see io_getevents(2).
+    ///
+    /// # Safety
+    /// `mask` is null or a signal set.
+    unsafe fn events(
+        &self,
+        least: usize,
+        events: &mut [Event],
+        time: Option<Duration>,
+        mask: *const libc::sigset_t,
+    ) -> c_int {
+        const NOW: timespec = timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let deadline = time.and_then(|time| Instant::now().checked_add(time));
+        let nonblocking = least == 0 || time.is_some_and(|time| time.is_zero());
+        let mut got = 0;
+        let place = |room: &mut [Event]| (room.as_mut_ptr(), room.len() as c_long);
+        let part = |got: usize, code: c_int| if got > 0 { got as c_int } else { code };
+        loop {
+            let took = aside(|| {
+                let wanted = if nonblocking { 0 } else { least - got };
+                let took = self.take(&mut events[got..], wanted);
+                (took, signals::any_deferred())
+            });
+            let (took, interrupted) = took.unwrap_or_default();
+            got += took;
+            if got < events.len() && self.kernel_has_events() {
+                let room = &mut events[got..];
+                // SAFETY: without a mask.
+                let n = unsafe { kernel_events(self.ring, 0, place(room), &NOW, std::ptr::null()) };
+                if n < 0 {
+                    return part(got, n);
+                }
+                got += self.without_bell(&mut room[..n as usize]);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if got >= least || nonblocking || left.is_some_and(|left| left.is_zero()) {
+                return got as c_int;
+            }
+            if interrupted {
+                return part(got, -libc::EINTR);
+            }
+            let (wanted, ours) = match aside(|| self.before_sleep()) {
+                Some(Sleep::Not) => continue,
+                Some(Sleep::Armed(ours)) => (1, ours),
+                Some(Sleep::Plain) => (least - got, false),
+                Some(Sleep::Short) | None => {
+                    std::thread::sleep(Duration::from_micros(200));
+                    continue;
+                }
+            };
+            let time = left.map(|left| timespec {
+                tv_sec: left.as_secs() as _,
+                tv_nsec: left.subsec_nanos() as _,
+            });
+            let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            let room = &mut events[got..];
+            let began = Instant::now();
+            // SAFETY: the caller's mask.
+            let n = unsafe { kernel_events(self.ring, wanted as c_long, place(room), time, mask) };
+            aside(|| {
+                let mut state = lock(&self.state);
+                state.waiters -= 1;
+                if let (true, Some(driver)) = (ours, &state.driver) {
+                    driver.waited(began.elapsed());
+                }
+            });
+            if n < 0 {
+                return part(got, n);
+            }
+            got += self.without_bell(&mut room[..n as usize]);
+        }
+    }
+}
+
+/// io_getevents(2) and io_pgetevents(2).
+///
+/// # Safety
+/// As for those.
+unsafe fn events(
+    ring: usize,
+    least: c_long,
+    most: c_long,
+    events: *mut Event,
+    timeout: *const timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    let valid = |time: &timespec| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
+    let known = || {
+        let (least, most) = (usize::try_from(least).ok()?, usize::try_from(most).ok()?);
+        if most == 0
+            || least > most
+            || !import::READY.load(Ordering::Relaxed)
+            || !is_plausible(events.cast(), most.saturating_mul(size_of::<Event>()))
+        {
+            return None;
+        }
+        // SAFETY: the caller's, or null.
+        let time = unsafe { timeout.as_ref() };
+        if !time.is_none_or(valid) {
+            return None;
+        }
+        let time = time.map(|time| Duration::new(time.tv_sec as u64, time.tv_nsec as u32));
+        let context = aside(|| known(ring, true)).flatten()?;
+        Some((context, least, most, time))
+    };
+    let Some((context, least, most, time)) = known() else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { kernel_events(ring, least, (events, most), timeout, mask) };
+    };
+    // SAFETY: the program's room, which it has nothing in that it could want.
+    let room = unsafe { std::slice::from_raw_parts_mut(events, most) };
+    // SAFETY: the caller's duty.
+    unsafe { context.events(least, room, time, mask) }
+}
+
+/// io_setup(2).
+///
+/// # Safety
+/// As for that.
+unsafe fn setup(count: c_int, to: *mut usize) -> c_int {
+    let done = kernel!(SYS_io_setup, count, to);
+    if done == 0 {
+        // SAFETY: the kernel has just written there.
+        let ring = unsafe { *to };
+        aside(|| forget(ring));
+    }
+    done
+}
+
+/// io_destroy(2), which waits for what is under way.
+fn destroy(ring: usize) -> c_int {
+    aside(|| forget(ring));
+    kernel!(SYS_io_destroy, ring)
+}
+
+/// A context ends, or another one begins in its place.
+fn forget(ring: usize) {
+    let one = {
+        let mut contexts = lock(&CONTEXTS);
+        let index = contexts.iter().position(|one| one.ring == ring);
+        index.map(|index| contexts.swap_remove(index))
+    };
+    if let Some(one) = one {
+        one.settle();
+    }
+}
+
+/// Waits until nothing that is served is under way.
+pub(crate) fn settle() {
+    let contexts = lock(&CONTEXTS).clone();
+    contexts.iter().for_each(|one| one.settle());
+}
+
+/// Nothing is served from now on, and the descriptors of this module are closed.
+pub(crate) fn retire() {
+    OVER.store(true, Ordering::Relaxed);
+    settle();
+    for one in lock(&CONTEXTS).iter() {
+        let mut state = lock(&one.state);
+        Context::ring_bell(&mut state);
+        state.notices.clear();
+        state.bell = None;
+    }
+}
+
+/// This module's lock.
+pub(crate) type Held = MutexGuard<'static, Vec<Arc<Context>>>;
+
+/// Keeps other threads from it, for a fork.
+pub(crate) fn hold() -> Held {
+    lock(&CONTEXTS)
+}
+
+/// In a child: contexts are not inherited.
+pub(crate) fn child(mut contexts: Held) {
+    for one in std::mem::take(&mut *contexts) {
+        if let Ok(mut state) = one.state.try_lock() {
+            state.notices.clear();
+            state.bell = None;
+        }
+        // What was under way is the parent's.
+        std::mem::forget(one);
+    }
+}
+
+/// Functions under the names by which programs know them. Of the two that some have under one name,
+/// these are the newer ones (LIBAIO_0.4).
+#[cfg(not(test))]
+mod exported {
+    use std::sync::OnceLock;
+
+    use super::*;
+    use crate::real::Next;
+
+    /// Whether the next definition of a name is libaio's: others have functions called so as well.
+    fn is_libaio() -> bool {
+        static IS: OnceLock<bool> = OnceLock::new();
+        *IS.get_or_init(|| {
+            let (name, version) = (c"io_submit".as_ptr(), c"LIBAIO_0.1".as_ptr());
+            // SAFETY: both are strings.
+            !unsafe { libc::dlvsym(libc::RTLD_NEXT, name, version) }.is_null()
+        })
+    }
+
+    macro_rules! libaio {
+        ($($name:ident($($arg:ident: $type:ty),*) = $served:expr;)*) => {
+            $(
+                /// As libaio has it: the result, or a negative errno.
+                ///
+                /// # Safety
+                /// As the system call.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    static NEXT: Next = Next::new(
+                        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                            Ok(name) => name,
+                            Err(_) => panic!("a name without NUL"),
+                        },
+                    );
+                    if !is_libaio() && !NEXT.get().is_null() {
+                        type Call = unsafe extern "C" fn($($type),*) -> c_int;
+                        // SAFETY: a function; its arguments are in the registers of these.
+                        let next = unsafe { std::mem::transmute::<*mut c_void, Call>(NEXT.get()) };
+                        // SAFETY: the caller's duty.
+                        return unsafe { next($($arg),*) };
+                    }
+                    // SAFETY: the caller's duty.
+                    #[allow(unused_unsafe)]
+                    let done = unsafe { $served };
+                    done
+                }
+            )*
+        };
+    }
+
+    libaio! {
+        io_setup(count: c_int, to: *mut usize) = setup(count, to);
+        io_destroy(ring: usize) = destroy(ring);
+        io_submit(ring: usize, count: c_long, list: *const *mut Iocb) = submit(ring, count, list);
+        io_getevents(ring: usize, least: c_long, most: c_long, to: *mut Event,
+            timeout: *const timespec) = events(ring, least, most, to, timeout, std::ptr::null());
+        io_pgetevents(ring: usize, least: c_long, most: c_long, to: *mut Event,
+            timeout: *const timespec, mask: *const libc::sigset_t) =
+            events(ring, least, most, to, timeout, mask);
+    }
+}
