@@ -163,7 +163,8 @@ fn same_findings_in_every_way() {
     let once = check_file(&path, &options(Prefetch::Large, 1, None)).unwrap();
     assert_eq!((once.passes, once.count), (1, 0));
     let several = check_file(&path, &options(Prefetch::Exact, 3, Some(1))).unwrap();
-    assert_eq!(several.passes, image.open().geometry().agcount as usize);
+    // Groups are cut in parts, too.
+    assert!(several.passes > image.open().geometry().agcount as usize);
     assert_eq!((several.count, several.inodes), (0, once.inodes));
     let mem = MemImage::load(&path).unwrap();
     let regions = mutate::regions(&mem);

@@ -78,7 +78,7 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
     for way in [
         &["--engine", "aio", "--prefetch", "large", "--threads", "1"][..],
         &["--engine", "uring", "--prefetch", "exact"],
-        &["--memory", "64K", "--buffered"],
+        &["--memory", "32M", "--buffered"],
     ] {
         let same = checked(&image, way, 0, "clean");
         assert_eq!(same["inodes"], inodes, "{way:?}");
@@ -105,7 +105,7 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
         first["problem"].as_str().unwrap().contains("checksum"),
         "{first}"
     );
-    let several = checked(&image, &["--memory", "64K"], 1, "corrupt");
+    let several = checked(&image, &["--memory", "32M"], 1, "corrupt");
     assert_eq!(several["findings"][0], *first);
     let outcome = check(&image, &[]);
     assert_eq!(outcome.status.code(), Some(1), "{outcome}");
@@ -155,6 +155,7 @@ fn what_cannot_be_checked_is_2() {
     checked(&used, &[], 0, "clean");
     for wrong in [
         &["--memory", "64X"][..],
+        &["--memory", "16M"],
         &["--threads", "0"],
         &["--engine", "steam"],
     ] {
