@@ -229,7 +229,8 @@ impl Ups {
         file.read_exact_at(&mut bytes, at)?;
         let words = bytes.chunks_exact(4);
         let mut words = words.map(|w| u32::from_ne_bytes(w.try_into().expect("four bytes")));
-        let pairs: Vec<Pair> = std::iter::from_fn(|| Some((words.next()?, words.next()?))).collect();
+        let pairs: Vec<Pair> =
+            std::iter::from_fn(|| Some((words.next()?, words.next()?))).collect();
         let pair = pairs[slot];
         self.pages[page % PAGES] = Some((page, pairs));
         Ok(pair)

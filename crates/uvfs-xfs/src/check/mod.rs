@@ -137,6 +137,9 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     if let LogState::Unreadable(why) = &log {
         report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
     }
+    if let Some(why) = log::damage(&blocks, &g, &log) {
+        report.bad(Place::fs("log"), why);
+    }
     superblock::fields(&sb, &g, &report);
     fit(&mut g, blocks.size(), &report);
     let threads = match options.threads {

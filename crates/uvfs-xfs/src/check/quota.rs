@@ -4,9 +4,9 @@ use super::ctx::Ctx;
 use super::inode::read_run;
 use super::reader::Reader;
 use super::report::Place;
+use super::space::mix;
 use crate::format::*;
 use crate::inode::Inode;
-use super::space::mix;
 use std::collections::BTreeMap;
 
 /// Quota was counted: user, group, project (`XFS_[UGP]QUOTA_CHKD`).
