@@ -48,7 +48,8 @@ JSON: one object with
   count       number of findings
   findings    at most 10,000 of them: what, ag, block, inode, path, problem, expected, found;
               what does not apply is null
-  inodes, passes, threads, prefetch, engine, direct, reads, bytes_read, seconds";
+  inodes, passes, threads, prefetch, engine, direct, reads, bytes_read, seconds
+  peak_memory in bytes, null where /proc is not mounted";
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -172,6 +173,14 @@ fn finding_json(f: &Finding) -> Value {
     })
 }
 
+/// The most memory that this process has had at a time, in bytes.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
+}
+
 /// The verdict and its exit status.
 fn verdict(outcome: &Outcome) -> (&'static str, u8) {
     match (&outcome.log, outcome.count) {
@@ -241,6 +250,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "direct": direct,
             "reads": reads,
             "bytes_read": bytes,
+            "peak_memory": peak_memory(),
             "seconds": start.elapsed().as_secs_f64(),
         });
         writeln!(out, "{value:#}")
