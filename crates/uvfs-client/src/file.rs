@@ -402,10 +402,8 @@ impl File {
                 let d = f
                     .inode
                     .start_direct(&f.handle, Op::Read, at, n, &[], dontcache);
-                d.wait();
-                let moved = d.result()?;
-                d.copy_out(&mut buf[done..done + moved]);
-                Ok(moved)
+                d.wait_copying(&mut buf[done..done + n]);
+                d.result()
             });
             match moved {
                 Ok(moved) => {
@@ -474,7 +472,15 @@ impl File {
             let d = f
                 .inode
                 .start_direct(&f.handle, Op::Read, offset, buf.len(), &[], dontcache);
-            return Pending::new(&f.cache, &f.inode, DirectRead { direct: d, buf });
+            return Pending::new(
+                &f.cache,
+                &f.inode,
+                DirectRead {
+                    direct: d,
+                    buf,
+                    copied: 0,
+                },
+            );
         }
         let dontcache = flags.contains(Flags::DONTCACHE);
         let step = BufferedRead {
@@ -1019,17 +1025,26 @@ impl Drop for Inner {
 struct DirectRead {
     direct: Arc<Direct>,
     buf: Vec<u8>,
+    copied: usize,
 }
 
 impl Step<Vec<u8>> for DirectRead {
     fn step(&mut self) -> Option<io::Result<Vec<u8>>> {
-        self.direct.ended().then(|| {
+        let ended = self.direct.ended();
+        self.direct.copy_out(&mut self.buf, &mut self.copied);
+        ended.then(|| {
             let n = self.direct.result()?;
-            let mut buf = std::mem::take(&mut self.buf);
-            self.direct.copy_out(&mut buf[..n]);
-            buf.truncate(n);
-            Ok(buf)
+            self.buf.truncate(n);
+            Ok(std::mem::take(&mut self.buf))
         })
+    }
+
+    fn hurry(&self) {
+        self.direct.hurry();
+    }
+
+    fn progress(&self) -> usize {
+        self.copied
     }
 }
 
@@ -1098,8 +1113,9 @@ impl Step<Vec<u8>> for BufferedRead {
                     Err(e) if self.done == 0 => return Some(Err(e)),
                     Err(_) => break,
                 };
-                direct.copy_out(&mut self.buf[self.done..self.done + moved]);
                 let asked = f.inode.direct_round(self.buf.len() - self.done);
+                let to = &mut self.buf[self.done..self.done + asked];
+                direct.copy_out(to, &mut 0);
                 self.done += moved;
                 self.direct = None;
                 if moved < asked || self.done == self.buf.len() {

@@ -58,6 +58,8 @@ struct Queue {
     /// Files that a write is under way to. The host lets one in at a time: a second thread there
     /// would burn its time waiting.
     writing: Vec<NodeId>,
+    /// Workers that wait for more.
+    asleep: usize,
     /// The workers are to end.
     stop: bool,
 }
@@ -278,7 +280,9 @@ impl Engine {
                     if queue.stop && queue.waiting.is_empty() {
                         return;
                     }
+                    queue.asleep += 1;
                     queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
+                    queue.asleep -= 1;
                 }
             };
             self.run(task);
@@ -295,7 +299,8 @@ impl Engine {
                 .writing
                 .swap_remove(at.expect("noted when it was taken"));
             // What waited for this file may find all workers asleep.
-            let more = queue.waiting.iter().any(|(r, _)| r.node == request.node);
+            let more =
+                queue.asleep > 0 && queue.waiting.iter().any(|(r, _)| r.node == request.node);
             drop(queue);
             if more {
                 self.more.notify_one();

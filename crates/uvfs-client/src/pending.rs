@@ -12,6 +12,14 @@ use crate::cache::{Cache, Inode};
 pub(crate) trait Step<T>: Send {
     /// The result, once it is there. Never blocks; not called again after it answered.
     fn step(&mut self) -> Option<io::Result<T>>;
+
+    /// A thread waits that would rather be woken often than have much to do at the end.
+    fn hurry(&self) {}
+
+    /// Grows when a part of the call has ended.
+    fn progress(&self) -> usize {
+        0
+    }
 }
 
 /// A call that was submitted. Nothing is lost when it is dropped: writes go on.
@@ -56,6 +64,10 @@ impl<T> Pending<T> {
         pending
     }
 
+    fn progress(&self) -> usize {
+        self.step.as_ref().map_or(0, |step| step.progress())
+    }
+
     fn advance(&mut self) -> bool {
         if self.ready.is_none()
             && let Some(step) = &mut self.step
@@ -82,7 +94,17 @@ impl<T> Pending<T> {
     /// When the result was already taken by awaiting it.
     pub fn wait(mut self) -> io::Result<T> {
         let (cache, inode) = (self.cache.clone(), self.inode.clone());
-        cache.wait(&inode.event, || self.advance().then_some(()));
+        if let Some(step) = &self.step {
+            step.hurry();
+        }
+        let mut done = false;
+        while !done {
+            cache.wait(&inode.event, || {
+                let before = self.progress();
+                done = self.advance();
+                (done || self.progress() > before).then_some(())
+            });
+        }
         self.ready.take().expect("the result is taken once")
     }
 }

@@ -59,7 +59,9 @@ pub struct Spinner {
 impl Spinner {
     /// A waiter with no history; it sleeps until gaps prove short.
     pub fn new(config: WaitConfig) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        // The process's, not this thread's: that may be bound to one.
+        let process = rustix::thread::sched_getaffinity(Some(rustix::process::getpid()));
+        let cores = process.map_or(1, |set| set.count() as usize);
         Self {
             config,
             cores,
@@ -150,6 +152,17 @@ mod tests {
             spinner.ended(Duration::from_secs(1), true);
         }
         assert_eq!(spinner.budget(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_thread_bound_to_one_core_of_several_may_spin() {
+        let cores = crate::placement::allowed_cores().unwrap();
+        let bound = std::thread::spawn(move || {
+            crate::placement::bind_to_core(cores[0]).unwrap();
+            Spinner::new(WaitConfig::default()).cores
+        });
+        let process = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).unwrap();
+        assert_eq!(bound.join().unwrap(), process.count() as usize);
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Direct I/O: all pieces of a call are sent at once and waited for once.
+//! Direct I/O: no piece of a call waits for another, and all are waited for together.
 
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use uvfs_queue::arena::PAGE_SIZE;
+use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
 use super::inode::{Inode, push_seg};
 use super::{Handle, errno, lock};
@@ -27,6 +27,8 @@ pub(crate) struct Direct {
     pieces: Mutex<Vec<(usize, Piece)>>,
     left: AtomicUsize,
     ended: AtomicBool,
+    /// Somebody waits who copies each piece while others are still on their way.
+    eager: AtomicBool,
 }
 
 impl Inode {
@@ -100,20 +102,6 @@ impl Inode {
         }
         // `alloc` hands pages out from the end of its list: turned round, they ascend.
         pages.reverse();
-        let mut at = 0;
-        for slice in data {
-            let mut rest = &slice[..];
-            while !rest.is_empty() {
-                let start = at % PAGE_SIZE;
-                let n = rest.len().min(PAGE_SIZE - start);
-                self.cache
-                    .arena
-                    .copy_in(pages[at / PAGE_SIZE], start, &rest[..n]);
-                rest = &rest[n..];
-                at += n;
-            }
-        }
-        debug_assert!(data.is_empty() || at == len);
         let direct = Arc::new(Direct {
             inode: self.clone(),
             op,
@@ -122,14 +110,23 @@ impl Inode {
             pieces: Mutex::new(Vec::with_capacity(len.div_ceil(max))),
             left: AtomicUsize::new(len.div_ceil(max)),
             ended: AtomicBool::new(false),
-            pages: Mutex::new(Vec::new()),
+            eager: AtomicBool::new(false),
+            pages: Mutex::new(pages.clone()),
         });
         if op == Op::Write {
             self.direct.fetch_add(1, Ordering::AcqRel);
         }
+        self.cache
+            .counters
+            .direct_requests(len.div_ceil(max) as u64);
+        let mut data = Source { data, at: 0 };
         let mut batch = Vec::with_capacity(len.div_ceil(max));
+        let mut together = 1;
         for start in (0..len).step_by(max) {
             let n = max.min(len - start);
+            if op == Op::Write {
+                data.copy_in(&self.cache.arena, &pages, start, n);
+            }
             let mut segs = Vec::new();
             for k in (start..start + n).step_by(PAGE_SIZE) {
                 let part = PAGE_SIZE.min(start + n - k);
@@ -154,11 +151,44 @@ impl Inode {
                     drop(handle);
                 }),
             });
+            // The first is on its way while the second is copied, those two while the next two are.
+            if op == Op::Write && batch.len() == together {
+                together *= 2;
+                self.cache.backend.submit(&mut batch);
+            }
         }
-        *lock(&direct.pages) = pages;
-        self.cache.counters.direct_requests(batch.len() as u64);
-        self.cache.backend.submit(&mut batch);
+        if !batch.is_empty() {
+            self.cache.backend.submit(&mut batch);
+        }
         direct
+    }
+}
+
+/// What a write gives, taken piece by piece.
+struct Source<'a> {
+    data: &'a [IoSlice<'a>],
+    /// How much of the first slice is taken.
+    at: usize,
+}
+
+impl Source<'_> {
+    /// Copies the next `len` bytes to where `pages` has what begins at `start`.
+    fn copy_in(&mut self, arena: &Arena, pages: &[u32], start: usize, len: usize) {
+        let end = start + len;
+        let mut to = start;
+        while to < end {
+            let (first, others) = self.data.split_first().expect("as much data as was said");
+            let rest = &first[self.at..];
+            if rest.is_empty() {
+                (self.data, self.at) = (others, 0);
+                continue;
+            }
+            let inside = to % PAGE_SIZE;
+            let n = rest.len().min(PAGE_SIZE - inside).min(end - to);
+            arena.copy_in(pages[to / PAGE_SIZE], inside, &rest[..n]);
+            self.at += n;
+            to += n;
+        }
     }
 }
 
@@ -166,6 +196,9 @@ impl Direct {
     fn piece_ended(&self, start: usize, piece: Piece) {
         lock(&self.pieces).push((start, piece));
         if self.left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            if self.eager.load(Ordering::Acquire) {
+                self.inode.event.notify();
+            }
             return;
         }
         if self.op == Op::Write {
@@ -217,12 +250,43 @@ impl Direct {
             .any(|&(start, piece)| start >= done && piece.is_ok_and(|n| n > 0))
     }
 
-    /// Copies what a read brought to the caller.
-    pub(crate) fn copy_out(&self, buf: &mut [u8]) {
-        debug_assert!(self.ended());
-        let pages = lock(&self.pages);
-        for (k, part) in buf.chunks_mut(PAGE_SIZE).enumerate() {
-            self.inode.cache.arena.copy_out(pages[k], 0, part);
+    /// Has who waits woken for each piece, so that [`Direct::copy_out`] keeps up with them.
+    pub(crate) fn hurry(&self) {
+        self.eager.store(true, Ordering::Release);
+    }
+
+    /// Waits, and copies what a read brings to `buf` as it comes.
+    pub(crate) fn wait_copying(&self, buf: &mut [u8]) {
+        self.hurry();
+        let mut copied = 0;
+        let mut ended = false;
+        while !ended {
+            // Once for each few pieces: who is woken by the first helps with those that are left.
+            self.inode.cache.wait(&self.inode.event, || {
+                // Looked at first: what ended before it was set is copied after it.
+                ended = self.ended();
+                (self.copy_out(buf, &mut copied) || ended).then_some(())
+            });
+        }
+    }
+
+    /// Copies what pieces of a read brought that ended since the last call; `copied` counts them.
+    /// Behind a piece that is short or failed there may be more than [`Direct::result`] says.
+    /// True when there were any.
+    pub(crate) fn copy_out(&self, buf: &mut [u8], copied: &mut usize) -> bool {
+        let before = *copied;
+        loop {
+            let Some(&(start, piece)) = lock(&self.pieces).get(*copied) else {
+                return *copied > before;
+            };
+            *copied += 1;
+            let Ok(n) = piece else { continue };
+            let to = &mut buf[start..self.len.min(start + n)];
+            let pages = lock(&self.pages);
+            for (k, part) in to.chunks_mut(PAGE_SIZE).enumerate() {
+                let page = pages[start / PAGE_SIZE + k];
+                self.inode.cache.arena.copy_out(page, 0, part);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use uvfs_queue::pair::Seg;
 
 use super::chunk::{CHUNK_PAGES, Chunks};
 use super::lease::Leased;
-use super::writeback::{ErrSeq, InFlight};
+use super::writeback::{Behind, ErrSeq, InFlight};
 use super::{Cache, Handle, lock};
 use crate::backend::{Lease, NodeId, Op, Request};
 use crate::event::Event;
@@ -600,13 +600,17 @@ impl Inode {
             }
             let enough = st.dirty > self.cache.request_pages() as u64;
             let end = offset + done as u64;
-            let streams = st.written.1 >= self.cache.stream_bytes() && !dontcache;
+            let behind = match st.written.1 >= self.cache.stream_bytes() {
+                _ if dontcache => Behind::Reuse,
+                true => Behind::Pass,
+                false => Behind::Stay,
+            };
             drop(st);
             match need {
                 None => {
                     let (first, next) = (offset / PAGE / RUN * RUN, end / PAGE / RUN * RUN);
-                    if streams && first < next {
-                        self.write_stream(first, next - 1);
+                    if behind != Behind::Stay && first < next {
+                        self.write_stream(first, next - 1, behind);
                     } else if dirtied.pages > 0 && enough && self.cache.above_background() {
                         self.write_full();
                     }

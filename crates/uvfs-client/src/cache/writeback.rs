@@ -91,17 +91,28 @@ struct Started {
     busy: bool,
 }
 
+/// What becomes of pages once they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// Those of uncached writes go, the others stay.
+    Stay,
+    /// The same, and the writer's next bytes take what goes.
+    Reuse,
+    /// All go, to the writer's next bytes: a stream's, which the cache can't hold.
+    Pass,
+}
+
 impl Inode {
     /// Makes requests of the dirty pages in `first..=last`, at most `max` and none once `budget`
-    /// pages are in them; one lock acquisition for all of them. With `pass` their pages are used
-    /// again at once, see [`Inode::write_stream`].
+    /// pages are in them; one lock acquisition for all of them. `behind` says what becomes of the
+    /// pages.
     fn start_writeback(
         self: &Arc<Self>,
         first: u64,
         last: u64,
         max: usize,
         budget: u64,
-        pass: bool,
+        behind: Behind,
     ) -> Started {
         let mut started = Started::default();
         self.cache.counters.writeback_locks(1);
@@ -194,7 +205,7 @@ impl Inode {
                     writeback: true,
                     done: Box::new(move |result| {
                         let end = offset + len as u64;
-                        inode.end_writeback(id, ci, (from, to), end, len, pass, result);
+                        inode.end_writeback(id, ci, (from, to), end, len, behind, result);
                         drop::<Arc<Handle>>(handle);
                     }),
                 });
@@ -221,7 +232,7 @@ impl Inode {
         (from, to): (usize, usize),
         end: u64,
         len: usize,
-        pass: bool,
+        behind: Behind,
         result: io::Result<usize>,
     ) {
         let arena = &self.cache.arena;
@@ -259,7 +270,7 @@ impl Inode {
             }
             cleaned += 1;
             let gone = !chunk.uptodate.get(i)
-                || ((pass || chunk.dropbehind.get(i)) && !referenced.get(i))
+                || ((behind == Behind::Pass || chunk.dropbehind.get(i)) && !referenced.get(i))
                 || chunk.stale.get(i);
             if gone && !chunk.reading.get(i) {
                 chunk.stale.clear(i);
@@ -267,7 +278,7 @@ impl Inode {
             }
         }
         st.chunks.remove_if_empty(ci);
-        if pass && self.opens.load(Ordering::Acquire) > 0 {
+        if behind != Behind::Stay && self.opens.load(Ordering::Acquire) > 0 {
             // The next pages of the stream are those that the processor's caches still have,
             // ascending, so that they make one segment.
             let room = self.cache.stream_spare().saturating_sub(st.spare.len());
@@ -332,10 +343,12 @@ impl Inode {
             (st.cursor, budget)
         };
         let mut batch = self
-            .start_writeback(cursor, u64::MAX, max, budget, false)
+            .start_writeback(cursor, u64::MAX, max, budget, Behind::Stay)
             .batch;
         if batch.is_empty() && cursor > 0 {
-            batch = self.start_writeback(0, u64::MAX, max, budget, false).batch;
+            batch = self
+                .start_writeback(0, u64::MAX, max, budget, Behind::Stay)
+                .batch;
         }
         let any = !batch.is_empty();
         if any {
@@ -368,16 +381,16 @@ impl Inode {
     /// Starts writeback of a range without waiting for it (an uncached write, an old page).
     pub(crate) fn write_range(self: &Arc<Self>, first: u64, last: u64) {
         let mut batch = self
-            .start_writeback(first, last, usize::MAX, u64::MAX, false)
+            .start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay)
             .batch;
         if !batch.is_empty() {
             self.cache.backend.submit(&mut batch);
         }
     }
 
-    /// Writes back what a stream has just completed, while the processor's caches have it, and
-    /// gives its pages to the stream's next bytes.
-    pub(super) fn write_stream(self: &Arc<Self>, first: u64, last: u64) {
+    /// Writes back what a stream or an uncached write has just completed, while the processor's
+    /// caches have it, and gives its pages to the next bytes.
+    pub(super) fn write_stream(self: &Arc<Self>, first: u64, last: u64, behind: Behind) {
         if self
             .read_state()
             .retry_at
@@ -386,7 +399,7 @@ impl Inode {
             return;
         }
         let mut batch = self
-            .start_writeback(first, last, usize::MAX, u64::MAX, true)
+            .start_writeback(first, last, usize::MAX, u64::MAX, behind)
             .batch;
         if batch.is_empty() {
             return;
@@ -426,7 +439,7 @@ impl Inode {
 
     fn flush_pass(self: &Arc<Self>, flush: &mut Flush) {
         let Started { mut batch, busy } =
-            self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX, false);
+            self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX, Behind::Stay);
         if !batch.is_empty() {
             self.cache.backend.submit(&mut batch);
         }
@@ -474,7 +487,7 @@ impl Inode {
         let mut pass = 0;
         loop {
             let Started { mut batch, busy } =
-                self.start_writeback(first, last, usize::MAX, u64::MAX, false);
+                self.start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay);
             if !batch.is_empty() {
                 self.cache.backend.submit(&mut batch);
             }

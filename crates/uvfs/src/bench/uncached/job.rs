@@ -33,8 +33,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// Does it; answers each second, and then all but the first together: the cache is full.
-    pub fn run(&self) -> io::Result<Vec<Measured>> {
+    /// Does it; answers each second, and then all but the first together: the cache is full. With
+    /// each comes the CPU time in seconds that the rest of the machine took meanwhile.
+    pub fn run(&self) -> io::Result<Vec<(Measured, f64)>> {
         let config = Config {
             memory: self.memory,
             ..Config::default()
@@ -55,7 +56,7 @@ impl Job {
         let mut buffer = vec![0x5a; CALL];
         let mut offset = 0;
         let mut one_second = || {
-            let watch = Watch::start();
+            let (watch, busy) = (Watch::start(), machine_cpu_seconds()?);
             let (mut calls, mut held) = (0, 0);
             while watch.start.elapsed().as_secs_f64() < 1.0 {
                 let moved = if self.write {
@@ -76,16 +77,40 @@ impl Job {
                 .ok()
                 .zip(before)
                 .map(|(now, before)| now.saturating_sub(before) as f64 / f64::from(1 << 20));
-            Ok(measured)
+            let others = machine_cpu_seconds()? - busy - measured.cpu_seconds;
+            Ok((measured, others.max(0.0)))
         };
-        let mut seconds: Vec<Measured> = (0..self.seconds)
+        let mut seconds: Vec<(Measured, f64)> = (0..self.seconds)
             .map(|_| one_second())
             .collect::<io::Result<_>>()?;
-        let full = seconds[1..].iter().fold(Measured::default(), sum);
+        let full = seconds[1..].iter().fold(
+            (Measured::default(), 0.0),
+            |(measured, others), (one, its_others)| (sum(measured, one), others + its_others),
+        );
         seconds.push(full);
         file.close()?;
         Ok(seconds)
     }
+}
+
+/// What all processors have worked since boot (/proc/stat, proc(5)), in seconds.
+fn machine_cpu_seconds() -> io::Result<f64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let ticks: Vec<f64> = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("cpu "))
+        .unwrap_or("")
+        .split_ascii_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = ticks[..] else {
+        return Err(io::Error::other(
+            "/proc/stat has another form than proc(5) says",
+        ));
+    };
+    let busy = user + nice + system + irq + softirq;
+    Ok(busy / rustix::param::clock_ticks_per_second() as f64)
 }
 
 fn most(a: Option<f64>, b: Option<f64>) -> Option<f64> {
@@ -123,7 +148,7 @@ mod tests {
             let found = job.run().unwrap();
             assert_eq!(found.len(), 3);
             assert_eq!(found[2], found[1]);
-            assert!(found[0].memory_mib.unwrap() <= 4.0);
+            assert!(found[0].0.memory_mib.unwrap() <= 4.0);
         }
         let data = std::fs::read(dir.path().join("data")).unwrap();
         assert_eq!(data.len(), 16 << 20);

@@ -23,8 +23,11 @@ Examples:
 One program goes through a file from start to end, again and again, in calls of 1 MiB through
 uvfs-client with its store in the same process. The cache has room for a quarter of the file.
 Each second is shown by itself, and all but the first together as `full`: by then the cache is
-full. The client's CPU time is that of the whole path, writeback and reclaim included; what is
-held is the most that the cache held, and `host MiB` by how much the host's page cache has grown
+full. The client's CPU time is that of the whole path through uvfs, writeback and reclaim included,
+and as the server's stands what the rest of the machine took meanwhile: the kernel's own threads
+that write back, reclaim and run the device, and whatever else runs. Where the host's page cache is
+to be full as well, run it in a memory control group smaller than the file, on a file system that
+has RWF_DONTCACHE. What is held is the most that the cache held, and `host MiB` by how much the host's page cache has grown
 (where the host has RWF_DONTCACHE, an uncached run leaves it alone; a tmpfs is all page cache).
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
@@ -81,10 +84,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
                     memory,
                     seconds,
                 });
-                let measured: Vec<client::Measured> = job.run(None)?;
-                samples.extend(measured.into_iter().map(|client| Sample {
+                let measured: Vec<(client::Measured, f64)> = job.run(None)?;
+                samples.extend(measured.into_iter().map(|(client, others)| Sample {
                     client,
-                    server_cpu_seconds: None,
+                    server_cpu_seconds: Some(others),
                 }));
             }
             Ok(samples)
