@@ -602,6 +602,25 @@ mod tests {
     }
 
     #[test]
+    fn pinned_memory_stays() {
+        let arena = Arena::pinned(4 * SLAB).unwrap();
+        let (base, len) = arena.pinned_range().unwrap();
+        assert_eq!(
+            (len, Arena::new(SLAB).unwrap().pinned_range()),
+            (4 * SLAB, None)
+        );
+        let mut block = arena.alloc(3 * SLAB).unwrap();
+        block.fill(7);
+        assert_eq!(block.as_ptr(), base);
+        drop(block);
+        assert_eq!(arena.trim(), 0);
+        let blocks: Vec<Block> = (0..4).map(|_| arena.alloc(SLAB).unwrap()).collect();
+        assert!(arena.alloc(1).is_err());
+        let sevens = blocks.iter().filter(|b| b.iter().all(|v| *v == 7)).count();
+        assert_eq!(sevens, 3);
+    }
+
+    #[test]
     fn charges_count() {
         let arena = Arena::new(2 * SLAB).unwrap();
         let first = arena.alloc_charged(512, SLAB).unwrap();
