@@ -1,6 +1,7 @@
 //! What the client needs of a file system: FUSE's operations, and reads and writes that go
 //! straight from and to the pages of the arena.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::RawFd;
@@ -139,7 +140,7 @@ pub struct RangeLock {
 }
 
 /// A lock that is asked for or given back.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockRequest {
     /// Locks of one owner of this client don't conflict.
     pub owner: u32,
@@ -224,6 +225,8 @@ pub enum Lease {
 pub enum Grant {
     /// It is held until it is recalled. The attributes are those of that moment.
     Granted {
+        /// The session that it is of.
+        session: u64,
         /// Its number; later ones are larger.
         seq: u64,
         /// The inode's attributes.
@@ -246,6 +249,38 @@ pub struct Recall {
 
 /// Is called for each recall, from a thread of its own, and may block: flushes, drops, returns.
 pub type OnRecall = Box<dyn Fn(Recall) + Send>;
+
+/// A file that was found again at a server that came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Again {
+    /// The node's number at that server, for the page descriptors.
+    pub node: u64,
+    /// When its data was changed last: seconds and nanoseconds since 1970.
+    pub mtime: (i64, u32),
+}
+
+/// A server came back: what has become of what was open.
+#[derive(Debug)]
+pub struct Reattached<'a> {
+    /// The new session's number.
+    pub session: u64,
+    /// The server that went had written everything that was dirty, or tried to.
+    pub written: bool,
+    /// It could not write all of it.
+    pub lost: bool,
+    /// When it was gone: whatever was changed later somebody else has changed. Seconds and
+    /// nanoseconds since 1970.
+    pub since: (i64, u32),
+    /// For each node with open files what it is now, or the errno with which it was not found.
+    pub nodes: &'a HashMap<NodeId, Result<Again, i32>>,
+    /// For each handle, by node and number, its number for the page descriptors, or the errno with
+    /// which it was not opened.
+    pub handles: &'a HashMap<(NodeId, u64), Result<u64, i32>>,
+}
+
+/// Is called when a server came back, before anybody can use it. All requests to the one before
+/// have ended or are about to, with an error. Must not call the backend, but for [`Backend::release`].
+pub type OnReattach = Box<dyn Fn(&Reattached<'_>) + Send + Sync>;
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
@@ -307,6 +342,36 @@ pub trait Backend: Send + Sync + 'static {
     fn is_alive(&self) -> bool {
         true
     }
+
+    /// Which session that is, if the backend stands by its leases: another number means that what
+    /// was cached before is void.
+    fn session(&self) -> Option<u64> {
+        self.is_alive().then_some(0)
+    }
+    /// Whether a handle that was opened in a session before this one was opened again.
+    ///
+    /// # Errors
+    /// The errno with which it was not.
+    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
+        Ok(())
+    }
+    /// The session now, and a node's and a handle's numbers at its server, which page descriptors
+    /// have; `u64::MAX` for what has none.
+    fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
+        (0, node, handle)
+    }
+    /// Waits for a server that went to come back, for as long as the backend is to wait.
+    ///
+    /// # Errors
+    /// `ENOTCONN` when there still is none, `ESTALE` when there is one that serves something else.
+    fn reconnect(&self) -> io::Result<()> {
+        match self.is_alive() {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOTCONN)),
+        }
+    }
+    /// Says what is to be done when a server came back. Called once, after [`Backend::attach`].
+    fn on_reattach(&self, call: OnReattach) {}
 
     /// Finds a name.
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
@@ -402,6 +467,18 @@ pub trait Backend: Send + Sync + 'static {
         handle: u64,
         request: &LockRequest,
     ) -> io::Result<Option<RangeLock>> {
+        unsupported()
+    }
+    /// Copies up to `len` bytes between open files, `from` and `to` by node and handle, and answers how
+    /// many; 0 at the end of the one that is read.
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        from_offset: u64,
+        to: (NodeId, u64),
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
         unsupported()
     }
     /// As fallocate(2).

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, StatFs};
 use crate::cache::{Cache, Config, Handle, errno};
-use crate::file::{File, OpenOptions};
+use crate::file::{File, OpenOptions, carried};
 use crate::stats::Stats;
 use crate::token::Token;
 
@@ -32,11 +32,9 @@ pub(crate) struct Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         // The last user is gone, so nothing becomes dirty any more: write what is.
-        for inode in self.cache.inodes() {
-            if let Err(error) = inode.write_and_wait(0, u64::MAX) {
-                tracing::error!(node = inode.node, %error, "dirty pages are lost: writeback failed");
-            }
-        }
+        self.cache.write_all(|inode, error| {
+            tracing::error!(node = inode.node, %error, "dirty pages are lost: writeback failed");
+        });
         self.cache.stop_flusher();
         if let Some(flusher) = self.flusher.take() {
             // A request's end may hold the last reference, and the flusher may be that end.
@@ -99,6 +97,12 @@ impl Client {
             }
         }));
         let weak = Arc::downgrade(&cache);
+        cache.backend.on_reattach(Box::new(move |found| {
+            if let Some(cache) = weak.upgrade() {
+                cache.reattached(found);
+            }
+        }));
+        let weak = Arc::downgrade(&cache);
         let flusher = std::thread::Builder::new()
             .name("uvfs-flusher".into())
             .spawn(move || Cache::flusher(&weak))?;
@@ -119,7 +123,16 @@ impl Client {
         }
     }
 
+    /// Makes a call that does no harm when it is made twice: again when the server went and came back.
+    fn carried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        carried(self.backend(), call)
+    }
+
     fn walk(&self, path: &Path, follow: bool) -> io::Result<Held<'_>> {
+        self.carried(|| self.walk_once(path, follow))
+    }
+
+    fn walk_once(&self, path: &Path, follow: bool) -> io::Result<Held<'_>> {
         let root = Entry {
             node: ROOT,
             attr: Attr {
@@ -194,6 +207,14 @@ impl Client {
     /// backend answers.
     pub fn open(&self, path: impl AsRef<Path>, options: OpenOptions) -> io::Result<File> {
         let path = path.as_ref();
+        match options.create_new {
+            // Made, perhaps, by the first try.
+            true => self.open_once(path, &options),
+            false => self.carried(|| self.open_once(path, &options)),
+        }
+    }
+
+    fn open_once(&self, path: &Path, options: &OpenOptions) -> io::Result<File> {
         let write = options.write || options.append;
         let flags = match (options.read, write) {
             (true, false) => libc::O_RDONLY,
@@ -237,7 +258,7 @@ impl Client {
         inode.lookups.fetch_add(1, Ordering::AcqRel);
         held.keep();
         inode.revalidate(token, attr.mtime, attr.size);
-        let file = File::new(self.0.clone(), inode, handle, &options);
+        let file = File::new(self.0.clone(), inode, handle, options);
         if options.truncate && (attr.size > 0 || file.size() > 0) {
             file.set_len(0)?;
         }
@@ -293,8 +314,10 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
-        let held = self.walk(path.as_ref(), false)?;
-        Ok((held.entry.node, self.overlay(&held.entry)))
+        self.carried(|| {
+            let held = self.walk_once(path.as_ref(), false)?;
+            Ok((held.entry.node, self.overlay(&held.entry)))
+        })
     }
 
     /// Attributes, through symbolic links.
@@ -302,8 +325,10 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
-        let held = self.walk(path.as_ref(), true)?;
-        Ok(self.overlay(&held.entry))
+        self.carried(|| {
+            let held = self.walk_once(path.as_ref(), true)?;
+            Ok(self.overlay(&held.entry))
+        })
     }
 
     /// Attributes of the name itself.
@@ -319,7 +344,11 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn setattr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
-        let held = self.walk(path.as_ref(), true)?;
+        self.carried(|| self.setattr_once(path.as_ref(), set))
+    }
+
+    fn setattr_once(&self, path: &Path, set: &SetAttr) -> io::Result<Attr> {
+        let held = self.walk_once(path, true)?;
         let node = held.entry.node;
         let mut rest = SetAttr {
             handle: None,
@@ -435,8 +464,10 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
-        let held = self.walk(path.as_ref(), false)?;
-        self.backend().readlink(held.entry.node).map(PathBuf::from)
+        self.carried(|| {
+            let held = self.walk_once(path.as_ref(), false)?;
+            self.backend().readlink(held.entry.node).map(PathBuf::from)
+        })
     }
 
     /// The names in a directory, without `.` and `..`.
@@ -444,11 +475,13 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
-        let held = self.walk(path.as_ref(), true)?;
-        if kind(&held.entry.attr) != libc::S_IFDIR {
-            return Err(errno(libc::ENOTDIR));
-        }
-        self.backend().readdir(held.entry.node)
+        self.carried(|| {
+            let held = self.walk_once(path.as_ref(), true)?;
+            if kind(&held.entry.attr) != libc::S_IFDIR {
+                return Err(errno(libc::ENOTDIR));
+            }
+            self.backend().readdir(held.entry.node)
+        })
     }
 
     /// The file system's numbers.
@@ -456,7 +489,7 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn statfs(&self) -> io::Result<StatFs> {
-        self.backend().statfs(ROOT)
+        self.carried(|| self.backend().statfs(ROOT))
     }
 
     /// Sets an extended attribute; `flags` as setxattr(2).
@@ -480,8 +513,10 @@ impl Client {
     /// # Errors
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
-        let held = self.walk(path.as_ref(), true)?;
-        self.backend().getxattr(held.entry.node, name.as_ref())
+        self.carried(|| {
+            let held = self.walk_once(path.as_ref(), true)?;
+            self.backend().getxattr(held.entry.node, name.as_ref())
+        })
     }
 
     /// The names of all extended attributes.
@@ -489,8 +524,10 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
-        let held = self.walk(path.as_ref(), true)?;
-        self.backend().listxattr(held.entry.node)
+        self.carried(|| {
+            let held = self.walk_once(path.as_ref(), true)?;
+            self.backend().listxattr(held.entry.node)
+        })
     }
 
     /// Removes an extended attribute.
@@ -525,12 +562,11 @@ impl Client {
     /// The first failed writeback's. The pages stay dirty.
     pub fn flush(&self) -> io::Result<()> {
         let mut first = Ok(());
-        for inode in self.0.cache.inodes() {
-            let written = inode.write_and_wait(0, u64::MAX);
+        self.0.cache.write_all(|_, error| {
             if first.is_ok() {
-                first = written;
+                first = Err(error);
             }
-        }
+        });
         first
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnRecall, Op,
-    RangeLock, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Grant, Lease, Limits, LockRequest, NodeId, OnReattach,
+    OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -155,6 +155,21 @@ impl<B: Backend> Backend for Faulty<B> {
     fn is_alive(&self) -> bool {
         self.inner.is_alive()
     }
+    fn session(&self) -> Option<u64> {
+        self.inner.session()
+    }
+    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
+        self.inner.still_open(node, handle)
+    }
+    fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
+        self.inner.names(node, handle)
+    }
+    fn reconnect(&self) -> io::Result<()> {
+        self.inner.reconnect()
+    }
+    fn on_reattach(&self, call: OnReattach) {
+        self.inner.on_reattach(call);
+    }
     fn submit(&self, batch: &mut Vec<Request>) {
         let latency = Duration::from_micros(self.fault.latency_us.load(Ordering::Relaxed));
         let mut pass = Vec::new();
@@ -261,6 +276,16 @@ impl<B: Backend> Backend for Faulty<B> {
     }
     fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
         self.inner.test_lock(n, h, lock)
+    }
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        from_offset: u64,
+        to: (NodeId, u64),
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        self.inner.copy_range(from, from_offset, to, to_offset, len)
     }
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
         self.inner.fallocate(n, h, mode, offset, len)

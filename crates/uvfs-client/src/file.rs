@@ -1,5 +1,7 @@
 //! Open files.
 
+use std::cell::Cell;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,13 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uvfs_queue::arena::PAGE_SIZE;
 
 use crate::backend::{Attr, Backend, Lease, LockRequest, NodeId, Op, SetAttr};
-use crate::cache::{Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, lock};
+use crate::cache::{CARRIED, Cache, Direct, Fill, Flush, Handle, Inode, ReadStop, errno, lock};
 use crate::client::Shared;
 use crate::pending::{Pending, Step};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The first readahead window, in pages.
 const FIRST_WINDOW: u64 = 16;
+/// Bytes that are copied at once where the backend can't copy.
+const COPY: usize = 1 << 20;
 /// Requests of one file that uncached writes keep under way.
 const UNCACHED_REQUESTS: usize = 8;
 
@@ -229,9 +233,30 @@ impl File {
     /// Writes what is dirty, if this file has written.
     pub(crate) fn flush(&self) -> io::Result<()> {
         if self.0.wrote.load(Ordering::Relaxed) {
-            return self.0.inode.write_and_wait(0, u64::MAX);
+            return self.carried(|| self.0.inode.write_and_wait(0, u64::MAX));
         }
         Ok(())
+    }
+
+    /// Makes a call that does no harm when it is made twice, and makes it again when the server went
+    /// meanwhile and came back.
+    pub(crate) fn carried<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        self.carried_until(&Cell::new(false), |_| call())
+    }
+
+    /// As [`File::carried`], but not again once the call has said that it has begun. The call is told
+    /// its session.
+    fn carried_until<T>(
+        &self,
+        begun: &Cell<bool>,
+        mut call: impl FnMut(u64) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let f = &*self.0;
+        let backend = &*f.cache.backend;
+        carried_until(backend, begun, |session| {
+            f.handle.check(backend, session)?;
+            call(session)
+        })
     }
 
     // Reading.
@@ -250,13 +275,16 @@ impl File {
             return Ok(0);
         }
         checked_end(offset, buf.len())?;
-        if flags.contains(Flags::DIRECT) {
-            return self.read_direct(buf, offset, flags);
-        }
-        // What a server that gave us up lets others write is not for us to know.
-        if !f.cache.backend.is_alive() {
-            return Err(errno(libc::ENOTCONN));
-        }
+        // What a server that gave us up lets others write is not for us to know: without a session
+        // nothing is read.
+        self.carried(|| match flags.contains(Flags::DIRECT) {
+            true => self.read_direct(buf, offset, flags),
+            false => self.read_buffered(buf, offset, flags),
+        })
+    }
+
+    fn read_buffered(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
         let dontcache = flags.contains(Flags::DONTCACHE);
         let (mut done, mut stop) = f.inode.read_cached(buf, offset, !dontcache);
         if let ReadStop::Miss(_) = stop {
@@ -279,7 +307,8 @@ impl File {
                     let at = offset + done as u64;
                     return match self.read_direct(&mut buf[done..], at, flags) {
                         Ok(n) => Ok(done + n),
-                        Err(e) if done == 0 => Err(e),
+                        // Made again from the beginning, if the server comes back.
+                        Err(e) if done == 0 || errno_of(&e) == libc::ENOTCONN => Err(e),
                         Err(_) => Ok(done),
                     };
                 }
@@ -306,7 +335,7 @@ impl File {
         }
         self.after_read(offset, done, dontcache);
         match failed {
-            Some(code) if done == 0 => Err(errno(code)),
+            Some(code) if done == 0 || code == libc::ENOTCONN => Err(errno(code)),
             _ => Ok(done),
         }
     }
@@ -412,7 +441,7 @@ impl File {
                         break;
                     }
                 }
-                Err(e) if done == 0 => return Err(e),
+                Err(e) if done == 0 || errno_of(&e) == libc::ENOTCONN => return Err(e),
                 Err(_) => break,
             }
         }
@@ -463,6 +492,9 @@ impl File {
                 buf.truncate(n);
                 buf
             }));
+        }
+        if let Err(e) = self.carried(|| Ok(())) {
+            return ready(Err(e));
         }
         if direct {
             if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
@@ -547,7 +579,7 @@ impl File {
         }
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         if len == 0 {
-            return Ok((offset.map_or_else(|| f.inode.current_size(), Ok)?, 0));
+            return Ok((offset.map_or_else(|| self.current_size(), Ok)?, 0));
         }
         if let Some(offset) = offset {
             checked_end(offset, len)?;
@@ -556,18 +588,27 @@ impl File {
             f.wrote.store(true, Ordering::Relaxed);
         }
         let shared = f.cache.backend.is_shared();
-        let (at, done) = match offset {
-            None if shared => self.append_shared(bufs, len, flags)?,
-            _ if flags.contains(Flags::DIRECT) => self.write_direct(bufs, len, offset, flags)?,
-            _ => self.write_cached(bufs, len, offset, flags)?,
-        };
-        if shared {
-            // Given up before that was in the cache: then the server did not find it there.
-            fence(Ordering::SeqCst);
-            if !f.cache.backend.is_alive() {
-                return Err(errno(libc::ENOTCONN));
+        let begun = Cell::new(false);
+        let write = |session| -> io::Result<(u64, usize)> {
+            let written = match offset {
+                None if shared => self.append_shared(bufs, len, flags, &begun)?,
+                _ if flags.contains(Flags::DIRECT) => {
+                    self.write_direct(bufs, len, offset, flags)?
+                }
+                _ => self.write_cached(bufs, len, offset, flags)?,
+            };
+            if shared {
+                // Given up before that was in the cache: then the server did not find it there.
+                fence(Ordering::SeqCst);
+                if f.cache.backend.session() != Some(session) {
+                    return Err(errno(libc::ENOTCONN));
+                }
             }
-        }
+            Ok(written)
+        };
+        // What may have been appended is not appended again; at a place it does no harm.
+        let again = Cell::new(false);
+        let (at, done) = self.carried_until(offset.map_or(&begun, |_| &again), write)?;
         if done == 0 {
             return Ok((at, 0));
         }
@@ -577,8 +618,7 @@ impl File {
             f.inode.wait_few_in_flight(UNCACHED_REQUESTS);
         }
         if flags.contains(Flags::DSYNC) {
-            self.sync_range(first, last)?;
-            f.cache.backend.fsync(f.handle.node, f.handle.fh, true)?;
+            self.sync(first, last, true)?;
         }
         Ok((at, done))
     }
@@ -627,6 +667,7 @@ impl File {
         bufs: &[IoSlice<'_>],
         len: usize,
         flags: Flags,
+        begun: &Cell<bool>,
     ) -> io::Result<(u64, usize)> {
         let f = &*self.0;
         let dontcache = flags.contains(Flags::DONTCACHE);
@@ -642,6 +683,7 @@ impl File {
                 Err(_) => break,
             }
             began.get_or_insert(at);
+            begun.set(true);
             if done == len {
                 break;
             }
@@ -650,6 +692,7 @@ impl File {
         let Some(at) = began else {
             // Nobody gets a lease of it: as good as can be.
             let at = f.inode.current_size()?;
+            begun.set(true);
             return self.write_direct(bufs, len, Some(at), flags);
         };
         if flags.contains(Flags::DIRECT) {
@@ -751,6 +794,9 @@ impl File {
             return ready(self.write_at(buf, offset, flags));
         }
         f.wrote.store(true, Ordering::Relaxed);
+        if let Err(e) = self.carried(|| Ok(())) {
+            return ready(Err(e));
+        }
         if let Err(e) = f.inode.prepare_direct(Op::Write, offset, buf.len()) {
             return ready(Err(e));
         }
@@ -769,11 +815,22 @@ impl File {
     /// Writes a range and reports an error that this open file has not heard of.
     fn sync_range(&self, first: u64, last: u64) -> io::Result<()> {
         let f = &*self.0;
-        let written = f.inode.write_and_wait(first, last);
+        let written = self.carried(|| f.inode.write_and_wait(first, last));
         match f.inode.errors.check(&f.errors) {
             Some(code) => Err(errno(code)),
             None => written,
         }
+    }
+
+    /// Writes a range and makes what the server has of the file durable.
+    fn sync(&self, first: u64, last: u64, data_only: bool) -> io::Result<()> {
+        let f = &*self.0;
+        self.sync_range(first, last)?;
+        // What the server had taken was in the file when it went, and is not to be written again.
+        self.carried(|| {
+            let backend = &f.cache.backend;
+            backend.fsync(f.handle.node, f.handle.fh, data_only)
+        })
     }
 
     /// Writes what is dirty and makes it durable, as fdatasync(2).
@@ -782,11 +839,7 @@ impl File {
     /// That of a writeback that failed since this file last heard of one (its pages stay dirty,
     /// and are tried again), and what the backend answers.
     pub fn sync_data(&self) -> io::Result<()> {
-        self.sync_range(0, u64::MAX)?;
-        self.0
-            .cache
-            .backend
-            .fsync(self.0.handle.node, self.0.handle.fh, true)
+        self.sync(0, u64::MAX, true)
     }
 
     /// Writes what is dirty and makes data and attributes durable, as fsync(2).
@@ -794,11 +847,7 @@ impl File {
     /// # Errors
     /// As [`File::sync_data`].
     pub fn sync_all(&self) -> io::Result<()> {
-        self.sync_range(0, u64::MAX)?;
-        self.0
-            .cache
-            .backend
-            .fsync(self.0.handle.node, self.0.handle.fh, false)
+        self.sync(0, u64::MAX, false)
     }
 
     /// Writes what is dirty of a range, as sync_file_range(2): `wait` for it, or only start. Nothing
@@ -819,6 +868,9 @@ impl File {
     /// this is called.
     pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
         let f = &*self.0;
+        if let Err(e) = self.carried(|| Ok(())) {
+            return Pending::ready(&f.cache, &f.inode, Err(e));
+        }
         let step = SyncStep {
             file: self.clone(),
             data_only,
@@ -854,8 +906,7 @@ impl File {
 
     /// The size in bytes, with what is not written yet.
     pub fn size(&self) -> u64 {
-        let inode = &self.0.inode;
-        inode.current_size().unwrap_or_else(|_| inode.size())
+        self.current_size().unwrap_or_else(|_| self.0.inode.size())
     }
 
     /// As [`File::size`], for those who want to know why it can't be told.
@@ -863,10 +914,7 @@ impl File {
     /// # Errors
     /// What the backend answers.
     pub fn current_size(&self) -> io::Result<u64> {
-        if !self.0.cache.backend.is_alive() {
-            return Err(errno(libc::ENOTCONN));
-        }
-        self.0.inode.current_size()
+        self.carried(|| self.0.inode.current_size())
     }
 
     /// The attributes now. Writes what is dirty, so that the times are those of the last write.
@@ -874,7 +922,7 @@ impl File {
     /// # Errors
     /// What the backend answers.
     pub fn stat(&self) -> io::Result<Attr> {
-        self.0.inode.current_attr()
+        self.carried(|| self.0.inode.current_attr())
     }
 
     fn tell_size(&self, size: u64) -> io::Result<()> {
@@ -899,7 +947,7 @@ impl File {
         }
         let _writer = f.inode.exclusive();
         f.wrote.store(true, Ordering::Relaxed);
-        f.inode.set_len(size, || self.tell_size(size))
+        self.carried(|| f.inode.set_len(size, || self.tell_size(size)))
     }
 
     /// Reserves, punches or zeroes a range, as fallocate(2).
@@ -930,14 +978,143 @@ impl File {
         let _writer = f.inode.exclusive();
         f.inode.wait_direct();
         f.wrote.store(true, Ordering::Relaxed);
-        // The whole file: the server's size must be ours before it grows or keeps it.
-        self.0.inode.write_and_wait(0, u64::MAX)?;
-        f.cache
-            .backend
-            .fallocate(f.inode.node, f.handle.fh, raw, offset, len)?;
+        self.carried(|| {
+            // The whole file: the server's size must be ours before it grows or keeps it.
+            f.inode.write_and_wait(0, u64::MAX)?;
+            let backend = &f.cache.backend;
+            backend.fallocate(f.inode.node, f.handle.fh, raw, offset, len)
+        })?;
         f.inode
             .invalidate_range(offset / PAGE, (end - 1) / PAGE, grows.then_some(end));
         Ok(())
+    }
+
+    /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another, or elsewhere in
+    /// the same one, as copy_file_range(2): at the server, where the backend can. Answers how many;
+    /// fewer at the end of this file, and when it was told to stop.
+    ///
+    /// # Errors
+    /// `EBADF` when this file is not open for reading, or the other not for writing or for appending;
+    /// `EINVAL` for impossible or overlapping ranges; and what the backend answers.
+    pub fn copy_range(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<u64> {
+        let (f, t) = (&*self.0, &*to.0);
+        if !f.readable || !t.writable || t.append {
+            return Err(errno(libc::EBADF));
+        }
+        let end = |offset: u64| {
+            offset
+                .checked_add(len)
+                .filter(|&end| end <= i64::MAX as u64)
+        };
+        let (Some(from_end), Some(to_end)) = (end(offset), end(to_offset)) else {
+            return Err(errno(libc::EINVAL));
+        };
+        let same = Arc::ptr_eq(&f.cache, &t.cache);
+        let one = same && f.inode.node == t.inode.node;
+        if one && offset < to_end && to_offset < from_end {
+            return Err(errno(libc::EINVAL));
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        if same {
+            match self.copy_at_server(offset, to, to_offset, len) {
+                Err(e) if matches!(errno_of(&e), libc::EOPNOTSUPP | libc::ENOSYS | libc::EXDEV) => {
+                }
+                other => return other,
+            }
+        }
+        self.copy_through_cache(offset, to, to_offset, len)
+    }
+
+    fn copy_at_server(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> io::Result<u64> {
+        let (f, t) = (&*self.0, &*to.0);
+        let _writer = t.inode.exclusive();
+        t.inode.wait_direct();
+        t.wrote.store(true, Ordering::Relaxed);
+        let copied = to.carried_until(&Cell::new(false), |session| {
+            f.handle.check(&*f.cache.backend, session)?;
+            // All of both: what the server takes for their ends must be so.
+            f.inode.write_and_wait(0, u64::MAX)?;
+            t.inode.write_and_wait(0, u64::MAX)?;
+            f.cache.backend.copy_range(
+                (f.inode.node, f.handle.fh),
+                offset,
+                (t.inode.node, t.handle.fh),
+                to_offset,
+                len,
+            )
+        })?;
+        if copied > 0 {
+            let end = to_offset + copied;
+            let (first, last) = (to_offset / PAGE, (end - 1) / PAGE);
+            t.inode.invalidate_range(first, last, Some(end));
+        }
+        Ok(copied)
+    }
+
+    fn copy_through_cache(
+        &self,
+        offset: u64,
+        to: &File,
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        let mut buf = vec![0; usize::try_from(len).unwrap_or(COPY).min(COPY)];
+        let mut done = 0;
+        while done < len {
+            let want = usize::try_from(len - done).unwrap_or(COPY).min(COPY);
+            let moved = self
+                .read_at(&mut buf[..want], offset + done, Flags::empty())
+                .and_then(|n| to.write_at(&buf[..n], to_offset + done, Flags::empty()));
+            match moved {
+                Ok(0) => break,
+                Ok(n) => done += n as u64,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    // Extended attributes.
+
+    /// Sets an extended attribute, as fsetxattr(2) with its `flags`.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn setxattr(&self, name: impl AsRef<OsStr>, value: &[u8], flags: i32) -> io::Result<()> {
+        let f = &*self.0;
+        f.cache
+            .backend
+            .setxattr(f.inode.node, name.as_ref(), value, flags)
+    }
+
+    /// An extended attribute's value, as fgetxattr(2).
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn getxattr(&self, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
+        let f = &*self.0;
+        self.carried(|| f.cache.backend.getxattr(f.inode.node, name.as_ref()))
+    }
+
+    /// The names of all extended attributes, as flistxattr(2).
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn listxattr(&self) -> io::Result<Vec<OsString>> {
+        let f = &*self.0;
+        self.carried(|| f.cache.backend.listxattr(f.inode.node))
+    }
+
+    /// Removes an extended attribute, as fremovexattr(2).
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn removexattr(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        let f = &*self.0;
+        f.cache.backend.removexattr(f.inode.node, name.as_ref())
     }
 
     /// The first data at or after `offset`, as lseek(2) with `SEEK_DATA`.
@@ -959,13 +1136,14 @@ impl File {
 
     fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
         let f = &*self.0;
-        if offset >= f.inode.current_size()? {
-            return Err(errno(libc::ENXIO));
-        }
-        f.inode.write_and_wait(0, u64::MAX)?;
-        f.cache
-            .backend
-            .lseek(f.inode.node, f.handle.fh, offset, whence)
+        self.carried(|| {
+            if offset >= f.inode.current_size()? {
+                return Err(errno(libc::ENXIO));
+            }
+            f.inode.write_and_wait(0, u64::MAX)?;
+            let backend = &f.cache.backend;
+            backend.lseek(f.inode.node, f.handle.fh, offset, whence)
+        })
     }
 
     /// Tells what the caller knows about its reads of a range; for the first three, of the file.
@@ -985,12 +1163,48 @@ impl File {
             }
             Advice::WillNeed => {}
             Advice::DontNeed => {
-                f.inode.write_and_wait(first, last)?;
+                self.carried(|| f.inode.write_and_wait(first, last))?;
                 f.inode.invalidate_range(first, last, None);
             }
         }
         Ok(())
     }
+}
+
+/// Makes a call once there is a server, and again when that went meanwhile and there is another.
+pub(crate) fn carried<T>(
+    backend: &dyn Backend,
+    mut call: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    carried_until(backend, &Cell::new(false), |_| call())
+}
+
+/// As [`carried`], but not again once the call has said that it has begun.
+fn carried_until<T>(
+    backend: &dyn Backend,
+    begun: &Cell<bool>,
+    mut call: impl FnMut(u64) -> io::Result<T>,
+) -> io::Result<T> {
+    for round in 0.. {
+        let session = match backend.session() {
+            Some(session) => session,
+            None => {
+                backend.reconnect()?;
+                // Gone already, perhaps: then the call says it.
+                backend.session().unwrap_or(u64::MAX)
+            }
+        };
+        match call(session) {
+            // The second is of a node that was known and not open.
+            Err(e)
+                if matches!(errno_of(&e), libc::ENOTCONN | libc::ESTALE)
+                    && round < CARRIED
+                    && !begun.get()
+                    && backend.session() != Some(session) => {}
+            other => return other,
+        }
+    }
+    unreachable!("the rounds end")
 }
 
 fn errno_of(error: &io::Error) -> i32 {

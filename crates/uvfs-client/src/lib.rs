@@ -75,6 +75,7 @@ mod client;
 mod event;
 mod faulty;
 mod file;
+mod known;
 mod local;
 mod lock;
 mod pending;

@@ -654,6 +654,20 @@ impl Backend for LocalStore {
         }))
     }
 
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        mut from_offset: u64,
+        to: (NodeId, u64),
+        mut to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        let (from, to) = (self.handle(from.1)?, self.handle(to.1)?);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let (at, into) = (Some(&mut from_offset), Some(&mut to_offset));
+        Ok(rustix::fs::copy_file_range(from, at, to, into, len)? as u64)
+    }
+
     fn fallocate(&self, _: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
         let mode = FallocateFlags::from_bits_retain(mode as u32);
         Ok(rustix::fs::fallocate(self.handle(h)?, mode, offset, len)?)

@@ -82,7 +82,7 @@ impl File {
             start,
             end,
         };
-        backend.test_lock(node, handle, &request)
+        self.carried(|| backend.test_lock(node, handle, &request))
     }
 
     /// Locks the whole file, as flock(2), and waits for it. These locks and those of ranges know
@@ -142,7 +142,7 @@ impl File {
             start,
             end,
         };
-        backend.lock(node, handle, &request, wait)
+        self.carried(|| backend.lock(node, handle, &request, wait))
     }
 }
 

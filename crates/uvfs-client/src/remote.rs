@@ -1,32 +1,41 @@
 //! A uvfs server over a shared-memory queue pair, as a backend.
+//!
+//! A thread watches the socket. When the server is gone everything under way ends with ENOTCONN, and
+//! the thread tries to attach to whoever serves the same source at the same path: then it finds the
+//! files again that are open, opens them, takes their locks, tells the cache, and only then do others
+//! see the new session. Requests name nodes and handles by numbers that stay the same (`known.rs`).
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwapOption;
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
 use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
-use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
+use uvfs_queue::pair::{ClientQueue, Direction, End, INLINE_SIZE, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind, LockRequest,
-    NodeId, OnRecall, Op, RangeLock, Recall, Request, SetAttr, StatFs,
+    Again, Attr, Backend, DirEntry, Done, Entry, Grant, Imported, Lease, Limits, LockKind,
+    LockRequest, NodeId, OnReattach, OnRecall, Op, ROOT, RangeLock, Reattached, Recall, Request,
+    SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
+use crate::known::{Found, Known};
 
 /// Requests under way at most.
 const DEPTH: u32 = 64;
@@ -34,12 +43,25 @@ const DEPTH: u32 = 64;
 const SPIN: Duration = Duration::from_micros(60);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;
+/// A server that takes longer to answer while a client attaches is none.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the watcher looks for a server that came back, at first and at last.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How long calls wait for a server that went, unless [`Server::reconnect_within`] says otherwise.
+const RECONNECT: Duration = Duration::from_secs(5);
+/// How long a call that begins later waits for an attempt to find it.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+/// Lease numbers have the session's number in front of the server's.
+const SEQ_BITS: u32 = 48;
 /// Entries that only the answers to recalls take.
 const FOR_RECALLS: u32 = 4;
 
 thread_local! {
     /// This thread answers recalls.
     static ANSWERS_RECALLS: Cell<bool> = const { Cell::new(false) };
+    /// This thread must not wait for the watcher: it is it, or the watcher may wait for it.
+    static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A reply to a request other than read and write.
@@ -59,15 +81,69 @@ enum Waiting {
 ///
 /// The pages of the client's cache are shared with the server: it reads and writes them in place,
 /// and writes those that are left dirty when this process dies.
+///
+/// When the server dies, or is ended, calls wait for one that serves the same source at the same
+/// path: [`Server::reconnect_within`] says how long. That one is attached to, open files are opened
+/// there again, and what is dirty is written. What can't be carried over fails: files that are gone
+/// with `ESTALE`, files whose locks somebody else has by now, or that somebody else has changed while
+/// they were dirty here, with `EIO`. Files that a guest imported are its no more (`ESTALE`). Changes of
+/// names that were under way fail with `ENOTCONN`, and may have been made.
 pub struct Server {
-    socket: UnixStream,
-    /// All that this session has open.
-    descriptors: Mutex<Vec<RawFd>>,
-    shared: OnceLock<Arc<Shared>>,
-    reaper: Mutex<Option<JoinHandle<()>>>,
+    inner: Arc<Inner>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Is told of descriptors of a server's sessions: of those that were opened as one came back (true),
+/// and of all that are about to be closed (false).
+pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
+
+/// What outlives a session.
+struct Inner {
+    /// Where the server is; without it nobody comes back.
+    path: Option<PathBuf>,
+    /// How long calls wait for a server that went.
+    patience: OnceLock<Duration>,
+    on_descriptor: OnceLock<OnDescriptor>,
+    /// The connection, until it is attached.
+    first: Mutex<Option<UnixStream>>,
+    current: ArcSwapOption<Shared>,
+    /// A session that is to become the current one.
+    next: Mutex<Option<Arc<Shared>>>,
+    known: Arc<Mutex<Known>>,
+    /// Memory for listings and values, one at a time: a page of the arena.
+    room: Mutex<u32>,
+    recalls: Mutex<Option<Sender<(u64, Recall)>>>,
+    /// To the thread that answers recalls, once there is one.
+    recalled: Mutex<Option<Receiver<(u64, Recall)>>>,
+    on_reattach: Mutex<Option<Arc<OnReattach>>>,
+    attempts: Mutex<Attempts>,
+    /// An attempt is wanted, or has ended.
+    attempted: Condvar,
+    stop: AtomicBool,
+}
+
+/// The watcher's attempts to attach.
+#[derive(Default)]
+struct Attempts {
+    /// Since when there is no server, as far as anybody has noticed.
+    lost: Option<Instant>,
+    /// Nobody looks for one any more.
+    over: bool,
+    wanted: bool,
+    begun: u64,
+    ended: u64,
+    /// Another source is served at the path.
+    other: bool,
 }
 
 struct Shared {
+    /// How many servers there were before.
+    generation: u64,
+    socket: UnixStream,
+    /// All that this session has open, and who wants to know when that ends.
+    descriptors: Vec<RawFd>,
+    on_descriptor: Option<OnDescriptor>,
+    source: [u8; 16],
     queue: ClientQueue,
     arena: Arc<Arena>,
     max_payload: usize,
@@ -82,18 +158,27 @@ struct Shared {
     /// What could not be sent for want of an entry: opcode, node, argument.
     deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
     /// Where recalls go: to the thread that answers them.
-    recalls: Mutex<Option<Sender<Recall>>>,
+    recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// The server is gone or broke the protocol.
     dead: AtomicBool,
-    /// Memory for listings and values, one at a time.
-    room: Mutex<u32>,
+    /// It broke the protocol.
+    broken: AtomicBool,
     stop: AtomicBool,
+    reaper: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(call) = &self.on_descriptor {
+            self.descriptors.iter().for_each(|&fd| call(fd, false));
+        }
+    }
 }
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Server")
-            .field("socket", &self.socket)
+            .field("path", &self.inner.path)
             .finish_non_exhaustive()
     }
 }
@@ -104,30 +189,137 @@ impl Server {
     /// # Errors
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
-        let socket = UnixStream::connect(socket)?;
-        Ok(UnixStream::from(attach::aside(socket.into())).into())
+        let path = socket.as_ref();
+        let socket = UnixStream::connect(path)?;
+        let socket = UnixStream::from(attach::aside(socket.into()));
+        // As it is found from elsewhere later.
+        Ok(Self::new(socket, std::path::absolute(path).ok()))
     }
 
-    fn shared(&self) -> io::Result<&Arc<Shared>> {
-        self.shared.get().ok_or_else(|| errno(libc::ENOTCONN))
+    /// How long calls wait for a server that went to come back (5 s unless this is said): counted
+    /// from when it was first missed. Later ones fail with `ENOTCONN`, or `ESTALE` when another
+    /// source is served at the path, after a look whether it is there now. What is dirty stays, and
+    /// is written when it comes back.
+    #[must_use]
+    pub fn reconnect_within(self, bound: Duration) -> Self {
+        let _ = self.inner.patience.set(bound);
+        self
+    }
+
+    /// Has `call` told of descriptors that come and go after the client was made; those that it
+    /// began with are [`crate::Client::descriptors`]. From threads of the client's own.
+    #[must_use]
+    pub fn on_descriptor(self, call: OnDescriptor) -> Self {
+        let _ = self.inner.on_descriptor.set(call);
+        self
+    }
+
+    fn new(socket: UnixStream, path: Option<PathBuf>) -> Self {
+        let (recalls, recalled) = channel();
+        Self {
+            inner: Arc::new(Inner {
+                path,
+                patience: OnceLock::new(),
+                on_descriptor: OnceLock::new(),
+                next: Mutex::default(),
+                first: Mutex::new(Some(socket)),
+                current: ArcSwapOption::empty(),
+                known: Arc::default(),
+                room: Mutex::default(),
+                recalls: Mutex::new(Some(recalls)),
+                recalled: Mutex::new(Some(recalled)),
+                on_reattach: Mutex::default(),
+                attempts: Mutex::default(),
+                attempted: Condvar::new(),
+                stop: AtomicBool::new(false),
+            }),
+            watcher: Mutex::default(),
+        }
+    }
+
+    /// The session, whether or not its server still is there.
+    fn shared(&self) -> io::Result<Arc<Shared>> {
+        let current = self.inner.current.load_full();
+        current.ok_or_else(|| errno(libc::ENOTCONN))
+    }
+
+    /// The session, a new one if the old one's server has gone and come back.
+    fn living(&self) -> io::Result<Arc<Shared>> {
+        let shared = self.shared()?;
+        if shared.is_alive() {
+            return Ok(shared);
+        }
+        self.reconnect()?;
+        self.shared()
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+        lock(&self.inner.known)
+    }
+
+    /// A node's number at the session's server.
+    fn node(&self, shared: &Shared, node: NodeId) -> io::Result<u64> {
+        if shared.generation == 0 {
+            return Ok(node);
+        }
+        self.known().node(shared.generation, node)
+    }
+
+    /// Where an open file is: session, node and handle.
+    fn at(&self, shared: &Shared, node: NodeId, handle: u64) -> io::Result<(u64, u64)> {
+        if shared.generation == 0 {
+            return Ok((node, handle));
+        }
+        let known = self.known();
+        Ok((
+            known.node(shared.generation, node)?,
+            known.handle(shared.generation, node, handle)?,
+        ))
     }
 
     fn call(&self, opcode: Opcode, node: NodeId, op: &[u8], names: &[&OsStr]) -> Reply {
-        let mut inline = Vec::new();
-        for name in names {
-            if name.as_bytes().contains(&0) {
-                return Err(errno(libc::EINVAL));
-            }
-            inline.extend_from_slice(name.as_bytes());
-            inline.push(0);
-        }
-        self.shared()?.call(opcode as u32, node, op, &inline, &[])
+        let shared = self.living()?;
+        let node = self.node(&shared, node)?;
+        shared.call(opcode as u32, node, op, &joined(names)?, &[])
+    }
+
+    /// A call that is answered by an entry.
+    fn call_entry(
+        &self,
+        opcode: Opcode,
+        n: NodeId,
+        op: &[u8],
+        names: &[&OsStr],
+    ) -> io::Result<Entry> {
+        let shared = self.living()?;
+        let n = self.node(&shared, n)?;
+        let reply = shared.call(opcode as u32, n, op, &joined(names)?, &[])?;
+        self.entry(&shared, &reply)
+    }
+
+    /// An entry that a session's server has answered.
+    fn entry(&self, shared: &Shared, reply: &[u8]) -> io::Result<Entry> {
+        let mut entry = entry_of(reply)?;
+        entry.node = self.known().looked_up(shared.generation, entry.node)?;
+        Ok(entry)
     }
 
     /// A call whose reply may be long; it comes back copied.
     fn call_long(&self, opcode: Opcode, node: NodeId, op: &[u8], inline: &[u8]) -> Reply {
-        let shared = self.shared()?;
-        let page = lock(&shared.room);
+        let shared = self.living()?;
+        let node = self.node(&shared, node)?;
+        self.call_long_at(&shared, opcode, node, op, inline)
+    }
+
+    fn call_long_at(
+        &self,
+        shared: &Shared,
+        opcode: Opcode,
+        node: u64,
+        op: &[u8],
+        inline: &[u8],
+    ) -> Reply {
+        let page = lock(&self.inner.room);
         let segs = [Seg {
             offset: shared.arena.seg(*page, 0, 0).offset,
             len: LISTING as u32,
@@ -136,16 +328,23 @@ impl Server {
     }
 }
 
+fn joined(names: &[&OsStr]) -> io::Result<Vec<u8>> {
+    let mut inline = Vec::new();
+    for name in names {
+        if name.as_bytes().contains(&0) {
+            return Err(errno(libc::EINVAL));
+        }
+        inline.extend_from_slice(name.as_bytes());
+        inline.push(0);
+    }
+    Ok(inline)
+}
+
 /// A server at the other end of a connected socket: of `uvfs_server::in_process`, or one that was
-/// connected or passed on by other means.
+/// connected or passed on by other means. When it goes it is gone for good.
 impl From<UnixStream> for Server {
     fn from(socket: UnixStream) -> Self {
-        Self {
-            socket,
-            descriptors: Mutex::default(),
-            shared: OnceLock::new(),
-            reaper: Mutex::default(),
-        }
+        Self::new(socket, None)
     }
 }
 
@@ -393,7 +592,10 @@ impl Shared {
                     Ok(None) => break,
                     Err(error) => {
                         tracing::error!(%error, "the server broke the protocol");
+                        self.broken.store(true, Ordering::Release);
                         self.dead.store(true, Ordering::Release);
+                        // Wakes the watcher.
+                        let _ = self.socket.shutdown(std::net::Shutdown::Both);
                         break;
                     }
                 }
@@ -402,7 +604,7 @@ impl Shared {
                 if let Some(recall) = recall_of(&bytes)
                     && let Some(recalls) = &*lock(&self.recalls)
                 {
-                    let _ = recalls.send(recall);
+                    let _ = recalls.send((self.generation, recall));
                 }
             }
         }
@@ -485,8 +687,30 @@ impl Shared {
         }
     }
 
+    fn is_alive(&self) -> bool {
+        !self.dead.load(Ordering::Acquire) && !self.queue.server_closed()
+    }
+
+    /// Ends the session: whatever waits for its server fails.
+    fn end(&self) {
+        self.dead.store(true, Ordering::Release);
+        self.stop.store(true, Ordering::Release);
+        self.queue.close();
+        self.queue.interrupt();
+        lock(&self.recalls).take();
+        self.fail_all();
+        let reaper = lock(&self.reaper).take();
+        if let Some(reaper) = reaper {
+            reaper.thread().unpark();
+            // The last reference may go in the reaper itself.
+            if reaper.thread().id() != std::thread::current().id() {
+                let _ = reaper.join();
+            }
+        }
+    }
+
     /// The body of the thread that ends requests nobody polls for.
-    fn reap(&self, socket: &UnixStream) {
+    fn reap(&self) {
         while !self.stop.load(Ordering::Acquire) {
             if self.pollers.load(Ordering::Acquire) > 0 {
                 std::thread::park_timeout(Duration::from_millis(1));
@@ -500,8 +724,8 @@ impl Shared {
             if self.dead.load(Ordering::Acquire) {
                 self.fail_all();
                 std::thread::park_timeout(Duration::from_millis(100));
-            } else if self.queue.in_flight() > 0 && hung_up(socket) {
-                tracing::error!("the server is gone");
+            } else if self.queue.in_flight() > 0 && hung_up(&self.socket) {
+                // While the session is not the current one nobody else looks.
                 self.dead.store(true, Ordering::Release);
             }
         }
@@ -518,6 +742,306 @@ fn hung_up(socket: &UnixStream) -> bool {
         tv_nsec: 0,
     };
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+}
+
+/// Waits until the other end of a socket is closed, or this one.
+fn wait_closed(socket: &UnixStream) {
+    let mut fds = [rustix::event::PollFd::new(
+        socket,
+        rustix::event::PollFlags::RDHUP,
+    )];
+    while !matches!(rustix::event::poll(&mut fds, None), Ok(n) if n > 0) {}
+}
+
+impl Inner {
+    /// Attaches through a connected socket.
+    fn attach(
+        &self,
+        socket: UnixStream,
+        arena: &Arc<Arena>,
+        generation: u64,
+    ) -> io::Result<Arc<Shared>> {
+        let queue = ClientQueue::create(DEPTH)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let hello = Message {
+            errno: 0,
+            max_payload: 0,
+            source: [0; 16],
+        };
+        let sent = attach::send(&socket, hello, &[arena.as_fd(), queue.as_fd()]);
+        // A server without a place answers and closes before it reads: its answer says why.
+        let (answer, mut fds) = match (attach::receive(&socket), &sent) {
+            (Err(_), Err(_)) => return Err(sent.unwrap_err()),
+            (received, _) => received?,
+        };
+        if answer.errno != 0 {
+            return Err(errno(answer.errno));
+        }
+        sent?;
+        let (Some(bell), 4096..) = (fds.pop(), answer.max_payload) else {
+            return Err(errno(libc::EPROTO));
+        };
+        let bell = attach::aside(bell);
+        let descriptors: Vec<RawFd> = [socket.as_fd(), queue.as_fd(), bell.as_fd()]
+            .map(|fd| fd.as_raw_fd())
+            .to_vec();
+        queue.wake_through(bell);
+        let on_descriptor = self.on_descriptor.get().cloned();
+        if let Some(call) = on_descriptor.as_ref().filter(|_| generation > 0) {
+            descriptors.iter().for_each(|&fd| call(fd, true));
+        }
+        let shared = Arc::new(Shared {
+            generation,
+            socket,
+            descriptors,
+            on_descriptor,
+            source: answer.source,
+            queue,
+            max_payload: (answer.max_payload as usize).min(1 << 20) / 4096 * 4096,
+            arena: arena.clone(),
+            slots: std::array::from_fn(|_| Mutex::new(Waiting::Nobody)),
+            consumer: Mutex::default(),
+            pollers: AtomicU32::new(0),
+            event: Event::default(),
+            unique: AtomicU64::new(2),
+            deferred: Mutex::default(),
+            recalls: Mutex::new(lock(&self.recalls).clone()),
+            dead: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            reaper: Mutex::default(),
+        });
+        let mine = shared.clone();
+        let reaper = std::thread::Builder::new().name("uvfs-reaper".into());
+        *lock(&shared.reaper) = Some(reaper.spawn(move || {
+            NEVER_WAITS.set(true);
+            mine.reap();
+        })?);
+        Ok(shared)
+    }
+
+    /// The body of the thread that notices a server's end and looks for the next.
+    fn watch(&self) {
+        NEVER_WAITS.set(true);
+        while let Some(old) = self.current.load_full() {
+            wait_closed(&old.socket);
+            // What the file system says of later changes is later than this.
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            let since = since.unwrap_or_default();
+            let since = (since.as_secs() as i64, since.subsec_nanos());
+            old.end();
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            lock(&self.attempts).lost.get_or_insert_with(Instant::now);
+            let end = old.queue.server_end();
+            let over = end == End::CutOff || old.broken.load(Ordering::Acquire);
+            let Some(path) = self.path.as_ref().filter(|_| !over) else {
+                tracing::error!(path = ?self.path, ?end, "the server is gone for good");
+                lock(&self.attempts).over = true;
+                self.attempted.notify_all();
+                return;
+            };
+            tracing::warn!(?path, ?end, "the server is gone");
+            let mut pause = FIRST_PAUSE;
+            while let Err(error) = self.attempt(path, &old, since) {
+                if self.stop.load(Ordering::Acquire) {
+                    return;
+                }
+                tracing::debug!(%error, ?path, "not attached again");
+                let attempts = lock(&self.attempts);
+                let quiet = |a: &mut Attempts| !a.wanted && !self.stop.load(Ordering::Acquire);
+                drop(self.attempted.wait_timeout_while(attempts, pause, quiet));
+                // Callers may want many; the machine is to bring the server back.
+                std::thread::sleep(FIRST_PAUSE.min(pause));
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            tracing::warn!(?path, "attached to a server again");
+        }
+    }
+
+    fn attempt(&self, path: &Path, old: &Shared, since: (i64, u32)) -> io::Result<()> {
+        {
+            let mut attempts = lock(&self.attempts);
+            attempts.wanted = false;
+            attempts.begun += 1;
+        }
+        let result = self.reattach(path, old, since);
+        lock(&self.next).take();
+        let mut attempts = lock(&self.attempts);
+        attempts.ended = attempts.begun;
+        attempts.other = matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ESTALE));
+        if result.is_ok() {
+            attempts.lost = None;
+        }
+        self.attempted.notify_all();
+        result
+    }
+
+    /// Attaches to the server that now is at the path, if it serves the same source, finds there
+    /// what was open, and makes that the current session.
+    fn reattach(&self, path: &Path, old: &Shared, since: (i64, u32)) -> io::Result<()> {
+        let socket = UnixStream::connect(path)?;
+        let socket = UnixStream::from(attach::aside(socket.into()));
+        let new = self.attach(socket, &old.arena, old.generation + 1)?;
+        *lock(&self.next) = Some(new.clone());
+        let found = match self.stop.load(Ordering::Acquire) {
+            true => Err(errno(libc::ENOTCONN)),
+            false => self.find_again(path, old, &new, since),
+        };
+        if found.is_err() {
+            new.end();
+            let _ = new.socket.shutdown(std::net::Shutdown::Both);
+        }
+        found
+    }
+
+    fn find_again(
+        &self,
+        path: &Path,
+        old: &Shared,
+        new: &Arc<Shared>,
+        since: (i64, u32),
+    ) -> io::Result<()> {
+        if new.source != old.source || new.source == [0; 16] {
+            tracing::error!(
+                ?path,
+                "another source is served there, or one that can't be told from others: \
+                 what is dirty stays until the same one is served again"
+            );
+            return Err(errno(libc::ESTALE));
+        }
+        if new.max_payload < old.max_payload {
+            return Err(errno(libc::EPROTO));
+        }
+        let (nodes, handles) = {
+            let mut known = lock(&self.known);
+            (known.nodes(), known.handles())
+        };
+        let answer = |reply: Reply| match reply {
+            // Of the session, not of the file.
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) && !new.is_alive() => Err(e),
+            Err(e) => Ok(Err(e.raw_os_error().unwrap_or(libc::EIO))),
+            Ok(reply) => Ok(Ok(reply)),
+        };
+        let mut found: Found<NodeId, Again> = Found::new();
+        for (node, identity) in nodes {
+            let again = match identity.is_empty() {
+                true => Err(libc::ESTALE),
+                false => answer(new.call(ext::FIND, ROOT, &[], &identity, &[]))?,
+            };
+            let again = again.and_then(|reply| {
+                let entry = entry_of(&reply).map_err(|_| libc::EIO)?;
+                Ok(Again {
+                    node: entry.node,
+                    mtime: entry.attr.mtime,
+                })
+            });
+            // A guest's: only a token gives it files.
+            let again = again.map_err(|code| match code {
+                libc::EPERM => libc::ESTALE,
+                other => other,
+            });
+            if let Err(code) = again {
+                let error = errno(code);
+                tracing::error!(node, %error, "an open file was not found again");
+            }
+            found.insert(node, again);
+        }
+        let mut opened = Found::new();
+        for &((node, ours), flags, ref locks) in &handles {
+            let at_server = match found.get(&node) {
+                Some(Ok(again)) => {
+                    let open = || -> io::Result<Result<u64, i32>> {
+                        let op = abi::OpenIn {
+                            flags: flags as u32,
+                            open_flags: 0,
+                        };
+                        let opcode = Opcode::Open as u32;
+                        let reply = answer(new.call(opcode, again.node, op.as_bytes(), &[], &[]))?;
+                        let fh = match reply.map(|r| parse::<abi::OpenOut>(&r)) {
+                            Ok(Ok(out)) => out.fh,
+                            Ok(Err(_)) => return Ok(Err(libc::EIO)),
+                            Err(code) => return Ok(Err(code)),
+                        };
+                        for lock in locks {
+                            let op = lock_in(fh, lock);
+                            let opcode = Opcode::Setlk as u32;
+                            let reply = new.call(opcode, again.node, op.as_bytes(), &[], &[]);
+                            if answer(reply)?.is_err() {
+                                // As with NFS, where a lock was lost.
+                                return Ok(Err(libc::EIO));
+                            }
+                        }
+                        Ok(Ok(fh))
+                    };
+                    open()?
+                }
+                Some(Err(code)) => Err(*code),
+                None => Err(libc::ESTALE),
+            };
+            if let Err(code) = at_server {
+                let error = errno(code);
+                tracing::error!(node, %error, "a file could not be opened or locked again");
+            }
+            opened.insert((node, ours), at_server);
+        }
+        let end = old.queue.server_end();
+        let call = lock(&self.on_reattach).clone();
+        if let Some(call) = call {
+            call(&Reattached {
+                session: new.generation,
+                written: matches!(end, End::Written | End::Lost),
+                lost: end == End::Lost,
+                since,
+                nodes: &found,
+                handles: &opened,
+            });
+        }
+        let (closed, gone, locked) = {
+            let mut known = lock(&self.known);
+            let (closed, gone) = known.rebind(&found, &opened);
+            (closed, gone, known.handles())
+        };
+        self.current.store(Some(new.clone()));
+        // Locks that were given back while they were taken again.
+        let locked: HashMap<_, _> = locked
+            .into_iter()
+            .map(|(at, _, locks)| (at, locks))
+            .collect();
+        for (at, _, before) in &handles {
+            let (Some(now), Some(Ok(again)), Some(Ok(fh))) =
+                (locked.get(at), found.get(&at.0), opened.get(at))
+            else {
+                continue;
+            };
+            if now == before {
+                continue;
+            }
+            let all = |lock: &LockRequest| LockRequest {
+                kind: None,
+                start: 0,
+                end: i64::MAX as u64,
+                ..*lock
+            };
+            for lock in before.iter().map(all).chain(now.iter().copied()) {
+                let op = lock_in(*fh, &lock);
+                new.tell(Opcode::Setlk as u32, again.node, op.as_bytes());
+            }
+        }
+        for (node, fh) in closed {
+            let op = abi::ReleaseIn {
+                fh,
+                ..Default::default()
+            };
+            new.tell(Opcode::Release as u32, node, op.as_bytes());
+        }
+        for node in gone {
+            let op = abi::ForgetIn { nlookup: 1 };
+            new.tell(Opcode::Forget as u32, node, op.as_bytes());
+        }
+        Ok(())
+    }
 }
 
 /// A recall; nothing for what is not understood.
@@ -546,18 +1070,26 @@ fn take_reply(error: i32, in_segs: bool, len: usize, inline: &[u8]) -> Reply {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.get() {
-            shared.stop.store(true, Ordering::Release);
-            shared.queue.close();
-            shared.queue.interrupt();
-            // Ends the thread that answers recalls; it may be this one.
-            lock(&shared.recalls).take();
-            if let Some(reaper) = lock(&self.reaper).take() {
-                reaper.thread().unpark();
-                // The last reference may go in the reaper itself.
-                if reaper.thread().id() != std::thread::current().id() {
-                    let _ = reaper.join();
-                }
+        let inner = &self.inner;
+        {
+            let _attempts = lock(&inner.attempts);
+            inner.stop.store(true, Ordering::Release);
+            inner.attempted.notify_all();
+        }
+        // Ends the thread that answers recalls; it may be this one.
+        lock(&inner.recalls).take();
+        lock(&inner.on_reattach).take();
+        let next = lock(&inner.next).take();
+        for shared in [next, inner.current.load_full()].into_iter().flatten() {
+            shared.end();
+            // Wakes the watcher.
+            let _ = shared.socket.shutdown(std::net::Shutdown::Both);
+        }
+        let watcher = lock(&self.watcher).take();
+        if let Some(watcher) = watcher {
+            // The last reference may go in one of our own threads.
+            if !NEVER_WAITS.get() {
+                let _ = watcher.join();
             }
         }
     }
@@ -565,65 +1097,26 @@ impl Drop for Server {
 
 impl Backend for Server {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
-        let queue = ClientQueue::create(DEPTH)?;
-        self.socket
-            .set_read_timeout(Some(Duration::from_secs(10)))?;
-        let hello = Message {
-            errno: 0,
-            max_payload: 0,
-        };
-        let sent = attach::send(&self.socket, hello, &[arena.as_fd(), queue.as_fd()]);
-        // A server without a place answers and closes before it reads: its answer says why.
-        let (answer, mut fds) = match (attach::receive(&self.socket), &sent) {
-            (Err(_), Err(_)) => return Err(sent.unwrap_err()),
-            (received, _) => received?,
-        };
-        if answer.errno != 0 {
-            return Err(errno(answer.errno));
-        }
-        sent?;
-        let (Some(bell), 4096..) = (fds.pop(), answer.max_payload) else {
-            return Err(errno(libc::EPROTO));
-        };
-        let bell = attach::aside(bell);
-        let watched = UnixStream::from(attach::aside(self.socket.try_clone()?.into()));
-        *lock(&self.descriptors) = [
-            self.socket.as_fd(),
-            watched.as_fd(),
-            arena.as_fd(),
-            queue.as_fd(),
-            bell.as_fd(),
-        ]
-        .map(|fd| fd.as_raw_fd())
-        .to_vec();
-        queue.wake_through(bell);
-        let shared = Arc::new(Shared {
-            queue,
-            max_payload: (answer.max_payload as usize).min(1 << 20) / 4096 * 4096,
-            // The last pages, which the cache was not given.
-            room: Mutex::new(arena.pages() - self.reserved_pages()),
-            arena: arena.clone(),
-            slots: std::array::from_fn(|_| Mutex::new(Waiting::Nobody)),
-            consumer: Mutex::default(),
-            pollers: AtomicU32::new(0),
-            event: Event::default(),
-            unique: AtomicU64::new(2),
-            deferred: Mutex::default(),
-            recalls: Mutex::default(),
-            dead: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-        });
-        let (mine, socket) = (shared.clone(), watched);
-        *lock(&self.reaper) = Some(
-            std::thread::Builder::new()
-                .name("uvfs-reaper".into())
-                .spawn(move || mine.reap(&socket))?,
-        );
-        self.shared.set(shared).map_err(|_| errno(libc::EBUSY))
+        let socket = lock(&self.inner.first).take();
+        let socket = socket.ok_or_else(|| errno(libc::EBUSY))?;
+        // The last pages, which the cache was not given.
+        *lock(&self.inner.room) = arena.pages() - self.reserved_pages();
+        let shared = self.inner.attach(socket, arena, 0)?;
+        self.inner.current.store(Some(shared));
+        let inner = self.inner.clone();
+        let watcher = std::thread::Builder::new().name("uvfs-watcher".into());
+        *lock(&self.watcher) = Some(watcher.spawn(move || inner.watch())?);
+        Ok(())
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        lock(&self.descriptors).clone()
+        // Without a lock: also for the child of a fork.
+        let current = self.inner.current.load();
+        current.as_ref().map_or_else(Vec::new, |shared| {
+            let mut descriptors = shared.descriptors.clone();
+            descriptors.push(shared.arena.as_fd().as_raw_fd());
+            descriptors
+        })
     }
 
     fn reserved_pages(&self) -> u32 {
@@ -631,7 +1124,7 @@ impl Backend for Server {
     }
 
     fn limits(&self) -> Limits {
-        let max = self.shared.get().map_or(4096, |s| s.max_payload);
+        let max = self.shared().map_or(4096, |s| s.max_payload);
         Limits {
             max_read: max,
             max_write: max,
@@ -647,8 +1140,10 @@ impl Backend for Server {
             }
         };
         for r in batch.drain(..) {
-            let id = match shared.reserve() {
-                Ok(id) => id,
+            let at = self.at(&shared, r.node, r.handle);
+            let reserved = at.and_then(|at| Ok((at, shared.reserve()?)));
+            let ((node, fh), id) = match reserved {
+                Ok(reserved) => reserved,
                 Err(e) => {
                     (r.done)(Err(e));
                     continue;
@@ -658,7 +1153,7 @@ impl Backend for Server {
             match r.op {
                 Op::Read => {
                     let op = abi::ReadIn {
-                        fh: r.handle,
+                        fh,
                         offset: r.offset,
                         size: r.len as u32,
                         read_flags: if r.dontcache {
@@ -673,7 +1168,7 @@ impl Backend for Server {
                     shared.send(
                         id,
                         Opcode::Read as u32,
-                        r.node,
+                        node,
                         op,
                         &[],
                         &r.segs,
@@ -686,7 +1181,7 @@ impl Backend for Server {
                     flags.set(abi::WriteFlags::CACHE, r.writeback);
                     flags.set(abi::WriteFlags::DONTCACHE, r.dontcache);
                     let op = abi::WriteIn {
-                        fh: r.handle,
+                        fh,
                         offset: r.offset,
                         size: r.len as u32,
                         write_flags: flags.bits(),
@@ -696,7 +1191,7 @@ impl Backend for Server {
                     shared.send(
                         id,
                         Opcode::Write as u32,
-                        r.node,
+                        node,
                         op,
                         &[],
                         &r.segs,
@@ -710,7 +1205,7 @@ impl Backend for Server {
     }
 
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
-        if let Some(shared) = self.shared.get() {
+        if let Ok(shared) = self.shared() {
             shared.poll(done);
         }
     }
@@ -724,24 +1219,29 @@ impl Backend for Server {
             mode: wire(lease),
             padding: 0,
         };
-        let reply = self
-            .shared()?
-            .call(ext::LEASE, node, op.as_bytes(), &[], &[])?;
+        let shared = self.living()?;
+        let node = self.node(&shared, node)?;
+        let reply = shared.call(ext::LEASE, node, op.as_bytes(), &[], &[])?;
         let out: ext::LeaseOut = parse(&reply)?;
         Ok(if out.granted == ext::LEASE_NONE {
             Grant::Refused(Duration::from_millis(out.retry_ms.into()))
         } else {
             Grant::Granted {
-                seq: out.seq,
+                session: shared.generation,
+                seq: shared.generation << SEQ_BITS | out.seq,
                 attr: attr_of(&out.attr),
             }
         })
     }
 
     fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {
-        if let Some(shared) = self.shared.get() {
+        // One of a server that is gone went with it.
+        if let Ok(shared) = self.shared()
+            && shared.generation == seq >> SEQ_BITS
+            && let Ok(node) = self.node(&shared, node)
+        {
             let op = ext::LeaseReturnIn {
-                seq,
+                seq: seq & ((1 << SEQ_BITS) - 1),
                 keep: wire(keep),
                 padding: 0,
             };
@@ -750,40 +1250,109 @@ impl Backend for Server {
     }
 
     fn on_recall(&self, call: OnRecall) {
-        let Some(shared) = self.shared.get() else {
+        let Some(recalls) = lock(&self.inner.recalled).take() else {
             return;
         };
-        let (send, recalls) = channel();
+        let known = self.inner.known.clone();
         let answer = move || {
             ANSWERS_RECALLS.set(true);
-            while let Ok(recall) = recalls.recv() {
-                call(recall);
+            NEVER_WAITS.set(true);
+            while let Ok((generation, mut recall)) = recalls.recv() {
+                let node = lock(&known).ours(generation, recall.node);
+                if let Some(node) = node {
+                    recall.node = node;
+                    recall.seq |= generation << SEQ_BITS;
+                    call(recall);
+                }
             }
         };
         let thread = std::thread::Builder::new().name("uvfs-recalls".into());
-        match thread.spawn(answer) {
-            Ok(_) => *lock(&shared.recalls) = Some(send),
-            Err(error) => tracing::error!(%error, "recalls will not be answered"),
+        if let Err(error) = thread.spawn(answer) {
+            tracing::error!(%error, "recalls will not be answered");
         }
     }
 
     fn is_alive(&self) -> bool {
-        self.shared.get().is_some_and(|shared| {
-            !shared.dead.load(Ordering::Acquire) && !shared.queue.server_closed()
-        })
+        (self.inner.current.load().as_ref()).is_some_and(|shared| shared.is_alive())
+    }
+
+    fn session(&self) -> Option<u64> {
+        let current = self.inner.current.load();
+        let shared = current.as_ref().filter(|shared| shared.is_alive())?;
+        Some(shared.generation)
+    }
+
+    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
+        let shared = self.shared()?;
+        self.at(&shared, node, handle).map(drop)
+    }
+
+    fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
+        let Ok(shared) = self.shared() else {
+            return (0, node, handle);
+        };
+        if shared.generation == 0 {
+            return (0, node, handle);
+        }
+        let known = self.known();
+        let generation = shared.generation;
+        (
+            generation,
+            known.node(generation, node).unwrap_or(u64::MAX),
+            known.handle(generation, node, handle).unwrap_or(u64::MAX),
+        )
+    }
+
+    fn reconnect(&self) -> io::Result<()> {
+        let inner = &*self.inner;
+        let gone = Err(errno(libc::ENOTCONN));
+        if self.is_alive() {
+            return Ok(());
+        }
+        if NEVER_WAITS.get() || inner.path.is_none() {
+            return gone;
+        }
+        let mut attempts = lock(&inner.attempts);
+        if self.is_alive() {
+            return Ok(());
+        }
+        let bound = *inner.patience.get().unwrap_or(&RECONNECT);
+        let lost = *attempts.lost.get_or_insert_with(Instant::now);
+        let left = bound.saturating_sub(lost.elapsed());
+        // One that began before may have looked too early.
+        let wait_for = attempts.begun + 1;
+        attempts.wanted = true;
+        inner.attempted.notify_all();
+        let waits = |a: &mut Attempts| {
+            !a.over && a.lost.is_some() && (lost.elapsed() < bound || a.ended < wait_for)
+        };
+        let waited =
+            inner
+                .attempted
+                .wait_timeout_while(attempts, left.max(LAST_LOOK.min(bound)), waits);
+        let (attempts, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match attempts.other {
+            _ if self.is_alive() => Ok(()),
+            true => Err(errno(libc::ESTALE)),
+            false => gone,
+        }
+    }
+
+    fn on_reattach(&self, call: OnReattach) {
+        *lock(&self.inner.on_reattach) = Some(Arc::new(call));
     }
 
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
-        entry_of(&self.call(Opcode::Lookup, parent, &[], &[name])?)
+        self.call_entry(Opcode::Lookup, parent, &[], &[name])
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
-        if let Some(shared) = self.shared.get().filter(|_| lookups > 0) {
-            shared.tell(
-                Opcode::Forget as u32,
-                node,
-                abi::ForgetIn { nlookup: lookups }.as_bytes(),
-            );
+        if let Ok(shared) = self.shared() {
+            let told = self.known().forget(shared.generation, node, lookups);
+            if let Some((node, nlookup)) = told {
+                let op = abi::ForgetIn { nlookup };
+                shared.tell(Opcode::Forget as u32, node, op.as_bytes());
+            }
         }
     }
 
@@ -803,9 +1372,14 @@ impl Backend for Server {
         valid.set(SetattrValid::MTIME, set.mtime.is_some());
         valid.set(SetattrValid::FH, set.handle.is_some() && set.size.is_some());
         let (atime, mtime) = (set.atime.unwrap_or_default(), set.mtime.unwrap_or_default());
+        let shared = self.living()?;
+        let (node, fh) = match set.handle {
+            Some(handle) => self.at(&shared, node, handle)?,
+            None => (self.node(&shared, node)?, 0),
+        };
         let op = abi::SetattrIn {
             valid: valid.bits(),
-            fh: set.handle.unwrap_or(0),
+            fh,
             size: set.size.unwrap_or(0),
             atime: atime.0 as u64,
             atimensec: atime.1,
@@ -816,7 +1390,8 @@ impl Backend for Server {
             gid: set.gid.unwrap_or(0),
             ..Default::default()
         };
-        let out: abi::AttrOut = parse(&self.call(Opcode::Setattr, node, op.as_bytes(), &[])?)?;
+        let opcode = Opcode::Setattr as u32;
+        let out: abi::AttrOut = parse(&shared.call(opcode, node, op.as_bytes(), &[], &[])?)?;
         Ok(attr_of(&out.attr))
     }
 
@@ -826,7 +1401,7 @@ impl Backend for Server {
     }
 
     fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
-        entry_of(&self.call(Opcode::Symlink, parent, &[], &[name, target])?)
+        self.call_entry(Opcode::Symlink, parent, &[], &[name, target])
     }
 
     fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
@@ -836,12 +1411,12 @@ impl Backend for Server {
             umask: 0,
             padding: 0,
         };
-        entry_of(&self.call(Opcode::Mknod, parent, op.as_bytes(), &[name])?)
+        self.call_entry(Opcode::Mknod, parent, op.as_bytes(), &[name])
     }
 
     fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
         let op = abi::MkdirIn { mode, umask: 0 };
-        entry_of(&self.call(Opcode::Mkdir, parent, op.as_bytes(), &[name])?)
+        self.call_entry(Opcode::Mkdir, parent, op.as_bytes(), &[name])
     }
 
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
@@ -853,18 +1428,26 @@ impl Backend for Server {
     }
 
     fn rename(&self, p: NodeId, n: &OsStr, np: NodeId, nn: &OsStr, flags: u32) -> io::Result<()> {
+        let shared = self.living()?;
         let op = abi::Rename2In {
-            newdir: np,
+            newdir: self.node(&shared, np)?,
             flags,
             padding: 0,
         };
-        self.call(Opcode::Rename2, p, op.as_bytes(), &[n, nn])
-            .map(drop)
+        let (p, names) = (self.node(&shared, p)?, joined(&[n, nn])?);
+        let opcode = Opcode::Rename2 as u32;
+        shared.call(opcode, p, op.as_bytes(), &names, &[]).map(drop)
     }
 
     fn link(&self, node: NodeId, new_parent: NodeId, new_name: &OsStr) -> io::Result<Entry> {
-        let op = abi::LinkIn { oldnodeid: node };
-        entry_of(&self.call(Opcode::Link, new_parent, op.as_bytes(), &[new_name])?)
+        let shared = self.living()?;
+        let op = abi::LinkIn {
+            oldnodeid: self.node(&shared, node)?,
+        };
+        let (parent, names) = (self.node(&shared, new_parent)?, joined(&[new_name])?);
+        let opcode = Opcode::Link as u32;
+        let reply = shared.call(opcode, parent, op.as_bytes(), &names, &[])?;
+        self.entry(&shared, &reply)
     }
 
     fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
@@ -872,21 +1455,32 @@ impl Backend for Server {
             flags: flags as u32,
             open_flags: 0,
         };
-        let out: abi::OpenOut = parse(&self.call(Opcode::Open, node, op.as_bytes(), &[])?)?;
-        Ok(out.fh)
+        let shared = self.living()?;
+        let at_server = self.node(&shared, node)?;
+        let reply = shared.call(Opcode::Open as u32, at_server, op.as_bytes(), &[], &[])?;
+        let out: abi::OpenOut = parse(&reply)?;
+        let identity = &reply[size_of::<abi::OpenOut>()..];
+        self.known()
+            .opened(shared.generation, node, out.fh, flags, identity)
     }
 
     fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
         let op = ImportIn { token: *secret };
-        let reply = self.shared()?.call(IMPORT, 0, op.as_bytes(), &[], &[])?;
+        let shared = self.living()?;
+        let reply = shared.call(IMPORT, 0, op.as_bytes(), &[], &[])?;
         let out: ImportOut = parse(&reply)?;
+        let identity = &reply[size_of::<ImportOut>()..];
+        let flags = out.flags as i32;
+        let mut known = self.known();
+        let node = known.looked_up(shared.generation, out.nodeid)?;
+        let handle = known.opened(shared.generation, node, out.fh, flags, identity)?;
         Ok(Imported {
             entry: Entry {
-                node: out.nodeid,
+                node,
                 attr: attr_of(&out.attr),
             },
-            handle: out.fh,
-            flags: out.flags as i32,
+            handle,
+            flags,
         })
     }
 
@@ -897,30 +1491,43 @@ impl Backend for Server {
             umask: 0,
             open_flags: 0,
         };
-        let reply = self.call(Opcode::Create, p, op.as_bytes(), &[n])?;
+        let shared = self.living()?;
+        let (p, names) = (self.node(&shared, p)?, joined(&[n])?);
+        let opcode = Opcode::Create as u32;
+        let reply = shared.call(opcode, p, op.as_bytes(), &names, &[])?;
         let rest = reply.get(size_of::<abi::EntryOut>()..).unwrap_or_default();
         let out: abi::OpenOut = parse(rest)?;
-        Ok((entry_of(&reply)?, out.fh))
+        let entry = self.entry(&shared, &reply)?;
+        let identity = &rest[size_of::<abi::OpenOut>()..];
+        let mut known = self.known();
+        let fh = known.opened(shared.generation, entry.node, out.fh, flags, identity)?;
+        Ok((entry, fh))
     }
 
     fn release(&self, node: NodeId, handle: u64) {
-        if let Some(shared) = self.shared.get() {
-            let op = abi::ReleaseIn {
-                fh: handle,
-                ..Default::default()
-            };
-            shared.tell(Opcode::Release as u32, node, op.as_bytes());
+        if let Ok(shared) = self.shared() {
+            let at_server = self.node(&shared, node);
+            let fh = self.known().closed(shared.generation, node, handle);
+            if let (Ok(node), Some(fh)) = (at_server, fh) {
+                let op = abi::ReleaseIn {
+                    fh,
+                    ..Default::default()
+                };
+                shared.tell(Opcode::Release as u32, node, op.as_bytes());
+            }
         }
     }
 
     fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
         let fsync_flags = if data_only { abi::FSYNC_FDATASYNC } else { 0 };
+        let shared = self.living()?;
+        let (node, fh) = self.at(&shared, node, handle)?;
         let op = abi::FsyncIn {
-            fh: handle,
+            fh,
             fsync_flags,
             padding: 0,
         };
-        match self.call(Opcode::Fsync, node, op.as_bytes(), &[]) {
+        match shared.call(Opcode::Fsync as u32, node, op.as_bytes(), &[], &[]) {
             // As the kernel: a file system without fsync has nothing to do for it.
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
             other => other.map(drop),
@@ -932,12 +1539,17 @@ impl Backend for Server {
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => done(Ok(0)),
             other => done(other),
         });
-        let (shared, id) = match self.shared().and_then(|s| Ok((s, s.reserve()?))) {
+        let found = self.living().and_then(|shared| {
+            let at = self.at(&shared, node, handle)?;
+            let id = shared.reserve()?;
+            Ok((shared, at, id))
+        });
+        let (shared, (node, fh), id) = match found {
             Ok(found) => found,
             Err(e) => return done(Err(e)),
         };
         let op = abi::FsyncIn {
-            fh: handle,
+            fh,
             fsync_flags: if data_only { abi::FSYNC_FDATASYNC } else { 0 },
             padding: 0,
         };
@@ -950,13 +1562,31 @@ impl Backend for Server {
 
     fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
         let opcode = if wait { Opcode::Setlkw } else { Opcode::Setlk };
-        let op = lock_in(handle, request);
-        self.call(opcode, n, op.as_bytes(), &[]).map(drop)
+        if request.kind.is_none() {
+            // Whatever comes, it is not to be taken again; without a server it is gone as it is.
+            self.known().locked(n, handle, request);
+            if !self.is_alive() {
+                return Ok(());
+            }
+        }
+        let shared = self.living()?;
+        let (at, fh) = self.at(&shared, n, handle)?;
+        let op = lock_in(fh, request);
+        shared.call(opcode as u32, at, op.as_bytes(), &[], &[])?;
+        if request.kind.is_some() {
+            let mut known = self.known();
+            known.check(shared.generation)?;
+            known.locked(n, handle, request);
+        }
+        Ok(())
     }
 
     fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
+        let shared = self.living()?;
+        let (n, h) = self.at(&shared, n, h)?;
         let op = lock_in(h, lock);
-        let out: abi::LkOut = parse(&self.call(Opcode::Getlk, n, op.as_bytes(), &[])?)?;
+        let opcode = Opcode::Getlk as u32;
+        let out: abi::LkOut = parse(&shared.call(opcode, n, op.as_bytes(), &[], &[])?)?;
         let kind = match out.lk.r#type as i32 {
             libc::F_RDLCK => LockKind::Shared,
             libc::F_WRLCK => LockKind::Exclusive,
@@ -970,7 +1600,39 @@ impl Backend for Server {
         }))
     }
 
+    fn copy_range(
+        &self,
+        from: (NodeId, u64),
+        from_offset: u64,
+        to: (NodeId, u64),
+        to_offset: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        let shared = self.living()?;
+        let (node, fh_in) = self.at(&shared, from.0, from.1)?;
+        let (nodeid_out, fh_out) = self.at(&shared, to.0, to.1)?;
+        let op = abi::CopyFileRangeIn {
+            fh_in,
+            off_in: from_offset,
+            nodeid_out,
+            fh_out,
+            off_out: to_offset,
+            len,
+            flags: 0,
+        };
+        let opcode = Opcode::CopyFileRange64 as u32;
+        match shared.call(opcode, node, op.as_bytes(), &[], &[]) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Err(errno(libc::EOPNOTSUPP)),
+            Err(e) => Err(e),
+            Ok(reply) => Ok(parse::<abi::CopyFileRangeOut>(&reply)?
+                .bytes_copied
+                .min(len)),
+        }
+    }
+
     fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
+        let shared = self.living()?;
+        let (n, h) = self.at(&shared, n, h)?;
         let op = abi::FallocateIn {
             fh: h,
             offset,
@@ -978,20 +1640,23 @@ impl Backend for Server {
             mode: mode as u32,
             padding: 0,
         };
-        match self.call(Opcode::Fallocate, n, op.as_bytes(), &[]) {
+        match shared.call(Opcode::Fallocate as u32, n, op.as_bytes(), &[], &[]) {
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Err(errno(libc::EOPNOTSUPP)),
             other => other.map(drop),
         }
     }
 
     fn lseek(&self, node: NodeId, handle: u64, offset: u64, whence: i32) -> io::Result<u64> {
+        let shared = self.living()?;
+        let (node, fh) = self.at(&shared, node, handle)?;
         let op = abi::LseekIn {
-            fh: handle,
+            fh,
             offset,
             whence: whence as u32,
             padding: 0,
         };
-        let out: abi::LseekOut = parse(&self.call(Opcode::Lseek, node, op.as_bytes(), &[])?)?;
+        let out: abi::LseekOut =
+            parse(&shared.call(Opcode::Lseek as u32, node, op.as_bytes(), &[], &[])?)?;
         Ok(out.offset)
     }
 
@@ -1000,14 +1665,16 @@ impl Backend for Server {
             flags: libc::O_DIRECTORY as u32,
             open_flags: 0,
         };
-        let opened: abi::OpenOut = parse(&self.call(Opcode::Opendir, node, op.as_bytes(), &[])?)?;
-        let list = self.list(node, opened.fh);
+        let shared = self.living()?;
+        let node = self.node(&shared, node)?;
+        let opcode = Opcode::Opendir as u32;
+        let opened: abi::OpenOut = parse(&shared.call(opcode, node, op.as_bytes(), &[], &[])?)?;
+        let list = self.list(&shared, node, opened.fh);
         let op = abi::ReleaseIn {
             fh: opened.fh,
             ..Default::default()
         };
-        self.shared()?
-            .tell(Opcode::Releasedir as u32, node, op.as_bytes());
+        shared.tell(Opcode::Releasedir as u32, node, op.as_bytes());
         list
     }
 
@@ -1035,7 +1702,9 @@ impl Backend for Server {
         if inline.len() > INLINE_SIZE {
             return Err(errno(libc::E2BIG));
         }
-        self.shared()?
+        let shared = self.living()?;
+        let node = self.node(&shared, node)?;
+        shared
             .call(Opcode::Setxattr as u32, node, &op, &inline, &[])
             .map(drop)
     }
@@ -1069,7 +1738,7 @@ impl Backend for Server {
 }
 
 impl Server {
-    fn list(&self, node: NodeId, fh: u64) -> io::Result<Vec<DirEntry>> {
+    fn list(&self, shared: &Shared, node: u64, fh: u64) -> io::Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         let mut offset = 0;
         loop {
@@ -1079,7 +1748,7 @@ impl Server {
                 size: LISTING as u32,
                 ..Default::default()
             };
-            let bytes = self.call_long(Opcode::Readdir, node, op.as_bytes(), &[])?;
+            let bytes = self.call_long_at(shared, Opcode::Readdir, node, op.as_bytes(), &[])?;
             let mut rest = &bytes[..];
             let before = offset;
             while let Ok((dirent, tail)) = abi::Dirent::read_from_prefix(rest) {

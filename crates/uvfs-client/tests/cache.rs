@@ -763,3 +763,56 @@ fn a_completion_can_be_awaited() {
         assert!(got == vec![4; 100_000]);
     }
 }
+
+#[test]
+fn ranges_are_copied_with_what_is_cached_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = || Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
+    let (one, other) = (client(), client());
+    let from = one.open("from", rw()).unwrap();
+    let data: Vec<u8> = (0..3 * MIB).map(|i| (i / 3) as u8).collect();
+    from.write_at(&data[..2 * MIB], 0, Flags::empty()).unwrap();
+    from.sync_data().unwrap();
+    // The rest is dirty.
+    from.write_at(&data[2 * MIB..], 2 * MIB as u64, Flags::empty())
+        .unwrap();
+    // At the server, and between clients, which have no server in common.
+    for (i, client) in [&one, &other].into_iter().enumerate() {
+        let to = client.open(format!("to{i}"), rw()).unwrap();
+        let mut model = vec![9; MIB];
+        to.write_at(&model, 0, Flags::empty()).unwrap();
+        let mut read = vec![0; 4 * MIB];
+        assert_eq!(to.read_at(&mut read, 0, Flags::empty()).unwrap(), MIB);
+        for (at, to_at, len) in [
+            (0, 5000, 3000),
+            (100, 700_000, 2 * MIB),
+            (2_900_000, 12, MIB),
+        ] {
+            let copied = from.copy_range(at as u64, &to, to_at as u64, len as u64);
+            let expected = len.min(data.len() - at);
+            assert_eq!(copied.unwrap(), expected as u64);
+            model.resize(model.len().max(to_at + expected), 0);
+            model[to_at..to_at + expected].copy_from_slice(&data[at..at + expected]);
+            let n = to.read_at(&mut read, 0, Flags::empty()).unwrap();
+            assert!(read[..n] == model);
+        }
+        assert_eq!(from.copy_range(3 * MIB as u64, &to, 0, 10).unwrap(), 0);
+        to.sync_all().unwrap();
+        let host = std::fs::read(dir.path().join(format!("to{i}"))).unwrap();
+        assert!(host == model);
+    }
+    // Within one file.
+    assert_eq!(from.copy_range(0, &from, MIB as u64, 4096).unwrap(), 4096);
+    let mut read = vec![0; 4096];
+    from.read_at(&mut read, MIB as u64, Flags::empty()).unwrap();
+    assert!(read == data[..4096]);
+    let code = |result: std::io::Result<u64>| result.unwrap_err().raw_os_error();
+    assert_eq!(code(from.copy_range(0, &from, 10, 11)), Some(libc::EINVAL));
+    assert_eq!(
+        code(from.copy_range(u64::MAX, &from, 0, 1)),
+        Some(libc::EINVAL)
+    );
+    let append = one.open("to0", OpenOptions::new().append(true)).unwrap();
+    assert_eq!(code(from.copy_range(0, &append, 0, 1)), Some(libc::EBADF));
+    assert_eq!(code(append.copy_range(0, &from, 0, 1)), Some(libc::EBADF));
+}

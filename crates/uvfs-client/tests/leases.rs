@@ -16,8 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server as Socket};
+use uvfs_client::backend::ROOT;
+use uvfs_client::{Backend, Client, Config, File, Flags, OpenOptions, Server as Socket};
 use uvfs_passthrough::Passthrough;
+use uvfs_queue::arena::Arena;
 use uvfs_server::mount::{MountOptions, mount, unmount};
 use uvfs_server::{
     ClientLimits, Clients, Server, ServerOptions, Session, SessionOptions, Transport,
@@ -705,4 +707,52 @@ fn a_mount_that_writes_back() {
     }
     drop(file);
     drop(client);
+}
+
+/// CREATE with O_TRUNC names no node: what others have cached of the file that it cuts goes all the
+/// same, dirty or clean.
+#[test]
+fn a_create_that_cuts_recalls_what_others_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let _clients = serve(dir.path(), DEADLINE);
+    let host = dir.path().join("data/f");
+    let [a, b] = [client(dir.path()), client(dir.path())];
+    let raw = Socket::connect(dir.path().join("sock")).unwrap();
+    let arena = Arc::new(Arena::create(16 + raw.reserved_pages()).unwrap());
+    raw.attach(&arena).unwrap();
+    let name = std::ffi::OsStr::new("f");
+    let create = |flags| {
+        let flags = libc::O_RDWR | libc::O_TRUNC | flags;
+        raw.create(ROOT, name, 0o644, flags)
+    };
+    let file = a.open("f", rw()).unwrap();
+    for synced in [false, true] {
+        file.write_at(b"some data", 0, Flags::empty()).unwrap();
+        if synced {
+            file.sync_all().unwrap();
+            // Cached by two.
+            let other = b.open("f", rw()).unwrap();
+            assert_eq!(Use::read(&other, &mut [0; 20], 0, Flags::empty()), 9);
+            assert_eq!(Use::read(&file, &mut [0; 20], 0, Flags::empty()), 9);
+        }
+        let (entry, fh) = create(0).unwrap();
+        assert_eq!(entry.attr.size, 0);
+        assert_eq!(file.stat().unwrap().size, 0);
+        assert_eq!(Use::read(&file, &mut [0; 20], 0, Flags::empty()), 0);
+        file.sync_all().unwrap();
+        assert_eq!(std::fs::read(&host).unwrap(), b"");
+        // The handle is one.
+        raw.fsync(entry.node, fh, false).unwrap();
+        raw.release(entry.node, fh);
+        raw.forget(entry.node, 1);
+    }
+    file.write_at(b"kept", 0, Flags::empty()).unwrap();
+    let refused = create(libc::O_EXCL).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EEXIST));
+    assert_eq!(file.stat().unwrap().size, 4);
+    // A new file, which its mode keeps from being opened again for writing.
+    let mode = 0o444;
+    let flags = libc::O_RDWR | libc::O_TRUNC;
+    let (entry, _) = raw.create(ROOT, "new".as_ref(), mode, flags).unwrap();
+    assert_eq!(entry.attr.size, 0);
 }

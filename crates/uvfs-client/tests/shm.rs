@@ -179,6 +179,7 @@ fn limits_and_hostile_clients_harm_nobody_else() {
     let hello = Message {
         errno: 0,
         max_payload: 0,
+        source: [0; 16],
     };
 
     // Too large an arena, and descriptors that are none.
@@ -326,4 +327,45 @@ fn what_a_killed_client_has_written_is_not_lost() {
     }
     let end = want.iter().rposition(|&b| b != 0).unwrap();
     assert!(real.len() > end);
+}
+
+#[test]
+fn open_files_copy_ranges_and_have_attributes_over_shared_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let _server = serve(dir.path(), ClientLimits::default());
+    let [a, b] = [client(dir.path()), client(dir.path())];
+    let [from, to] = ["from", "to"].map(|name| a.open(name, rw()).unwrap());
+    from.write_at(&[1; 100_000], 0, Flags::empty()).unwrap();
+    to.write_at(&[2; 50_000], 0, Flags::empty()).unwrap();
+    // Another client has both cached, and sees what is copied.
+    let theirs = b.open("to", OpenOptions::new().read(true)).unwrap();
+    let mut read = vec![0; 200_000];
+    assert_eq!(
+        theirs.read_at(&mut read, 0, Flags::empty()).unwrap(),
+        50_000
+    );
+    assert_eq!(from.copy_range(10, &to, 40_000, 80_000).unwrap(), 80_000);
+    for file in [&to, &theirs] {
+        let n = file.read_at(&mut read, 0, Flags::empty()).unwrap();
+        assert_eq!(n, 120_000);
+        assert!(read[..40_000].iter().all(|&b| b == 2));
+        assert!(read[40_000..n].iter().all(|&b| b == 1));
+    }
+    let host = std::fs::read(dir.path().join("data/to")).unwrap();
+    assert!(host == read[..120_000]);
+
+    let (name, no) = ("user.uvfs-test", Some(libc::ENODATA));
+    // Also of a file that has no name any more.
+    a.unlink("from").unwrap();
+    match from.setxattr(name, b"value", libc::XATTR_CREATE) {
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return,
+        other => other.unwrap(),
+    }
+    assert_eq!(from.getxattr(name).unwrap(), b"value");
+    assert!(from.listxattr().unwrap().iter().any(|n| n == name));
+    let twice = from.setxattr(name, b"value", libc::XATTR_CREATE);
+    assert_eq!(twice.unwrap_err().raw_os_error(), Some(libc::EEXIST));
+    from.removexattr(name).unwrap();
+    assert_eq!(from.getxattr(name).unwrap_err().raw_os_error(), no);
+    assert_eq!(from.removexattr(name).unwrap_err().raw_os_error(), no);
 }

@@ -52,6 +52,10 @@ impl Key {
     pub(crate) fn ino(&self) -> u64 {
         self.ino
     }
+
+    pub(crate) fn handle(&self) -> Option<&FileHandle> {
+        self.handle.as_ref()
+    }
 }
 
 /// The attributes that the kernel was last told, to know whether what it has cached is still right.
@@ -719,7 +723,7 @@ impl Passthrough {
     }
 
     /// Counts a lookup of what `fd`, an O_PATH descriptor found in `parent`, stands for.
-    fn adopt(&self, parent: &Arc<Inode>, fd: OwnedFd) -> Result<(Arc<Inode>, Statx)> {
+    pub(crate) fn adopt(&self, parent: &Arc<Inode>, fd: OwnedFd) -> Result<(Arc<Inode>, Statx)> {
         let st = sys::stat(fd.as_fd())?;
         let (key, mount) = self.identify(parent, fd.as_fd(), &st)?;
         if key.handle.is_none() {

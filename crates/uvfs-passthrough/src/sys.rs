@@ -25,6 +25,20 @@ pub(crate) struct FileHandle {
     bytes: SmallVec<[u8; 32]>,
 }
 
+impl FileHandle {
+    pub(crate) fn parts(&self) -> (i32, &[u8]) {
+        (self.kind, &self.bytes)
+    }
+
+    /// Nothing when it is too long to be one.
+    pub(crate) fn from_parts(kind: i32, bytes: &[u8]) -> Option<Self> {
+        (bytes.len() <= MAX_HANDLE).then(|| Self {
+            kind,
+            bytes: SmallVec::from_slice(bytes),
+        })
+    }
+}
+
 /// struct file_handle with room for any handle.
 #[repr(C)]
 struct RawHandle {

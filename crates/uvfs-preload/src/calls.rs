@@ -160,8 +160,9 @@ fn with<T>(
             Step::Kernel => None,
             Step::Done(Ok(done)) => Some(Ok(done)),
             Step::Done(Err(error)) => match error.raw_os_error() {
-                // The session is over: the kernel has the file still.
-                Some(libc::ENOTCONN) => {
+                // The session is over, or came back without the file: it is the kernel's to say what
+                // has become of it.
+                Some(libc::ENOTCONN | libc::ESTALE) => {
                     import::trouble("the server's session", &error);
                     import::give_up(fd, &one);
                     None

@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
@@ -64,7 +65,18 @@ fn attach(socket: PathBuf) -> Attached {
         memory: memory.unwrap_or(Config::default().memory),
         ..Config::default()
     };
-    let client = Server::connect(&socket).and_then(|server| Client::new(server, config));
+    let bound = std::env::var("UVFS_RUN_RECONNECT")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok())
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let client = Server::connect(&socket).and_then(|server| {
+        let server = server.on_descriptor(Arc::new(table::own));
+        let server = match bound {
+            Some(bound) => server.reconnect_within(bound),
+            None => server,
+        };
+        Client::new(server, config)
+    });
     if let Err(error) = &client {
         trouble(&format!("attaching to {}", socket.display()), error);
     }
@@ -176,7 +188,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
         }
         Err(error) => {
             trouble("importing a file", &error);
-            // A session that is over stays over.
+            // A server that did not come back while this waited for it.
             if error.raw_os_error() == Some(libc::ENOTCONN) {
                 forget_device(state, inode.0);
             }

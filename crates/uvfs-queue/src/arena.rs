@@ -280,6 +280,15 @@ impl Arena {
             .store(handle, Ordering::Relaxed);
     }
 
+    /// Changes a page's node and handle; what is dirty stays. For a new session, whose server has
+    /// other numbers and does not look yet.
+    pub fn rename(&self, page: u32, node: u64, handle: u64) {
+        self.mem
+            .u64_at(self.desc(page))
+            .store(node, Ordering::Relaxed);
+        self.set_handle(page, handle);
+    }
+
     /// What is dirty in a page.
     #[inline]
     pub fn ranges(&self, page: u32) -> Ranges {

@@ -11,9 +11,9 @@ use rustix::net::{
 };
 
 /// Bytes of either message.
-const SIZE: usize = 16;
+const SIZE: usize = 32;
 const MAGIC: u32 = 0x7566_7661;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAX_FDS: usize = 2;
 
 /// What a message says besides its descriptors.
@@ -23,6 +23,9 @@ pub struct Message {
     pub errno: i32,
     /// From the server: the largest read or write in bytes. From a client: 0.
     pub max_payload: u32,
+    /// From the server: what it serves, the same whenever the same source is served; zeros when
+    /// it can't tell. From a client: zeros.
+    pub source: [u8; 16],
 }
 
 /// Moves a descriptor out of the way of the program's own, which may count on low numbers; where
@@ -46,18 +49,21 @@ pub fn send(socket: &UnixStream, message: Message, fds: &[BorrowedFd<'_>]) -> io
     {
         bytes[i * 4..][..4].copy_from_slice(&word.to_ne_bytes());
     }
+    bytes[16..].copy_from_slice(&message.source);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         let fits = control.push(SendAncillaryMessage::ScmRights(fds));
         debug_assert!(fits, "the space is for as many as are allowed");
     }
-    let sent = rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    })?;
     if sent == SIZE {
         Ok(())
     } else {
@@ -73,12 +79,15 @@ pub fn receive(socket: &UnixStream) -> io::Result<(Message, Vec<OwnedFd>)> {
     let mut bytes = [0; SIZE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
+    // With a timeout even a stop and its end interrupt it (signal(7)).
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -99,6 +108,7 @@ pub fn receive(socket: &UnixStream) -> io::Result<(Message, Vec<OwnedFd>)> {
         Message {
             errno: word(2) as i32,
             max_payload: word(3),
+            source: bytes[16..].try_into().expect("16 bytes"),
         },
         fds,
     ))

@@ -135,6 +135,33 @@ pub enum Direction {
     FromServer,
 }
 
+/// How a server has ended a session, as far as the client can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It has not, or died before it could.
+    None,
+    /// It answers no more, and has yet to write what the client left dirty.
+    Closed,
+    /// What the client left dirty has been written.
+    Written,
+    /// Some of it could not be written.
+    Lost,
+    /// It gave the client up: what was dirty is out of date.
+    CutOff,
+}
+
+impl End {
+    fn of(word: u32) -> Self {
+        match word {
+            0 => Self::None,
+            1 => Self::Closed,
+            2 => Self::Written,
+            3 => Self::Lost,
+            _ => Self::CutOff,
+        }
+    }
+}
+
 /// The client's end of a queue pair.
 #[derive(Debug)]
 pub struct ClientQueue {
@@ -375,6 +402,11 @@ impl ClientQueue {
     /// Whether the server has said that it will answer no more.
     pub fn server_closed(&self) -> bool {
         self.mem.u32_at(SERVER_CLOSED).load(Ordering::Acquire) != 0
+    }
+
+    /// How the server has ended the session.
+    pub fn server_end(&self) -> End {
+        End::of(self.mem.u32_at(SERVER_CLOSED).load(Ordering::Acquire))
     }
 
     /// Says that no more requests will come, and wakes the server.
@@ -629,7 +661,16 @@ impl ServerQueue {
 
     /// Says that nothing will be answered any more, and wakes the client.
     pub fn close(&self) {
-        close(&self.mem, SERVER_CLOSED, CQ_BELL);
+        self.close_as(End::Closed);
+    }
+
+    /// As [`ServerQueue::close`], and says how the session ended. Only what comes later in [`End`]
+    /// counts.
+    pub fn close_as(&self, end: End) {
+        let word = self.mem.u32_at(SERVER_CLOSED);
+        word.fetch_max(end as u32, Ordering::SeqCst);
+        Bell(self.mem.u32_at(CQ_BELL)).awake();
+        futex_wake(self.mem.u32_at(CQ_BELL));
     }
 }
 

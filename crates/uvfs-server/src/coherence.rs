@@ -256,6 +256,16 @@ fn touches(slot: &Slot) -> SmallVec<[(u64, Access); 2]> {
     list
 }
 
+/// The structure of a CREATE that cuts the file if there is one: `touches` can't know which.
+pub(crate) fn cuts(slot: &Slot) -> Option<abi::CreateIn> {
+    if slot.header.opcode != Opcode::Create as u32 {
+        return None;
+    }
+    let (arg, _) = abi::CreateIn::read_from_prefix(&slot.op[..slot.op_len]).ok()?;
+    let (cut, new) = (libc::O_TRUNC as u32, libc::O_EXCL as u32);
+    (arg.flags & (cut | new) == cut).then_some(arg)
+}
+
 /// Whether a request changes something that may be cached, or brings attributes without naming
 /// their node: those that have to be known of even before there are clients.
 pub(crate) fn counts(opcode: u32) -> bool {
@@ -525,6 +535,11 @@ impl Coherence {
             })
             .await;
         }
+    }
+
+    /// Whether any client may have cached something of a node.
+    pub(crate) fn is_leased(&self, node: u64) -> bool {
+        !self.shard(node).table.is_unknown(node)
     }
 
     /// Where attributes stand that are read now; see [`Coherence::may_keep`].

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::stats::Report;
+use crate::transport::shm::{self, ClientLimits, Clients};
 
 /// The longest request.
 const LINE: u64 = 256;
@@ -63,6 +64,37 @@ pub(crate) fn socket_path(suffix: &str) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(path),
     }
+}
+
+/// Mounts of one source at a time whose clients find the next server by the socket's name.
+const SAME_SOURCE: u32 = 64;
+
+/// Listens for a mount's clients, where a server of the same source that comes after this one will
+/// listen, too: its clients look for it there.
+///
+/// # Errors
+/// When the directory or the socket can't be made.
+pub(crate) fn listen_for_clients<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+) -> io::Result<Clients> {
+    let source = shm::source(session);
+    if source == [0; 16] {
+        return Clients::listen(session.clone(), &socket_path(".clients")?, limits);
+    }
+    let dir = directory()?;
+    // Two servers that begin at once must not both take a dead one's socket for theirs.
+    let lock = std::fs::File::open(&dir)?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    let source = u128::from_ne_bytes(source);
+    for number in 0..SAME_SOURCE {
+        let path = dir.join(format!("{source:032x}-{number}.clients"));
+        match Clients::listen(session.clone(), &path, limits) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    Clients::listen(session.clone(), &socket_path(".clients")?, limits)
 }
 
 impl Control {

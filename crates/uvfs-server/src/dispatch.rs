@@ -76,7 +76,7 @@ async fn handle<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answ
     dispatch(session, slot, &cx, &request).await
 }
 
-fn context(header: &abi::InHeader) -> Context {
+pub(crate) fn context(header: &abi::InHeader) -> Context {
     Context {
         unique: header.unique,
         uid: header.uid,
@@ -160,7 +160,7 @@ fn retrieved<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer>
     Ok(Answer::None)
 }
 
-fn entry_out(entry: &Entry) -> abi::EntryOut {
+pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
     let mut out = abi::EntryOut {
         nodeid: entry.node,
         generation: entry.generation,

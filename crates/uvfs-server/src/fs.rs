@@ -287,6 +287,21 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
+    /// What names a node's file across restarts of the server, and never another file: clients give
+    /// it to [`FileSystem::find`] when their server came back. The root's says which source is
+    /// served. At most [`uvfs_proto::ext::IDENTITY_MAX`] bytes; `None` when there is no such thing,
+    /// and then what clients have dirty can't be written after a restart.
+    fn identity(&self, node: u64) -> Option<Bytes> {
+        None
+    }
+
+    /// Finds the node of an identity and counts a lookup; ESTALE when it is gone. The bytes come
+    /// from a client: they must lead to nothing that lookups would not.
+    async fn find(&self, cx: &Context, identity: &[u8]) -> Result<Entry> {
+        let _ = (cx, identity);
+        Err(Errno::OPNOTSUPP)
+    }
+
     /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
     fn forget(&self, node: u64, lookups: u64) {}
 

@@ -106,9 +106,8 @@ impl<F: FileSystem> Server<F> {
             )
             .ok();
         let clients = options.clients.and_then(|limits| {
-            let path = control::socket_path(".clients")
-                .and_then(|path| Clients::listen(session.clone(), &path, limits));
-            path.inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
+            control::listen_for_clients(&session, limits)
+                .inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
                 .ok()
         });
         let behind = session.drop_behind()?;

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use uvfs_io::Payload;
-use uvfs_proto::abi::{InHeader, URING_OP_IN_OUT_SZ};
+use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::fs::Errno;
@@ -22,6 +22,25 @@ pub struct Slot {
     pub input: Payload,
     /// Room for the answer's data. May be the same memory as `input`.
     pub room: Payload,
+}
+
+impl Slot {
+    /// A request of the same sender and number with another structure, and without data.
+    pub(crate) fn like(&self, opcode: Opcode, node: u64, structure: &[u8]) -> Self {
+        let mut op = [0; URING_OP_IN_OUT_SZ];
+        op[..structure.len()].copy_from_slice(structure);
+        Self {
+            header: InHeader {
+                opcode: opcode as u32,
+                nodeid: node,
+                ..self.header
+            },
+            op,
+            op_len: structure.len(),
+            input: Payload::default(),
+            room: Payload::default(),
+        }
+    }
 }
 
 /// Short bodies stay inline; the longest common one is that of CREATE.

@@ -128,7 +128,7 @@ pub fn bytes(word: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{word:?} is no number of bytes (such as 65536, 64K or 1M)"))
 }
 
-fn seconds(word: &str) -> Result<Duration, String> {
+pub fn seconds(word: &str) -> Result<Duration, String> {
     f64::from_str(word)
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())

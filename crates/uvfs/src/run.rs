@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use crate::error::{Context, Error, Result};
 use crate::options;
@@ -19,8 +20,8 @@ Examples:
 
 The program runs as always; only its reads and writes of files on uvfs mounts, and those of its
 children, don't go through the kernel. Whatever can't be served that way (other file systems, mmap,
-io_uring, a mount with -o writeback, a server that ends) goes through the kernel. Static programs,
-and those with the set-user-id bit, run as without this command.
+io_uring, a mount with -o writeback, a server that ends and doesn't come back in time) goes through
+the kernel. Static programs, and those with the set-user-id bit, run as without this command.
 
 Environment:
   UVFS_PRELOAD   the library, when libuvfs_preload.so is neither beside the command nor in ../lib
@@ -34,6 +35,9 @@ pub struct Args {
     /// Shared memory of each process, with K, M or G (default 64M)
     #[arg(long, value_parser = options::bytes, value_name = "SIZE")]
     cache: Option<u64>,
+    /// Seconds that calls wait for a server that went to come back (default 5)
+    #[arg(long, value_parser = options::seconds, value_name = "N")]
+    reconnect: Option<Duration>,
     /// Say on standard error, at the end of each process, what was served
     #[arg(long)]
     report: bool,
@@ -61,6 +65,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.args(rest).env("LD_PRELOAD", preload);
     if let Some(bytes) = args.cache {
         command.env("UVFS_RUN_CACHE", bytes.to_string());
+    }
+    if let Some(bound) = args.reconnect {
+        command.env("UVFS_RUN_RECONNECT", bound.as_secs_f64().to_string());
     }
     match args.report {
         true => command.env("UVFS_RUN_REPORT", "1"),

@@ -17,7 +17,8 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs serve /srv/data --socket /run/user/1000/data.sock
 
-Serves until SIGTERM, SIGINT or SIGHUP. Only programs of the same user, and root, may attach.
+Serves until SIGTERM, SIGINT or SIGHUP. Only programs of the same user, and root, may attach. When it
+is started again with the same source and socket, they go on with what they had open.
 
 Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.";
 

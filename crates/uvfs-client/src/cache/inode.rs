@@ -1,5 +1,6 @@
 //! One inode's pages: reading, filling, writing, truncation, reclaim.
 
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -33,6 +34,8 @@ pub(crate) struct Inode {
     /// A request of this inode ended.
     pub(crate) event: Event,
     pub(crate) errors: ErrSeq,
+    /// Counts the writeback requests that ended because the server went.
+    pub(super) unsent: AtomicU64,
     /// Direct writes under way.
     pub(super) direct: AtomicU32,
     /// Open files.
@@ -52,6 +55,12 @@ impl std::fmt::Debug for Inode {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) size: u64,
+    /// The session that the rest is of.
+    pub(super) session: u64,
+    /// The node's number in page descriptors, which the server reads.
+    pub(super) server_node: NodeId,
+    /// The same for handles that are older than the session.
+    handles: HashMap<u64, u64>,
     /// What the server has for sure: nothing but zeros is beyond.
     pub(super) server_size: u64,
     pub(super) chunks: Chunks,
@@ -128,6 +137,16 @@ enum Need {
     Flush(u64),
 }
 
+/// A handle's number in page descriptors.
+fn server_handle(old: &HashMap<u64, u64>, session: u64, handle: &Handle) -> u64 {
+    if handle.session < session {
+        // Not opened again: nothing can be written through it.
+        old.get(&handle.fh).copied().unwrap_or(u64::MAX)
+    } else {
+        handle.server_fh
+    }
+}
+
 fn place(index: u64) -> (u64, usize) {
     (
         index / CHUNK_PAGES as u64,
@@ -145,12 +164,16 @@ pub(super) fn push_seg(segs: &mut Vec<Seg>, seg: Seg) {
 
 impl Inode {
     pub(super) fn new(cache: &Arc<Cache>, node: NodeId, mtime: (i64, u32), size: u64) -> Arc<Self> {
+        let (session, server_node, _) = cache.backend.names(node, 0);
         Arc::new(Self {
             node,
             cache: cache.clone(),
             write_lock: RwLock::new(()),
             state: RwLock::new(State {
                 size,
+                session,
+                server_node,
+                handles: HashMap::new(),
                 server_size: size,
                 chunks: Chunks::default(),
                 spare: Vec::new(),
@@ -171,6 +194,7 @@ impl Inode {
             asking: Mutex::new(()),
             event: Event::default(),
             errors: ErrSeq::default(),
+            unsent: AtomicU64::new(0),
             direct: AtomicU32::new(0),
             opens: AtomicU32::new(0),
             lookups: AtomicU64::new(0),
@@ -372,6 +396,7 @@ impl Inode {
             return fill;
         }
         let max_pages = (self.cache.limits.max_read / PAGE_SIZE).max(1);
+        let node = st.server_node;
         let mut run: Vec<(u32, Span)> = Vec::new();
         let mut run_at = first;
         for index in first..=last {
@@ -392,7 +417,7 @@ impl Inode {
                 let r = self.cache.arena.ranges(chunk.pages[i]);
                 valid = r.dirty.union(r.writeback);
             } else {
-                self.cache.arena.set_owner(page, self.node, index);
+                self.cache.arena.set_owner(page, node, index);
                 chunk.insert(i, page);
                 if dropbehind {
                     chunk.dropbehind.set(i);
@@ -690,7 +715,7 @@ impl Inode {
                 };
                 page = new;
                 ranges = Ranges::default();
-                arena.set_owner(page, self.node, index);
+                arena.set_owner(page, st.server_node, index);
                 chunk.insert(i, page);
                 if dontcache {
                     chunk.dropbehind.set(i);
@@ -715,7 +740,7 @@ impl Inode {
             }
             if !chunk.dirty.get(i) {
                 chunk.dirty.set(i);
-                arena.set_handle(page, handle.fh);
+                arena.set_handle(page, server_handle(&st.handles, st.session, handle));
                 dirtied.pages += 1;
                 dirtied.idle += u64::from(!chunk.writeback.get(i));
             }
@@ -841,6 +866,25 @@ impl Inode {
         }
         drop(st);
         self.cache.free(&mut freed);
+    }
+
+    /// The inode has other numbers at the server of a new session: puts them into the descriptors
+    /// of all pages.
+    pub(super) fn rename(&self, st: &mut State, node: u64, handles: HashMap<u64, u64>) {
+        st.server_node = node;
+        st.handles = handles;
+        let fh = match &st.writer {
+            Some(writer) => server_handle(&st.handles, st.session, writer),
+            None => u64::MAX,
+        };
+        let mut next = st.chunks.next(0);
+        while let Some(ci) = next {
+            let chunk = st.chunks.get(ci).expect("next answers what is there");
+            for i in chunk.present.iter() {
+                self.cache.arena.rename(chunk.pages[i], node, fh);
+            }
+            next = st.chunks.next(ci + 1);
+        }
     }
 
     /// Takes up to `want` clean pages that were not used lately.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::inode::{Inode, State};
 use super::{Cache, lock};
-use crate::backend::{Attr, Grant, Lease, Recall};
+use crate::backend::{Attr, Grant, Lease, Reattached, Recall};
 
 /// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -34,6 +34,8 @@ pub(super) struct Leased {
     /// Not asked for before.
     again: Instant,
     pause: Duration,
+    /// What is dirty was written under a lease of a server that is gone.
+    pub(super) orphan: bool,
     /// Counts the changes that did not go through the cache.
     changes: u64,
 }
@@ -50,6 +52,7 @@ impl Leased {
             granted: now,
             again: now,
             pause: FIRST_PAUSE,
+            orphan: false,
             changes: 0,
         }
     }
@@ -82,6 +85,9 @@ impl Inode {
             return false;
         }
         let _one = lock(&self.asking);
+        if !self.settle_orphans() {
+            return false;
+        }
         let changes = {
             let st = self.read_state();
             if st.lease.mode >= want && !st.lease.recalling {
@@ -95,8 +101,8 @@ impl Inode {
         let grant = self.cache.backend.lease(self.node, want);
         let mut freed = Vec::new();
         let mut st = self.state();
-        let (seq, attr) = match grant {
-            Ok(Grant::Granted { seq, attr }) => (seq, attr),
+        let (session, seq, attr) = match grant {
+            Ok(Grant::Granted { session, seq, attr }) => (session, seq, attr),
             Ok(Grant::Refused(retry)) => {
                 st.lease.again = Instant::now() + retry;
                 return false;
@@ -104,6 +110,14 @@ impl Inode {
             // What the call itself meets will say it.
             Err(_) => return false,
         };
+        if session < st.session || st.lease.orphan {
+            // Of a server that is gone.
+            return false;
+        }
+        if session > st.session {
+            // New as the server came back.
+            (st.session, st.server_node, _) = self.cache.backend.names(self.node, 0);
+        }
         let useless = st.lease.recalled >= seq || st.lease.recalling;
         if useless || (st.lease.mode == Lease::None && st.lease.changes != changes) {
             // Recalled before we knew that we have it, or not of what the file now is.
@@ -187,8 +201,88 @@ impl Inode {
         Ok(attr)
     }
 
+    /// Writes what is left of a session before this one, and drops it: others may change the file
+    /// until there is a lease again. False when that can't be.
+    fn settle_orphans(self: &Arc<Self>) -> bool {
+        if !self.read_state().lease.orphan {
+            return true;
+        }
+        if self.write_and_wait(0, u64::MAX).is_err() {
+            return false;
+        }
+        let mut freed = Vec::new();
+        let mut st = self.state();
+        let done = st.dirty == 0 && !st.has_in_flight();
+        if done {
+            self.invalidate(&mut st, 0, u64::MAX, &mut freed);
+            st.lease.orphan = false;
+        }
+        drop(st);
+        self.cache.free(&mut freed);
+        done
+    }
+
+    /// A server came back. Nothing is leased any more, and what is clean goes. What is dirty gets the
+    /// numbers that the new server knows, or goes where it can't or must not be written.
+    fn reattached(self: &Arc<Self>, found: &Reattached<'_>) {
+        let again = found.nodes.get(&self.node).copied();
+        let again = again.unwrap_or(Err(libc::ESTALE));
+        let mut freed = Vec::new();
+        let mut st = loop {
+            // All of them fail at once.
+            self.wait_in_flight(0, u64::MAX, u64::MAX);
+            let st = self.state();
+            if !st.has_in_flight() {
+                break st;
+            }
+        };
+        st.lease.mode = Lease::None;
+        st.lease.again = Instant::now();
+        st.lease.changed();
+        st.retry_at = None;
+        st.failing = None;
+        self.invalidate(&mut st, 0, u64::MAX, &mut freed);
+        let dirty = st.dirty > 0;
+        st.session = found.session;
+        let handles = found.handles.iter().filter(|(name, _)| name.0 == self.node);
+        let handles = handles.filter_map(|(name, fh)| Some((name.1, fh.ok()?)));
+        let handles = handles.collect();
+        let node = again.map_or(u64::MAX, |again| again.node);
+        self.rename(&mut st, node, handles);
+        let writer = st.writer.as_ref().map(|writer| {
+            let handle = found.handles.get(&(self.node, writer.fh));
+            handle.copied().unwrap_or(Err(libc::ESTALE))
+        });
+        // Whether what is dirty goes, and with which error.
+        let gone = match (again, writer) {
+            _ if found.written => Some(found.lost.then_some(libc::EIO)),
+            (Err(code), _) | (_, Some(Err(code))) => Some(Some(code)),
+            // Somebody else's changes are newer.
+            (Ok(again), _) if again.mtime > found.since => Some(Some(libc::EIO)),
+            _ => None,
+        };
+        if let Some(code) = gone {
+            if let Some(code) = code.filter(|_| dirty) {
+                let error = io::Error::from_raw_os_error(code);
+                let changed = again.is_ok_and(|again| again.mtime > found.since);
+                tracing::error!(node = self.node, %error, changed, "dirty pages are lost");
+                self.errors.set(code);
+            }
+            self.drop_pages(&mut st, &mut freed);
+        }
+        st.lease.orphan = dirty && gone.is_none();
+        st.seen = None;
+        drop(st);
+        self.cache.free(&mut freed);
+        self.event.notify();
+        self.closed();
+    }
+
     /// Answers a recall: writes what is dirty, drops what may not be kept, gives the lease back.
     pub(super) fn recall(self: &Arc<Self>, recall: Recall) {
+        let session = self.cache.backend.session();
+        // Else the pages are not this recall's any more.
+        let same = || session.is_some() && self.cache.backend.session() == session;
         {
             let mut st = self.state();
             let lease = &mut st.lease;
@@ -218,7 +312,7 @@ impl Inode {
         let mut freed = Vec::new();
         let mut st = self.state();
         if let Err(error) = written
-            && self.cache.backend.is_alive()
+            && same()
         {
             // As in the kernel: every file hears of it, and the data is gone.
             tracing::error!(node = self.node, %error, "dirty pages are lost: writeback failed");
@@ -227,7 +321,7 @@ impl Inode {
             st = self.state();
             st.lease.mode = Lease::None;
         }
-        if st.lease.mode == Lease::None && self.cache.backend.is_alive() {
+        if st.lease.mode == Lease::None && !st.lease.orphan && same() {
             self.drop_pages(&mut st, &mut freed);
         }
         let keep = st.lease.mode;
@@ -246,9 +340,18 @@ impl Inode {
 }
 
 impl Cache {
+    /// A server came back.
+    pub(crate) fn reattached(&self, found: &Reattached<'_>) {
+        for inode in self.inodes() {
+            inode.reattached(found);
+        }
+        self.wake_flusher();
+    }
+
     /// Answers a recall of an inode that may not be known here any more.
     pub(crate) fn recalled(&self, recall: Recall) {
-        match self.find(recall.node) {
+        let inode = self.find(recall.node);
+        match inode {
             Some(inode) => inode.recall(recall),
             None => self
                 .backend

@@ -27,6 +27,10 @@ pub(crate) use direct::Direct;
 pub(crate) use inode::{Fill, Inode, ReadStop};
 pub(crate) use writeback::Flush;
 
+/// How often a call is made again because the server went: one that dies of the call is not to do so
+/// for ever.
+pub(crate) const CARRIED: u32 = 16;
+
 /// The cache's limits.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -74,15 +78,33 @@ pub(crate) struct Handle {
     cache: Weak<Cache>,
     pub(crate) node: NodeId,
     pub(crate) fh: u64,
+    /// The session in which it was opened, and its number there.
+    session: u64,
+    server_fh: u64,
+    /// The last session in which it was seen to be open.
+    seen: AtomicU64,
 }
 
 impl Handle {
     pub(crate) fn new(cache: &Arc<Cache>, node: NodeId, fh: u64) -> Arc<Self> {
+        let (session, _, server_fh) = cache.backend.names(node, fh);
         Arc::new(Self {
             cache: Arc::downgrade(cache),
             node,
             fh,
+            session,
+            server_fh,
+            seen: AtomicU64::new(session),
         })
+    }
+
+    /// Whether it is open in a session, too: files and locks may be lost with a server.
+    pub(crate) fn check(&self, backend: &dyn Backend, session: u64) -> io::Result<()> {
+        if self.seen.load(Ordering::Relaxed) != session {
+            backend.still_open(self.node, self.fh)?;
+            self.seen.store(session, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 
@@ -390,6 +412,26 @@ impl Cache {
         self.dirty.load(Ordering::Relaxed) > self.dirty_limit
     }
 
+    /// Writes everything that is dirty and waits for it; tells of what fails.
+    pub(crate) fn write_all(&self, mut failed: impl FnMut(&Inode, io::Error)) {
+        let mut gone = false;
+        for inode in self.inodes() {
+            let mut written = inode.write_and_wait(0, u64::MAX);
+            for _ in 0..CARRIED {
+                let lost = |e: &io::Error| e.raw_os_error() == Some(libc::ENOTCONN);
+                if gone || !written.as_ref().is_err_and(lost) {
+                    break;
+                }
+                // One wait is enough for all of them.
+                gone = self.backend.reconnect().is_err();
+                written = inode.write_and_wait(0, u64::MAX);
+            }
+            if let Err(error) = written {
+                failed(&inode, error);
+            }
+        }
+    }
+
     /// Starts writeback of one batch of every inode that has dirty pages.
     fn write_some(&self) {
         for inode in self.inodes() {
@@ -451,6 +493,10 @@ impl Cache {
             }
             cache.flusher_awake.store(false, Ordering::Relaxed);
             for inode in cache.inodes() {
+                // Without a server it would only fail.
+                if cache.backend.session().is_none() {
+                    break;
+                }
                 if inode.wants_writeback(cache.config.writeback_after) || cache.above_background() {
                     while inode.write_batch(8) && cache.above_background() {}
                 }

@@ -76,6 +76,8 @@ impl ErrSeq {
 pub(crate) struct Flush {
     /// The inode's errors when it began.
     errors: u64,
+    /// The same for its [`Inode::unsent`].
+    unsent: u64,
     /// Requests below this number carry what was dirty.
     before: u64,
     /// Some of it could not be taken.
@@ -285,7 +287,16 @@ impl Inode {
             let at = freed.len().saturating_sub(room);
             st.spare.extend(freed.drain(at..).rev());
         }
+        let backend = &self.cache.backend;
         match failed {
+            // The server went: that is no error of the file's, and what is dirty waits for the next.
+            Some(libc::ENOTCONN) if backend.session() != Some(st.session) => {
+                self.unsent.fetch_add(1, Ordering::AcqRel);
+                st.failing = failed;
+                let now = Instant::now();
+                st.retry_at = Some(now + RETRY_AFTER);
+                st.dirtied_at.get_or_insert(now);
+            }
             None => {
                 st.server_size = st.server_size.max(end);
                 st.failing = None;
@@ -366,6 +377,9 @@ impl Inode {
     /// Whether its dirty pages are old enough to be written.
     pub(super) fn wants_writeback(&self, after: Duration) -> bool {
         let st = self.read_state();
+        if st.lease.orphan {
+            return st.dirty > 0;
+        }
         st.dirty > 0 && st.dirtied_at.is_some_and(|t| t.elapsed() >= after)
     }
 
@@ -429,6 +443,7 @@ impl Inode {
     pub(crate) fn start_flush(self: &Arc<Self>) -> Flush {
         let mut flush = Flush {
             errors: self.errors.0.load(Ordering::Acquire) & !SEEN,
+            unsent: self.unsent.load(Ordering::Acquire),
             before: 0,
             busy: false,
             passes: 0,
@@ -459,6 +474,9 @@ impl Inode {
                 let code = (now & (SEEN - 1)) as i32;
                 return Some(Err(io::Error::from_raw_os_error(code)));
             }
+            if self.unsent.load(Ordering::Acquire) != flush.unsent {
+                return Some(Err(io::Error::from_raw_os_error(libc::ENOTCONN)));
+            }
             if !flush.busy {
                 return Some(Ok(()));
             }
@@ -481,9 +499,11 @@ impl Inode {
     /// Writes everything in `first..=last` that is dirty now, and waits for it.
     ///
     /// # Errors
-    /// That of the last request that failed meanwhile. The pages stay dirty.
+    /// That of the last request that failed meanwhile, `ENOTCONN` when the server went. The pages stay
+    /// dirty.
     pub(crate) fn write_and_wait(self: &Arc<Self>, first: u64, last: u64) -> io::Result<()> {
         let errors = AtomicU64::new(self.errors.0.load(Ordering::Acquire) & !SEEN);
+        let unsent = self.unsent.load(Ordering::Acquire);
         let mut pass = 0;
         loop {
             let Started { mut batch, busy } =
@@ -493,7 +513,9 @@ impl Inode {
             }
             let before = self.read_state().next_request;
             self.wait_in_flight(first, last, before);
-            if self.errors.0.load(Ordering::Acquire) & !SEEN != errors.load(Ordering::Relaxed) {
+            if self.errors.0.load(Ordering::Acquire) & !SEEN != errors.load(Ordering::Relaxed)
+                || self.unsent.load(Ordering::Acquire) != unsent
+            {
                 break;
             }
             // What was busy at first was dirtied again during its writeback: the second pass
@@ -514,13 +536,20 @@ impl Inode {
         }
         let now = self.errors.0.load(Ordering::Acquire);
         if now & !SEEN == errors.load(Ordering::Relaxed) {
-            return Ok(());
+            return match self.unsent.load(Ordering::Acquire) == unsent {
+                true => Ok(()),
+                false => Err(io::Error::from_raw_os_error(libc::ENOTCONN)),
+            };
         }
         Err(io::Error::from_raw_os_error((now & (SEEN - 1)) as i32))
     }
 }
 
 impl State {
+    pub(super) fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     fn dirty_and_reading(&self, first: u64, last: u64) -> bool {
         let mut next = self.chunks.next(first / CHUNK_PAGES as u64);
         while let Some(ci) = next {

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use uvfs_proto::abi::{self, Opcode};
+use zerocopy::{FromBytes, IntoBytes};
+
 use crate::coherence::{self, Link};
-use crate::fs::FileSystem;
+use crate::fs::{Errno, FileSystem};
 use crate::session::{Session, has_no_answer};
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
@@ -66,6 +69,19 @@ async fn coherent<F: FileSystem>(
         }
         stats.without_leases(false);
     }
+    match coherence::cuts(slot) {
+        Some(create) => create_and_cut(session, slot, create, link).await,
+        None => under_leases(session, slot, link).await,
+    }
+}
+
+/// Lets a request begin once no lease is in its way, and answers it.
+async fn under_leases<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    slot: &Slot,
+    link: Option<&Arc<Link>>,
+) -> Answer {
+    let coherence = &session.coherence;
     let under = match coherence.begin(link, slot).await {
         Ok(under) => under,
         Err(errno) => return Answer::Error(errno),
@@ -73,4 +89,76 @@ async fn coherent<F: FileSystem>(
     let mut answer = crate::dispatch::answer(session, slot).await;
     coherence.end(session, link, slot, under, &mut answer).await;
     answer
+}
+
+/// CREATE with O_TRUNC. Whose leases are in its way is known only when the file is found: it is found
+/// or made first, and cut by an OPEN if there is anything to cut.
+async fn create_and_cut<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    slot: &Slot,
+    create: abi::CreateIn,
+    link: Option<&Arc<Link>>,
+) -> Answer {
+    let cut = create.flags & libc::O_TRUNC as u32;
+    let without = abi::CreateIn {
+        flags: create.flags - cut,
+        ..create
+    };
+    let node = slot.header.nodeid;
+    let found = Slot {
+        input: slot.input.clone(),
+        ..slot.like(Opcode::Create, node, without.as_bytes())
+    };
+    let answer = under_leases(session, &found, link).await;
+    let Answer::Body(mut body) = answer else {
+        return answer;
+    };
+    let Ok((mut entry, rest)) = abi::EntryOut::read_from_prefix(&body) else {
+        return Answer::Body(body);
+    };
+    let Ok((opened, _)) = abi::OpenOut::read_from_prefix(rest) else {
+        return Answer::Body(body);
+    };
+    let node = entry.nodeid;
+    if entry.attr.size == 0 && !session.coherence.is_leased(node) {
+        return Answer::Body(body);
+    }
+    let open = abi::OpenIn {
+        flags: create.flags & !(libc::O_CREAT as u32),
+        open_flags: create.open_flags,
+    };
+    let open = slot.like(Opcode::Open, node, open.as_bytes());
+    let answer = under_leases(session, &open, link).await;
+    let release = abi::ReleaseIn {
+        fh: opened.fh,
+        flags: create.flags,
+        ..Default::default()
+    };
+    let release = slot.like(Opcode::Release, node, release.as_bytes());
+    under_leases(session, &release, link).await;
+    let cut = match answer {
+        Answer::Body(cut) => match coherence::attributes(session, slot, node).await {
+            Ok(attr) => Ok((cut, attr)),
+            Err(errno) => Err(errno),
+        },
+        Answer::Error(errno) => Err(errno),
+        Answer::None | Answer::Room(_) => Err(Errno::IO),
+    };
+    match cut {
+        Ok((cut, attr)) => {
+            entry.attr = attr;
+            // It may have changed again.
+            (entry.attr_valid, entry.attr_valid_nsec) = (0, 0);
+            body.clear();
+            body.extend_from_slice(entry.as_bytes());
+            body.extend_from_slice(&cut);
+            Answer::Body(body)
+        }
+        Err(errno) => {
+            let forget = abi::ForgetIn { nlookup: 1 };
+            let forget = slot.like(Opcode::Forget, node, forget.as_bytes());
+            under_leases(session, &forget, link).await;
+            Answer::Error(errno)
+        }
+    }
 }

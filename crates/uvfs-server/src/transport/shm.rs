@@ -34,11 +34,12 @@ use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
-use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue, Submission};
+use uvfs_queue::pair::{Direction, End, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue, Submission};
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::coherence::{self, Link};
+use crate::dispatch;
 use crate::fs::{Context, FileSystem, ROOT};
 use crate::lease::Mode;
 use crate::session::Session;
@@ -130,12 +131,13 @@ impl Clients {
 impl Drop for Clients {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
+        // First, so that a server that comes after this one finds the name free, and keeps it.
+        let _ = std::fs::remove_file(&self.path);
         // Wakes the accept, also where somebody removed the socket's name.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -225,7 +227,8 @@ fn accept<F: FileSystem>(
         }
     }
     for (thread, socket) in threads {
-        let _ = socket.shutdown(std::net::Shutdown::Both);
+        // The other end is closed when what the client left dirty has been written.
+        let _ = socket.shutdown(std::net::Shutdown::Read);
         let _ = thread.join();
     }
 }
@@ -236,6 +239,7 @@ fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
         Message {
             errno: errno.raw_os_error(),
             max_payload: 0,
+            source: [0; 16],
         },
         &[],
     )
@@ -258,6 +262,19 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// What tells a source from others, for clients that come back: FNV-1a of the root's identity.
+pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
+    let Some(identity) = session.fs().identity(ROOT) else {
+        return [0; 16];
+    };
+    const PRIME: u128 = (1 << 88) + 0x13b;
+    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    for byte in identity {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+    }
+    hash.to_ne_bytes()
 }
 
 struct ArenaRegion(Arc<Arena>);
@@ -313,6 +330,7 @@ fn attend<F: FileSystem>(
     let agreed = Message {
         errno: 0,
         max_payload: max_payload as u32,
+        source: source(session),
     };
     attach::send(&socket, agreed, &[bell.as_fd()])?;
     socket.set_read_timeout(None)?;
@@ -355,13 +373,21 @@ fn attend<F: FileSystem>(
         },
         lock_waiters: RefCell::default(),
         ending: Cell::new(false),
+        salvaged: Cell::new(false),
     });
     runtime.block_on(async move {
         client.serve().await;
         client.link.end();
         client.queue.close();
         client.drained().await;
-        client.salvage().await;
+        let all = client.salvage().await;
+        // A client whose socket closed is gone, or was told to go as this server ends: then it may
+        // come back to the next one. Others were given up.
+        client.queue.close_as(match (client.gone.get(), all) {
+            (false, _) => End::CutOff,
+            (true, true) => End::Written,
+            (true, false) => End::Lost,
+        });
         client.session.coherence.detach(&client.link);
         client.release().await;
     })
@@ -401,6 +427,8 @@ struct Client<F: FileSystem> {
     lock_waiters: RefCell<HashSet<u64>>,
     /// Nobody may begin to wait any more.
     ending: Cell<bool>,
+    /// What it left dirty was seen to.
+    salvaged: Cell<bool>,
 }
 
 /// Takes its request off the list when that ends.
@@ -418,7 +446,9 @@ impl<F: FileSystem> Drop for LockWaiter<F> {
 /// Whatever ends a session, a panic too, the client hears of it.
 impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
-        self.queue.close();
+        if !self.salvaged.get() {
+            self.queue.close_as(End::CutOff);
+        }
         self.session.client_queue_ended(self.stats.clone());
         self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
@@ -565,21 +595,26 @@ impl<F: FileSystem> Client<F> {
         // One thread serves a whole client: what it sends together goes to the host side by side.
         runtime::hand_over_large(self.busy.get() > 1);
         let may = match theirs.opcode {
-            IMPORT | ext::LEASE | ext::LEASE_RETURN => Ok(()),
+            IMPORT | ext::LEASE | ext::LEASE_RETURN | ext::FIND => Ok(()),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
         let answer = match (may, theirs.opcode) {
             (Err(errno), _) => Answer::Error(errno),
-            (Ok(()), IMPORT) => self.import(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), IMPORT) => match self.import(&slot).await {
+                Ok(answer) => self.identified(&slot, answer),
+                Err(errno) => Answer::Error(errno),
+            },
             (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
+            (Ok(()), ext::FIND) => self.find(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
             }
             (Ok(()), _) => {
                 let _waiting = self.lock_waiter(&slot);
-                serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
+                let answer = serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await;
+                self.identified(&slot, answer)
             }
         };
         self.note(&slot, &answer);
@@ -751,6 +786,47 @@ impl<F: FileSystem> Client<F> {
             seq,
             attr,
         }))
+    }
+
+    /// Finds again what the client had at a server before this one. Not for guests: an identity
+    /// can be made up, and leads to any file of the source.
+    async fn find(&self, slot: &Slot) -> Result<Answer, Errno> {
+        if self.guest {
+            return Err(Errno::PERM);
+        }
+        if slot.input.len() > ext::IDENTITY_MAX {
+            return Err(Errno::INVAL);
+        }
+        let mut identity = vec![0; slot.input.len()];
+        slot.input.copy_out(0, &mut identity);
+        let cx = dispatch::context(&slot.header);
+        let (session, stats) = (&self.session, &self.stats);
+        stats.begin(ext::FIND);
+        let work = session.fs().find(&cx, &identity);
+        let done = session.interrupts.guard(slot.header.unique, work).await;
+        stats.end(!matches!(done, Some(Ok(_))));
+        let entry = done.unwrap_or(Err(Errno::IO))?;
+        *self.lookups.borrow_mut().entry(entry.node).or_default() += 1;
+        Ok(Answer::of(&dispatch::entry_out(&entry)))
+    }
+
+    /// Adds what finds an opened file again after a restart.
+    fn identified(&self, slot: &Slot, answer: Answer) -> Answer {
+        let Answer::Body(mut body) = answer else {
+            return answer;
+        };
+        let node = match Opcode::try_from(slot.header.opcode) {
+            Ok(Opcode::Open) => slot.header.nodeid,
+            Ok(Opcode::Create) => word(&body, 0),
+            _ if slot.header.opcode == IMPORT && !self.guest => word(&body, 0),
+            _ => return Answer::Body(body),
+        };
+        if let Some(identity) = self.session.fs().identity(node)
+            && identity.len() <= ext::IDENTITY_MAX
+        {
+            body.extend_from_slice(&identity);
+        }
+        Answer::Body(body)
     }
 
     fn lease_return(&self, slot: &Slot) -> Answer {
@@ -949,8 +1025,9 @@ impl<F: FileSystem> Client<F> {
         serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
     }
 
-    /// Writes what the client left dirty: through files that it had open, and where it says.
-    async fn salvage(&self) {
+    /// Writes what the client left dirty: through files that it had open, and where it says. Whether
+    /// that was all.
+    async fn salvage(&self) -> bool {
         let (mut written, mut lost) = (0usize, 0usize);
         for dirty in self.arena.dirty() {
             let len = dirty.seg.len as usize;
@@ -992,6 +1069,8 @@ impl<F: FileSystem> Client<F> {
                 "wrote what a client left dirty"
             );
         }
+        self.salvaged.set(true);
+        lost == 0
     }
 
     /// Takes back the client's handles and lookups.

@@ -21,6 +21,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("hostile", clients::hostile),
     ("guest", clients::guest),
     ("until_the_end", clients::until_the_end),
+    ("until_it_is_back", clients::until_it_is_back),
     ("refused", clients::refused),
     ("stream", uncached::stream),
 ];

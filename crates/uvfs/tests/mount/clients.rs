@@ -277,6 +277,28 @@ pub fn until_the_end(dir: &Path, ready: &str) -> String {
     }
 }
 
+/// Uses an imported file of a server that is killed, until another is there; gives what it got.
+pub fn until_it_is_back(dir: &Path, flags: &str) -> String {
+    let flags = Path::new(flags);
+    let path = dir.join("shared");
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let token = Token::of(file.as_fd()).unwrap();
+    let server = Server::connect(token.socket()).unwrap();
+    let client = Client::new(server.reconnect_within(SOON), CONFIG).unwrap();
+    let imported = client.import_token(&token).unwrap();
+    imported.write_at(b"before", 0, Flags::empty()).unwrap();
+    fs::write(flags.join("ready"), "").unwrap();
+    wait_for("the server's end", || flags.join("gone").exists());
+    let written = imported.write_at(b"after", 6, Flags::empty());
+    let synced = imported.sync_all();
+    match (written, synced) {
+        (Ok(5), Ok(())) => String::from_utf8(read(&imported, 20, 0)).unwrap(),
+        // It may have been cached before the end was noticed.
+        (_, Err(synced)) => synced.raw_os_error().unwrap().to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn in_child(served: &Served, function: &str, user: Option<u32>) {
     let reports = served.scratch.dir("reports");
     fs::set_permissions(&reports, fs::Permissions::from_mode(0o777)).unwrap();
@@ -344,6 +366,49 @@ fn clients_end_with_the_mount() {
         client.wait(SOON).expect("the client hears of it").ok();
         let expected = libc::ENOTCONN.to_string();
         assert_eq!(fs::read_to_string(report).unwrap(), expected);
+    }
+}
+
+#[test]
+fn clients_of_a_mount_find_the_next_one() {
+    for (transport, guest) in [
+        (Transport::Dev, false),
+        (Transport::Dev, true),
+        (Transport::Uring, false),
+    ] {
+        if !has(&[Need::Mount(transport), Need::Uvfs]) {
+            continue;
+        }
+        let serve = Serve::over(transport);
+        let mut served = Served::new(&serve);
+        let file = served.source.join("shared");
+        fs::write(&file, "").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        let flags = served.scratch.dir("flags");
+        fs::set_permissions(&flags, fs::Permissions::from_mode(0o777)).unwrap();
+        let (report, at) = (flags.join("report"), served.mount.at.clone());
+        let name = flags.to_str().unwrap();
+        let mut command = child::call("until_it_is_back", &at, name, &report);
+        if guest {
+            command.uid(54321).gid(54321);
+        }
+        let mut client = Running::start(&mut command);
+        wait_for("the client", || flags.join("ready").exists());
+        served.mount.expect_gone();
+        served.mount.server.signal(Signal::KILL);
+        served.mount.server.wait(SOON).expect("it is killed");
+        unmount_by_force(&at);
+        fs::write(flags.join("gone"), "").unwrap();
+        let again = Mount::new(&serve, &served.source, &at);
+        client.wait(SOON).expect("it goes on").ok();
+        let got = fs::read_to_string(report).unwrap();
+        // A guest has no other way to a file than a token.
+        let stale = libc::ESTALE.to_string();
+        let expected = if guest { &stale } else { "beforeafter" };
+        assert_eq!(got, expected);
+        let expected = if guest { "" } else { "beforeafter" };
+        assert_eq!(fs::read_to_string(file).unwrap(), expected);
+        again.unmount().ok();
     }
 }
 

@@ -466,6 +466,59 @@ print("went on")
     }
 }
 
+/// The server is killed and the mount made again: a program's calls wait for it and go on.
+#[test]
+fn server_comes_back_under_a_program() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport)]) {
+            continue;
+        }
+        let serve = Serve::over(transport);
+        let mut served = Served::new(&serve);
+        let flags = served.scratch.dir("flags");
+        let script = r#"exec python3 -c '
+import os, sys, time
+f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
+os.pwrite(f, b"before", 0)
+open(sys.argv[2] + "/ready", "w").close()
+while not os.path.exists(sys.argv[2] + "/gone"): time.sleep(0.01)
+os.pwrite(f, b"after", 6)
+os.fsync(f)
+print(os.pread(f, 20, 0).decode())
+# What the library has open is not for the program to close.
+os.closerange(3, 1 << 16)
+g = os.open(sys.argv[1] + "/data", os.O_RDWR)
+os.pwrite(g, b"again", 11)
+os.close(g)
+' "$1" "$2""#;
+        let at = served.mount.at.clone();
+        let mut command = under(script, &[&at, &flags]);
+        let mut program = Running::start(command.env("UVFS_RUN_RECONNECT", "90"));
+        wait_for("the program", || flags.join("ready").exists());
+        served.mount.expect_gone();
+        served.mount.server.signal(Signal::KILL);
+        served.mount.server.wait(SOON).expect("it is killed");
+        unmount_by_force(&at);
+        fs::write(flags.join("gone"), "").unwrap();
+        let again = Mount::new(&serve, &served.source, &at);
+        let outcome = program.wait(SOON);
+        if outcome.is_none() {
+            again.abort();
+        }
+        let outcome = outcome.expect("the program goes on");
+        assert!(outcome.status.success(), "{outcome}");
+        assert_eq!(outcome.stdout, "beforeafter\n", "{outcome}");
+        assert!(served_any(&outcome), "{outcome}");
+        assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
+        let data = fs::read_to_string(served.source.join("data")).unwrap();
+        assert_eq!(data, "beforeafteragain");
+        again.unmount().ok();
+    }
+}
+
 #[test]
 fn builds_and_copies() {
     if !can() || !has(&["cc", "rsync", "make", "ar"].map(Need::Program)) {

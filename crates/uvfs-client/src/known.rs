@@ -1,0 +1,355 @@
+//! What the client was given by its server, under numbers that outlive the server.
+//!
+//! The cache knows a node or handle by the number that the server gave it first. A server that came
+//! back has other numbers for the same files, so from then on numbers are translated as requests are
+//! sent. Until then they are the server's own, and nothing is looked up.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+
+use crate::backend::{Again, LockRequest, NodeId, ROOT};
+use crate::cache::errno;
+
+#[derive(Debug)]
+struct Node {
+    /// The current server's number, or why it has none.
+    at_server: Result<u64, i32>,
+    lookups: u64,
+    /// How many of them the current server has counted.
+    counted: u64,
+    /// What finds it again.
+    identity: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    /// How often it was given: file systems may have one for all opens of a file.
+    opens: u64,
+    at_server: Result<u64, i32>,
+    /// As which it was opened.
+    flags: i32,
+    /// The locks that it has.
+    locks: Vec<LockRequest>,
+}
+
+impl Handle {
+    /// Changes its locks as fcntl(2) and flock(2) do: what is asked for replaces what its owner has
+    /// of that range.
+    fn locked(&mut self, request: &LockRequest) {
+        let mut locks = Vec::with_capacity(self.locks.len() + 2);
+        for lock in self.locks.drain(..) {
+            let same = lock.owner == request.owner && lock.flock == request.flock;
+            if !same || lock.end < request.start || request.end < lock.start {
+                locks.push(lock);
+                continue;
+            }
+            if lock.start < request.start {
+                locks.push(LockRequest {
+                    end: request.start - 1,
+                    ..lock
+                });
+            }
+            if lock.end > request.end {
+                locks.push(LockRequest {
+                    start: request.end + 1,
+                    ..lock
+                });
+            }
+        }
+        if request.kind.is_some() {
+            locks.push(*request);
+        }
+        self.locks = locks;
+    }
+}
+
+/// What has become of a node or handle at a server that came back.
+pub(crate) type Found<K, T = u64> = HashMap<K, Result<T, i32>>;
+
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// How often a server came back.
+    generation: u64,
+    /// The server is gone, and what is known was counted for the next one.
+    counted: bool,
+    nodes: HashMap<NodeId, Node>,
+    /// By node and number.
+    handles: HashMap<(NodeId, u64), Handle>,
+    /// From the current server's numbers to ours; empty for the first server.
+    ours: HashMap<u64, NodeId>,
+    /// Numbers for what the server calls as it called something else before.
+    made: u64,
+}
+
+impl Known {
+    /// Whether that server still is the one that numbers are translated to.
+    pub(crate) fn check(&self, generation: u64) -> io::Result<()> {
+        if generation == self.generation && !self.counted {
+            Ok(())
+        } else {
+            Err(errno(libc::ENOTCONN))
+        }
+    }
+
+    /// A number that nothing has, the server's own if it can be.
+    fn fresh(&mut self, at_server: u64, taken: impl Fn(&Self, u64) -> bool) -> u64 {
+        let mut number = at_server;
+        while taken(self, number) {
+            self.made += 1;
+            number = u64::MAX - self.made;
+        }
+        number
+    }
+
+    /// Counts a lookup that a server answered; our number for it.
+    pub(crate) fn looked_up(&mut self, generation: u64, at_server: u64) -> io::Result<NodeId> {
+        self.check(generation)?;
+        if at_server == ROOT {
+            return Ok(ROOT);
+        }
+        let ours = match self.ours.get(&at_server) {
+            Some(&ours) => ours,
+            None if generation == 0 => at_server,
+            None => {
+                let ours = self.fresh(at_server, |k, n| k.nodes.contains_key(&n));
+                self.ours.insert(at_server, ours);
+                ours
+            }
+        };
+        let node = self.nodes.entry(ours).or_insert_with(|| Node {
+            at_server: Ok(at_server),
+            lookups: 0,
+            counted: 0,
+            identity: Vec::new(),
+        });
+        node.lookups += 1;
+        node.counted += 1;
+        Ok(ours)
+    }
+
+    /// Takes back lookups; what the server is to be told: node and count.
+    pub(crate) fn forget(&mut self, generation: u64, ours: NodeId, n: u64) -> Option<(u64, u64)> {
+        let node = self.nodes.get_mut(&ours)?;
+        let uncounted = node.lookups - node.counted;
+        let n = n.min(node.lookups);
+        let tell = n - n.min(uncounted);
+        node.lookups -= n;
+        node.counted -= tell;
+        let at_server = node.at_server.ok();
+        if node.lookups == 0 {
+            self.nodes.remove(&ours);
+            if let Some(at_server) = at_server {
+                self.ours.remove(&at_server);
+            }
+        }
+        let told = tell > 0 && generation == self.generation;
+        at_server.filter(|_| told).map(|node| (node, tell))
+    }
+
+    /// A node's number at the server.
+    pub(crate) fn node(&self, generation: u64, ours: NodeId) -> io::Result<u64> {
+        self.check(generation)?;
+        match self.nodes.get(&ours) {
+            _ if ours == ROOT => Ok(ROOT),
+            Some(node) => node.at_server.map_err(errno),
+            None if generation == 0 => Ok(ours),
+            None => Err(errno(libc::ESTALE)),
+        }
+    }
+
+    /// A handle's number at the server.
+    pub(crate) fn handle(&self, generation: u64, node: NodeId, ours: u64) -> io::Result<u64> {
+        self.check(generation)?;
+        match self.handles.get(&(node, ours)) {
+            Some(handle) => handle.at_server.map_err(errno),
+            None => Err(errno(libc::EBADF)),
+        }
+    }
+
+    /// Our number for a node of the server.
+    pub(crate) fn ours(&self, generation: u64, at_server: u64) -> Option<NodeId> {
+        self.check(generation).ok()?;
+        if generation == 0 {
+            return Some(at_server);
+        }
+        self.ours.get(&at_server).copied()
+    }
+
+    /// A file was opened; our number for the handle.
+    pub(crate) fn opened(
+        &mut self,
+        generation: u64,
+        node: NodeId,
+        at_server: u64,
+        flags: i32,
+        identity: &[u8],
+    ) -> io::Result<u64> {
+        self.check(generation)?;
+        let ours = match generation {
+            0 => at_server,
+            _ => self.fresh(at_server, |k, n| k.handles.contains_key(&(node, n))),
+        };
+        // What is there is neither made nor cut once more.
+        let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+        let handle = self.handles.entry((node, ours)).or_insert(Handle {
+            opens: 0,
+            at_server: Ok(at_server),
+            flags,
+            locks: Vec::new(),
+        });
+        handle.opens += 1;
+        if (handle.flags ^ flags) & libc::O_ACCMODE != 0 {
+            handle.flags = handle.flags & !libc::O_ACCMODE | libc::O_RDWR;
+        }
+        if let Some(node) = self.nodes.get_mut(&node) {
+            // The last one knows best where the file is.
+            node.identity = identity.to_vec();
+        }
+        Ok(ours)
+    }
+
+    /// A file was closed; the handle's number at the server.
+    pub(crate) fn closed(&mut self, generation: u64, node: NodeId, ours: u64) -> Option<u64> {
+        let handle = self.handles.get_mut(&(node, ours))?;
+        handle.opens -= 1;
+        let at_server = handle.at_server.ok();
+        if handle.opens == 0 {
+            self.handles.remove(&(node, ours));
+        }
+        at_server.filter(|_| generation == self.generation)
+    }
+
+    /// The nodes that have files open, with what finds them again. From now on answers of the server
+    /// that was count no more.
+    pub(crate) fn nodes(&mut self) -> Vec<(NodeId, Vec<u8>)> {
+        self.counted = true;
+        let open: HashSet<_> = self.handles.keys().map(|&(node, _)| node).collect();
+        let nodes = self.nodes.iter().filter(|(node, _)| open.contains(node));
+        nodes.map(|(&n, node)| (n, node.identity.clone())).collect()
+    }
+
+    /// A handle's locks were changed.
+    pub(crate) fn locked(&mut self, node: NodeId, ours: u64, request: &LockRequest) {
+        if let Some(handle) = self.handles.get_mut(&(node, ours)) {
+            handle.locked(request);
+        }
+    }
+
+    /// The open files, by node and number, their flags and their locks.
+    pub(crate) fn handles(&self) -> Vec<((NodeId, u64), i32, Vec<LockRequest>)> {
+        let handles = self.handles.iter();
+        handles
+            .map(|(&name, handle)| (name, handle.flags, handle.locks.clone()))
+            .collect()
+    }
+
+    /// A server came back, and has these nodes and handles. Answers what nobody wants any more: the
+    /// handles that it is to close, by its numbers of node and handle, and the nodes to forget.
+    pub(crate) fn rebind(
+        &mut self,
+        nodes: &Found<NodeId, Again>,
+        handles: &Found<(NodeId, u64)>,
+    ) -> (Vec<(u64, u64)>, Vec<u64>) {
+        self.generation += 1;
+        self.counted = false;
+        self.ours.clear();
+        for (&ours, node) in &mut self.nodes {
+            let again = nodes.get(&ours).copied().unwrap_or(Err(libc::ESTALE));
+            node.at_server = again.map(|again| again.node);
+            node.counted = u64::from(node.at_server.is_ok());
+            if let Ok(at_server) = node.at_server {
+                self.ours.insert(at_server, ours);
+            }
+        }
+        for (ours, handle) in &mut self.handles {
+            handle.at_server = handles.get(ours).copied().unwrap_or(Err(libc::ESTALE));
+        }
+        let closed = handles
+            .iter()
+            .filter(|(n, _)| !self.handles.contains_key(n));
+        let closed = closed.filter_map(|((node, _), fh)| {
+            let again = nodes.get(node)?.ok()?;
+            Some((again.node, fh.ok()?))
+        });
+        let gone = nodes.iter().filter(|(n, _)| !self.nodes.contains_key(n));
+        let gone = gone.filter_map(|(_, again)| Some(again.ok()?.node));
+        (closed.collect(), gone.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::backend::LockKind;
+
+    fn again(node: u64) -> Again {
+        Again {
+            node,
+            mtime: (0, 0),
+        }
+    }
+
+    #[test]
+    fn numbers_stay_when_the_server_changes() {
+        let mut known = Known::default();
+        assert_eq!(known.looked_up(0, 7).unwrap(), 7);
+        assert_eq!(known.looked_up(0, 7).unwrap(), 7);
+        assert_eq!(known.looked_up(0, 8).unwrap(), 8);
+        let flags = libc::O_RDWR | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL;
+        assert_eq!(known.opened(0, 7, 3, flags, b"seven").unwrap(), 3);
+        assert_eq!(known.nodes(), [(7, b"seven".to_vec())]);
+        assert_eq!(known.handles()[0].1, libc::O_RDWR);
+        assert!(known.looked_up(0, 9).is_err(), "that server is gone");
+        let nodes = Found::from([(7, Ok(again(8)))]);
+        let handles = Found::from([((7, 3), Ok(4)), ((7, 5), Ok(6))]);
+        let (closed, gone) = known.rebind(&nodes, &handles);
+        assert_eq!(closed, [(8, 6)], "closed meanwhile");
+        assert!(gone.is_empty());
+        assert!(known.node(0, 7).is_err(), "that server is gone");
+        assert_eq!(known.node(1, 7).unwrap(), 8);
+        assert_eq!(known.handle(1, 7, 3).unwrap(), 4);
+        let lost = known.node(1, 8).unwrap_err();
+        assert_eq!(lost.raw_os_error(), Some(libc::ESTALE));
+        // Another file with the old number of the lost one, and of the handle.
+        let other = known.looked_up(1, 7).unwrap();
+        assert!(other != 7 && other != 8);
+        let fh = known.opened(1, other, 3, 0, b"").unwrap();
+        assert_eq!(known.handle(1, other, fh).unwrap(), 3);
+        assert_eq!(known.looked_up(1, 8).unwrap(), 7);
+        // One of three lookups was the first server's: it went with it.
+        assert_eq!(known.forget(1, 7, 1), None);
+        assert_eq!(known.forget(1, 7, 2), Some((8, 2)));
+        assert_eq!(known.forget(1, 8, 1), None);
+        assert_eq!(known.closed(1, 7, 3), Some(4));
+    }
+
+    proptest! {
+        /// What is to be locked again is what is locked, byte by byte, for each owner and kind.
+        #[test]
+        fn locks_are_remembered_as_they_are(
+            requests in prop::collection::vec((0u32..3, any::<bool>(), 0u8..3, 0u64..20, 0u64..20), 0..60),
+        ) {
+            let mut handle = Handle { opens: 1, at_server: Ok(1), flags: 0, locks: Vec::new() };
+            let mut bytes = HashMap::new();
+            for (owner, flock, kind, a, b) in requests {
+                let kind = [None, Some(LockKind::Shared), Some(LockKind::Exclusive)][usize::from(kind)];
+                let (start, end) = (a.min(b), a.max(b));
+                handle.locked(&LockRequest { owner, flock, kind, start, end });
+                for at in start..=end {
+                    bytes.insert((owner, flock, at), kind);
+                }
+            }
+            let mut found = HashMap::new();
+            for lock in &handle.locks {
+                for at in lock.start..=lock.end {
+                    let before = found.insert((lock.owner, lock.flock, at), lock.kind);
+                    prop_assert!(before.is_none(), "a byte is locked once");
+                }
+            }
+            bytes.retain(|_, kind| kind.is_some());
+            prop_assert_eq!(found, bytes);
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! Servers that are killed while clients use them, and others that come after them.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as Socket};
+use uvfs_passthrough::Passthrough;
+use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+
+/// Generous: the machine may be loaded.
+const DEADLINE: Duration = Duration::from_secs(60);
+const FILE: usize = 1 << 20;
+
+/// Not a test by itself: the server that the others run in a process of its own, to be killed.
+#[test]
+fn server_to_be_killed() {
+    let Some(dir) = std::env::var_os("UVFS_TEST_SERVER") else {
+        return;
+    };
+    let dir = Path::new(&dir);
+    let source = std::env::var_os("UVFS_TEST_SOURCE").unwrap();
+    let fs = Passthrough::open(source, uvfs_passthrough::Options::default()).unwrap();
+    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
+    let socket = std::env::var_os("UVFS_TEST_SOCKET").unwrap();
+    let clients = Clients::listen(session, &dir.join(socket), ClientLimits::default()).unwrap();
+    // Until the pipe is closed: told to end, or the test is over.
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    drop(clients);
+}
+
+struct Server(Child);
+
+impl Server {
+    fn start(dir: &Path, source: &str) -> Self {
+        Self::start_at(dir, source, "sock")
+    }
+
+    fn start_at(dir: &Path, source: &str, socket: &str) -> Self {
+        std::fs::create_dir_all(dir.join(source)).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "server_to_be_killed", "--nocapture"])
+            .env("UVFS_TEST_SERVER", dir)
+            .env("UVFS_TEST_SOURCE", dir.join(source))
+            .env("UVFS_TEST_SOCKET", socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let server = Self(child);
+        eventually("the server answers", || {
+            std::os::unix::net::UnixStream::connect(dir.join(socket)).is_ok()
+        });
+        server
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// As SIGTERM would.
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !check() {
+        assert!(Instant::now() < deadline, "waited too long: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A client that writes nothing by itself, and waits so long for a server that went.
+fn client_for(dir: &Path, bound: Duration) -> Client {
+    let config = Config {
+        memory: 8 << 20,
+        writeback_after: Duration::from_secs(3600),
+        ..Config::default()
+    };
+    let server = Socket::connect(dir.join("sock")).unwrap();
+    Client::new(server.reconnect_within(bound), config).unwrap()
+}
+
+fn client(dir: &Path) -> Client {
+    client_for(dir, DEADLINE)
+}
+
+fn rw() -> OpenOptions {
+    OpenOptions::new().read(true).write(true).create(true)
+}
+
+fn code<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<i32> {
+    result.unwrap_err().raw_os_error()
+}
+
+/// Numbers that look random, the same each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (x ^ (x >> 31)) % n
+    }
+}
+
+/// One random call of a thread that alone uses the file; all of them succeed, and after a sync the
+/// host's file is the model.
+fn step(file: &File, host: &Path, model: &mut Vec<u8>, random: &mut Random) {
+    let most = [6000, 100_000][usize::from(random.below(8) == 0)];
+    let len = 1 + random.below(most) as usize;
+    let at = random.below((FILE - len) as u64) as usize;
+    let flags = match random.below(12) {
+        0 => Flags::DIRECT,
+        1 => Flags::DONTCACHE,
+        2 => Flags::DSYNC,
+        _ => Flags::empty(),
+    };
+    match random.below(40) {
+        0..10 => {
+            let mut read = vec![0; len];
+            let n = file.read_at(&mut read, at as u64, flags).unwrap();
+            assert_eq!(n, model.len().saturating_sub(at).min(len));
+            assert!(read[..n] == model[at.min(model.len())..][..n]);
+        }
+        10 => {
+            file.sync_data().unwrap();
+            assert!(std::fs::read(host).unwrap() == *model, "after a sync");
+        }
+        11 => {
+            file.set_len(at as u64).unwrap();
+            model.resize(at, 0);
+            assert_eq!(file.current_size().unwrap(), at as u64);
+        }
+        12 => {
+            let data = vec![7; len];
+            // Under way when the server goes it may be there or not.
+            match file.submit_write_at(&data, at as u64, flags).wait() {
+                Ok(n) => assert_eq!(n, len),
+                Err(e) => {
+                    assert_eq!(e.raw_os_error(), Some(libc::ENOTCONN));
+                    let n = file.write_at(&data, at as u64, flags).unwrap();
+                    assert_eq!(n, len);
+                }
+            }
+            model.resize(model.len().max(at + len), 0);
+            model[at..at + len].fill(7);
+        }
+        _ => {
+            let byte = 1 + random.below(255) as u8;
+            let n = file.write_at(&vec![byte; len], at as u64, flags).unwrap();
+            assert_eq!(n, len);
+            model.resize(model.len().max(at + len), 0);
+            model[at..at + len].fill(byte);
+        }
+    }
+}
+
+#[test]
+fn clients_go_on_when_the_server_is_killed_and_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), "data");
+    let clients = [client(dir.path()), client(dir.path())];
+    let (stop, steps) = (AtomicBool::new(false), AtomicU64::new(0));
+    let host = |t: usize| dir.path().join(format!("data/f{t}"));
+    std::thread::scope(|s| {
+        let mut users = Vec::new();
+        for t in 0..4 {
+            let (client, stop, steps, host) = (&clients[t % 2], &stop, &steps, host(t));
+            users.push(s.spawn(move || {
+                let file = client.open(format!("f{t}"), rw()).unwrap();
+                let (mut model, mut random) = (Vec::new(), Random(t as u64));
+                while !stop.load(Ordering::Relaxed) {
+                    step(&file, &host, &mut model, &mut random);
+                    if random.below(20) == 0 {
+                        // Names as well.
+                        let attr = client.stat(format!("f{t}")).unwrap();
+                        assert_eq!(attr.size, model.len() as u64);
+                        let other = client.open(format!("f{t}"), rw()).unwrap();
+                        other.close().unwrap();
+                    }
+                    steps.fetch_add(1, Ordering::Relaxed);
+                }
+                (file, model)
+            }));
+        }
+        let mut random = Random(99);
+        let ended = || users.iter().any(|user| user.is_finished());
+        for _ in 0..8 {
+            let until = steps.load(Ordering::Relaxed) + 20 + random.below(400);
+            eventually("calls succeed", || {
+                steps.load(Ordering::Relaxed) >= until || ended()
+            });
+            server.kill();
+            std::thread::sleep(Duration::from_millis(random.below(30)));
+            server = Server::start(dir.path(), "data");
+        }
+        let until = steps.load(Ordering::Relaxed) + 50;
+        eventually("calls succeed again", || {
+            steps.load(Ordering::Relaxed) >= until || ended()
+        });
+        // Once more while nothing is under way.
+        stop.store(true, Ordering::Relaxed);
+        let users: Vec<_> = users.into_iter().map(|u| u.join().unwrap()).collect();
+        server.kill();
+        let _server = Server::start(dir.path(), "data");
+        for (t, (file, model)) in users.iter().enumerate() {
+            let mut read = vec![0; FILE];
+            let n = file.read_at(&mut read, 0, Flags::empty()).unwrap();
+            assert!(read[..n] == *model);
+            file.sync_all().unwrap();
+            assert!(std::fs::read(host(t)).unwrap() == *model);
+        }
+    });
+    for client in &clients {
+        assert_eq!(client.stats().dirty_pages, 0);
+    }
+}
+
+#[test]
+fn appended_lines_are_there_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), "data");
+    let client = client(dir.path());
+    let log = client
+        .open("log", OpenOptions::new().append(true).create(true))
+        .unwrap();
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (_server, doubtful) = std::thread::scope(|s| {
+        let writer = s.spawn(|| {
+            let mut doubtful = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let line = count.load(Ordering::Relaxed);
+                match log.append(format!("{line:09}\n").as_bytes(), Flags::empty()) {
+                    Ok(_) => {}
+                    // Of the one that was under way nobody knows.
+                    Err(e) => {
+                        assert_eq!(e.raw_os_error(), Some(libc::ENOTCONN));
+                        doubtful.push(line);
+                    }
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            doubtful
+        });
+        for _ in 0..4 {
+            let until = count.load(Ordering::Relaxed) + 500;
+            eventually("lines are appended", || {
+                count.load(Ordering::Relaxed) >= until || writer.is_finished()
+            });
+            server.kill();
+            server = Server::start(dir.path(), "data");
+        }
+        stop.store(true, Ordering::Relaxed);
+        (server, writer.join().unwrap())
+    });
+    assert!(doubtful.len() <= 4, "{doubtful:?}");
+    log.sync_all().unwrap();
+    let text = std::fs::read_to_string(dir.path().join("data/log")).unwrap();
+    let lines: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+    let expected = (0..count.load(Ordering::Relaxed))
+        .filter(|line| lines.binary_search(line).is_ok() || !doubtful.contains(line));
+    assert!(expected.eq(lines.iter().copied()));
+}
+
+#[test]
+fn without_a_server_calls_fail_after_the_bound_and_what_is_dirty_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let client = client_for(dir.path(), Duration::from_millis(300));
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
+    server.kill();
+    let gone = Some(libc::ENOTCONN);
+    eventually("the end is noticed", || {
+        file.read_at(&mut [0; 10], 0, Flags::empty()).is_err()
+    });
+    assert_eq!(code(file.read_at(&mut [0; 10], 0, Flags::empty())), gone);
+    assert_eq!(code(file.write_at(&[2; 10], 0, Flags::empty())), gone);
+    assert_eq!(code(file.write_at(&[2; 10], 0, Flags::DIRECT)), gone);
+    assert_eq!(code(file.append(&[2; 10], Flags::empty())), gone);
+    assert_eq!(code(file.set_len(5)), gone);
+    assert_eq!(code(file.stat()), gone);
+    assert_eq!(code(file.current_size()), gone);
+    assert_eq!(code(file.try_lock(LockKind::Shared)), gone);
+    assert_eq!(code(client.stat("f")), gone);
+    assert_eq!(code(client.mkdir("d", 0o755)), gone);
+    assert_eq!(code(client.open("g", rw())), gone);
+    let pending = file.submit_read_at(vec![0; 10], 0, Flags::DIRECT);
+    assert_eq!(code(pending.wait()), gone);
+    assert_eq!(code(file.submit_sync(false).wait()), gone);
+    assert_eq!(code(file.sync_all()), gone);
+    assert_eq!(code(client.flush()), gone);
+    assert!(client.stats().dirty_pages >= 3, "they stay");
+    // Late, but there: nothing was lost, and no error is left.
+    let _server = Server::start(dir.path(), "data");
+    eventually("attached again", || client.stat("f").is_ok());
+    file.sync_all().unwrap();
+    let host = dir.path().join("data/f");
+    assert!(std::fs::read(host).unwrap() == [1; 10_000]);
+    file.write_at(b"on", 0, Flags::empty()).unwrap();
+    file.close().unwrap();
+}
+
+#[test]
+fn a_client_that_ends_without_a_server_does_not_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let client = client_for(dir.path(), Duration::from_millis(100));
+    for i in 0..20 {
+        let file = client.open(format!("f{i}"), rw()).unwrap();
+        file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
+    }
+    server.kill();
+    drop(client);
+}
+
+#[test]
+fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let data = dir.path().join("data");
+    let client = client(dir.path());
+    let [kept, removed, replaced, renamed] =
+        ["kept", "removed", "replaced", "renamed"].map(|name| {
+            let file = client.open(name, rw()).unwrap();
+            file.write_at(name.as_bytes(), 0, Flags::empty()).unwrap();
+            file
+        });
+    server.kill();
+    std::fs::remove_file(data.join("removed")).unwrap();
+    std::fs::write(data.join("new"), b"another").unwrap();
+    std::fs::rename(data.join("new"), data.join("replaced")).unwrap();
+    // Without privileges a file is found under the name that it had.
+    let privileged = rustix::process::geteuid().is_root();
+    if privileged {
+        std::fs::rename(data.join("renamed"), data.join("elsewhere")).unwrap();
+    }
+    let _server = Server::start(dir.path(), "data");
+    let stale = Some(libc::ESTALE);
+    for file in [&removed, &replaced] {
+        assert_eq!(code(file.sync_all()), stale);
+        assert_eq!(code(file.read_at(&mut [0; 10], 0, Flags::empty())), stale);
+        assert_eq!(code(file.write_at(&[0; 10], 0, Flags::empty())), stale);
+    }
+    kept.sync_all().unwrap();
+    renamed.sync_all().unwrap();
+    assert_eq!(client.stats().dirty_pages, 0, "those of lost files went");
+    assert_eq!(std::fs::read(data.join("kept")).unwrap(), b"kept");
+    assert_eq!(std::fs::read(data.join("replaced")).unwrap(), b"another");
+    let name = ["renamed", "elsewhere"][usize::from(privileged)];
+    assert_eq!(std::fs::read(data.join(name)).unwrap(), b"renamed");
+    // Nothing of it is in the way of what has the name now.
+    let again = client.open("replaced", rw()).unwrap();
+    again.write_at(b"ANOTHER", 0, Flags::empty()).unwrap();
+    again.close().unwrap();
+    assert_eq!(std::fs::read(data.join("replaced")).unwrap(), b"ANOTHER");
+}
+
+#[test]
+fn what_others_changed_meanwhile_is_seen_and_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let data = dir.path().join("data");
+    let client = client(dir.path());
+    let [clean, dirty, touched] = ["clean", "dirty", "touched"].map(|name| {
+        let file = client.open(name, rw()).unwrap();
+        file.write_at(name.as_bytes(), 0, Flags::empty()).unwrap();
+        file
+    });
+    clean.sync_all().unwrap();
+    server.kill();
+    for name in ["clean", "dirty"] {
+        std::fs::write(data.join(name), b"by others").unwrap();
+        // Later than the end of the server, whenever the client noticed that.
+        let later = SystemTime::now() + Duration::from_secs(3600);
+        let file = std::fs::File::options().write(true).open(data.join(name));
+        file.unwrap().set_modified(later).unwrap();
+    }
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(data.join("touched"), mode).unwrap();
+    let _server = Server::start(dir.path(), "data");
+    let read = |file: &File| {
+        let mut read = [0; 20];
+        let n = file.read_at(&mut read, 0, Flags::empty()).unwrap();
+        read[..n].to_vec()
+    };
+    // What is cached is good until the end is noticed.
+    eventually("it is seen", || read(&clean) == b"by others");
+    assert_eq!(code(dirty.sync_all()), Some(libc::EIO), "said once");
+    dirty.sync_all().unwrap();
+    assert_eq!(read(&dirty), b"by others");
+    assert_eq!(read(&touched), b"touched", "its data is as it was");
+    for file in [clean, dirty, touched] {
+        file.write_at(b"BY", 0, Flags::empty()).unwrap();
+        file.close().unwrap();
+    }
+    assert_eq!(std::fs::read(data.join("clean")).unwrap(), b"BY others");
+    assert_eq!(std::fs::read(data.join("dirty")).unwrap(), b"BY others");
+    assert_eq!(std::fs::read(data.join("touched")).unwrap(), b"BYuched");
+}
+
+#[test]
+fn another_source_on_the_socket_is_refused_until_ours_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let client = client_for(dir.path(), Duration::from_millis(200));
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(b"ours", 0, Flags::empty()).unwrap();
+    server.kill();
+    let other = Server::start(dir.path(), "other");
+    eventually("it is refused", || {
+        client
+            .stat("")
+            .is_err_and(|e| e.raw_os_error() == Some(libc::ESTALE))
+    });
+    assert_eq!(code(file.sync_all()), Some(libc::ESTALE));
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("other")).unwrap().count(),
+        0
+    );
+    other.kill();
+    let _server = Server::start(dir.path(), "data");
+    eventually("what is dirty is written", || file.sync_all().is_ok());
+    assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"ours");
+}
+
+#[test]
+fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let ours = client(dir.path());
+    let [kept, lost] = ["kept", "lost"].map(|name| ours.open(name, rw()).unwrap());
+    kept.lock_range(LockKind::Exclusive, 10..20).unwrap();
+    kept.unlock_range(12..14).unwrap();
+    kept.lock(LockKind::Shared).unwrap();
+    lost.lock(LockKind::Exclusive).unwrap();
+    lost.write_at(b"dirty", 0, Flags::empty()).unwrap();
+    server.kill();
+    // Somebody is faster.
+    let _server = Server::start_at(dir.path(), "data", "sock2");
+    let theirs = Client::new(
+        Socket::connect(dir.path().join("sock2")).unwrap(),
+        Config::default(),
+    )
+    .unwrap();
+    let taken = theirs.open("lost", rw()).unwrap();
+    taken.try_lock(LockKind::Exclusive).unwrap();
+    std::fs::rename(dir.path().join("sock2"), dir.path().join("sock")).unwrap();
+    kept.sync_all().unwrap();
+    let other = theirs.open("kept", rw()).unwrap();
+    let busy = Some(libc::EAGAIN);
+    let exclusive = LockKind::Exclusive;
+    assert_eq!(code(other.try_lock_range(exclusive, 10..12)), busy);
+    other.try_lock_range(exclusive, 12..14).unwrap();
+    assert_eq!(code(other.try_lock_range(exclusive, 14..20)), busy);
+    assert_eq!(code(other.try_lock(exclusive)), busy);
+    other.try_lock(LockKind::Shared).unwrap();
+    let io = Some(libc::EIO);
+    assert_eq!(code(lost.sync_all()), io);
+    assert_eq!(code(lost.read_at(&mut [0; 10], 0, Flags::empty())), io);
+    assert_eq!(code(lost.write_at(&[0; 10], 0, Flags::empty())), io);
+    assert_eq!(std::fs::read(dir.path().join("data/lost")).unwrap(), b"");
+    // Opened again it is as any other.
+    drop(lost);
+    let again = ours.open("lost", rw()).unwrap();
+    assert_eq!(code(again.try_lock(exclusive)), busy);
+    drop(taken);
+    again.lock(exclusive).unwrap();
+}
+
+#[test]
+fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), "data");
+    let [a, b] = [client(dir.path()), client(dir.path())];
+    let file = a.open("f", rw()).unwrap();
+    file.write_at(b"first", 0, Flags::empty()).unwrap();
+    server.end();
+    assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"first");
+    // Somebody else changes it before it is read again.
+    std::fs::write(dir.path().join("data/f"), b"second").unwrap();
+    let server = Server::start(dir.path(), "data");
+    file.sync_all().unwrap();
+    let mut read = [0; 10];
+    assert_eq!(file.read_at(&mut read, 0, Flags::empty()).unwrap(), 6);
+    assert_eq!(&read[..6], b"second");
+    // Leases are had and recalled as before, and a client that dies is salvaged.
+    file.write_at(b"third", 0, Flags::empty()).unwrap();
+    let other = b.open("f", rw()).unwrap();
+    assert_eq!(other.read_at(&mut read, 0, Flags::empty()).unwrap(), 6);
+    assert_eq!(&read[..6], b"thirdd");
+    file.write_at(b"FOURTH", 0, Flags::empty()).unwrap();
+    server.end();
+    assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"FOURTH");
+}

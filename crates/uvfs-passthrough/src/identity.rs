@@ -1,0 +1,118 @@
+//! What names a host file across restarts of the server: device, inode number, time of birth and, where
+//! the file system has them, the file's handle, which together mean one file for ever; and where it
+//! was below the source, to find it without privileges.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, Statx};
+use rustix::io::Errno;
+use uvfs_proto::ext::IDENTITY_MAX;
+use uvfs_server::fs::{Entry, ROOT};
+
+use crate::Passthrough;
+use crate::sys::{self, FileHandle, ProcPath, Result};
+
+/// Bytes of device, inode number, time of birth, kind and length of the handle.
+const FIXED: usize = 4 + 4 + 8 + 8 + 4 + 4 + 4;
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
+
+/// What is not a path: the same in two identities of one file.
+fn head(st: &Statx, handle: Option<&FileHandle>) -> Vec<u8> {
+    let (kind, bytes) = handle.map_or((0, &[][..]), FileHandle::parts);
+    let mut head = Vec::with_capacity(FIXED + bytes.len());
+    head.extend_from_slice(&st.stx_dev_major.to_ne_bytes());
+    head.extend_from_slice(&st.stx_dev_minor.to_ne_bytes());
+    head.extend_from_slice(&st.stx_ino.to_ne_bytes());
+    head.extend_from_slice(&st.stx_btime.tv_sec.to_ne_bytes());
+    head.extend_from_slice(&st.stx_btime.tv_nsec.to_ne_bytes());
+    head.extend_from_slice(&kind.to_ne_bytes());
+    head.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
+    head.extend_from_slice(bytes);
+    head
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<u32> {
+    let word = bytes.get(at..at + 4).ok_or(Errno::INVAL)?;
+    Ok(u32::from_ne_bytes(word.try_into().expect("four bytes")))
+}
+
+impl Passthrough {
+    /// Where a descriptor's file is below the source now.
+    fn place(&self, fd: BorrowedFd<'_>) -> Result<PathBuf> {
+        let path = |fd| {
+            let link = rustix::fs::readlink(ProcPath::new(fd).as_c_str(), Vec::new())?;
+            Ok::<_, Errno>(PathBuf::from(OsStr::from_bytes(link.as_bytes())))
+        };
+        let (root, path) = (path(self.root.as_fd())?, path(fd)?);
+        path.strip_prefix(root)
+            .map(Path::to_owned)
+            .map_err(|_| Errno::STALE)
+    }
+
+    /// The identity of a node.
+    pub(crate) fn identity_of(&self, node: u64) -> Result<Vec<u8>> {
+        let inode = self.inode(node)?;
+        let fd = self.path_fd(&inode)?;
+        let st = sys::stat(fd.as_fd())?;
+        let mut identity = head(&st, inode.key.handle());
+        if node != ROOT {
+            let place = self.place(fd.as_fd()).unwrap_or_default();
+            let place = place.as_os_str().as_bytes();
+            // Too deep: by the handle alone, then.
+            if identity.len() + place.len() <= IDENTITY_MAX {
+                identity.extend_from_slice(place);
+            }
+        }
+        Ok(identity)
+    }
+
+    /// Finds the file of an identity and counts a lookup.
+    pub(crate) fn find_again(&self, identity: &[u8]) -> Result<Entry> {
+        let len = word(identity, FIXED - 4)? as usize;
+        let kind = word(identity, FIXED - 8)? as i32;
+        let bytes = identity
+            .get(FIXED..)
+            .and_then(|rest| rest.get(..len))
+            .ok_or(Errno::INVAL)?;
+        let handle = FileHandle::from_parts(kind, bytes).ok_or(Errno::INVAL)?;
+        let (fixed, place) = identity.split_at(FIXED + len);
+        let is_it = |fd: &OwnedFd| -> Result<bool> {
+            let handle = match len {
+                0 => None,
+                _ => Some(sys::handle_at(fd.as_fd(), c"")?.0),
+            };
+            Ok(head(&sys::stat(fd.as_fd())?, handle.as_ref()) == *fixed)
+        };
+        let walk = |place: &Path| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat2(&*self.root, place, flags, Mode::empty(), BENEATH)
+        };
+        let root = self.inode(ROOT)?;
+        let gone = |errno| match errno {
+            // The last: this process may not open handles.
+            Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::PERM => Errno::STALE,
+            other => other,
+        };
+        let found = match walk(Path::new(OsStr::from_bytes(place))) {
+            Ok(fd) if is_it(&fd)? => Some(fd),
+            _ => match (&root.mount.fd, len) {
+                (None, _) | (_, 0) => None,
+                (Some(mount), _) => {
+                    // Renamed. A handle leads anywhere on the mount: only what is found by name
+                    // below the source is served.
+                    let fd =
+                        sys::open_handle(mount.as_fd(), &handle, OFlags::PATH).map_err(gone)?;
+                    let fd = walk(&self.place(fd.as_fd())?).map_err(gone)?;
+                    is_it(&fd)?.then_some(fd)
+                }
+            },
+        };
+        let (inode, st) = self.adopt(&root, found.ok_or(Errno::STALE)?)?;
+        Ok(self.entry(&inode, &st))
+    }
+}
