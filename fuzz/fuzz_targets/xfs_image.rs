@@ -129,10 +129,12 @@ fuzz_target!(|input: &[u8]| {
         0 => Prefetch::Exact,
         _ => Prefetch::Large,
     };
+    // In as little memory as can be: parts of groups, rounds through directories.
+    let memory = (choose.below(8) == 7).then_some(1);
     let options = Options {
         threads: 1,
         prefetch,
-        memory: None,
+        memory,
     };
     let blocks: Arc<dyn Blocks> = Arc::new(damaged);
     let start = cpu_time();

@@ -113,15 +113,18 @@ fn random_io(random: &mut Random, arena: &Arena, tag: u64, op: Op, taken: &mut [
 }
 
 fn random_io_is_equal(path: &Path, options: OpenOptions, config: &EngineConfig) {
+    random_io_in(path, options, config, &Arena::new(64 << 20).unwrap());
+}
+
+fn random_io_in(path: &Path, options: OpenOptions, config: &EngineConfig, arena: &Arena) {
     let data = pattern();
-    let arena = Arena::new(64 << 20).unwrap();
     let mut results: Vec<(String, Vec<u8>)> = Vec::new();
     write_image(path, &data);
     for engine in engines(path, options, config) {
         let mut random = Random(77);
         let mut taken = vec![false; SIZE / 512];
         let reads: Vec<Io> = (0..300)
-            .map(|tag| random_io(&mut random, &arena, tag, Op::Read, &mut taken))
+            .map(|tag| random_io(&mut random, arena, tag, Op::Read, &mut taken))
             .collect();
         let mut bytes = 0;
         for io in run(&*engine, reads).values() {
@@ -142,7 +145,7 @@ fn random_io_is_equal(path: &Path, options: OpenOptions, config: &EngineConfig) 
         }
         assert_eq!(engine.stats().read_bytes, bytes);
         let writes: Vec<Io> = (0..100)
-            .map(|tag| random_io(&mut random, &arena, tag, Op::Write, &mut taken))
+            .map(|tag| random_io(&mut random, arena, tag, Op::Write, &mut taken))
             .filter(|io| !io.extents.is_empty())
             .collect();
         for io in run(&*engine, writes).values() {
@@ -180,6 +183,28 @@ const WRITE: OpenOptions = OpenOptions {
     direct: false,
     shared: false,
 };
+
+/// Memory that is registered, and memory that is not beside it.
+#[test]
+fn registered_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    write_image(&path, &pattern());
+    let arena = Arena::pinned(32 << 20).unwrap();
+    let config = EngineConfig {
+        memory: Some(arena.clone()),
+        ..EngineConfig::default()
+    };
+    for direct in [false, true] {
+        let options = OpenOptions { direct, ..WRITE };
+        if direct && Device::open(&path, options).is_err() {
+            eprintln!("skipped: no direct I/O here");
+            continue;
+        }
+        random_io_in(&path, options, &config, &arena);
+        random_io_in(&path, options, &config, &Arena::new(64 << 20).unwrap());
+    }
+}
 
 #[test]
 fn buffered_image() {

@@ -90,6 +90,8 @@ struct State {
 struct Region {
     base: NonNull<u8>,
     max_slabs: usize,
+    /// No page is ever given back.
+    pinned: bool,
     state: Mutex<State>,
 }
 
@@ -251,6 +253,9 @@ impl Region {
 
     /// Gives the pages of empty slabs back to the kernel until at most `keep` slabs are resident.
     fn release_empty(&self, state: &mut State, keep: usize) -> usize {
+        if self.pinned {
+            return 0;
+        }
         let mut released = 0;
         let mut index = 0;
         while index < state.slabs.len() && state.resident_slabs > keep {
@@ -348,7 +353,9 @@ impl Region {
             self.release_empty(&mut state, keep);
         }
         drop(state);
-        if let Some((first, count)) = absent {
+        if let Some((first, count)) = absent
+            && !self.pinned
+        {
             self.populate(first, count);
         }
         Ok(at)
@@ -397,9 +404,28 @@ impl Arena {
     /// # Errors
     /// Those of mmap(2).
     pub fn new(limit: usize) -> std::io::Result<Arena> {
-        let limit = limit.max(SLAB);
         // Twice the limit, so that runs of slabs are found in a mapping that is broken up.
-        let max_slabs = limit.div_ceil(SLAB) * 2;
+        Arena::map(limit, limit.max(SLAB).div_ceil(SLAB) * 2, false)
+    }
+
+    /// An arena of `limit` bytes whose memory never goes back to the kernel before the arena does,
+    /// in huge pages where there are any: for memory that the kernel keeps track of, such as
+    /// buffers registered with a ring. [`Arena::trim`] does nothing.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn pinned(limit: usize) -> std::io::Result<Arena> {
+        Arena::map(limit, limit.max(SLAB).div_ceil(SLAB), true)
+    }
+
+    /// Where all memory of a pinned arena is: address and length.
+    pub fn pinned_range(&self) -> Option<(*mut u8, usize)> {
+        let range = (self.0.base.as_ptr(), self.0.max_slabs * SLAB);
+        self.0.pinned.then_some(range)
+    }
+
+    fn map(limit: usize, max_slabs: usize, pinned: bool) -> std::io::Result<Arena> {
+        let limit = limit.max(SLAB);
         if max_slabs >= NONE as usize {
             return Err(std::io::ErrorKind::InvalidInput.into());
         }
@@ -413,13 +439,18 @@ impl Arena {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        // A huge page would make 2 MiB resident for one slab. Kernels without transparent huge
-        // pages refuse the advice, and need none.
+        // A huge page would make 2 MiB resident for one slab; what is pinned is resident anyway.
+        // Kernels without transparent huge pages refuse the advice, and need none.
+        let huge = match pinned {
+            true => Advice::LinuxHugepage,
+            false => Advice::LinuxNoHugepage,
+        };
         // SAFETY: the range is the mapping just made.
-        let _ = unsafe { madvise(base, length, Advice::LinuxNoHugepage) };
+        let _ = unsafe { madvise(base, length, huge) };
         Ok(Arena(Arc::new(Region {
             base: NonNull::new(base.cast()).expect("mmap never returns address zero"),
             max_slabs,
+            pinned,
             state: Mutex::new(State {
                 limit,
                 charged: 0,
@@ -568,6 +599,25 @@ mod tests {
         drop(block);
         arena.trim();
         assert!(arena.alloc(SLAB).unwrap().iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn pinned_memory_stays() {
+        let arena = Arena::pinned(4 * SLAB).unwrap();
+        let (base, len) = arena.pinned_range().unwrap();
+        assert_eq!(
+            (len, Arena::new(SLAB).unwrap().pinned_range()),
+            (4 * SLAB, None)
+        );
+        let mut block = arena.alloc(3 * SLAB).unwrap();
+        block.fill(7);
+        assert_eq!(block.as_ptr(), base);
+        drop(block);
+        assert_eq!(arena.trim(), 0);
+        let blocks: Vec<Block> = (0..4).map(|_| arena.alloc(SLAB).unwrap()).collect();
+        assert!(arena.alloc(1).is_err());
+        let sevens = blocks.iter().filter(|b| b.iter().all(|v| *v == 7)).count();
+        assert_eq!(sevens, 3);
     }
 
     #[test]

@@ -94,8 +94,9 @@ pub trait Blocks: Send + Sync {
         None
     }
 
-    /// A way to have many reads in flight; `None` if there is none.
-    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+    /// A way to have many reads in flight, with about `room` bytes read and not let go of at a
+    /// time; `None` if there is none.
+    fn stream(&self, _room: usize) -> Option<Box<dyn Stream + '_>> {
         None
     }
 
@@ -151,8 +152,8 @@ impl<B: Blocks + ?Sized> Blocks for Arc<B> {
     fn readahead(&self, extents: &[DiskExtent]) {
         (**self).readahead(extents)
     }
-    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
-        (**self).stream()
+    fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
+        (**self).stream(room)
     }
     fn waits(&self) -> bool {
         (**self).waits()

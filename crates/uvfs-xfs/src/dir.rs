@@ -10,6 +10,7 @@ use crate::format::*;
 use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
 use crate::volume::Volume;
+use smallvec::SmallVec;
 
 /// Neighbouring index blocks that may hold nothing but one hash before it counts as a loop.
 /// Collisions beyond this (hundreds of thousands of names with one hash) are refused.
@@ -191,32 +192,31 @@ impl Volume {
         // Positions are below 2^32; beyond that there is nothing.
         let mut db = (start.min(1 << 32) * DIR2_DATA_ALIGN as u64) >> dir_log;
         let limit = DIR2_LEAF_OFFSET >> dir_log;
-        let mut ahead = db;
         while db < limit {
-            // The next directory block that is there; holes are of any length.
-            let mut next = None;
+            // The directory blocks that are there from here on; holes are of any length. They may be
+            // all over the disk, so that many are read ahead at once.
+            let begins = db.is_multiple_of(READAHEAD_BLOCKS as u64 / 2);
+            let mut there: SmallVec<[u64; READAHEAD_BLOCKS]> = SmallVec::new();
             self.map(
                 dir,
                 Fork::Data,
                 db * per_block,
                 limit * per_block,
                 &mut |e| {
-                    next = Some((e.startoff, e.blockcount));
-                    Ok(false)
+                    let last = (e.startoff + u64::from(e.blockcount) - 1) / per_block;
+                    let first = (e.startoff / per_block).max(there.last().map_or(db, |l| l + 1));
+                    there.extend((first..=last).take(READAHEAD_BLOCKS - there.len()));
+                    Ok(begins && there.len() < READAHEAD_BLOCKS)
                 },
             )?;
-            let Some((first, count)) = next else { break };
-            db = first / per_block;
-            // Read ahead within this extent.
-            let mapped_to = (first + u64::from(count)) / per_block;
-            ahead = ahead.max(db + 1);
-            while ahead < mapped_to.min(db + 1 + READAHEAD_BLOCKS as u64) {
-                let e =
-                    self.fork_extents(DATA, dir, Fork::Data, ahead * per_block, per_block as u32)?;
+            let Some(next) = there.first() else { break };
+            db = *next;
+            for db in there.iter().skip(1).filter(|_| begins) {
+                let start = db * per_block;
+                let e = self.fork_extents(DATA, dir, Fork::Data, start, per_block as u32)?;
                 if let Some(e) = e {
                     self.blocks().readahead(&e);
                 }
-                ahead += 1;
             }
             let block = self
                 .dir_data_block(dir, db)?

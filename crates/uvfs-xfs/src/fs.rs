@@ -30,6 +30,8 @@ const TTL: Duration = Duration::from_secs(86_400);
 
 /// Clusters of inodes that a listing with attributes reads ahead.
 const READAHEAD_CLUSTERS: usize = 16;
+/// Entries that it looks at for that: about as many as the kernel takes at a time.
+const READAHEAD_ENTRIES: usize = 256;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -213,6 +215,7 @@ impl XfsFs {
     ) -> crate::Result<()> {
         let g = self.volume.geometry();
         let (mut count, mut last) = (0, g.cluster_of(dir.ino));
+        let mut seen = 0;
         let ahead = &mut |e: crate::DirEntry<'_>| {
             let cluster = g.cluster_of(e.ino);
             if wanted(e.file_type) && !matches!(e.name, b"." | b"..") && cluster != last {
@@ -220,7 +223,9 @@ impl XfsFs {
                 last = cluster;
                 count += 1;
             }
-            count < READAHEAD_CLUSTERS
+            // Not to the end of the directory: each part of a listing does this.
+            seen += 1;
+            count < READAHEAD_CLUSTERS && seen < READAHEAD_ENTRIES
         };
         self.volume.readdir(dir, offset, ahead)
     }
@@ -275,11 +280,13 @@ impl FileSystem for XfsFs {
             | InitFlags::ASYNC_DIO
             | InitFlags::CACHE_SYMLINKS
             | InitFlags::DO_READDIRPLUS
-            | InitFlags::READDIRPLUS_AUTO
             | InitFlags::MAX_PAGES
             | InitFlags::PARALLEL_DIROPS
             | InitFlags::POSIX_ACL
             | InitFlags::EXPORT_SUPPORT;
+        // Whether a listing has attributes is decided here (see `Asked`). The kernel would look only
+        // at whether somebody asked before the listing goes on, but most read it to its end first.
+        config.wanted -= InitFlags::READDIRPLUS_AUTO;
         config.wanted -= InitFlags::AUTO_INVAL_DATA | InitFlags::WRITEBACK_CACHE;
         config.time_gran = 1;
         Ok(())

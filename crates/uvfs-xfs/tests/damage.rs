@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{Options, Outcome, Prefetch, Progress, check};
+use uvfs_xfs::format::LOG_RECORD_MAGIC;
 use uvfs_xfs::{Blocks, LogState, Volume};
 
 fn check_blocks(blocks: Arc<dyn Blocks>, options: &Options) -> uvfs_xfs::Result<Outcome> {
@@ -163,12 +164,13 @@ fn same_findings_in_every_way() {
     let once = check_file(&path, &options(Prefetch::Large, 1, None)).unwrap();
     assert_eq!((once.passes, once.count), (1, 0));
     let several = check_file(&path, &options(Prefetch::Exact, 3, Some(1))).unwrap();
-    assert_eq!(several.passes, image.open().geometry().agcount as usize);
+    // Groups are cut in parts, too.
+    assert!(several.passes > image.open().geometry().agcount as usize);
     assert_eq!((several.count, several.inodes), (0, once.inodes));
     let mem = MemImage::load(&path).unwrap();
     let regions = mutate::regions(&mem);
     let mut random = Random(7);
-    for _ in 0..40 {
+    for i in 0..40 {
         let mut damaged = mem.clone();
         let what = mutate::damage(&mut damaged, &regions, &mut random);
         let blocks: Arc<dyn Blocks> = Arc::new(damaged);
@@ -181,8 +183,11 @@ fn same_findings_in_every_way() {
         let a = run(options(Prefetch::Large, 1, None));
         let b = run(options(Prefetch::Exact, 4, None));
         assert_eq!(a, b, "{what}");
-        let c = run(options(Prefetch::Exact, 2, Some(1)));
-        assert_eq!(a.is_empty(), c.is_empty(), "{what}: {a:?} {c:?}");
+        // That takes many passes.
+        if i % 20 == 0 {
+            let c = run(options(Prefetch::Exact, 2, Some(1)));
+            assert_eq!(a.is_empty(), c.is_empty(), "{what}: {a:?} {c:?}");
+        }
     }
 }
 
@@ -967,6 +972,100 @@ fn crashes() {
     }
     assert!(t.wrong.is_empty(), "{}", t.wrong.join("\n"));
     assert!(t.dirty >= 3, "{}", t.dirty);
+}
+
+/// A record of the log with a bit flipped is the end of the log if it is among the last, and damage
+/// further back, as for the kernel.
+#[test]
+fn damaged_records_of_the_log() {
+    if !can_compare() {
+        return;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(&[]));
+    let mount = Mount::new(&image.path(), "rw").unwrap();
+    let at = mount.path().as_os_str();
+    for flag in ["-f", "-u"] {
+        run("xfs_freeze", &[OsStr::new(flag), at]);
+    }
+    // Each is a record at least.
+    for i in 0..40 {
+        let file = File::create(mount.path().join(format!("file-{i}"))).unwrap();
+        file.sync_all().unwrap();
+    }
+    let shutdown = ["-x", "-c", "shutdown -f"].map(OsStr::new);
+    run("xfs_io", &[&shutdown[..], &[at]].concat());
+    drop(mount);
+    let crashed = &image.path();
+    let copy = |name: &str| {
+        let to = image.dir().join(name);
+        let (from, sparse) = (crashed.as_os_str(), OsStr::new("--sparse=always"));
+        run("cp", &[sparse, from, to.as_os_str()]);
+        to
+    };
+    let volume = Volume::open(FileBlocks::open(crashed).unwrap()).unwrap();
+    let LogState::Dirty { head, .. } = *volume.log() else {
+        panic!("{:?}", volume.log());
+    };
+    let g = volume.geometry();
+    // It has not been once around.
+    let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
+    let mut bytes = vec![0; head as usize * 512];
+    File::open(crashed)
+        .unwrap()
+        .read_exact_at(&mut bytes, log)
+        .unwrap();
+    let starts = |b: &&[u8]| b[..4] == LOG_RECORD_MAGIC.to_be_bytes();
+    let blocks = bytes.chunks_exact(512).enumerate();
+    let records: Vec<usize> = blocks.filter(|(_, b)| starts(b)).map(|(i, _)| i).collect();
+    let state = |path: &Path| {
+        let volume = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+        volume.log().clone()
+    };
+    let LogState::Dirty {
+        tail: Some(tail),
+        torn: false,
+        ..
+    } = state(crashed)
+    else {
+        panic!("{:?}", state(crashed));
+    };
+    let about_log = |path: &Path| {
+        let outcome = check_file(path, &Options::default()).unwrap();
+        let about: Vec<String> = outcome.findings.iter().map(|f| f.to_string()).collect();
+        about.into_iter().find(|f| f.starts_with("log: "))
+    };
+    assert_eq!(about_log(crashed), None);
+    let flip = |record: usize| {
+        let path = copy("flipped");
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        // In the header, beyond what is looked at otherwise.
+        let at = log + record as u64 * 512 + 100;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+        path
+    };
+    let last = *records.last().unwrap();
+    let path = flip(last);
+    match state(&path) {
+        LogState::Dirty { head, torn, .. } => assert_eq!((head, torn), (last as u64, true)),
+        // What came before was an unmount.
+        other => assert!(other.is_clean(), "{other:?}"),
+    }
+    assert_eq!(about_log(&path), None);
+    drop(Mount::new(&path, "rw,nouuid").expect("the kernel leaves out the last record"));
+    // One that is still needed, before the last ones.
+    let first = records.iter().position(|r| *r as u64 == tail).unwrap();
+    assert!(records.len() - first > 12, "{records:?}, tail {tail}");
+    let path = flip(records[first + 1]);
+    assert_eq!(state(&path), state(crashed));
+    let found = about_log(&path).expect("damage of the log");
+    assert!(found.contains(&records[first + 1].to_string()), "{found}");
+    assert!(
+        Mount::new(&path, "rw,nouuid").is_err(),
+        "the kernel replays a damaged record"
+    );
 }
 
 // -------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
-use uvfs_xfs::check::{DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check};
+use uvfs_xfs::check::{
+    DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check, least_memory,
+};
 
 use crate::error::{Error, Result, printed};
 
@@ -46,7 +48,8 @@ JSON: one object with
   count       number of findings
   findings    at most 10,000 of them: what, ag, block, inode, path, problem, expected, found;
               what does not apply is null
-  inodes, passes, threads, prefetch, engine, direct, reads, bytes_read, seconds";
+  inodes, passes, threads, prefetch, engine, direct, reads, bytes_read, seconds
+  peak_memory in bytes, null where /proc is not mounted";
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -63,8 +66,8 @@ pub struct Args {
     /// Large reads that cover much metadata, exact small ones, or what suits the device
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     prefetch: Strategy,
-    /// Most memory for what is known of blocks and inodes, such as 64M; the image is gone through
-    /// several times if need be [default: no bound]
+    /// Most memory to use, such as 64M; the image is gone through several times if need be. The
+    /// least is 24M and a quarter of a byte for each inode [default: no bound]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     memory: Option<u64>,
     /// Threads [default: one for each CPU, two with sync]
@@ -170,6 +173,14 @@ fn finding_json(f: &Finding) -> Value {
     })
 }
 
+/// The most memory that this process has had at a time, in bytes.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
+}
+
 /// The verdict and its exit status.
 fn verdict(outcome: &Outcome) -> (&'static str, u8) {
     match (&outcome.log, outcome.count) {
@@ -195,6 +206,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?,
     };
     let blocks = Arc::new(blocks);
+    if let Some(memory) = args.memory {
+        let least = least_memory(&*blocks).map_err(|e| failed(e.to_string()))?;
+        if memory < least {
+            let needed = least.div_ceil(1 << 20);
+            return Err(failed(format!("--memory: at least {needed}M are needed")));
+        }
+    }
     let options = Options {
         threads: args.threads.map_or(0, |n| n as usize),
         prefetch: args.prefetch.into(),
@@ -232,6 +250,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "direct": direct,
             "reads": reads,
             "bytes_read": bytes,
+            "peak_memory": peak_memory(),
             "seconds": start.elapsed().as_secs_f64(),
         });
         writeln!(out, "{value:#}")

@@ -12,8 +12,12 @@
 //! [`Engine::reap`], with the result of each extent. Short transfers and `EAGAIN` are continued
 //! by the engine; what it reports is final.
 //!
-//! Registered memory is not used: registering pins it, and memory that must be given back under
-//! pressure cannot be pinned.
+//! Memory can be registered with the `uring` engine ([`EngineConfig::memory`]): the kernel need not
+//! look its pages up for each transfer. That pins it, so it suits what is read through a bounded set
+//! of buffers, as the checker does, and not a cache, which must give memory back under pressure.
+//!
+//! An engine has a ring of its own, as it is used from any thread. A thread that runs a
+//! [`crate::runtime::Runtime`] reads and writes on that one's ring, by [`crate::ops`].
 
 mod aio;
 mod core;
@@ -28,7 +32,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use smallvec::{SmallVec, smallvec};
-use uvfs_mem::Block;
+use uvfs_mem::{Arena, Block};
 
 use crate::device::{Device, Geometry};
 
@@ -330,6 +334,10 @@ pub struct EngineConfig {
     pub depth: usize,
     /// Worker threads of the sync engine; with 0 the I/O is done inside `submit`.
     pub threads: usize,
+    /// Memory that is registered with the kernel if the engine can: an arena made by
+    /// [`Arena::pinned`]. I/O into other memory is done as well. Where the kernel refuses (limits on
+    /// locked memory) nothing is registered.
+    pub memory: Option<Arena>,
     /// Faults to inject, for tests.
     pub faults: Option<Arc<Faults>>,
 }
@@ -339,6 +347,7 @@ impl Default for EngineConfig {
         EngineConfig {
             depth: 128,
             threads: 0,
+            memory: None,
             faults: None,
         }
     }
@@ -367,7 +376,7 @@ pub fn open(
             ))
         }
         EngineKind::Uring => {
-            let backend = uring::Uring::new(device.clone(), depth)?;
+            let backend = uring::Uring::new(device.clone(), depth, config.memory)?;
             Arc::new(core::Core::new(
                 backend,
                 device.geometry(),

@@ -1,4 +1,4 @@
-//! io_uring with the device as a registered file.
+//! io_uring with the device as a registered file, and memory as a registered buffer.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
+use uvfs_mem::Arena;
+
 use super::Op;
 use super::core::{Backend, Transfer};
 use crate::device::Device;
@@ -16,6 +18,8 @@ pub(super) struct Uring {
     ring: IoUring,
     device: Arc<Device>,
     registered: bool,
+    /// Memory that is buffer 0 of the ring.
+    fixed: Option<Arena>,
     /// The vectors of transfers of several pieces: an entry that the kernel did not take at once
     /// is read later, so they stay until the event.
     vectors: Mutex<HashMap<u64, Vectors>>,
@@ -30,7 +34,11 @@ struct Vectors {
 unsafe impl Send for Vectors {}
 
 impl Uring {
-    pub(super) fn new(device: Arc<Device>, depth: usize) -> io::Result<Uring> {
+    pub(super) fn new(
+        device: Arc<Device>,
+        depth: usize,
+        memory: Option<Arena>,
+    ) -> io::Result<Uring> {
         let entries = (depth as u32).next_power_of_two();
         let ring = IoUring::builder()
             .setup_clamp()
@@ -40,11 +48,37 @@ impl Uring {
             .submitter()
             .register_files(&[device.as_fd().as_raw_fd()])
             .is_ok();
+        let fixed = memory.filter(|arena| match arena.pinned_range() {
+            Some((base, len)) => {
+                let iov = libc::iovec {
+                    iov_base: base.cast(),
+                    iov_len: len,
+                };
+                // SAFETY: the range is the arena's mapping, which stays while the ring has it: the
+                // arena is kept beside the ring, and a pinned one gives no page back.
+                let result = unsafe { ring.submitter().register_buffers(&[iov]) };
+                if let Err(error) = &result {
+                    tracing::debug!(%error, len, "memory is not registered");
+                }
+                result.is_ok()
+            }
+            None => false,
+        });
         Ok(Uring {
             ring,
             device,
             registered,
+            fixed,
             vectors: Mutex::default(),
+        })
+    }
+
+    /// Whether the piece of memory lies in the registered buffer.
+    fn is_fixed(&self, iov: &libc::iovec) -> bool {
+        let range = self.fixed.as_ref().and_then(Arena::pinned_range);
+        range.is_some_and(|(base, len)| {
+            let at = (iov.iov_base as usize).wrapping_sub(base as usize);
+            at < len && iov.iov_len <= len - at
         })
     }
 
@@ -57,6 +91,18 @@ impl Uring {
                     (Op::Flush, _) => opcode::Fsync::new($file)
                         .flags(types::FsyncFlags::DATASYNC)
                         .build(),
+                    (Op::Read, [one]) if self.is_fixed(one) => {
+                        let (base, len) = (one.iov_base.cast(), one.iov_len as u32);
+                        opcode::ReadFixed::new($file, base, len, 0)
+                            .offset(offset)
+                            .build()
+                    }
+                    (Op::Write, [one]) if self.is_fixed(one) => {
+                        let (base, len) = (one.iov_base.cast(), one.iov_len as u32);
+                        opcode::WriteFixed::new($file, base, len, 0)
+                            .offset(offset)
+                            .build()
+                    }
                     (Op::Read, [one]) => {
                         opcode::Read::new($file, one.iov_base.cast(), one.iov_len as u32)
                             .offset(offset)

@@ -6,6 +6,7 @@ use super::report::Place;
 use super::space::{Use, class, mix};
 use crate::format::*;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Blocks below a node of a tree that are read ahead together.
@@ -261,6 +262,45 @@ fn walk(
     }
 }
 
+/// Where the chunks of inodes and the records of shared blocks of a group begin, in order. What is
+/// wrong with the trees is for [`check`] to find.
+pub(crate) fn positions(
+    ctx: &Ctx<'_>,
+    rd: &mut Reader<'_>,
+    agno: u32,
+    chunk: &mut dyn FnMut(u32),
+    shared: &mut dyn FnMut(u32),
+) {
+    let g = ctx.g;
+    let ident = |sector| g.ident(g.ag_header_daddr(agno, sector), Some(agno.into()));
+    let nowhere = Place::ag("", agno);
+    if let Some(bytes) = sector(ctx, rd, nowhere, agno, AGI_SECTOR)
+        && let Ok(agi) = check_agi(&bytes, &ident(AGI_SECTOR))
+    {
+        let (root, levels) = (agi.root.get(), agi.level.get());
+        let visit = &mut |_, recs: &[u8], n| {
+            for r in InobtRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                chunk(r.unpack(g.features.sparse).startino);
+            }
+        };
+        walk(ctx, rd, agno, Btree::Ino, root, levels, visit);
+    }
+    if g.features.reflink
+        && let Some(bytes) = sector(ctx, rd, nowhere, agno, AGF_SECTOR)
+        && let Ok(agf) = check_agf(&bytes, &ident(AGF_SECTOR))
+    {
+        let (root, levels) = (agf.refcount_root.get(), agf.refcount_level.get());
+        let visit = &mut |_, recs: &[u8], n| {
+            for r in RefcountRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                if r.startblock.get() & REFC_COW_START == 0 {
+                    shared(r.startblock.get());
+                }
+            }
+        };
+        walk(ctx, rd, agno, Btree::Refcount, root, levels, visit);
+    }
+}
+
 /// Checks everything of an allocation group but its inodes.
 pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     let (g, report) = (ctx.g, ctx.report);
@@ -297,8 +337,8 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     rd.release(mark);
     let ag = &ctx.ags[agno as usize];
     let _ = ag.sums.set(sums);
-    let _ = ag.chunks.set(Vec::new());
-    let _ = ag.free.set(Vec::new());
+    let _ = ag.chunks.set(Arc::default());
+    let _ = ag.free.set(Arc::default());
     let _ = ag.shared.set(Vec::new());
     let _ = ag.unlinked.set(Vec::new());
     if !whole {
@@ -637,7 +677,6 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
     let (g, report) = (ctx.g, ctx.report);
     let max = g.ag_blocks(agno);
     let mut last = (0u32, 0u64, 0u64);
-    let owners = ctx.ags[agno as usize].owners.as_ref();
     walk(
         ctx,
         rd,
@@ -677,17 +716,15 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
                 if special && offset != 0 {
                     report.differ(place, format!("record {i}: offset"), 0, offset);
                 }
-                if let Some(f) = owners {
-                    let c = if special {
-                        class(owner, 0, 0)
-                    } else if offset & RMAP_OFF_BMBT_BLOCK != 0 {
-                        class(owner, flags, 0)
-                    } else {
-                        let delta = (offset & RMAP_OFF_MASK).wrapping_sub(s.into());
-                        class(owner, flags, delta)
-                    };
-                    f.add(s, l, c, u64::MAX);
-                }
+                let c = if special {
+                    class(owner, 0, 0)
+                } else if offset & RMAP_OFF_BMBT_BLOCK != 0 {
+                    class(owner, flags, 0)
+                } else {
+                    let delta = (offset & RMAP_OFF_MASK).wrapping_sub(s.into());
+                    class(owner, flags, delta)
+                };
+                ctx.owned(agno, s, l, c, u64::MAX);
             }
         },
     )
@@ -750,7 +787,8 @@ fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
                             count,
                         );
                     }
-                    if ctx.in_range(agno) {
+                    let window = &ctx.ags[agno as usize].window;
+                    if s < window.end && s + l > window.start {
                         shared.push(Shared {
                             start: s,
                             len: l,
@@ -798,6 +836,8 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
     let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
     let mut chunks: Vec<Chunk> = Vec::new();
     let mut frees: Vec<u64> = Vec::new();
+    // From the first pass.
+    let known = ag.chunks.get().is_some();
     // What the finobt should have, in sum.
     let (mut with_free, mut next) = (0u64, 0u64);
     let (mut count, mut free) = (0u64, 0u64);
@@ -883,11 +923,13 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
                     lost();
                     continue;
                 }
-                chunks.push(Chunk {
-                    start: c.startino,
-                    holemask: c.holemask,
-                });
-                frees.push(c.free);
+                if !known {
+                    chunks.push(Chunk {
+                        start: c.startino,
+                        holemask: c.holemask,
+                    });
+                    frees.push(c.free);
+                }
             }
         },
     );
@@ -942,13 +984,9 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
             report.differ(place, "agi_fblocks", fino.blocks, agi.fblocks.get());
         }
     }
-    // New inodes go beside the last chunk: it must be one, or none.
+    // New inodes go beside the last chunk.
     let newino = agi.newino.get();
-    if newino != NULLAGINO
-        && (u64::from(newino) >= inodes_in_ag || chunks.iter().all(|c| c.start != newino))
-        && ino.whole
-        && u64::from(newino) >= inodes_in_ag
-    {
+    if newino != NULLAGINO && ino.whole && u64::from(newino) >= inodes_in_ag {
         report.differ(place, "agi_newino", "an inode of the group", newino);
     }
     let mut heads = Vec::new();
@@ -980,9 +1018,8 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
         }
         heads.push(head);
     }
-    ctx.progress.add_total(count);
-    let _ = ag.chunks.set(chunks);
-    let _ = ag.free.set(frees);
+    let _ = ag.chunks.set(Arc::new(chunks));
+    let _ = ag.free.set(Arc::new(frees));
     let _ = ag.unlinked.set(heads);
 }
 

@@ -10,7 +10,8 @@ use crate::geometry::Geometry;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
+use zerocopy::FromZeros;
 
 /// An inode chunk of 64, less the holes of a sparse one.
 #[derive(Debug, Clone, Copy)]
@@ -32,10 +33,17 @@ const CLAIM_SHIFT: u32 = 26;
 const MIXED: u32 = 1 << 30;
 const UNLINKED: u32 = 1 << 31;
 
+/// Bytes of [`Facts`] for an inode.
+pub(crate) const FACT_BYTES: u64 = 8;
+
 /// Link counts of 64-inode chunks: eight bytes an inode. The first word counts entries seen; the
 /// second has the link count (22 bits, saturating), the kind of inode ([`FileType`], or
 /// `KIND_*`), the kind that directory entries say, and two flags.
+///
+/// What is said of inodes of other chunks is for another pass, and ignored.
 pub(crate) struct Facts {
+    /// The chunks, by their place in the list of the group.
+    chunks: Range<usize>,
     seen: Vec<AtomicU32>,
     info: Vec<AtomicU32>,
 }
@@ -61,28 +69,51 @@ impl Fact {
 }
 
 impl Facts {
-    pub fn new(chunks: usize) -> Facts {
-        let zeros = || (0..chunks * 64).map(|_| AtomicU32::new(0)).collect();
+    pub fn new(chunks: Range<usize>) -> Facts {
+        let zeros = || AtomicU32::new_vec_zeroed(chunks.len() * 64).expect("out of memory");
         Facts {
             seen: zeros(),
             info: zeros(),
+            chunks,
         }
     }
 
+    /// The chunks whose inodes this has.
+    pub fn chunks(&self) -> Range<usize> {
+        self.chunks.clone()
+    }
+
+    fn words(&self, i: usize) -> Option<(&AtomicU32, &AtomicU32)> {
+        let i = i.checked_sub(self.chunks.start * 64)?;
+        Some((self.seen.get(i)?, self.info.get(i)?))
+    }
+
+    /// Whether this has the inode.
+    pub fn has(&self, i: usize) -> bool {
+        self.words(i).is_some()
+    }
+
     pub fn set_inode(&self, i: usize, kind: u32, nlink: u32) {
-        let v = nlink.min(NLINK_MAX) | kind << KIND_SHIFT;
-        self.info[i].fetch_or(v, Ordering::Relaxed);
+        if let Some((_, info)) = self.words(i) {
+            let v = nlink.min(NLINK_MAX) | kind << KIND_SHIFT;
+            info.fetch_or(v, Ordering::Relaxed);
+        }
     }
 
     pub fn set_unlinked(&self, i: usize) {
-        self.info[i].fetch_or(UNLINKED, Ordering::Relaxed);
+        if let Some((_, info)) = self.words(i) {
+            info.fetch_or(UNLINKED, Ordering::Relaxed);
+        }
     }
 
     /// Counts a directory entry that says that the inode is of this kind (0: does not say).
     pub fn link(&self, i: usize, kind: FileType) {
-        self.seen[i].fetch_add(1, Ordering::Relaxed);
+        let Some((seen, info)) = self.words(i) else {
+            return;
+        };
+        seen.fetch_add(1, Ordering::Relaxed);
         if kind != FileType::Unknown {
-            let _ = self.info[i].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |v| {
+            let _ = info.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |v| {
                 let old = v >> CLAIM_SHIFT & 15;
                 match old {
                     0 => Some(v | (kind as u32) << CLAIM_SHIFT),
@@ -93,16 +124,17 @@ impl Facts {
         }
     }
 
-    pub fn get(&self, i: usize) -> Fact {
-        let v = self.info[i].load(Ordering::Relaxed);
-        Fact {
-            seen: self.seen[i].load(Ordering::Relaxed),
+    pub fn get(&self, i: usize) -> Option<Fact> {
+        let (seen, info) = self.words(i)?;
+        let v = info.load(Ordering::Relaxed);
+        Some(Fact {
+            seen: seen.load(Ordering::Relaxed),
             nlink: v & NLINK_MAX,
             kind: v >> KIND_SHIFT & 15,
             claimed: v >> CLAIM_SHIFT & 15,
             mixed: v & MIXED != 0,
             unlinked: v & UNLINKED != 0,
-        }
+        })
     }
 }
 
@@ -124,14 +156,16 @@ pub(crate) struct AgSums {
 
 /// What is known of one allocation group.
 pub(crate) struct Ag {
-    /// Uses of its blocks; `None` if the group is not in this pass.
+    /// The blocks that this pass looks at.
+    pub window: Range<u32>,
+    /// Uses of the blocks of the window; `None` if there are none.
     pub map: Option<Mutex<BlockMap>>,
     /// Owners seen less owners recorded.
     pub owners: Option<Fingerprint>,
     /// References to data seen less those recorded.
     pub refs: Option<Fingerprint>,
-    pub chunks: OnceLock<Vec<Chunk>>,
-    pub free: OnceLock<Vec<u64>>,
+    pub chunks: OnceLock<Arc<Vec<Chunk>>>,
+    pub free: OnceLock<Arc<Vec<u64>>>,
     pub facts: OnceLock<Facts>,
     pub shared: OnceLock<Vec<Shared>>,
     /// Heads of the unlinked lists.
@@ -141,10 +175,10 @@ pub(crate) struct Ag {
     pub inodes_known: AtomicBool,
 }
 
-/// A directory and one that it names, as inode indices.
+/// A directory and one that it names or that names it, as inode indices.
 pub(crate) type Pair = (u32, u32);
 
-/// What is known of the directory tree.
+/// What is known of the directories in the pass.
 #[derive(Default)]
 pub(crate) struct Tree {
     /// (directory, inode that its ".." names).
@@ -160,14 +194,16 @@ pub(crate) struct Ctx<'a> {
     pub report: &'a Report,
     pub progress: &'a Progress,
     pub ags: Vec<Ag>,
-    /// Allocation groups whose blocks and links this pass looks at.
-    pub range: Range<u32>,
+    /// The first pass: nothing is known of the groups yet.
+    pub first: bool,
     /// First chunk of each allocation group in the order of all chunks.
     pub bases: OnceLock<Vec<u32>>,
     pub tree: Mutex<Tree>,
     pub large: bool,
     /// Bytes that a thread may read ahead.
     pub ahead: usize,
+    /// Bytes that a thread may use for the entries of a directory.
+    pub directory: u64,
     pub log_clean: bool,
     /// Where the log ends, if it is clean.
     pub head_lsn: Option<u64>,
@@ -175,8 +211,16 @@ pub(crate) struct Ctx<'a> {
 }
 
 impl<'a> Ctx<'a> {
-    pub fn in_range(&self, agno: u32) -> bool {
-        self.range.contains(&agno)
+    /// Whether this pass looks at any of the group's blocks.
+    pub fn in_pass(&self, agno: u32) -> bool {
+        !self.ags[agno as usize].window.is_empty()
+    }
+
+    /// The part of a run of blocks that this pass looks at: first block and length.
+    fn clip(&self, agno: u32, start: u32, len: u32) -> Option<(u32, u32)> {
+        let w = &self.ags[agno as usize].window;
+        let (from, to) = (start.max(w.start), start.saturating_add(len).min(w.end));
+        (from < to).then(|| (from, to - from))
     }
 
     /// Marks blocks, which must exist, as used, and reports those that already were. Gives whether
@@ -190,17 +234,21 @@ impl<'a> Ctx<'a> {
         new: Use,
         may_share: bool,
     ) -> bool {
-        let Some(map) = &self.ags[agno as usize].map else {
+        let ag = &self.ags[agno as usize];
+        let (Some(map), Some((start, len))) = (&ag.map, self.clip(agno, start, len)) else {
             return true;
         };
-        let conflicts = map.lock().expect("no holder panics").claim(start, len, new);
+        let first = ag.window.start;
+        let mut map = map.lock().expect("no holder panics");
+        let conflicts = map.claim(start - first, len, new);
+        drop(map);
         let mut fine = true;
         for c in conflicts {
             if may_share && new == Use::Data && c.was == Use::Data {
                 continue;
             }
             fine = false;
-            let place = place.at(agno, c.start);
+            let place = place.at(agno, first + c.start);
             let run = if c.len == 1 {
                 "its block is".to_string()
             } else {
@@ -243,14 +291,23 @@ impl<'a> Ctx<'a> {
     /// Counts blocks as owned, for the comparison with the reverse mapping tree. `delta` is the
     /// owner's offset less the block number.
     pub fn own(&self, agno: u32, start: u32, len: u32, owner: u64, flags: u64, delta: u64) {
-        if let Some(f) = &self.ags[agno as usize].owners {
-            f.add(start, len, class(owner, flags, delta), 1);
+        self.owned(agno, start, len, class(owner, flags, delta), 1);
+    }
+
+    /// Counts `times` (modulo 2^64) that blocks have an owner of this [`class`].
+    pub fn owned(&self, agno: u32, start: u32, len: u32, class: u64, times: u64) {
+        if let Some(f) = &self.ags[agno as usize].owners
+            && let Some((start, len)) = self.clip(agno, start, len)
+        {
+            f.add(start, len, class, times);
         }
     }
 
     /// Counts a reference to blocks of file data.
     pub fn refer(&self, agno: u32, start: u32, len: u32) {
-        if let Some(f) = &self.ags[agno as usize].refs {
+        if let Some(f) = &self.ags[agno as usize].refs
+            && let Some((start, len)) = self.clip(agno, start, len)
+        {
             f.add(start, len, 1, 1);
         }
     }
@@ -300,7 +357,7 @@ impl<'a> Ctx<'a> {
     pub fn fact(&self, ino: u64) -> Option<Fact> {
         let a = self.g.inode(ino)?;
         let (_, i) = self.find_chunk(a.agno, a.agino)?;
-        Some(self.ags[a.agno as usize].facts.get()?.get(i))
+        self.ags[a.agno as usize].facts.get()?.get(i)
     }
 
     pub fn io(&self, place: Place, e: &io::Error) {

@@ -20,6 +20,8 @@ pub struct DeviceBlocks {
     kind: EngineKind,
     arena: Arena,
     idle: Mutex<Vec<Arc<dyn Engine>>>,
+    /// Engines of streams, each with memory of its own.
+    streams: Mutex<Vec<Registered>>,
     reads: AtomicU64,
     bytes: AtomicU64,
 }
@@ -32,10 +34,11 @@ impl DeviceBlocks {
             kind,
             arena: Arena::new(1 << 30)?,
             idle: Mutex::new(Vec::new()),
+            streams: Mutex::new(Vec::new()),
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
-        let first = blocks.open()?;
+        let first = blocks.open(None)?;
         blocks.idle.lock().expect("no holder panics").push(first);
         Ok(blocks)
     }
@@ -68,9 +71,10 @@ impl DeviceBlocks {
         )
     }
 
-    fn open(&self) -> io::Result<Arc<dyn Engine>> {
+    fn open(&self, memory: Option<Arena>) -> io::Result<Arc<dyn Engine>> {
         let config = EngineConfig {
             depth: DEPTH,
+            memory,
             ..EngineConfig::default()
         };
         engine::open(self.kind, self.device.clone(), config)
@@ -81,8 +85,24 @@ impl DeviceBlocks {
         let idle = self.idle.lock().expect("no holder panics").pop();
         match idle {
             Some(e) => Ok(e),
-            None => self.open(),
+            None => self.open(None),
         }
+    }
+
+    /// An engine with memory for `room` bytes in reads of any length, that nobody uses now.
+    fn take_registered(&self, room: usize) -> io::Result<Registered> {
+        let mut streams = self.streams.lock().expect("no holder panics");
+        if let Some(i) = streams.iter().position(|s| s.room >= room) {
+            return Ok(streams.swap_remove(i));
+        }
+        drop(streams);
+        // What is lost between reads of different lengths, and to their rounding up.
+        let arena = Arena::pinned(room + room / 2)?;
+        Ok(Registered {
+            engine: self.open(Some(arena.clone()))?,
+            arena,
+            room,
+        })
     }
 
     fn count(&self, bytes: usize) {
@@ -222,11 +242,11 @@ impl Blocks for DeviceBlocks {
         result
     }
 
-    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+    fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
         Some(Box::new(DeviceStream {
             blocks: self,
             // Without one, each read is waited for: slower, but it works.
-            engine: self.take().ok()?,
+            using: Some(self.take_registered(room).ok()?),
             waiting: Vec::new(),
             done: Vec::new(),
         }))
@@ -237,12 +257,27 @@ impl Blocks for DeviceBlocks {
     }
 }
 
+/// An engine, and memory that it has registered with the kernel if it could.
+struct Registered {
+    engine: Arc<dyn Engine>,
+    arena: Arena,
+    /// Bytes that the memory is meant for.
+    room: usize,
+}
+
 /// Reads in flight in one engine.
 struct DeviceStream<'a> {
     blocks: &'a DeviceBlocks,
-    engine: Arc<dyn Engine>,
+    /// There until it is dropped.
+    using: Option<Registered>,
     waiting: Vec<Io>,
     done: Vec<Io>,
+}
+
+impl DeviceStream<'_> {
+    fn using(&self) -> &Registered {
+        self.using.as_ref().expect("only dropping takes it")
+    }
 }
 
 impl Stream for DeviceStream<'_> {
@@ -251,7 +286,7 @@ impl Stream for DeviceStream<'_> {
     }
 
     fn start(&mut self, offset: u64, len: usize) -> bool {
-        let Ok(block) = self.blocks.arena.alloc(len) else {
+        let Ok(block) = self.using().arena.alloc(len) else {
             return false;
         };
         let extent = IoExtent { offset, len };
@@ -262,14 +297,16 @@ impl Stream for DeviceStream<'_> {
 
     fn send(&mut self) {
         if !self.waiting.is_empty() {
-            self.engine.submit(&mut self.waiting);
+            let engine = self.using().engine.clone();
+            engine.submit(&mut self.waiting);
         }
     }
 
     fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
         if self.done.is_empty() {
             self.send();
-            self.engine.reap(true, &mut self.done);
+            let engine = self.using().engine.clone();
+            engine.reap(true, &mut self.done);
         }
         let io = self.done.pop()?;
         let result = match io.error() {
@@ -289,10 +326,13 @@ impl Drop for DeviceStream<'_> {
     fn drop(&mut self) {
         // An engine is put back without anything in it.
         self.waiting.clear();
-        while self.engine.reap(true, &mut self.done) > 0 {
+        let Some(using) = self.using.take() else {
+            return;
+        };
+        while using.engine.reap(true, &mut self.done) > 0 {
             self.done.clear();
         }
-        let mut idle = self.blocks.idle.lock().expect("no holder panics");
-        idle.push(self.engine.clone());
+        let mut streams = self.blocks.streams.lock().expect("no holder panics");
+        streams.push(using);
     }
 }

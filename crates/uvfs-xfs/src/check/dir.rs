@@ -5,6 +5,7 @@ use super::da::DaTree;
 use super::inode::{Gathered, read_run, want_run};
 use super::reader::Reader;
 use super::report::Place;
+use super::space::mix;
 use crate::dir::data_record;
 use crate::format::*;
 use crate::inode::{Fork, Inode};
@@ -13,16 +14,23 @@ use std::sync::atomic::Ordering;
 
 /// Blocks of a directory that are read ahead together.
 const BLOCKS_AHEAD: usize = 32;
+/// Rounds that a directory is gone through.
+const MAX_ROUNDS: u64 = 4096;
 
-/// A directory being checked.
+/// A directory being checked. If it has more entries than there is room for, it is gone through in
+/// rounds, each for the entries whose hashes have one remainder.
 struct Dir<'c, 'a> {
     ctx: &'c Ctx<'a>,
     ino: u64,
     index: Option<u32>,
+    /// Whether it is among the inodes that this pass is about.
+    here: bool,
     place: Place,
     extents: &'c [Extent],
     /// (hash, address) of each entry found.
     entries: Vec<(u32, u32)>,
+    round: u64,
+    rounds: u64,
     /// (directory block, longest hole) of each data block.
     bests: Vec<(u64, u16)>,
     dot: bool,
@@ -33,6 +41,18 @@ struct Dir<'c, 'a> {
 
 fn show(name: &[u8]) -> String {
     format!("\"{}\"", name.escape_ascii())
+}
+
+/// The numbers of the directory blocks in `extents`, once each; a directory block is of `per` file
+/// blocks, and may be made of several extents.
+fn numbers(extents: &[Extent], per: u64) -> impl Iterator<Item = u64> {
+    let mut previous = None;
+    let blocks = move |e: &Extent| {
+        let last = e.startoff + u64::from(e.blockcount) - 1;
+        e.startoff / per..=last / per
+    };
+    let all = extents.iter().flat_map(blocks);
+    all.filter(move |db| previous.replace(*db) != Some(*db))
 }
 
 /// Checks a directory's contents.
@@ -47,9 +67,12 @@ pub(crate) fn check(
         ctx,
         ino: inode.ino,
         index: ctx.index(inode.ino),
+        here: ctx.fact(inode.ino).is_some(),
         place: Place::inode("directory", inode.ino),
         extents,
         entries: Vec::new(),
+        round: 0,
+        rounds: 1,
         bests: Vec::new(),
         dot: false,
         dotdot: false,
@@ -91,6 +114,7 @@ impl Dir<'_, '_> {
         if free.is_some_and(|f| f >> (slot % 64) & 1 != 0) {
             return bad(format!("is for inode {ino}, which is free"));
         }
+        let child_here = ag.facts.get().is_some_and(|f| f.has(slot));
         if let Some(f) = ag.facts.get() {
             f.link(slot, kind);
         }
@@ -99,11 +123,71 @@ impl Dir<'_, '_> {
         };
         match name {
             b"." => {}
-            b".." => out.dotdot.push((parent, child)),
-            _ if matches!(kind, FileType::Directory | FileType::Unknown) => {
+            b".." if self.here => out.dotdot.push((parent, child)),
+            b".." => {}
+            _ if child_here && matches!(kind, FileType::Directory | FileType::Unknown) => {
                 out.parent.push((child, parent));
             }
             _ => {}
+        }
+    }
+
+    /// Whether entries with this hash belong to the round.
+    fn has(&self, hash: u32) -> bool {
+        self.rounds == 1 || mix(hash.into()) % self.rounds == self.round
+    }
+
+    /// The (hash, address) of index entries that belong to the round.
+    fn of_round<'e>(
+        &'e self,
+        entries: &'e [Dir2LeafEntry],
+    ) -> impl Iterator<Item = (u32, u32)> + 'e {
+        let there = |e: &&Dir2LeafEntry| e.address.get() != DIR2_NULL_DATAPTR;
+        let pairs = entries.iter().filter(there);
+        let pairs = pairs.map(|e| (e.hashval.get(), e.address.get()));
+        pairs.filter(|e| self.has(e.0))
+    }
+
+    /// The rounds after the first: what the entries and the index leaves `leaves` have. All of it
+    /// was sound in the first.
+    fn further_rounds(&mut self, rd: &mut Reader<'_>, leaves: &[u32]) {
+        let g = self.ctx.g;
+        let per = u64::from(1u32 << g.dirblklog);
+        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        for round in 1..self.rounds {
+            self.round = round;
+            let mut entries = std::mem::take(&mut self.entries);
+            entries.clear();
+            for db in numbers(self.extents, per).take_while(|db| db * per < leaf_at) {
+                let run = read_run(self.ctx, rd, self.place, self.extents, db * per, per);
+                let Some((block, _)) = run else { return };
+                let mut offset = dir_data_header_len(g.features.crc);
+                while offset < block.len() {
+                    let Ok((len, entry)) = data_record(&block, offset, block.len(), db, g) else {
+                        return;
+                    };
+                    offset += len;
+                    let hashed = entry.map(|e| (g.hash_name(e.name), (e.next - 1) as u32));
+                    entries.extend(hashed.filter(|e| self.has(e.0)));
+                }
+            }
+            entries.sort_unstable();
+            let mut indexed: Vec<(u32, u32)> = Vec::with_capacity(entries.len());
+            for number in leaves {
+                let start = u64::from(*number);
+                let run = read_run(self.ctx, rd, self.place, self.extents, start, per);
+                let Some((block, _)) = run else { return };
+                let Ok((_, part)) = dir_leaf_entries(&block, g.features.crc) else {
+                    return;
+                };
+                indexed.extend(self.of_round(part));
+            }
+            indexed.sort_unstable();
+            self.entries = entries;
+            self.duplicates(rd);
+            if indexed != self.entries {
+                self.index_differs(&indexed);
+            }
         }
     }
 
@@ -221,12 +305,11 @@ impl Dir<'_, '_> {
         let (mut index_blocks, mut free_blocks, mut data_end) = (0u64, Vec::new(), 0u64);
         let mut single = false;
         let extents = self.extents;
-        let mut previous = None;
-        let mut numbers = extents
-            .iter()
-            .flat_map(|e| e.startoff / per..=(e.startoff + u64::from(e.blockcount) - 1) / per)
-            // A directory block may be made of several extents.
-            .filter(|db| previous.replace(*db) != Some(*db));
+        // The least entry takes 16 bytes, and so does what is kept of it here and of its index.
+        let data = extents.iter().filter(|e| e.startoff < leaf_at);
+        let bytes = data.map(|e| u64::from(e.blockcount)).sum::<u64>() << g.blocklog;
+        self.rounds = bytes.div_ceil(ctx.directory.max(1)).clamp(1, MAX_ROUNDS);
+        let mut numbers = numbers(extents, per);
         let mark = rd.mark();
         loop {
             let some: SmallVec<[u64; BLOCKS_AHEAD]> = numbers.by_ref().take(BLOCKS_AHEAD).collect();
@@ -279,6 +362,7 @@ impl Dir<'_, '_> {
             return;
         }
         let mut indexed: Vec<(u32, u32)> = Vec::with_capacity(self.entries.len());
+        let mut leaves: Vec<u32> = Vec::new();
         let mut leaf1_bests: Option<Vec<u16>> = None;
         let crc = g.features.crc;
         let mut previous = (0u32, 0u32);
@@ -317,12 +401,10 @@ impl Dir<'_, '_> {
             if stale != u32::from(counts.stale.get()) {
                 report.differ(place, "stale", stale, counts.stale.get());
             }
-            indexed.extend(
-                entries
-                    .iter()
-                    .filter(|e| e.address.get() != DIR2_NULL_DATAPTR)
-                    .map(|e| (e.hashval.get(), e.address.get())),
-            );
+            indexed.extend(self.of_round(entries));
+            if self.rounds > 1 {
+                leaves.push(number);
+            }
             if is_leaf1 {
                 match dir_leaf1_bests(block) {
                     Ok(b) => {
@@ -346,6 +428,10 @@ impl Dir<'_, '_> {
                 indexed.sort_unstable();
                 if self.whole && indexed != self.entries {
                     self.index_differs(&indexed);
+                }
+                drop(indexed);
+                if self.whole {
+                    self.further_rounds(rd, &leaves);
                 }
             }
             None => {}
@@ -569,8 +655,10 @@ impl Dir<'_, '_> {
                     }
                     first = false;
                     self.link(e.name, e.ino, kind, out);
-                    self.entries
-                        .push((g.hash_name(e.name), (e.next - 1) as u32));
+                    let hash = g.hash_name(e.name);
+                    if self.has(hash) {
+                        self.entries.push((hash, (e.next - 1) as u32));
+                    }
                     offset += len;
                 }
             }
@@ -593,11 +681,7 @@ impl Dir<'_, '_> {
             if stale != tail.stale.get() {
                 report.differ(place, "stale", stale, tail.stale.get());
             }
-            let mut indexed: Vec<(u32, u32)> = entries
-                .iter()
-                .filter(|e| e.address.get() != DIR2_NULL_DATAPTR)
-                .map(|e| (e.hashval.get(), e.address.get()))
-                .collect();
+            let mut indexed: Vec<(u32, u32)> = self.of_round(entries).collect();
             indexed.sort_unstable();
             self.entries.sort_unstable();
             if indexed != self.entries {

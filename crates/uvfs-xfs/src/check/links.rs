@@ -5,6 +5,10 @@ use super::ctx::{Ctx, KIND_BAD, KIND_FREE, Pair};
 use super::reader::Reader;
 use super::report::Place;
 use crate::format::*;
+use std::cmp::Ordering;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 
 /// Follows the lists of unlinked inodes. Their members are in use without being in a directory.
 pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
@@ -15,6 +19,11 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     else {
         return;
     };
+    if heads.is_empty() {
+        return;
+    }
+    // Not in the facts, which may be of other inodes than a list goes through.
+    let mut seen = vec![0u64; frees.len()];
     for head in heads {
         let mut at = *head;
         while at != NULLAGINO {
@@ -24,15 +33,17 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
                 report.bad(place, "it leads to an inode that does not exist");
                 break;
             };
-            if frees[chunk] >> (slot % 64) & 1 != 0 {
+            let bit = 1 << (slot % 64);
+            if frees[chunk] & bit != 0 {
                 report.bad(place, "it leads to a free inode");
                 break;
             }
             // Each inode is visited once, so this ends.
-            if facts.get(slot).unlinked {
+            if seen[chunk] & bit != 0 {
                 report.bad(place, "it leads to this inode twice");
                 break;
             }
+            seen[chunk] |= bit;
             facts.set_unlinked(slot);
             let offset = (u64::from(at) << g.inodelog)
                 + (g.daddr(crate::geometry::AgBlock { agno, agbno: 0 }) << 9);
@@ -76,14 +87,25 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
     let (Some(chunks), Some(facts)) = (ag.chunks.get(), ag.facts.get()) else {
         return;
     };
-    for (k, chunk) in chunks.iter().enumerate() {
+    let incomplete = report.is_incomplete();
+    let own_inodes = [
+        g.quota_inodes[0],
+        g.quota_inodes[1],
+        g.quota_inodes[2],
+        Some(g.rbmino),
+        Some(g.rsumino),
+    ];
+    for k in facts.chunks() {
+        let chunk = chunks[k];
         for slot in 0..INODES_PER_CHUNK {
-            let f = facts.get(k * 64 + slot as usize);
+            let Some(f) = facts.get(k * 64 + slot as usize) else {
+                continue;
+            };
             if matches!(f.kind, KIND_FREE | KIND_BAD) {
                 continue;
             }
             let ino = g.ino(agno, chunk.start + slot);
-            let own = g.quota_inodes.contains(&Some(ino)) || ino == g.rbmino || ino == g.rsumino;
+            let own = own_inodes.contains(&Some(ino));
             let place = Place::inode("inode", ino);
             let is_dir = f.kind == FileType::Directory as u32;
             if own {
@@ -120,7 +142,7 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
                 }
                 continue;
             }
-            if report.is_incomplete() {
+            if incomplete {
                 continue;
             }
             if f.seen == 0 && !is_dir {
@@ -132,8 +154,114 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
     }
 }
 
-/// Checks that every directory has one parent, says so itself, and leads up to the root.
-pub(crate) fn tree(ctx: &Ctx<'_>) {
+/// Where the directories lead up to: (directory, parent) in the order of directories. In memory, or
+/// in a file if the image is gone through in several passes.
+pub(crate) struct Ups {
+    /// All of them, or what is not in the file yet.
+    pairs: Vec<Pair>,
+    file: Option<File>,
+    /// The first directory of each page of the file.
+    firsts: Vec<u32>,
+    len: usize,
+    /// Pages of the file that were read last.
+    pages: Vec<Option<(usize, Vec<Pair>)>>,
+}
+
+/// Pairs in a page of a file.
+const PAGE_PAIRS: usize = 512;
+/// Pages that are kept.
+const PAGES: usize = 64;
+
+impl Ups {
+    /// None yet. They are kept in memory, unless `spill`.
+    pub fn new(spill: bool) -> io::Result<Ups> {
+        Ok(Ups {
+            pairs: Vec::new(),
+            file: spill.then(tempfile::tempfile).transpose()?,
+            firsts: Vec::new(),
+            len: 0,
+            pages: vec![None; PAGES],
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds one of a greater directory than all before.
+    fn push(&mut self, pair: Pair) -> io::Result<()> {
+        self.pairs.push(pair);
+        self.len += 1;
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        if self.pairs.len() == PAGE_PAIRS {
+            let at = (self.firsts.len() * PAGE_PAIRS * size_of::<Pair>()) as u64;
+            let word = |n: u32| n.to_ne_bytes();
+            let bytes: Vec<u8> = self
+                .pairs
+                .iter()
+                .flat_map(|(dir, up)| [word(*dir), word(*up)].concat())
+                .collect();
+            file.write_all_at(&bytes, at)?;
+            self.firsts.push(self.pairs[0].0);
+            self.pairs.clear();
+        }
+        Ok(())
+    }
+
+    /// Number `i` of them.
+    fn get(&mut self, i: usize) -> io::Result<Pair> {
+        let (page, slot) = (i / PAGE_PAIRS, i % PAGE_PAIRS);
+        let Some(file) = &self.file else {
+            return Ok(self.pairs[i]);
+        };
+        if page == self.firsts.len() {
+            return Ok(self.pairs[slot]);
+        }
+        if let Some((p, pairs)) = &self.pages[page % PAGES]
+            && *p == page
+        {
+            return Ok(pairs[slot]);
+        }
+        let mut bytes = [0; PAGE_PAIRS * size_of::<Pair>()];
+        let at = (page * bytes.len()) as u64;
+        file.read_exact_at(&mut bytes, at)?;
+        let words = bytes.chunks_exact(4);
+        let mut words = words.map(|w| u32::from_ne_bytes(w.try_into().expect("four bytes")));
+        let pairs: Vec<Pair> =
+            std::iter::from_fn(|| Some((words.next()?, words.next()?))).collect();
+        let pair = pairs[slot];
+        self.pages[page % PAGES] = Some((page, pairs));
+        Ok(pair)
+    }
+
+    /// Where a directory is among them.
+    fn find(&mut self, dir: u32) -> io::Result<Option<usize>> {
+        let (mut low, mut high) = (0, self.len);
+        if self.file.is_some() {
+            // The page that it would be in; what is not in the file follows it.
+            let page = self.firsts.partition_point(|f| *f <= dir);
+            let last = self.pairs.first().is_some_and(|p| p.0 <= dir);
+            let page = if last { page } else { page.saturating_sub(1) };
+            low = page * PAGE_PAIRS;
+            high = (low + PAGE_PAIRS).min(self.len);
+        }
+        while low < high {
+            let mid = low + (high - low) / 2;
+            match self.get(mid)?.0.cmp(&dir) {
+                Ordering::Less => low = mid + 1,
+                Ordering::Greater => high = mid,
+                Ordering::Equal => return Ok(Some(mid)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Checks that every directory of the pass has one parent and says so itself, and notes that in
+/// `ups`.
+pub(crate) fn tree(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
     let (g, report) = (ctx.g, ctx.report);
     let mut tree = ctx.tree.lock().expect("no holder panics");
     let place = Place::inode("root directory", g.rootino);
@@ -146,7 +274,7 @@ pub(crate) fn tree(ctx: &Ctx<'_>) {
     } else if root.is_none() {
         report.bad(place, "it does not exist");
     }
-    let Some(root) = root else { return };
+    let Some(root) = root else { return Ok(()) };
     tree.dotdot.sort_unstable();
     tree.parent.sort_unstable();
     let (dotdot, parent) = (&tree.dotdot[..], &tree.parent[..]);
@@ -158,6 +286,7 @@ pub(crate) fn tree(ctx: &Ctx<'_>) {
         &parent[from..from + n]
     };
     let incomplete = report.is_incomplete();
+    let mut last = None;
     for (dir, up) in dotdot {
         let entries = parents(*dir);
         if *dir == root {
@@ -191,34 +320,77 @@ pub(crate) fn tree(ctx: &Ctx<'_>) {
                 more.len(),
             ),
         }
+        // A damaged directory may have several entries "..".
+        if let Some((_, up)) = entries.first()
+            && last.replace(*dir) != Some(*dir)
+        {
+            ups.push((*dir, *up))?;
+        }
     }
-    if incomplete {
-        return;
+    Ok(())
+}
+
+/// Checks that every directory leads up to the root.
+pub(crate) fn cycles(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
+    if ctx.report.is_incomplete() {
+        return Ok(());
     }
-    // Up from each directory: 0 not seen, 1 on this way, 2 done.
-    let mut state = vec![0u8; dotdot.len()];
-    let find = |i: u32| dotdot.binary_search_by_key(&i, |d| d.0).ok();
-    for start in 0..dotdot.len() {
-        let (mut at, mut way) = (Some(start), Vec::new());
+    // Up from each directory: not seen, on this way, done. Two bits each.
+    const ON: u8 = 1;
+    const DONE: u8 = 2;
+    let mut states = vec![0u8; ups.len().div_ceil(4)];
+    let state = |states: &[u8], i: usize| states[i / 4] >> (i % 4 * 2) & 3;
+    for start in 0..ups.len() {
+        let mut at = Some(start);
         while let Some(i) = at {
-            match state[i] {
+            match state(&states, i) {
                 0 => {
-                    state[i] = 1;
-                    way.push(i);
-                    at = match parents(dotdot[i].0) {
-                        [(_, up), ..] if dotdot[i].0 != root => find(*up),
-                        _ => None,
-                    };
+                    states[i / 4] |= ON << (i % 4 * 2);
+                    let (_, up) = ups.get(i)?;
+                    at = ups.find(up)?;
                 }
-                1 => {
-                    report.bad(dir_place(dotdot[i].0), "it is its own ancestor");
+                ON => {
+                    let ino = ctx.ino_of(ups.get(i)?.0).unwrap_or(0);
+                    let place = Place::inode("directory", ino);
+                    ctx.report.bad(place, "it is its own ancestor");
                     break;
                 }
                 _ => break,
             }
         }
-        for i in way {
-            state[i] = 2;
+        // The same way again.
+        let mut at = Some(start);
+        while let Some(i) = at.filter(|i| state(&states, *i) == ON) {
+            states[i / 4] ^= (ON ^ DONE) << (i % 4 * 2);
+            let (_, up) = ups.get(i)?;
+            at = ups.find(up)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ups_in_a_file_are_those_in_memory() {
+        for n in [0usize, 1, 511, 512, 513, 5000] {
+            let (mut memory, mut file) = (Ups::new(false).unwrap(), Ups::new(true).unwrap());
+            for i in 0..n {
+                let pair = (i as u32 * 3 + 1, i as u32 / 2);
+                memory.push(pair).unwrap();
+                file.push(pair).unwrap();
+            }
+            assert_eq!(file.len(), n);
+            for i in (0..n).rev().step_by(7) {
+                assert_eq!(file.get(i).unwrap(), memory.get(i).unwrap());
+            }
+            for dir in 0..n as u32 * 3 + 5 {
+                let want = (dir % 3 == 1 && dir / 3 < n as u32).then_some(dir as usize / 3);
+                assert_eq!(memory.find(dir).unwrap(), want, "{dir} of {n}");
+                assert_eq!(file.find(dir).unwrap(), want, "{dir} of {n}");
+            }
         }
     }
 }

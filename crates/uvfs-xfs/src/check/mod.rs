@@ -9,11 +9,12 @@
 //! Owners and sharing are not kept but summed up (see [`space::Fingerprint`]): what the rmapbt and
 //! refcountbt say, less what was seen, must be nothing in each region.
 //!
-//! With a bound on memory that is too small for all groups at once, the image is gone through
-//! several times, each time for the blocks and links of some groups.
+//! With a bound on memory that is too small for all blocks and inodes at once, the image is gone
+//! through several times, each time for some of them (see [`budget`]).
 
 mod ag;
 mod attr;
+mod budget;
 mod ctx;
 mod da;
 mod device;
@@ -32,8 +33,11 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::log::{self, LogState};
-use ctx::{Ag, Ctx, Facts, Tree};
-use reader::{MAX_AHEAD, MIN_AHEAD, Reader};
+use budget::{Budget, Window};
+use ctx::{Ag, Chunk, Ctx, Facts, Tree};
+use links::Ups;
+use quota::{Class, Usage};
+use reader::Reader;
 use report::{Place, Report};
 use space::{BlockMap, Fingerprint, Use};
 use std::ops::Range;
@@ -41,13 +45,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+pub use budget::least_memory;
 pub use device::DeviceBlocks;
 pub use report::Finding;
 
 /// Chunks of inodes that are one piece of work.
 const CHUNKS_PER_ITEM: usize = 256;
-/// Bytes that each thread may use beside what it reads ahead: one directory or fork.
-const THREAD_BYTES: u64 = 1 << 20;
 /// A device that takes no longer for a small read is good at many of them at once: nothing is gained
 /// by reading what lies between.
 const FAST_READ: Duration = Duration::from_micros(300);
@@ -71,8 +74,8 @@ pub struct Options {
     pub threads: usize,
     /// How metadata is read.
     pub prefetch: Prefetch,
-    /// Most bytes to use for what is known of blocks and inodes; `None` is no bound. What cannot
-    /// be split (one allocation group, the tree of directories) may exceed it.
+    /// Most bytes to use, with the 16 MiB that are set aside for the program; `None` is no bound.
+    /// Less than [`least_memory`] is as much as that.
     pub memory: Option<u64>,
 }
 
@@ -134,6 +137,9 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     if let LogState::Unreadable(why) = &log {
         report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
     }
+    if let Some(why) = log::damage(&blocks, &g, &log) {
+        report.bad(Place::fs("log"), why);
+    }
     superblock::fields(&sb, &g, &report);
     fit(&mut g, blocks.size(), &report);
     let threads = match options.threads {
@@ -148,47 +154,155 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
         Prefetch::Exact => false,
         Prefetch::Auto => suits_large(&*blocks),
     };
-    // A quarter of the memory, if it is bounded.
-    let ahead = options.memory.map_or(256 << 20, |m| (m / 4) as usize) / threads;
-    let ahead = ahead.clamp(MIN_AHEAD, MAX_AHEAD);
-    let ranges = passes(&g, &*blocks, options.memory, threads, ahead);
-    let mut inodes = 0;
-    for (i, range) in ranges.iter().enumerate() {
-        let ctx = context(
-            &g,
-            &sb,
-            &*blocks,
-            &report,
-            progress,
-            range.clone(),
-            large,
-            ahead,
-            &log,
-            head_lsn,
-            i == 0,
-        );
-        inodes = pass(&ctx, threads);
-        if i == 0 {
-            finish_whole(&ctx);
+    let budget = Budget::new(&g, &*blocks, options.memory, threads);
+    let mut run = Run {
+        g: &g,
+        sb: &sb,
+        blocks: &*blocks,
+        report: &report,
+        progress,
+        large,
+        budget: &budget,
+        log_clean: log.is_clean(),
+        head_lsn,
+        groups: Vec::new(),
+    };
+    let windows = budget::windows(&run);
+    let broken = |e| Error::Output {
+        what: "a temporary file for the tree of directories".into(),
+        source: e,
+    };
+    let mut ups = Ups::new(windows.len() > 1).map_err(broken)?;
+    let mut class = Class {
+        remainder: 0,
+        classes: 1,
+    };
+    let counted = quota::counted(&sb);
+    let (mut inodes, mut passes) = (0, 0);
+    // Further classes of quota ids may need passes of their own, with nothing else to look at.
+    while passes < windows.len() || (counted && class.remainder < class.classes) {
+        let window = windows.get(passes).copied().unwrap_or(Window::NOTHING);
+        let usage = (counted && class.remainder < class.classes)
+            .then(|| Usage::new(class, budget.quota_ids));
+        let ctx = run.context(window, usage);
+        inodes = pass(&ctx, budget.threads);
+        links::tree(&ctx, &mut ups).map_err(broken)?;
+        if passes == 0 {
+            superblock::quota(&ctx);
+            superblock::counters(&ctx);
+            run.groups = ctx.ags.iter().map(Known::of).collect();
         }
-        drop(ctx);
+        if let Some(usage) = &ctx.usage {
+            let usage = usage.lock().expect("no holder panics");
+            class = usage.class();
+            class.remainder += 1;
+            if !report.is_incomplete() && log.is_clean() {
+                usage.compare(&ctx);
+            }
+        }
+        passes += 1;
+        if passes == windows.len() {
+            links::cycles(&ctx, &mut ups).map_err(broken)?;
+        }
     }
     let incomplete = report.is_incomplete();
     let (mut findings, count) = report.take();
-    paths::name(&blocks, &mut findings);
+    paths::name(&blocks, &mut findings, budget.path_dirs);
     Ok(Outcome {
         findings,
         count,
         log,
         incomplete,
         inodes,
-        passes: ranges.len(),
+        passes,
         prefetch: if large {
             Prefetch::Large
         } else {
             Prefetch::Exact
         },
     })
+}
+
+/// What is known of the inode chunks of an allocation group from the first pass on.
+struct Known {
+    chunks: Arc<Vec<Chunk>>,
+    free: Arc<Vec<u64>>,
+    all: bool,
+}
+
+impl Known {
+    fn of(ag: &Ag) -> Known {
+        Known {
+            chunks: ag.chunks.get().cloned().unwrap_or_default(),
+            free: ag.free.get().cloned().unwrap_or_default(),
+            all: ag.inodes_known.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What the passes of a check have in common.
+struct Run<'a> {
+    g: &'a Geometry,
+    sb: &'a Superblock,
+    blocks: &'a dyn Blocks,
+    report: &'a Report,
+    progress: &'a Progress,
+    large: bool,
+    budget: &'a Budget,
+    log_clean: bool,
+    head_lsn: Option<u64>,
+    /// Empty in the first pass.
+    groups: Vec<Known>,
+}
+
+impl<'a> Run<'a> {
+    /// A pass for the blocks and inodes of `window`.
+    fn context(&self, window: Window, usage: Option<Usage>) -> Ctx<'a> {
+        let g = self.g;
+        let ags = (0..g.agcount)
+            .map(|agno| {
+                let n = g.ag_blocks(agno);
+                let window = window.of(agno, n);
+                let here = !window.is_empty();
+                let (chunks, free) = (OnceLock::new(), OnceLock::new());
+                let known = self.groups.get(agno as usize);
+                if let Some(k) = known {
+                    let _ = chunks.set(k.chunks.clone());
+                    let _ = free.set(k.free.clone());
+                }
+                Ag {
+                    map: here.then(|| Mutex::new(BlockMap::new(window.end - window.start))),
+                    owners: (here && g.features.rmapbt).then(|| Fingerprint::new(n)),
+                    refs: (here && g.features.reflink).then(|| Fingerprint::new(n)),
+                    window,
+                    chunks,
+                    free,
+                    facts: OnceLock::new(),
+                    shared: OnceLock::new(),
+                    unlinked: OnceLock::new(),
+                    sums: OnceLock::new(),
+                    inodes_known: AtomicBool::new(known.is_none_or(|k| k.all)),
+                }
+            })
+            .collect();
+        Ctx {
+            g,
+            sb: self.sb,
+            blocks: self.blocks,
+            report: self.report,
+            progress: self.progress,
+            ags,
+            first: self.groups.is_empty(),
+            bases: OnceLock::new(),
+            tree: Mutex::new(Tree::default()),
+            large: self.large,
+            ahead: self.budget.ahead,
+            directory: self.budget.directory,
+            log_clean: self.log_clean,
+            head_lsn: self.head_lsn,
+            usage: usage.map(Mutex::new),
+        }
+    }
 }
 
 /// Leaves out allocation groups that begin beyond the end of the image.
@@ -228,94 +342,6 @@ fn suits_large(blocks: &dyn Blocks) -> bool {
     times.get(times.len() / 2).is_some_and(|t| *t > FAST_READ)
 }
 
-/// The allocation groups of each pass.
-fn passes(
-    g: &Geometry,
-    blocks: &dyn Blocks,
-    memory: Option<u64>,
-    threads: usize,
-    ahead: usize,
-) -> Vec<Range<u32>> {
-    let all = 0..g.agcount;
-    let Some(memory) = memory else {
-        return vec![all];
-    };
-    let room = memory.saturating_sub(threads as u64 * (ahead as u64 + THREAD_BYTES));
-    let mut out: Vec<Range<u32>> = Vec::new();
-    let mut used = 0u64;
-    for agno in all {
-        let mut head = vec![0; g.sector_size as usize];
-        let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
-        let most = u64::from(g.ag_blocks(agno)) << g.inopblog;
-        let inodes = match blocks.read_data(at, &mut head) {
-            Ok(()) => Agi::at(&head, 0).map_or(0, |a| a.count.get().into()),
-            Err(_) => 0,
-        };
-        let need = inodes.min(most) * 8 + BlockMap::max_bytes(g.ag_blocks(agno).into()) + 8192;
-        match out.last_mut() {
-            Some(r) if used + need <= room => {
-                r.end = agno + 1;
-                used += need;
-            }
-            _ => {
-                out.push(agno..agno + 1);
-                used = need;
-            }
-        }
-    }
-    out
-}
-
-#[allow(clippy::too_many_arguments)]
-fn context<'a>(
-    g: &'a Geometry,
-    sb: &'a Superblock,
-    blocks: &'a dyn Blocks,
-    report: &'a Report,
-    progress: &'a Progress,
-    range: Range<u32>,
-    large: bool,
-    ahead: usize,
-    log: &LogState,
-    head_lsn: Option<u64>,
-    first: bool,
-) -> Ctx<'a> {
-    let ags = (0..g.agcount)
-        .map(|agno| {
-            let n = g.ag_blocks(agno);
-            let here = range.contains(&agno);
-            Ag {
-                map: here.then(|| Mutex::new(BlockMap::new(n))),
-                owners: (here && g.features.rmapbt).then(|| Fingerprint::new(n)),
-                refs: (here && g.features.reflink).then(|| Fingerprint::new(n)),
-                chunks: OnceLock::new(),
-                free: OnceLock::new(),
-                facts: OnceLock::new(),
-                shared: OnceLock::new(),
-                unlinked: OnceLock::new(),
-                sums: OnceLock::new(),
-                inodes_known: AtomicBool::new(true),
-            }
-        })
-        .collect();
-    Ctx {
-        g,
-        sb,
-        blocks,
-        report,
-        progress,
-        ags,
-        range,
-        bases: OnceLock::new(),
-        tree: Mutex::new(Tree::default()),
-        large,
-        ahead,
-        log_clean: log.is_clean(),
-        head_lsn,
-        usage: (first && quota::counted(sb)).then(|| Mutex::new(quota::Usage::default())),
-    }
-}
-
 /// Runs `work` on `count` items, each once, on `threads` threads.
 fn parallel(
     ctx: &Ctx<'_>,
@@ -345,7 +371,11 @@ fn parallel(
 /// Goes through the image once; gives the number of inodes.
 fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
     let groups = ctx.g.agcount as usize;
-    parallel(ctx, threads, groups, &|rd, i| ag::check(ctx, rd, i as u32));
+    parallel(ctx, threads, groups, &|rd, i| {
+        if ctx.first || ctx.in_pass(i as u32) {
+            ag::check(ctx, rd, i as u32);
+        }
+    });
     let mut bases = Vec::with_capacity(groups);
     let mut items: Vec<(u32, Range<usize>)> = Vec::new();
     let (mut base, mut inodes) = (0u64, 0u64);
@@ -358,8 +388,11 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
             .iter()
             .map(|c| u64::from(64 - c.holemask.count_ones() * 4))
             .sum::<u64>();
-        if ctx.in_range(agno as u32) {
-            let _ = ag.facts.set(Facts::new(chunks.len()));
+        let blocks = |c: &Chunk| c.start >> ctx.g.inopblog;
+        let first = chunks.partition_point(|c| blocks(c) < ag.window.start);
+        let end = chunks.partition_point(|c| blocks(c) < ag.window.end);
+        if first < end {
+            let _ = ag.facts.set(Facts::new(first..end));
         }
         for from in (0..chunks.len()).step_by(CHUNKS_PER_ITEM) {
             let to = chunks.len().min(from + CHUNKS_PER_ITEM);
@@ -370,6 +403,7 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
         ctx.report.incomplete();
     }
     let _ = ctx.bases.set(bases);
+    ctx.progress.add_total(inodes);
     parallel(ctx, threads, groups, &|rd, i| {
         links::unlinked(ctx, rd, i as u32);
     });
@@ -392,9 +426,10 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
         return;
     };
     let map = map.lock().expect("no holder panics");
+    let base = ag.window.start;
     map.runs(Use::Unknown, &mut |start, len| {
         report.bad(
-            Place::block("free space", agno, start),
+            Place::block("free space", agno, base + start),
             format!("{len} blocks from here are neither free nor in use"),
         );
     });
@@ -402,10 +437,15 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
         // Each reference less those recorded; blocks that are in use but not recorded have one.
         let shared = ag.shared.get().map_or(&[][..], |s| &s[..]);
         for s in shared {
-            refs.add(s.start, s.len, 1, u64::from(s.count).wrapping_neg());
+            let from = s.start.max(base);
+            let to = (s.start + s.len).min(ag.window.end);
+            if from < to {
+                refs.add(from, to - from, 1, u64::from(s.count).wrapping_neg());
+            }
         }
         let mut i = 0;
         map.runs(Use::Data, &mut |start, len| {
+            let start = base + start;
             let end = start + len;
             let mut at = start;
             while i < shared.len() && shared[i].start + shared[i].len <= start {
@@ -436,19 +476,6 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
                 format!("owners of the {len} blocks from here are not as recorded"),
             );
         }
-    }
-}
-
-/// What needs no map of blocks or links: counters, the directory tree, quota.
-fn finish_whole(ctx: &Ctx<'_>) {
-    links::tree(ctx);
-    superblock::quota(ctx);
-    superblock::counters(ctx);
-    if let Some(u) = &ctx.usage
-        && !ctx.report.is_incomplete()
-        && ctx.log_clean
-    {
-        u.lock().expect("no holder panics").compare(ctx);
     }
 }
 

@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 /// Inodes that are looked for.
 const MAX_WANTED: usize = 1000;
-/// Directories that are looked through; beyond that inodes go without a path.
-const MAX_DIRS: usize = 200_000;
-
 /// Fills in the path of each finding that has an inode, where the directory tree leads to it.
-pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding]) {
+/// At most `max_dirs` directories are looked through; beyond that inodes go without a path.
+pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding], max_dirs: usize) {
     let mut wanted: BTreeSet<u64> = findings
         .iter()
         .filter_map(|f| f.inode)
@@ -32,7 +30,7 @@ pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding]) {
     // Breadth first; a directory is entered once.
     let mut seen = BTreeSet::from([root]);
     let mut level: Vec<(u64, String)> = vec![(root, String::new())];
-    while !level.is_empty() && !wanted.is_empty() && seen.len() < MAX_DIRS {
+    while !level.is_empty() && !wanted.is_empty() && seen.len() < max_dirs {
         let mut next = Vec::new();
         for (ino, path) in level {
             let Ok(dir) = volume.inode(ino) else { continue };
@@ -49,14 +47,14 @@ pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding]) {
                         children.push((e.ino, maybe_dir, e.name.to_vec()));
                     }
                 }
-                children.len() < MAX_DIRS
+                children.len() < max_dirs
             });
             for (child, maybe_dir, name) in children {
                 let full = format!("{path}/{}", name.escape_ascii());
                 if wanted.remove(&child) {
                     paths.insert(child, full.clone());
                 }
-                if maybe_dir && seen.len() < MAX_DIRS && seen.insert(child) {
+                if maybe_dir && seen.len() < max_dirs && seen.insert(child) {
                     next.push((child, full));
                 }
             }

@@ -4,14 +4,17 @@ use super::ctx::Ctx;
 use super::inode::read_run;
 use super::reader::Reader;
 use super::report::Place;
+use super::space::mix;
 use crate::format::*;
 use crate::inode::Inode;
 use std::collections::BTreeMap;
 
 /// Quota was counted: user, group, project (`XFS_[UGP]QUOTA_CHKD`).
 const CHECKED: [u16; 3] = [0x0004, 0x0100, 0x0400];
-/// Users, groups and projects that are counted apart; beyond that usage is not compared.
-const MAX_IDS: usize = 1 << 20;
+/// Bytes of an entry of [`Usage`], with its share of the map's nodes.
+pub(crate) const USAGE_BYTES: u64 = 48;
+/// Fewer entries are not worth a bound.
+const LEAST_IDS: usize = 1024;
 
 const TYPES: [(u8, &str); 3] = [
     (DQTYPE_USER, "user quota"),
@@ -20,23 +23,81 @@ const TYPES: [(u8, &str); 3] = [
 ];
 
 /// Blocks and inodes of each user, group and project.
-#[derive(Default)]
+type Ids = BTreeMap<u32, (u64, u64)>;
+
+/// Which ids are counted in a pass, and which in others: those whose hash has this remainder. When
+/// there are too many, half of them are left to another pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Class {
+    pub remainder: u64,
+    /// A power of two.
+    pub classes: u64,
+}
+
+/// What inodes use and what is recorded, of the ids of a class.
 pub(crate) struct Usage {
-    seen: [BTreeMap<u32, (u64, u64)>; 3],
-    recorded: [BTreeMap<u32, (u64, u64)>; 3],
-    too_many: bool,
+    class: Class,
+    seen: [Ids; 3],
+    recorded: [Ids; 3],
+    /// Entries of all maps.
+    limit: usize,
 }
 
 impl Usage {
-    pub fn add(&mut self, i: &Inode) {
-        for (map, id) in self.seen.iter_mut().zip([i.uid, i.gid, i.projid]) {
-            if map.len() >= MAX_IDS {
-                self.too_many = true;
-                continue;
+    /// Counts the ids of `class`, with about `limit` entries at most.
+    pub fn new(class: Class, limit: usize) -> Usage {
+        Usage {
+            class,
+            seen: Default::default(),
+            recorded: Default::default(),
+            limit: limit.max(LEAST_IDS),
+        }
+    }
+
+    /// The class that was counted in the end: in the first pass it may have become smaller.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    fn has(&self, id: u32) -> bool {
+        mix(id.into()) % self.class.classes == self.class.remainder
+    }
+
+    /// Makes room if there are too many.
+    fn shrink(&mut self) {
+        // A class with another remainder is counted whole: it is about as large as the first.
+        while self.class.remainder == 0 && self.class.classes < 1 << 31 {
+            let maps = || self.seen.iter().chain(&self.recorded);
+            if maps().map(|m| m.len()).sum::<usize>() <= self.limit {
+                break;
             }
-            let e = map.entry(id).or_default();
-            e.0 += i.nblocks;
-            e.1 += 1;
+            self.class.classes *= 2;
+            let class = self.class;
+            for map in self.seen.iter_mut().chain(&mut self.recorded) {
+                map.retain(|id, _| mix(u64::from(*id)) % class.classes == class.remainder);
+            }
+        }
+    }
+
+    /// Counts an inode for its owners.
+    pub fn add(&mut self, i: &Inode) {
+        for (k, id) in [i.uid, i.gid, i.projid].into_iter().enumerate() {
+            if self.has(id) {
+                let e = self.seen[k].entry(id).or_default();
+                e.0 += i.nblocks;
+                e.1 += 1;
+                if e.1 == 1 {
+                    self.shrink();
+                }
+            }
+        }
+    }
+
+    /// Notes what is recorded of an id of kind `k`.
+    fn record(&mut self, k: usize, id: u32, used: (u64, u64)) {
+        if self.has(id) {
+            self.recorded[k].insert(id, used);
+            self.shrink();
         }
     }
 
@@ -45,7 +106,7 @@ impl Usage {
         let flags = ctx.sb.qflags.get();
         for k in 0..3 {
             let there = ctx.g.quota_inodes[k].is_some();
-            if !there || flags & CHECKED[k] == 0 || self.too_many {
+            if !there || flags & CHECKED[k] == 0 {
                 continue;
             }
             let place = Place::fs(TYPES[k].1);
@@ -113,13 +174,41 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
                     && let Some(u) = &ctx.usage
                 {
                     let mut u = u.lock().expect("no holder panics");
-                    if u.recorded[k].len() < MAX_IDS {
-                        u.recorded[k].insert(d.id.get(), used);
-                    } else {
-                        u.too_many = true;
-                    }
+                    u.record(k, d.id.get(), used);
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_cover_all_ids_once() {
+        let first = Class {
+            remainder: 0,
+            classes: 1,
+        };
+        let mut u = Usage::new(first, LEAST_IDS);
+        for id in 0..10_000u32 {
+            u.record(0, id, (1, 1));
+            assert!(u.recorded[0].len() <= LEAST_IDS);
+        }
+        let classes = u.class().classes;
+        assert!(classes > 1 && classes.is_power_of_two());
+        let mut all: Vec<u32> = u.recorded[0].keys().copied().collect();
+        for remainder in 1..classes {
+            let mut u = Usage::new(Class { remainder, classes }, LEAST_IDS);
+            for id in 0..10_000u32 {
+                u.record(0, id, (1, 1));
+            }
+            assert!(u.recorded[0].len() < 2 * LEAST_IDS);
+            assert_eq!(u.class(), Class { remainder, classes });
+            all.extend(u.recorded[0].keys());
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..10_000).collect::<Vec<u32>>());
     }
 }

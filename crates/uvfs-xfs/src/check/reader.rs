@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     pub fn new(ctx: &Ctx<'a>) -> Reader<'a> {
         Reader {
             blocks: ctx.blocks,
-            stream: ctx.blocks.stream(),
+            stream: ctx.blocks.stream(ctx.ahead),
             gap: if ctx.large { GAP } else { 0 },
             room: ctx.ahead,
             pieces: BTreeMap::new(),

@@ -162,6 +162,12 @@ impl BlockMap {
                             step(base.min(self.blocks), base < self.blocks);
                             continue;
                         }
+                        // Both bits of a pair are set where the use is the wanted one.
+                        let same = !(*word ^ repeat(wanted));
+                        if same & same >> 1 & repeat(Use::Free) == 0 {
+                            step(base.min(self.blocks), false);
+                            continue;
+                        }
                         for b in 0..WORD_BLOCKS {
                             let at = base + b;
                             if at >= self.blocks {

@@ -133,7 +133,7 @@ impl Blocks for MemImage {
         }
     }
 
-    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+    fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
         Some(Box::new(MemStream {
             blocks: self,
             arena: self.arena.clone(),
@@ -165,7 +165,7 @@ impl Blocks for Partly {
         self.image.read_data(offset, buf)
     }
 
-    fn stream(&self) -> Option<Box<dyn Stream + '_>> {
+    fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
         let stream = MemStream {
             blocks: self,
             arena: self.image.arena.clone(),

@@ -12,7 +12,7 @@ use crate::harness::*;
 
 /// The fields of the JSON, and of a finding.
 const FIELDS: &str = "verdict image log incomplete count findings inodes passes threads prefetch \
-                      engine direct reads bytes_read seconds";
+                      engine direct reads bytes_read peak_memory seconds";
 const FINDING: &str = "what ag block inode path problem expected found";
 
 /// Runs `uvfs check` with these arguments on an image.
@@ -78,7 +78,7 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
     for way in [
         &["--engine", "aio", "--prefetch", "large", "--threads", "1"][..],
         &["--engine", "uring", "--prefetch", "exact"],
-        &["--memory", "64K", "--buffered"],
+        &["--memory", "32M", "--buffered"],
     ] {
         let same = checked(&image, way, 0, "clean");
         assert_eq!(same["inodes"], inodes, "{way:?}");
@@ -105,7 +105,7 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
         first["problem"].as_str().unwrap().contains("checksum"),
         "{first}"
     );
-    let several = checked(&image, &["--memory", "64K"], 1, "corrupt");
+    let several = checked(&image, &["--memory", "32M"], 1, "corrupt");
     assert_eq!(several["findings"][0], *first);
     let outcome = check(&image, &[]);
     assert_eq!(outcome.status.code(), Some(1), "{outcome}");
@@ -124,6 +124,39 @@ fn a_sound_image_is_0_and_a_damaged_one_1() {
     flip(&image.path, magic_at + 16);
     checked(&image, &[], 0, "clean");
     assert_eq!(run(&mut command("md5sum", [image.arg()])).ok(), before);
+}
+
+/// The smallest bound on memory holds, and changes no finding.
+#[test]
+fn memory_is_bounded() {
+    const LEAST: u64 = 25 << 20;
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // The uses of so many blocks alone are more than there is room for.
+    let image = Image::of_size(&scratch, "large", 160 << 30);
+    image.write("mkdir d && cd d && seq -f entry-%06g 60000 | xargs touch");
+    let bound = LEAST.to_string();
+    let args = ["--memory", &bound, "--threads", "2"];
+    let compare = |code, verdict| {
+        let free = checked(&image, &[], code, verdict);
+        let bounded = checked(&image, &args, code, verdict);
+        assert_eq!(free["passes"], 1);
+        assert!(bounded["passes"].as_u64() > Some(1), "{bounded}");
+        let peak = bounded["peak_memory"].as_u64().unwrap();
+        assert!(0 < peak && peak <= LEAST, "{bounded}");
+        for field in ["findings", "inodes", "incomplete"] {
+            assert_eq!(free[field], bounded[field]);
+        }
+    };
+    compare(0, "clean");
+    flip(&image.path, agi(&image.path, 1) + 16);
+    compare(1, "corrupt");
+    let less = (LEAST - (2 << 20)).to_string();
+    let outcome = check(&image, &["--memory", &less]);
+    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    assert!(outcome.stderr.contains("at least 25M"), "{outcome}");
 }
 
 #[test]
@@ -155,6 +188,7 @@ fn what_cannot_be_checked_is_2() {
     checked(&used, &[], 0, "clean");
     for wrong in [
         &["--memory", "64X"][..],
+        &["--memory", "16M"],
         &["--threads", "0"],
         &["--engine", "steam"],
     ] {

@@ -56,10 +56,15 @@ pub struct Image<'a> {
 impl<'a> Image<'a> {
     /// An empty file system.
     pub fn empty(scratch: &'a Scratch, name: &str) -> Image<'a> {
+        Image::of_size(scratch, name, 400 << 20)
+    }
+
+    /// One of so many bytes, of which only what is used takes room.
+    pub fn of_size(scratch: &'a Scratch, name: &str, bytes: u64) -> Image<'a> {
         let disk = scratch.tmpfs(&format!("{name}-disk"), "700m");
         let path = disk.join("image");
         File::create(&path)
-            .and_then(|file| file.set_len(400 << 20))
+            .and_then(|file| file.set_len(bytes))
             .expect("image");
         run(command("mkfs.xfs", ["-q", "-f"]).arg(&path)).ok();
         Image {
@@ -77,7 +82,7 @@ impl<'a> Image<'a> {
     }
 
     /// Runs a script in the file system.
-    fn write(&self, script: &str) {
+    pub fn write(&self, script: &str) {
         let at = self.mount("rw");
         run(shell(script, &[]).current_dir(&at)).ok();
         self.unmount(&at);
