@@ -147,9 +147,6 @@ struct Shared {
     /// How many servers there were before.
     generation: u64,
     socket: UnixStream,
-    /// All that this session has open, and who wants to know when that ends.
-    descriptors: Vec<RawFd>,
-    on_descriptor: Option<OnDescriptor>,
     source: [u8; 16],
     queue: ClientQueue,
     arena: Arc<Arena>,
@@ -175,12 +172,31 @@ struct Shared {
     broken: AtomicBool,
     stop: AtomicBool,
     reaper: Mutex<Option<JoinHandle<()>>>,
+    /// Last, as fields are dropped in order: what is told to be gone is closed.
+    descriptors: Descriptors,
 }
 
-impl Drop for Shared {
+/// All that a session has open, and who wants to know when that begins and ends.
+struct Descriptors {
+    open: Vec<RawFd>,
+    told: Option<OnDescriptor>,
+    /// Of the first session who wants to know asks by himself.
+    begins: bool,
+}
+
+impl Descriptors {
+    fn add(&mut self, fd: RawFd) {
+        self.open.push(fd);
+        if let Some(call) = self.told.as_ref().filter(|_| self.begins) {
+            call(fd, true);
+        }
+    }
+}
+
+impl Drop for Descriptors {
     fn drop(&mut self) {
-        if let Some(call) = &self.on_descriptor {
-            self.descriptors.iter().for_each(|&fd| call(fd, false));
+        if let Some(call) = &self.told {
+            self.open.iter().for_each(|&fd| call(fd, false));
         }
     }
 }
@@ -803,7 +819,16 @@ impl Inner {
         arena: &Arc<Arena>,
         generation: u64,
     ) -> io::Result<Arc<Shared>> {
+        let mut descriptors = Descriptors {
+            open: Vec::new(),
+            told: self.on_descriptor.get().cloned(),
+            begins: generation > 0,
+        };
+        // After it, so that it is dropped before it.
+        let socket = socket;
+        descriptors.add(socket.as_raw_fd());
         let queue = ClientQueue::create(DEPTH)?;
+        descriptors.add(queue.as_fd().as_raw_fd());
         socket.set_read_timeout(Some(PATIENCE))?;
         let hello = Message {
             errno: 0,
@@ -824,21 +849,13 @@ impl Inner {
             return Err(errno(libc::EPROTO));
         };
         let bell = attach::aside(bell);
-        let descriptors: Vec<RawFd> = [socket.as_fd(), queue.as_fd(), bell.as_fd()]
-            .map(|fd| fd.as_raw_fd())
-            .to_vec();
+        descriptors.add(bell.as_raw_fd());
         queue.wake_through(bell);
-        let on_descriptor = self.on_descriptor.get().cloned();
-        if let Some(call) = on_descriptor.as_ref().filter(|_| generation > 0) {
-            descriptors.iter().for_each(|&fd| call(fd, true));
-        }
         let shared = Arc::new(Shared {
             name: self.name,
             figures: self.figures.clone(),
             generation,
             socket,
-            descriptors,
-            on_descriptor,
             source: answer.source,
             queue,
             max_payload: (answer.max_payload as usize).min(1 << 20) / 4096 * 4096,
@@ -854,6 +871,7 @@ impl Inner {
             broken: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             reaper: Mutex::default(),
+            descriptors,
         });
         let mine = shared.clone();
         let reaper = std::thread::Builder::new().name("uvfs-reaper".into());
@@ -1157,7 +1175,7 @@ impl Backend for Server {
         // Without a lock: also for the child of a fork.
         let current = self.inner.current.load();
         current.as_ref().map_or_else(Vec::new, |shared| {
-            let mut descriptors = shared.descriptors.clone();
+            let mut descriptors = shared.descriptors.open.clone();
             descriptors.push(shared.arena.as_fd().as_raw_fd());
             descriptors
         })
