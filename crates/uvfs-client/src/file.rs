@@ -437,7 +437,7 @@ impl File {
                 let dontcache = flags.contains(Flags::DONTCACHE);
                 let d = f
                     .inode
-                    .start_direct(&f.handle, Op::Read, at, n, &[], dontcache);
+                    .start_direct(&f.handle, Op::Read, at, n, &[], dontcache, None);
                 d.wait_copying(&mut buf[done..done + n]);
                 d.result()
             });
@@ -509,9 +509,9 @@ impl File {
                 return ready(Err(e));
             }
             let dontcache = flags.contains(Flags::DONTCACHE);
-            let d = f
-                .inode
-                .start_direct(&f.handle, Op::Read, offset, buf.len(), &[], dontcache);
+            let d =
+                f.inode
+                    .start_direct(&f.handle, Op::Read, offset, buf.len(), &[], dontcache, None);
             return Pending::new(
                 &f.cache,
                 &f.inode,
@@ -746,7 +746,7 @@ impl File {
                 let data = cut(bufs, done, n);
                 let d = f
                     .inode
-                    .start_direct(&f.handle, Op::Write, here, n, &data, dontcache);
+                    .start_direct(&f.handle, Op::Write, here, n, &data, dontcache, None);
                 d.wait();
                 d
             });
@@ -812,9 +812,15 @@ impl File {
         }
         let data = [IoSlice::new(buf)];
         let dontcache = flags.contains(Flags::DONTCACHE);
-        let d = f
-            .inode
-            .start_direct(&f.handle, Op::Write, offset, buf.len(), &data, dontcache);
+        let d = f.inode.start_direct(
+            &f.handle,
+            Op::Write,
+            offset,
+            buf.len(),
+            &data,
+            dontcache,
+            None,
+        );
         drop(shared);
         f.cache.counters.bytes_in(buf.len() as u64);
         Pending::new(&f.cache, &f.inode, DirectWrite(d))
@@ -1338,8 +1344,7 @@ impl Step<Vec<u8>> for BufferedRead {
                     Err(_) => break,
                 };
                 let asked = f.inode.direct_round(self.buf.len() - self.done);
-                let to = &mut self.buf[self.done..self.done + asked];
-                direct.copy_out(to, &mut 0);
+                direct.copy_out_from(0, &mut self.buf[self.done..self.done + moved]);
                 self.done += moved;
                 self.direct = None;
                 if moved < asked || self.done == self.buf.len() {
@@ -1368,11 +1373,15 @@ impl Step<Vec<u8>> for BufferedRead {
                     let at = self.offset + self.done as u64;
                     let n = f.inode.direct_round(self.buf.len() - self.done);
                     self.fill = None;
-                    self.direct =
-                        Some(
-                            f.inode
-                                .start_direct(&f.handle, Op::Read, at, n, &[], self.dontcache),
-                        );
+                    self.direct = Some(f.inode.start_direct(
+                        &f.handle,
+                        Op::Read,
+                        at,
+                        n,
+                        &[],
+                        self.dontcache,
+                        None,
+                    ));
                     continue;
                 }
                 ReadStop::Full | ReadStop::Eof => break,

@@ -293,7 +293,7 @@ impl Server {
         self.known().node(shared.generation, node)
     }
 
-    /// Where an open file is: session, node and handle.
+    /// A node's and a handle's numbers at the session's server.
     fn at(&self, shared: &Shared, node: NodeId, handle: u64) -> io::Result<(u64, u64)> {
         if shared.generation == 0 {
             return Ok((node, handle));
@@ -752,6 +752,75 @@ impl Shared {
         }
     }
 
+    /// An answer, or the errno of one that is about a file. The error is the session's.
+    fn answer(&self, reply: Reply) -> io::Result<Result<Vec<u8>, i32>> {
+        match reply {
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) && !self.is_alive() => Err(e),
+            Err(e) => Ok(Err(e.raw_os_error().unwrap_or(libc::EIO))),
+            Ok(reply) => Ok(Ok(reply)),
+        }
+    }
+
+    /// Finds a file that was open at a server before this one.
+    fn find(&self, identity: &[u8]) -> io::Result<Result<Again, i32>> {
+        if identity.is_empty() {
+            return Ok(Err(libc::ESTALE));
+        }
+        Ok(
+            match self.answer(self.call(ext::FIND, ROOT, &[], identity, &[]))? {
+                Ok(reply) => entry_of(&reply).map_err(|_| libc::EIO).map(|entry| Again {
+                    node: entry.node,
+                    mtime: entry.attr.mtime,
+                }),
+                // A guest's: only a token gives it files.
+                Err(libc::EPERM) => Err(libc::ESTALE),
+                Err(code) => Err(code),
+            },
+        )
+    }
+
+    /// Opens a file again, with its locks; the handle.
+    fn open_again(
+        &self,
+        node: u64,
+        flags: i32,
+        locks: &[LockRequest],
+    ) -> io::Result<Result<u64, i32>> {
+        let op = abi::OpenIn {
+            flags: flags as u32,
+            open_flags: 0,
+        };
+        let reply = self.call(Opcode::Open as u32, node, op.as_bytes(), &[], &[]);
+        let fh = match self.answer(reply)?.map(|r| parse::<abi::OpenOut>(&r)) {
+            Ok(Ok(out)) => out.fh,
+            Ok(Err(_)) => return Ok(Err(libc::EIO)),
+            Err(code) => return Ok(Err(code)),
+        };
+        for lock in locks {
+            let op = lock_in(fh, lock);
+            let reply = self.call(Opcode::Setlk as u32, node, op.as_bytes(), &[], &[]);
+            if self.answer(reply)?.is_err() {
+                // As with NFS, where a lock was lost.
+                return Ok(Err(libc::EIO));
+            }
+        }
+        Ok(Ok(fh))
+    }
+
+    /// Gives the locks `before` back, and takes those of `now`.
+    fn lock_anew(&self, node: u64, fh: u64, before: &[LockRequest], now: &[LockRequest]) {
+        let all = |lock: &LockRequest| LockRequest {
+            kind: None,
+            start: 0,
+            end: i64::MAX as u64,
+            ..*lock
+        };
+        for lock in before.iter().map(all).chain(now.iter().copied()) {
+            let op = lock_in(fh, &lock);
+            self.tell(Opcode::Setlk as u32, node, op.as_bytes());
+        }
+    }
+
     /// The body of the thread that ends requests nobody polls for.
     fn reap(&self) {
         let mut published = None::<Instant>;
@@ -980,30 +1049,9 @@ impl Inner {
             let mut known = lock(&self.known);
             (known.nodes(), known.handles())
         };
-        let answer = |reply: Reply| match reply {
-            // Of the session, not of the file.
-            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) && !new.is_alive() => Err(e),
-            Err(e) => Ok(Err(e.raw_os_error().unwrap_or(libc::EIO))),
-            Ok(reply) => Ok(Ok(reply)),
-        };
         let mut found: Found<NodeId, Again> = Found::new();
         for (node, identity) in nodes {
-            let again = match identity.is_empty() {
-                true => Err(libc::ESTALE),
-                false => answer(new.call(ext::FIND, ROOT, &[], &identity, &[]))?,
-            };
-            let again = again.and_then(|reply| {
-                let entry = entry_of(&reply).map_err(|_| libc::EIO)?;
-                Ok(Again {
-                    node: entry.node,
-                    mtime: entry.attr.mtime,
-                })
-            });
-            // A guest's: only a token gives it files.
-            let again = again.map_err(|code| match code {
-                libc::EPERM => libc::ESTALE,
-                other => other,
-            });
+            let again = new.find(&identity)?;
             if let Err(code) = again {
                 let error = errno(code);
                 tracing::error!(node, %error, "an open file was not found again");
@@ -1012,35 +1060,9 @@ impl Inner {
         }
         let mut opened = Found::new();
         for &((node, ours), flags, ref locks) in &handles {
-            let at_server = match found.get(&node) {
-                Some(Ok(again)) => {
-                    let open = || -> io::Result<Result<u64, i32>> {
-                        let op = abi::OpenIn {
-                            flags: flags as u32,
-                            open_flags: 0,
-                        };
-                        let opcode = Opcode::Open as u32;
-                        let reply = answer(new.call(opcode, again.node, op.as_bytes(), &[], &[]))?;
-                        let fh = match reply.map(|r| parse::<abi::OpenOut>(&r)) {
-                            Ok(Ok(out)) => out.fh,
-                            Ok(Err(_)) => return Ok(Err(libc::EIO)),
-                            Err(code) => return Ok(Err(code)),
-                        };
-                        for lock in locks {
-                            let op = lock_in(fh, lock);
-                            let opcode = Opcode::Setlk as u32;
-                            let reply = new.call(opcode, again.node, op.as_bytes(), &[], &[]);
-                            if answer(reply)?.is_err() {
-                                // As with NFS, where a lock was lost.
-                                return Ok(Err(libc::EIO));
-                            }
-                        }
-                        Ok(Ok(fh))
-                    };
-                    open()?
-                }
-                Some(Err(code)) => Err(*code),
-                None => Err(libc::ESTALE),
+            let at_server = match found.get(&node).copied().unwrap_or(Err(libc::ESTALE)) {
+                Ok(again) => new.open_again(again.node, flags, locks)?,
+                Err(code) => Err(code),
             };
             if let Err(code) = at_server {
                 let error = errno(code);
@@ -1066,29 +1088,17 @@ impl Inner {
             (closed, gone, known.handles())
         };
         self.current.store(Some(new.clone()));
-        // Locks that were given back while they were taken again.
         let locked: HashMap<_, _> = locked
             .into_iter()
             .map(|(at, _, locks)| (at, locks))
             .collect();
         for (at, _, before) in &handles {
-            let (Some(now), Some(Ok(again)), Some(Ok(fh))) =
+            if let (Some(now), Some(Ok(again)), Some(Ok(fh))) =
                 (locked.get(at), found.get(&at.0), opened.get(at))
-            else {
-                continue;
-            };
-            if now == before {
-                continue;
-            }
-            let all = |lock: &LockRequest| LockRequest {
-                kind: None,
-                start: 0,
-                end: i64::MAX as u64,
-                ..*lock
-            };
-            for lock in before.iter().map(all).chain(now.iter().copied()) {
-                let op = lock_in(*fh, &lock);
-                new.tell(Opcode::Setlk as u32, again.node, op.as_bytes());
+                && now != before
+            {
+                // Given back while they were taken again.
+                new.lock_anew(again.node, *fh, before, now);
             }
         }
         for (node, fh) in closed {

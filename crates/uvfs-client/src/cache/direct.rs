@@ -32,7 +32,7 @@ pub(crate) struct Direct {
     op: Op,
     offset: u64,
     len: usize,
-    pages: Mutex<Vec<u32>>,
+    pages: Vec<u32>,
     pieces: Mutex<Vec<(usize, Piece)>>,
     left: AtomicUsize,
     ended: AtomicBool,
@@ -70,10 +70,7 @@ impl Inode {
         let (first, last) = (offset / PAGE, (offset + len as u64 - 1) / PAGE);
         let (dirty, ahead) = {
             let st = self.read_state();
-            (
-                st.dirty > 0 || !st.in_flight.is_empty(),
-                st.size > st.server_size,
-            )
+            (st.is_unwritten(), st.size > st.server_size)
         };
         if dirty {
             if op == Op::Read && ahead {
@@ -89,22 +86,10 @@ impl Inode {
         Ok(())
     }
 
-    /// Sends all pieces of a direct call. `data` is what to write, and empty for a read.
-    pub(crate) fn start_direct(
-        self: &Arc<Self>,
-        handle: &Arc<Handle>,
-        op: Op,
-        offset: u64,
-        len: usize,
-        data: &[IoSlice<'_>],
-        dontcache: bool,
-    ) -> Arc<Direct> {
-        self.start_direct_then(handle, op, offset, len, data, dontcache, None)
-    }
-
-    /// As [`Inode::start_direct`], with something to do at the end.
+    /// Sends all pieces of a direct call. `data` is what to write, and empty for a read; `then` is
+    /// done at the end.
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn start_direct_then(
+    pub(crate) fn start_direct(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
         op: Op,
@@ -137,7 +122,7 @@ impl Inode {
             ended: AtomicBool::new(false),
             then: Mutex::new(then),
             eager: AtomicBool::new(false),
-            pages: Mutex::new(pages.clone()),
+            pages,
         });
         if op == Op::Write {
             self.direct.fetch_add(1, Ordering::AcqRel);
@@ -151,14 +136,14 @@ impl Inode {
         for start in (0..len).step_by(max) {
             let n = max.min(len - start);
             if op == Op::Write {
-                data.copy_in(&self.cache.arena, &pages, start, n);
+                data.copy_in(&self.cache.arena, &direct.pages, start, n);
             }
             let mut segs = Vec::new();
             for k in (start..start + n).step_by(PAGE_SIZE) {
                 let part = PAGE_SIZE.min(start + n - k);
                 push_seg(
                     &mut segs,
-                    self.cache.arena.seg(pages[k / PAGE_SIZE], 0, part),
+                    self.cache.arena.seg(direct.pages[k / PAGE_SIZE], 0, part),
                 );
             }
             let (direct, handle) = (direct.clone(), handle.clone());
@@ -280,14 +265,12 @@ impl Direct {
             .any(|&(start, piece)| start >= done && piece.is_ok_and(|n| n > 0))
     }
 
-    /// Copies what a read brought, from some byte of it on, when it has ended.
+    /// Copies what a read brought, from some byte of it on. The pieces with it have ended.
     pub(crate) fn copy_out_from(&self, mut from: usize, mut buf: &mut [u8]) {
-        debug_assert!(self.ended());
-        let pages = lock(&self.pages);
         while !buf.is_empty() {
             let start = from % PAGE_SIZE;
             let (part, rest) = buf.split_at_mut(buf.len().min(PAGE_SIZE - start));
-            let page = pages[from / PAGE_SIZE];
+            let page = self.pages[from / PAGE_SIZE];
             self.inode.cache.arena.copy_out(page, start, part);
             from += part.len();
             buf = rest;
@@ -325,19 +308,13 @@ impl Direct {
             };
             *copied += 1;
             let Ok(n) = piece else { continue };
-            let to = &mut buf[start..self.len.min(start + n)];
-            let pages = lock(&self.pages);
-            for (k, part) in to.chunks_mut(PAGE_SIZE).enumerate() {
-                let page = pages[start / PAGE_SIZE + k];
-                self.inode.cache.arena.copy_out(page, 0, part);
-            }
+            self.copy_out_from(start, &mut buf[start..self.len.min(start + n)]);
         }
     }
 }
 
 impl Drop for Direct {
     fn drop(&mut self) {
-        let mut pages = std::mem::take(&mut *lock(&self.pages));
-        self.inode.cache.free(&mut pages);
+        self.inode.cache.free(&mut self.pages);
     }
 }

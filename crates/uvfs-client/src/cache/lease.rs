@@ -185,11 +185,7 @@ impl Inode {
     /// What the backend answers.
     pub(crate) fn current_attr(self: &Arc<Self>) -> io::Result<Attr> {
         self.settled();
-        let dirty = {
-            let st = self.read_state();
-            st.dirty > 0 || !st.in_flight.is_empty()
-        };
-        if dirty {
+        if self.read_state().is_unwritten() {
             // A failure is for the next fsync or close to tell.
             let _ = self.write_and_wait(0, u64::MAX);
         }
@@ -212,7 +208,7 @@ impl Inode {
         }
         let mut freed = Vec::new();
         let mut st = self.state();
-        let done = st.dirty == 0 && !st.has_in_flight();
+        let done = !st.is_unwritten();
         if done {
             self.invalidate(&mut st, 0, u64::MAX, &mut freed);
             st.lease.orphan = false;
@@ -232,7 +228,7 @@ impl Inode {
             // All of them fail at once.
             self.wait_in_flight(0, u64::MAX, u64::MAX);
             let st = self.state();
-            if !st.has_in_flight() {
+            if st.in_flight.is_empty() {
                 break st;
             }
         };
@@ -350,8 +346,7 @@ impl Cache {
 
     /// Answers a recall of an inode that may not be known here any more.
     pub(crate) fn recalled(&self, recall: Recall) {
-        let inode = self.find(recall.node);
-        match inode {
+        match self.find(recall.node) {
             Some(inode) => inode.recall(recall),
             None => self
                 .backend

@@ -287,16 +287,7 @@ impl Inode {
             let at = freed.len().saturating_sub(room);
             st.spare.extend(freed.drain(at..).rev());
         }
-        let backend = &self.cache.backend;
         match failed {
-            // The server went: that is no error of the file's, and what is dirty waits for the next.
-            Some(libc::ENOTCONN) if backend.session() != Some(st.session) => {
-                self.unsent.fetch_add(1, Ordering::AcqRel);
-                st.failing = failed;
-                let now = Instant::now();
-                st.retry_at = Some(now + RETRY_AFTER);
-                st.dirtied_at.get_or_insert(now);
-            }
             None => {
                 st.server_size = st.server_size.max(end);
                 st.failing = None;
@@ -306,8 +297,14 @@ impl Inode {
                 }
             }
             Some(code) => {
-                self.cache.counters.writeback_errors(1);
-                self.errors.set(code);
+                let session = self.cache.backend.session();
+                if code == libc::ENOTCONN && session != Some(st.session) {
+                    // The server went: no error of the file's, what is dirty waits for the next.
+                    self.unsent.fetch_add(1, Ordering::AcqRel);
+                } else {
+                    self.cache.counters.writeback_errors(1);
+                    self.errors.set(code);
+                }
                 st.failing = Some(code);
                 let now = Instant::now();
                 st.retry_at = Some(now + RETRY_AFTER);
@@ -546,8 +543,9 @@ impl Inode {
 }
 
 impl State {
-    pub(super) fn has_in_flight(&self) -> bool {
-        !self.in_flight.is_empty()
+    /// Whether the server lacks something, as far as is known.
+    pub(super) fn is_unwritten(&self) -> bool {
+        self.dirty > 0 || !self.in_flight.is_empty()
     }
 
     fn dirty_and_reading(&self, first: u64, last: u64) -> bool {

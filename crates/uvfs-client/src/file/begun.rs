@@ -108,7 +108,7 @@ impl File {
         }));
         let dontcache = flags.contains(Flags::DONTCACHE);
         f.inode
-            .start_direct_then(&f.handle, Op::Read, offset, len, &[], dontcache, Some(then));
+            .start_direct(&f.handle, Op::Read, offset, len, &[], dontcache, Some(then));
         true
     }
 
@@ -155,7 +155,7 @@ impl File {
         f.cache.counters.bytes_in(len as u64);
         let then = Then(Box::new(move |direct: &Direct| done(direct.result())));
         let dontcache = flags.contains(Flags::DONTCACHE);
-        f.inode.start_direct_then(
+        f.inode.start_direct(
             &f.handle,
             Op::Write,
             offset,
