@@ -363,16 +363,26 @@ impl Call {
         let Some(opened) = self.one.opened() else {
             return Err(libc::ENOTCONN);
         };
+        self.at_once(opened)
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    fn at_once(&self, opened: &Opened) -> io::Result<usize> {
         let (file, at) = (&opened.file, self.offset);
-        let done = match self.opcode {
+        match self.opcode {
             // SAFETY: the program has not been told that it ended.
             PREAD | PREADV => file.read_vectored_at(&mut unsafe { self.room() }, at, self.flags),
-            // SAFETY: as above.
-            PWRITE | PWRITEV => file.write_vectored_at(&unsafe { self.bytes() }, at, self.flags),
+            PWRITE | PWRITEV => {
+                // SAFETY: as above.
+                let done = file.write_vectored_at(&unsafe { self.bytes() }, at, self.flags)?;
+                if opened.syncs_all() {
+                    file.sync_all()?;
+                }
+                Ok(done)
+            }
             FDSYNC => file.sync_data().map(|()| 0),
             _ => file.sync_all().map(|()| 0),
-        };
-        done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+        }
     }
 
     fn through_the_kernel(&self) -> Result<usize, c_int> {
@@ -454,22 +464,18 @@ impl Call {
                     call.end(done);
                 });
                 if !begun {
-                    // SAFETY: it ends below.
-                    let done = file.read_vectored_at(&mut unsafe { self.room() }, at, flags);
+                    let done = self.at_once(opened);
                     self.end(done);
                 }
             }
             PWRITE | PWRITEV => {
-                let all = opened.syncs_all();
                 // SAFETY: it ends below, or later.
                 let bytes = unsafe { self.bytes() };
-                if all || !file.begin_write_at(&bytes, at, flags, move |done| call.end(done)) {
-                    let done = file.write_vectored_at(&bytes, at, flags);
-                    let done = match all {
-                        true => done.and_then(|n| file.sync_all().map(|()| n)),
-                        false => done,
-                    };
-                    drop(bytes);
+                let begun = !opened.syncs_all()
+                    && file.begin_write_at(&bytes, at, flags, move |done| call.end(done));
+                drop(bytes);
+                if !begun {
+                    let done = self.at_once(opened);
                     self.end(done);
                 }
             }
