@@ -469,7 +469,7 @@ impl ClientQueue {
 
     /// Says that no more requests will come, and wakes the server.
     pub fn close(&self) {
-        close(&self.mem, CLIENT_CLOSED, SQ_BELL);
+        close(&self.mem, CLIENT_CLOSED, SQ_BELL, 1);
         self.wake_server();
     }
 }
@@ -488,8 +488,9 @@ fn sleep_on(word: &AtomicU32, timeout: Option<Duration>, ready: impl Fn() -> boo
     Bell(word).awake();
 }
 
-fn close(mem: &SharedMemory, flag: usize, bell: usize) {
-    mem.u32_at(flag).store(1, Ordering::SeqCst);
+/// Closes one end, and wakes the other; a later way to do so counts.
+fn close(mem: &SharedMemory, flag: usize, bell: usize, how: u32) {
+    mem.u32_at(flag).fetch_max(how, Ordering::SeqCst);
     Bell(mem.u32_at(bell)).awake();
     futex_wake(mem.u32_at(bell));
 }
@@ -731,10 +732,7 @@ impl ServerQueue {
     /// As [`ServerQueue::close`], and says how the session ended. Only what comes later in [`End`]
     /// counts.
     pub fn close_as(&self, end: End) {
-        let word = self.mem.u32_at(SERVER_CLOSED);
-        word.fetch_max(end as u32, Ordering::SeqCst);
-        Bell(self.mem.u32_at(CQ_BELL)).awake();
-        futex_wake(self.mem.u32_at(CQ_BELL));
+        close(&self.mem, SERVER_CLOSED, CQ_BELL, end as u32);
     }
 }
 

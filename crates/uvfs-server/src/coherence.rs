@@ -51,7 +51,7 @@ const MOST_SEEN: usize = 4096;
 /// be locked if the kernel threw them away by itself, and then they have to be answered first.
 const DROP_WRITTEN: Duration = Duration::from_millis(50);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())

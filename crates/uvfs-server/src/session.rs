@@ -15,7 +15,7 @@ use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
 use crate::behind::{Behind, Recent};
-use crate::coherence::Coherence;
+use crate::coherence::{Coherence, lock};
 use crate::fs::{Config, FileSystem, Opened};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
@@ -181,7 +181,7 @@ impl<F: FileSystem> Session<F> {
     pub fn notifier(self: &Arc<Self>) -> Notifier {
         let session = self.clone();
         let register: crate::notify::Register = Arc::new(move |unique, sender| {
-            let mut waiting = session.retrievals.lock().unwrap_or_else(|p| p.into_inner());
+            let mut waiting = lock(&session.retrievals);
             match sender {
                 Some(sender) => drop(waiting.insert(unique, sender)),
                 None => drop(waiting.remove(&unique)),
@@ -200,11 +200,7 @@ impl<F: FileSystem> Session<F> {
     }
 
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
-        let sender = self
-            .retrievals
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .remove(&unique);
+        let sender = lock(&self.retrievals).remove(&unique);
         match sender {
             // Nobody may be waiting any more.
             Some(sender) => drop(sender.try_send((offset, data))),
@@ -404,50 +400,35 @@ impl<F: FileSystem> Session<F> {
 
     /// The counts of all queues.
     pub(crate) fn queues(&self) -> Vec<Arc<QueueStats>> {
-        self.queues
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .clone()
+        lock(&self.queues).clone()
     }
 
     /// Counts of a new queue.
     pub(crate) fn add_queue(&self) -> Arc<QueueStats> {
         let stats = Arc::new(QueueStats::default());
-        self.queues
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .push(stats.clone());
+        lock(&self.queues).push(stats.clone());
         stats
     }
 
     /// Lists a client.
     pub(crate) fn client_attached(&self, one: &Arc<Attached>) {
-        let mut clients = self.clients.lock().unwrap_or_else(|p| p.into_inner());
-        clients.push(one.clone());
+        lock(&self.clients).push(one.clone());
     }
 
     /// A client goes.
     pub(crate) fn client_gone(&self, one: &Arc<Attached>) {
-        let mut clients = self.clients.lock().unwrap_or_else(|p| p.into_inner());
-        clients.retain(|other| !Arc::ptr_eq(one, other));
+        lock(&self.clients).retain(|other| !Arc::ptr_eq(one, other));
     }
 
     /// Counts for a client, taken over from one that is gone: they stay few, and nothing is lost.
     pub(crate) fn client_queue(&self) -> Arc<QueueStats> {
-        let spare = self
-            .spare_queues
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .pop();
+        let spare = lock(&self.spare_queues).pop();
         spare.unwrap_or_else(|| self.add_queue())
     }
 
     /// Gives back what [`Session::client_queue`] gave.
     pub(crate) fn client_queue_ended(&self, queue: Arc<QueueStats>) {
-        self.spare_queues
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .push(queue);
+        lock(&self.spare_queues).push(queue);
     }
 
     /// Whether there is a kernel that has caches of its own.
@@ -483,13 +464,13 @@ impl<F: FileSystem> Session<F> {
 
     /// The mount's figures.
     pub fn report(&self) -> Report {
-        let queues = self.queues.lock().unwrap_or_else(|p| p.into_inner());
+        let queues = lock(&self.queues);
         let mut report = stats::report(queues.iter().map(|queue| &**queue));
         report.source = self.options.source.clone();
         report.transport = self.transport.get().unwrap_or(&"none").to_string();
         report.control = self.control_path().map(|path| path.display().to_string());
         report.socket = self.socket_path().map(|path| path.display().to_string());
-        let clients = self.clients.lock().unwrap_or_else(|p| p.into_inner());
+        let clients = lock(&self.clients);
         report.clients = clients.iter().map(|one| one.report()).collect();
         report.uptime_s = self.began.elapsed().as_secs();
         report
