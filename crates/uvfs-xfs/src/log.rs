@@ -153,15 +153,9 @@ impl<'a, B: Blocks> Log<'a, B> {
         }
     }
 
-    fn read(&self, block: u64) -> Result<crate::blocks::Block, String> {
+    fn read(&self, block: u64) -> Result<Vec<u8>, String> {
         debug_assert!(block < self.len);
-        let e = [DiskExtent {
-            daddr: self.start + block,
-            bytes: BLOCK as u32,
-        }];
-        self.blocks
-            .read(&e, &unverified)
-            .map_err(|e| format!("reading its block {block}: {e:?}"))
+        self.blocks(block, 1)
     }
 
     /// The cycle that wrote a block.
@@ -414,9 +408,7 @@ impl Record {
     /// further headers that its data needs, and its data as it is on disk.
     fn checksum(&self, size: usize, heads: &[u8], data: &[u8]) -> u32 {
         const AT: usize = 32;
-        let mut crc = crc32c::crc32c(&heads[..AT]);
-        crc = crc32c::crc32c_append(crc, &[0; 4]);
-        crc = crc32c::crc32c_append(crc, &heads[AT + 4..size]);
+        let mut crc = compute_crc(&heads[..size], AT);
         if self.extended {
             let needed = self.bytes.div_ceil(LOG_CYCLE_DATA_SIZE);
             for head in heads.chunks_exact(BLOCK).take(needed).skip(1) {

@@ -59,6 +59,8 @@ pub(crate) struct Budget {
     pub path_dirs: usize,
     /// Bytes for what is known of a window; `None` is no bound.
     pub room: Option<u64>,
+    /// Inodes of each group, if there is a bound.
+    inodes: Vec<u64>,
 }
 
 impl Budget {
@@ -72,9 +74,11 @@ impl Budget {
                 quota_ids: usize::MAX,
                 path_dirs: PATH_DIRS,
                 room: None,
+                inodes: Vec::new(),
             };
         };
-        let given = memory.saturating_sub(PROGRAM + lists(g, blocks));
+        let inodes: Vec<u64> = (0..g.agcount).map(|a| inodes(g, blocks, a)).collect();
+        let given = memory.saturating_sub(PROGRAM + lists(&inodes));
         // Too little is dealt with as well as it goes.
         let usable = given.max(LEAST / 64);
         let each = MIN_AHEAD as u64;
@@ -90,44 +94,52 @@ impl Budget {
             quota_ids: (quota / USAGE_BYTES) as usize,
             path_dirs: PATH_DIRS.min((usable / PATH_DIR_BYTES) as usize),
             room: Some(usable.saturating_sub(used).max(usable / 4)),
+            inodes,
         }
     }
 }
 
+/// A sector of an allocation group's header, and what it should say of itself.
+fn header(g: &Geometry, blocks: &dyn Blocks, agno: u32, sector: u32) -> Option<(Vec<u8>, Ident)> {
+    let at = g.ag_header_daddr(agno, sector);
+    let mut head = vec![0; g.sector_size as usize];
+    blocks.read_data(at << 9, &mut head).ok()?;
+    Some((head, g.ident(at, Some(agno.into()))))
+}
+
 /// Inodes of an allocation group, as far as its header can be believed.
 fn inodes(g: &Geometry, blocks: &dyn Blocks, agno: u32) -> u64 {
-    let at = g.ag_header_daddr(agno, AGI_SECTOR);
-    let mut head = vec![0; g.sector_size as usize];
-    if blocks.read_data(at << 9, &mut head).is_err() {
-        return 0;
-    }
     let most = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    check_agi(&head, &g.ident(at, Some(agno.into())))
-        .map_or(0, |a| u64::from(a.count.get()).min(most))
+    header(g, blocks, agno, AGI_SECTOR)
+        .and_then(|(head, ident)| Some(check_agi(&head, &ident).ok()?.count.get().into()))
+        .unwrap_or(0)
+        .min(most)
 }
 
 /// Blocks of an allocation group's tree of shared blocks.
 fn sharing_blocks(g: &Geometry, blocks: &dyn Blocks, agno: u32) -> u64 {
-    let at = g.ag_header_daddr(agno, AGF_SECTOR);
-    let mut head = vec![0; g.sector_size as usize];
-    if !g.features.reflink || blocks.read_data(at << 9, &mut head).is_err() {
+    if !g.features.reflink {
         return 0;
     }
-    check_agf(&head, &g.ident(at, Some(agno.into())))
-        .map_or(0, |a| a.refcount_blocks.get().min(g.ag_blocks(agno)).into())
+    header(g, blocks, agno, AGF_SECTOR)
+        .and_then(|(head, ident)| Some(check_agf(&head, &ident).ok()?.refcount_blocks.get()))
+        .unwrap_or(0)
+        .min(g.ag_blocks(agno))
+        .into()
 }
 
-/// Bytes of the lists of all chunks.
-fn lists(g: &Geometry, blocks: &dyn Blocks) -> u64 {
-    let chunks = |agno| inodes(g, blocks, agno).div_ceil(INODES_PER_CHUNK.into());
-    (0..g.agcount).map(|a| chunks(a) * CHUNK_BYTES).sum()
+/// Bytes of the lists of all chunks, where the groups have so many inodes.
+fn lists(inodes: &[u64]) -> u64 {
+    let chunks = |n: &u64| n.div_ceil(INODES_PER_CHUNK.into());
+    inodes.iter().map(|n| chunks(n) * CHUNK_BYTES).sum()
 }
 
 /// The least bound on memory that [`super::check`] can keep on this file system: 24 MiB, and a
 /// quarter of a byte for each inode. Fails as [`super::check`] does.
 pub fn least_memory(blocks: &dyn Blocks) -> Result<u64> {
     let (_, g) = superblock::find(blocks, &Report::default())?;
-    Ok(PROGRAM + LEAST + lists(&g, blocks))
+    let inodes: Vec<u64> = (0..g.agcount).map(|a| inodes(&g, blocks, a)).collect();
+    Ok(PROGRAM + LEAST + lists(&inodes))
 }
 
 /// The blocks that a pass is about, in the order of groups: from one up to another.
@@ -167,7 +179,7 @@ pub(crate) fn windows(run: &Run<'_>) -> Vec<Window> {
             let n = g.ag_blocks(agno);
             let per_block = Btree::Refcount.max_records(g.block_size as usize, g.features.crc, 0);
             let shared = sharing_blocks(g, blocks, agno) * per_block as u64;
-            let need = inodes(g, blocks, agno) * INODE_BYTES
+            let need = run.budget.inodes[agno as usize] * INODE_BYTES
                 + BlockMap::max_bytes(n.into())
                 + shared.min(n.into()) * SHARED_BYTES
                 + GROUP_BYTES;
