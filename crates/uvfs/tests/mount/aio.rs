@@ -20,10 +20,7 @@ fn libaio_answers_as_the_kernel_does() {
         eprintln!("skipped: libaio.h is missing (libaio-dev), run ./test");
         return;
     }
-    for transport in [Transport::Dev, Transport::Uring] {
-        if !has(&[Need::Mount(transport)]) {
-            continue;
-        }
+    for transport in transports() {
         let served = Served::new(&Serve::over(transport));
         let (code, program) = (served.scratch.path("aio.c"), served.scratch.path("aio"));
         fs::write(&code, include_str!("programs/aio.c")).unwrap();

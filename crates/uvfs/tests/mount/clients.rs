@@ -394,12 +394,8 @@ fn clients_of_a_mount_find_the_next_one() {
         }
         let mut client = Running::start(&mut command);
         wait_for("the client", || flags.join("ready").exists());
-        served.mount.expect_gone();
-        served.mount.server.signal(Signal::KILL);
-        served.mount.server.wait(SOON).expect("it is killed");
-        unmount_by_force(&at);
-        fs::write(flags.join("gone"), "").unwrap();
-        let again = Mount::new(&serve, &served.source, &at);
+        let gone = || fs::write(flags.join("gone"), "").unwrap();
+        let again = served.comes_back(&serve, gone);
         client.wait(SOON).expect("it goes on").ok();
         let got = fs::read_to_string(report).unwrap();
         // A guest has no other way to a file than a token.

@@ -120,6 +120,13 @@ pub fn has(needs: &[Need]) -> bool {
     false
 }
 
+/// The transports that there are here.
+pub fn transports() -> impl Iterator<Item = Transport> {
+    [Transport::Dev, Transport::Uring]
+        .into_iter()
+        .filter(|transport| has(&[Need::Mount(*transport)]))
+}
+
 /// Whether the long variants are asked for.
 pub fn full() -> bool {
     std::env::var_os("UVFS_TEST_FULL").is_some()
@@ -684,5 +691,16 @@ impl Served {
     /// A path in the mount.
     pub fn at(&self, name: &str) -> PathBuf {
         self.mount.at.join(name)
+    }
+
+    /// Kills the server, does something, and serves the same again.
+    #[track_caller]
+    pub fn comes_back(&mut self, serve: &Serve, meanwhile: impl FnOnce()) -> Mount {
+        self.mount.expect_gone();
+        self.mount.server.signal(Signal::KILL);
+        self.mount.server.wait(SOON).expect("it is killed");
+        unmount_by_force(&self.mount.at);
+        meanwhile();
+        Mount::new(serve, &self.source, &self.mount.at)
     }
 }

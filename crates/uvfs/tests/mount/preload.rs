@@ -95,11 +95,9 @@ fn everyday_programs() {
         md5sum * 2>/dev/null | grep -v archive || true
         wc -c numbers; tail -n 2 numbers; head -c 20 part | od -c | head -3
     "#;
-    for transport in [Transport::Dev, Transport::Uring] {
-        if has(&[Need::Mount(transport)]) {
-            let outcome = same_as_host(transport, &["tar"], script);
-            assert!(served_any(&outcome), "{outcome}");
-        }
+    for transport in transports() {
+        let outcome = same_as_host(transport, &["tar"], script);
+        assert!(served_any(&outcome), "{outcome}");
     }
 }
 
@@ -415,10 +413,7 @@ fn server_killed_under_a_program() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    for transport in [Transport::Dev, Transport::Uring] {
-        if !has(&[Need::Mount(transport)]) {
-            continue;
-        }
+    for transport in transports() {
         let mut served = Served::new(&Serve::over(transport));
         let script = r#"exec python3 -c '
 import errno, os, sys, threading
@@ -472,10 +467,7 @@ fn server_comes_back_under_a_program() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    for transport in [Transport::Dev, Transport::Uring] {
-        if !has(&[Need::Mount(transport)]) {
-            continue;
-        }
+    for transport in transports() {
         let serve = Serve::over(transport);
         let mut served = Served::new(&serve);
         let flags = served.scratch.dir("flags");
@@ -497,12 +489,8 @@ os.close(g)
         let mut command = under(script, &[&at, &flags]);
         let mut program = Running::start(command.env("UVFS_RUN_RECONNECT", "90"));
         wait_for("the program", || flags.join("ready").exists());
-        served.mount.expect_gone();
-        served.mount.server.signal(Signal::KILL);
-        served.mount.server.wait(SOON).expect("it is killed");
-        unmount_by_force(&at);
-        fs::write(flags.join("gone"), "").unwrap();
-        let again = Mount::new(&serve, &served.source, &at);
+        let gone = || fs::write(flags.join("gone"), "").unwrap();
+        let again = served.comes_back(&serve, gone);
         let outcome = program.wait(SOON);
         if outcome.is_none() {
             again.abort();
@@ -618,10 +606,7 @@ for step in range(500):
 for one in both: one.stdin.close(); assert one.wait() == 0
 print("agreed")
 "##;
-    for transport in [Transport::Dev, Transport::Uring] {
-        if !has(&[Need::Mount(transport)]) {
-            continue;
-        }
+    for transport in transports() {
         let served = Served::new(&Serve::over(transport));
         let mut both = command("python3", ["-c", program]);
         both.arg(served.at("file"))
