@@ -223,7 +223,7 @@ impl Inode {
     pub(crate) fn known_size(&self) -> Option<u64> {
         let st = self.read_state();
         let ours = self.opens.load(Ordering::Acquire) > 0 || st.dirty > 0;
-        let ours = ours && st.lease.mode >= Lease::Read;
+        let ours = ours && st.knows_size();
         (ours || !st.in_flight.is_empty()).then_some(st.size)
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::inode::{Inode, State};
-use super::{Cache, lock};
+use super::{Cache, errno, lock};
 use crate::backend::{Attr, Grant, Lease, Reattached, Recall};
 
 /// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
@@ -60,6 +60,14 @@ impl Leased {
     /// The file was changed past the cache: attributes that were read before are old.
     pub(super) fn changed(&mut self) {
         self.changes += 1;
+    }
+}
+
+impl State {
+    /// Whether the size is known here, if not better than the server: under a lease, or because of
+    /// what an earlier server was not given.
+    pub(super) fn knows_size(&self) -> bool {
+        self.lease.mode >= Lease::Read || self.lease.orphan
     }
 }
 
@@ -175,6 +183,17 @@ impl Inode {
                 return Ok(st.size);
             }
         }
+        let settled = {
+            let _one = lock(&self.asking);
+            self.settle_orphans()
+        };
+        if !settled {
+            // The server has not got all that the file is.
+            return match self.cache.backend.is_alive() {
+                true => Ok(self.size()),
+                false => Err(errno(libc::ENOTCONN)),
+            };
+        }
         self.cache.backend.getattr(self.node).map(|attr| attr.size)
     }
 
@@ -191,7 +210,7 @@ impl Inode {
         }
         let mut attr = self.cache.backend.getattr(self.node)?;
         let st = self.read_state();
-        if st.lease.mode >= Lease::Read {
+        if st.knows_size() {
             attr.size = st.size;
         }
         Ok(attr)
