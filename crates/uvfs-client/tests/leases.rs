@@ -7,6 +7,8 @@
 //!
 //! `UVFS_TEST_FULL=1` runs each for longer.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,7 @@ use uvfs_server::{
     ClientLimits, Clients, Server, ServerOptions, Session, SessionOptions, Transport,
 };
 
-const DEADLINE: Duration = Duration::from_secs(60);
+use common::{DEADLINE, Random, rw};
 
 fn full() -> bool {
     std::env::var_os("UVFS_TEST_FULL").is_some()
@@ -50,23 +52,6 @@ fn client(dir: &Path) -> Client {
         ..Config::default()
     };
     Client::new(Socket::connect(dir.join("sock")).unwrap(), config).unwrap()
-}
-
-fn rw() -> OpenOptions {
-    OpenOptions::new().read(true).write(true).create(true)
-}
-
-/// Numbers that look random, the same each time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (x ^ (x >> 31)) % n
-    }
 }
 
 /// A file as one of those who use it sees it.
