@@ -23,6 +23,8 @@
 
 mod calls;
 mod import;
+mod names;
+mod paths;
 mod process;
 mod real;
 mod report;

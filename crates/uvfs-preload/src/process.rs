@@ -6,12 +6,13 @@ use std::sync::MutexGuard;
 
 use crate::calls;
 use crate::import::{self, Hold};
+use crate::paths::{self, Pause};
 use crate::real::Inside;
 use crate::report;
 use crate::signals;
 use crate::table::{self, Description};
 
-type Held = (Hold, MutexGuard<'static, Vec<&'static Description>>, Inside);
+type Held = (Pause, Hold, MutexGuard<'static, Vec<&'static Description>>, Inside);
 
 thread_local! {
     /// What the thread that forks holds meanwhile.
@@ -23,14 +24,17 @@ extern "C" fn before_fork() {
         // In a signal handler, amid a call.
         return;
     };
+    // First: it is taken first elsewhere too.
+    let pause = paths::pause();
     let hold = Hold::new();
     let free = table::hold();
-    HELD.with(|held| *held.borrow_mut() = Some((hold, free, inside)));
+    HELD.with(|held| *held.borrow_mut() = Some((pause, hold, free, inside)));
 }
 
 extern "C" fn in_parent() {
-    if let Some((hold, free, _inside)) = HELD.with(|held| held.borrow_mut().take()) {
+    if let Some((pause, hold, free, _inside)) = HELD.with(|held| held.borrow_mut().take()) {
         drop(free);
+        drop(pause);
         hold.parent();
     }
 }
@@ -39,13 +43,15 @@ extern "C" fn in_child() {
     calls::new_process();
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
-        Some((hold, free, _inside)) => {
+        Some((pause, hold, free, _inside)) => {
             drop(free);
             hold.child();
+            pause.child();
         }
         None => {
             // Locks may be held for ever here.
             import::READY.store(false, std::sync::atomic::Ordering::Relaxed);
+            paths::off();
             table::forget_all();
         }
     }
@@ -67,6 +73,7 @@ extern "C" fn begin() {
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     calls::aside(report::begin);
+    calls::aside(paths::begin);
     import::READY.store(true, std::sync::atomic::Ordering::Release);
 }
 
@@ -95,6 +102,7 @@ mod before {
 
     use crate::calls;
     use crate::import;
+    use crate::paths;
     use crate::real::Next;
     use crate::table;
 
@@ -111,6 +119,19 @@ mod before {
         if !table::is_foreign(first) {
             calls::aside(|| import::publish_fd(first));
         }
+    }
+
+    /// It gets a descriptor of the kernel's, if it has none.
+    fn number(first: c_int) {
+        let _ = paths::solid(first);
+    }
+
+    fn identity(_: c_int) {
+        paths::identity_changes();
+    }
+
+    fn elsewhere(_: c_int) {
+        paths::off();
     }
 
     macro_rules! before {
@@ -186,5 +207,49 @@ mod before {
         popen, before_popen, everything;
         dprintf, before_dprintf, descriptor;
         vdprintf, before_vdprintf, descriptor;
+        ioctl, before_ioctl, number;
+        flock, before_flock, number;
+        lockf, before_lockf, number;
+        lockf64, before_lockf64, number;
+        fchmod, before_fchmod, number;
+        fchown, before_fchown, number;
+        futimens, before_futimens, number;
+        futimes, before_futimes, number;
+        fgetxattr, before_fgetxattr, number;
+        fsetxattr, before_fsetxattr, number;
+        flistxattr, before_flistxattr, number;
+        fremovexattr, before_fremovexattr, number;
+        fstatfs, before_fstatfs, number;
+        fstatfs64, before_fstatfs64, number;
+        fstatvfs, before_fstatvfs, number;
+        fstatvfs64, before_fstatvfs64, number;
+        fpathconf, before_fpathconf, number;
+        readahead, before_readahead, number;
+        syncfs, before_syncfs, number;
+        isatty, before_isatty, number;
+        posix_fallocate, before_posix_fallocate, number;
+        posix_fallocate64, before_posix_fallocate64, number;
+        vmsplice, before_vmsplice, number;
+        utimensat, before_utimensat, number;
+        futimesat, before_futimesat, number;
+        fchmodat, before_fchmodat, number;
+        fchownat, before_fchownat, number;
+        mknodat, before_mknodat, number;
+        mkfifoat, before_mkfifoat, number;
+        fdopendir, before_fdopendir, number;
+        setuid, before_setuid, identity;
+        seteuid, before_seteuid, identity;
+        setreuid, before_setreuid, identity;
+        setresuid, before_setresuid, identity;
+        setgid, before_setgid, identity;
+        setegid, before_setegid, identity;
+        setregid, before_setregid, identity;
+        setresgid, before_setresgid, identity;
+        capset, before_capset, identity;
+        setfsuid, before_setfsuid, elsewhere;
+        setfsgid, before_setfsgid, elsewhere;
+        chroot, before_chroot, elsewhere;
+        unshare, before_unshare, elsewhere;
+        setns, before_setns, elsewhere;
     }
 }

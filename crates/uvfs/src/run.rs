@@ -34,6 +34,9 @@ pub struct Args {
     /// Shared memory of each process, with K, M or G (default 64M)
     #[arg(long, value_parser = options::bytes, value_name = "SIZE")]
     cache: Option<u64>,
+    /// Also open, look up, make and remove files below uvfs mounts without the kernel
+    #[arg(long)]
+    metadata: bool,
     /// Say on standard error, at the end of each process, what was served
     #[arg(long)]
     report: bool,
@@ -65,6 +68,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.report {
         true => command.env("UVFS_RUN_REPORT", "1"),
         false => command.env_remove("UVFS_RUN_REPORT"),
+    };
+    match args.metadata {
+        true => command.env("UVFS_RUN_METADATA", "1"),
+        false => command.env_remove("UVFS_RUN_METADATA"),
     };
     let error = command.exec();
     let code = match error.kind() {
