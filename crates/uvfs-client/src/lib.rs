@@ -84,7 +84,7 @@ mod short;
 mod stats;
 mod token;
 
-pub use at::{Directory, Names, Place};
+pub use at::{Directory, Listed, Names, Place};
 pub use backend::{
     Attr, Backend, DirEntry, Entry, Imported, LockKind, NodeId, RangeLock, SetAttr, StatFs,
 };

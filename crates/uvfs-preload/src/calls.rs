@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use libc::{iovec, mode_t, off_t, size_t, ssize_t};
+use libc::{iovec, off_t, size_t, ssize_t};
 use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
 use crate::import::{self, Wants, described};
@@ -22,7 +22,7 @@ use crate::table::{self, Known, Opened, Position, Use, lock};
 pub(crate) mod next {
     use std::ffi::{CStr, c_char, c_int, c_void};
 
-    use libc::{FILE, iovec, mode_t, msghdr, off_t, size_t, ssize_t};
+    use libc::{FILE, iovec, msghdr, off_t, size_t, ssize_t};
 
     use crate::real::{Next, next};
 
@@ -1055,6 +1055,8 @@ mod exported {
             // SAFETY: the caller's own arguments.
             return unsafe { next::dup2(fd, to) };
         }
+        // A stream of that number would use it inside the C library.
+        let _ = paths::solid(fd);
         let _closing = vacate(to);
         // SAFETY: the caller's own arguments.
         duplicated(fd, unsafe { next::dup2(fd, to) })
@@ -1066,6 +1068,7 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        let _ = paths::solid(fd);
         let _closing = if fd == to { None } else { vacate(to) };
         // SAFETY: the caller's own arguments.
         duplicated(fd, unsafe { next::dup3(fd, to, flags) })

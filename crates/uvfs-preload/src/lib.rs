@@ -22,6 +22,7 @@
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]
 
 mod calls;
+mod dirs;
 mod import;
 mod names;
 mod paths;

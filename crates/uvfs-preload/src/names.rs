@@ -168,7 +168,7 @@ mod exported {
 
     /// As `serves`, for what opens files.
     macro_rules! opens {
-        ($($name:ident($($arg:ident: $type:ty),*), $dir:expr, $flags:expr, $mode:expr;)*) => {
+        ($($name:ident($($arg:ident: $type:ty),*), $dir:expr, $path:expr, $flags:expr, $mode:expr;)*) => {
             $(
                 /// As the manual says.
                 ///
@@ -176,10 +176,16 @@ mod exported {
                 /// As the manual says.
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-                    let given = Given { dir: $dir, path };
+                    let given = Given { dir: $dir, path: $path };
                     // SAFETY: the caller's own arguments.
                     match unsafe { paths::open(given, $flags, $mode as u32) } {
-                        Some(Ok(fd)) => fd,
+                        Some(Ok(fd)) => {
+                            if fd <= libc::STDERR_FILENO {
+                                // Streams use these inside the C library.
+                                let _ = paths::solid(fd);
+                            }
+                            fd
+                        }
                         Some(Err(code)) => {
                             set_errno(code);
                             -1
@@ -198,16 +204,16 @@ mod exported {
     const CREAT: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
 
     opens! {
-        open(path: *const c_char, flags: c_int, mode: mode_t), libc::AT_FDCWD, flags, mode;
-        open64(path: *const c_char, flags: c_int, mode: mode_t), libc::AT_FDCWD, flags, mode;
-        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t), dir, flags, mode;
-        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t), dir, flags, mode;
-        creat(path: *const c_char, mode: mode_t), libc::AT_FDCWD, CREAT, mode;
-        creat64(path: *const c_char, mode: mode_t), libc::AT_FDCWD, CREAT, mode;
-        __open_2(path: *const c_char, flags: c_int), libc::AT_FDCWD, flags, 0u32;
-        __open64_2(path: *const c_char, flags: c_int), libc::AT_FDCWD, flags, 0u32;
-        __openat_2(dir: c_int, path: *const c_char, flags: c_int), dir, flags, 0u32;
-        __openat64_2(dir: c_int, path: *const c_char, flags: c_int), dir, flags, 0u32;
+        open(path: *const c_char, flags: c_int, mode: mode_t), CWD, path, flags, mode;
+        open64(path: *const c_char, flags: c_int, mode: mode_t), CWD, path, flags, mode;
+        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t), dir, path, flags, mode;
+        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t), dir, path, flags, mode;
+        creat(path: *const c_char, mode: mode_t), CWD, path, CREAT, mode;
+        creat64(path: *const c_char, mode: mode_t), CWD, path, CREAT, mode;
+        __open_2(path: *const c_char, flags: c_int), CWD, path, flags, 0u32;
+        __open64_2(path: *const c_char, flags: c_int), CWD, path, flags, 0u32;
+        __openat_2(dir: c_int, path: *const c_char, flags: c_int), dir, path, flags, 0u32;
+        __openat64_2(dir: c_int, path: *const c_char, flags: c_int), dir, path, flags, 0u32;
     }
 
     const NOFOLLOW: c_int = libc::AT_SYMLINK_NOFOLLOW;
@@ -358,6 +364,10 @@ mod exported {
         }
     }
 
+    fn watched(fd: c_int) {
+        let _ = paths::solid(fd);
+    }
+
     fn submitted(one: *const aiocb) {
         if paths::on() && is_plausible(one.cast(), size_of::<aiocb>()) {
             // SAFETY: the caller's control block.
@@ -403,7 +413,7 @@ mod exported {
             wait: *const libc::timespec, mask: *const libc::sigset_t) =
             selected(count, [read, write, except]);
         epoll_ctl(epoll: c_int, what: c_int, fd: c_int, event: *mut std::ffi::c_void) =
-            drop(paths::solid(fd));
+            watched(fd);
         aio_read(one: *mut aiocb) = submitted(one);
         aio_read64(one: *mut aiocb) = submitted(one);
         aio_write(one: *mut aiocb) = submitted(one);

@@ -673,11 +673,11 @@ pub(crate) unsafe fn symlink(target: *const c_char, given: Given) -> Option<Resu
     }
 }
 
-/// opendir(3) without the kernel: the directory, and the mount's path.
+/// opendir(3) without the kernel: the directory, and an O_PATH descriptor of it.
 ///
 /// # Safety
 /// As for opendir(3).
-pub(crate) unsafe fn directory(path: *const c_char) -> Option<Result<Directory, c_int>> {
+pub(crate) unsafe fn directory(path: *const c_char) -> Option<Result<(Directory, c_int), c_int>> {
     let given = Given {
         dir: libc::AT_FDCWD,
         path,
@@ -685,7 +685,18 @@ pub(crate) unsafe fn directory(path: *const c_char) -> Option<Result<Directory, 
     // SAFETY: the caller's duty.
     unsafe {
         with(given, |base, names| {
-            base.mount.client.open_directory_at(&base.place, names)
+            let directory = base.mount.client.open_directory_at(&base.place, names)?;
+            let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+            let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) as c_int;
+            let same = stat(fd, c"", libc::AT_EMPTY_PATH)
+                .is_some_and(|st| (st.st_dev, st.st_ino) == (base.mount.device, directory.ino));
+            match fd >= 0 && same {
+                true => Ok((directory, fd)),
+                false => {
+                    libc::syscall(libc::SYS_close, fd);
+                    Err(io::Error::from_raw_os_error(libc::ELOOP))
+                }
+            }
         })
     }
 }
@@ -876,6 +887,7 @@ impl Pause {
             std::mem::forget(state);
         }
         HELD.store(0, Ordering::Relaxed);
+        crate::dirs::forget();
         identity_changes();
     }
 }

@@ -460,7 +460,9 @@ impl Coherence {
 
     /// As [`Coherence::is_quiet`].
     fn settled<F: FileSystem>(&self, session: &Arc<Session<F>>) -> bool {
-        lock(&self.attached).quiet || self.is_quiet(&session.queues())
+        // Not in one expression: the lock would be held to its end.
+        let quiet = lock(&self.attached).quiet;
+        quiet || self.is_quiet(&session.queues())
     }
 
     /// A listing with attributes goes to the kernel.
