@@ -156,13 +156,7 @@ impl Client {
         self.backend().step(from.node, &arg, &names.bytes)
     }
 
-    fn at_two(
-        &self,
-        from: &Place,
-        what: AtIn,
-        names: &Names,
-        more: &Names,
-    ) -> io::Result<Vec<u8>> {
+    fn at_two(&self, from: &Place, what: AtIn, names: &Names, more: &Names) -> io::Result<Vec<u8>> {
         let arg = AtIn {
             names: names.count,
             more: more.count,

@@ -177,9 +177,7 @@ impl ShortFile {
             return None;
         }
         cache.shorts.spoil(node);
-        let done = cache
-            .backend
-            .write_short(node, self.handle, offset, buf);
+        let done = cache.backend.write_short(node, self.handle, offset, buf);
         // Whoever read it meanwhile may have what was there before.
         cache.shorts.spoil(node);
         if let Some(inode) = cache.find(node) {

@@ -11,9 +11,9 @@ use libc::{iovec, off_t, size_t, ssize_t};
 use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
 use crate::import::{self, Wants, described};
-use crate::real::{Inside, errno, set_errno};
 use crate::names::{look, lookx};
 use crate::paths;
+use crate::real::{Inside, errno, set_errno};
 use crate::report;
 use crate::table::{self, Known, Opened, Position, Use, lock};
 
@@ -1082,7 +1082,9 @@ mod exported {
                 let Known::Described(one) = table::look(fd) else {
                     return None;
                 };
-                one.opened().filter(|_| one.is_held()).map(|opened| opened.flags)
+                one.opened()
+                    .filter(|_| one.is_held())
+                    .map(|opened| opened.flags)
             })
             .flatten(),
             _ => {

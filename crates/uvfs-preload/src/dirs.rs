@@ -71,7 +71,8 @@ fn ours(dir: *mut DIR) -> Option<&'static Stream> {
     }
     let known = aside(|| {
         let open = lock(&OPEN);
-        open.as_ref().is_some_and(|open| open.contains(&(dir as usize)))
+        open.as_ref()
+            .is_some_and(|open| open.contains(&(dir as usize)))
     });
     // SAFETY: made by `open`, and not closed yet, as the caller's function wants.
     (known == Some(true)).then(|| unsafe { &*dir.cast::<Stream>() })

@@ -234,7 +234,9 @@ fn served_mounts(mountinfo: &str, status: &str) -> Vec<Seen> {
     }
     // Others below, or above at the same place, are the kernel's to find.
     ours.retain(|one| {
-        let there = all.iter().filter(|other| below(&one.point, other).is_some());
+        let there = all
+            .iter()
+            .filter(|other| below(&one.point, other).is_some());
         there.count() == 1
     });
     ours
@@ -350,9 +352,8 @@ impl State {
     }
 
     fn attach(&self, seen: &Seen) -> Option<Arc<Mount>> {
-        let same = |one: &&Arc<Mount>| {
-            one.device == seen.device && one.point.as_bytes() == seen.point
-        };
+        let same =
+            |one: &&Arc<Mount>| one.device == seen.device && one.point.as_bytes() == seen.point;
         if let Some(known) = self.mounts.iter().find(same) {
             return Some(known.clone());
         }
@@ -405,8 +406,8 @@ impl State {
 
     fn current(&mut self) -> Option<Base> {
         if self.current.is_none() {
-            let found = stat(libc::AT_FDCWD, c".", 0)
-                .and_then(|st| self.behind("/proc/self/cwd", &st));
+            let found =
+                stat(libc::AT_FDCWD, c".", 0).and_then(|st| self.behind("/proc/self/cwd", &st));
             self.current = Some(found);
         }
         self.current.clone().flatten()
@@ -565,7 +566,11 @@ pub(crate) unsafe fn look(given: Given, follow: bool) -> Option<Result<(Attr, (u
 ///
 /// # Safety
 /// As for a system call with this path.
-pub(crate) unsafe fn access(given: Given, mode: c_int, follow: bool) -> Option<Result<c_int, c_int>> {
+pub(crate) unsafe fn access(
+    given: Given,
+    mode: c_int,
+    follow: bool,
+) -> Option<Result<c_int, c_int>> {
     // SAFETY: no arguments.
     let root = unsafe { libc::geteuid() } == 0;
     if mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 || (mode != libc::F_OK && !root) {
@@ -661,7 +666,10 @@ pub(crate) unsafe fn link(from: Given, to: Given) -> Option<Result<c_int, c_int>
 /// # Safety
 /// As for symlinkat(2).
 pub(crate) unsafe fn symlink(target: *const c_char, given: Given) -> Option<Result<c_int, c_int>> {
-    let target = Given { dir: 0, path: target };
+    let target = Given {
+        dir: 0,
+        path: target,
+    };
     // SAFETY: the caller's duty.
     unsafe {
         let target = target.bytes().filter(|target| !target.is_empty())?;
@@ -839,9 +847,8 @@ pub(crate) fn give(one: &Use) -> Result<(), c_int> {
     let path = CString::new(path).map_err(|_| libc::EIO)?;
     let flags = opened.flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: a C string and numbers.
-    let real = unsafe {
-        libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) as c_int
-    };
+    let real =
+        unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) as c_int };
     if real < 0 {
         return Err(code(io::Error::last_os_error()));
     }
@@ -896,11 +903,15 @@ impl Pause {
 mod tests {
     use super::*;
 
-    const ROOT: &str = "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\nUmask:\t0022\n";
+    const ROOT: &str =
+        "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\nUmask:\t0022\n";
 
     #[test]
     fn who_may_do_all_is_served() {
-        assert!(entitled(ROOT, "rw,user_id=0,default_permissions,allow_other"));
+        assert!(entitled(
+            ROOT,
+            "rw,user_id=0,default_permissions,allow_other"
+        ));
         assert!(!entitled(&ROOT.replace("ff\n", "fd\n"), "rw,user_id=0"));
         assert!(!entitled(&ROOT.replace("\t0\n", "\t5\n"), "rw,user_id=0"));
         let user = "Uid:\t7\t7\t7\t7\nGid:\t7\t7\t7\t7\nCapEff:\t0\n";

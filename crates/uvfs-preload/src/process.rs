@@ -12,7 +12,12 @@ use crate::report;
 use crate::signals;
 use crate::table::{self, Description};
 
-type Held = (Pause, Hold, MutexGuard<'static, Vec<&'static Description>>, Inside);
+type Held = (
+    Pause,
+    Hold,
+    MutexGuard<'static, Vec<&'static Description>>,
+    Inside,
+);
 
 thread_local! {
     /// What the thread that forks holds meanwhile.

@@ -94,8 +94,15 @@ impl<F: FileSystem> Session<F> {
 impl<F: FileSystem> Session<F> {
     /// The open file of a client's that the kernel looks up by its token (`uvfs_proto::ext::TOKEN`),
     /// with a lookup counted.
-    pub(crate) async fn look_up_token(&self, cx: &Context, token: &[u8; 32]) -> Result<Entry, Errno> {
-        let grant = self.tokens.take(token, Instant::now()).ok_or(Errno::NOENT)?;
+    pub(crate) async fn look_up_token(
+        &self,
+        cx: &Context,
+        token: &[u8; 32],
+    ) -> Result<Entry, Errno> {
+        let grant = self
+            .tokens
+            .take(token, Instant::now())
+            .ok_or(Errno::NOENT)?;
         let fs = self.fs();
         // Sharing counts a lookup, which is what is wanted of it.
         let fh = fs.share(grant.node, grant.fh).await?;

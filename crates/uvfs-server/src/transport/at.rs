@@ -403,7 +403,13 @@ impl<F: FileSystem> Client<F> {
             open_flags: 0,
         };
         let none = Payload::default();
-        let opened = self.step(Opcode::Opendir, entry.nodeid, op.as_bytes(), none.clone(), none);
+        let opened = self.step(
+            Opcode::Opendir,
+            entry.nodeid,
+            op.as_bytes(),
+            none.clone(),
+            none,
+        );
         match opened.await {
             Ok(Answer::Body(body)) => Ok(Answer::of(&AtOpenOut {
                 entry,
@@ -466,8 +472,7 @@ impl<F: FileSystem> Client<F> {
                 Ok(Answer::Body(body)) => {
                     let (entry, rest) =
                         abi::EntryOut::read_from_prefix(&body).map_err(|_| Errno::IO)?;
-                    let (open, _) =
-                        abi::OpenOut::read_from_prefix(rest).map_err(|_| Errno::IO)?;
+                    let (open, _) = abi::OpenOut::read_from_prefix(rest).map_err(|_| Errno::IO)?;
                     return Ok(Answer::of(&AtOpenOut {
                         entry,
                         open,
@@ -530,7 +535,11 @@ impl<F: FileSystem> Client<F> {
         if !short {
             return Ok(Answer::of(&out));
         }
-        let Some(seq) = self.session.coherence.try_read(&self.session, &self.link, node) else {
+        let Some(seq) = self
+            .session
+            .coherence
+            .try_read(&self.session, &self.link, node)
+        else {
             return Ok(Answer::of(&out));
         };
         // From here on nobody changes it unseen.
