@@ -1,8 +1,7 @@
 //! `uvfs run --metadata`: paths below uvfs mounts go to their servers as well.
 //!
 //! A path is served where it is simple: absolute, below a mount's own path, or relative to the
-//! current directory or a descriptor that is known to be a directory of a mount. Symbolic links,
-//! `..`, other mounts below, and every error but the most common ones are left to the kernel,
+//! current directory. Paths relative to descriptors, symbolic links, `..`, other mounts below, and every error but the most common ones are left to the kernel,
 //! which has the same file system and the last word. Nothing is cached: each call asks the server,
 //! so what others did is seen, and the server tells the kernel what it has to drop.
 //!
@@ -10,7 +9,6 @@
 //! mount's own user where the kernel checks nothing. Who becomes somebody else goes through the
 //! kernel from then on, as do other namespaces and roots.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -28,8 +26,6 @@ use crate::table::{self, Held, Known, Opened, Position, Use, lock};
 
 /// How old what is known of the mounts may be.
 const MOUNTS: Duration = Duration::from_millis(1);
-/// Directories that are known by their descriptors.
-const DIRECTORIES: usize = 256;
 /// Capabilities without which even root is refused things (linux/capability.h): CAP_CHOWN,
 /// CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_FSETID.
 const CAPABILITIES: u64 = 0b11111;
@@ -81,8 +77,6 @@ struct State {
     mounts: Vec<Arc<Mount>>,
     /// Nothing: not looked at; nothing in it: none of a mount's.
     current: Option<Option<Base>>,
-    /// By descriptor: its word, and what it is.
-    directories: HashMap<c_int, (u64, Option<Base>)>,
     /// Whom the servers take this process for.
     group: Option<u32>,
 }
@@ -343,7 +337,6 @@ impl State {
             return;
         }
         self.current = None;
-        self.directories.clear();
         self.mounts = seen.iter().filter_map(|one| self.attach(one)).collect();
         self.seen = seen;
         if !self.mounts.is_empty() {
@@ -412,23 +405,6 @@ impl State {
         }
         self.current.clone().flatten()
     }
-
-    fn directory(&mut self, fd: c_int) -> Option<Base> {
-        // Of what was not seen to be opened nobody would see that it is closed.
-        let word = table::word_of(fd)?;
-        if let Some((then, base)) = self.directories.get(&fd)
-            && *then == word
-        {
-            return base.clone();
-        }
-        let base = stat(fd, c"", libc::AT_EMPTY_PATH)
-            .and_then(|st| self.behind(&format!("/proc/self/fd/{fd}"), &st));
-        if self.directories.len() >= DIRECTORIES {
-            self.directories.clear();
-        }
-        self.directories.insert(fd, (word, base.clone()));
-        base
-    }
 }
 
 /// Where a path leads, if that is simple.
@@ -437,10 +413,9 @@ fn locate(state: &mut State, dir: c_int, path: &[u8]) -> Option<(Base, Names)> {
         return state.of_path(path);
     }
     let names = Names::parse(path)?;
-    let base = match dir {
-        libc::AT_FDCWD => state.current(),
-        fd => state.directory(fd),
-    }?;
+    // Descriptors are closed and opened inside the C library as well, unseen: theirs are the
+    // kernel's to know.
+    let base = (dir == libc::AT_FDCWD).then(|| state.current())??;
     Some((base, names))
 }
 
@@ -616,11 +591,12 @@ pub(crate) unsafe fn readlink(
 /// # Safety
 /// As for mkdirat(2).
 pub(crate) unsafe fn mkdir(given: Given, mode: u32) -> Option<Result<c_int, c_int>> {
-    let mask = UMASK.load(Ordering::Relaxed);
     // SAFETY: the caller's duty.
     unsafe {
         with(given, |base, names| {
             named(names)?;
+            // Known by now, at the latest.
+            let mask = UMASK.load(Ordering::Relaxed);
             let mode = mode & 0o1777;
             base.mount.client.mkdir_at(&base.place, names, mode, mask)?;
             Ok(0)
@@ -744,11 +720,11 @@ pub(crate) unsafe fn open(given: Given, flags: c_int, mode: u32) -> Option<Resul
         // It can't be opened again, when the kernel needs it.
         return None;
     }
-    let mask = UMASK.load(Ordering::Relaxed);
     // SAFETY: the caller's duty.
     unsafe {
         with(given, |base, names| {
             named(names)?;
+            let mask = UMASK.load(Ordering::Relaxed);
             let mount = &base.mount;
             let number = Reserved::new(&mount.point, flags)?;
             let file = mount

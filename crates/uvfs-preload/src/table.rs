@@ -321,13 +321,6 @@ pub(crate) fn is(fd: c_int, one: &Use) -> bool {
     word(fd).is_some_and(|word| word.load(Ordering::Acquire) == pointer)
 }
 
-/// A descriptor's word, which is another one when it was closed or replaced; nothing for one that
-/// was not seen to be opened.
-pub(crate) fn word_of(fd: c_int) -> Option<u64> {
-    let word = word(fd)?.load(Ordering::Acquire);
-    (word != 0 && !matches!(word & TAG, OWN | CLOSING)).then_some(word)
-}
-
 /// Decides about a descriptor, unless it has become another one since `word` was read.
 pub(crate) fn decide(fd: c_int, seen: u64, decision: Option<Use>) -> bool {
     let Some(slot) = word(fd) else {

@@ -83,13 +83,13 @@ pub struct NotifyRecallOut {
 /// from the header's node through all but the last name, and does with that what [`AtIn::what`]
 /// says. ELOOP, ESTALE and EOPNOTSUPP say that the path is not this simple: a symbolic link on the
 /// way, something that is no regular file to be opened. The kernel then has to be asked.
-pub const AT: u32 = 8195;
+pub const AT: u32 = 8200;
 /// A token for an open file of the client's own, to reach it through the mount: the header's node,
 /// [`TokenIn`], answered by its 32 bytes. For ten seconds, and once, the mount's root has an entry
 /// of the name [`token_name`] that is this file.
-pub const TOKEN: u32 = 8196;
+pub const TOKEN: u32 = 8201;
 /// Closes a file that [`AT_OPEN`] opened: [`CloseIn`]; its handle, its lookup and its lease go.
-pub const CLOSE: u32 = 8197;
+pub const CLOSE: u32 = 8202;
 
 /// Looks at the end of the path; the node itself without names. Answered by
 /// [`EntryOut`](crate::abi::EntryOut).
