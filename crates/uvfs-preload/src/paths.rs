@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use uvfs_client::{Attr, Client, Directory, Names, Place};
+use uvfs_client::{Client, Directory, Names, Place};
 
-use crate::calls::aside;
+use crate::calls::{Attributes, aside};
 use crate::import;
 use crate::real::Calm;
 use crate::table::{self, Held, Known, Opened, Position, Use, lock};
@@ -525,7 +525,7 @@ fn named(names: &Names) -> io::Result<()> {
 ///
 /// # Safety
 /// As for a system call with this path.
-pub(crate) unsafe fn look(given: Given, follow: bool) -> Option<Result<(Attr, (u64, u64)), c_int>> {
+pub(crate) unsafe fn look(given: Given, follow: bool) -> Option<Result<Attributes, c_int>> {
     // SAFETY: the caller's duty.
     unsafe {
         with(given, |base, names| {
@@ -733,7 +733,7 @@ pub(crate) unsafe fn open(given: Given, flags: c_int, mode: u32) -> Option<Resul
             let kept = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC;
             let opened = Opened {
                 inode: (mount.device, file.opened_as().ino),
-                file: Held::short(file, mount.point.clone()).into(),
+                file: Held::short(file, mount.point.clone()),
                 flags: flags & !(kept | libc::O_CLOEXEC) | O_LARGEFILE,
             };
             let one = Use::new(true).ok_or(io::ErrorKind::OutOfMemory)?;
