@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_token_has_a_name_and_no_other_name_a_token() {
-        let token = std::array::from_fn(|at| at as u8 * 9);
+        let token = std::array::from_fn(|at| (at as u8).wrapping_mul(9));
         let name = token_name(&token);
         assert_eq!(token_of_name(name.as_bytes()), Some(token));
         let bad = name.replace('9', "g");
