@@ -8,6 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uvfs_proto::ext::AtIn;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::Seg;
 
@@ -526,6 +527,26 @@ pub trait Backend: Send + Sync + 'static {
     fn listxattr(&self, node: NodeId) -> io::Result<Vec<OsString>> {
         unsupported()
     }
+    /// A step on a path (`uvfs_proto::ext::AT`): the answer's bytes. `names` end with a 0 byte each.
+    fn step(&self, node: NodeId, arg: &AtIn, names: &[u8]) -> io::Result<Vec<u8>> {
+        unsupported()
+    }
+    /// Gives back what a step opened, with the lease `seq` that came with it.
+    fn close(&self, node: NodeId, handle: u64, seq: u64) {}
+    /// The name that the mount's root has for an open file, for a moment.
+    fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {
+        unsupported()
+    }
+    /// Writes a few bytes at once: no more than 4096.
+    fn write_short(&self, n: NodeId, handle: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
+        unsupported()
+    }
+    /// Entries of an open directory from `offset` on, as READDIR has them; empty at the end.
+    fn list_from(&self, node: NodeId, handle: u64, offset: u64) -> io::Result<Vec<u8>> {
+        unsupported()
+    }
+    /// Closes a directory that a step opened, and takes back its lookup.
+    fn close_directory(&self, node: NodeId, handle: u64) {}
     /// As removexattr(2).
     fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
         unsupported()

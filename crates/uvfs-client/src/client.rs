@@ -21,7 +21,7 @@ const MAX_LINKS: usize = 40;
 /// A client of one file system. Clones share the cache. Paths are relative to the file system's
 /// root; a leading `/` means the same.
 #[derive(Debug, Clone)]
-pub struct Client(Arc<Shared>);
+pub struct Client(pub(crate) Arc<Shared>);
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -115,7 +115,7 @@ impl Client {
         })))
     }
 
-    fn backend(&self) -> &dyn Backend {
+    pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.0.cache.backend
     }
 
@@ -188,7 +188,7 @@ impl Client {
     }
 
     /// What the cache knows better than the server.
-    fn overlay(&self, entry: &Entry) -> Attr {
+    pub(crate) fn overlay(&self, entry: &Entry) -> Attr {
         let mut attr = entry.attr;
         if let Some(inode) = self.0.cache.find(entry.node) {
             match inode.known_size() {

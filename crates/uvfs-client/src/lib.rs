@@ -69,6 +69,7 @@
 //! # }
 //! ```
 
+mod at;
 pub mod backend;
 pub mod cache;
 mod client;
@@ -80,9 +81,11 @@ mod local;
 mod lock;
 mod pending;
 mod remote;
+mod short;
 mod stats;
 mod token;
 
+pub use at::{Directory, Listed, Names, Place};
 pub use backend::{
     Attr, Backend, DirEntry, Entry, Imported, LockKind, NodeId, RangeLock, SetAttr, StatFs,
 };
@@ -93,5 +96,6 @@ pub use file::{Advice, AllocateMode, Driver, File, Flags, Landed, OpenOptions};
 pub use local::LocalStore;
 pub use pending::Pending;
 pub use remote::Server;
+pub use short::ShortFile;
 pub use stats::Stats;
 pub use token::Token;

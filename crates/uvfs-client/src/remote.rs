@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
-use uvfs_proto::ext;
+use uvfs_proto::ext::{self, AtIn};
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -390,7 +390,7 @@ fn wire(lease: Lease) -> u32 {
     }
 }
 
-fn attr_of(a: &abi::Attr) -> Attr {
+pub(crate) fn attr_of(a: &abi::Attr) -> Attr {
     Attr {
         ino: a.ino,
         size: a.size,
@@ -1824,6 +1824,59 @@ impl Backend for Server {
             .filter(|name| !name.is_empty())
             .map(|name| OsStr::from_bytes(name).to_owned())
             .collect())
+    }
+
+    fn step(&self, node: NodeId, arg: &AtIn, names: &[u8]) -> io::Result<Vec<u8>> {
+        self.shared()?
+            .call(ext::AT, node, arg.as_bytes(), names, &[])
+    }
+
+    fn close(&self, node: NodeId, fh: u64, seq: u64) {
+        if let Ok(shared) = self.shared() {
+            shared.tell(ext::CLOSE, node, ext::CloseIn { fh, seq }.as_bytes());
+        }
+    }
+
+    fn name_of(&self, node: NodeId, fh: u64) -> io::Result<OsString> {
+        let op = ext::TokenIn { fh };
+        let reply = self
+            .shared()?
+            .call(ext::TOKEN, node, op.as_bytes(), &[], &[])?;
+        Ok(ext::token_name(&parse(&reply)?).into())
+    }
+
+    fn write_short(&self, n: NodeId, fh: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
+        let op = abi::WriteIn {
+            fh,
+            offset,
+            size: data.len() as u32,
+            ..Default::default()
+        };
+        let shared = self.shared()?;
+        let reply = shared.call(Opcode::Write as u32, n, op.as_bytes(), data, &[])?;
+        let out: abi::WriteOut = parse(&reply)?;
+        Ok((out.size as usize).min(data.len()))
+    }
+
+    fn list_from(&self, node: NodeId, fh: u64, offset: u64) -> io::Result<Vec<u8>> {
+        let op = abi::ReadIn {
+            fh,
+            offset,
+            size: LISTING as u32,
+            ..Default::default()
+        };
+        self.call_long(Opcode::Readdir, node, op.as_bytes(), &[])
+    }
+
+    fn close_directory(&self, node: NodeId, fh: u64) {
+        if let Ok(shared) = self.shared() {
+            let op = abi::ReleaseIn {
+                fh,
+                ..Default::default()
+            };
+            shared.tell(Opcode::Releasedir as u32, node, op.as_bytes());
+            self.forget(node, u64::from(node != ROOT));
+        }
     }
 
     fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {

@@ -251,6 +251,12 @@ impl Inodes {
         Ok(())
     }
 
+    /// How many lookups of a node are counted.
+    pub(crate) fn lookups(&self, node: u64) -> Option<u64> {
+        let mut shard = lock(&self.shards[shard_of(node)]);
+        Some(shard.slots.get(node)?.lookups)
+    }
+
     /// Takes back lookups of a node.
     pub(crate) fn forget(&self, node: u64, lookups: u64) {
         if node == ROOT {

@@ -343,6 +343,14 @@ impl FileSystem for Passthrough {
         self.inodes.forget(node, lookups);
     }
 
+    fn look_again(&self, node: u64) -> bool {
+        self.inodes.remember(node).is_ok()
+    }
+
+    fn lookups(&self, node: u64) -> Option<u64> {
+        self.inodes.lookups(node)
+    }
+
     async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
         self.look_up(parent, name)
     }

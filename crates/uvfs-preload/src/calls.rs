@@ -7,11 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use libc::{iovec, mode_t, off_t, size_t, ssize_t};
+use libc::{iovec, off_t, size_t, ssize_t};
 use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
 use crate::aio;
 use crate::import::{self, Wants, described};
+use crate::names::{look, lookx};
+use crate::paths;
 use crate::real::{Inside, errno, set_errno};
 use crate::report;
 use crate::table::{self, Known, Opened, Position, Use, lock};
@@ -21,21 +23,11 @@ use crate::table::{self, Known, Opened, Position, Use, lock};
 pub(crate) mod next {
     use std::ffi::{CStr, c_char, c_int, c_void};
 
-    use libc::{FILE, iovec, mode_t, msghdr, off_t, size_t, ssize_t};
+    use libc::{FILE, iovec, msghdr, off_t, size_t, ssize_t};
 
     use crate::real::{Next, next};
 
     next! {
-        open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
-        open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
-        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
-        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
-        creat(path: *const c_char, mode: mode_t) -> c_int;
-        creat64(path: *const c_char, mode: mode_t) -> c_int;
-        __open_2(path: *const c_char, flags: c_int) -> c_int;
-        __open64_2(path: *const c_char, flags: c_int) -> c_int;
-        __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
-        __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
         mkstemp(path: *mut c_char) -> c_int;
         mkstemp64(path: *mut c_char) -> c_int;
         mkostemp(path: *mut c_char, flags: c_int) -> c_int;
@@ -139,6 +131,22 @@ pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> Option<T> {
     done
 }
 
+/// A served call's result, as the C library gives it.
+macro_rules! served {
+    ($served:expr, $otherwise:expr) => {
+        match $served {
+            Some(Ok(done)) => done as _,
+            Some(Err(code)) => {
+                set_errno(code);
+                -1
+            }
+            // SAFETY: the caller's own arguments.
+            None => unsafe { $otherwise },
+        }
+    };
+}
+pub(crate) use served;
+
 enum Step<T> {
     Done(io::Result<T>),
     Kernel,
@@ -166,7 +174,8 @@ fn with<T>(
                 Some(libc::ENOTCONN | libc::ESTALE) => {
                     import::trouble("the server's session", &error);
                     import::give_up(fd, &one);
-                    None
+                    // The kernel has nothing of what it can't be given any more.
+                    one.is_held().then_some(Err(libc::ENOTCONN))
                 }
                 code => Some(Err(code.unwrap_or(libc::EIO))),
             },
@@ -177,21 +186,6 @@ fn with<T>(
         report::passed();
     }
     done
-}
-
-/// A served call's result, as the C library gives it.
-macro_rules! served {
-    ($served:expr, $otherwise:expr) => {
-        match $served {
-            Some(Ok(done)) => done as _,
-            Some(Err(code)) => {
-                set_errno(code);
-                -1
-            }
-            // SAFETY: the caller's own arguments.
-            None => unsafe { $otherwise },
-        }
-    };
 }
 
 /// Serves a transfer at a place, or at the position, which it moves.
@@ -224,7 +218,13 @@ fn read_at(
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
     let done = transfer(fd, at, |opened, at| {
-        opened.file.read_vectored_at(bufs, at, flags | opened.how())
+        let how = flags | opened.how();
+        if let (Some((file, _)), [buf], true) = (opened.file.held(), &mut *bufs, how.is_empty())
+            && let Some(n) = file.read_short(buf, at)
+        {
+            return Ok(n);
+        }
+        opened.file.read_vectored_at(bufs, at, how)
     });
     if let Some(Ok(n)) = done {
         report::served(n, 0);
@@ -239,9 +239,13 @@ fn write_at(
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
     let done = transfer(fd, at, |opened, at| {
-        let done = opened
-            .file
-            .write_vectored_at(bufs, at, flags | opened.how())?;
+        let how = flags | opened.how();
+        if let (Some((file, _)), [buf], true) = (opened.file.held(), bufs, how.is_empty())
+            && let Some(done) = file.write_short(buf, at)
+        {
+            return done;
+        }
+        let done = opened.file.write_vectored_at(bufs, at, how)?;
         if opened.syncs_all() {
             opened.file.sync_all()?;
         }
@@ -427,7 +431,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
 }
 
 /// Tells the table of a descriptor that was opened.
-fn noted(fd: c_int) -> c_int {
+pub(crate) fn noted(fd: c_int) -> c_int {
     if fd >= 0 {
         aside(|| table::opened(fd));
     }
@@ -561,7 +565,7 @@ fn advise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> bool {
 }
 
 /// Whether owners are numbered here as at the server: not so in a user namespace.
-fn owners_agree() -> bool {
+pub(crate) fn owners_agree() -> bool {
     static AGREE: OnceLock<bool> = OnceLock::new();
     *AGREE.get_or_init(|| {
         ["/proc/self/uid_map", "/proc/self/gid_map"]
@@ -574,12 +578,18 @@ fn owners_agree() -> bool {
 }
 
 /// Attributes, and the device and inode numbers that the mount gives.
-type Attributes = (Attr, (u64, u64));
+pub(crate) type Attributes = (Attr, (u64, u64));
 
 /// The attributes of what is imported.
 fn attributes(fd: c_int) -> Option<Result<Attributes, c_int>> {
     with(fd, Wants::Imported, |_, opened| match owners_agree() {
-        true => Step::Done(opened.file.stat().map(|attr| (attr, opened.inode))),
+        true => {
+            let attr = match opened.file.held() {
+                Some((file, _)) => file.stat(),
+                None => opened.file.stat(),
+            };
+            Step::Done(attr.map(|attr| (attr, opened.inode)))
+        }
         false => Step::Kernel,
     })
 }
@@ -595,12 +605,26 @@ unsafe fn status(fd: c_int, to: *mut libc::stat) -> Option<Result<c_int, c_int>>
     if table::is_foreign(fd) || !is_plausible(to.cast(), size_of::<libc::stat>()) {
         return None;
     }
-    let (attr, (dev, ino)) = match attributes(fd)? {
+    let found = match attributes(fd)? {
         Ok(found) => found,
         Err(code) => return Some(Err(code)),
     };
+    // SAFETY: the caller's buffer.
+    unsafe { to.write(stat_of(&found)) };
+    Some(Ok(0))
+}
+
+/// What the kernel makes of a device's number (new_decode_dev).
+fn device(number: u32) -> libc::dev_t {
+    libc::makedev(number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xfff00)
+}
+
+/// As stat(2) gives them.
+pub(crate) fn stat_of((attr, (dev, ino)): &Attributes) -> libc::stat {
+    let (dev, ino) = (*dev, *ino);
     // SAFETY: plain data.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    st.st_rdev = device(attr.rdev);
     st.st_dev = dev;
     st.st_ino = ino;
     st.st_mode = attr.mode;
@@ -608,14 +632,12 @@ unsafe fn status(fd: c_int, to: *mut libc::stat) -> Option<Result<c_int, c_int>>
     st.st_uid = attr.uid;
     st.st_gid = attr.gid;
     st.st_size = attr.size as _;
-    st.st_blksize = block_size(&attr) as _;
+    st.st_blksize = block_size(attr) as _;
     st.st_blocks = attr.blocks as _;
     (st.st_atime, st.st_atime_nsec) = (attr.atime.0, attr.atime.1.into());
     (st.st_mtime, st.st_mtime_nsec) = (attr.mtime.0, attr.mtime.1.into());
     (st.st_ctime, st.st_ctime_nsec) = (attr.ctime.0, attr.ctime.1.into());
-    // SAFETY: the caller's buffer.
-    unsafe { to.write(st) };
-    Some(Ok(0))
+    st
 }
 
 /// Whether a path names the descriptor itself.
@@ -648,14 +670,24 @@ unsafe fn status_of(
     {
         return None;
     }
-    let (attr, (dev, ino)) = match attributes(fd)? {
+    let found = match attributes(fd)? {
         Ok(found) => found,
         Err(code) => return Some(Err(code)),
     };
+    // SAFETY: the caller's buffer.
+    unsafe { to.write(statx_of(&found)) };
+    Some(Ok(0))
+}
+
+/// As statx(2) gives them.
+pub(crate) fn statx_of((attr, (dev, ino)): &Attributes) -> libc::statx {
+    let (dev, ino) = (*dev, *ino);
     // SAFETY: plain data.
     let mut st: libc::statx = unsafe { std::mem::zeroed() };
     st.stx_mask = libc::STATX_BASIC_STATS;
-    st.stx_blksize = block_size(&attr);
+    st.stx_blksize = block_size(attr);
+    let rdev = device(attr.rdev);
+    (st.stx_rdev_major, st.stx_rdev_minor) = (libc::major(rdev) as _, libc::minor(rdev) as _);
     st.stx_nlink = attr.nlink;
     st.stx_uid = attr.uid;
     st.stx_gid = attr.gid;
@@ -671,9 +703,7 @@ unsafe fn status_of(
     ] {
         (to.tv_sec, to.tv_nsec) = from;
     }
-    // SAFETY: the caller's buffer.
-    unsafe { to.write(st) };
-    Some(Ok(0))
+    st
 }
 
 /// The kernel is to use a descriptor's position.
@@ -685,6 +715,7 @@ fn published(fd: c_int) {
 
 /// A mapping that writes to the file, if it is of one that can be.
 fn mapping(prot_shared: c_int, fd: c_int) {
+    let _ = paths::solid(fd);
     let shared = prot_shared & libc::MAP_TYPE;
     if fd < 0 || (shared != libc::MAP_SHARED && shared != libc::MAP_SHARED_VALIDATE) {
         return;
@@ -735,16 +766,6 @@ mod exported {
     }
 
     opens! {
-        open(path: *const c_char, flags: c_int, mode: mode_t);
-        open64(path: *const c_char, flags: c_int, mode: mode_t);
-        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
-        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
-        creat(path: *const c_char, mode: mode_t);
-        creat64(path: *const c_char, mode: mode_t);
-        __open_2(path: *const c_char, flags: c_int);
-        __open64_2(path: *const c_char, flags: c_int);
-        __openat_2(dir: c_int, path: *const c_char, flags: c_int);
-        __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
         mkstemp(path: *mut c_char);
         mkstemp64(path: *mut c_char);
         mkostemp(path: *mut c_char, flags: c_int);
@@ -755,18 +776,25 @@ mod exported {
 
     /// Functions whose result comes from an expression in `served`, or from the next definition.
     macro_rules! serves {
-        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $served:expr;)*) => {
+        ($($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
+            = $served:expr;)*) => {
             $(
                 /// As the manual says.
                 ///
                 /// # Safety
                 /// As the manual says.
                 #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                pub unsafe extern "C" fn $name($fd: $first $(, $arg: $type)*) -> $result {
                     // SAFETY: the caller's own arguments.
                     #[allow(unused_unsafe)]
                     let done = unsafe { $served };
-                    served!(done, next::$name($($arg),*))
+                    if done.is_none()
+                        && let Err(code) = paths::solid($fd)
+                    {
+                        set_errno(code);
+                        return -1;
+                    }
+                    served!(done, next::$name($fd $(, $arg)*))
                 }
             )*
         };
@@ -821,11 +849,15 @@ mod exported {
         __fxstat(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
         __fxstat64(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
         fstatat(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int =
-            if is_itself(fd, path, flags) { status(fd, to) } else { None };
+            if is_itself(fd, path, flags) { status(fd, to) } else { look(fd, path, to, flags) };
         fstatat64(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int =
-            if is_itself(fd, path, flags) { status(fd, to) } else { None };
+            if is_itself(fd, path, flags) { status(fd, to) } else { look(fd, path, to, flags) };
         statx(fd: c_int, path: *const c_char, flags: c_int, mask: u32, to: *mut libc::statx)
-            -> c_int = status_of(fd, path, flags, mask, to);
+            -> c_int = if is_itself(fd, path, flags) {
+                status_of(fd, path, flags, mask, to)
+            } else {
+                lookx(fd, path, flags, mask, to)
+            };
         ftruncate(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
         ftruncate64(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
         fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
@@ -856,6 +888,8 @@ mod exported {
     fn published_unless(fd: c_int, at: *mut off_t) {
         if at.is_null() {
             published(fd);
+        } else {
+            let _ = paths::solid(fd);
         }
     }
 
@@ -1031,6 +1065,8 @@ mod exported {
             // SAFETY: the caller's own arguments.
             return unsafe { next::dup2(fd, to) };
         }
+        // A stream of that number would use it inside the C library.
+        let _ = paths::solid(fd);
         let _closing = vacate(to);
         // SAFETY: the caller's own arguments.
         duplicated(fd, unsafe { next::dup2(fd, to) })
@@ -1042,9 +1078,30 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        let _ = paths::solid(fd);
         let _closing = if fd == to { None } else { vacate(to) };
         // SAFETY: the caller's own arguments.
         duplicated(fd, unsafe { next::dup3(fd, to, flags) })
+    }
+
+    /// Gives the kernel the descriptor, unless the command is about its number or can be answered.
+    fn before_control(fd: c_int, command: c_int) -> Option<c_int> {
+        match command {
+            libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => None,
+            libc::F_GETFL if paths::on() && !table::is_foreign(fd) => aside(|| {
+                let Known::Described(one) = table::look(fd) else {
+                    return None;
+                };
+                one.opened()
+                    .filter(|_| one.is_held())
+                    .map(|opened| opened.flags)
+            })
+            .flatten(),
+            _ => {
+                let _ = paths::solid(fd);
+                None
+            }
+        }
     }
 
     fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
@@ -1075,6 +1132,9 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+        if let Some(flags) = before_control(fd, command) {
+            return flags;
+        }
         // SAFETY: the caller's own arguments.
         controlled(fd, command, arg, unsafe { next::fcntl(fd, command, arg) })
     }
@@ -1085,6 +1145,9 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+        if let Some(flags) = before_control(fd, command) {
+            return flags;
+        }
         // SAFETY: the caller's own arguments.
         controlled(fd, command, arg, unsafe { next::fcntl64(fd, command, arg) })
     }

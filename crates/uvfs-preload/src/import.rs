@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
 use crate::aio;
+use crate::paths;
 use crate::real::Calm;
 use crate::report::{self, say};
 use crate::table::{self, Known, Opened, Position, Use, lock};
@@ -128,7 +129,8 @@ fn forget_device(state: &mut State, device: u64) {
     state.foreign.push(device);
 }
 
-fn limited() -> bool {
+/// Whether the size of files is limited, which the kernel has to see to.
+pub(crate) fn limited() -> bool {
     // SAFETY: plain data, filled by the call.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     // SAFETY: `limit` is an rlimit buffer.
@@ -167,18 +169,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
             return None;
         }
     };
-    let known = state
-        .attached
-        .iter()
-        .position(|one| one.socket == token.socket());
-    let index = match known {
-        Some(index) => index,
-        None if state.attached.len() < SERVERS => {
-            state.attached.push(attach(token.socket().to_owned()));
-            state.attached.len() - 1
-        }
-        None => return None,
-    };
+    let index = server(state, token.socket())?;
     let Some(client) = &state.attached[index].client else {
         forget_device(state, inode.0);
         return None;
@@ -187,7 +178,11 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
         Ok(file) => {
             ANY.store(true, Ordering::Relaxed);
             report::imported();
-            let opened = Opened { file, inode, flags };
+            let opened = Opened {
+                file: file.into(),
+                inode,
+                flags,
+            };
             Some((opened, flags))
         }
         Err(error) => {
@@ -199,6 +194,31 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
             None
         }
     }
+}
+
+/// The place of a server in the list, attached to now if it was not; nothing when there are too
+/// many.
+fn server(state: &mut State, socket: &Path) -> Option<usize> {
+    let known = state.attached.iter().position(|one| one.socket == socket);
+    match known {
+        Some(index) => Some(index),
+        None if state.attached.len() < SERVERS => {
+            state.attached.push(attach(socket.to_owned()));
+            Some(state.attached.len() - 1)
+        }
+        None => None,
+    }
+}
+
+/// The session with the server at this socket.
+pub(crate) fn client_at(socket: PathBuf) -> Option<Client> {
+    if OVER.load(Ordering::Relaxed) {
+        return None;
+    }
+    let _calm = Calm::new();
+    let mut state = lock(&STATE);
+    let index = server(&mut state, &socket)?;
+    state.attached[index].client.clone()
 }
 
 /// What a call needs of a descriptor.
@@ -276,6 +296,10 @@ fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int) {
 
 /// Puts a description's position back into the kernel, where others see it.
 pub(crate) fn publish(fd: c_int, one: &Use) {
+    if let Err(code) = paths::give(one) {
+        // Its server is gone, most likely: it stays what it is.
+        return trouble("opening a file", &io::Error::from_raw_os_error(code));
+    }
     one.private.store(false, Ordering::Relaxed);
     let mut position = lock(&one.position);
     if let Position::Here(at) = *position {

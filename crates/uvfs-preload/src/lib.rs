@@ -23,7 +23,10 @@
 
 mod aio;
 mod calls;
+mod dirs;
 mod import;
+mod names;
+mod paths;
 mod process;
 mod real;
 mod report;

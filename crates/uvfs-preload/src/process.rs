@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 use crate::aio;
 use crate::calls;
 use crate::import::{self, Hold};
+use crate::paths::{self, Pause};
 use crate::real::Inside;
 use crate::report;
 use crate::signals;
@@ -17,6 +18,7 @@ struct Held {
     free: MutexGuard<'static, Vec<&'static Description>>,
     contexts: aio::Held,
     hold: Hold,
+    pause: Pause,
     _inside: Inside,
 }
 
@@ -30,9 +32,12 @@ extern "C" fn before_fork() {
         // In a signal handler, amid a call.
         return;
     };
+    // First: it is taken first elsewhere too.
+    let pause = paths::pause();
     let hold = Hold::new();
     let held = Held {
         hold,
+        pause,
         contexts: aio::hold(),
         free: table::hold(),
         _inside: inside,
@@ -42,7 +47,7 @@ extern "C" fn before_fork() {
 
 extern "C" fn in_parent() {
     if let Some(held) = HELD.with(|held| held.borrow_mut().take()) {
-        drop((held.free, held.contexts));
+        drop((held.free, held.contexts, held.pause));
         held.hold.parent();
     }
 }
@@ -55,10 +60,12 @@ extern "C" fn in_child() {
             drop(held.free);
             aio::child(held.contexts);
             held.hold.child();
+            held.pause.child();
         }
         None => {
             // Locks may be held for ever here.
             import::READY.store(false, std::sync::atomic::Ordering::Relaxed);
+            paths::off();
             table::forget_all();
         }
     }
@@ -80,6 +87,7 @@ extern "C" fn begin() {
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     calls::aside(report::begin);
+    calls::aside(paths::begin);
     import::READY.store(true, std::sync::atomic::Ordering::Release);
 }
 
@@ -108,6 +116,7 @@ mod before {
 
     use crate::calls;
     use crate::import;
+    use crate::paths;
     use crate::real::Next;
     use crate::table;
 
@@ -124,6 +133,19 @@ mod before {
         if !table::is_foreign(first) {
             calls::aside(|| import::publish_fd(first));
         }
+    }
+
+    /// It gets a descriptor of the kernel's, if it has none.
+    fn number(first: c_int) {
+        let _ = paths::solid(first);
+    }
+
+    fn identity(_: c_int) {
+        paths::identity_changes();
+    }
+
+    fn elsewhere(_: c_int) {
+        paths::off();
     }
 
     macro_rules! before {
@@ -199,5 +221,49 @@ mod before {
         popen, before_popen, everything;
         dprintf, before_dprintf, descriptor;
         vdprintf, before_vdprintf, descriptor;
+        ioctl, before_ioctl, number;
+        flock, before_flock, number;
+        lockf, before_lockf, number;
+        lockf64, before_lockf64, number;
+        fchmod, before_fchmod, number;
+        fchown, before_fchown, number;
+        futimens, before_futimens, number;
+        futimes, before_futimes, number;
+        fgetxattr, before_fgetxattr, number;
+        fsetxattr, before_fsetxattr, number;
+        flistxattr, before_flistxattr, number;
+        fremovexattr, before_fremovexattr, number;
+        fstatfs, before_fstatfs, number;
+        fstatfs64, before_fstatfs64, number;
+        fstatvfs, before_fstatvfs, number;
+        fstatvfs64, before_fstatvfs64, number;
+        fpathconf, before_fpathconf, number;
+        readahead, before_readahead, number;
+        syncfs, before_syncfs, number;
+        isatty, before_isatty, number;
+        posix_fallocate, before_posix_fallocate, number;
+        posix_fallocate64, before_posix_fallocate64, number;
+        vmsplice, before_vmsplice, number;
+        utimensat, before_utimensat, number;
+        futimesat, before_futimesat, number;
+        fchmodat, before_fchmodat, number;
+        fchownat, before_fchownat, number;
+        mknodat, before_mknodat, number;
+        mkfifoat, before_mkfifoat, number;
+        fdopendir, before_fdopendir, number;
+        setuid, before_setuid, identity;
+        seteuid, before_seteuid, identity;
+        setreuid, before_setreuid, identity;
+        setresuid, before_setresuid, identity;
+        setgid, before_setgid, identity;
+        setegid, before_setegid, identity;
+        setregid, before_setregid, identity;
+        setresgid, before_setresgid, identity;
+        capset, before_capset, identity;
+        setfsuid, before_setfsuid, elsewhere;
+        setfsgid, before_setfsgid, elsewhere;
+        chroot, before_chroot, elsewhere;
+        unshare, before_unshare, elsewhere;
+        setns, before_setns, elsewhere;
     }
 }

@@ -8,11 +8,11 @@
 //! A change of a word carries a new number, so that a slow decision about a descriptor is not
 //! written down for the next one with the same number.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uvfs_client::{File, Flags};
+use uvfs_client::{File, Flags, ShortFile};
 
 /// Descriptors from this number on are left to the kernel.
 pub(crate) const DESCRIPTORS: usize = 1 << 16;
@@ -68,10 +68,48 @@ pub(crate) enum Position {
 
 /// An open file of the server, and what identifies its inode to this process.
 pub(crate) struct Opened {
-    pub(crate) file: File,
+    pub(crate) file: Held,
     pub(crate) inode: (u64, u64),
     /// As fcntl(2) gave them.
     pub(crate) flags: c_int,
+}
+
+/// An open file of a session, in the cache from when that is needed on.
+pub(crate) enum Held {
+    /// Imported.
+    File(File),
+    /// Opened without the kernel, through the mount of this path.
+    Short(Box<(ShortFile, CString)>),
+}
+
+impl Held {
+    pub(crate) fn short(file: ShortFile, point: CString) -> Self {
+        Self::Short(Box::new((file, point)))
+    }
+
+    /// What was opened without the kernel, and the mount's path.
+    pub(crate) fn held(&self) -> Option<(&ShortFile, &CStr)> {
+        match self {
+            Self::File(_) => None,
+            Self::Short(one) => Some((&one.0, &one.1)),
+        }
+    }
+}
+
+impl From<File> for Held {
+    fn from(file: File) -> Self {
+        Self::File(file)
+    }
+}
+
+impl std::ops::Deref for Held {
+    type Target = File;
+    fn deref(&self) -> &File {
+        match self {
+            Self::File(file) => file,
+            Self::Short(one) => one.0.file(),
+        }
+    }
 }
 
 impl Opened {
@@ -100,6 +138,8 @@ pub(crate) struct Description {
     opened: AtomicPtr<Opened>,
     /// All through the kernel, from now on.
     kernel: AtomicBool,
+    /// The kernel does not have it: its descriptors only keep their numbers.
+    held: AtomicBool,
     /// Held by calls that use it, as the kernel does.
     pub(crate) position: Mutex<Position>,
     /// The position is known to nobody else when it is imported.
@@ -122,6 +162,9 @@ impl Drop for Use {
             return;
         }
         let opened = self.opened.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if self.held.swap(false, Ordering::AcqRel) {
+            crate::paths::let_go();
+        }
         if !opened.is_null() {
             // SAFETY: made by `Box::into_raw` in `set_opened`, and taken out by the last user.
             drop(unsafe { Box::from_raw(opened) });
@@ -141,6 +184,7 @@ impl Use {
                     users: AtomicU32::new(0),
                     opened: AtomicPtr::default(),
                     kernel: AtomicBool::new(false),
+                    held: AtomicBool::new(false),
                     position: Mutex::new(Position::Kernel),
                     private: AtomicBool::new(false),
                 }))
@@ -189,6 +233,15 @@ impl Use {
     /// Whether all goes through the kernel.
     pub(crate) fn is_kernels(&self) -> bool {
         self.kernel.load(Ordering::Acquire)
+    }
+
+    /// Whether the kernel does not have it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
     }
 
     /// All goes through the kernel from now on.
@@ -260,6 +313,12 @@ pub(crate) fn look(fd: c_int) -> Known {
             _ => Known::Undecided(word, false),
         };
     }
+}
+
+/// Whether a descriptor is one of a description.
+pub(crate) fn is(fd: c_int, one: &Use) -> bool {
+    let pointer = std::ptr::from_ref(one.0) as u64;
+    word(fd).is_some_and(|word| word.load(Ordering::Acquire) == pointer)
 }
 
 /// Decides about a descriptor, unless it has become another one since `word` was read.

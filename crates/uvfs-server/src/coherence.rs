@@ -135,6 +135,28 @@ struct Shard {
     wakers: HashMap<u64, Vec<Waker>>,
     /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
     seen: HashMap<u64, HashSet<u64>>,
+    /// What the kernel may have of a node, where that is known. Of others it may have anything.
+    views: HashMap<u64, View>,
+}
+
+/// What the kernel may have cached of a node that it did not know when a client came. All that it
+/// learns of one comes from answers, which set these before they are given.
+#[derive(Clone, Copy, Debug, Default)]
+struct View {
+    /// It knows the node.
+    known: bool,
+    /// Its attributes, since it was last told to drop them.
+    attributes: bool,
+    /// Names in it.
+    names: bool,
+}
+
+/// What the kernel has to drop after a client changed a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stale {
+    Nothing,
+    Attributes,
+    Name,
 }
 
 /// The pages of some bytes of a file.
@@ -152,6 +174,15 @@ impl Shard {
         let gone = pages(offset, len);
         let seen = self.seen.entry(node).or_default();
         seen.retain(|page| !gone.contains(page));
+    }
+
+    /// The kernel may be told something of a node.
+    fn shows(&mut self, node: u64, names: bool) {
+        if let Some(view) = self.views.get_mut(&node) {
+            view.known = true;
+            view.attributes = true;
+            view.names |= names;
+        }
     }
 
     fn changed(&mut self, node: u64) {
@@ -179,6 +210,8 @@ pub(crate) struct Coherence {
     shards: [Mutex<Shard>; SHARDS],
     /// Moves whenever attributes that somebody has just read may have become old.
     epoch: AtomicU64,
+    /// Moves when a directory may have got another name or place, or others may use it.
+    moves: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
     /// The kernel keeps dirty pages (`-o writeback`).
@@ -264,6 +297,32 @@ pub(crate) fn cuts(slot: &Slot) -> Option<abi::CreateIn> {
     let (arg, _) = abi::CreateIn::read_from_prefix(&slot.op[..slot.op_len]).ok()?;
     let (cut, new) = (libc::O_TRUNC as u32, libc::O_EXCL as u32);
     (arg.flags & (cut | new) == cut).then_some(arg)
+}
+
+/// Requests that give the kernel names in their node.
+fn brings_names(opcode: Opcode) -> bool {
+    answers_entry(opcode)
+        || matches!(
+            opcode,
+            Opcode::Readdir | Opcode::Readdirplus | Opcode::Rename | Opcode::Rename2
+        )
+}
+
+/// Whether after a request a path may lead elsewhere, or be closed to somebody.
+fn moves(opcode: Opcode, slot: &Slot) -> bool {
+    use abi::SetattrValid as Valid;
+    match opcode {
+        Opcode::Rename
+        | Opcode::Rename2
+        | Opcode::Rmdir
+        | Opcode::Setxattr
+        | Opcode::Removexattr => true,
+        Opcode::Setattr => {
+            let valid = Valid::from_bits_retain(word(slot, 0) as u32);
+            valid.intersects(Valid::MODE | Valid::UID | Valid::GID)
+        }
+        _ => false,
+    }
 }
 
 /// Whether a request changes something that may be cached, or brings attributes without naming
@@ -363,9 +422,122 @@ impl Coherence {
             attached.quiet = false;
             self.tracking.store(false, Ordering::SeqCst);
             for shard in &self.shards {
-                lock(shard).seen.clear();
+                let mut shard = lock(shard);
+                shard.seen.clear();
+                shard.views.clear();
             }
         }
+    }
+
+    /// Moves when a directory may have got another name or place, or others may use it.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::SeqCst)
+    }
+
+    /// Notes what the kernel can have of a node that somebody has just looked up, who has `own`
+    /// lookups of it: nothing, if those are all; if the kernel is who did, the node and no more.
+    pub(crate) fn fresh<F: FileSystem>(
+        &self,
+        session: &Arc<Session<F>>,
+        node: u64,
+        kernel: bool,
+        own: u64,
+    ) {
+        let alone = || session.fs().lookups(node) == Some(own);
+        if !alone() || !self.settled(session) {
+            return;
+        }
+        {
+            let mut shard = self.shard(node);
+            if shard.views.contains_key(&node) {
+                return;
+            }
+            if shard.views.len() >= MOST_SEEN {
+                shard.views.clear();
+            }
+            let view = View {
+                known: kernel,
+                attributes: kernel,
+                names: false,
+            };
+            shard.views.insert(node, view);
+        }
+        // Again: whoever came to have it in between either counts now, or found the view.
+        if !alone() {
+            self.shard(node).views.remove(&node);
+        }
+    }
+
+    /// As [`Coherence::is_quiet`].
+    fn settled<F: FileSystem>(&self, session: &Arc<Session<F>>) -> bool {
+        // Not in one expression: the lock would be held to its end.
+        let quiet = lock(&self.attached).quiet;
+        quiet || self.is_quiet(&session.queues())
+    }
+
+    /// A listing with attributes goes to the kernel.
+    fn shows_all(&self, slot: &Slot, answer: &Answer) {
+        let mut bytes = Vec::new();
+        match answer {
+            Answer::Room(len) => {
+                bytes.resize(*len, 0);
+                slot.room.copy_out(0, &mut bytes);
+            }
+            Answer::Body(body) => bytes.extend_from_slice(body),
+            _ => {}
+        }
+        for (entry, _) in reply::direntpluses(&bytes).flatten() {
+            let node = entry.entry_out.nodeid;
+            if node != 0 {
+                self.shard(node).shows(node, false);
+            }
+        }
+    }
+
+    /// What of a name that a client changed the kernel may have; it is told after this.
+    fn stale(&self, parent: u64) -> Stale {
+        let mut shard = self.shard(parent);
+        let Some(view) = shard.views.get_mut(&parent).filter(|view| !view.names) else {
+            return Stale::Name;
+        };
+        match std::mem::take(&mut view.attributes) {
+            true => Stale::Attributes,
+            false => Stale::Nothing,
+        }
+    }
+
+    /// Whether the kernel can't have anything of a node.
+    fn hides(&self, node: u64) -> bool {
+        let shard = self.shard(node);
+        shard.views.get(&node).is_some_and(|view| !view.known)
+    }
+
+    /// A lease to read, if it can be had at once and the client has none of the node.
+    pub(crate) fn try_read<F: FileSystem>(
+        &self,
+        session: &Arc<Session<F>>,
+        link: &Arc<Link>,
+        node: u64,
+    ) -> Option<u64> {
+        let alone = InitFlags::PASSTHROUGH | InitFlags::WRITEBACK_CACHE;
+        if self.kernel.get().is_some() && session.negotiated().flags.intersects(alone) {
+            return None;
+        }
+        if link.is_over() || !self.settled(session) {
+            return None;
+        }
+        let asked = {
+            let mut shard = self.shard(node);
+            match shard.table.has(node, link.id) {
+                true => return None,
+                false => shard.table.ask(node, link.id, Mode::Read, true),
+            }
+        };
+        let Ask::Granted(seq) = asked else {
+            return None;
+        };
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        Some(seq)
     }
 
     /// Whether nothing is under way that the table does not know.
@@ -472,8 +644,16 @@ impl Coherence {
             }
             entered.push(self.enter(link, node, access).await?);
         }
-        if link.is_none() && slot.header.opcode == Opcode::Read as u32 {
-            self.sees(slot);
+        if link.is_none() {
+            let opcode = Opcode::try_from(slot.header.opcode);
+            if opcode == Ok(Opcode::Read) {
+                self.sees(slot);
+            }
+            let node = slot.header.nodeid;
+            self.shard(node).shows(node, opcode.is_ok_and(brings_names));
+            if opcode.is_ok_and(|o| matches!(o, Opcode::Rename | Opcode::Rename2)) {
+                self.shard(word(slot, 0)).shows(word(slot, 0), true);
+            }
         }
         Ok(Under { entered, epoch })
     }
@@ -578,6 +758,9 @@ impl Coherence {
                 let own = one.own && self.writes(link, one.node);
                 if one.access == Access::Change && !own {
                     self.epoch.fetch_add(1, Ordering::SeqCst);
+                    if self.hides(one.node) {
+                        continue;
+                    }
                     let (offset, len) = range(slot);
                     self.invalidate(one.node, offset, len).await;
                 }
@@ -588,13 +771,24 @@ impl Coherence {
         let epoch = under.epoch;
         drop(under);
         let Ok(opcode) = opcode else { return };
+        if moves(opcode, slot) {
+            self.moves.fetch_add(1, Ordering::SeqCst);
+        }
         if matches!(answer, Answer::Error(_)) {
             return;
         }
         if let (Some(_), Some(kernel)) = (link, self.kernel.get()) {
             for (parent, name) in names(opcode, slot) {
-                kernel.entry(parent, name).await;
+                self.epoch.fetch_add(1, Ordering::SeqCst);
+                match self.stale(parent) {
+                    Stale::Nothing => {}
+                    Stale::Attributes => kernel.inode(parent, -1, 0).await,
+                    Stale::Name => kernel.entry(parent, name).await,
+                }
             }
+        }
+        if opcode == Opcode::Readdirplus && link.is_none() {
+            self.shows_all(slot, answer);
         }
         if answers_entry(opcode)
             && let Answer::Body(body) = answer
@@ -602,6 +796,9 @@ impl Coherence {
             && entry.nodeid != 0
         {
             if link.is_none() {
+                let node = entry.nodeid;
+                self.fresh(session, node, true, 1);
+                self.shard(node).shows(node, false);
                 if !self.may_keep(entry.nodeid, epoch) {
                     entry.attr_valid = 0;
                     entry.attr_valid_nsec = 0;
@@ -667,10 +864,12 @@ impl Coherence {
 
     async fn ask(&self, link: &Link, node: u64, mode: Mode) -> Option<u64> {
         let kernel = self.kernel.get();
-        let asked = self
-            .shard(node)
-            .table
-            .ask(node, link.id, mode, kernel.is_some());
+        let asked = {
+            let mut shard = self.shard(node);
+            let hidden = shard.views.get(&node).is_some_and(|view| !view.known);
+            let mounted = kernel.is_some() && !hidden;
+            shard.table.ask(node, link.id, mode, mounted)
+        };
         match (asked, kernel) {
             (Ask::Granted(seq), _) => Some(seq),
             (Ask::Invalidate, Some(_)) => {

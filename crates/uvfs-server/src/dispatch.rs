@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
+use uvfs_proto::ext::token_of_name;
 use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
 use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::{Operation, Request};
@@ -276,7 +277,16 @@ async fn dispatch<F: FileSystem>(
         kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
     };
     match request.operation {
-        Operation::Lookup(name) => fs.lookup(cx, node, name).await.map(entry),
+        Operation::Lookup(name) => {
+            // Of the kernel alone: a client has the file already.
+            if node == ROOT
+                && slot.header.unique & shm::OURS == 0
+                && let Some(token) = token_of_name(name.to_bytes())
+            {
+                return session.look_up_token(cx, &token).await.map(entry);
+            }
+            fs.lookup(cx, node, name).await.map(entry)
+        }
         Operation::Forget(arg) => {
             fs.forget(node, arg.nlookup);
             Ok(Answer::None)

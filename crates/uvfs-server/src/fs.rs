@@ -305,6 +305,17 @@ pub trait FileSystem: Send + Sync + 'static {
     /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
     fn forget(&self, node: u64, lookups: u64) {}
 
+    /// Counts one more lookup of a node that is known; false when it is not, or can't be.
+    fn look_again(&self, node: u64) -> bool {
+        false
+    }
+
+    /// How many lookups of a node are counted, for who wants to know whether anybody else has it.
+    /// Nothing where that is not known.
+    fn lookups(&self, node: u64) -> Option<u64> {
+        None
+    }
+
     /// Finds a name in a directory.
     async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Entry> {
         unsupported!(cx, parent, name)

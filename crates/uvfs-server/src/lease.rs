@@ -284,6 +284,12 @@ impl Table {
         nodes.map(|(&node, _)| node).collect()
     }
 
+    /// Whether `who` has a lease of the node.
+    pub(crate) fn has(&self, node: u64, who: Holder) -> bool {
+        let held = self.nodes.get(&node).map(|n| &n.held[..]);
+        held.is_some_and(|held| held.iter().any(|h| h.who == who))
+    }
+
     /// Whether `who` may have dirty pages of the node.
     pub(crate) fn writes(&self, node: u64, who: Holder) -> bool {
         let held = self.nodes.get(&node).map(|n| &n.held[..]);

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use uvfs_proto::import::{PATH_MAX, TokenOut, VERSION};
 
-use crate::fs::FileSystem;
+use crate::fs::{Context, Entry, FileSystem};
 use crate::session::Session;
 
 /// How long a token is good.
@@ -43,6 +43,17 @@ impl Table {
         Ok(())
     }
 
+    /// A new token.
+    pub(crate) fn issue(&self, grant: Grant) -> Result<[u8; 32], Errno> {
+        let mut token = [0; 32];
+        // Never short for so few bytes, once the generator is seeded (random(7)).
+        if getrandom(&mut token, GetRandomFlags::empty())? != token.len() {
+            return Err(Errno::AGAIN);
+        }
+        self.insert(token, grant, Instant::now())?;
+        Ok(token)
+    }
+
     /// What a token stands for; it is good for no more.
     pub(crate) fn take(&self, token: &[u8; 32], now: Instant) -> Option<Grant> {
         let mut out = self.0.lock().unwrap_or_else(|p| p.into_inner());
@@ -67,13 +78,7 @@ impl<F: FileSystem> Session<F> {
             Err(Errno::NOSYS) => return Err(Errno::NOTTY),
             other => other?,
         };
-        let mut token = [0; 32];
-        // Never short for so few bytes, once the generator is seeded (random(7)).
-        if getrandom(&mut token, GetRandomFlags::empty())? != token.len() {
-            return Err(Errno::AGAIN);
-        }
-        self.tokens
-            .insert(token, Grant { node, fh, flags }, Instant::now())?;
+        let token = self.tokens.issue(Grant { node, fh, flags })?;
         let mut out = TokenOut {
             version: VERSION,
             path_len: path.len() as u32,
@@ -83,6 +88,34 @@ impl<F: FileSystem> Session<F> {
         };
         out.path[..path.len()].copy_from_slice(path);
         Ok(out)
+    }
+}
+
+impl<F: FileSystem> Session<F> {
+    /// The open file of a client's that the kernel looks up by its token (`uvfs_proto::ext::TOKEN`),
+    /// with a lookup counted.
+    pub(crate) async fn look_up_token(
+        &self,
+        cx: &Context,
+        token: &[u8; 32],
+    ) -> Result<Entry, Errno> {
+        let grant = self
+            .tokens
+            .take(token, Instant::now())
+            .ok_or(Errno::NOENT)?;
+        let fs = self.fs();
+        // Sharing counts a lookup, which is what is wanted of it.
+        let fh = fs.share(grant.node, grant.fh).await?;
+        let attributes = fs.getattr(cx, grant.node, Some(fh)).await;
+        let _ = fs.release(cx, grant.node, fh, None).await;
+        let attributes = attributes.inspect_err(|_| fs.forget(grant.node, 1))?;
+        Ok(Entry {
+            node: grant.node,
+            generation: 0,
+            attr: attributes.attr,
+            attr_ttl: Duration::ZERO,
+            entry_ttl: Duration::ZERO,
+        })
     }
 }
 

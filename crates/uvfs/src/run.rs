@@ -38,6 +38,9 @@ pub struct Args {
     /// Seconds that calls wait for a server that went to come back (default 5)
     #[arg(long, value_parser = options::seconds, value_name = "N")]
     reconnect: Option<Duration>,
+    /// Also open, look up, make and remove files below uvfs mounts without the kernel
+    #[arg(long)]
+    metadata: bool,
     /// Say on standard error, at the end of each process, what was served
     #[arg(long)]
     report: bool,
@@ -72,6 +75,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.report {
         true => command.env("UVFS_RUN_REPORT", "1"),
         false => command.env_remove("UVFS_RUN_REPORT"),
+    };
+    match args.metadata {
+        true => command.env("UVFS_RUN_METADATA", "1"),
+        false => command.env_remove("UVFS_RUN_METADATA"),
     };
     let error = command.exec();
     let code = match error.kind() {

@@ -367,9 +367,11 @@ impl Cache {
     pub(crate) fn recalled(&self, recall: Recall) {
         match self.find(recall.node) {
             Some(inode) => inode.recall(recall),
-            None => self
-                .backend
-                .return_lease(recall.node, recall.seq, Lease::None),
+            None => {
+                self.shorts.recalled(recall.node);
+                self.backend
+                    .return_lease(recall.node, recall.seq, Lease::None);
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
 use crate::backend::{Backend, Limits, NodeId};
 use crate::event::Event;
+use crate::short::{Short, Shorts};
 use crate::stats::{Counters, Stats};
 
 pub(crate) use direct::{Direct, Then};
@@ -135,6 +136,8 @@ pub(crate) struct Cache {
     dirty_limit: u64,
     background_limit: u64,
     inodes: Mutex<HashMap<NodeId, Arc<Inode>>>,
+    /// Contents of short files that have no inode here.
+    pub(crate) shorts: Shorts,
     /// The inodes again, in the order in which reclaim visits them.
     clock: Mutex<VecDeque<Weak<Inode>>>,
     /// Pages were freed, or dirty ones written.
@@ -174,6 +177,7 @@ impl Cache {
             dirty_limit: percent(config.dirty_percent),
             background_limit: percent(config.background_percent.min(config.dirty_percent)),
             inodes: Mutex::default(),
+            shorts: Shorts::default(),
             clock: Mutex::default(),
             changed: Event::default(),
             room: Event::default(),
@@ -230,6 +234,8 @@ impl Cache {
         if let Some(inode) = inodes.get(&node) {
             return inode.clone();
         }
+        // From now on its data is here.
+        self.shorts.spoil(node);
         let inode = Inode::new(self, node, mtime, size);
         inodes.insert(node, inode.clone());
         lock(&self.clock).push_back(Arc::downgrade(&inode));
@@ -238,6 +244,16 @@ impl Cache {
 
     pub(crate) fn inodes(&self) -> Vec<Arc<Inode>> {
         lock(&self.inodes).values().cloned().collect()
+    }
+
+    /// Keeps a short file's contents, as long as it has no inode here; whether it has none.
+    pub(crate) fn keep_short(&self, node: NodeId, short: &Arc<Short>) -> bool {
+        let inodes = lock(&self.inodes);
+        let alone = !inodes.contains_key(&node);
+        if alone {
+            self.shorts.insert(node, short);
+        }
+        alone
     }
 
     pub(crate) fn find(&self, node: NodeId) -> Option<Arc<Inode>> {

@@ -12,6 +12,7 @@ use crate::session::{Session, has_no_answer};
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 
+mod at;
 pub mod dev;
 pub mod shm;
 pub mod uring;

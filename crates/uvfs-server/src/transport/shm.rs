@@ -45,6 +45,7 @@ use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::{Attached, QueueStats};
+use crate::transport::at::Walked;
 use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
@@ -373,6 +374,7 @@ fn attend<F: FileSystem>(
         handles: RefCell::default(),
         imported: RefCell::default(),
         lookups: RefCell::default(),
+        walked: RefCell::default(),
         bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
@@ -402,20 +404,20 @@ fn attend<F: FileSystem>(
     })
 }
 
-struct Client<F: FileSystem> {
-    session: Arc<Session<F>>,
+pub(super) struct Client<F: FileSystem> {
+    pub(super) session: Arc<Session<F>>,
     /// How others recall its leases.
-    link: Arc<Link>,
-    stats: Arc<QueueStats>,
+    pub(super) link: Arc<Link>,
+    pub(super) stats: Arc<QueueStats>,
     /// As people see it.
     listed: Arc<Attached>,
     /// Another user's: may use what it imported and nothing else.
-    guest: bool,
+    pub(super) guest: bool,
     queue: Arc<ServerQueue>,
     arena: Arc<Arena>,
     memory: IoBuf,
     /// Where each entry's inline payload is copied to.
-    inline: IoBuf,
+    pub(super) inline: IoBuf,
     peer: (u32, u32, u32),
     /// Requests whose handler is not done.
     busy: Cell<usize>,
@@ -424,11 +426,13 @@ struct Client<F: FileSystem> {
     /// The socket was closed.
     gone: Cell<bool>,
     /// Open files and directories: node, handle, whether it is a directory.
-    handles: RefCell<HashSet<(u64, u64, bool)>>,
+    pub(super) handles: RefCell<HashSet<(u64, u64, bool)>>,
     /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
     imported: RefCell<HashMap<(u64, u64), u32>>,
     /// Lookups that the client has not undone.
-    lookups: RefCell<HashMap<u64, u64>>,
+    pub(super) lookups: RefCell<HashMap<u64, u64>>,
+    /// What walks along paths remember.
+    pub(super) walked: RefCell<Walked>,
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
@@ -548,6 +552,7 @@ impl<F: FileSystem> Client<F> {
                 }
             }
         }
+        self.forget_walks();
         self.queue.arm();
         if !self.queue.ready() && !self.gone.get() && !self.link.is_over() {
             while let Err(Errno::INTR | Errno::AGAIN) =
@@ -563,7 +568,7 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    fn header(&self, opcode: u32, nodeid: u64, len: usize) -> InHeader {
+    pub(super) fn header(&self, opcode: u32, nodeid: u64, len: usize) -> InHeader {
         static UNIQUE: AtomicU64 = AtomicU64::new(0);
         InHeader {
             len: len as u32,
@@ -607,7 +612,13 @@ impl<F: FileSystem> Client<F> {
         // One thread serves a whole client: what it sends together goes to the host side by side.
         runtime::hand_over_large(self.busy.get() > 1);
         let may = match theirs.opcode {
-            IMPORT | ext::LEASE | ext::LEASE_RETURN | ext::FIND => Ok(()),
+            IMPORT
+            | ext::LEASE
+            | ext::LEASE_RETURN
+            | ext::FIND
+            | ext::AT
+            | ext::TOKEN
+            | ext::CLOSE => Ok(()),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
@@ -620,6 +631,9 @@ impl<F: FileSystem> Client<F> {
             (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
             (Ok(()), ext::FIND) => self.find(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::AT) => self.at(&slot, at).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
+            (Ok(()), ext::CLOSE) => self.close(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
             }
@@ -629,7 +643,11 @@ impl<F: FileSystem> Client<F> {
                 self.identified(&slot, answer)
             }
         };
-        self.note(&slot, &answer);
+        match theirs.opcode {
+            // Their steps were.
+            ext::AT | ext::CLOSE => {}
+            _ => self.note(&slot, &answer),
+        }
         let (error, len, body) = match &answer {
             Answer::None => (0, 0, &[][..]),
             Answer::Error(errno) => (-errno.raw_os_error(), 0, &[][..]),
@@ -737,7 +755,7 @@ impl<F: FileSystem> Client<F> {
     }
 
     /// Makes a request no more than its handle and its sender allow.
-    fn constrain(&self, slot: &mut Slot) {
+    pub(super) fn constrain(&self, slot: &mut Slot) {
         let node = slot.header.nodeid;
         // The file system's callers have no privileges here unless they are root.
         let kill = self.peer.0 != 0;
@@ -962,8 +980,17 @@ impl<F: FileSystem> Client<F> {
         })
     }
 
+    /// Counts a lookup.
+    fn found(&self, lookups: &mut HashMap<u64, u64>, node: u64) {
+        let count = lookups.entry(node).or_default();
+        *count += 1;
+        self.session
+            .coherence
+            .fresh(&self.session, node, false, *count);
+    }
+
     /// Remembers what the client has of the file system, to take it back when it goes.
-    fn note(&self, slot: &Slot, answer: &Answer) {
+    pub(super) fn note(&self, slot: &Slot, answer: &Answer) {
         let node = slot.header.nodeid;
         if let Answer::Error(_) = answer {
             return;
@@ -980,12 +1007,12 @@ impl<F: FileSystem> Client<F> {
             (Ok(Opcode::Create), Answer::Body(body)) => {
                 let made = word(body, 0);
                 handles.insert((made, word(body, size_of::<abi::EntryOut>()), false));
-                *lookups.entry(made).or_default() += 1;
+                self.found(&mut lookups, made);
             }
             (
                 Ok(Opcode::Lookup | Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Link),
                 Answer::Body(body),
-            ) => *lookups.entry(word(body, 0)).or_default() += 1,
+            ) => self.found(&mut lookups, word(body, 0)),
             (Ok(Opcode::Release), _) => {
                 handles.remove(&(node, word(&slot.op, 0), false));
                 self.imported
