@@ -1,17 +1,16 @@
-//! Paths from a directory that is held, each in one request: what the `*at` system calls do.
+//! What the `*at` system calls do: paths from a directory that is held.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
-use uvfs_proto::abi::{Dirent, EntryOut};
-use uvfs_proto::ext::{self, AT_FOLLOW, AT_KEEP, AtIn, AtOpenOut, LEASE_READ};
-use zerocopy::FromBytes;
+use uvfs_proto::ext::PEEK_MAX;
 
-use crate::backend::{Attr, Entry, NodeId, ROOT};
-use crate::cache::errno;
-use crate::client::{Client, Shared};
-use crate::remote::attr_of;
+use crate::backend::{Attr, DirHandle, ListedEntry};
+use crate::cache::{Handle, errno};
+use crate::client::{Client, KEPT, Shared};
+use crate::dentry::{Found, Pinned};
 use crate::short::ShortFile;
 
 /// The longest path, as in the kernel (PATH_MAX, with its 0 byte).
@@ -19,57 +18,38 @@ const LONGEST: usize = 4096;
 
 /// A directory that paths start from. It stays the same one when it is renamed or removed.
 #[derive(Debug)]
-pub struct Place {
-    client: Arc<Shared>,
-    node: NodeId,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.node != ROOT {
-            self.client.cache.backend.forget(self.node, 1);
-        }
-    }
-}
+pub struct Place(Pinned);
 
 /// The names of a path, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Names {
-    /// Each with its 0 byte.
-    bytes: Vec<u8>,
-    count: u32,
-}
+pub struct Names(Vec<OsString>);
 
 impl Names {
-    /// Takes a relative path apart; nothing for what a server can't be asked in one step: a path
-    /// with `..`, one that ends with a slash, one that is too long. No names are the place itself.
+    /// Takes a relative path apart; nothing for one with `..`, one that ends with a slash, and one
+    /// that is too long. No names are the place itself.
     pub fn parse(path: &[u8]) -> Option<Self> {
-        if path.len() >= LONGEST || path.is_empty() || path.ends_with(b"/") {
+        // The kernel refuses to make, remove or rename "name/.": it knows how.
+        if path.len() >= LONGEST
+            || path.is_empty()
+            || path.ends_with(b"/")
+            || (path.ends_with(b"/.") && path.iter().any(|byte| !b"./".contains(byte)))
+        {
             return None;
         }
-        let mut names = Self {
-            bytes: Vec::with_capacity(path.len() + 1),
-            count: 0,
-        };
+        let mut names = Vec::new();
         for name in path.split(|&byte| byte == b'/') {
             match name {
                 b"" | b"." => {}
                 b".." => return None,
-                name => {
-                    names.bytes.extend_from_slice(name);
-                    names.bytes.push(0);
-                    names.count += 1;
-                }
+                name => names.push(OsString::from_vec(name.to_vec())),
             }
         }
-        // The kernel refuses to make, remove or rename this: it knows how.
-        let dot = names.count > 0 && path.ends_with(b"/.");
-        (!dot && !names.bytes.is_empty() || names.count == 0).then_some(names)
+        Some(Self(names))
     }
 
     /// Whether the place itself is meant.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.0.is_empty()
     }
 }
 
@@ -77,8 +57,8 @@ impl Names {
 #[derive(Debug)]
 pub struct Directory {
     client: Arc<Shared>,
-    node: NodeId,
-    handle: u64,
+    pin: Pinned,
+    handle: DirHandle,
     /// Its inode's number.
     pub ino: u64,
 }
@@ -86,84 +66,86 @@ pub struct Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         let backend = &self.client.cache.backend;
-        backend.close_directory(self.node, self.handle);
+        backend.close_directory(self.pin.node, self.handle);
     }
-}
-
-/// An entry of a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
-    pub name: OsString,
-    /// The inode's number.
-    pub ino: u64,
-    /// DT_* of readdir(3).
-    pub kind: u8,
-    /// Where the entry after it is listed from.
-    pub next: u64,
 }
 
 impl Directory {
     /// Entries from `offset` on, `.` and `..` too; none at the end. The first offset is 0.
     ///
     /// # Errors
-    /// What the server answers.
-    pub fn list(&self, offset: u64) -> io::Result<Vec<Listed>> {
-        use std::os::unix::ffi::OsStringExt;
-        let backend = &self.client.cache.backend;
-        let bytes = backend.list_from(self.node, self.handle, offset)?;
-        let mut list = Vec::new();
-        let mut rest = &bytes[..];
-        while let Ok((entry, tail)) = Dirent::read_from_prefix(rest) {
-            let len = entry.namelen as usize;
-            let Some(name) = tail.get(..len) else { break };
-            list.push(Listed {
-                name: OsString::from_vec(name.to_vec()),
-                ino: entry.ino,
-                kind: entry.r#type as u8,
-                next: entry.off,
-            });
-            rest = tail.get(len.next_multiple_of(8)..).unwrap_or_default();
+    /// What the server answers; ESTALE when it is another one by now.
+    pub fn list(&self, offset: u64) -> io::Result<Vec<ListedEntry>> {
+        let cache = &self.client.cache;
+        let node = self.pin.node;
+        // As the kernel does: who lists a directory often looks at what is in it.
+        let leased = cache.dentries.take_searched(node) || offset == 0;
+        let ticket = cache.ticket(&self.pin);
+        let list = cache.backend.list(node, self.handle, offset, leased)?;
+        if leased {
+            cache.listed(node, &list, &ticket);
         }
-        Ok(list)
+        Ok(list.entries)
     }
 }
 
-fn entry(bytes: &[u8]) -> io::Result<Entry> {
-    let (out, _) = EntryOut::read_from_prefix(bytes).map_err(|_| errno(libc::EIO))?;
-    Ok(Entry {
-        node: out.nodeid,
-        attr: attr_of(&out.attr),
-    })
+/// What has to be done by a way that knows more: symbolic links, special files.
+fn elsewhere<T>() -> io::Result<T> {
+    Err(errno(libc::ELOOP))
 }
 
-/// Of a server that understands no steps on paths, and where the kernel has to be asked, all of
-/// these fail with ELOOP, ESTALE, ENOSYS, EPERM or EOPNOTSUPP. None follows symbolic links.
+/// Symbolic links are not followed: a path that leads through one, or to one where that would be
+/// followed, fails with ELOOP.
 impl Client {
     /// The file system's root.
     pub fn root(&self) -> Place {
-        Place {
-            client: self.0.clone(),
-            node: ROOT,
+        Place(self.cache().root().pin)
+    }
+
+    fn step(&self, found: Found, name: &OsStr, with_attr: bool) -> io::Result<Found> {
+        match found.kind {
+            libc::S_IFDIR => self.cache().find_name(found.pin.node, name, with_attr),
+            libc::S_IFLNK => elsewhere(),
+            _ => Err(errno(libc::ENOTDIR)),
         }
     }
 
-    fn at(&self, from: &Place, what: AtIn, names: &Names) -> io::Result<Vec<u8>> {
-        let arg = AtIn {
-            names: names.count,
-            ..what
-        };
-        self.backend().step(from.node, &arg, &names.bytes)
+    fn start(&self, from: &Place) -> Found {
+        Found {
+            pin: self.cache().pin(&from.0),
+            kind: libc::S_IFDIR,
+            attr: None,
+        }
     }
 
-    fn at_two(&self, from: &Place, what: AtIn, names: &Names, more: &Names) -> io::Result<Vec<u8>> {
-        let arg = AtIn {
-            names: names.count,
-            more: more.count,
-            ..what
+    /// The directory that all names but the last lead to, and the last.
+    fn parent_at<'n>(&self, from: &Place, names: &'n Names) -> io::Result<(Pinned, &'n OsStr)> {
+        let Some((last, way)) = names.0.split_last() else {
+            return elsewhere();
         };
-        let both = [&names.bytes[..], &more.bytes].concat();
-        self.backend().step(from.node, &arg, &both)
+        let mut found = self.start(from);
+        for name in way {
+            found = self.step(found, name, false)?;
+        }
+        match found.kind {
+            libc::S_IFDIR => Ok((found.pin, last)),
+            libc::S_IFLNK => elsewhere(),
+            _ => Err(errno(libc::ENOTDIR)),
+        }
+    }
+
+    fn find_at(&self, from: &Place, names: &Names, follow: bool) -> io::Result<Found> {
+        let found = match names.is_empty() {
+            true => self.start(from),
+            false => {
+                let (parent, name) = self.parent_at(from, names)?;
+                self.cache().find_name(parent.node, name, true)?
+            }
+        };
+        match found.kind == libc::S_IFLNK && follow {
+            true => elsewhere(),
+            false => Ok(found),
+        }
     }
 
     /// Another place, and its attributes: a directory, or what else the path leads to.
@@ -171,17 +153,9 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn place_at(&self, from: &Place, names: &Names) -> io::Result<(Place, Attr)> {
-        let what = AtIn {
-            what: ext::AT_STAT,
-            flags: AT_KEEP | AT_FOLLOW,
-            ..AtIn::default()
-        };
-        let found = entry(&self.at(from, what, names)?)?;
-        let place = Place {
-            client: self.0.clone(),
-            node: found.node,
-        };
-        Ok((place, found.attr))
+        let found = self.find_at(from, names, true)?;
+        let attr = self.attr(&found)?;
+        Ok((Place(found.pin), attr))
     }
 
     /// Attributes; with `follow` fails with ELOOP where they would be a symbolic link's.
@@ -189,13 +163,7 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn stat_at(&self, from: &Place, names: &Names, follow: bool) -> io::Result<Attr> {
-        let what = AtIn {
-            what: ext::AT_STAT,
-            flags: if follow { AT_FOLLOW } else { 0 },
-            ..AtIn::default()
-        };
-        let found = entry(&self.at(from, what, names)?)?;
-        Ok(self.overlay(&found))
+        self.attr(&self.find_at(from, names, follow)?)
     }
 
     /// The target of a symbolic link.
@@ -203,11 +171,11 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn readlink_at(&self, from: &Place, names: &Names) -> io::Result<Vec<u8>> {
-        let what = AtIn {
-            what: ext::AT_READLINK,
-            ..AtIn::default()
-        };
-        self.at(from, what, names)
+        let found = self.find_at(from, names, false)?;
+        match found.kind {
+            libc::S_IFLNK => Ok(self.backend().readlink(found.pin.node)?.into_vec()),
+            _ => Err(errno(libc::EINVAL)),
+        }
     }
 
     /// Makes a directory.
@@ -215,13 +183,8 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn mkdir_at(&self, from: &Place, names: &Names, mode: u32, umask: u32) -> io::Result<()> {
-        let what = AtIn {
-            what: ext::AT_MKDIR,
-            mode,
-            umask,
-            ..AtIn::default()
-        };
-        self.at(from, what, names).map(drop)
+        let (parent, name) = self.parent_at(from, names)?;
+        self.mkdir_in(&parent, name, mode, umask)
     }
 
     /// Removes a name; of a directory, if `directory`.
@@ -229,14 +192,8 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn remove_at(&self, from: &Place, names: &Names, directory: bool) -> io::Result<()> {
-        let what = AtIn {
-            what: match directory {
-                true => ext::AT_RMDIR,
-                false => ext::AT_UNLINK,
-            },
-            ..AtIn::default()
-        };
-        self.at(from, what, names).map(drop)
+        let (parent, name) = self.parent_at(from, names)?;
+        self.remove_in(&parent, name, directory)
     }
 
     /// Renames, with the flags of renameat2(2).
@@ -251,13 +208,9 @@ impl Client {
         new: &Names,
         flags: u32,
     ) -> io::Result<()> {
-        let what = AtIn {
-            what: ext::AT_RENAME,
-            flags,
-            to: to.node,
-            ..AtIn::default()
-        };
-        self.at_two(from, what, names, new).map(drop)
+        let (old, old_name) = self.parent_at(from, names)?;
+        let (new, new_name) = self.parent_at(to, new)?;
+        self.rename_in((&old, old_name), (&new, new_name), flags)
     }
 
     /// Makes another name of a file.
@@ -265,12 +218,9 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn link_at(&self, from: &Place, names: &Names, to: &Place, new: &Names) -> io::Result<()> {
-        let what = AtIn {
-            what: ext::AT_LINK,
-            to: to.node,
-            ..AtIn::default()
-        };
-        self.at_two(from, what, names, new).map(drop)
+        let found = self.find_at(from, names, false)?;
+        let (parent, name) = self.parent_at(to, new)?;
+        self.link_in(&found.pin, &parent, name)
     }
 
     /// Makes a symbolic link.
@@ -278,15 +228,8 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn symlink_at(&self, target: &[u8], from: &Place, names: &Names) -> io::Result<()> {
-        let what = AtIn {
-            what: ext::AT_SYMLINK,
-            ..AtIn::default()
-        };
-        let target = Names {
-            bytes: [target, b"\0"].concat(),
-            count: 1,
-        };
-        self.at_two(from, what, names, &target).map(drop)
+        let (parent, name) = self.parent_at(from, names)?;
+        self.symlink_in(OsStr::from_bytes(target), &parent, name)
     }
 
     /// Opens a directory.
@@ -294,17 +237,16 @@ impl Client {
     /// # Errors
     /// What the server answers.
     pub fn open_directory_at(&self, from: &Place, names: &Names) -> io::Result<Directory> {
-        let what = AtIn {
-            what: ext::AT_OPENDIR,
-            ..AtIn::default()
-        };
-        let reply = self.at(from, what, names)?;
-        let (out, _) = AtOpenOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
+        let found = self.find_at(from, names, true)?;
+        if found.kind != libc::S_IFDIR {
+            return Err(errno(libc::ENOTDIR));
+        }
+        let ino = self.attr(&found)?.ino;
         Ok(Directory {
+            handle: self.backend().open_directory(found.pin.node)?,
             client: self.0.clone(),
-            node: out.entry.nodeid,
-            handle: out.open.fh,
-            ino: out.entry.attr.ino,
+            pin: found.pin,
+            ino,
         })
     }
 
@@ -320,30 +262,74 @@ impl Client {
         mode: u32,
         umask: u32,
     ) -> io::Result<ShortFile> {
-        let what = AtIn {
-            what: ext::AT_OPEN,
-            flags: (flags & !libc::O_TRUNC) as u32,
-            mode,
-            umask,
-            ..AtIn::default()
-        };
-        let strays = self.0.cache.shorts.strays();
-        let reply = self.at(from, what, names)?;
-        let (out, contents) = AtOpenOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
-        let contents = (out.granted == LEASE_READ && out.entry.attr.size == contents.len() as u64)
-            .then(|| contents.to_vec());
-        let opened = Entry {
-            node: out.entry.nodeid,
-            attr: attr_of(&out.entry.attr),
-        };
-        let file = ShortFile::new(
+        let (parent, name) = self.parent_at(from, names)?;
+        let (creates, only_new) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
+        // Somebody may be making and removing it all the time.
+        for _ in 0..4 {
+            if creates {
+                match self.create_in(&parent, name, flags, mode, umask) {
+                    Err(e) if e.raw_os_error() == Some(libc::EEXIST) && !only_new => {}
+                    made => return made,
+                }
+            }
+            match self.cache().find_name(parent.node, name, true) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) && creates => {}
+                found => return self.open_found(found?, flags),
+            }
+        }
+        elsewhere()
+    }
+
+    fn create_in(
+        &self,
+        parent: &Pinned,
+        name: &OsStr,
+        flags: i32,
+        mode: u32,
+        umask: u32,
+    ) -> io::Result<ShortFile> {
+        if self.cache().is_kept(parent.node, name) {
+            return Err(errno(libc::EEXIST));
+        }
+        let change = self.cache().change(parent.node, name);
+        let asked = flags & !libc::O_TRUNC | libc::O_EXCL;
+        let backend = self.backend();
+        let (entry, fh) = backend.create(parent.node, name, mode, umask, asked)?;
+        let handle = Handle::new(self.cache(), entry.node, fh);
+        let pin = change.made(&entry, KEPT);
+        Ok(ShortFile::new(
             self.0.clone(),
-            opened,
-            out.open.fh,
+            pin,
+            entry.attr,
             flags,
-            out.seq,
-            contents.map(|contents| (contents, strays)),
-        );
+            Some(handle),
+            None,
+        ))
+    }
+
+    fn open_found(&self, found: Found, flags: i32) -> io::Result<ShortFile> {
+        if found.kind != libc::S_IFREG {
+            return elsewhere();
+        }
+        let (node, attr) = (found.pin.node, found.attr.unwrap_or_default());
+        let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
+        if reads && attr.size <= PEEK_MAX as u64 && self.cache().find(node).is_none() {
+            match self.cache().contents(&found.pin) {
+                Ok(Some(short)) => {
+                    let short = Some(short);
+                    let client = self.0.clone();
+                    return Ok(ShortFile::new(client, found.pin, attr, flags, None, short));
+                }
+                Ok(None) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EFBIG) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let made = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC;
+        let fh = self.backend().open(node, flags & !made)?;
+        let handle = Handle::new(self.cache(), node, fh);
+        let client = self.0.clone();
+        let file = ShortFile::new(client, found.pin, attr, flags, Some(handle), None);
         if flags & libc::O_TRUNC != 0 {
             file.truncate()?;
         }
@@ -358,15 +344,10 @@ mod tests {
     #[test]
     fn simple_paths_are_names() {
         let of = |path: &str| Names::parse(path.as_bytes());
-        let names = |bytes: &[u8], count| {
-            Some(Names {
-                bytes: bytes.to_vec(),
-                count,
-            })
-        };
-        assert_eq!(of("a"), names(b"a\0", 1));
-        assert_eq!(of("./a//b/./c"), names(b"a\0b\0c\0", 3));
-        assert_eq!(of("."), names(b"", 0));
+        let names = |names: &[&str]| Some(Names(names.iter().map(OsString::from).collect()));
+        assert_eq!(of("a"), names(&["a"]));
+        assert_eq!(of("./a//b/./c"), names(&["a", "b", "c"]));
+        assert_eq!(of("."), names(&[]));
         for other in ["", "..", "a/..", "../a", "a/", "a/.", "a/../b"] {
             assert_eq!(of(other), None, "{other}");
         }

@@ -8,7 +8,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uvfs_proto::ext::AtIn;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::Seg;
 
@@ -54,6 +53,54 @@ pub struct Entry {
     pub node: NodeId,
     /// Its attributes.
     pub attr: Attr,
+}
+
+/// A name's inode, and what it may be kept under.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Looked {
+    /// Nothing when there is no such name.
+    pub entry: Option<Entry>,
+    /// The number of a new lease to read of the directory; 0 when there is none, or one is had.
+    pub parent_lease: u64,
+    /// Likewise of the inode; the attributes are as of its time.
+    pub node_lease: u64,
+    /// How long the name may be kept at most.
+    pub entry_ttl: Duration,
+    /// How long the attributes may be kept at most.
+    pub attr_ttl: Duration,
+}
+
+/// An open directory. It goes with its session.
+#[derive(Debug, Clone, Copy)]
+pub struct DirHandle {
+    /// As [`Backend::session`] has it.
+    pub session: u64,
+    /// The backend's number.
+    pub handle: u64,
+}
+
+/// A part of a directory.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// As [`Looked::parent_lease`].
+    pub lease: u64,
+    /// What it has, in order.
+    pub entries: Vec<ListedEntry>,
+}
+
+/// An entry of a listing.
+#[derive(Debug)]
+pub struct ListedEntry {
+    /// The name; `.` and `..` too.
+    pub name: OsString,
+    /// Inode number.
+    pub ino: u64,
+    /// Type, as `DT_*` of readdir(3).
+    pub kind: u8,
+    /// Where the entry after it is listed from.
+    pub next: u64,
+    /// What it is, with a lookup counted, if that was asked for.
+    pub looked: Option<Looked>,
 }
 
 /// An open file that was taken over by a token; counts as a lookup and an open.
@@ -411,7 +458,8 @@ pub trait Backend: Send + Sync + 'static {
         unsupported()
     }
     /// Makes a directory.
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
+    /// As mkdirat(2), by somebody with that umask.
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
         unsupported()
     }
     /// Removes a name that is no directory.
@@ -445,12 +493,14 @@ pub trait Backend: Send + Sync + 'static {
     fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
         unsupported()
     }
-    /// Makes and opens a file; fails with `EEXIST` only when `flags` has `O_EXCL`.
+    /// Makes and opens a file, for somebody with that umask (which counts unless the directory says
+    /// otherwise, acl(5)); fails with `EEXIST` only when `flags` has `O_EXCL`.
     fn create(
         &self,
         parent: NodeId,
         name: &OsStr,
         mode: u32,
+        umask: u32,
         flags: i32,
     ) -> io::Result<(Entry, u64)> {
         unsupported()
@@ -527,12 +577,36 @@ pub trait Backend: Send + Sync + 'static {
     fn listxattr(&self, node: NodeId) -> io::Result<Vec<OsString>> {
         unsupported()
     }
-    /// A step on a path (`uvfs_proto::ext::AT`): the answer's bytes. `names` end with a 0 byte each.
-    fn step(&self, node: NodeId, arg: &AtIn, names: &[u8]) -> io::Result<Vec<u8>> {
+    /// As [`Backend::lookup`], with leases under which the answer may be kept, where there are any.
+    /// That there is no such name may be an answer or ENOENT.
+    fn lookup_leased(&self, parent: NodeId, name: &OsStr) -> io::Result<Looked> {
+        Ok(Looked {
+            entry: Some(self.lookup(parent, name)?),
+            ..Looked::default()
+        })
+    }
+    /// Opens a directory.
+    fn open_directory(&self, node: NodeId) -> io::Result<DirHandle> {
         unsupported()
     }
-    /// Gives back what a step opened, with the lease `seq` that came with it.
-    fn close(&self, node: NodeId, handle: u64, seq: u64) {}
+    /// Closes a directory.
+    fn close_directory(&self, node: NodeId, handle: DirHandle) {}
+    /// Entries of an open directory from `offset` on, none at the end: with lookups and leases of
+    /// what they are, or without.
+    fn list(
+        &self,
+        node: NodeId,
+        handle: DirHandle,
+        offset: u64,
+        leased: bool,
+    ) -> io::Result<Listing> {
+        unsupported()
+    }
+    /// All that a short file holds, and a lease to read that it holds under (0 for none, or for one
+    /// that is had already). EFBIG when it is not short.
+    fn peek(&self, node: NodeId) -> io::Result<(u64, Vec<u8>)> {
+        unsupported()
+    }
     /// The name that the mount's root has for an open file, for a moment.
     fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {
         unsupported()
@@ -541,12 +615,6 @@ pub trait Backend: Send + Sync + 'static {
     fn write_short(&self, n: NodeId, handle: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
         unsupported()
     }
-    /// Entries of an open directory from `offset` on, as READDIR has them; empty at the end.
-    fn list_from(&self, node: NodeId, handle: u64, offset: u64) -> io::Result<Vec<u8>> {
-        unsupported()
-    }
-    /// Closes a directory that a step opened, and takes back its lookup.
-    fn close_directory(&self, node: NodeId, handle: u64) {}
     /// As removexattr(2).
     fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
         unsupported()

@@ -8,15 +8,19 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, StatFs};
 use crate::cache::{Cache, Config, Handle, errno};
+use crate::dentry::{Change, Found, Pinned};
 use crate::file::{File, OpenOptions, carried};
 use crate::stats::Stats;
 use crate::token::Token;
 
 /// Symbolic links that one path may go through, as in the kernel.
 const MAX_LINKS: usize = 40;
+/// How long a name that this client made is kept at most: as long as a server lets others be.
+pub(crate) const KEPT: Duration = Duration::from_secs(1);
 
 /// A client of one file system. Clones share the cache. Paths are relative to the file system's
 /// root; a leading `/` means the same.
@@ -46,29 +50,6 @@ impl Drop for Shared {
     }
 }
 
-/// A node that a lookup answered; forgotten when dropped.
-struct Held<'a> {
-    backend: &'a dyn Backend,
-    entry: Entry,
-}
-
-impl Held<'_> {
-    /// Keeps the lookup for somebody who forgets it later.
-    fn keep(self) -> Entry {
-        let entry = self.entry;
-        std::mem::forget(self);
-        entry
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        if self.entry.node != ROOT {
-            self.backend.forget(self.entry.node, 1);
-        }
-    }
-}
-
 fn components(path: &Path) -> Vec<OsString> {
     path.components()
         .filter_map(|c| match c {
@@ -77,10 +58,6 @@ fn components(path: &Path) -> Vec<OsString> {
             Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
         })
         .collect()
-}
-
-fn kind(attr: &Attr) -> u32 {
-    attr.mode & libc::S_IFMT
 }
 
 impl Client {
@@ -119,11 +96,8 @@ impl Client {
         &*self.0.cache.backend
     }
 
-    fn hold(&self, entry: Entry) -> Held<'_> {
-        Held {
-            backend: self.backend(),
-            entry,
-        }
+    pub(crate) fn cache(&self) -> &Arc<Cache> {
+        &self.0.cache
     }
 
     /// Makes a call that does no harm when it is made twice: again when the server went and came back.
@@ -131,20 +105,14 @@ impl Client {
         carried(self.backend(), call)
     }
 
-    fn walk(&self, path: &Path, follow: bool) -> io::Result<Held<'_>> {
+    fn walk(&self, path: &Path, follow: bool) -> io::Result<Found> {
         self.carried(|| self.walk_once(path, follow))
     }
 
-    fn walk_once(&self, path: &Path, follow: bool) -> io::Result<Held<'_>> {
-        let root = Entry {
-            node: ROOT,
-            attr: Attr {
-                mode: libc::S_IFDIR,
-                ..Attr::default()
-            },
-        };
+    /// Finds what a path leads to; its attributes may have to be asked for ([`Client::attr`]).
+    fn walk_once(&self, path: &Path, follow: bool) -> io::Result<Found> {
         let mut todo: VecDeque<OsString> = components(path).into();
-        let mut stack = vec![self.hold(root)];
+        let mut stack = vec![self.cache().root()];
         let mut links = 0;
         while let Some(name) = todo.pop_front() {
             if name == ".." {
@@ -153,9 +121,15 @@ impl Client {
                 }
                 continue;
             }
-            let top = stack.last().expect("the root stays").entry.node;
-            let found = self.hold(self.backend().lookup(top, &name)?);
-            if kind(&found.entry.attr) != libc::S_IFLNK || (todo.is_empty() && !follow) {
+            let top = stack.last().expect("the root stays");
+            // A path through what is no directory, not one that isn't there.
+            if top.kind != libc::S_IFDIR {
+                return Err(errno(libc::ENOTDIR));
+            }
+            let found = self
+                .cache()
+                .find_name(top.pin.node, &name, todo.is_empty())?;
+            if found.kind != libc::S_IFLNK || (todo.is_empty() && !follow) {
                 stack.push(found);
                 continue;
             }
@@ -163,7 +137,7 @@ impl Client {
             if links > MAX_LINKS {
                 return Err(errno(libc::ELOOP));
             }
-            let target = PathBuf::from(self.backend().readlink(found.entry.node)?);
+            let target = PathBuf::from(self.backend().readlink(found.pin.node)?);
             if target.is_absolute() {
                 stack.truncate(1);
             }
@@ -171,20 +145,33 @@ impl Client {
                 todo.push_front(part);
             }
         }
-        let mut last = stack.pop().expect("the root stays");
-        if last.entry.node == ROOT {
-            last.entry.attr = self.backend().getattr(ROOT)?;
-        }
-        Ok(last)
+        Ok(stack.pop().expect("the root stays"))
     }
 
-    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Held<'_>, &'p OsStr)> {
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Pinned, &'p OsStr)> {
         let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
         let parent = self.walk(path.parent().unwrap_or(Path::new("")), true)?;
-        if kind(&parent.entry.attr) != libc::S_IFDIR {
+        if parent.kind != libc::S_IFDIR {
             return Err(errno(libc::ENOTDIR));
         }
-        Ok((parent, name))
+        Ok((parent.pin, name))
+    }
+
+    /// The attributes of what was found.
+    pub(crate) fn attr(&self, found: &Found) -> io::Result<Attr> {
+        let node = found.pin.node;
+        match found.attr {
+            Some(attr) => Ok(self.overlay(&Entry { node, attr })),
+            None => match self.cache().find(node) {
+                Some(inode) => inode.current_attr(),
+                None => self.backend().getattr(node),
+            },
+        }
+    }
+
+    /// Counts a name that was made.
+    fn made(&self, change: &Change<'_>, entry: &Entry) -> Pinned {
+        change.made(entry, KEPT)
     }
 
     /// What the cache knows better than the server.
@@ -233,39 +220,101 @@ impl Client {
             Err(e) if options.create && e.raw_os_error() == Some(libc::ENOENT) => None,
             found => Some(found?),
         };
-        let (held, fh) = match existing {
-            Some(held) => {
-                match kind(&held.entry.attr) {
+        let (pin, fh) = match existing {
+            Some(found) => {
+                match found.kind {
                     libc::S_IFREG => {}
                     libc::S_IFDIR => return Err(errno(libc::EISDIR)),
                     _ => return Err(errno(libc::EINVAL)),
                 }
-                let fh = self.backend().open(held.entry.node, flags)?;
-                (held, fh)
+                let fh = self.backend().open(found.pin.node, flags)?;
+                (found.pin, fh)
             }
             None => {
                 let (parent, name) = self.parent(path)?;
                 let excl = if options.create_new { libc::O_EXCL } else { 0 };
-                let (entry, fh) =
-                    self.backend()
-                        .create(parent.entry.node, name, options.mode, flags | excl)?;
-                (self.hold(entry), fh)
+                let change = self.cache().change(parent.node, name);
+                let (mode, flags) = (options.mode, flags | excl);
+                let made = self.backend().create(parent.node, name, mode, 0, flags)?;
+                (self.made(&change, &made.0), made.1)
             }
         };
-        let cache = &self.0.cache;
-        let handle = Handle::new(cache, held.entry.node, fh);
+        let (cache, node) = (&self.0.cache, pin.node);
+        let handle = Handle::new(cache, node, fh);
         // Its size may have changed between the lookup and the open.
-        let token = cache.find(held.entry.node).and_then(|inode| inode.quiet());
-        let attr = self.backend().getattr(held.entry.node)?;
-        let inode = cache.inode(held.entry.node, attr.mtime, attr.size);
-        inode.lookups.fetch_add(1, Ordering::AcqRel);
-        held.keep();
+        let token = cache.find(node).and_then(|inode| inode.quiet());
+        let attr = self.backend().getattr(node)?;
+        let inode = cache.inode(node, attr.mtime, attr.size);
+        inode.pin(pin);
         inode.revalidate(token, attr.mtime, attr.size);
         let file = File::new(self.0.clone(), inode, handle, options);
         if options.truncate && (attr.size > 0 || file.size() > 0) {
             file.set_len(0)?;
         }
         Ok(file)
+    }
+
+    /// Does something to a node that makes old what is known of it.
+    fn changing<T>(&self, node: NodeId, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let dentries = &self.0.cache.dentries;
+        dentries.changed(node);
+        let done = change();
+        dentries.changed(node);
+        done
+    }
+
+    pub(crate) fn mkdir_in(
+        &self,
+        parent: &Pinned,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+    ) -> io::Result<()> {
+        let change = self.cache().change(parent.node, name);
+        let entry = self.backend().mkdir(parent.node, name, mode, umask)?;
+        self.made(&change, &entry);
+        Ok(())
+    }
+
+    pub(crate) fn remove_in(&self, parent: &Pinned, name: &OsStr, dir: bool) -> io::Result<()> {
+        let _change = self.cache().change(parent.node, name);
+        match dir {
+            true => self.backend().rmdir(parent.node, name),
+            false => self.backend().unlink(parent.node, name),
+        }
+    }
+
+    pub(crate) fn rename_in(
+        &self,
+        from: (&Pinned, &OsStr),
+        to: (&Pinned, &OsStr),
+        flags: u32,
+    ) -> io::Result<()> {
+        let (old, new) = (from.0.node, to.0.node);
+        let _from = self.cache().change(old, from.1);
+        let _to = self.cache().change(new, to.1);
+        self.backend().rename(old, from.1, new, to.1, flags)
+    }
+
+    pub(crate) fn link_in(&self, node: &Pinned, parent: &Pinned, name: &OsStr) -> io::Result<()> {
+        let change = self.cache().change(parent.node, name);
+        let entry = self.changing(node.node, || {
+            self.backend().link(node.node, parent.node, name)
+        })?;
+        self.made(&change, &entry);
+        Ok(())
+    }
+
+    pub(crate) fn symlink_in(
+        &self,
+        target: &OsStr,
+        parent: &Pinned,
+        name: &OsStr,
+    ) -> io::Result<()> {
+        let change = self.cache().change(parent.node, name);
+        let entry = self.backend().symlink(parent.node, name, target)?;
+        self.made(&change, &entry);
+        Ok(())
     }
 
     /// Takes over an open file of a mount of the same server: what `fd` may do, the result may.
@@ -318,8 +367,8 @@ impl Client {
     /// What the backend answers.
     pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
         self.carried(|| {
-            let held = self.walk_once(path.as_ref(), false)?;
-            Ok((held.entry.node, self.overlay(&held.entry)))
+            let found = self.walk_once(path.as_ref(), false)?;
+            Ok((found.pin.node, self.attr(&found)?))
         })
     }
 
@@ -329,8 +378,8 @@ impl Client {
     /// What the backend answers.
     pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
         self.carried(|| {
-            let held = self.walk_once(path.as_ref(), true)?;
-            Ok(self.overlay(&held.entry))
+            let found = self.walk_once(path.as_ref(), true)?;
+            self.attr(&found)
         })
     }
 
@@ -351,8 +400,8 @@ impl Client {
     }
 
     fn setattr_once(&self, path: &Path, set: &SetAttr) -> io::Result<Attr> {
-        let held = self.walk_once(path, true)?;
-        let node = held.entry.node;
+        let found = self.walk_once(path, true)?;
+        let node = found.pin.node;
         let mut rest = SetAttr {
             handle: None,
             ..*set
@@ -372,7 +421,7 @@ impl Client {
                 inode.write_and_wait(0, u64::MAX)?;
             }
         }
-        let attr = self.backend().setattr(node, &rest)?;
+        let attr = self.changing(node, || self.backend().setattr(node, &rest))?;
         Ok(self.overlay(&Entry { node, attr }))
     }
 
@@ -383,7 +432,9 @@ impl Client {
     /// What the backend answers.
     pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        drop(self.hold(self.backend().mknod(parent.entry.node, name, mode, rdev)?));
+        let change = self.cache().change(parent.node, name);
+        let entry = self.backend().mknod(parent.node, name, mode, rdev)?;
+        self.made(&change, &entry);
         Ok(())
     }
 
@@ -393,8 +444,7 @@ impl Client {
     /// What the backend answers.
     pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        drop(self.hold(self.backend().mkdir(parent.entry.node, name, mode)?));
-        Ok(())
+        self.mkdir_in(&parent, name, mode, 0)
     }
 
     /// Removes an empty directory.
@@ -403,7 +453,7 @@ impl Client {
     /// What the backend answers.
     pub fn rmdir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.backend().rmdir(parent.entry.node, name)
+        self.remove_in(&parent, name, true)
     }
 
     /// Removes a name that is no directory.
@@ -412,7 +462,7 @@ impl Client {
     /// What the backend answers.
     pub fn unlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.backend().unlink(parent.entry.node, name)
+        self.remove_in(&parent, name, false)
     }
 
     /// Renames; `flags` are those of renameat2(2), 0 to replace what is there.
@@ -427,8 +477,7 @@ impl Client {
     ) -> io::Result<()> {
         let (old, old_name) = self.parent(from.as_ref())?;
         let (new, new_name) = self.parent(to.as_ref())?;
-        self.backend()
-            .rename(old.entry.node, old_name, new.entry.node, new_name, flags)
+        self.rename_in((&old, old_name), (&new, new_name), flags)
     }
 
     /// Makes another name of a file.
@@ -438,13 +487,7 @@ impl Client {
     pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> io::Result<()> {
         let node = self.walk(original.as_ref(), false)?;
         let (parent, name) = self.parent(new.as_ref())?;
-        drop(
-            self.hold(
-                self.backend()
-                    .link(node.entry.node, parent.entry.node, name)?,
-            ),
-        );
-        Ok(())
+        self.link_in(&node.pin, &parent, name)
     }
 
     /// Makes a symbolic link.
@@ -453,13 +496,7 @@ impl Client {
     /// What the backend answers.
     pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(new.as_ref())?;
-        drop(
-            self.hold(
-                self.backend()
-                    .symlink(parent.entry.node, name, target.as_ref())?,
-            ),
-        );
-        Ok(())
+        self.symlink_in(target.as_ref(), &parent, name)
     }
 
     /// The target of a symbolic link.
@@ -469,7 +506,7 @@ impl Client {
     pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         self.carried(|| {
             let held = self.walk_once(path.as_ref(), false)?;
-            self.backend().readlink(held.entry.node).map(PathBuf::from)
+            self.backend().readlink(held.pin.node).map(PathBuf::from)
         })
     }
 
@@ -480,10 +517,10 @@ impl Client {
     pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
         self.carried(|| {
             let held = self.walk_once(path.as_ref(), true)?;
-            if kind(&held.entry.attr) != libc::S_IFDIR {
+            if held.kind != libc::S_IFDIR {
                 return Err(errno(libc::ENOTDIR));
             }
-            self.backend().readdir(held.entry.node)
+            self.backend().readdir(held.pin.node)
         })
     }
 
@@ -507,8 +544,10 @@ impl Client {
         flags: i32,
     ) -> io::Result<()> {
         let held = self.walk(path.as_ref(), true)?;
-        self.backend()
-            .setxattr(held.entry.node, name.as_ref(), value, flags)
+        let node = held.pin.node;
+        self.changing(node, || {
+            self.backend().setxattr(node, name.as_ref(), value, flags)
+        })
     }
 
     /// An extended attribute's value.
@@ -518,7 +557,7 @@ impl Client {
     pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
         self.carried(|| {
             let held = self.walk_once(path.as_ref(), true)?;
-            self.backend().getxattr(held.entry.node, name.as_ref())
+            self.backend().getxattr(held.pin.node, name.as_ref())
         })
     }
 
@@ -529,7 +568,7 @@ impl Client {
     pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
         self.carried(|| {
             let held = self.walk_once(path.as_ref(), true)?;
-            self.backend().listxattr(held.entry.node)
+            self.backend().listxattr(held.pin.node)
         })
     }
 
@@ -539,7 +578,8 @@ impl Client {
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
         let held = self.walk(path.as_ref(), true)?;
-        self.backend().removexattr(held.entry.node, name.as_ref())
+        let node = held.pin.node;
+        self.changing(node, || self.backend().removexattr(node, name.as_ref()))
     }
 
     /// The descriptors that this client has open, for who must not close them by mistake, or has to

@@ -247,8 +247,8 @@ impl<B: Backend> Backend for Faulty<B> {
     fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
         self.inner.mknod(parent, name, mode, rdev)
     }
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
-        self.inner.mkdir(parent, name, mode)
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
+        self.inner.mkdir(parent, name, mode, umask)
     }
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         self.inner.unlink(parent, name)
@@ -265,8 +265,15 @@ impl<B: Backend> Backend for Faulty<B> {
     fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
         self.inner.open(node, flags)
     }
-    fn create(&self, p: NodeId, n: &OsStr, mode: u32, flags: i32) -> io::Result<(Entry, u64)> {
-        self.inner.create(p, n, mode, flags)
+    fn create(
+        &self,
+        p: NodeId,
+        n: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> io::Result<(Entry, u64)> {
+        self.inner.create(p, n, mode, umask, flags)
     }
     fn release(&self, node: NodeId, handle: u64) {
         self.inner.release(node, handle);

@@ -73,6 +73,7 @@ mod at;
 pub mod backend;
 pub mod cache;
 mod client;
+mod dentry;
 mod event;
 mod faulty;
 mod file;
@@ -85,9 +86,10 @@ mod short;
 mod stats;
 mod token;
 
-pub use at::{Directory, Listed, Names, Place};
+pub use at::{Directory, Names, Place};
 pub use backend::{
-    Attr, Backend, DirEntry, Entry, Imported, LockKind, NodeId, RangeLock, SetAttr, StatFs,
+    Attr, Backend, DirEntry, DirHandle, Entry, Imported, ListedEntry, Listing, LockKind, Looked,
+    NodeId, RangeLock, SetAttr, StatFs,
 };
 pub use cache::Config;
 pub use client::Client;

@@ -538,8 +538,8 @@ impl Backend for LocalStore {
         self.lookup(parent, name)
     }
 
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
-        let mode = Mode::from_raw_mode(mode & 0o7777);
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
+        let mode = Mode::from_raw_mode(mode & !umask & 0o7777);
         rustix::fs::mkdirat(self.fd(parent)?, check(name)?, mode)?;
         self.lookup(parent, name)
     }
@@ -589,11 +589,18 @@ impl Backend for LocalStore {
         Ok(self.new_handle(file))
     }
 
-    fn create(&self, p: NodeId, n: &OsStr, mode: u32, open: i32) -> io::Result<(Entry, u64)> {
+    fn create(
+        &self,
+        p: NodeId,
+        n: &OsStr,
+        mode: u32,
+        umask: u32,
+        open: i32,
+    ) -> io::Result<(Entry, u64)> {
         let dir = self.fd(p)?;
         let open =
             (flags(open) - OFlags::APPEND) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(mode & 0o7777);
+        let mode = Mode::from_raw_mode(mode & !umask & 0o7777);
         let file = rustix::fs::openat(&*dir, check(n)?, open, mode)?;
         let path = OFlags::PATH | OFlags::CLOEXEC;
         let entry = self.entry(rustix::fs::open(proc_path(&file), path, Mode::empty())?)?;

@@ -21,17 +21,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
-use uvfs_proto::ext::{self, AtIn};
+use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
+use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, End, INLINE_SIZE, Published, Seg};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Again, Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Imported, Lease, Limits, LockKind,
-    LockRequest, NodeId, OnReattach, OnRecall, Op, ROOT, RangeLock, Reattached, Recall, Request,
-    SetAttr, StatFs,
+    Again, Attr, Backend, DirEntry, DirHandle, Done, Entry, Figures, Grant, Imported, Lease,
+    Limits, ListedEntry, Listing, LockKind, LockRequest, Looked, NodeId, OnReattach, OnRecall, Op,
+    ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -336,13 +337,13 @@ impl Server {
     fn call_long(&self, opcode: Opcode, node: NodeId, op: &[u8], inline: &[u8]) -> Reply {
         let shared = self.living()?;
         let node = self.node(&shared, node)?;
-        self.call_long_at(&shared, opcode, node, op, inline)
+        self.call_long_at(&shared, opcode as u32, node, op, inline)
     }
 
     fn call_long_at(
         &self,
         shared: &Shared,
-        opcode: Opcode,
+        opcode: u32,
         node: u64,
         op: &[u8],
         inline: &[u8],
@@ -352,7 +353,7 @@ impl Server {
             offset: shared.arena.seg(*page, 0, 0).offset,
             len: LISTING as u32,
         }];
-        shared.call(opcode as u32, node, op, inline, &segs)
+        shared.call(opcode, node, op, inline, &segs)
     }
 }
 
@@ -418,6 +419,32 @@ fn entry_of(bytes: &[u8]) -> io::Result<Entry> {
     })
 }
 
+/// A name that a session's server has answered, with its own number of the node.
+fn looked_of(shared: &Shared, out: &abi::EntryOut, lease: u64) -> Looked {
+    let ttl =
+        |s: u64, ns: u32| Duration::from_secs(s.min(1 << 30)) + Duration::from_nanos(ns.into());
+    Looked {
+        entry: (out.nodeid != 0).then(|| Entry {
+            node: out.nodeid,
+            attr: attr_of(&out.attr),
+        }),
+        parent_lease: 0,
+        node_lease: shared.lease_number(lease),
+        entry_ttl: ttl(out.entry_valid, out.entry_valid_nsec),
+        attr_ttl: ttl(out.attr_valid, out.attr_valid_nsec),
+    }
+}
+
+fn listed_of(entry: &abi::Dirent, name: &[u8], looked: Option<Looked>) -> ListedEntry {
+    ListedEntry {
+        name: OsStr::from_bytes(name).to_owned(),
+        ino: entry.ino,
+        kind: entry.r#type as u8,
+        next: entry.off,
+        looked,
+    }
+}
+
 fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
     let flags = if request.flock {
         abi::LkFlags::FLOCK
@@ -444,6 +471,22 @@ fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
 }
 
 impl Shared {
+    /// The number of a lease of its server's, as one that no other session's is. 0 stays 0.
+    fn lease_number(&self, at_server: u64) -> u64 {
+        match at_server {
+            0 => 0,
+            _ => self.generation << SEQ_BITS | at_server,
+        }
+    }
+
+    /// The server's number of a directory that was opened in this session.
+    fn directory(&self, handle: DirHandle) -> io::Result<u64> {
+        match handle.session == self.generation {
+            true => Ok(handle.handle),
+            false => Err(errno(libc::ESTALE)),
+        }
+    }
+
     /// An entry to put a request in; waits for one.
     fn reserve(&self) -> io::Result<u32> {
         loop {
@@ -1508,8 +1551,8 @@ impl Backend for Server {
         self.call_entry(Opcode::Mknod, parent, op.as_bytes(), &[name])
     }
 
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
-        let op = abi::MkdirIn { mode, umask: 0 };
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
+        let op = abi::MkdirIn { mode, umask };
         self.call_entry(Opcode::Mkdir, parent, op.as_bytes(), &[name])
     }
 
@@ -1578,11 +1621,18 @@ impl Backend for Server {
         })
     }
 
-    fn create(&self, p: NodeId, n: &OsStr, mode: u32, flags: i32) -> io::Result<(Entry, u64)> {
+    fn create(
+        &self,
+        p: NodeId,
+        n: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> io::Result<(Entry, u64)> {
         let op = abi::CreateIn {
             flags: (flags | libc::O_CREAT) as u32,
             mode: mode | libc::S_IFREG,
-            umask: 0,
+            umask,
             open_flags: 0,
         };
         let shared = self.living()?;
@@ -1826,57 +1876,132 @@ impl Backend for Server {
             .collect())
     }
 
-    fn step(&self, node: NodeId, arg: &AtIn, names: &[u8]) -> io::Result<Vec<u8>> {
-        self.shared()?
-            .call(ext::AT, node, arg.as_bytes(), names, &[])
+    fn lookup_leased(&self, parent: NodeId, name: &OsStr) -> io::Result<Looked> {
+        let shared = self.living()?;
+        let parent = self.node(&shared, parent)?;
+        let reply = shared.call(ext::LOOKUP, parent, &[], &joined(&[name])?, &[])?;
+        let out: ext::LeasedEntry = parse(&reply)?;
+        let mut looked = looked_of(&shared, &out.entry, out.node);
+        looked.parent_lease = shared.lease_number(out.parent);
+        if let Some(entry) = &mut looked.entry {
+            entry.node = self.known().looked_up(shared.generation, entry.node)?;
+        }
+        Ok(looked)
     }
 
-    fn close(&self, node: NodeId, fh: u64, seq: u64) {
-        if let Ok(shared) = self.shared() {
-            shared.tell(ext::CLOSE, node, ext::CloseIn { fh, seq }.as_bytes());
+    fn open_directory(&self, node: NodeId) -> io::Result<DirHandle> {
+        let op = abi::OpenIn {
+            flags: libc::O_DIRECTORY as u32,
+            open_flags: 0,
+        };
+        let shared = self.living()?;
+        let at_server = self.node(&shared, node)?;
+        let opcode = Opcode::Opendir as u32;
+        let out: abi::OpenOut = parse(&shared.call(opcode, at_server, op.as_bytes(), &[], &[])?)?;
+        Ok(DirHandle {
+            session: shared.generation,
+            handle: out.fh,
+        })
+    }
+
+    fn close_directory(&self, node: NodeId, handle: DirHandle) {
+        if let Ok(shared) = self.shared()
+            && let Ok(fh) = shared.directory(handle)
+            && let Ok(node) = self.node(&shared, node)
+        {
+            let op = abi::ReleaseIn {
+                fh,
+                ..Default::default()
+            };
+            shared.tell(Opcode::Releasedir as u32, node, op.as_bytes());
         }
     }
 
-    fn name_of(&self, node: NodeId, fh: u64) -> io::Result<OsString> {
+    fn list(
+        &self,
+        node: NodeId,
+        handle: DirHandle,
+        offset: u64,
+        leased: bool,
+    ) -> io::Result<Listing> {
+        let shared = self.living()?;
+        let at_server = self.node(&shared, node)?;
+        let op = abi::ReadIn {
+            fh: shared.directory(handle)?,
+            offset,
+            size: LISTING as u32,
+            ..Default::default()
+        };
+        let op = op.as_bytes();
+        if !leased {
+            let opcode = Opcode::Readdir as u32;
+            let bytes = self.call_long_at(&shared, opcode, at_server, op, &[])?;
+            let entries = reply::dirents(&bytes).map(|one| {
+                let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
+                Ok(listed_of(&entry, name, None))
+            });
+            return Ok(Listing {
+                lease: 0,
+                entries: entries.collect::<io::Result<_>>()?,
+            });
+        }
+        let bytes = self.call_long_at(&shared, ext::LIST, at_server, op, &[])?;
+        let head: ext::ListedHead = parse(&bytes)?;
+        let leases = bytes.get(size_of::<ext::ListedHead>()..ext::LISTED_AT);
+        let rest = bytes.get(ext::LISTED_AT..);
+        let (Some(leases), Some(rest)) = (leases, rest) else {
+            return Err(errno(libc::EIO));
+        };
+        let mut known = self.known();
+        let entries = reply::direntpluses(rest).zip(leases.chunks_exact(8));
+        let entries = entries.map(|(one, lease)| {
+            let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
+            let lease = u64::from_ne_bytes(lease.try_into().expect("eight"));
+            let mut looked = looked_of(&shared, &entry.entry_out, lease);
+            if let Some(entry) = &mut looked.entry {
+                entry.node = known.looked_up(shared.generation, entry.node)?;
+            }
+            let looked = looked.entry.is_some().then_some(looked);
+            Ok(listed_of(&entry.dirent, name, looked))
+        });
+        Ok(Listing {
+            lease: shared.lease_number(head.parent),
+            entries: entries.collect::<io::Result<_>>()?,
+        })
+    }
+
+    fn peek(&self, node: NodeId) -> io::Result<(u64, Vec<u8>)> {
+        let shared = self.living()?;
+        let node = self.node(&shared, node)?;
+        let mut reply = shared.call(ext::PEEK, node, &[], &[], &[])?;
+        let out: ext::PeekOut = parse(&reply)?;
+        reply.drain(..size_of::<ext::PeekOut>());
+        match reply.len() as u64 == out.len {
+            true => Ok((shared.lease_number(out.lease), reply)),
+            false => Err(errno(libc::EIO)),
+        }
+    }
+
+    fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {
+        let shared = self.living()?;
+        let (node, fh) = self.at(&shared, node, handle)?;
         let op = ext::TokenIn { fh };
-        let reply = self
-            .shared()?
-            .call(ext::TOKEN, node, op.as_bytes(), &[], &[])?;
+        let reply = shared.call(ext::TOKEN, node, op.as_bytes(), &[], &[])?;
         Ok(ext::token_name(&parse(&reply)?).into())
     }
 
-    fn write_short(&self, n: NodeId, fh: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
+    fn write_short(&self, n: NodeId, handle: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
+        let shared = self.living()?;
+        let (n, fh) = self.at(&shared, n, handle)?;
         let op = abi::WriteIn {
             fh,
             offset,
             size: data.len() as u32,
             ..Default::default()
         };
-        let shared = self.shared()?;
         let reply = shared.call(Opcode::Write as u32, n, op.as_bytes(), data, &[])?;
         let out: abi::WriteOut = parse(&reply)?;
         Ok((out.size as usize).min(data.len()))
-    }
-
-    fn list_from(&self, node: NodeId, fh: u64, offset: u64) -> io::Result<Vec<u8>> {
-        let op = abi::ReadIn {
-            fh,
-            offset,
-            size: LISTING as u32,
-            ..Default::default()
-        };
-        self.call_long(Opcode::Readdir, node, op.as_bytes(), &[])
-    }
-
-    fn close_directory(&self, node: NodeId, fh: u64) {
-        if let Ok(shared) = self.shared() {
-            let op = abi::ReleaseIn {
-                fh,
-                ..Default::default()
-            };
-            shared.tell(Opcode::Releasedir as u32, node, op.as_bytes());
-            self.forget(node, u64::from(node != ROOT));
-        }
     }
 
     fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
@@ -1895,7 +2020,8 @@ impl Server {
                 size: LISTING as u32,
                 ..Default::default()
             };
-            let bytes = self.call_long_at(shared, Opcode::Readdir, node, op.as_bytes(), &[])?;
+            let bytes =
+                self.call_long_at(shared, Opcode::Readdir as u32, node, op.as_bytes(), &[])?;
             let mut rest = &bytes[..];
             let before = offset;
             while let Ok((dirent, tail)) = abi::Dirent::read_from_prefix(rest) {

@@ -51,7 +51,7 @@ struct State {
     /// The directory, as O_PATH until it is `solid`.
     fd: c_int,
     solid: bool,
-    list: std::vec::IntoIter<uvfs_client::Listed>,
+    list: std::vec::IntoIter<uvfs_client::ListedEntry>,
     /// Where the next entry is listed from.
     at: u64,
     /// What readdir(3) answered last.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::{Attr, EntryOut, OpenOut};
+use crate::abi::{Attr, EntryOut};
 
 /// Asks for a lease of the header's node: [`LeaseIn`], answered by [`LeaseOut`].
 pub const LEASE: u32 = 8192;
@@ -86,82 +86,63 @@ pub struct NotifyRecallOut {
     pub padding: u32,
 }
 
-/// One step on a path: [`AtIn`], then the names of the path, each with its 0 byte. The server walks
-/// from the header's node through all but the last name, and does with that what [`AtIn::what`]
-/// says. ELOOP, ESTALE and EOPNOTSUPP say that the path is not this simple: a symbolic link on the
-/// way, something that is no regular file to be opened. The kernel then has to be asked.
-pub const AT: u32 = 8200;
+/// LOOKUP, with leases to read of the directory and of what is found, where they can be had at once:
+/// the name is the payload. Answered by [`LeasedEntry`], also when there is no such name (its node
+/// is 0 then) and the directory's lease makes that worth knowing.
+pub const LOOKUP: u32 = 8200;
+/// READDIRPLUS, with leases to read of the directory and of each entry. The answer begins with a
+/// [`ListedHead`] and the numbers of the entries' leases (0 for none), one for each entry that
+/// follows; from [`LISTED_AT`] on it is as READDIRPLUS has it.
+pub const LIST: u32 = 8201;
+/// What a short regular file holds, and a lease to read that it holds under: [`PeekOut`], then the
+/// bytes. EFBIG when they are more than fit ([`PEEK_MAX`]).
+pub const PEEK: u32 = 8202;
 /// A token for an open file of the client's own, to reach it through the mount: the header's node,
 /// [`TokenIn`], answered by its 32 bytes. For ten seconds, and once, the mount's root has an entry
 /// of the name [`token_name`] that is this file.
-pub const TOKEN: u32 = 8201;
-/// Closes a file that [`AT_OPEN`] opened: [`CloseIn`]; its handle, its lookup and its lease go.
-pub const CLOSE: u32 = 8202;
+pub const TOKEN: u32 = 8203;
 
-/// Looks at the end of the path; the node itself without names. Answered by
-/// [`EntryOut`](crate::abi::EntryOut).
-pub const AT_STAT: u32 = 1;
-/// Opens a regular file; `flags` are those of open(2), without O_TRUNC. Answered by [`AtOpenOut`] and contents.
-pub const AT_OPEN: u32 = 2;
-/// The target of a symbolic link.
-pub const AT_READLINK: u32 = 3;
-/// Makes a directory.
-pub const AT_MKDIR: u32 = 4;
-/// Removes a name that is no directory.
-pub const AT_UNLINK: u32 = 5;
-/// Removes a directory.
-pub const AT_RMDIR: u32 = 6;
-/// Renames to the path that follows, from [`AtIn::to`]; `flags` are those of renameat2(2).
-pub const AT_RENAME: u32 = 7;
-/// Makes the path that follows, from [`AtIn::to`], another name of the first.
-pub const AT_LINK: u32 = 8;
-/// Makes a symbolic link; its target is the name that follows.
-pub const AT_SYMLINK: u32 = 9;
-/// Opens a directory, the node itself without names. Answered by [`AtOpenOut`].
-pub const AT_OPENDIR: u32 = 10;
+/// The longest file that [`PEEK`] answers, in bytes.
+pub const PEEK_MAX: usize = 4096 - 16;
+/// The most entries of one [`LIST`].
+pub const LISTED_MAX: usize = 256;
+/// Where the entries of a [`LIST`] begin.
+pub const LISTED_AT: usize = size_of::<ListedHead>() + 8 * LISTED_MAX;
 
-/// With [`AT_STAT`]: a symbolic link at the end is not what is meant.
-pub const AT_FOLLOW: u32 = 1;
-/// With [`AT_STAT`]: the client keeps the lookup.
-pub const AT_KEEP: u32 = 2;
+/// A name's node, and leases.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LeasedEntry {
+    /// As LOOKUP has it.
+    pub entry: EntryOut,
+    /// The new lease of the directory; 0 when there is none, or the client has one.
+    pub parent: u64,
+    /// The new lease of the node, likewise. The attributes are as of its time.
+    pub node: u64,
+}
 
-/// A step on a path.
+/// What a listing begins with.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct AtIn {
-    /// One of `AT_*`.
-    pub what: u32,
-    /// As the step has them.
-    pub flags: u32,
-    /// Permissions of what is made.
-    pub mode: u32,
-    /// The caller's umask.
-    pub umask: u32,
-    /// Names of the path.
-    pub names: u32,
-    /// Names of the second path.
-    pub more: u32,
-    /// The node that the second path starts from.
-    pub to: u64,
+pub struct ListedHead {
+    /// The new lease of the directory; 0 when there is none, or the client has one.
+    pub parent: u64,
+    /// Bytes of entries.
+    pub len: u64,
 }
 
-/// A file that was opened. What the file holds follows, if it is short and `granted` says so.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+/// A short file.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
-pub struct AtOpenOut {
-    /// The file, and a lookup of it.
-    pub entry: EntryOut,
-    /// The handle.
-    pub open: OpenOut,
-    /// [`LEASE_READ`] when the contents follow, all of them, and hold for as long as this lease;
-    /// else [`LEASE_NONE`].
-    pub granted: u32,
-    /// Zero.
-    pub padding: u32,
-    /// The lease's number.
-    pub seq: u64,
+pub struct PeekOut {
+    /// The new lease of the node; 0 when there is none, or the client has one.
+    pub lease: u64,
+    /// Bytes that follow.
+    pub len: u64,
 }
 
 /// An open file of the client's own.
@@ -172,18 +153,6 @@ pub struct AtOpenOut {
 pub struct TokenIn {
     /// Its handle.
     pub fh: u64,
-}
-
-/// What is given back with a file.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct CloseIn {
-    /// Its handle.
-    pub fh: u64,
-    /// The number of the lease that came with it; 0 for none.
-    pub seq: u64,
 }
 
 const TOKEN_NAME: &[u8] = b".uvfs-open-";
@@ -225,7 +194,7 @@ mod tests {
         for other in ["", ".uvfs-open-", &name[..74], &bad, &(name.clone() + "0")] {
             assert_eq!(token_of_name(other.as_bytes()), None, "{other}");
         }
-        assert_eq!(size_of::<AtIn>(), 32);
-        assert_eq!(size_of::<AtOpenOut>(), 128 + 16 + 16);
+        assert_eq!(size_of::<LeasedEntry>(), 128 + 16);
+        assert_eq!(size_of::<PeekOut>() + PEEK_MAX, 4096);
     }
 }

@@ -210,8 +210,8 @@ pub(crate) struct Coherence {
     shards: [Mutex<Shard>; SHARDS],
     /// Moves whenever attributes that somebody has just read may have become old.
     epoch: AtomicU64,
-    /// Moves when a directory may have got another name or place, or others may use it.
-    moves: AtomicU64,
+    /// Counts the changes that have ended.
+    changes: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
     /// The kernel keeps dirty pages (`-o writeback`).
@@ -239,6 +239,7 @@ struct Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if self.access == Access::Change {
+            self.coherence.changes.fetch_add(1, Ordering::SeqCst);
             self.coherence.shard(self.node).table.ended(self.node);
         }
     }
@@ -306,23 +307,6 @@ fn brings_names(opcode: Opcode) -> bool {
             opcode,
             Opcode::Readdir | Opcode::Readdirplus | Opcode::Rename | Opcode::Rename2
         )
-}
-
-/// Whether after a request a path may lead elsewhere, or be closed to somebody.
-fn moves(opcode: Opcode, slot: &Slot) -> bool {
-    use abi::SetattrValid as Valid;
-    match opcode {
-        Opcode::Rename
-        | Opcode::Rename2
-        | Opcode::Rmdir
-        | Opcode::Setxattr
-        | Opcode::Removexattr => true,
-        Opcode::Setattr => {
-            let valid = Valid::from_bits_retain(word(slot, 0) as u32);
-            valid.intersects(Valid::MODE | Valid::UID | Valid::GID)
-        }
-        _ => false,
-    }
 }
 
 /// Whether a request changes something that may be cached, or brings attributes without naming
@@ -429,9 +413,10 @@ impl Coherence {
         }
     }
 
-    /// Moves when a directory may have got another name or place, or others may use it.
-    pub(crate) fn moves(&self) -> u64 {
-        self.moves.load(Ordering::SeqCst)
+    /// How many changes have ended: what was read before still is so if this is still the same and
+    /// nothing is under way.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
     }
 
     /// Notes what the kernel can have of a node that somebody has just looked up, who has `own`
@@ -771,9 +756,6 @@ impl Coherence {
         let epoch = under.epoch;
         drop(under);
         let Ok(opcode) = opcode else { return };
-        if moves(opcode, slot) {
-            self.moves.fetch_add(1, Ordering::SeqCst);
-        }
         if matches!(answer, Answer::Error(_)) {
             return;
         }

@@ -293,6 +293,13 @@ impl Inode {
         self.closed();
     }
 
+    /// The lease of an inode that nobody uses any more, to be given back.
+    pub(super) fn take_lease(&self) -> Option<u64> {
+        let mut st = self.state();
+        let had = std::mem::replace(&mut st.lease.mode, Lease::None);
+        (had != Lease::None && self.cache.backend.is_shared()).then_some(st.lease.seq)
+    }
+
     /// Answers a recall: writes what is dirty, drops what may not be kept, gives the lease back.
     pub(super) fn recall(self: &Arc<Self>, recall: Recall) {
         let session = self.cache.backend.session();
@@ -360,18 +367,20 @@ impl Cache {
         for inode in self.inodes() {
             inode.reattached(found);
         }
+        self.dentries.reattached(&*self.backend);
         self.wake_flusher();
     }
 
     /// Answers a recall of an inode that may not be known here any more.
     pub(crate) fn recalled(&self, recall: Recall) {
+        if self.dentries.recalled(&*self.backend, &recall) {
+            return;
+        }
         match self.find(recall.node) {
             Some(inode) => inode.recall(recall),
-            None => {
-                self.shorts.recalled(recall.node);
-                self.backend
-                    .return_lease(recall.node, recall.seq, Lease::None);
-            }
+            None => self
+                .backend
+                .return_lease(recall.node, recall.seq, Lease::None),
         }
     }
 }

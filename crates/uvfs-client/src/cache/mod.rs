@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
-use crate::backend::{Backend, Limits, NodeId};
+use crate::backend::{Backend, Lease, Limits, NodeId};
+use crate::dentry::Dentries;
 use crate::event::Event;
-use crate::short::{Short, Shorts};
 use crate::stats::{Counters, Stats};
 
 pub(crate) use direct::{Direct, Then};
@@ -136,8 +136,8 @@ pub(crate) struct Cache {
     dirty_limit: u64,
     background_limit: u64,
     inodes: Mutex<HashMap<NodeId, Arc<Inode>>>,
-    /// Contents of short files that have no inode here.
-    pub(crate) shorts: Shorts,
+    /// Names, and what is known of nodes that have no inode here.
+    pub(crate) dentries: Dentries,
     /// The inodes again, in the order in which reclaim visits them.
     clock: Mutex<VecDeque<Weak<Inode>>>,
     /// Pages were freed, or dirty ones written.
@@ -177,7 +177,7 @@ impl Cache {
             dirty_limit: percent(config.dirty_percent),
             background_limit: percent(config.background_percent.min(config.dirty_percent)),
             inodes: Mutex::default(),
-            shorts: Shorts::default(),
+            dentries: Dentries::default(),
             clock: Mutex::default(),
             changed: Event::default(),
             room: Event::default(),
@@ -234,10 +234,10 @@ impl Cache {
         if let Some(inode) = inodes.get(&node) {
             return inode.clone();
         }
-        // From now on its data is here.
-        self.shorts.spoil(node);
         let inode = Inode::new(self, node, mtime, size);
         inodes.insert(node, inode.clone());
+        // From now on its data is here.
+        self.dentries.taken(&*self.backend, node);
         lock(&self.clock).push_back(Arc::downgrade(&inode));
         inode
     }
@@ -246,14 +246,10 @@ impl Cache {
         lock(&self.inodes).values().cloned().collect()
     }
 
-    /// Keeps a short file's contents, as long as it has no inode here; whether it has none.
-    pub(crate) fn keep_short(&self, node: NodeId, short: &Arc<Short>) -> bool {
+    /// If a node has no inode here, something that keeps it so.
+    pub(crate) fn without_inode(&self, node: NodeId) -> Option<impl Drop> {
         let inodes = lock(&self.inodes);
-        let alone = !inodes.contains_key(&node);
-        if alone {
-            self.shorts.insert(node, short);
-        }
-        alone
+        (!inodes.contains_key(&node)).then_some(inodes)
     }
 
     pub(crate) fn find(&self, node: NodeId) -> Option<Arc<Inode>> {
@@ -267,9 +263,16 @@ impl Cache {
             // The map's reference and nothing else: nobody can get another while we hold it.
             Some(inode) if Arc::strong_count(inode) == 1 && inode.is_idle() => {
                 let lookups = inode.lookups.load(Ordering::Acquire);
-                inodes.remove(&node);
+                let inode = inodes.remove(&node);
                 drop(inodes);
-                self.backend.forget(node, lookups);
+                // The backend may know the node for longer, by its name.
+                if let Some(lease) = inode.as_ref().and_then(|inode| inode.take_lease()) {
+                    self.backend.return_lease(node, lease, Lease::None);
+                }
+                if lookups > 0 {
+                    self.backend.forget(node, lookups);
+                }
+                drop(inode);
             }
             _ => {}
         }

@@ -12,8 +12,8 @@ use crate::session::{Session, has_no_answer};
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 
-mod at;
 pub mod dev;
+mod names;
 pub mod shm;
 pub mod uring;
 

@@ -45,7 +45,6 @@ use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::{Attached, QueueStats};
-use crate::transport::at::Walked;
 use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
@@ -374,7 +373,6 @@ fn attend<F: FileSystem>(
         handles: RefCell::default(),
         imported: RefCell::default(),
         lookups: RefCell::default(),
-        walked: RefCell::default(),
         bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
@@ -431,8 +429,6 @@ pub(super) struct Client<F: FileSystem> {
     imported: RefCell<HashMap<(u64, u64), u32>>,
     /// Lookups that the client has not undone.
     pub(super) lookups: RefCell<HashMap<u64, u64>>,
-    /// What walks along paths remember.
-    pub(super) walked: RefCell<Walked>,
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
@@ -469,6 +465,22 @@ impl<F: FileSystem> Drop for Client<F> {
         self.session.coherence.detach(&self.link);
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
+}
+
+/// The nodes of a listing, of which each counts as a lookup.
+fn listed(slot: &Slot, answer: &Answer) -> Vec<u64> {
+    let bytes = match answer {
+        Answer::Room(len) => {
+            let mut bytes = vec![0; *len];
+            slot.room.copy_out(0, &mut bytes);
+            bytes
+        }
+        Answer::Body(body) => body.to_vec(),
+        Answer::None | Answer::Error(_) => return Vec::new(),
+    };
+    let entries = reply::direntpluses(&bytes).flatten();
+    let nodes = entries.map(|(entry, _)| entry.entry_out.nodeid);
+    nodes.filter(|&node| node != 0).collect()
 }
 
 /// The 8 bytes at `at` as a number; 0 past the end.
@@ -552,7 +564,6 @@ impl<F: FileSystem> Client<F> {
                 }
             }
         }
-        self.forget_walks();
         self.queue.arm();
         if !self.queue.ready() && !self.gone.get() && !self.link.is_over() {
             while let Err(Errno::INTR | Errno::AGAIN) =
@@ -616,9 +627,10 @@ impl<F: FileSystem> Client<F> {
             | ext::LEASE
             | ext::LEASE_RETURN
             | ext::FIND
-            | ext::AT
-            | ext::TOKEN
-            | ext::CLOSE => Ok(()),
+            | ext::LOOKUP
+            | ext::LIST
+            | ext::PEEK
+            | ext::TOKEN => Ok(()),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
@@ -631,9 +643,13 @@ impl<F: FileSystem> Client<F> {
             (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
             (Ok(()), ext::FIND) => self.find(&slot).await.unwrap_or_else(Answer::Error),
-            (Ok(()), ext::AT) => self.at(&slot, at).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LOOKUP) => {
+                let found = self.lookup_leased(&slot).await;
+                found.unwrap_or_else(Answer::Error)
+            }
+            (Ok(()), ext::LIST) => self.list(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::PEEK) => self.peek(&slot, at).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
-            (Ok(()), ext::CLOSE) => self.close(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
             }
@@ -643,11 +659,8 @@ impl<F: FileSystem> Client<F> {
                 self.identified(&slot, answer)
             }
         };
-        match theirs.opcode {
-            // Their steps were.
-            ext::AT | ext::CLOSE => {}
-            _ => self.note(&slot, &answer),
-        }
+        // Of what is made of several, the steps were.
+        self.note(&slot, &answer);
         let (error, len, body) = match &answer {
             Answer::None => (0, 0, &[][..]),
             Answer::Error(errno) => (-errno.raw_os_error(), 0, &[][..]),
@@ -869,13 +882,17 @@ impl<F: FileSystem> Client<F> {
         Answer::empty()
     }
 
+    /// Whether the client was given a node.
+    pub(super) fn knows_node(&self, node: u64) -> bool {
+        (node == ROOT && !self.guest) || self.lookups.borrow().contains_key(&node)
+    }
+
     /// Whether the client was given what its request names: numbers of nodes and handles can be
     /// guessed, and others use the same file system.
     fn may(&self, slot: &Slot) -> Result<(), Errno> {
         let opcode = Opcode::try_from(slot.header.opcode).map_err(|_| Errno::NOSYS)?;
         let node = slot.header.nodeid;
-        let knows =
-            |node| (node == ROOT && !self.guest) || self.lookups.borrow().contains_key(&node);
+        let knows = |node| self.knows_node(node);
         let has = |node, fh, dir| match self.handles.borrow().contains(&(node, fh, dir)) {
             true => Ok(()),
             false => Err(Errno::BADF),
@@ -1013,6 +1030,11 @@ impl<F: FileSystem> Client<F> {
                 Ok(Opcode::Lookup | Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Link),
                 Answer::Body(body),
             ) => self.found(&mut lookups, word(body, 0)),
+            (Ok(Opcode::Readdirplus), _) => {
+                for node in listed(slot, answer) {
+                    self.found(&mut lookups, node);
+                }
+            }
             (Ok(Opcode::Release), _) => {
                 handles.remove(&(node, word(&slot.op, 0), false));
                 self.imported

@@ -1,0 +1,676 @@
+//! Names that are kept: which node a name of a directory is, or that there is none, and the
+//! attributes and contents of nodes, for as long as a lease says that nobody changes them.
+//!
+//! A directory's names hold under the directory's lease, a node's attributes and short contents
+//! under the node's own; both no longer than the file system lets the kernel keep them, as what is
+//! done to the host's files past the server recalls nothing. What this client changes itself
+//! recalls nothing either: it takes what becomes old out before it asks for the change ([`Change`]),
+//! and an answer that was asked for before a change is not kept ([`Ticket`]).
+//!
+//! All lookups of nodes that have names here are owned here; whoever uses a node pins it.
+//!
+//! Of nodes that the page cache knows ([`super::cache::Inode`]) nothing but names is kept: their
+//! lease is the page cache's.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use crate::backend::{Attr, Backend, Entry, Lease, Listing, Looked, NodeId, ROOT, Recall};
+use crate::cache::{Cache, errno, lock};
+
+/// Names that are kept at most.
+const MOST: usize = 16 << 10;
+/// How far one insertion looks for a name that can go.
+const LOOKS: usize = 32;
+
+/// A short file's contents.
+#[derive(Debug)]
+pub(crate) struct Short {
+    valid: AtomicBool,
+    bytes: Vec<u8>,
+}
+
+impl Short {
+    /// Copies from `offset` on, if that is still what the file holds.
+    pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Option<usize> {
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let from = from.min(self.bytes.len());
+        let n = buf.len().min(self.bytes.len() - from);
+        buf[..n].copy_from_slice(&self.bytes[from..from + n]);
+        // Spoiled meanwhile: what was copied may be older than somebody's write that is over.
+        self.valid.load(Ordering::SeqCst).then_some(n)
+    }
+}
+
+#[derive(Debug)]
+struct Name {
+    /// Nothing: there is no such name.
+    node: Option<NodeId>,
+    until: Instant,
+    /// Looked up since eviction last came by.
+    used: bool,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Lookups at the server.
+    lookups: u64,
+    pins: u32,
+    /// Names that lead here.
+    links: u32,
+    /// Its type (S_IFMT).
+    kind: u32,
+    /// The lease's number; 0 for none.
+    lease: u64,
+    attr: Option<(Attr, Instant)>,
+    short: Option<Arc<Short>>,
+    names: HashMap<OsString, Name>,
+    /// A name in it was looked up since it was last listed.
+    searched: bool,
+    /// This client's own changes: under way, and begun or ended.
+    changing: u32,
+    changes: u64,
+}
+
+impl Known {
+    /// What is known of the node itself is not so any more.
+    fn stale(&mut self) {
+        self.attr = None;
+        if let Some(short) = self.short.take() {
+            short.valid.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the directory's names still are as when the ticket was taken, and may be kept.
+    fn keeps_names(&self, ticket: &Ticket) -> bool {
+        self.lease != 0
+            && self.changing == 0
+            && self.changes == ticket.changes
+            && (ticket.lease == 0 || ticket.lease == self.lease)
+    }
+}
+
+/// A moment at which something was asked for: what a directory's names hold under, and whether
+/// anything happened to any node since.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ticket {
+    lease: u64,
+    changes: u64,
+    strays: u64,
+    disturbed: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    nodes: HashMap<NodeId, Known>,
+    /// The names in the order in which eviction comes by; some are gone already.
+    clock: VecDeque<(NodeId, OsString)>,
+    /// Counts recalls of leases that were not known to be had yet.
+    strays: u64,
+    /// Counts all recalls, and this client's own changes.
+    disturbed: u64,
+}
+
+/// Lookups to be undone, and leases to be given back, once the lock is free.
+#[derive(Default)]
+struct Left {
+    forgets: Vec<(NodeId, u64)>,
+    leases: Vec<(NodeId, u64)>,
+}
+
+impl Left {
+    fn tell(self, backend: &dyn Backend) {
+        for (node, lease) in self.leases {
+            backend.return_lease(node, lease, Lease::None);
+        }
+        for (node, lookups) in self.forgets.into_iter().filter(|(_, n)| *n > 0) {
+            backend.forget(node, lookups);
+        }
+    }
+}
+
+impl State {
+    fn ticket(&mut self, node: NodeId) -> Ticket {
+        let (strays, disturbed) = (self.strays, self.disturbed);
+        let known = self.nodes.entry(node).or_default();
+        Ticket {
+            lease: known.lease,
+            changes: known.changes,
+            strays,
+            disturbed,
+        }
+    }
+
+    /// Lets go of a node that nobody needs, and of what only that needed.
+    fn settle(&mut self, node: NodeId, left: &mut Left) {
+        let mut todo = vec![node];
+        while let Some(node) = todo.pop() {
+            let Some(known) = self.nodes.get(&node) else {
+                continue;
+            };
+            if known.pins > 0 || known.links > 0 || known.changing > 0 || node == ROOT {
+                continue;
+            }
+            let mut known = self.nodes.remove(&node).expect("it was there");
+            known.stale();
+            // The server drops its lease with the last lookup.
+            left.forgets.push((node, known.lookups));
+            self.unlink_all(known.names, &mut todo);
+        }
+    }
+
+    fn unlink_all(&mut self, names: HashMap<OsString, Name>, todo: &mut Vec<NodeId>) {
+        for child in names.into_values().filter_map(|name| name.node) {
+            let known = self.nodes.get_mut(&child).expect("names lead to nodes");
+            known.links -= 1;
+            todo.push(child);
+        }
+    }
+
+    /// Nothing of what the lease protected holds any more.
+    fn unleased(&mut self, node: NodeId, left: &mut Left) {
+        self.disturbed += 1;
+        let Some(known) = self.nodes.get_mut(&node) else {
+            return;
+        };
+        known.lease = 0;
+        known.stale();
+        let names = std::mem::take(&mut known.names);
+        let mut todo = vec![node];
+        self.unlink_all(names, &mut todo);
+        for node in todo {
+            self.settle(node, left);
+        }
+    }
+
+    /// A lease came with an answer. It may have been recalled before the answer was here.
+    fn leased(&mut self, node: NodeId, lease: u64, ticket: &Ticket, left: &mut Left) {
+        if lease == 0 {
+            return;
+        }
+        if self.strays != ticket.strays {
+            left.leases.push((node, lease));
+            return;
+        }
+        let known = self.nodes.entry(node).or_default();
+        known.lease = known.lease.max(lease);
+    }
+
+    fn remove_name(&mut self, parent: NodeId, name: &OsStr, left: &mut Left) -> Option<NodeId> {
+        let name = self.nodes.get_mut(&parent)?.names.remove(name)?;
+        let child = name.node?;
+        let known = self.nodes.get_mut(&child).expect("names lead to nodes");
+        known.links -= 1;
+        self.settle(child, left);
+        Some(child)
+    }
+
+    fn insert_name(
+        &mut self,
+        parent: NodeId,
+        name: &OsStr,
+        node: Option<NodeId>,
+        until: Instant,
+        left: &mut Left,
+    ) {
+        if let Some(node) = node {
+            // First: removing the same name could be the last to need it.
+            let known = self.nodes.get_mut(&node).expect("it was looked up");
+            known.links += 1;
+        }
+        self.remove_name(parent, name, left);
+        let known = self.nodes.entry(parent).or_default();
+        let new = Name {
+            node,
+            until,
+            used: false,
+        };
+        known.names.insert(name.to_owned(), new);
+        self.clock.push_back((parent, name.to_owned()));
+        if self.clock.len() > MOST {
+            self.evict(left);
+        }
+    }
+
+    /// Takes out a name or two that nobody looked up for long.
+    fn evict(&mut self, left: &mut Left) {
+        for _ in 0..LOOKS {
+            let Some((parent, name)) = self.clock.pop_front() else {
+                return;
+            };
+            let found = self.nodes.get_mut(&parent);
+            let Some(found) = found.and_then(|known| known.names.get_mut(&name)) else {
+                // Gone already.
+                continue;
+            };
+            let used = std::mem::take(&mut found.used);
+            let child = found.node.and_then(|node| self.nodes.get(&node));
+            let needed = child.is_some_and(|child| child.pins > 0 || !child.names.is_empty());
+            if used || needed {
+                self.clock.push_back((parent, name));
+                continue;
+            }
+            self.remove_name(parent, &name, left);
+            if self.clock.len() <= MOST {
+                return;
+            }
+        }
+    }
+}
+
+/// What this client knows of names.
+#[derive(Debug, Default)]
+pub(crate) struct Dentries(Mutex<State>);
+
+/// A node that is used; it stays known to the server for as long.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    cache: Weak<Cache>,
+    pub(crate) node: NodeId,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(cache) = self.cache.upgrade() {
+            cache.dentries.unpin(&*cache.backend, self.node);
+        }
+    }
+}
+
+/// A name that was found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) pin: Pinned,
+    /// Its type (S_IFMT).
+    pub(crate) kind: u32,
+    /// Its attributes, if they are known.
+    pub(crate) attr: Option<Attr>,
+}
+
+/// A change of a name that this client asks the server for.
+pub(crate) struct Change<'a> {
+    cache: &'a Arc<Cache>,
+    parent: NodeId,
+    name: &'a OsStr,
+    /// Of after it began.
+    ticket: Ticket,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let mut left = Left::default();
+        {
+            let mut state = lock(&self.cache.dentries.0);
+            let known = state.nodes.get_mut(&self.parent).expect("it changes");
+            known.changing -= 1;
+            known.changes += 1;
+            state.settle(self.parent, &mut left);
+        }
+        left.tell(&*self.cache.backend);
+    }
+}
+
+impl Change<'_> {
+    /// The name was made: it is this now.
+    pub(crate) fn made(&self, entry: &Entry, ttl: Duration) -> Pinned {
+        let mut left = Left::default();
+        {
+            let mut state = lock(&self.cache.dentries.0);
+            state.looked_up(entry);
+            state.nodes.get_mut(&entry.node).expect("looked up").pins += 1;
+            let parent = state.nodes.get(&self.parent).expect("it changes");
+            let alone = parent.changing == 1 && parent.changes == self.ticket.changes;
+            if alone && parent.lease != 0 && parent.lease == self.ticket.lease {
+                let until = Instant::now() + ttl;
+                state.insert_name(self.parent, self.name, Some(entry.node), until, &mut left);
+            }
+        }
+        left.tell(&*self.cache.backend);
+        Pinned {
+            cache: Arc::downgrade(self.cache),
+            node: entry.node,
+        }
+    }
+}
+
+impl State {
+    /// Counts a lookup that the server has answered.
+    fn looked_up(&mut self, entry: &Entry) {
+        let known = self.nodes.entry(entry.node).or_default();
+        known.lookups += u64::from(entry.node != ROOT);
+        known.kind = entry.attr.mode & libc::S_IFMT;
+    }
+
+    /// Keeps what came with a node's name, unless the page cache has the node.
+    fn keep_node(
+        &mut self,
+        entry: &Entry,
+        looked: &Looked,
+        alone: bool,
+        ticket: &Ticket,
+        left: &mut Left,
+    ) {
+        if alone {
+            self.leased(entry.node, looked.node_lease, ticket, left);
+            self.keep_attr(entry.node, &entry.attr, ticket, looked.attr_ttl);
+        } else if looked.node_lease != 0 {
+            left.leases.push((entry.node, looked.node_lease));
+        }
+    }
+
+    /// Keeps attributes that came with a lease. With several names, what is done to another name
+    /// changes them unseen.
+    fn keep_attr(&mut self, node: NodeId, attr: &Attr, ticket: &Ticket, ttl: Duration) {
+        let known = self.nodes.get_mut(&node).expect("it was looked up");
+        let single = attr.nlink == 1 || known.kind == libc::S_IFDIR;
+        if single && known.lease != 0 && known.changing == 0 && self.disturbed == ticket.disturbed {
+            known.attr = Some((*attr, Instant::now() + ttl));
+        }
+    }
+}
+
+impl Dentries {
+    fn unpin(&self, backend: &dyn Backend, node: NodeId) {
+        let mut left = Left::default();
+        {
+            let mut state = lock(&self.0);
+            let Some(known) = state.nodes.get_mut(&node) else {
+                return;
+            };
+            known.pins -= 1;
+            state.settle(node, &mut left);
+        }
+        left.tell(backend);
+    }
+
+    /// The page cache has the node from now on. Called with the lock of its inodes.
+    pub(crate) fn taken(&self, backend: &dyn Backend, node: NodeId) {
+        let lease = {
+            let mut state = lock(&self.0);
+            state.disturbed += 1;
+            let Some(known) = state.nodes.get_mut(&node) else {
+                return;
+            };
+            known.stale();
+            std::mem::take(&mut known.lease)
+        };
+        if lease != 0 {
+            backend.return_lease(node, lease, Lease::None);
+        }
+    }
+
+    /// This client changes, or has changed, something of a node: to be called before and after.
+    pub(crate) fn changed(&self, node: NodeId) {
+        let mut state = lock(&self.0);
+        state.disturbed += 1;
+        if let Some(known) = state.nodes.get_mut(&node) {
+            known.stale();
+        }
+    }
+
+    /// Gives a lease back, if it is one of these; else the page cache may have it.
+    pub(crate) fn recalled(&self, backend: &dyn Backend, recall: &Recall) -> bool {
+        let mut left = Left::default();
+        let mine = {
+            let mut state = lock(&self.0);
+            let known = state.nodes.get(&recall.node);
+            let mine = known.is_some_and(|known| known.lease == recall.seq);
+            match mine {
+                true => state.unleased(recall.node, &mut left),
+                false => {
+                    state.strays += 1;
+                    state.disturbed += 1;
+                }
+            }
+            mine
+        };
+        if mine {
+            backend.return_lease(recall.node, recall.seq, Lease::None);
+        }
+        left.tell(backend);
+        mine
+    }
+
+    /// A server came back: nothing is leased, and only what is in use is known.
+    pub(crate) fn reattached(&self, backend: &dyn Backend) {
+        let mut left = Left::default();
+        {
+            let mut state = lock(&self.0);
+            state.strays += 1;
+            let nodes: Vec<NodeId> = state.nodes.keys().copied().collect();
+            for node in nodes {
+                state.unleased(node, &mut left);
+            }
+            state.clock.clear();
+        }
+        left.tell(backend);
+    }
+
+    /// Whether a name of a directory was looked up since this was last asked.
+    pub(crate) fn take_searched(&self, node: NodeId) -> bool {
+        let mut state = lock(&self.0);
+        let known = state.nodes.get_mut(&node);
+        known.is_some_and(|known| std::mem::take(&mut known.searched))
+    }
+
+    /// A node's contents, if they are kept and still are so.
+    pub(crate) fn short(&self, node: NodeId) -> Option<Arc<Short>> {
+        let state = lock(&self.0);
+        let known = state.nodes.get(&node)?;
+        let (_, until) = known.attr?;
+        known.short.clone().filter(|_| Instant::now() < until)
+    }
+}
+
+/// What is kept of a name.
+enum Kept {
+    Is(Found),
+    Absent,
+    Ask(Ticket),
+}
+
+impl Cache {
+    fn kept(self: &Arc<Self>, parent: NodeId, name: &OsStr, with_attr: bool) -> Kept {
+        let mut state = lock(&self.dentries.0);
+        let ticket = state.ticket(parent);
+        let known = state.nodes.get_mut(&parent).expect("made by `ticket`");
+        known.searched = true;
+        let Some(found) = known.names.get_mut(name) else {
+            return Kept::Ask(ticket);
+        };
+        let now = Instant::now();
+        if found.until <= now {
+            return Kept::Ask(ticket);
+        }
+        found.used = true;
+        let Some(node) = found.node else {
+            return Kept::Absent;
+        };
+        let child = state.nodes.get_mut(&node).expect("names lead to nodes");
+        let attr = child.attr.filter(|(_, until)| now < *until);
+        if with_attr && attr.is_none() {
+            return Kept::Ask(ticket);
+        }
+        child.pins += 1;
+        Kept::Is(Found {
+            pin: self.pinned(node),
+            kind: child.kind,
+            attr: attr.map(|(attr, _)| attr),
+        })
+    }
+
+    fn pinned(self: &Arc<Self>, node: NodeId) -> Pinned {
+        Pinned {
+            cache: Arc::downgrade(self),
+            node,
+        }
+    }
+
+    /// The root directory.
+    pub(crate) fn root(self: &Arc<Self>) -> Found {
+        let mut state = lock(&self.dentries.0);
+        let known = state.nodes.entry(ROOT).or_default();
+        known.pins += 1;
+        Found {
+            pin: self.pinned(ROOT),
+            kind: libc::S_IFDIR,
+            attr: None,
+        }
+    }
+
+    /// Pins a node once more.
+    pub(crate) fn pin(self: &Arc<Self>, pin: &Pinned) -> Pinned {
+        let mut state = lock(&self.dentries.0);
+        state.nodes.get_mut(&pin.node).expect("pinned").pins += 1;
+        self.pinned(pin.node)
+    }
+
+    /// Whether a name is known to be there.
+    pub(crate) fn is_kept(&self, parent: NodeId, name: &OsStr) -> bool {
+        let state = lock(&self.dentries.0);
+        let known = state.nodes.get(&parent);
+        let found = known.and_then(|known| known.names.get(name));
+        found.is_some_and(|found| found.node.is_some())
+    }
+
+    /// Finds a name, here or at the server; its attributes are known then if they are asked for.
+    pub(crate) fn find_name(
+        self: &Arc<Self>,
+        parent: NodeId,
+        name: &OsStr,
+        with_attr: bool,
+    ) -> io::Result<Found> {
+        let ticket = match self.kept(parent, name, with_attr) {
+            Kept::Is(found) => return Ok(found),
+            Kept::Absent => return Err(errno(libc::ENOENT)),
+            Kept::Ask(ticket) => ticket,
+        };
+        let looked = self.backend.lookup_leased(parent, name)?;
+        let entry = looked.entry;
+        self.looked(parent, name, &looked, &ticket);
+        let entry = entry.ok_or_else(|| errno(libc::ENOENT))?;
+        Ok(Found {
+            pin: self.pinned(entry.node),
+            kind: entry.attr.mode & libc::S_IFMT,
+            attr: Some(entry.attr),
+        })
+    }
+
+    /// Keeps what a lookup has answered; the node is pinned.
+    fn looked(self: &Arc<Self>, parent: NodeId, name: &OsStr, looked: &Looked, ticket: &Ticket) {
+        let mut left = Left::default();
+        {
+            // The page cache's inodes come and go under this.
+            let alone = looked.entry.map(|entry| self.without_inode(entry.node));
+            let mut state = lock(&self.dentries.0);
+            state.leased(parent, looked.parent_lease, ticket, &mut left);
+            if let Some(entry) = &looked.entry {
+                state.looked_up(entry);
+                let known = state.nodes.get_mut(&entry.node).expect("looked up");
+                known.pins += 1;
+                state.keep_node(entry, looked, alone.flatten().is_some(), ticket, &mut left);
+            }
+            let directory = state.nodes.get(&parent).expect("made by the ticket");
+            if directory.keeps_names(ticket) {
+                let until = Instant::now() + looked.entry_ttl;
+                let node = looked.entry.map(|entry| entry.node);
+                state.insert_name(parent, name, node, until, &mut left);
+            }
+        }
+        left.tell(&*self.backend);
+    }
+
+    /// Keeps a listing's names. What can't be kept is forgotten.
+    pub(crate) fn listed(self: &Arc<Self>, node: NodeId, list: &Listing, ticket: &Ticket) {
+        let mut left = Left::default();
+        for (at, one) in list.entries.iter().enumerate() {
+            let Some(looked) = &one.looked else { continue };
+            let Some(entry) = &looked.entry else { continue };
+            let alone = self.without_inode(entry.node);
+            let mut state = lock(&self.dentries.0);
+            if at == 0 {
+                state.leased(node, list.lease, ticket, &mut left);
+            }
+            state.looked_up(entry);
+            state.keep_node(entry, looked, alone.is_some(), ticket, &mut left);
+            let directory = state.nodes.get(&node).expect("made by the ticket");
+            if directory.keeps_names(ticket) {
+                let until = Instant::now() + looked.entry_ttl;
+                state.insert_name(node, &one.name, Some(entry.node), until, &mut left);
+            }
+            state.settle(entry.node, &mut left);
+        }
+        left.tell(&*self.backend);
+    }
+
+    /// A ticket for what is asked about a node that is pinned.
+    pub(crate) fn ticket(&self, pin: &Pinned) -> Ticket {
+        lock(&self.dentries.0).ticket(pin.node)
+    }
+
+    /// What a short file holds: kept, or asked for. Nothing where that can't be known to stay so.
+    ///
+    /// # Errors
+    /// EFBIG for a file that isn't short, and what opening it gives.
+    pub(crate) fn contents(self: &Arc<Self>, pin: &Pinned) -> io::Result<Option<Arc<Short>>> {
+        if let Some(short) = self.dentries.short(pin.node) {
+            return Ok(Some(short));
+        }
+        let ticket = self.ticket(pin);
+        let (lease, bytes) = self.backend.peek(pin.node)?;
+        let short = Arc::new(Short {
+            valid: AtomicBool::new(true),
+            bytes,
+        });
+        let mut left = Left::default();
+        let kept = {
+            let alone = self.without_inode(pin.node);
+            let mut state = lock(&self.dentries.0);
+            let undisturbed = state.disturbed == ticket.disturbed;
+            match alone {
+                Some(_) => state.leased(pin.node, lease, &ticket, &mut left),
+                None if lease != 0 => left.leases.push((pin.node, lease)),
+                None => {}
+            }
+            let known = state.nodes.get_mut(&pin.node).expect("pinned");
+            let keep = alone.is_some() && undisturbed && known.lease != 0;
+            if keep {
+                known.short = Some(short.clone());
+            }
+            keep
+        };
+        left.tell(&*self.backend);
+        Ok(kept.then_some(short))
+    }
+
+    /// This client is about to change a name: nothing is known of it until that is done.
+    pub(crate) fn change<'a>(self: &'a Arc<Self>, parent: NodeId, name: &'a OsStr) -> Change<'a> {
+        let mut left = Left::default();
+        let ticket = {
+            let mut state = lock(&self.dentries.0);
+            state.disturbed += 1;
+            let known = state.nodes.entry(parent).or_default();
+            known.changing += 1;
+            known.changes += 1;
+            known.stale();
+            let child = known.names.get(name).and_then(|name| name.node);
+            if let Some(child) = child.and_then(|child| state.nodes.get_mut(&child)) {
+                // Its number of links, for one.
+                child.attr = None;
+            }
+            state.remove_name(parent, name, &mut left);
+            state.ticket(parent)
+        };
+        left.tell(&*self.backend);
+        Change {
+            cache: self,
+            parent,
+            name,
+            ticket,
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What clients ask about names beyond FUSE (`uvfs_proto::ext`): names and listings that come with
+//! leases, so that the client may keep them, the contents of short files, and the names by which
+//! the mount finds what a client has open.
+//!
+//! Each is made of ordinary requests of the client's, with all that belongs to them. A lease is
+//! asked for before what it protects is read, or, where the node is known only then, after it, and
+//! given back if anything changed in between.
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use uvfs_io::Payload;
+use uvfs_proto::abi::{self, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::ext::{LISTED_AT, LISTED_MAX, LeasedEntry, ListedHead, PEEK_MAX, PeekOut, TokenIn};
+use uvfs_proto::reply;
+use uvfs_queue::pair::INLINE_SIZE;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::shm::Client;
+use crate::fs::FileSystem;
+use crate::slot::{Answer, Body, Slot};
+use crate::token::Grant;
+use crate::transport::serve_for;
+
+impl<F: FileSystem> Client<F> {
+    /// One ordinary request of the client's, with what it gives noted.
+    async fn step(
+        &self,
+        opcode: Opcode,
+        node: u64,
+        op: &[u8],
+        input: Payload,
+        room: Payload,
+    ) -> Result<Answer, Errno> {
+        let mut area = [0; URING_OP_IN_OUT_SZ];
+        area[..op.len()].copy_from_slice(op);
+        let len = size_of::<abi::InHeader>() + op.len() + input.len();
+        let slot = Slot {
+            header: self.header(opcode as u32, node, len),
+            op: area,
+            op_len: op.len(),
+            input,
+            room,
+        };
+        let answer = serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await;
+        self.note(&slot, &answer);
+        match answer {
+            Answer::Error(errno) => Err(errno),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Whether the client knows a node that it asks about, and may.
+    fn knows(&self, node: u64) -> Result<(), Errno> {
+        match self.knows_node(node) {
+            _ if self.guest => Err(Errno::PERM),
+            true => Ok(()),
+            false => Err(Errno::STALE),
+        }
+    }
+
+    /// A lease to read, if it can be had at once and the client has none; else 0.
+    fn leased(&self, node: u64) -> u64 {
+        let coherence = &self.session.coherence;
+        let lease = coherence.try_read(&self.session, &self.link, node);
+        lease.unwrap_or(0)
+    }
+
+    /// Takes a lease back before the client heard of it.
+    fn unleased(&self, node: u64, seq: u64) {
+        if seq != 0 {
+            let coherence = &self.session.coherence;
+            coherence.returned(&self.link, node, seq, None);
+        }
+    }
+
+    /// Answers [`uvfs_proto::ext::LOOKUP`].
+    pub(super) async fn lookup_leased(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let parent = slot.header.nodeid;
+        self.knows(parent)?;
+        let mut out = LeasedEntry {
+            parent: self.leased(parent),
+            ..LeasedEntry::default()
+        };
+        let before = self.session.coherence.changes();
+        let (name, none) = (slot.input.clone(), Payload::default());
+        let found = self.step(Opcode::Lookup, parent, &[], name, none).await;
+        match found {
+            Ok(Answer::Body(body)) => {
+                (out.entry, _) = abi::EntryOut::read_from_prefix(&body).map_err(|_| Errno::IO)?;
+            }
+            // Worth knowing: the client keeps it as long as the directory.
+            Err(Errno::NOENT) => {}
+            other => {
+                self.unleased(parent, out.parent);
+                return Err(other.err().unwrap_or(Errno::IO));
+            }
+        }
+        if out.entry.nodeid != 0 {
+            out.node = self.leased(out.entry.nodeid);
+            if self.session.coherence.changes() != before {
+                // Perhaps of this node, after it was looked at.
+                self.unleased(out.entry.nodeid, out.node);
+                out.node = 0;
+            }
+        }
+        Ok(Answer::of(&out))
+    }
+
+    /// Answers [`uvfs_proto::ext::LIST`].
+    pub(super) async fn list(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let node = slot.header.nodeid;
+        let (mut arg, _) =
+            abi::ReadIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        self.knows(node)?;
+        if !self.handles.borrow().contains(&(node, arg.fh, true)) {
+            return Err(Errno::BADF);
+        }
+        // No more entries than there are places for leases.
+        let least = size_of::<abi::Direntplus>() + 8;
+        let space = slot.room.len().saturating_sub(LISTED_AT);
+        let space = space.min(LISTED_MAX * least);
+        if space < 4096 {
+            return Err(Errno::INVAL);
+        }
+        let room = slot.room.slice(LISTED_AT..LISTED_AT + space);
+        arg.size = space as u32;
+        let mut head = ListedHead {
+            parent: self.leased(node),
+            len: 0,
+        };
+        let before = self.session.coherence.changes();
+        let none = Payload::default();
+        let op = arg.as_bytes();
+        let listed = self
+            .step(Opcode::Readdirplus, node, op, none, room.clone())
+            .await;
+        let mut bytes = Vec::new();
+        match listed {
+            Ok(Answer::Room(len)) => {
+                bytes.resize(len, 0);
+                room.copy_out(0, &mut bytes);
+            }
+            Ok(Answer::Body(body)) => bytes.extend_from_slice(&body),
+            other => {
+                self.unleased(node, head.parent);
+                return Err(other.err().unwrap_or(Errno::IO));
+            }
+        }
+        head.len = bytes.len() as u64;
+        let mut leases = [0u64; LISTED_MAX];
+        let entries = reply::direntpluses(&bytes).flatten();
+        let nodes: SmallVec<[u64; 64]> = entries.map(|(entry, _)| entry.entry_out.nodeid).collect();
+        assert!(nodes.len() <= LISTED_MAX, "an entry takes {least} bytes");
+        for (lease, &node) in leases
+            .iter_mut()
+            .zip(&nodes)
+            .filter(|(_, node)| **node != 0)
+        {
+            *lease = self.leased(node);
+        }
+        if self.session.coherence.changes() != before {
+            for (lease, &node) in leases.iter_mut().zip(&nodes) {
+                self.unleased(node, std::mem::take(lease));
+            }
+        }
+        slot.room.copy_in(0, head.as_bytes());
+        slot.room
+            .copy_in(size_of::<ListedHead>(), leases.as_bytes());
+        slot.room.copy_in(LISTED_AT, &bytes);
+        Ok(Answer::Room(LISTED_AT + bytes.len()))
+    }
+
+    /// Answers [`uvfs_proto::ext::PEEK`]; `at` is where the request's inline payload lies.
+    pub(super) async fn peek(&self, slot: &Slot, at: usize) -> Result<Answer, Errno> {
+        let node = slot.header.nodeid;
+        self.knows(node)?;
+        let none = Payload::default;
+        let op = abi::OpenIn {
+            flags: libc::O_RDONLY as u32,
+            open_flags: 0,
+        };
+        let lease = self.leased(node);
+        let opened = self.step(Opcode::Open, node, op.as_bytes(), none(), none());
+        let read = match opened.await {
+            Ok(Answer::Body(body)) => self.read_whole(node, &body, at).await,
+            Ok(_) => Err(Errno::IO),
+            Err(errno) => Err(errno),
+        };
+        if read.is_err() {
+            self.unleased(node, lease);
+        }
+        let bytes = read?;
+        let out = PeekOut {
+            lease,
+            len: bytes.len() as u64,
+        };
+        let mut body = Body::from_slice(out.as_bytes());
+        body.extend_from_slice(&bytes);
+        Ok(Answer::Body(body))
+    }
+
+    /// All that an open file holds, and closes it.
+    async fn read_whole(
+        &self,
+        node: u64,
+        opened: &[u8],
+        at: usize,
+    ) -> Result<SmallVec<[u8; 256]>, Errno> {
+        const { assert!(PEEK_MAX < INLINE_SIZE) };
+        let none = Payload::default;
+        let (open, _) = abi::OpenOut::read_from_prefix(opened).map_err(|_| Errno::IO)?;
+        // One byte more than fits, to find out that it is too long. The memory is the request's.
+        let op = abi::ReadIn {
+            fh: open.fh,
+            size: PEEK_MAX as u32 + 1,
+            ..Default::default()
+        };
+        let room = Payload::from(self.inline.slice(at..at + PEEK_MAX + 1));
+        let read = self.step(Opcode::Read, node, op.as_bytes(), none(), room.clone());
+        let read = read.await;
+        let op = abi::ReleaseIn {
+            fh: open.fh,
+            ..Default::default()
+        };
+        let _ = self
+            .step(Opcode::Release, node, op.as_bytes(), none(), none())
+            .await;
+        match read? {
+            Answer::Room(len) if len <= PEEK_MAX => {
+                let mut bytes = SmallVec::from_elem(0, len);
+                room.copy_out(0, &mut bytes);
+                Ok(bytes)
+            }
+            Answer::Body(body) if body.len() <= PEEK_MAX => Ok(SmallVec::from_slice(&body)),
+            _ => Err(Errno::FBIG),
+        }
+    }
+
+    /// Answers [`uvfs_proto::ext::TOKEN`].
+    pub(super) fn token(&self, slot: &Slot) -> Result<Answer, Errno> {
+        let (arg, _) =
+            TokenIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let node = slot.header.nodeid;
+        if self.guest || !self.handles.borrow().contains(&(node, arg.fh, false)) {
+            return Err(Errno::BADF);
+        }
+        let grant = Grant {
+            node,
+            fh: arg.fh,
+            flags: self.session.fs().open_flags(node, arg.fh)?,
+        };
+        let token = self.session.tokens.issue(grant)?;
+        Ok(Answer::Body(Body::from_slice(&token)))
+    }
+}
