@@ -124,8 +124,15 @@ impl Backend for Copying {
     fn setattr(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
         self.store.setattr(node, set)
     }
-    fn create(&self, p: NodeId, n: &OsStr, mode: u32, flags: i32) -> io::Result<(Entry, u64)> {
-        self.store.create(p, n, mode, flags)
+    fn create(
+        &self,
+        p: NodeId,
+        n: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> io::Result<(Entry, u64)> {
+        self.store.create(p, n, mode, umask, flags)
     }
     fn release(&self, node: NodeId, handle: u64) {
         self.store.release(node, handle);
