@@ -20,15 +20,16 @@ const SHORT: usize = 4096;
 /// An open file that may never need the page cache.
 #[derive(Debug)]
 pub struct ShortFile {
-    client: Arc<Shared>,
-    pin: Pinned,
-    attr: Attr,
-    flags: i32,
+    // First: it goes before the node that it is of is forgotten.
+    file: OnceLock<File>,
     /// Nothing as long as the contents are all that was asked for.
     handle: Mutex<Option<Arc<Handle>>>,
+    pin: Pinned,
+    client: Arc<Shared>,
+    attr: Attr,
+    flags: i32,
     short: Option<Arc<Short>>,
     writes: AtomicU32,
-    file: OnceLock<File>,
 }
 
 impl ShortFile {

@@ -708,7 +708,7 @@ fn a_create_that_cuts_recalls_what_others_have() {
     let name = std::ffi::OsStr::new("f");
     let create = |flags| {
         let flags = libc::O_RDWR | libc::O_TRUNC | flags;
-        raw.create(ROOT, name, 0o644, flags)
+        raw.create(ROOT, name, 0o644, 0, flags)
     };
     let file = a.open("f", rw()).unwrap();
     for synced in [false, true] {
@@ -738,6 +738,6 @@ fn a_create_that_cuts_recalls_what_others_have() {
     // A new file, which its mode keeps from being opened again for writing.
     let mode = 0o444;
     let flags = libc::O_RDWR | libc::O_TRUNC;
-    let (entry, _) = raw.create(ROOT, "new".as_ref(), mode, flags).unwrap();
+    let (entry, _) = raw.create(ROOT, "new".as_ref(), mode, 0, flags).unwrap();
     assert_eq!(entry.attr.size, 0);
 }
