@@ -10,6 +10,9 @@
 //! wait for pages which a request of the kernel's has locked, so they are made by threads of their
 //! own. Nothing that a client needs to return a lease waits for an invalidation: its writeback
 //! passes, and needs none, for while it holds a write lease the kernel knows nothing.
+//!
+//! The kernel is told only of what it may have: names and attributes that it was given lately
+//! (`given.rs`), and nothing of nodes that only clients ever were given.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
@@ -24,13 +27,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops::{self, File};
-use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::abi::{self, InitFlags, Opcode, SetattrValid};
 use uvfs_proto::ext::{LEASE_NONE, LEASE_READ, LEASE_WRITE, NOTIFY_RECALL, NotifyRecallOut};
 use uvfs_proto::reply;
 use uvfs_queue::pair::ServerQueue;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, Unlinked};
+use crate::given::{Given, Key};
 use crate::lease::{Access, Ask, Begin, Holder, KERNEL, Mode, Recall, Table};
 use crate::notify::Notifier;
 use crate::session::Session;
@@ -47,6 +51,11 @@ const INVALIDATORS: usize = 8;
 /// Nodes of a shard whose invalidated pages are remembered; more are only there when clients change
 /// very many files of a mount.
 const MOST_SEEN: usize = 4096;
+/// Nodes of a shard of which it is remembered that the kernel does not know them; more are only there
+/// when clients have very many files that they made.
+const MOST_HIDDEN: usize = 16384;
+/// Names that the kernel is yet to let go of, with nobody waiting for it.
+const MOST_HINTS: usize = 256;
 /// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
 /// be locked if the kernel threw them away by itself, and then they have to be answered first.
 const DROP_WRITTEN: Duration = Duration::from_millis(50);
@@ -135,6 +144,8 @@ struct Shard {
     wakers: HashMap<u64, Vec<Waker>>,
     /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
     seen: HashMap<u64, HashSet<u64>>,
+    /// Nodes that the kernel has not been given since there are clients, nor had before.
+    hidden: HashSet<u64>,
 }
 
 /// The pages of some bytes of a file.
@@ -162,6 +173,15 @@ impl Shard {
     }
 }
 
+/// A moment, for telling whether something that was read since may be old.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Since {
+    /// Of attributes that leases are about.
+    epoch: u64,
+    /// Of names, and of attributes that change with them.
+    last: u64,
+}
+
 #[derive(Default)]
 struct Attached {
     links: HashMap<Holder, Arc<Link>>,
@@ -181,6 +201,8 @@ pub(crate) struct Coherence {
     epoch: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
+    /// What that may have.
+    given: std::sync::OnceLock<Given>,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
 }
@@ -199,6 +221,7 @@ struct Entered<'a> {
     coherence: &'a Coherence,
     node: u64,
     access: Access,
+    part: Part,
     /// By the holder of the node's write lease.
     own: bool,
 }
@@ -214,7 +237,20 @@ impl Drop for Entered<'_> {
 /// What one request touches, and since when its answer's attributes may be old.
 pub(crate) struct Under<'a> {
     entered: SmallVec<[Entered<'a>; 2]>,
-    epoch: u64,
+    since: Since,
+}
+
+/// What of a node a request looks at or changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Its bytes and its attributes.
+    Data,
+    /// Attributes alone, of those that the kernel may cache without a lifetime.
+    Attributes,
+    /// How many names it has.
+    Links,
+    /// The names in a directory, and with them its size and times.
+    Names,
 }
 
 fn word(slot: &Slot, at: usize) -> u64 {
@@ -223,33 +259,64 @@ fn word(slot: &Slot, at: usize) -> u64 {
         .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
 }
 
-/// The nodes that a request looks at or changes. Names are nobody's to cache but the kernel's.
-fn touches(slot: &Slot) -> SmallVec<[(u64, Access); 2]> {
+/// The nodes that a request looks at or changes, as far as it says which. What UNLINK, RMDIR and
+/// RENAME take a name from is not said; who caches attributes that change with that has to hold a
+/// lease of the directory as well, which is recalled.
+fn touches(slot: &Slot) -> SmallVec<[(u64, Access, Part); 2]> {
     use Access::{Change, Look};
     let node = slot.header.nodeid;
     let mut list = SmallVec::new();
-    match Opcode::try_from(slot.header.opcode) {
-        Ok(Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap) => {
-            list.push((node, Look))
+    let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
+        return list;
+    };
+    match opcode {
+        Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
+            list.push((node, Look, Part::Data));
         }
-        Ok(
-            Opcode::Write
-            | Opcode::Setattr
-            | Opcode::Fallocate
-            | Opcode::Setxattr
-            | Opcode::Removexattr,
-        ) => list.push((node, Change)),
-        Ok(Opcode::Open) if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
-            list.push((node, Change));
+        Opcode::Write | Opcode::Fallocate => list.push((node, Change, Part::Data)),
+        Opcode::Setattr => {
+            let valid = SetattrValid::from_bits_retain(word(slot, 0) as u32);
+            let part = match valid.contains(SetattrValid::SIZE) {
+                true => Part::Data,
+                false => Part::Attributes,
+            };
+            list.push((node, Change, part));
         }
-        // The new name changes the old node's times.
-        Ok(Opcode::Link) => list.push((word(slot, 0), Change)),
-        Ok(Opcode::CopyFileRange | Opcode::CopyFileRange64) => {
+        Opcode::Setxattr | Opcode::Removexattr => list.push((node, Change, Part::Attributes)),
+        Opcode::Open if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
+            list.push((node, Change, Part::Data));
+        }
+        Opcode::Ioctl => {
+            // Flags are set by commands that bring data, which the number of one tells (ioctl(2)).
+            let arg = abi::IoctlIn::read_from_prefix(&slot.op[..slot.op_len]);
+            let brings = arg.is_ok_and(|(arg, _)| arg.cmd >> 30 & 1 != 0);
+            if brings {
+                list.push((node, Change, Part::Attributes));
+            }
+        }
+        Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
             let out = word(slot, 16);
             if out != node {
-                list.push((node, Look));
+                list.push((node, Look, Part::Data));
             }
-            list.push((out, Change));
+            list.push((out, Change, Part::Data));
+        }
+        Opcode::Create
+        | Opcode::Mknod
+        | Opcode::Mkdir
+        | Opcode::Symlink
+        | Opcode::Unlink
+        | Opcode::Rmdir => list.push((node, Change, Part::Names)),
+        Opcode::Link => {
+            list.push((word(slot, 0), Change, Part::Links));
+            list.push((node, Change, Part::Names));
+        }
+        Opcode::Rename | Opcode::Rename2 => {
+            let to = word(slot, 0);
+            list.push((node, Change, Part::Names));
+            if to != node {
+                list.push((to, Change, Part::Names));
+            }
         }
         _ => {}
     }
@@ -363,7 +430,12 @@ impl Coherence {
             attached.quiet = false;
             self.tracking.store(false, Ordering::SeqCst);
             for shard in &self.shards {
-                lock(shard).seen.clear();
+                let mut shard = lock(shard);
+                shard.seen.clear();
+                shard.hidden.clear();
+            }
+            if let Some(given) = self.given.get() {
+                given.settle();
             }
         }
     }
@@ -375,12 +447,141 @@ impl Coherence {
         attached.quiet
     }
 
+    /// As [`Coherence::is_quiet`], once it was.
+    fn settled<F: FileSystem>(&self, session: &Session<F>) -> bool {
+        // Not in one expression: the lock would be held to its end.
+        let quiet = lock(&self.attached).quiet;
+        quiet || self.is_quiet(&session.queues())
+    }
+
+    /// A client was given a node. Remembers it as one that the kernel does not know, if nobody else
+    /// has a lookup of it.
+    fn learns<F: FileSystem>(&self, session: &Session<F>, node: u64) {
+        let alone = || session.fs().lookups(node) == Some(1);
+        if self.kernel.get().is_none() || !alone() || !self.settled(session) {
+            return;
+        }
+        {
+            let mut shard = self.shard(node);
+            if shard.hidden.len() >= MOST_HIDDEN {
+                shard.hidden.clear();
+            }
+            shard.hidden.insert(node);
+        }
+        // Again: who came to have it in between either counts now, or finds it here.
+        if !alone() {
+            self.shard(node).hidden.remove(&node);
+        }
+    }
+
+    /// Whether the kernel can't have anything of a node.
+    fn hides(&self, node: u64) -> bool {
+        self.shard(node).hidden.contains(&node)
+    }
+
+    fn given(&self) -> &Given {
+        self.given.get_or_init(Given::default)
+    }
+
+    /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
+    fn may_give(&self, key: Key, lifetime: Duration, since: Since) -> bool {
+        let given = self.given();
+        if self.tracks() && given.is_contended(key) {
+            return false;
+        }
+        given.give(key, lifetime);
+        // Only now: a client that comes later finds what was noted.
+        !self.tracks() || !given.changed_since(key, since.last)
+    }
+
+    /// An entry is about to be given to the kernel, under the name that it may be kept by. What may
+    /// be old already loses its lifetime.
+    pub(crate) fn shows_entry(
+        &self,
+        name: Option<(u64, &[u8])>,
+        entry: &mut abi::EntryOut,
+        since: Since,
+    ) {
+        let lifetime = reply::duration(entry.entry_valid, entry.entry_valid_nsec);
+        if let Some((parent, name)) = name
+            && !lifetime.is_zero()
+            && !self.may_give(Key::name(parent, name), lifetime, since)
+        {
+            entry.set_entry_ttl(Duration::ZERO);
+        }
+        if entry.nodeid == 0 {
+            return;
+        }
+        if self.tracks() {
+            self.shard(entry.nodeid).hidden.remove(&entry.nodeid);
+        }
+        let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), lifetime, since) {
+            entry.set_attr_ttl(Duration::ZERO);
+        }
+    }
+
+    /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
+    pub(crate) fn shows(&self, slot: &Slot, answer: &mut Answer, since: Since) {
+        let Answer::Body(body) = answer else { return };
+        let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
+            return;
+        };
+        match opcode {
+            _ if answers_entry(opcode) => {
+                let Ok((mut entry, _)) = abi::EntryOut::read_from_prefix(body) else {
+                    return;
+                };
+                let name = match opcode {
+                    Opcode::Tmpfile => None,
+                    _ => first_name(slot),
+                };
+                let name = name.as_deref().map(|name| (slot.header.nodeid, name));
+                self.shows_entry(name, &mut entry, since);
+                body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
+            }
+            Opcode::Getattr | Opcode::Setattr | Opcode::Statx => {
+                // STATX's answer begins like the others'.
+                let Ok((mut out, _)) = abi::AttrOut::read_from_prefix(body) else {
+                    return;
+                };
+                let lifetime = reply::duration(out.attr_valid, out.attr_valid_nsec);
+                let key = Key::attributes(slot.header.nodeid);
+                if !lifetime.is_zero() && !self.may_give(key, lifetime, since) {
+                    (out.attr_valid, out.attr_valid_nsec) = (0, 0);
+                    body[..size_of::<abi::AttrOut>()].copy_from_slice(out.as_bytes());
+                }
+            }
+            // A listing that the kernel keeps would only be looked at again when the directory's
+            // time has changed, and that may be no finer than the clock's ticks.
+            Opcode::Opendir if self.tracks() => {
+                if let Ok((mut out, _)) = abi::OpenOut::read_from_prefix(body) {
+                    out.open_flags &= !abi::OpenFlags::CACHE_DIR.bits();
+                    body[..size_of::<abi::OpenOut>()].copy_from_slice(out.as_bytes());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A RENAME of the kernel's is about to begin: names move, and keep the lifetime that they had.
+    pub(crate) fn moves(&self, slot: &Slot) {
+        if let Ok(opcode @ (Opcode::Rename | Opcode::Rename2)) =
+            Opcode::try_from(slot.header.opcode)
+        {
+            for (parent, name) in names(opcode, slot) {
+                self.given().moves(Key::name(parent, name.to_bytes()));
+            }
+        }
+    }
+
     /// Begins a request's work on one node; waits until no lease is in its way.
     async fn enter(
         &self,
         link: Option<&Arc<Link>>,
         node: u64,
         access: Access,
+        part: Part,
     ) -> Result<Entered<'_>, Errno> {
         let who = link.map_or(KERNEL, |link| link.id);
         let mut waiting = None;
@@ -402,6 +603,7 @@ impl Coherence {
                             coherence: self,
                             node,
                             access,
+                            part,
                             own,
                         });
                     }
@@ -464,18 +666,21 @@ impl Coherence {
         link: Option<&Arc<Link>>,
         slot: &Slot,
     ) -> Result<Under<'_>, Errno> {
-        let epoch = self.epoch();
+        let since = self.now();
         let mut entered = SmallVec::new();
-        for (node, access) in touches(slot) {
-            if link.is_some() {
+        for (node, access, part) in touches(slot) {
+            if link.is_some() && part != Part::Names {
                 self.write_back(node).await;
             }
-            entered.push(self.enter(link, node, access).await?);
+            entered.push(self.enter(link, node, access, part).await?);
         }
-        if link.is_none() && slot.header.opcode == Opcode::Read as u32 {
-            self.sees(slot);
+        if link.is_none() {
+            self.moves(slot);
+            if slot.header.opcode == Opcode::Read as u32 {
+                self.sees(slot);
+            }
         }
-        Ok(Under { entered, epoch })
+        Ok(Under { entered, since })
     }
 
     /// Has the kernel write what it has dirty of a node, if it may have something.
@@ -542,24 +747,33 @@ impl Coherence {
         !self.shard(node).table.is_unknown(node)
     }
 
-    /// Where attributes stand that are read now; see [`Coherence::may_keep`].
-    pub(crate) fn epoch(&self) -> u64 {
+    fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Whether the kernel may keep attributes of a node that were read since `epoch`.
-    pub(crate) fn may_keep(&self, node: u64, epoch: u64) -> bool {
-        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == epoch)
+    /// Where things stand that are read now; see [`Coherence::may_keep`].
+    pub(crate) fn now(&self) -> Since {
+        Since {
+            epoch: self.epoch(),
+            last: self.given.get().map_or(0, Given::last),
+        }
     }
 
-    /// After a request's handler: tells the kernel what a client has changed, and mends attributes
-    /// in the answer that may be old.
+    /// Whether the kernel may keep attributes of a node that were read since `since`, as far as
+    /// leases are concerned.
+    pub(crate) fn may_keep(&self, node: u64, since: Since) -> bool {
+        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == since.epoch)
+    }
+
+    /// After a request's handler, which took a name from `unlinked`: tells the kernel what a client
+    /// has changed, and mends what in the answer may be old.
     pub(crate) async fn end<F: FileSystem>(
         &self,
         session: &Arc<Session<F>>,
         link: Option<&Arc<Link>>,
         slot: &Slot,
         under: Under<'_>,
+        unlinked: Unlinked,
         answer: &mut Answer,
     ) {
         let opcode = Opcode::try_from(slot.header.opcode);
@@ -573,43 +787,121 @@ impl Coherence {
         }
         if let Some(link) = link {
             for one in &under.entered {
-                // A failed change may have changed something all the same. A holder may have given
-                // its lease back meanwhile, and the kernel may have looked before the change.
-                let own = one.own && self.writes(link, one.node);
-                if one.access == Access::Change && !own {
-                    self.epoch.fetch_add(1, Ordering::SeqCst);
-                    let (offset, len) = range(slot);
-                    self.invalidate(one.node, offset, len).await;
+                if one.access == Access::Change {
+                    self.tell(link, slot, one).await;
                 }
             }
         } else if opcode == Ok(Opcode::Write) {
             self.drop_written(slot).await;
         }
-        let epoch = under.epoch;
+        let since = under.since;
         drop(under);
         let Ok(opcode) = opcode else { return };
         if matches!(answer, Answer::Error(_)) {
             return;
         }
         if let (Some(_), Some(kernel)) = (link, self.kernel.get()) {
-            for (parent, name) in names(opcode, slot) {
-                kernel.entry(parent, name).await;
-            }
+            self.tell_names(kernel, opcode, slot, unlinked).await;
         }
-        if answers_entry(opcode)
+        let entry = match answer {
+            Answer::Body(body) if answers_entry(opcode) => {
+                let entry = abi::EntryOut::read_from_prefix(body);
+                entry.ok().map(|(entry, _)| entry)
+            }
+            _ => None,
+        };
+        if let Some(mut entry) = entry.filter(|entry| entry.nodeid != 0)
             && let Answer::Body(body) = answer
-            && let Ok((mut entry, _)) = abi::EntryOut::read_from_prefix(body)
-            && entry.nodeid != 0
         {
             if link.is_none() {
-                if !self.may_keep(entry.nodeid, epoch) {
-                    entry.attr_valid = 0;
-                    entry.attr_valid_nsec = 0;
+                if !self.may_keep(entry.nodeid, since) {
+                    entry.set_attr_ttl(Duration::ZERO);
                 }
-            } else if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
-                entry.attr = attr;
+            } else {
+                self.learns(session, entry.nodeid);
+                if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
+                    entry.attr = attr;
+                }
             }
             body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
+        }
+        if link.is_none() {
+            self.shows(slot, answer, since);
+        }
+    }
+
+    /// A client has changed something, or failed to, which may have changed something all the same:
+    /// tells the kernel, of names later.
+    async fn tell(&self, link: &Arc<Link>, slot: &Slot, changed: &Entered<'_>) {
+        let node = changed.node;
+        // A holder may have given its lease back meanwhile, and the kernel may have looked before
+        // the change.
+        if changed.part == Part::Names || (changed.own && self.writes(link, node)) {
+            return;
+        }
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        if self.hides(node) {
+            return;
+        }
+        match changed.part {
+            Part::Links => {
+                if let Some(kernel) = self.kernel.get() {
+                    self.tell_links(kernel, node).await;
+                }
+            }
+            Part::Attributes => self.invalidate(node, -1, 0).await,
+            _ => {
+                let (offset, len) = range(slot);
+                self.invalidate(node, offset, len).await;
+            }
+        }
+    }
+
+    /// A client has given a node a name, or taken one from it.
+    async fn tell_links(&self, kernel: &Invalidator, node: u64) {
+        let key = Key::attributes(node);
+        if let Some(version) = self.given().change(key) {
+            kernel.inode(node, -1, 0).await;
+            self.given().dropped(key, version);
+        }
+    }
+
+    /// A client has changed names.
+    async fn tell_names(
+        &self,
+        kernel: &Invalidator,
+        opcode: Opcode,
+        slot: &Slot,
+        unlinked: Unlinked,
+    ) {
+        let given = self.given();
+        let names = names(opcode, slot);
+        // What loses a name is under the last of them.
+        let mut gone = unlinked.node.filter(|&node| !self.hides(node));
+        for (parent, name) in names.into_iter().rev() {
+            let key = Key::attributes(parent);
+            if let Some(version) = given.change(key) {
+                // From here: nobody has to be served for it. A directory's pages are never locked
+                // while a request is under way, and there is nothing to write when it goes.
+                if let Err(error) = kernel.notifier.invalidate_inode(parent, -1, 0) {
+                    tracing::debug!(%error, "telling the kernel");
+                }
+                given.dropped(key, version);
+            }
+            let key = Key::name(parent, name.to_bytes());
+            let gone = gone.take();
+            if let Some(version) = given.change(key) {
+                kernel.entry(parent, name).await;
+                given.dropped(key, version);
+            } else if let Some(node) = gone
+                && unlinked.last
+            {
+                // It may still be there, to be looked up when it is used; and with it the file.
+                kernel.hint(parent, node, name);
+            }
+            if let Some(node) = gone {
+                self.tell_links(kernel, node).await;
+            }
         }
     }
 
@@ -626,7 +918,7 @@ impl Coherence {
         } else if self.shard(node).table.is_unknown(node) {
             return None;
         }
-        let _entered = self.enter(link, node, Access::Look).await.ok()?;
+        let _entered = self.enter(link, node, Access::Look, Part::Data).await.ok()?;
         attributes(session, slot, node).await.ok()
     }
 
@@ -656,7 +948,7 @@ impl Coherence {
         let mut asked = self.ask(link, node, mode).await;
         if asked.is_none() {
             // Others' leases come back first. Somebody may be faster; then the caller does without.
-            let entered = self.enter(Some(link), node, access).await;
+            let entered = self.enter(Some(link), node, access, Part::Data).await;
             drop(entered.map_err(|_| SOON)?);
             asked = self.ask(link, node, mode).await;
         }
@@ -667,10 +959,11 @@ impl Coherence {
 
     async fn ask(&self, link: &Link, node: u64, mode: Mode) -> Option<u64> {
         let kernel = self.kernel.get();
-        let asked = self
-            .shard(node)
-            .table
-            .ask(node, link.id, mode, kernel.is_some());
+        let asked = {
+            let mut shard = self.shard(node);
+            let mounted = kernel.is_some() && !shard.hidden.contains(&node);
+            shard.table.ask(node, link.id, mode, mounted)
+        };
         match (asked, kernel) {
             (Ask::Granted(seq), _) => Some(seq),
             (Ask::Invalidate, Some(_)) => {
@@ -742,8 +1035,6 @@ fn range(slot: &Slot) -> (i64, i64) {
                 (arg.offset.min(i64::MAX as u64) as i64, arg.size.into())
             })
         }
-        // Attributes alone.
-        Ok(Opcode::Setxattr | Opcode::Removexattr | Opcode::Link) => (-1, 0),
         _ => (0, 0),
     }
 }
@@ -772,10 +1063,32 @@ fn names(opcode: Opcode, slot: &Slot) -> SmallVec<[(u64, CString); 2]> {
         .collect()
 }
 
+/// The first name in a request.
+fn first_name(slot: &Slot) -> Option<SmallVec<[u8; 64]>> {
+    let mut name = SmallVec::from_elem(0, slot.input.len());
+    slot.input.copy_out(0, &mut name);
+    let end = name.iter().position(|&b| b == 0)?;
+    name.truncate(end);
+    Some(name)
+}
+
 /// What the kernel is to drop.
 enum Job {
-    Inode { node: u64, offset: i64, len: i64 },
-    Entry { parent: u64, name: CString },
+    Inode {
+        node: u64,
+        offset: i64,
+        len: i64,
+    },
+    Entry {
+        parent: u64,
+        name: CString,
+    },
+    /// If it is still this node's.
+    Removed {
+        parent: u64,
+        node: u64,
+        name: CString,
+    },
 }
 
 #[derive(Default)]
@@ -787,6 +1100,8 @@ struct Done {
 #[derive(Default)]
 struct Jobs {
     queue: VecDeque<(Job, Arc<Done>)>,
+    /// What nobody waits for.
+    hints: VecDeque<Job>,
     threads: usize,
     idle: usize,
     over: bool,
@@ -826,13 +1141,9 @@ impl Invalidator {
         {
             let mut jobs = lock(&self.jobs.0);
             jobs.queue.push_back((job, done.clone()));
-            if jobs.idle >= jobs.queue.len() || jobs.threads == INVALIDATORS {
-                self.jobs.1.notify_one();
-            } else if let Err(error) = self.start() {
+            if let Err(error) = self.wake(&mut jobs) {
                 // Those that are there get to it; without any, nothing is known to be dropped.
                 assert!(jobs.threads > 0, "no thread to tell the kernel: {error}");
-            } else {
-                jobs.threads += 1;
             }
         }
         std::future::poll_fn(|cx| {
@@ -844,6 +1155,27 @@ impl Invalidator {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Has the kernel let go of a removed name, some time.
+    fn hint(&self, parent: u64, node: u64, name: CString) {
+        let mut jobs = lock(&self.jobs.0);
+        if jobs.hints.len() < MOST_HINTS {
+            jobs.hints.push_back(Job::Removed { parent, node, name });
+            // Without a thread it waits for the next one.
+            let _ = self.wake(&mut jobs);
+        }
+    }
+
+    /// Has a thread look at the queue.
+    fn wake(&self, jobs: &mut Jobs) -> io::Result<()> {
+        if jobs.idle >= jobs.queue.len() + jobs.hints.len() || jobs.threads == INVALIDATORS {
+            self.jobs.1.notify_one();
+        } else {
+            self.start()?;
+            jobs.threads += 1;
+        }
+        Ok(())
     }
 
     fn start(&self) -> io::Result<()> {
@@ -859,8 +1191,11 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
     loop {
         let mut now = lock(jobs);
         let (job, done) = loop {
-            if let Some(job) = now.queue.pop_front() {
-                break job;
+            if let Some((job, done)) = now.queue.pop_front() {
+                break (job, Some(done));
+            }
+            if let Some(job) = now.hints.pop_front() {
+                break (job, None);
             }
             if now.over {
                 return;
@@ -874,14 +1209,14 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
         drop(now);
         let told = match job {
             Job::Inode { node, offset, len } => notifier.invalidate_inode(node, offset, len),
-            Job::Entry { parent, name } => notifier
-                .invalidate_inode(parent, -1, 0)
-                .and_then(|()| notifier.invalidate_entry(parent, &name)),
+            Job::Entry { parent, name } => notifier.invalidate_entry(parent, &name),
+            Job::Removed { parent, node, name } => notifier.deleted(parent, node, &name),
         };
         if let Err(error) = told {
             // The mount has ended, or the name is in use as a mount point or a directory.
             tracing::debug!(%error, "telling the kernel");
         }
+        let Some(done) = done else { continue };
         let waker = {
             let mut waker = lock(&done.waker);
             done.done.store(true, Ordering::Release);
