@@ -918,7 +918,10 @@ impl Coherence {
         } else if self.shard(node).table.is_unknown(node) {
             return None;
         }
-        let _entered = self.enter(link, node, Access::Look, Part::Data).await.ok()?;
+        let _entered = self
+            .enter(link, node, Access::Look, Part::Data)
+            .await
+            .ok()?;
         attributes(session, slot, node).await.ok()
     }
 
