@@ -14,6 +14,7 @@
 //! The kernel is told only of what it may have: names and attributes that it was given lately
 //! (`given.rs`), and nothing of nodes that only clients ever were given.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
 use std::future::Future;
@@ -34,7 +35,7 @@ use uvfs_queue::pair::ServerQueue;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::{FileSystem, Unlinked};
-use crate::given::{Given, Key};
+use crate::given::{Given, Key, Version};
 use crate::lease::{Access, Ask, Begin, Holder, KERNEL, Mode, Recall, Table};
 use crate::notify::Notifier;
 use crate::session::Session;
@@ -698,7 +699,7 @@ impl Coherence {
         if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
             self.shard(node).drops(node, offset, len);
         }
-        kernel.inode(node, offset, len).await;
+        Box::pin(kernel.inode(node, offset, len)).await;
     }
 
     /// A read of the kernel's begins, which may bring a page back that it was told to drop.
@@ -786,13 +787,9 @@ impl Coherence {
             return;
         }
         if let Some(link) = link {
-            for one in &under.entered {
-                if one.access == Access::Change {
-                    self.tell(link, slot, one).await;
-                }
-            }
+            self.tell(self.stale(link, slot, &under)).await;
         } else if opcode == Ok(Opcode::Write) {
-            self.drop_written(slot).await;
+            Box::pin(self.drop_written(slot)).await;
         }
         let since = under.since;
         drop(under);
@@ -800,8 +797,8 @@ impl Coherence {
         if matches!(answer, Answer::Error(_)) {
             return;
         }
-        if let (Some(_), Some(kernel)) = (link, self.kernel.get()) {
-            self.tell_names(kernel, opcode, slot, unlinked).await;
+        if link.is_some() {
+            self.tell(self.stale_names(opcode, slot, unlinked)).await;
         }
         let entry = match answer {
             Answer::Body(body) if answers_entry(opcode) => {
@@ -830,77 +827,100 @@ impl Coherence {
         }
     }
 
-    /// A client has changed something, or failed to, which may have changed something all the same:
-    /// tells the kernel, of names later.
-    async fn tell(&self, link: &Arc<Link>, slot: &Slot, changed: &Entered<'_>) {
-        let node = changed.node;
-        // A holder may have given its lease back meanwhile, and the kernel may have looked before
-        // the change.
-        if changed.part == Part::Names || (changed.own && self.writes(link, node)) {
-            return;
-        }
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        if self.hides(node) {
-            return;
-        }
-        match changed.part {
-            Part::Links => {
-                if let Some(kernel) = self.kernel.get() {
-                    self.tell_links(kernel, node).await;
+    /// What the kernel has to drop before a change of a client's is answered, but for names. A failed
+    /// change may have changed something all the same.
+    fn stale(&self, link: &Link, slot: &Slot, under: &Under<'_>) -> Vec<Stale> {
+        let mut stale = Vec::new();
+        for one in &under.entered {
+            let node = one.node;
+            // A holder may have given its lease back meanwhile, and the kernel may have looked before
+            // the change.
+            let own = one.own && self.writes(link, node);
+            if one.access == Access::Look || one.part == Part::Names || own {
+                continue;
+            }
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+            if self.kernel.get().is_none() || self.hides(node) {
+                continue;
+            }
+            let (offset, len) = match one.part {
+                Part::Links => {
+                    stale.extend(self.stale_links(node));
+                    continue;
                 }
+                Part::Attributes => (-1, 0),
+                _ => range(slot),
+            };
+            if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
+                self.shard(node).drops(node, offset, len);
             }
-            Part::Attributes => self.invalidate(node, -1, 0).await,
-            _ => {
-                let (offset, len) = range(slot);
-                self.invalidate(node, offset, len).await;
-            }
+            stale.push(Stale {
+                job: Job::Inode { node, offset, len },
+                given: None,
+            });
         }
+        stale
     }
 
-    /// A client has given a node a name, or taken one from it.
-    async fn tell_links(&self, kernel: &Invalidator, node: u64) {
+    /// As [`Coherence::stale`], after a client has given a node a name, or taken one from it.
+    fn stale_links(&self, node: u64) -> Option<Stale> {
         let key = Key::attributes(node);
-        if let Some(version) = self.given().change(key) {
-            kernel.inode(node, -1, 0).await;
-            self.given().dropped(key, version);
-        }
+        let version = self.given().change(key)?;
+        let (offset, len) = (-1, 0);
+        Some(Stale {
+            job: Job::Inode { node, offset, len },
+            given: Some((key, version)),
+        })
     }
 
-    /// A client has changed names.
-    async fn tell_names(
-        &self,
-        kernel: &Invalidator,
-        opcode: Opcode,
-        slot: &Slot,
-        unlinked: Unlinked,
-    ) {
+    /// As [`Coherence::stale`], after a client has changed names.
+    fn stale_names(&self, opcode: Opcode, slot: &Slot, unlinked: Unlinked) -> Vec<Stale> {
+        let mut stale = Vec::new();
+        let Some(kernel) = self.kernel.get() else {
+            return stale;
+        };
         let given = self.given();
-        let names = names(opcode, slot);
-        // What loses a name is under the last of them.
+        // What lost a name lost the last of them.
         let mut gone = unlinked.node.filter(|&node| !self.hides(node));
-        for (parent, name) in names.into_iter().rev() {
+        for (parent, name) in names(opcode, slot).into_iter().rev() {
             let key = Key::attributes(parent);
             if let Some(version) = given.change(key) {
-                // From here: nobody has to be served for it. A directory's pages are never locked
-                // while a request is under way, and there is nothing to write when it goes.
+                // From here, as nobody has to be served for it: a directory has nothing to write
+                // when it goes, and none of its pages is dropped.
                 if let Err(error) = kernel.notifier.invalidate_inode(parent, -1, 0) {
                     tracing::debug!(%error, "telling the kernel");
                 }
                 given.dropped(key, version);
             }
-            let key = Key::name(parent, name.to_bytes());
             let gone = gone.take();
+            stale.extend(gone.and_then(|node| self.stale_links(node)));
+            let key = Key::name(parent, name.to_bytes());
             if let Some(version) = given.change(key) {
-                kernel.entry(parent, name).await;
-                given.dropped(key, version);
+                stale.push(Stale {
+                    job: Job::Entry { parent, name },
+                    given: Some((key, version)),
+                });
             } else if let Some(node) = gone
                 && unlinked.last
             {
                 // It may still be there, to be looked up when it is used; and with it the file.
                 kernel.hint(parent, node, name);
             }
-            if let Some(node) = gone {
-                self.tell_links(kernel, node).await;
+        }
+        stale
+    }
+
+    /// Has the kernel drop things, and waits for it.
+    async fn tell(&self, stale: Vec<Stale>) {
+        let Some(kernel) = self.kernel.get() else {
+            debug_assert!(stale.is_empty(), "there is nobody to tell");
+            return;
+        };
+        for Stale { job, given } in stale {
+            // Rare, and large enough to slow down those that have nothing to tell.
+            Box::pin(kernel.run(job)).await;
+            if let Some((key, version)) = given {
+                self.given().dropped(key, version);
             }
         }
     }
@@ -1020,7 +1040,7 @@ pub(crate) async fn attributes<F: FileSystem>(
         input: uvfs_io::Payload::default(),
         room: uvfs_io::Payload::default(),
     };
-    match crate::dispatch::answer(session, &slot).await {
+    match crate::dispatch::answer(session, &slot, &Cell::default()).await {
         Answer::Body(body) => abi::AttrOut::read_from_prefix(&body)
             .map(|(out, _)| out.attr)
             .map_err(|_| Errno::IO),
@@ -1094,6 +1114,12 @@ enum Job {
     },
 }
 
+/// Something that the kernel has to drop, and what is noted of it then.
+struct Stale {
+    job: Job,
+    given: Option<(Key, Version)>,
+}
+
 #[derive(Default)]
 struct Done {
     done: AtomicBool,
@@ -1133,10 +1159,6 @@ impl Invalidator {
 
     async fn inode(&self, node: u64, offset: i64, len: i64) {
         self.run(Job::Inode { node, offset, len }).await;
-    }
-
-    async fn entry(&self, parent: u64, name: CString) {
-        self.run(Job::Entry { parent, name }).await;
     }
 
     async fn run(&self, job: Job) {

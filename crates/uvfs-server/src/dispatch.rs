@@ -29,13 +29,9 @@ const LISTING_MAX: usize = 1 << 20;
 /// FUSE_SETXATTR_ACL_KILL_SGID.
 const ACL_KILL_SGID: u32 = 1;
 
-/// Answers a request; never panics, whatever the handler does.
-pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Answer {
-    answer_and_say(session, slot, &Cell::default()).await
-}
-
-/// As [`answer`]; what loses a name is put into `unlinked`.
-pub(crate) async fn answer_and_say<F: FileSystem>(
+/// Answers a request; never panics, whatever the handler does. What loses a name by it is put into
+/// `unlinked`.
+pub(crate) async fn answer<F: FileSystem>(
     session: &Session<F>,
     slot: &Slot,
     unlinked: &Cell<Unlinked>,

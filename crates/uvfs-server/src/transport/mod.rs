@@ -81,7 +81,7 @@ async fn untracked<F: FileSystem>(session: &Arc<Session<F>>, slot: &Slot) -> Ans
     let coherence = &session.coherence;
     let since = coherence.now();
     coherence.moves(slot);
-    let mut answer = crate::dispatch::answer(session, slot).await;
+    let mut answer = crate::dispatch::answer(session, slot, &Cell::default()).await;
     coherence.shows(slot, &mut answer, since);
     answer
 }
@@ -98,7 +98,7 @@ async fn under_leases<F: FileSystem>(
         Err(errno) => return Answer::Error(errno),
     };
     let unlinked = Cell::default();
-    let mut answer = crate::dispatch::answer_and_say(session, slot, &unlinked).await;
+    let mut answer = crate::dispatch::answer(session, slot, &unlinked).await;
     coherence
         .end(session, link, slot, under, unlinked.get(), &mut answer)
         .await;
