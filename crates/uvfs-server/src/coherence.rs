@@ -1008,6 +1008,7 @@ impl Coherence {
     pub(crate) fn forget(&self, link: &Link, node: u64) {
         let mut shard = self.shard(node);
         shard.table.forget(node, link.id);
+        shard.hidden.remove(&node);
         shard.changed(node);
     }
 
