@@ -1253,3 +1253,183 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: u64 = 40;
+    const OTHER: u64 = 50;
+
+    fn slot(opcode: Opcode, structure: &[u8]) -> Slot {
+        let empty = Slot {
+            header: abi::InHeader::default(),
+            op: [0; abi::URING_OP_IN_OUT_SZ],
+            op_len: 0,
+            input: uvfs_io::Payload::default(),
+            room: uvfs_io::Payload::default(),
+        };
+        empty.like(opcode, NODE, structure)
+    }
+
+    /// Every opcode, and what of it has to recall leases: those of who cached names in a directory,
+    /// attributes or data.
+    #[test]
+    fn requests_say_what_they_change() {
+        use Access::{Change, Look};
+        use Part::{Attributes, Data, Links, Names};
+        let of = |opcode, structure: &[u8]| touches(&slot(opcode, structure)).to_vec();
+        let size = abi::SetattrIn {
+            valid: (SetattrValid::SIZE | SetattrValid::MODE).bits(),
+            ..Default::default()
+        };
+        let mode = abi::SetattrIn {
+            valid: SetattrValid::MODE.bits(),
+            ..Default::default()
+        };
+        let open = |flags: i32| abi::OpenIn {
+            flags: flags as u32,
+            open_flags: 0,
+        };
+        let copy = |nodeid_out| abi::CopyFileRangeIn {
+            nodeid_out,
+            ..Default::default()
+        };
+        let ioctl = |cmd| abi::IoctlIn {
+            cmd,
+            ..Default::default()
+        };
+        let rename = |newdir| abi::RenameIn { newdir };
+        let rename2 = |newdir| abi::Rename2In {
+            newdir,
+            ..Default::default()
+        };
+        let link = abi::LinkIn { oldnodeid: OTHER };
+        for number in 0..=u32::from(u16::MAX) {
+            let Ok(opcode) = Opcode::try_from(number) else {
+                continue;
+            };
+            let expected: &[_] = match opcode {
+                Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
+                    &[(NODE, Look, Data)]
+                }
+                Opcode::Write | Opcode::Fallocate => &[(NODE, Change, Data)],
+                Opcode::Setattr | Opcode::Setxattr | Opcode::Removexattr => {
+                    &[(NODE, Change, Attributes)]
+                }
+                // Also one that finds the file there: that is not known before.
+                Opcode::Create
+                | Opcode::Mknod
+                | Opcode::Mkdir
+                | Opcode::Symlink
+                | Opcode::Unlink
+                | Opcode::Rmdir => &[(NODE, Change, Names)],
+                // Below.
+                Opcode::Link
+                | Opcode::Rename
+                | Opcode::Rename2
+                | Opcode::CopyFileRange
+                | Opcode::CopyFileRange64 => continue,
+                _ => &[],
+            };
+            assert_eq!(of(opcode, &[]), expected, "{opcode:?}");
+        }
+        assert_eq!(of(Opcode::Setattr, size.as_bytes()), [(NODE, Change, Data)]);
+        assert_eq!(
+            of(Opcode::Setattr, mode.as_bytes()),
+            [(NODE, Change, Attributes)]
+        );
+        assert_eq!(of(Opcode::Open, open(libc::O_RDWR).as_bytes()), []);
+        assert_eq!(
+            of(
+                Opcode::Open,
+                open(libc::O_WRONLY | libc::O_TRUNC).as_bytes()
+            ),
+            [(NODE, Change, Data)]
+        );
+        for opcode in [Opcode::CopyFileRange, Opcode::CopyFileRange64] {
+            let (to, within) = (copy(OTHER), copy(NODE));
+            let both = [(NODE, Look, Data), (OTHER, Change, Data)];
+            assert_eq!(of(opcode, to.as_bytes()), both);
+            assert_eq!(of(opcode, within.as_bytes()), [(NODE, Change, Data)]);
+        }
+        // FS_IOC_SETFLAGS, FS_IOC_GETFLAGS, and what imports ask for.
+        let change = [(NODE, Change, Attributes)];
+        assert_eq!(of(Opcode::Ioctl, ioctl(0x4008_6602).as_bytes()), change);
+        assert_eq!(of(Opcode::Ioctl, ioctl(0x8008_6601).as_bytes()), []);
+        let token = ioctl(uvfs_proto::import::TOKEN_IOCTL);
+        assert_eq!(of(Opcode::Ioctl, token.as_bytes()), []);
+        assert_eq!(
+            of(Opcode::Link, link.as_bytes()),
+            [(OTHER, Change, Links), (NODE, Change, Names)]
+        );
+        let both = [(NODE, Change, Names), (OTHER, Change, Names)];
+        assert_eq!(of(Opcode::Rename, rename(OTHER).as_bytes()), both);
+        assert_eq!(of(Opcode::Rename2, rename2(OTHER).as_bytes()), both);
+        assert_eq!(of(Opcode::Rename, rename(NODE).as_bytes()), both[..1]);
+        assert_eq!(of(Opcode::Rename2, rename2(NODE).as_bytes()), both[..1]);
+    }
+
+    #[test]
+    fn names_are_found_in_requests() {
+        let with = |opcode, structure: &[u8], input: &[u8]| Slot {
+            input: {
+                let memory = uvfs_io::IoBuf::alloc(4096).unwrap();
+                memory.copy_in(0, input);
+                uvfs_io::Payload::from(memory.slice(0..input.len()))
+            },
+            ..slot(opcode, structure)
+        };
+        let found = |slot: &Slot| {
+            let opcode = Opcode::try_from(slot.header.opcode).unwrap();
+            let names = names(opcode, slot).into_iter();
+            names
+                .map(|(node, name)| (node, name.into_bytes()))
+                .collect::<Vec<_>>()
+        };
+        let made = with(Opcode::Symlink, &[], b"name\0target\0");
+        assert_eq!(found(&made), [(NODE, b"name".to_vec())]);
+        assert_eq!(first_name(&made).as_deref(), Some(&b"name"[..]));
+        let moved = abi::RenameIn { newdir: OTHER };
+        let moved = with(Opcode::Rename, moved.as_bytes(), b"from\0to\0");
+        let both = [(NODE, b"from".to_vec()), (OTHER, b"to".to_vec())];
+        assert_eq!(found(&moved), both);
+        assert_eq!(found(&with(Opcode::Lookup, &[], b"name\0")), []);
+        assert_eq!(first_name(&slot(Opcode::Lookup, &[])), None);
+    }
+
+    #[test]
+    fn the_kernel_is_given_no_lifetime_of_what_a_client_changes() {
+        let coherence = Coherence::default();
+        coherence.tracking.store(true, Ordering::SeqCst);
+        let entry = || {
+            let mut entry = abi::EntryOut {
+                nodeid: OTHER,
+                ..Default::default()
+            };
+            entry.set_entry_ttl(Duration::from_secs(1));
+            entry.set_attr_ttl(Duration::from_secs(2));
+            entry
+        };
+        let lives = |since, name: &[u8]| {
+            let mut entry = entry();
+            coherence.shows_entry(Some((NODE, name)), &mut entry, since);
+            (entry.entry_valid, entry.attr_valid)
+        };
+        coherence.shard(OTHER).hidden.insert(OTHER);
+        let before = coherence.now();
+        assert_eq!(lives(before, b"name"), (1, 2));
+        // From now on the kernel knows the node.
+        assert!(!coherence.hides(OTHER));
+        let name = Key::name(NODE, b"name");
+        let version = coherence.given().change(name).expect("it was given");
+        assert_eq!(lives(before, b"name"), (0, 2));
+        assert_eq!(lives(before, b"another"), (1, 2));
+        assert_eq!(lives(coherence.now(), b"name"), (1, 2));
+        // Contended from here.
+        coherence.given().dropped(name, version);
+        assert_eq!(lives(coherence.now(), b"name"), (0, 2));
+        assert!(coherence.stale_links(OTHER).is_some());
+        assert!(coherence.stale_links(NODE).is_none());
+    }
+}
