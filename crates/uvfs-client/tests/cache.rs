@@ -509,9 +509,10 @@ impl Backend for Single {
         parent: NodeId,
         name: &std::ffi::OsStr,
         mode: u32,
+        umask: u32,
         flags: i32,
     ) -> std::io::Result<(Entry, u64)> {
-        self.0.inner.create(parent, name, mode, flags)
+        self.0.inner.create(parent, name, mode, umask, flags)
     }
     fn release(&self, node: NodeId, handle: u64) {
         self.0.inner.release(node, handle);

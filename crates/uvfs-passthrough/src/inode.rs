@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
-use uvfs_server::fs::ROOT;
+use uvfs_server::fs::{ROOT, Unlinked};
 
 use crate::Passthrough;
 use crate::handle::OpenFile;
@@ -474,10 +474,15 @@ impl Removed {
 }
 
 /// A name that is about to be removed.
-pub(crate) struct Leaving {
-    fd: OwnedFd,
-    handle: FileHandle,
-    mount: u64,
+pub(crate) enum Leaving {
+    /// What has a handle may have to be kept.
+    Handle {
+        fd: OwnedFd,
+        handle: FileHandle,
+        mount: u64,
+    },
+    /// What else it is, and its links.
+    Key(Key, u32),
 }
 
 /// A descriptor that stands for an inode, O_PATH or not, for the length of a call.
@@ -820,33 +825,59 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &CStr,
     ) -> Option<Leaving> {
-        // Elsewhere every inode holds a descriptor.
-        parent.mount.fd.as_ref()?;
-        let fd = self.open_name(dir, name).ok()?;
-        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
-        Some(Leaving { fd, handle, mount })
-    }
-
-    /// Keeps what lost its last name reachable for those who still are in or at it.
-    pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) {
-        let Some(Leaving { fd, handle, mount }) = leaving else {
-            return;
-        };
-        let Ok(st) = sys::stat(fd.as_fd()) else {
-            return;
-        };
-        let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
-        if st.stx_nlink > 0 && !is_dir {
-            return;
+        if parent.mount.fd.is_some() {
+            let fd = self.open_name(dir, name).ok()?;
+            let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+            return Some(Leaving::Handle { fd, handle, mount });
         }
+        // Every inode holds a descriptor.
+        let st = sys::stat_at(dir, name).ok()?;
         let key = Key {
-            mount,
+            mount: st.stx_mnt_id,
             device: (st.stx_dev_major, st.stx_dev_minor),
             ino: st.stx_ino,
-            handle: Some(handle),
+            handle: None,
         };
-        if let Some(inode) = self.inodes.peek(&key) {
-            self.removed.keep(&inode, fd);
+        Some(Leaving::Key(key, st.stx_nlink))
+    }
+
+    /// Says what lost a name, and if that was its last one keeps it reachable for those who still
+    /// are in or at it.
+    pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) -> Unlinked {
+        let node = |key: &Key| self.inodes.peek(key);
+        match leaving {
+            None => Unlinked::default(),
+            Some(Leaving::Key(key, links)) => {
+                let inode = node(&key);
+                let is_dir = inode.as_ref().is_some_and(|inode| inode.is_dir());
+                Unlinked {
+                    node: inode.map(|inode| inode.node),
+                    last: links <= 1 || is_dir,
+                }
+            }
+            Some(Leaving::Handle { fd, handle, mount }) => {
+                let Ok(st) = sys::stat(fd.as_fd()) else {
+                    return Unlinked::default();
+                };
+                let key = Key {
+                    mount,
+                    device: (st.stx_dev_major, st.stx_dev_minor),
+                    ino: st.stx_ino,
+                    handle: Some(handle),
+                };
+                let inode = node(&key);
+                let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+                let last = st.stx_nlink == 0 || is_dir;
+                if let Some(inode) = &inode
+                    && last
+                {
+                    self.removed.keep(inode, fd);
+                }
+                Unlinked {
+                    node: inode.map(|inode| inode.node),
+                    last,
+                }
+            }
         }
     }
 

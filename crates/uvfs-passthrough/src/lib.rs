@@ -31,7 +31,7 @@ use uvfs_io::ops;
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     Attributes, Bytes, Config, Context, CopyRange, DirSink, Entry, FileSystem, InitFlags, IoHow,
-    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr,
+    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr, Unlinked,
 };
 
 use crate::creds::Creds;
@@ -343,10 +343,6 @@ impl FileSystem for Passthrough {
         self.inodes.forget(node, lookups);
     }
 
-    fn look_again(&self, node: u64) -> bool {
-        self.inodes.remember(node).is_ok()
-    }
-
     fn lookups(&self, node: u64) -> Option<u64> {
         self.inodes.lookups(node)
     }
@@ -395,11 +391,11 @@ impl FileSystem for Passthrough {
         self.with_room(|| self.make_dir(cx, parent, name, new))
     }
 
-    async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<()> {
+    async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
         self.remove(parent, name)
     }
 
-    async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<()> {
+    async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
         self.remove_dir(parent, name)
     }
 
@@ -411,7 +407,7 @@ impl FileSystem for Passthrough {
         new_parent: u64,
         new_name: &CStr,
         flags: u32,
-    ) -> Result<()> {
+    ) -> Result<Unlinked> {
         self.with_room(|| self.move_name(cx, parent, name, new_parent, new_name, flags))
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, RenameFlags};
 use rustix::io::Errno;
 use uvfs_proto::abi;
-use uvfs_server::fs::{Bytes, Context, Entry, NewNode};
+use uvfs_server::fs::{Bytes, Context, Entry, NewNode, Unlinked};
 
 use crate::Passthrough;
 use crate::meta::decode_dev;
@@ -119,24 +119,23 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<()> {
+    pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
         self.remove_name(parent, name, AtFlags::empty())
     }
 
-    pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<()> {
+    pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
         self.remove_name(parent, name, AtFlags::REMOVEDIR)
     }
 
-    fn remove_name(&self, parent: u64, name: &CStr, flags: AtFlags) -> Result<()> {
+    fn remove_name(&self, parent: u64, name: &CStr, flags: AtFlags) -> Result<Unlinked> {
         let (parent, dir) = self.dir_fd(parent)?;
         let leaving = self.leaving(&parent, dir.as_fd(), name);
         rustix::fs::unlinkat(dir, name, flags)?;
-        self.keep_removed(leaving);
-        Ok(())
+        Ok(self.keep_removed(leaving))
     }
 
     pub(crate) fn move_name(
@@ -147,7 +146,7 @@ impl Passthrough {
         new_parent: u64,
         new_name: &CStr,
         flags: u32,
-    ) -> Result<()> {
+    ) -> Result<Unlinked> {
         name_ok(name)?;
         name_ok(new_name)?;
         self.writable()?;
@@ -164,8 +163,7 @@ impl Passthrough {
             false => None,
         };
         rustix::fs::renameat_with(from, name, to, new_name, flags)?;
-        self.keep_removed(replaced);
-        Ok(())
+        Ok(self.keep_removed(replaced))
     }
 
     pub(crate) fn make_link(&self, node: u64, new_parent: u64, new_name: &CStr) -> Result<Entry> {

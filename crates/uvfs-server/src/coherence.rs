@@ -10,7 +10,11 @@
 //! wait for pages which a request of the kernel's has locked, so they are made by threads of their
 //! own. Nothing that a client needs to return a lease waits for an invalidation: its writeback
 //! passes, and needs none, for while it holds a write lease the kernel knows nothing.
+//!
+//! The kernel is told only of what it may have: names and attributes that it was given lately
+//! (`given.rs`), and nothing of nodes that only clients ever were given.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
 use std::future::Future;
@@ -24,13 +28,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops::{self, File};
-use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::abi::{self, InitFlags, Opcode, SetattrValid};
 use uvfs_proto::ext::{LEASE_NONE, LEASE_READ, LEASE_WRITE, NOTIFY_RECALL, NotifyRecallOut};
 use uvfs_proto::reply;
 use uvfs_queue::pair::ServerQueue;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, Unlinked};
+use crate::given::{Given, Key, Version};
 use crate::lease::{Access, Ask, Begin, Holder, KERNEL, Mode, Recall, Table};
 use crate::notify::Notifier;
 use crate::session::Session;
@@ -47,6 +52,11 @@ const INVALIDATORS: usize = 8;
 /// Nodes of a shard whose invalidated pages are remembered; more are only there when clients change
 /// very many files of a mount.
 const MOST_SEEN: usize = 4096;
+/// Nodes of a shard of which it is remembered that the kernel does not know them; more are only there
+/// when clients have very many files that they made.
+const MOST_HIDDEN: usize = 16384;
+/// Names that the kernel is yet to let go of, with nobody waiting for it.
+const MOST_HINTS: usize = 256;
 /// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
 /// be locked if the kernel threw them away by itself, and then they have to be answered first.
 const DROP_WRITTEN: Duration = Duration::from_millis(50);
@@ -135,28 +145,8 @@ struct Shard {
     wakers: HashMap<u64, Vec<Waker>>,
     /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
     seen: HashMap<u64, HashSet<u64>>,
-    /// What the kernel may have of a node, where that is known. Of others it may have anything.
-    views: HashMap<u64, View>,
-}
-
-/// What the kernel may have cached of a node that it did not know when a client came. All that it
-/// learns of one comes from answers, which set these before they are given.
-#[derive(Clone, Copy, Debug, Default)]
-struct View {
-    /// It knows the node.
-    known: bool,
-    /// Its attributes, since it was last told to drop them.
-    attributes: bool,
-    /// Names in it.
-    names: bool,
-}
-
-/// What the kernel has to drop after a client changed a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stale {
-    Nothing,
-    Attributes,
-    Name,
+    /// Nodes that the kernel has not been given since there are clients, nor had before.
+    hidden: HashSet<u64>,
 }
 
 /// The pages of some bytes of a file.
@@ -176,21 +166,21 @@ impl Shard {
         seen.retain(|page| !gone.contains(page));
     }
 
-    /// The kernel may be told something of a node.
-    fn shows(&mut self, node: u64, names: bool) {
-        if let Some(view) = self.views.get_mut(&node) {
-            view.known = true;
-            view.attributes = true;
-            view.names |= names;
-        }
-    }
-
     fn changed(&mut self, node: u64) {
         self.version += 1;
         for waker in self.wakers.remove(&node).unwrap_or_default() {
             waker.wake();
         }
     }
+}
+
+/// A moment, for telling whether something that was read since may be old.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Since {
+    /// Of attributes that leases are about.
+    epoch: u64,
+    /// Of names, and of attributes that change with them.
+    last: u64,
 }
 
 #[derive(Default)]
@@ -214,6 +204,8 @@ pub(crate) struct Coherence {
     changes: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
+    /// What that may have.
+    given: std::sync::OnceLock<Given>,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
 }
@@ -232,6 +224,7 @@ struct Entered<'a> {
     coherence: &'a Coherence,
     node: u64,
     access: Access,
+    part: Part,
     /// By the holder of the node's write lease.
     own: bool,
 }
@@ -248,7 +241,20 @@ impl Drop for Entered<'_> {
 /// What one request touches, and since when its answer's attributes may be old.
 pub(crate) struct Under<'a> {
     entered: SmallVec<[Entered<'a>; 2]>,
-    epoch: u64,
+    since: Since,
+}
+
+/// What of a node a request looks at or changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Its bytes and its attributes.
+    Data,
+    /// Attributes alone, of those that the kernel may cache without a lifetime.
+    Attributes,
+    /// How many names it has.
+    Links,
+    /// The names in a directory, and with them its size and times.
+    Names,
 }
 
 fn word(slot: &Slot, at: usize) -> u64 {
@@ -257,33 +263,64 @@ fn word(slot: &Slot, at: usize) -> u64 {
         .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
 }
 
-/// The nodes that a request looks at or changes. Names are nobody's to cache but the kernel's.
-fn touches(slot: &Slot) -> SmallVec<[(u64, Access); 2]> {
+/// The nodes that a request looks at or changes, as far as it says which. What UNLINK, RMDIR and
+/// RENAME take a name from is not said; who caches attributes that change with that has to hold a
+/// lease of the directory as well, which is recalled.
+fn touches(slot: &Slot) -> SmallVec<[(u64, Access, Part); 2]> {
     use Access::{Change, Look};
     let node = slot.header.nodeid;
     let mut list = SmallVec::new();
-    match Opcode::try_from(slot.header.opcode) {
-        Ok(Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap) => {
-            list.push((node, Look))
+    let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
+        return list;
+    };
+    match opcode {
+        Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
+            list.push((node, Look, Part::Data));
         }
-        Ok(
-            Opcode::Write
-            | Opcode::Setattr
-            | Opcode::Fallocate
-            | Opcode::Setxattr
-            | Opcode::Removexattr,
-        ) => list.push((node, Change)),
-        Ok(Opcode::Open) if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
-            list.push((node, Change));
+        Opcode::Write | Opcode::Fallocate => list.push((node, Change, Part::Data)),
+        Opcode::Setattr => {
+            let valid = SetattrValid::from_bits_retain(word(slot, 0) as u32);
+            let part = match valid.contains(SetattrValid::SIZE) {
+                true => Part::Data,
+                false => Part::Attributes,
+            };
+            list.push((node, Change, part));
         }
-        // The new name changes the old node's times.
-        Ok(Opcode::Link) => list.push((word(slot, 0), Change)),
-        Ok(Opcode::CopyFileRange | Opcode::CopyFileRange64) => {
+        Opcode::Setxattr | Opcode::Removexattr => list.push((node, Change, Part::Attributes)),
+        Opcode::Open if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
+            list.push((node, Change, Part::Data));
+        }
+        Opcode::Ioctl => {
+            // Flags are set by commands that bring data, which the number of one tells (ioctl(2)).
+            let arg = abi::IoctlIn::read_from_prefix(&slot.op[..slot.op_len]);
+            let brings = arg.is_ok_and(|(arg, _)| arg.cmd >> 30 & 1 != 0);
+            if brings {
+                list.push((node, Change, Part::Attributes));
+            }
+        }
+        Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
             let out = word(slot, 16);
             if out != node {
-                list.push((node, Look));
+                list.push((node, Look, Part::Data));
             }
-            list.push((out, Change));
+            list.push((out, Change, Part::Data));
+        }
+        Opcode::Create
+        | Opcode::Mknod
+        | Opcode::Mkdir
+        | Opcode::Symlink
+        | Opcode::Unlink
+        | Opcode::Rmdir => list.push((node, Change, Part::Names)),
+        Opcode::Link => {
+            list.push((word(slot, 0), Change, Part::Links));
+            list.push((node, Change, Part::Names));
+        }
+        Opcode::Rename | Opcode::Rename2 => {
+            let to = word(slot, 0);
+            list.push((node, Change, Part::Names));
+            if to != node {
+                list.push((to, Change, Part::Names));
+            }
         }
         _ => {}
     }
@@ -298,15 +335,6 @@ pub(crate) fn cuts(slot: &Slot) -> Option<abi::CreateIn> {
     let (arg, _) = abi::CreateIn::read_from_prefix(&slot.op[..slot.op_len]).ok()?;
     let (cut, new) = (libc::O_TRUNC as u32, libc::O_EXCL as u32);
     (arg.flags & (cut | new) == cut).then_some(arg)
-}
-
-/// Requests that give the kernel names in their node.
-fn brings_names(opcode: Opcode) -> bool {
-    answers_entry(opcode)
-        || matches!(
-            opcode,
-            Opcode::Readdir | Opcode::Readdirplus | Opcode::Rename | Opcode::Rename2
-        )
 }
 
 /// Whether a request changes something that may be cached, or brings attributes without naming
@@ -408,7 +436,10 @@ impl Coherence {
             for shard in &self.shards {
                 let mut shard = lock(shard);
                 shard.seen.clear();
-                shard.views.clear();
+                shard.hidden.clear();
+            }
+            if let Some(given) = self.given.get() {
+                given.settle();
             }
         }
     }
@@ -419,84 +450,6 @@ impl Coherence {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Notes what the kernel can have of a node that somebody has just looked up, who has `own`
-    /// lookups of it: nothing, if those are all; if the kernel is who did, the node and no more.
-    pub(crate) fn fresh<F: FileSystem>(
-        &self,
-        session: &Arc<Session<F>>,
-        node: u64,
-        kernel: bool,
-        own: u64,
-    ) {
-        let alone = || session.fs().lookups(node) == Some(own);
-        if !alone() || !self.settled(session) {
-            return;
-        }
-        {
-            let mut shard = self.shard(node);
-            if shard.views.contains_key(&node) {
-                return;
-            }
-            if shard.views.len() >= MOST_SEEN {
-                shard.views.clear();
-            }
-            let view = View {
-                known: kernel,
-                attributes: kernel,
-                names: false,
-            };
-            shard.views.insert(node, view);
-        }
-        // Again: whoever came to have it in between either counts now, or found the view.
-        if !alone() {
-            self.shard(node).views.remove(&node);
-        }
-    }
-
-    /// As [`Coherence::is_quiet`].
-    fn settled<F: FileSystem>(&self, session: &Arc<Session<F>>) -> bool {
-        // Not in one expression: the lock would be held to its end.
-        let quiet = lock(&self.attached).quiet;
-        quiet || self.is_quiet(&session.queues())
-    }
-
-    /// A listing with attributes goes to the kernel.
-    fn shows_all(&self, slot: &Slot, answer: &Answer) {
-        let mut bytes = Vec::new();
-        match answer {
-            Answer::Room(len) => {
-                bytes.resize(*len, 0);
-                slot.room.copy_out(0, &mut bytes);
-            }
-            Answer::Body(body) => bytes.extend_from_slice(body),
-            _ => {}
-        }
-        for (entry, _) in reply::direntpluses(&bytes).flatten() {
-            let node = entry.entry_out.nodeid;
-            if node != 0 {
-                self.shard(node).shows(node, false);
-            }
-        }
-    }
-
-    /// What of a name that a client changed the kernel may have; it is told after this.
-    fn stale(&self, parent: u64) -> Stale {
-        let mut shard = self.shard(parent);
-        let Some(view) = shard.views.get_mut(&parent).filter(|view| !view.names) else {
-            return Stale::Name;
-        };
-        match std::mem::take(&mut view.attributes) {
-            true => Stale::Attributes,
-            false => Stale::Nothing,
-        }
-    }
-
-    /// Whether the kernel can't have anything of a node.
-    fn hides(&self, node: u64) -> bool {
-        let shard = self.shard(node);
-        shard.views.get(&node).is_some_and(|view| !view.known)
-    }
-
     /// A lease to read, if it can be had at once and the client has none of the node.
     pub(crate) fn try_read<F: FileSystem>(
         &self,
@@ -504,11 +457,7 @@ impl Coherence {
         link: &Arc<Link>,
         node: u64,
     ) -> Option<u64> {
-        let alone = InitFlags::PASSTHROUGH | InitFlags::WRITEBACK_CACHE;
-        if self.kernel.get().is_some() && session.negotiated().flags.intersects(alone) {
-            return None;
-        }
-        if link.is_over() || !self.settled(session) {
+        if self.is_alone(session) || link.is_over() || !self.settled(session) {
             return None;
         }
         let asked = {
@@ -525,11 +474,146 @@ impl Coherence {
         Some(seq)
     }
 
+    /// Whether the kernel reads and writes without asking, or keeps dirty pages and a size of its
+    /// own for as long as it likes: then there are no leases.
+    fn is_alone<F: FileSystem>(&self, session: &Session<F>) -> bool {
+        let alone = InitFlags::PASSTHROUGH | InitFlags::WRITEBACK_CACHE;
+        self.kernel.get().is_some() && session.negotiated().flags.intersects(alone)
+    }
+
     /// Whether nothing is under way that the table does not know.
     fn is_quiet(&self, queues: &[Arc<QueueStats>]) -> bool {
         let mut attached = lock(&self.attached);
         attached.quiet = attached.quiet || queues.iter().all(|queue| queue.untracked() == 0);
         attached.quiet
+    }
+
+    /// As [`Coherence::is_quiet`], once it was.
+    fn settled<F: FileSystem>(&self, session: &Session<F>) -> bool {
+        // Not in one expression: the lock would be held to its end.
+        let quiet = lock(&self.attached).quiet;
+        quiet || self.is_quiet(&session.queues())
+    }
+
+    /// A client was given a node. Remembers it as one that the kernel does not know, if nobody else
+    /// has a lookup of it.
+    fn learns<F: FileSystem>(&self, session: &Session<F>, node: u64) {
+        let alone = || session.fs().lookups(node) == Some(1);
+        if self.kernel.get().is_none() || !alone() || !self.settled(session) {
+            return;
+        }
+        {
+            let mut shard = self.shard(node);
+            if shard.hidden.len() >= MOST_HIDDEN {
+                shard.hidden.clear();
+            }
+            shard.hidden.insert(node);
+        }
+        // Again: who came to have it in between either counts now, or finds it here.
+        if !alone() {
+            self.shard(node).hidden.remove(&node);
+        }
+    }
+
+    /// Whether the kernel can't have anything of a node.
+    fn hides(&self, node: u64) -> bool {
+        self.shard(node).hidden.contains(&node)
+    }
+
+    fn given(&self) -> &Given {
+        self.given.get_or_init(Given::default)
+    }
+
+    /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
+    fn may_give(&self, key: Key, lifetime: Duration, since: Since) -> bool {
+        let given = self.given();
+        if self.tracks() && given.is_contended(key) {
+            return false;
+        }
+        given.give(key, lifetime);
+        // Only now: a client that comes later finds what was noted.
+        !self.tracks() || !given.changed_since(key, since.last)
+    }
+
+    /// An entry is about to be given to the kernel, under the name that it may be kept by. What may
+    /// be old already loses its lifetime.
+    pub(crate) fn shows_entry(
+        &self,
+        name: Option<(u64, &[u8])>,
+        entry: &mut abi::EntryOut,
+        since: Since,
+    ) {
+        let lifetime = reply::duration(entry.entry_valid, entry.entry_valid_nsec);
+        if let Some((parent, name)) = name
+            && !lifetime.is_zero()
+            && !self.may_give(Key::name(parent, name), lifetime, since)
+        {
+            entry.set_entry_ttl(Duration::ZERO);
+        }
+        if entry.nodeid == 0 {
+            return;
+        }
+        if self.tracks() {
+            self.shard(entry.nodeid).hidden.remove(&entry.nodeid);
+        }
+        let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), lifetime, since) {
+            entry.set_attr_ttl(Duration::ZERO);
+        }
+    }
+
+    /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
+    pub(crate) fn shows(&self, slot: &Slot, answer: &mut Answer, since: Since) {
+        let Answer::Body(body) = answer else { return };
+        let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
+            return;
+        };
+        match opcode {
+            _ if answers_entry(opcode) => {
+                let Ok((mut entry, _)) = abi::EntryOut::read_from_prefix(body) else {
+                    return;
+                };
+                let name = match opcode {
+                    Opcode::Tmpfile => None,
+                    _ => first_name(slot),
+                };
+                let name = name.as_deref().map(|name| (slot.header.nodeid, name));
+                self.shows_entry(name, &mut entry, since);
+                body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
+            }
+            Opcode::Getattr | Opcode::Setattr | Opcode::Statx => {
+                // STATX's answer begins like the others'.
+                let Ok((mut out, _)) = abi::AttrOut::read_from_prefix(body) else {
+                    return;
+                };
+                let lifetime = reply::duration(out.attr_valid, out.attr_valid_nsec);
+                let key = Key::attributes(slot.header.nodeid);
+                if !lifetime.is_zero() && !self.may_give(key, lifetime, since) {
+                    (out.attr_valid, out.attr_valid_nsec) = (0, 0);
+                    body[..size_of::<abi::AttrOut>()].copy_from_slice(out.as_bytes());
+                }
+            }
+            // A listing that the kernel keeps would only be looked at again when the directory's
+            // time has changed, and that may be no finer than the clock's ticks.
+            Opcode::Opendir if self.tracks() => {
+                if let Ok((mut out, _)) = abi::OpenOut::read_from_prefix(body) {
+                    out.open_flags &= !abi::OpenFlags::CACHE_DIR.bits();
+                    body[..size_of::<abi::OpenOut>()].copy_from_slice(out.as_bytes());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A RENAME of the kernel's is about to begin: names move, and keep the lifetime that they had.
+    pub(crate) fn moves(&self, slot: &Slot) {
+        if let Ok(opcode @ (Opcode::Rename | Opcode::Rename2)) =
+            Opcode::try_from(slot.header.opcode)
+        {
+            for (parent, name) in names(opcode, slot) {
+                self.given().moves(Key::name(parent, name.to_bytes()));
+            }
+        }
     }
 
     /// Begins a request's work on one node; waits until no lease is in its way.
@@ -538,6 +622,7 @@ impl Coherence {
         link: Option<&Arc<Link>>,
         node: u64,
         access: Access,
+        part: Part,
     ) -> Result<Entered<'_>, Errno> {
         let who = link.map_or(KERNEL, |link| link.id);
         let mut waiting = None;
@@ -559,6 +644,7 @@ impl Coherence {
                             coherence: self,
                             node,
                             access,
+                            part,
                             own,
                         });
                     }
@@ -621,26 +707,21 @@ impl Coherence {
         link: Option<&Arc<Link>>,
         slot: &Slot,
     ) -> Result<Under<'_>, Errno> {
-        let epoch = self.epoch();
+        let since = self.now();
         let mut entered = SmallVec::new();
-        for (node, access) in touches(slot) {
-            if link.is_some() {
+        for (node, access, part) in touches(slot) {
+            if link.is_some() && part != Part::Names {
                 self.write_back(node).await;
             }
-            entered.push(self.enter(link, node, access).await?);
+            entered.push(self.enter(link, node, access, part).await?);
         }
         if link.is_none() {
-            let opcode = Opcode::try_from(slot.header.opcode);
-            if opcode == Ok(Opcode::Read) {
+            self.moves(slot);
+            if slot.header.opcode == Opcode::Read as u32 {
                 self.sees(slot);
             }
-            let node = slot.header.nodeid;
-            self.shard(node).shows(node, opcode.is_ok_and(brings_names));
-            if opcode.is_ok_and(|o| matches!(o, Opcode::Rename | Opcode::Rename2)) {
-                self.shard(word(slot, 0)).shows(word(slot, 0), true);
-            }
         }
-        Ok(Under { entered, epoch })
+        Ok(Under { entered, since })
     }
 
     /// Has the kernel write what it has dirty of a node, if it may have something.
@@ -658,7 +739,7 @@ impl Coherence {
         if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
             self.shard(node).drops(node, offset, len);
         }
-        kernel.inode(node, offset, len).await;
+        Box::pin(kernel.inode(node, offset, len)).await;
     }
 
     /// A read of the kernel's begins, which may bring a page back that it was told to drop.
@@ -707,24 +788,33 @@ impl Coherence {
         !self.shard(node).table.is_unknown(node)
     }
 
-    /// Where attributes stand that are read now; see [`Coherence::may_keep`].
-    pub(crate) fn epoch(&self) -> u64 {
+    fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Whether the kernel may keep attributes of a node that were read since `epoch`.
-    pub(crate) fn may_keep(&self, node: u64, epoch: u64) -> bool {
-        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == epoch)
+    /// Where things stand that are read now; see [`Coherence::may_keep`].
+    pub(crate) fn now(&self) -> Since {
+        Since {
+            epoch: self.epoch(),
+            last: self.given.get().map_or(0, Given::last),
+        }
     }
 
-    /// After a request's handler: tells the kernel what a client has changed, and mends attributes
-    /// in the answer that may be old.
+    /// Whether the kernel may keep attributes of a node that were read since `since`, as far as
+    /// leases are concerned.
+    pub(crate) fn may_keep(&self, node: u64, since: Since) -> bool {
+        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == since.epoch)
+    }
+
+    /// After a request's handler, which took a name from `unlinked`: tells the kernel what a client
+    /// has changed, and mends what in the answer may be old.
     pub(crate) async fn end<F: FileSystem>(
         &self,
         session: &Arc<Session<F>>,
         link: Option<&Arc<Link>>,
         slot: &Slot,
         under: Under<'_>,
+        unlinked: Unlinked,
         answer: &mut Answer,
     ) {
         let opcode = Opcode::try_from(slot.header.opcode);
@@ -737,58 +827,141 @@ impl Coherence {
             return;
         }
         if let Some(link) = link {
-            for one in &under.entered {
-                // A failed change may have changed something all the same. A holder may have given
-                // its lease back meanwhile, and the kernel may have looked before the change.
-                let own = one.own && self.writes(link, one.node);
-                if one.access == Access::Change && !own {
-                    self.epoch.fetch_add(1, Ordering::SeqCst);
-                    if self.hides(one.node) {
-                        continue;
-                    }
-                    let (offset, len) = range(slot);
-                    self.invalidate(one.node, offset, len).await;
-                }
-            }
+            self.tell(self.stale(link, slot, &under)).await;
         } else if opcode == Ok(Opcode::Write) {
-            self.drop_written(slot).await;
+            Box::pin(self.drop_written(slot)).await;
         }
-        let epoch = under.epoch;
+        let since = under.since;
         drop(under);
         let Ok(opcode) = opcode else { return };
         if matches!(answer, Answer::Error(_)) {
             return;
         }
-        if let (Some(_), Some(kernel)) = (link, self.kernel.get()) {
-            for (parent, name) in names(opcode, slot) {
-                self.epoch.fetch_add(1, Ordering::SeqCst);
-                match self.stale(parent) {
-                    Stale::Nothing => {}
-                    Stale::Attributes => kernel.inode(parent, -1, 0).await,
-                    Stale::Name => kernel.entry(parent, name).await,
-                }
+        if link.is_some() {
+            self.tell(self.stale_names(opcode, slot, unlinked)).await;
+        }
+        let entry = match answer {
+            Answer::Body(body) if answers_entry(opcode) => {
+                let entry = abi::EntryOut::read_from_prefix(body);
+                entry.ok().map(|(entry, _)| entry)
             }
-        }
-        if opcode == Opcode::Readdirplus && link.is_none() {
-            self.shows_all(slot, answer);
-        }
-        if answers_entry(opcode)
+            _ => None,
+        };
+        if let Some(mut entry) = entry.filter(|entry| entry.nodeid != 0)
             && let Answer::Body(body) = answer
-            && let Ok((mut entry, _)) = abi::EntryOut::read_from_prefix(body)
-            && entry.nodeid != 0
         {
             if link.is_none() {
-                let node = entry.nodeid;
-                self.fresh(session, node, true, 1);
-                self.shard(node).shows(node, false);
-                if !self.may_keep(entry.nodeid, epoch) {
-                    entry.attr_valid = 0;
-                    entry.attr_valid_nsec = 0;
+                if !self.may_keep(entry.nodeid, since) {
+                    entry.set_attr_ttl(Duration::ZERO);
                 }
-            } else if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
-                entry.attr = attr;
+            } else {
+                self.learns(session, entry.nodeid);
+                if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
+                    entry.attr = attr;
+                }
             }
             body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
+        }
+        if link.is_none() {
+            self.shows(slot, answer, since);
+        }
+    }
+
+    /// What the kernel has to drop before a change of a client's is answered, but for names. A failed
+    /// change may have changed something all the same.
+    fn stale(&self, link: &Link, slot: &Slot, under: &Under<'_>) -> Vec<Stale> {
+        let mut stale = Vec::new();
+        for one in &under.entered {
+            let node = one.node;
+            // A holder may have given its lease back meanwhile, and the kernel may have looked before
+            // the change.
+            let own = one.own && self.writes(link, node);
+            if one.access == Access::Look || one.part == Part::Names || own {
+                continue;
+            }
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+            if self.kernel.get().is_none() || self.hides(node) {
+                continue;
+            }
+            let (offset, len) = match one.part {
+                Part::Links => {
+                    stale.extend(self.stale_links(node));
+                    continue;
+                }
+                Part::Attributes => (-1, 0),
+                _ => range(slot),
+            };
+            if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
+                self.shard(node).drops(node, offset, len);
+            }
+            stale.push(Stale {
+                job: Job::Inode { node, offset, len },
+                given: None,
+            });
+        }
+        stale
+    }
+
+    /// As [`Coherence::stale`], after a client has given a node a name, or taken one from it.
+    fn stale_links(&self, node: u64) -> Option<Stale> {
+        let key = Key::attributes(node);
+        let version = self.given().change(key)?;
+        let (offset, len) = (-1, 0);
+        Some(Stale {
+            job: Job::Inode { node, offset, len },
+            given: Some((key, version)),
+        })
+    }
+
+    /// As [`Coherence::stale`], after a client has changed names.
+    fn stale_names(&self, opcode: Opcode, slot: &Slot, unlinked: Unlinked) -> Vec<Stale> {
+        let mut stale = Vec::new();
+        let Some(kernel) = self.kernel.get() else {
+            return stale;
+        };
+        let given = self.given();
+        // What lost a name lost the last of them.
+        let mut gone = unlinked.node.filter(|&node| !self.hides(node));
+        for (parent, name) in names(opcode, slot).into_iter().rev() {
+            let key = Key::attributes(parent);
+            if let Some(version) = given.change(key) {
+                // From here, as nobody has to be served for it: a directory has nothing to write
+                // when it goes, and none of its pages is dropped.
+                if let Err(error) = kernel.notifier.invalidate_inode(parent, -1, 0) {
+                    tracing::debug!(%error, "telling the kernel");
+                }
+                given.dropped(key, version);
+            }
+            let gone = gone.take();
+            stale.extend(gone.and_then(|node| self.stale_links(node)));
+            let key = Key::name(parent, name.to_bytes());
+            if let Some(version) = given.change(key) {
+                stale.push(Stale {
+                    job: Job::Entry { parent, name },
+                    given: Some((key, version)),
+                });
+            } else if let Some(node) = gone
+                && unlinked.last
+            {
+                // It may still be there, to be looked up when it is used; and with it the file.
+                kernel.hint(parent, node, name);
+            }
+        }
+        stale
+    }
+
+    /// Has the kernel drop things, and waits for it.
+    async fn tell(&self, stale: Vec<Stale>) {
+        let Some(kernel) = self.kernel.get() else {
+            debug_assert!(stale.is_empty(), "there is nobody to tell");
+            return;
+        };
+        for Stale { job, given } in stale {
+            // Rare, and large enough to slow down those that have nothing to tell.
+            Box::pin(kernel.run(job)).await;
+            if let Some((key, version)) = given {
+                self.given().dropped(key, version);
+            }
         }
     }
 
@@ -805,7 +978,10 @@ impl Coherence {
         } else if self.shard(node).table.is_unknown(node) {
             return None;
         }
-        let _entered = self.enter(link, node, Access::Look).await.ok()?;
+        let _entered = self
+            .enter(link, node, Access::Look, Part::Data)
+            .await
+            .ok()?;
         attributes(session, slot, node).await.ok()
     }
 
@@ -818,11 +994,7 @@ impl Coherence {
         mode: Mode,
     ) -> Result<u64, Duration> {
         const SOON: Duration = Duration::from_millis(1);
-        // There the kernel reads and writes without asking, or keeps dirty pages and a size of its
-        // own for as long as it likes.
-        let alone = InitFlags::PASSTHROUGH | InitFlags::WRITEBACK_CACHE;
-        let agreed = session.negotiated().flags;
-        if self.kernel.get().is_some() && agreed.intersects(alone) {
+        if self.is_alone(session) {
             return Err(Duration::from_secs(3600));
         }
         if link.is_over() || !self.is_quiet(&session.queues()) {
@@ -835,7 +1007,7 @@ impl Coherence {
         let mut asked = self.ask(link, node, mode).await;
         if asked.is_none() {
             // Others' leases come back first. Somebody may be faster; then the caller does without.
-            let entered = self.enter(Some(link), node, access).await;
+            let entered = self.enter(Some(link), node, access, Part::Data).await;
             drop(entered.map_err(|_| SOON)?);
             asked = self.ask(link, node, mode).await;
         }
@@ -848,8 +1020,7 @@ impl Coherence {
         let kernel = self.kernel.get();
         let asked = {
             let mut shard = self.shard(node);
-            let hidden = shard.views.get(&node).is_some_and(|view| !view.known);
-            let mounted = kernel.is_some() && !hidden;
+            let mounted = kernel.is_some() && !shard.hidden.contains(&node);
             shard.table.ask(node, link.id, mode, mounted)
         };
         match (asked, kernel) {
@@ -873,6 +1044,7 @@ impl Coherence {
     pub(crate) fn forget(&self, link: &Link, node: u64) {
         let mut shard = self.shard(node);
         shard.table.forget(node, link.id);
+        shard.hidden.remove(&node);
         shard.changed(node);
     }
 
@@ -905,7 +1077,7 @@ pub(crate) async fn attributes<F: FileSystem>(
         input: uvfs_io::Payload::default(),
         room: uvfs_io::Payload::default(),
     };
-    match crate::dispatch::answer(session, &slot).await {
+    match crate::dispatch::answer(session, &slot, &Cell::default()).await {
         Answer::Body(body) => abi::AttrOut::read_from_prefix(&body)
             .map(|(out, _)| out.attr)
             .map_err(|_| Errno::IO),
@@ -923,8 +1095,6 @@ fn range(slot: &Slot) -> (i64, i64) {
                 (arg.offset.min(i64::MAX as u64) as i64, arg.size.into())
             })
         }
-        // Attributes alone.
-        Ok(Opcode::Setxattr | Opcode::Removexattr | Opcode::Link) => (-1, 0),
         _ => (0, 0),
     }
 }
@@ -953,10 +1123,38 @@ fn names(opcode: Opcode, slot: &Slot) -> SmallVec<[(u64, CString); 2]> {
         .collect()
 }
 
+/// The first name in a request.
+fn first_name(slot: &Slot) -> Option<SmallVec<[u8; 64]>> {
+    let mut name = SmallVec::from_elem(0, slot.input.len());
+    slot.input.copy_out(0, &mut name);
+    let end = name.iter().position(|&b| b == 0)?;
+    name.truncate(end);
+    Some(name)
+}
+
 /// What the kernel is to drop.
 enum Job {
-    Inode { node: u64, offset: i64, len: i64 },
-    Entry { parent: u64, name: CString },
+    Inode {
+        node: u64,
+        offset: i64,
+        len: i64,
+    },
+    Entry {
+        parent: u64,
+        name: CString,
+    },
+    /// If it is still this node's.
+    Removed {
+        parent: u64,
+        node: u64,
+        name: CString,
+    },
+}
+
+/// Something that the kernel has to drop, and what is noted of it then.
+struct Stale {
+    job: Job,
+    given: Option<(Key, Version)>,
 }
 
 #[derive(Default)]
@@ -968,6 +1166,8 @@ struct Done {
 #[derive(Default)]
 struct Jobs {
     queue: VecDeque<(Job, Arc<Done>)>,
+    /// What nobody waits for.
+    hints: VecDeque<Job>,
     threads: usize,
     idle: usize,
     over: bool,
@@ -998,22 +1198,14 @@ impl Invalidator {
         self.run(Job::Inode { node, offset, len }).await;
     }
 
-    async fn entry(&self, parent: u64, name: CString) {
-        self.run(Job::Entry { parent, name }).await;
-    }
-
     async fn run(&self, job: Job) {
         let done = Arc::new(Done::default());
         {
             let mut jobs = lock(&self.jobs.0);
             jobs.queue.push_back((job, done.clone()));
-            if jobs.idle >= jobs.queue.len() || jobs.threads == INVALIDATORS {
-                self.jobs.1.notify_one();
-            } else if let Err(error) = self.start() {
+            if let Err(error) = self.wake(&mut jobs) {
                 // Those that are there get to it; without any, nothing is known to be dropped.
                 assert!(jobs.threads > 0, "no thread to tell the kernel: {error}");
-            } else {
-                jobs.threads += 1;
             }
         }
         std::future::poll_fn(|cx| {
@@ -1025,6 +1217,27 @@ impl Invalidator {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Has the kernel let go of a removed name, some time.
+    fn hint(&self, parent: u64, node: u64, name: CString) {
+        let mut jobs = lock(&self.jobs.0);
+        if jobs.hints.len() < MOST_HINTS {
+            jobs.hints.push_back(Job::Removed { parent, node, name });
+            // Without a thread it waits for the next one.
+            let _ = self.wake(&mut jobs);
+        }
+    }
+
+    /// Has a thread look at the queue.
+    fn wake(&self, jobs: &mut Jobs) -> io::Result<()> {
+        if jobs.idle >= jobs.queue.len() + jobs.hints.len() || jobs.threads == INVALIDATORS {
+            self.jobs.1.notify_one();
+        } else {
+            self.start()?;
+            jobs.threads += 1;
+        }
+        Ok(())
     }
 
     fn start(&self) -> io::Result<()> {
@@ -1040,8 +1253,11 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
     loop {
         let mut now = lock(jobs);
         let (job, done) = loop {
-            if let Some(job) = now.queue.pop_front() {
-                break job;
+            if let Some((job, done)) = now.queue.pop_front() {
+                break (job, Some(done));
+            }
+            if let Some(job) = now.hints.pop_front() {
+                break (job, None);
             }
             if now.over {
                 return;
@@ -1055,14 +1271,14 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
         drop(now);
         let told = match job {
             Job::Inode { node, offset, len } => notifier.invalidate_inode(node, offset, len),
-            Job::Entry { parent, name } => notifier
-                .invalidate_inode(parent, -1, 0)
-                .and_then(|()| notifier.invalidate_entry(parent, &name)),
+            Job::Entry { parent, name } => notifier.invalidate_entry(parent, &name),
+            Job::Removed { parent, node, name } => notifier.deleted(parent, node, &name),
         };
         if let Err(error) = told {
             // The mount has ended, or the name is in use as a mount point or a directory.
             tracing::debug!(%error, "telling the kernel");
         }
+        let Some(done) = done else { continue };
         let waker = {
             let mut waker = lock(&done.waker);
             done.done.store(true, Ordering::Release);
@@ -1071,5 +1287,185 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: u64 = 40;
+    const OTHER: u64 = 50;
+
+    fn slot(opcode: Opcode, structure: &[u8]) -> Slot {
+        let empty = Slot {
+            header: abi::InHeader::default(),
+            op: [0; abi::URING_OP_IN_OUT_SZ],
+            op_len: 0,
+            input: uvfs_io::Payload::default(),
+            room: uvfs_io::Payload::default(),
+        };
+        empty.like(opcode, NODE, structure)
+    }
+
+    /// Every opcode, and what of it has to recall leases: those of who cached names in a directory,
+    /// attributes or data.
+    #[test]
+    fn requests_say_what_they_change() {
+        use Access::{Change, Look};
+        use Part::{Attributes, Data, Links, Names};
+        let of = |opcode, structure: &[u8]| touches(&slot(opcode, structure)).to_vec();
+        let size = abi::SetattrIn {
+            valid: (SetattrValid::SIZE | SetattrValid::MODE).bits(),
+            ..Default::default()
+        };
+        let mode = abi::SetattrIn {
+            valid: SetattrValid::MODE.bits(),
+            ..Default::default()
+        };
+        let open = |flags: i32| abi::OpenIn {
+            flags: flags as u32,
+            open_flags: 0,
+        };
+        let copy = |nodeid_out| abi::CopyFileRangeIn {
+            nodeid_out,
+            ..Default::default()
+        };
+        let ioctl = |cmd| abi::IoctlIn {
+            cmd,
+            ..Default::default()
+        };
+        let rename = |newdir| abi::RenameIn { newdir };
+        let rename2 = |newdir| abi::Rename2In {
+            newdir,
+            ..Default::default()
+        };
+        let link = abi::LinkIn { oldnodeid: OTHER };
+        for number in 0..=u32::from(u16::MAX) {
+            let Ok(opcode) = Opcode::try_from(number) else {
+                continue;
+            };
+            let expected: &[_] = match opcode {
+                Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
+                    &[(NODE, Look, Data)]
+                }
+                Opcode::Write | Opcode::Fallocate => &[(NODE, Change, Data)],
+                Opcode::Setattr | Opcode::Setxattr | Opcode::Removexattr => {
+                    &[(NODE, Change, Attributes)]
+                }
+                // Also one that finds the file there: that is not known before.
+                Opcode::Create
+                | Opcode::Mknod
+                | Opcode::Mkdir
+                | Opcode::Symlink
+                | Opcode::Unlink
+                | Opcode::Rmdir => &[(NODE, Change, Names)],
+                // Below.
+                Opcode::Link
+                | Opcode::Rename
+                | Opcode::Rename2
+                | Opcode::CopyFileRange
+                | Opcode::CopyFileRange64 => continue,
+                _ => &[],
+            };
+            assert_eq!(of(opcode, &[]), expected, "{opcode:?}");
+        }
+        assert_eq!(of(Opcode::Setattr, size.as_bytes()), [(NODE, Change, Data)]);
+        assert_eq!(
+            of(Opcode::Setattr, mode.as_bytes()),
+            [(NODE, Change, Attributes)]
+        );
+        assert_eq!(of(Opcode::Open, open(libc::O_RDWR).as_bytes()), []);
+        assert_eq!(
+            of(
+                Opcode::Open,
+                open(libc::O_WRONLY | libc::O_TRUNC).as_bytes()
+            ),
+            [(NODE, Change, Data)]
+        );
+        for opcode in [Opcode::CopyFileRange, Opcode::CopyFileRange64] {
+            let (to, within) = (copy(OTHER), copy(NODE));
+            let both = [(NODE, Look, Data), (OTHER, Change, Data)];
+            assert_eq!(of(opcode, to.as_bytes()), both);
+            assert_eq!(of(opcode, within.as_bytes()), [(NODE, Change, Data)]);
+        }
+        // FS_IOC_SETFLAGS, FS_IOC_GETFLAGS, and what imports ask for.
+        let change = [(NODE, Change, Attributes)];
+        assert_eq!(of(Opcode::Ioctl, ioctl(0x4008_6602).as_bytes()), change);
+        assert_eq!(of(Opcode::Ioctl, ioctl(0x8008_6601).as_bytes()), []);
+        let token = ioctl(uvfs_proto::import::TOKEN_IOCTL);
+        assert_eq!(of(Opcode::Ioctl, token.as_bytes()), []);
+        assert_eq!(
+            of(Opcode::Link, link.as_bytes()),
+            [(OTHER, Change, Links), (NODE, Change, Names)]
+        );
+        let both = [(NODE, Change, Names), (OTHER, Change, Names)];
+        assert_eq!(of(Opcode::Rename, rename(OTHER).as_bytes()), both);
+        assert_eq!(of(Opcode::Rename2, rename2(OTHER).as_bytes()), both);
+        assert_eq!(of(Opcode::Rename, rename(NODE).as_bytes()), both[..1]);
+        assert_eq!(of(Opcode::Rename2, rename2(NODE).as_bytes()), both[..1]);
+    }
+
+    #[test]
+    fn names_are_found_in_requests() {
+        let with = |opcode, structure: &[u8], input: &[u8]| Slot {
+            input: {
+                let memory = uvfs_io::IoBuf::alloc(4096).unwrap();
+                memory.copy_in(0, input);
+                uvfs_io::Payload::from(memory.slice(0..input.len()))
+            },
+            ..slot(opcode, structure)
+        };
+        let found = |slot: &Slot| {
+            let opcode = Opcode::try_from(slot.header.opcode).unwrap();
+            let names = names(opcode, slot).into_iter();
+            names
+                .map(|(node, name)| (node, name.into_bytes()))
+                .collect::<Vec<_>>()
+        };
+        let made = with(Opcode::Symlink, &[], b"name\0target\0");
+        assert_eq!(found(&made), [(NODE, b"name".to_vec())]);
+        assert_eq!(first_name(&made).as_deref(), Some(&b"name"[..]));
+        let moved = abi::RenameIn { newdir: OTHER };
+        let moved = with(Opcode::Rename, moved.as_bytes(), b"from\0to\0");
+        let both = [(NODE, b"from".to_vec()), (OTHER, b"to".to_vec())];
+        assert_eq!(found(&moved), both);
+        assert_eq!(found(&with(Opcode::Lookup, &[], b"name\0")), []);
+        assert_eq!(first_name(&slot(Opcode::Lookup, &[])), None);
+    }
+
+    #[test]
+    fn the_kernel_is_given_no_lifetime_of_what_a_client_changes() {
+        let coherence = Coherence::default();
+        coherence.tracking.store(true, Ordering::SeqCst);
+        let entry = || {
+            let mut entry = abi::EntryOut {
+                nodeid: OTHER,
+                ..Default::default()
+            };
+            entry.set_entry_ttl(Duration::from_secs(1));
+            entry.set_attr_ttl(Duration::from_secs(2));
+            entry
+        };
+        let lives = |since, name: &[u8]| {
+            let mut entry = entry();
+            coherence.shows_entry(Some((NODE, name)), &mut entry, since);
+            (entry.entry_valid, entry.attr_valid)
+        };
+        coherence.shard(OTHER).hidden.insert(OTHER);
+        let before = coherence.now();
+        assert_eq!(lives(before, b"name"), (1, 2));
+        // From now on the kernel knows the node.
+        assert!(!coherence.hides(OTHER));
+        let name = Key::name(NODE, b"name");
+        let version = coherence.given().change(name).expect("it was given");
+        assert_eq!(lives(before, b"name"), (0, 2));
+        assert_eq!(lives(before, b"another"), (1, 2));
+        assert_eq!(lives(coherence.now(), b"name"), (1, 2));
+        // Contended from here.
+        coherence.given().dropped(name, version);
+        assert_eq!(lives(coherence.now(), b"name"), (0, 2));
+        assert!(coherence.stale_links(OTHER).is_some());
+        assert!(coherence.stale_links(NODE).is_none());
     }
 }

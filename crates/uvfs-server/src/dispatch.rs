@@ -10,6 +10,7 @@ use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::{Operation, Request};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::coherence::Since;
 use crate::fs::*;
 use crate::session::Session;
 use crate::slot::{Answer, Body, Slot};
@@ -29,11 +30,16 @@ const LISTING_MAX: usize = 1 << 20;
 /// FUSE_SETXATTR_ACL_KILL_SGID.
 const ACL_KILL_SGID: u32 = 1;
 
-/// Answers a request; never panics, whatever the handler does.
-pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Answer {
+/// Answers a request; never panics, whatever the handler does. What loses a name by it is put into
+/// `unlinked`.
+pub(crate) async fn answer<F: FileSystem>(
+    session: &Session<F>,
+    slot: &Slot,
+    unlinked: &Cell<Unlinked>,
+) -> Answer {
     match session
         .interrupts
-        .guard(slot.header.unique, handle(session, slot))
+        .guard(slot.header.unique, handle(session, slot, unlinked))
         .await
     {
         Some(Ok(answer)) => answer,
@@ -50,7 +56,11 @@ pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, slot: &Slot) -> 
     }
 }
 
-async fn handle<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
+async fn handle<F: FileSystem>(
+    session: &Session<F>,
+    slot: &Slot,
+    unlinked: &Cell<Unlinked>,
+) -> Result<Answer> {
     // The two whose payload is data, which is not looked at here.
     if slot.header.opcode == Opcode::Write as u32 {
         return write(session, slot).await;
@@ -74,7 +84,7 @@ async fn handle<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answ
         group: request.supp_groups.iter().next(),
         ..context(&slot.header)
     };
-    dispatch(session, slot, &cx, &request).await
+    dispatch(session, slot, &cx, &request, unlinked).await
 }
 
 pub(crate) fn context(header: &abi::InHeader) -> Context {
@@ -265,10 +275,15 @@ async fn dispatch<F: FileSystem>(
     slot: &Slot,
     cx: &Context,
     request: &Request<'_>,
+    unlinked: &Cell<Unlinked>,
 ) -> Result<Answer> {
     let fs = &session.fs;
     let node = slot.header.nodeid;
     let done = |(): ()| Answer::empty();
+    let lost = |what: Unlinked| {
+        unlinked.set(what);
+        Answer::empty()
+    };
     let entry = |entry: Entry| Answer::of(&entry_out(&entry));
     let attr = |attributes: Attributes| Answer::of(&attr_out(&attributes));
     let opened = |opened: Opened| Answer::of(&open_out(&opened));
@@ -334,16 +349,16 @@ async fn dispatch<F: FileSystem>(
             };
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
-        Operation::Unlink(name) => fs.unlink(cx, node, name).await.map(done),
-        Operation::Rmdir(name) => fs.rmdir(cx, node, name).await.map(done),
+        Operation::Unlink(name) => fs.unlink(cx, node, name).await.map(lost),
+        Operation::Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
         Operation::Rename { arg, name, newname } => fs
             .rename(cx, node, name, arg.newdir, newname, 0)
             .await
-            .map(done),
+            .map(lost),
         Operation::Rename2 { arg, name, newname } => fs
             .rename(cx, node, name, arg.newdir, newname, arg.flags)
             .await
-            .map(done),
+            .map(lost),
         Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
         Operation::Open(arg) => {
             let file = fs.open(cx, node, &how(&arg)).await?;
@@ -599,8 +614,11 @@ async fn copy<F: FileSystem>(
 
 struct Listing<'a, F: FileSystem> {
     session: &'a Session<F>,
-    /// Since when its attributes may be old.
-    epoch: u64,
+    directory: u64,
+    /// Since when what it says may be old.
+    since: Since,
+    /// The kernel is given it.
+    kernel: bool,
     buf: DirBuf<'a>,
     room: usize,
     plus: bool,
@@ -633,7 +651,8 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
 
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         debug_assert!(self.plus, "asked for without attributes");
-        if entry.node != 0 && !self.session.coherence.may_keep(entry.node, self.epoch) {
+        let coherence = &self.session.coherence;
+        if entry.node != 0 && !coherence.may_keep(entry.node, self.since) {
             // Another client may know better: the name alone, to be looked up when it is used.
             let added = self.add(dir);
             if added {
@@ -641,8 +660,12 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
             }
             return added;
         }
+        let mut out = entry_out(entry);
+        if self.kernel {
+            coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
+        }
         self.buf
-            .push_plus(&entry_out(entry), dir.ino, dir.next, dir.kind, dir.name)
+            .push_plus(&out, dir.ino, dir.next, dir.kind, dir.name)
             .is_ok()
     }
 }
@@ -658,7 +681,9 @@ async fn listing<F: FileSystem>(
     let mut bytes = vec![0; room];
     let mut sink = Listing {
         session,
-        epoch: session.coherence.epoch(),
+        directory: slot.header.nodeid,
+        since: session.coherence.now(),
+        kernel: slot.header.unique & shm::OURS == 0,
         buf: DirBuf::new(&mut bytes),
         room,
         plus,

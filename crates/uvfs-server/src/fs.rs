@@ -220,6 +220,15 @@ pub struct Ioctl<'a> {
     pub out_size: u32,
 }
 
+/// What a name was taken from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unlinked {
+    /// Its node, if it is known to anybody.
+    pub node: Option<u64>,
+    /// That was its last name.
+    pub last: bool,
+}
+
 /// What copy_file_range is asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRange {
@@ -305,11 +314,6 @@ pub trait FileSystem: Send + Sync + 'static {
     /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
     fn forget(&self, node: u64, lookups: u64) {}
 
-    /// Counts one more lookup of a node that is known; false when it is not, or can't be.
-    fn look_again(&self, node: u64) -> bool {
-        false
-    }
-
     /// How many lookups of a node are counted, for who wants to know whether anybody else has it.
     /// Nothing where that is not known.
     fn lookups(&self, node: u64) -> Option<u64> {
@@ -369,16 +373,16 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Removes a name that is not a directory's.
-    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<()> {
+    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
         unsupported!(cx, parent, name)
     }
 
     /// Removes an empty directory.
-    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<()> {
+    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
         unsupported!(cx, parent, name)
     }
 
-    /// Renames, with renameat2(2)'s flags.
+    /// Renames, with renameat2(2)'s flags. Gives what lost the new name.
     async fn rename(
         &self,
         cx: &Context,
@@ -387,7 +391,7 @@ pub trait FileSystem: Send + Sync + 'static {
         new_parent: u64,
         new_name: &CStr,
         flags: u32,
-    ) -> Result<()> {
+    ) -> Result<Unlinked> {
         unsupported!(cx, parent, name, new_parent, new_name, flags)
     }
 

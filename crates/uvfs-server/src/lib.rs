@@ -10,6 +10,7 @@ mod coherence;
 pub mod control;
 mod dispatch;
 pub mod fs;
+mod given;
 pub mod interrupt;
 mod lease;
 pub mod mount;

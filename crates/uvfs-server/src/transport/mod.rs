@@ -1,5 +1,6 @@
 //! The ways that requests come by. Each has queues; a queue has one thread and one runtime.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -59,12 +60,12 @@ async fn coherent<F: FileSystem>(
     let coherence = &session.coherence;
     if link.is_none() && !coherence.tracks() {
         if !coherence::counts(slot.header.opcode) {
-            return crate::dispatch::answer(session, slot).await;
+            return untracked(session, slot).await;
         }
         stats.without_leases(true);
         // If the first client came meanwhile, it may not have seen the count.
         if !coherence.tracks() {
-            let answer = crate::dispatch::answer(session, slot).await;
+            let answer = untracked(session, slot).await;
             stats.without_leases(false);
             return answer;
         }
@@ -74,6 +75,16 @@ async fn coherent<F: FileSystem>(
         Some(create) => create_and_cut(session, slot, create, link).await,
         None => under_leases(session, slot, link).await,
     }
+}
+
+/// Answers a request of the kernel's while there are no leases.
+async fn untracked<F: FileSystem>(session: &Arc<Session<F>>, slot: &Slot) -> Answer {
+    let coherence = &session.coherence;
+    let since = coherence.now();
+    coherence.moves(slot);
+    let mut answer = crate::dispatch::answer(session, slot, &Cell::default()).await;
+    coherence.shows(slot, &mut answer, since);
+    answer
 }
 
 /// Lets a request begin once no lease is in its way, and answers it.
@@ -87,8 +98,11 @@ async fn under_leases<F: FileSystem>(
         Ok(under) => under,
         Err(errno) => return Answer::Error(errno),
     };
-    let mut answer = crate::dispatch::answer(session, slot).await;
-    coherence.end(session, link, slot, under, &mut answer).await;
+    let unlinked = Cell::default();
+    let mut answer = crate::dispatch::answer(session, slot, &unlinked).await;
+    coherence
+        .end(session, link, slot, under, unlinked.get(), &mut answer)
+        .await;
     answer
 }
 

@@ -997,15 +997,6 @@ impl<F: FileSystem> Client<F> {
         })
     }
 
-    /// Counts a lookup.
-    fn found(&self, lookups: &mut HashMap<u64, u64>, node: u64) {
-        let count = lookups.entry(node).or_default();
-        *count += 1;
-        self.session
-            .coherence
-            .fresh(&self.session, node, false, *count);
-    }
-
     /// Remembers what the client has of the file system, to take it back when it goes.
     pub(super) fn note(&self, slot: &Slot, answer: &Answer) {
         let node = slot.header.nodeid;
@@ -1024,15 +1015,15 @@ impl<F: FileSystem> Client<F> {
             (Ok(Opcode::Create), Answer::Body(body)) => {
                 let made = word(body, 0);
                 handles.insert((made, word(body, size_of::<abi::EntryOut>()), false));
-                self.found(&mut lookups, made);
+                *lookups.entry(made).or_default() += 1;
             }
             (
                 Ok(Opcode::Lookup | Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Link),
                 Answer::Body(body),
-            ) => self.found(&mut lookups, word(body, 0)),
+            ) => *lookups.entry(word(body, 0)).or_default() += 1,
             (Ok(Opcode::Readdirplus), _) => {
                 for node in listed(slot, answer) {
-                    self.found(&mut lookups, node);
+                    *lookups.entry(node).or_default() += 1;
                 }
             }
             (Ok(Opcode::Release), _) => {

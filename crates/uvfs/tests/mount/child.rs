@@ -18,6 +18,8 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("fill", bad_days::fill),
     ("hold_and_read", bad_days::hold_and_read),
     ("one_file", clients::one_file),
+    ("names", clients::names),
+    ("random_names", clients::random_names),
     ("hostile", clients::hostile),
     ("guest", clients::guest),
     ("until_the_end", clients::until_the_end),
