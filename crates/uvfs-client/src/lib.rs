@@ -77,7 +77,6 @@ mod faulty;
 mod file;
 mod known;
 mod local;
-mod lock;
 mod pending;
 mod remote;
 mod stats;

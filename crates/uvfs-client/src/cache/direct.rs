@@ -132,7 +132,6 @@ impl Inode {
             .direct_requests(len.div_ceil(max) as u64);
         let mut data = Source { data, at: 0 };
         let mut batch = Vec::with_capacity(len.div_ceil(max));
-        let mut together = 1;
         for start in (0..len).step_by(max) {
             let n = max.min(len - start);
             if op == Op::Write {
@@ -162,9 +161,8 @@ impl Inode {
                     drop(handle);
                 }),
             });
-            // The first is on its way while the second is copied, those two while the next two are.
-            if op == Op::Write && batch.len() == together {
-                together *= 2;
+            // A piece is on its way while the next one is copied.
+            if op == Op::Write {
                 self.cache.backend.submit(&mut batch);
             }
         }
@@ -173,6 +171,20 @@ impl Inode {
         }
         direct
     }
+}
+
+/// Where byte `at` of `pages` is, page and byte in it, and how many of the next `len` lie behind it.
+fn together(pages: &[u32], at: usize, len: usize) -> (u32, usize, usize) {
+    let (first, inside) = (at / PAGE_SIZE, at % PAGE_SIZE);
+    let mut n = PAGE_SIZE - inside;
+    let neighbours = pages[first..].windows(2);
+    for _ in neighbours.take_while(|pair| pair[1] == pair[0] + 1) {
+        if n >= len {
+            break;
+        }
+        n += PAGE_SIZE;
+    }
+    (pages[first], inside, n.min(len))
 }
 
 /// What a write gives, taken piece by piece.
@@ -194,9 +206,8 @@ impl Source<'_> {
                 (self.data, self.at) = (others, 0);
                 continue;
             }
-            let inside = to % PAGE_SIZE;
-            let n = rest.len().min(PAGE_SIZE - inside).min(end - to);
-            arena.copy_in(pages[to / PAGE_SIZE], inside, &rest[..n]);
+            let (page, inside, n) = together(pages, to, rest.len().min(end - to));
+            arena.copy_in(page, inside, &rest[..n]);
             self.at += n;
             to += n;
         }
@@ -268,10 +279,9 @@ impl Direct {
     /// Copies what a read brought, from some byte of it on. The pieces with it have ended.
     pub(crate) fn copy_out_from(&self, mut from: usize, mut buf: &mut [u8]) {
         while !buf.is_empty() {
-            let start = from % PAGE_SIZE;
-            let (part, rest) = buf.split_at_mut(buf.len().min(PAGE_SIZE - start));
-            let page = self.pages[from / PAGE_SIZE];
-            self.inode.cache.arena.copy_out(page, start, part);
+            let (page, inside, n) = together(&self.pages, from, buf.len());
+            let (part, rest) = buf.split_at_mut(n);
+            self.inode.cache.arena.copy_out(page, inside, part);
             from += part.len();
             buf = rest;
         }
