@@ -4,15 +4,13 @@ mod common;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as Socket};
-use uvfs_passthrough::Passthrough;
-use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+use uvfs_server::{ClientLimits, Clients};
 
-use common::{DEADLINE, Random, rw};
+use common::{DEADLINE, Random, eventually, rw, session};
 
 const FILE: usize = 1 << 20;
 
@@ -24,8 +22,7 @@ fn server_to_be_killed() {
     };
     let dir = Path::new(&dir);
     let source = std::env::var_os("UVFS_TEST_SOURCE").unwrap();
-    let fs = Passthrough::open(source, uvfs_passthrough::Options::default()).unwrap();
-    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
+    let session = session(source);
     let socket = std::env::var_os("UVFS_TEST_SOCKET").unwrap();
     let clients = Clients::listen(session, &dir.join(socket), ClientLimits::default()).unwrap();
     // Until the pipe is closed: told to end, or the test is over.
@@ -74,14 +71,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !check() {
-        assert!(Instant::now() < deadline, "waited too long: {what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -173,20 +173,6 @@ impl Inode {
     }
 }
 
-/// Where byte `at` of `pages` is, page and byte in it, and how many of the next `len` lie behind it.
-fn together(pages: &[u32], at: usize, len: usize) -> (u32, usize, usize) {
-    let (first, inside) = (at / PAGE_SIZE, at % PAGE_SIZE);
-    let mut n = PAGE_SIZE - inside;
-    let neighbours = pages[first..].windows(2);
-    for _ in neighbours.take_while(|pair| pair[1] == pair[0] + 1) {
-        if n >= len {
-            break;
-        }
-        n += PAGE_SIZE;
-    }
-    (pages[first], inside, n.min(len))
-}
-
 /// What a write gives, taken piece by piece.
 struct Source<'a> {
     data: &'a [IoSlice<'a>],
@@ -206,8 +192,9 @@ impl Source<'_> {
                 (self.data, self.at) = (others, 0);
                 continue;
             }
-            let (page, inside, n) = together(pages, to, rest.len().min(end - to));
-            arena.copy_in(page, inside, &rest[..n]);
+            let inside = to % PAGE_SIZE;
+            let n = rest.len().min(PAGE_SIZE - inside).min(end - to);
+            arena.copy_in(pages[to / PAGE_SIZE], inside, &rest[..n]);
             self.at += n;
             to += n;
         }
@@ -279,9 +266,10 @@ impl Direct {
     /// Copies what a read brought, from some byte of it on. The pieces with it have ended.
     pub(crate) fn copy_out_from(&self, mut from: usize, mut buf: &mut [u8]) {
         while !buf.is_empty() {
-            let (page, inside, n) = together(&self.pages, from, buf.len());
-            let (part, rest) = buf.split_at_mut(n);
-            self.inode.cache.arena.copy_out(page, inside, part);
+            let start = from % PAGE_SIZE;
+            let (part, rest) = buf.split_at_mut(buf.len().min(PAGE_SIZE - start));
+            let page = self.pages[from / PAGE_SIZE];
+            self.inode.cache.arena.copy_out(page, start, part);
             from += part.len();
             buf = rest;
         }

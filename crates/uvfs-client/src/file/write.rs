@@ -14,7 +14,11 @@ use crate::pending::{Pending, Step};
 const UNCACHED_REQUESTS: usize = 8;
 
 /// The part `from..from + len` of a list of slices.
-pub(super) fn cut<'a>(bufs: &'a [IoSlice<'a>], mut from: usize, mut len: usize) -> Vec<IoSlice<'a>> {
+pub(super) fn cut<'a>(
+    bufs: &'a [IoSlice<'a>],
+    mut from: usize,
+    mut len: usize,
+) -> Vec<IoSlice<'a>> {
     let mut parts = Vec::new();
     for buf in bufs {
         let start = from.min(buf.len());
