@@ -1,5 +1,5 @@
-//! Any bytes as the identity of a file (the payload of FIND): they find a file below the source that
-//! has this identity, or nothing.
+//! Any bytes as the identity and path of a file (the payload of FIND): they find a file below the source
+//! that has this identity, or nothing.
 //!
 //! The input's first byte chooses bytes as they come, or an identity that a server told, with another
 //! name or a few other bytes: few inputs would get past the comparison otherwise.
@@ -77,7 +77,7 @@ fn world() -> &'static World {
         let mut identities = vec![];
         let mut served = vec![];
         for fs in [&fs, &other] {
-            identities.extend(fs.identity(ROOT).map(|identity| identity.to_vec()));
+            identities.extend(fs.identity(ROOT));
             let paths = [
                 "file",
                 "dir",
@@ -87,7 +87,8 @@ fn world() -> &'static World {
                 "removed",
             ];
             for entry in paths.map(|path| lookup(fs, path)) {
-                identities.extend(fs.identity(entry.node).map(|identity| identity.to_vec()));
+                let parts = [fs.identity(entry.node), fs.path(entry.node)];
+                identities.push(parts.map(Option::unwrap_or_default).concat());
                 served.push(entry.attr.ino);
             }
         }

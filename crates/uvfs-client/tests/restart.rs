@@ -314,8 +314,9 @@ fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     let server = Server::start(dir.path(), "data");
     let data = dir.path().join("data");
     let client = client(dir.path());
+    client.mkdir("dir", 0o755).unwrap();
     let [kept, removed, replaced, renamed] =
-        ["kept", "removed", "replaced", "renamed"].map(|name| {
+        ["dir/kept", "removed", "replaced", "renamed"].map(|name| {
             let file = client.open(name, rw()).unwrap();
             file.write_at(name.as_bytes(), 0, Flags::empty()).unwrap();
             file
@@ -339,7 +340,7 @@ fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     kept.sync_all().unwrap();
     renamed.sync_all().unwrap();
     assert_eq!(client.stats().dirty_pages, 0, "those of lost files went");
-    assert_eq!(std::fs::read(data.join("kept")).unwrap(), b"kept");
+    assert_eq!(std::fs::read(data.join("dir/kept")).unwrap(), b"dir/kept");
     assert_eq!(std::fs::read(data.join("replaced")).unwrap(), b"another");
     let name = ["renamed", "elsewhere"][usize::from(privileged)];
     assert_eq!(std::fs::read(data.join(name)).unwrap(), b"renamed");
