@@ -107,7 +107,7 @@ impl File {
         }));
         let dontcache = flags.contains(Flags::DONTCACHE);
         f.inode
-            .start_direct(&f.handle, Op::Read, offset, len, &[], dontcache, Some(then));
+            .start_read(&f.handle, offset, len, dontcache, Some(then));
         true
     }
 
@@ -137,9 +137,8 @@ impl File {
         f.cache.counters.bytes_in(len as u64);
         let then = Then(Box::new(move |direct: &Direct| done(direct.result())));
         let dontcache = flags.contains(Flags::DONTCACHE);
-        let op = Op::Write;
         f.inode
-            .start_direct(&f.handle, op, offset, len, bufs, dontcache, Some(then));
+            .start_write(&f.handle, offset, bufs, dontcache, Some(then));
         true
     }
 

@@ -88,10 +88,9 @@ impl File {
             if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
                 return ready(Err(e));
             }
-            let (op, len) = (Op::Read, buf.len());
             let direct = f
                 .inode
-                .start_direct(&f.handle, op, offset, len, &[], dontcache, None);
+                .start_read(&f.handle, offset, buf.len(), dontcache, None);
             let step = DirectRead {
                 direct,
                 buf,
@@ -217,11 +216,10 @@ impl File {
     /// One round of a direct read.
     fn read_round(&self, buf: &mut [u8], at: u64, dontcache: bool) -> io::Result<usize> {
         let f = &*self.0;
-        let (op, len) = (Op::Read, buf.len());
-        f.inode.prepare_direct(op, at, len)?;
+        f.inode.prepare_direct(Op::Read, at, buf.len())?;
         let direct = f
             .inode
-            .start_direct(&f.handle, op, at, len, &[], dontcache, None);
+            .start_read(&f.handle, at, buf.len(), dontcache, None);
         direct.wait_copying(buf);
         direct.result()
     }
@@ -317,12 +315,9 @@ impl BufferedRead {
         match stop {
             ReadStop::Full | ReadStop::Eof => return Some(false),
             ReadStop::NoLease => {
-                let (op, at) = (Op::Read, at + n as u64);
+                let at = at + n as u64;
                 let len = f.inode.direct_round(self.buf.len() - self.done);
-                let dontcache = self.dontcache;
-                let direct = f
-                    .inode
-                    .start_direct(&f.handle, op, at, len, &[], dontcache, None);
+                let direct = f.inode.start_read(&f.handle, at, len, self.dontcache, None);
                 self.direct = Some(direct);
             }
             // Somebody else's read brings it.

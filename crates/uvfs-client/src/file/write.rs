@@ -77,12 +77,11 @@ impl File {
         };
         let data = [IoSlice::new(buf)];
         let dontcache = flags.contains(Flags::DONTCACHE);
-        let (op, len) = (Op::Write, buf.len());
         let direct = f
             .inode
-            .start_direct(&f.handle, op, offset, len, &data, dontcache, None);
+            .start_write(&f.handle, offset, &data, dontcache, None);
         drop(within);
-        f.cache.counters.bytes_in(len as u64);
+        f.cache.counters.bytes_in(buf.len() as u64);
         Pending::new(&f.cache, &f.inode, DirectWrite(direct))
     }
 
@@ -283,9 +282,7 @@ impl File {
             return (Err(e), false);
         }
         let dontcache = flags.contains(Flags::DONTCACHE);
-        let direct = f
-            .inode
-            .start_direct(&f.handle, Op::Write, at, len, data, dontcache, None);
+        let direct = f.inode.start_write(&f.handle, at, data, dontcache, None);
         direct.wait();
         let moved = direct.result();
         let stray = direct.has_stray_pieces(*moved.as_ref().unwrap_or(&0));
