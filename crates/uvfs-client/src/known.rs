@@ -5,7 +5,11 @@
 //! sent. Until then they are the server's own, and nothing is looked up.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+
+use uvfs_proto::ext::IDENTITY_MAX;
 
 use crate::backend::{Again, LockRequest, NodeId, ROOT};
 use crate::cache::errno;
@@ -17,8 +21,23 @@ struct Node {
     lookups: u64,
     /// How many of them the current server has counted.
     counted: u64,
-    /// What finds it again.
+    /// What finds it again, with `place` behind it unless it says itself where it is.
     identity: Vec<u8>,
+    placed: bool,
+    /// The path below the root by which it was found last; empty when that is not known.
+    place: Vec<u8>,
+}
+
+impl Node {
+    /// What the server is asked to find.
+    fn whole_identity(&self) -> Vec<u8> {
+        let mut whole = self.identity.clone();
+        // Too deep: by the rest of the identity alone, then.
+        if !whole.is_empty() && !self.placed && whole.len() + self.place.len() <= IDENTITY_MAX {
+            whole.extend_from_slice(&self.place);
+        }
+        whole
+    }
 }
 
 #[derive(Debug)]
@@ -101,8 +120,23 @@ impl Known {
         number
     }
 
-    /// Counts a lookup that a server answered; our number for it.
-    pub(crate) fn looked_up(&mut self, generation: u64, at_server: u64) -> io::Result<NodeId> {
+    /// The path below the root of a name in a directory; empty when it is not known.
+    fn place(&self, parent: NodeId, name: &OsStr) -> Vec<u8> {
+        match self.nodes.get(&parent) {
+            _ if parent == ROOT => name.as_bytes().to_vec(),
+            Some(dir) if !dir.place.is_empty() => [&dir.place, name.as_bytes()].join(&b'/'),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Counts a lookup of a name in a directory (or without one) that a server answered; our number
+    /// for what was found.
+    pub(crate) fn looked_up(
+        &mut self,
+        generation: u64,
+        at_server: u64,
+        by: Option<(NodeId, &OsStr)>,
+    ) -> io::Result<NodeId> {
         self.check(generation)?;
         if at_server == ROOT {
             return Ok(ROOT);
@@ -116,12 +150,18 @@ impl Known {
                 ours
             }
         };
+        let place = by.map_or_else(Vec::new, |(parent, name)| self.place(parent, name));
         let node = self.nodes.entry(ours).or_insert_with(|| Node {
             at_server: Ok(at_server),
             lookups: 0,
             counted: 0,
             identity: Vec::new(),
+            placed: false,
+            place: Vec::new(),
         });
+        if !place.is_empty() {
+            node.place = place;
+        }
         node.lookups += 1;
         node.counted += 1;
         Ok(ours)
@@ -175,7 +215,7 @@ impl Known {
         self.ours.get(&at_server).copied()
     }
 
-    /// A file was opened; our number for the handle.
+    /// A file that was looked up was opened; our number for the handle.
     pub(crate) fn opened(
         &mut self,
         generation: u64,
@@ -183,6 +223,40 @@ impl Known {
         at_server: u64,
         flags: i32,
         identity: &[u8],
+    ) -> io::Result<u64> {
+        let ours = self.new_handle(generation, node, at_server, flags)?;
+        self.identify(node, identity, false);
+        Ok(ours)
+    }
+
+    /// As [`Known::opened`], of a file that somebody else opened: its identity says where it is.
+    pub(crate) fn imported(
+        &mut self,
+        generation: u64,
+        node: NodeId,
+        at_server: u64,
+        flags: i32,
+        identity: &[u8],
+    ) -> io::Result<u64> {
+        let ours = self.new_handle(generation, node, at_server, flags)?;
+        self.identify(node, identity, true);
+        Ok(ours)
+    }
+
+    fn identify(&mut self, node: NodeId, identity: &[u8], placed: bool) {
+        if let Some(node) = self.nodes.get_mut(&node) {
+            // The last one knows best where the file is.
+            node.identity = identity.to_vec();
+            node.placed = placed;
+        }
+    }
+
+    fn new_handle(
+        &mut self,
+        generation: u64,
+        node: NodeId,
+        at_server: u64,
+        flags: i32,
     ) -> io::Result<u64> {
         self.check(generation)?;
         let ours = match generation {
@@ -200,10 +274,6 @@ impl Known {
         handle.opens += 1;
         if (handle.flags ^ flags) & libc::O_ACCMODE != 0 {
             handle.flags = handle.flags & !libc::O_ACCMODE | libc::O_RDWR;
-        }
-        if let Some(node) = self.nodes.get_mut(&node) {
-            // The last one knows best where the file is.
-            node.identity = identity.to_vec();
         }
         Ok(ours)
     }
@@ -225,7 +295,7 @@ impl Known {
         self.counted = true;
         let open: HashSet<_> = self.handles.keys().map(|&(node, _)| node).collect();
         let nodes = self.nodes.iter().filter(|(node, _)| open.contains(node));
-        nodes.map(|(&n, node)| (n, node.identity.clone())).collect()
+        nodes.map(|(&n, node)| (n, node.whole_identity())).collect()
     }
 
     /// A handle's locks were changed.
@@ -294,14 +364,14 @@ mod tests {
     #[test]
     fn numbers_stay_when_the_server_changes() {
         let mut known = Known::default();
-        assert_eq!(known.looked_up(0, 7).unwrap(), 7);
-        assert_eq!(known.looked_up(0, 7).unwrap(), 7);
-        assert_eq!(known.looked_up(0, 8).unwrap(), 8);
+        assert_eq!(known.looked_up(0, 7, None).unwrap(), 7);
+        assert_eq!(known.looked_up(0, 7, None).unwrap(), 7);
+        assert_eq!(known.looked_up(0, 8, None).unwrap(), 8);
         let flags = libc::O_RDWR | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL;
         assert_eq!(known.opened(0, 7, 3, flags, b"seven").unwrap(), 3);
         assert_eq!(known.nodes(), [(7, b"seven".to_vec())]);
         assert_eq!(known.handles()[0].1, libc::O_RDWR);
-        assert!(known.looked_up(0, 9).is_err(), "that server is gone");
+        assert!(known.looked_up(0, 9, None).is_err(), "that server is gone");
         let nodes = Found::from([(7, Ok(again(8)))]);
         let handles = Found::from([((7, 3), Ok(4)), ((7, 5), Ok(6))]);
         let (closed, gone) = known.rebind(&nodes, &handles);
@@ -313,16 +383,52 @@ mod tests {
         let lost = known.node(1, 8).unwrap_err();
         assert_eq!(lost.raw_os_error(), Some(libc::ESTALE));
         // Another file with the old number of the lost one, and of the handle.
-        let other = known.looked_up(1, 7).unwrap();
+        let other = known.looked_up(1, 7, None).unwrap();
         assert!(other != 7 && other != 8);
         let fh = known.opened(1, other, 3, 0, b"").unwrap();
         assert_eq!(known.handle(1, other, fh).unwrap(), 3);
-        assert_eq!(known.looked_up(1, 8).unwrap(), 7);
+        assert_eq!(known.looked_up(1, 8, None).unwrap(), 7);
         // One of three lookups was the first server's: it went with it.
         assert_eq!(known.forget(1, 7, 1), None);
         assert_eq!(known.forget(1, 7, 2), Some((8, 2)));
         assert_eq!(known.forget(1, 8, 1), None);
         assert_eq!(known.closed(1, 7, 3), Some(4));
+    }
+
+    #[test]
+    fn an_identity_ends_with_the_path_that_led_there() {
+        let mut known = Known::default();
+        let look_up = |known: &mut Known, parent, name: &str, node| {
+            known
+                .looked_up(0, node, Some((parent, name.as_ref())))
+                .unwrap();
+        };
+        look_up(&mut known, ROOT, "dir", 2);
+        look_up(&mut known, 2, "file", 3);
+        look_up(&mut known, ROOT, "link", 3);
+        look_up(&mut known, 2, "file", 3);
+        look_up(&mut known, 9, "lost", 4);
+        look_up(&mut known, 2, &"x".repeat(IDENTITY_MAX), 5);
+        look_up(&mut known, ROOT, "imported", 6);
+        for node in [3, 4, 5] {
+            known
+                .opened(0, node, node, libc::O_RDONLY, b"identity:")
+                .unwrap();
+        }
+        known
+            .imported(0, 6, 6, libc::O_RDONLY, b"identity:there")
+            .unwrap();
+        look_up(&mut known, ROOT, "elsewhere", 6);
+        let mut nodes = known.nodes();
+        nodes.sort_unstable();
+        let identities: Vec<_> = nodes.iter().map(|(_, identity)| &identity[..]).collect();
+        let expected: [&[u8]; 4] = [
+            b"identity:dir/file",
+            b"identity:",
+            b"identity:",
+            b"identity:there",
+        ];
+        assert_eq!(identities, expected);
     }
 
     proptest! {

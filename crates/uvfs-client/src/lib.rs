@@ -79,7 +79,6 @@ mod faulty;
 mod file;
 mod known;
 mod local;
-mod lock;
 mod pending;
 mod remote;
 mod short;

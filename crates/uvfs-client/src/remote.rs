@@ -316,20 +316,27 @@ impl Server {
     fn call_entry(
         &self,
         opcode: Opcode,
-        n: NodeId,
+        parent: NodeId,
         op: &[u8],
         names: &[&OsStr],
     ) -> io::Result<Entry> {
         let shared = self.living()?;
-        let n = self.node(&shared, n)?;
+        let n = self.node(&shared, parent)?;
         let reply = shared.call(opcode as u32, n, op, &joined(names)?, &[])?;
-        self.entry(&shared, &reply)
+        self.entry(&shared, &reply, parent, names[0])
     }
 
-    /// An entry that a session's server has answered.
-    fn entry(&self, shared: &Shared, reply: &[u8]) -> io::Result<Entry> {
+    /// An entry of this name that a session's server has answered.
+    fn entry(
+        &self,
+        shared: &Shared,
+        reply: &[u8],
+        parent: NodeId,
+        name: &OsStr,
+    ) -> io::Result<Entry> {
         let mut entry = entry_of(reply)?;
-        entry.node = self.known().looked_up(shared.generation, entry.node)?;
+        let by = Some((parent, name));
+        entry.node = self.known().looked_up(shared.generation, entry.node, by)?;
         Ok(entry)
     }
 
@@ -1584,7 +1591,7 @@ impl Backend for Server {
         let (parent, names) = (self.node(&shared, new_parent)?, joined(&[new_name])?);
         let opcode = Opcode::Link as u32;
         let reply = shared.call(opcode, parent, op.as_bytes(), &names, &[])?;
-        self.entry(&shared, &reply)
+        self.entry(&shared, &reply, new_parent, new_name)
     }
 
     fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
@@ -1609,8 +1616,8 @@ impl Backend for Server {
         let identity = &reply[size_of::<ImportOut>()..];
         let flags = out.flags as i32;
         let mut known = self.known();
-        let node = known.looked_up(shared.generation, out.nodeid)?;
-        let handle = known.opened(shared.generation, node, out.fh, flags, identity)?;
+        let node = known.looked_up(shared.generation, out.nodeid, None)?;
+        let handle = known.imported(shared.generation, node, out.fh, flags, identity)?;
         Ok(Imported {
             entry: Entry {
                 node,
@@ -1636,12 +1643,12 @@ impl Backend for Server {
             open_flags: 0,
         };
         let shared = self.living()?;
-        let (p, names) = (self.node(&shared, p)?, joined(&[n])?);
+        let (at_server, names) = (self.node(&shared, p)?, joined(&[n])?);
         let opcode = Opcode::Create as u32;
-        let reply = shared.call(opcode, p, op.as_bytes(), &names, &[])?;
+        let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
         let rest = reply.get(size_of::<abi::EntryOut>()..).unwrap_or_default();
         let out: abi::OpenOut = parse(rest)?;
-        let entry = self.entry(&shared, &reply)?;
+        let entry = self.entry(&shared, &reply, p, n)?;
         let identity = &rest[size_of::<abi::OpenOut>()..];
         let mut known = self.known();
         let fh = known.opened(shared.generation, entry.node, out.fh, flags, identity)?;

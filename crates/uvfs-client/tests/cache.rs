@@ -1,10 +1,12 @@
 //! What the page cache promises: copies, locks, errors, limits, and that nothing waits for what it
 //! must not wait for.
 
+mod common;
+
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uvfs_client::backend::{Limits, Op, Request};
 use uvfs_client::{
@@ -13,11 +15,9 @@ use uvfs_client::{
 };
 use uvfs_queue::arena::Arena;
 
-const MIB: usize = 1 << 20;
+use common::{eventually, rw};
 
-fn rw() -> OpenOptions {
-    OpenOptions::new().read(true).write(true).create(true)
-}
+const MIB: usize = 1 << 20;
 
 fn quiet() -> Config {
     // Nothing is written unless the test says so.
@@ -25,14 +25,6 @@ fn quiet() -> Config {
         memory: 16 * MIB,
         writeback_after: Duration::from_secs(3600),
         ..Config::default()
-    }
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !check() {
-        assert!(Instant::now() < deadline, "waited too long: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

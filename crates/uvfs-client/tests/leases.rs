@@ -27,21 +27,18 @@ use uvfs_server::{
     ClientLimits, Clients, Server, ServerOptions, Session, SessionOptions, Transport,
 };
 
-use common::{DEADLINE, Random, rw};
+use common::{DEADLINE, Random, rw, session};
 
 fn full() -> bool {
     std::env::var_os("UVFS_TEST_FULL").is_some()
 }
 
 fn serve(dir: &Path, recall: Duration) -> Clients {
-    std::fs::create_dir_all(dir.join("data")).unwrap();
-    let fs = Passthrough::open(dir.join("data"), uvfs_passthrough::Options::default()).unwrap();
-    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
     let limits = ClientLimits {
         recall,
         ..ClientLimits::default()
     };
-    Clients::listen(session, &dir.join("sock"), limits).unwrap()
+    Clients::listen(session(dir.join("data")), &dir.join("sock"), limits).unwrap()
 }
 
 /// A client that writes nothing back unless it must.

@@ -1,5 +1,7 @@
 //! Locks, asynchronous fsync and the client in the server's own program.
 
+mod common;
+
 use std::future::Future;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -9,21 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use uvfs_client::{
     Backend, Client, Config, Faulty, File, Flags, LocalStore, LockKind, OpenOptions, Server,
 };
-use uvfs_passthrough::Passthrough;
-use uvfs_server::{ClientLimits, Clients, Session, SessionOptions, in_process};
+use uvfs_server::{ClientLimits, Clients, in_process};
 
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !check() {
-        assert!(Instant::now() < deadline, "waited too long: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
+use common::{eventually, rw, session};
 
 fn config() -> Config {
     Config {
@@ -32,15 +26,13 @@ fn config() -> Config {
     }
 }
 
-fn session(dir: &Path) -> Arc<Session<Passthrough>> {
-    let data = dir.join("data");
-    std::fs::create_dir_all(&data).unwrap();
-    let fs = Passthrough::open(data, uvfs_passthrough::Options::default()).unwrap();
-    Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap())
-}
-
 fn serve(dir: &Path) -> Clients {
-    Clients::listen(session(dir), &dir.join("sock"), ClientLimits::default()).unwrap()
+    Clients::listen(
+        session(dir.join("data")),
+        &dir.join("sock"),
+        ClientLimits::default(),
+    )
+    .unwrap()
 }
 
 fn connect(dir: &Path) -> Client {
@@ -48,8 +40,7 @@ fn connect(dir: &Path) -> Client {
 }
 
 fn open(client: &Client) -> File {
-    let options = OpenOptions::new().read(true).write(true).create(true);
-    client.open("f", options).unwrap()
+    client.open("f", rw()).unwrap()
 }
 
 fn refused(result: io::Result<()>) {
@@ -238,7 +229,8 @@ fn syncs(backend: impl Backend, data: &Path) {
 fn fsync_can_be_waited_for_polled_and_awaited() {
     let dir = tempfile::tempdir().unwrap();
     syncs(LocalStore::open(dir.path()).unwrap(), dir.path());
-    let (_serving, socket) = in_process(&session(dir.path()), ClientLimits::default()).unwrap();
+    let (_serving, socket) =
+        in_process(&session(dir.path().join("data")), ClientLimits::default()).unwrap();
     syncs(Server::from(socket), &dir.path().join("data"));
 }
 
@@ -262,7 +254,7 @@ fn an_asynchronous_fsync_tells_of_failed_writeback_once() {
 #[test]
 fn a_client_in_the_servers_own_program() {
     let dir = tempfile::tempdir().unwrap();
-    let session = session(dir.path());
+    let session = session(dir.path().join("data"));
     let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
     let client = Client::new(Server::from(socket), config()).unwrap();
     let file = open(&client);

@@ -1,11 +1,15 @@
 //! Random calls with all flags mixed, on a client's file and on a file of the host: every result
 //! and every byte must agree.
 
+mod common;
+
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
-use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags, LocalStore, OpenOptions};
+use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags, LocalStore};
+
+use common::rw;
 
 #[derive(Debug, Clone)]
 enum Call {
@@ -173,12 +177,7 @@ fn host_allocate(host: &std::fs::File, mode: rustix::fs::FallocateFlags, at: u64
 }
 
 fn open(client: &Client) -> File {
-    client
-        .open(
-            "file",
-            OpenOptions::new().read(true).write(true).create(true),
-        )
-        .unwrap()
+    client.open("file", rw()).unwrap()
 }
 
 /// Where the holes are is up to a file system, but a hole has no data, and an end is an end.

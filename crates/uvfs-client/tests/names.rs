@@ -1,18 +1,20 @@
 //! Random calls about names and attributes, on a client and on a directory of the host: every
 //! result, every errno and the trees at the end must agree.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
 use uvfs_client::{Backend, Client, Config, Flags, LocalStore, OpenOptions, Server, SetAttr};
-use uvfs_passthrough::Passthrough;
-use uvfs_server::{ClientLimits, Session, SessionOptions, in_process};
+use uvfs_server::{ClientLimits, in_process};
+
+use common::session;
 
 type Name = &'static str;
 
@@ -334,9 +336,7 @@ proptest! {
     #[test]
     fn names_are_names_over_a_server(calls in prop::collection::vec(call(), 1..60)) {
         let (_dir, data, host) = dirs();
-        let fs = Passthrough::open(&data, uvfs_passthrough::Options::default()).unwrap();
-        let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
-        let (_serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
+        let (_serving, socket) = in_process(&session(&data), ClientLimits::default()).unwrap();
         run(&calls, Server::from(socket), &data, &host);
     }
 }

@@ -1,11 +1,15 @@
 //! A cache that may be larger than the memory that there is.
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use uvfs_client::{Client, Config, Flags, LocalStore, OpenOptions};
+use uvfs_client::{Client, Config, Flags, LocalStore};
+
+use common::rw;
 
 const MIB: usize = 1 << 20;
 /// What the control group may use, what the cache may hold, and what goes through it.
@@ -71,8 +75,7 @@ fn program_in_the_group() {
         ..Config::default()
     };
     let client = Client::new(LocalStore::open(&dir).unwrap(), config).unwrap();
-    let options = OpenOptions::new().read(true).write(true).create(true);
-    let file = client.open("data", options).unwrap();
+    let file = client.open("data", rw()).unwrap();
     for n in 0..DATA / MIB {
         let at = (n * MIB) as u64;
         assert_eq!(file.write_at(&block(n), at, Flags::empty()).unwrap(), MIB);

@@ -4,15 +4,13 @@ mod common;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as Socket};
-use uvfs_passthrough::Passthrough;
-use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+use uvfs_server::{ClientLimits, Clients};
 
-use common::{DEADLINE, Random, rw};
+use common::{DEADLINE, Random, eventually, rw, session};
 
 const FILE: usize = 1 << 20;
 
@@ -24,8 +22,7 @@ fn server_to_be_killed() {
     };
     let dir = Path::new(&dir);
     let source = std::env::var_os("UVFS_TEST_SOURCE").unwrap();
-    let fs = Passthrough::open(source, uvfs_passthrough::Options::default()).unwrap();
-    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
+    let session = session(source);
     let socket = std::env::var_os("UVFS_TEST_SOCKET").unwrap();
     let clients = Clients::listen(session, &dir.join(socket), ClientLimits::default()).unwrap();
     // Until the pipe is closed: told to end, or the test is over.
@@ -74,14 +71,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !check() {
-        assert!(Instant::now() < deadline, "waited too long: {what}");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -325,8 +314,9 @@ fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     let server = Server::start(dir.path(), "data");
     let data = dir.path().join("data");
     let client = client(dir.path());
+    client.mkdir("dir", 0o755).unwrap();
     let [kept, removed, replaced, renamed] =
-        ["kept", "removed", "replaced", "renamed"].map(|name| {
+        ["dir/kept", "removed", "replaced", "renamed"].map(|name| {
             let file = client.open(name, rw()).unwrap();
             file.write_at(name.as_bytes(), 0, Flags::empty()).unwrap();
             file
@@ -350,7 +340,7 @@ fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     kept.sync_all().unwrap();
     renamed.sync_all().unwrap();
     assert_eq!(client.stats().dirty_pages, 0, "those of lost files went");
-    assert_eq!(std::fs::read(data.join("kept")).unwrap(), b"kept");
+    assert_eq!(std::fs::read(data.join("dir/kept")).unwrap(), b"dir/kept");
     assert_eq!(std::fs::read(data.join("replaced")).unwrap(), b"another");
     let name = ["renamed", "elsewhere"][usize::from(privileged)];
     assert_eq!(std::fs::read(data.join(name)).unwrap(), b"renamed");

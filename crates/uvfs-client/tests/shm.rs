@@ -1,27 +1,26 @@
 //! The client against a real server over shared memory.
 
+mod common;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uvfs_client::{AllocateMode, Client, Config, Flags, OpenOptions, Server, SetAttr};
-use uvfs_passthrough::Passthrough;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, Seg};
-use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+use uvfs_server::{ClientLimits, Clients};
+
+use common::{eventually, rw, session};
 
 const MIB: usize = 1 << 20;
 
 fn serve(dir: &Path, limits: ClientLimits) -> Clients {
-    std::fs::create_dir_all(dir.join("data")).unwrap();
-    let fs = Passthrough::open(dir.join("data"), uvfs_passthrough::Options::default()).unwrap();
-    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
-    Clients::listen(session, &dir.join("sock"), limits).unwrap()
+    Clients::listen(session(dir.join("data")), &dir.join("sock"), limits).unwrap()
 }
 
 fn client(dir: &Path) -> Client {
@@ -30,18 +29,6 @@ fn client(dir: &Path) -> Client {
         ..Config::default()
     };
     Client::new(Server::connect(dir.join("sock")).unwrap(), config).unwrap()
-}
-
-fn rw() -> OpenOptions {
-    OpenOptions::new().read(true).write(true).create(true)
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !check() {
-        assert!(Instant::now() < deadline, "waited too long: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Uncached calls, all the way down: what the client drops, the host's page cache does not keep
 //! either.
 
+mod common;
+
 use std::fs::File as HostFile;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,9 +14,10 @@ use uvfs_client::{Backend, Client, Config, Flags, LocalStore, OpenOptions, Serve
 use uvfs_io::ops::{self, DONTCACHE, cached_bytes};
 use uvfs_io::runtime::Runtime;
 use uvfs_io::{IoBuf, Payload};
-use uvfs_passthrough::Passthrough;
 use uvfs_queue::wait::WaitConfig;
-use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
+use uvfs_server::{ClientLimits, Clients};
+
+use common::{rw, session};
 
 const MIB: usize = 1 << 20;
 const SIZE: usize = 16 * MIB;
@@ -112,8 +115,7 @@ fn written_and_read(backend: impl Backend, data: &Path, flags: Flags) -> (usize,
         usize::MAX
     };
     let client = Client::new(backend, config).unwrap();
-    let rw = OpenOptions::new().read(true).write(true).create(true);
-    let file = client.open("written", rw).unwrap();
+    let file = client.open("written", rw()).unwrap();
     let block = vec![0x5a; MIB];
     for at in (0..SIZE).step_by(MIB) {
         file.write_at(&block, at as u64, flags).unwrap();
@@ -138,10 +140,8 @@ fn written_and_read(backend: impl Backend, data: &Path, flags: Flags) -> (usize,
 }
 
 fn serve(place: &Place, data: &Path) -> (Clients, PathBuf) {
-    let fs = Passthrough::open(data, uvfs_passthrough::Options::default()).unwrap();
-    let session = Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap());
     let socket = place.dir.path().join("sock");
-    let clients = Clients::listen(session, &socket, ClientLimits::default()).unwrap();
+    let clients = Clients::listen(session(data), &socket, ClientLimits::default()).unwrap();
     (clients, socket)
 }
 
@@ -197,8 +197,7 @@ fn a_host_without_it_is_asked_once_and_then_left_alone() {
         },
     )
     .unwrap();
-    let rw = OpenOptions::new().read(true).write(true).create(true);
-    let file = client.open("f", rw).unwrap();
+    let file = client.open("f", rw()).unwrap();
     let bytes: Vec<u8> = (0..3 * MIB).map(|i| (i / 5) as u8).collect();
     for _ in 0..2 {
         file.write_at(&bytes, 0, Flags::DONTCACHE).unwrap();

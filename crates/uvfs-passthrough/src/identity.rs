@@ -1,15 +1,14 @@
 //! What names a host file across restarts of the server: device, inode number, time of birth and, where
-//! the file system has them, the file's handle, which together mean one file for ever; and where it
-//! was below the source, to find it without privileges.
+//! the file system has them, the file's handle, which together mean one file for ever. Behind it comes
+//! where the file was below the source, to find it without privileges.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno;
-use uvfs_proto::ext::IDENTITY_MAX;
 use uvfs_server::fs::{Entry, ROOT};
 
 use crate::Passthrough;
@@ -21,19 +20,18 @@ const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 
-/// What is not a path: the same in two identities of one file.
-fn head(st: &Statx, handle: Option<&FileHandle>) -> Vec<u8> {
+fn identity(st: &Statx, handle: Option<&FileHandle>) -> Vec<u8> {
     let (kind, bytes) = handle.map_or((0, &[][..]), FileHandle::parts);
-    let mut head = Vec::with_capacity(FIXED + bytes.len());
-    head.extend_from_slice(&st.stx_dev_major.to_ne_bytes());
-    head.extend_from_slice(&st.stx_dev_minor.to_ne_bytes());
-    head.extend_from_slice(&st.stx_ino.to_ne_bytes());
-    head.extend_from_slice(&st.stx_btime.tv_sec.to_ne_bytes());
-    head.extend_from_slice(&st.stx_btime.tv_nsec.to_ne_bytes());
-    head.extend_from_slice(&kind.to_ne_bytes());
-    head.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
-    head.extend_from_slice(bytes);
-    head
+    let mut identity = Vec::with_capacity(FIXED + bytes.len());
+    identity.extend_from_slice(&st.stx_dev_major.to_ne_bytes());
+    identity.extend_from_slice(&st.stx_dev_minor.to_ne_bytes());
+    identity.extend_from_slice(&st.stx_ino.to_ne_bytes());
+    identity.extend_from_slice(&st.stx_btime.tv_sec.to_ne_bytes());
+    identity.extend_from_slice(&st.stx_btime.tv_nsec.to_ne_bytes());
+    identity.extend_from_slice(&kind.to_ne_bytes());
+    identity.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
+    identity.extend_from_slice(bytes);
+    identity
 }
 
 fn word(bytes: &[u8], at: usize) -> Result<u32> {
@@ -59,34 +57,32 @@ impl Passthrough {
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
         let st = sys::stat(fd.as_fd())?;
-        let mut identity = head(&st, inode.key.handle());
-        if node != ROOT {
-            let place = self.place(fd.as_fd()).unwrap_or_default();
-            let place = place.as_os_str().as_bytes();
-            // Too deep: by the handle alone, then.
-            if identity.len() + place.len() <= IDENTITY_MAX {
-                identity.extend_from_slice(place);
-            }
-        }
-        Ok(identity)
+        Ok(identity(&st, inode.key.handle()))
     }
 
-    /// Finds the file of an identity and counts a lookup.
-    pub(crate) fn find_again(&self, identity: &[u8]) -> Result<Entry> {
-        let len = word(identity, FIXED - 4)? as usize;
-        let kind = word(identity, FIXED - 8)? as i32;
-        let bytes = identity
+    /// Where a node's file is below the source now.
+    pub(crate) fn path_of(&self, node: u64) -> Result<Vec<u8>> {
+        let inode = self.inode(node)?;
+        let fd = self.path_fd(&inode)?;
+        Ok(self.place(fd.as_fd())?.into_os_string().into_vec())
+    }
+
+    /// Finds the file of an identity and a path behind it, and counts a lookup.
+    pub(crate) fn find_again(&self, asked: &[u8]) -> Result<Entry> {
+        let len = word(asked, FIXED - 4)? as usize;
+        let kind = word(asked, FIXED - 8)? as i32;
+        let bytes = asked
             .get(FIXED..)
             .and_then(|rest| rest.get(..len))
             .ok_or(Errno::INVAL)?;
         let handle = FileHandle::from_parts(kind, bytes).ok_or(Errno::INVAL)?;
-        let (fixed, place) = identity.split_at(FIXED + len);
+        let (told, place) = asked.split_at(FIXED + len);
         let is_it = |fd: &OwnedFd| -> Result<bool> {
             let handle = match len {
                 0 => None,
                 _ => Some(sys::handle_at(fd.as_fd(), c"")?.0),
             };
-            Ok(head(&sys::stat(fd.as_fd())?, handle.as_ref()) == *fixed)
+            Ok(identity(&sys::stat(fd.as_fd())?, handle.as_ref()) == *told)
         };
         let walk = |place: &Path| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

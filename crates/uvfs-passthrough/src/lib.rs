@@ -335,6 +335,10 @@ impl FileSystem for Passthrough {
         self.identity_of(node).ok()
     }
 
+    fn path(&self, node: u64) -> Option<Bytes> {
+        self.path_of(node).ok()
+    }
+
     async fn find(&self, _: &Context, identity: &[u8]) -> Result<Entry> {
         self.find_again(identity)
     }

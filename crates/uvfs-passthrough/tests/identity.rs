@@ -16,20 +16,24 @@ fn again(source: &Path) -> Served {
     Served::new(source, Options::default())
 }
 
+/// A node's identity, and where its file is.
+fn whole(served: &Served, node: u64) -> Vec<u8> {
+    let identity = served.fs.identity(node).unwrap();
+    [identity, served.fs.path(node).unwrap()].concat()
+}
+
 #[test]
 fn an_identity_means_one_file_for_ever() {
     on_each_store(|store, source| {
         let served = again(source);
         let dir = served.mkdir(&ROOT_USER, 1, "dir", 0o777).node;
-        let identity = |served: &Served, node| served.fs.identity(node).unwrap();
         let [kept, renamed, linked, replaced, removed] =
             ["kept", "renamed", "linked", "replaced", "removed"].map(|name| {
                 let (entry, _) = served.create(&ROOT_USER, dir, name, 0o666);
-                let identity = identity(&served, entry.node);
-                (entry.attr.ino, identity)
+                (entry.attr.ino, whole(&served, entry.node))
             });
-        let root = identity(&served, ROOT);
-        let folder = identity(&served, dir);
+        let root = served.fs.identity(ROOT).unwrap();
+        let folder = whole(&served, dir);
         drop(served);
         let at = |name: &str| source.join("dir").join(name);
         std::fs::rename(at("renamed"), source.join("moved")).unwrap();
@@ -41,7 +45,7 @@ fn an_identity_means_one_file_for_ever() {
 
         let served = again(source);
         let find = |identity: &[u8]| now(served.fs.find(&ROOT_USER, identity));
-        assert_eq!(identity(&served, ROOT), root, "{store}");
+        assert_eq!(served.fs.identity(ROOT), Some(root), "{store}");
         for (ino, identity) in [&kept, &linked] {
             let entry = find(identity).unwrap();
             assert_eq!(entry.attr.ino, *ino, "{store}");
@@ -75,8 +79,7 @@ fn an_identity_leads_nowhere_out_of_the_source() {
     // The file's identity as the server of the other directory tells it, with paths that lead there.
     let other = again(&outside);
     let entry = other.lookup(ROOT, "file").unwrap();
-    let whole = other.fs.identity(entry.node).unwrap();
-    let head = &whole[..whole.len() - "file".len()];
+    let identity = &other.fs.identity(entry.node).unwrap()[..];
     let served = again(&inside);
     for path in [
         "file",
@@ -86,11 +89,11 @@ fn an_identity_leads_nowhere_out_of_the_source() {
         "",
         "link/../../outside/file",
     ] {
-        let forged = [head, path.as_bytes()].concat();
+        let forged = [identity, path.as_bytes()].concat();
         let found = now(served.fs.find(&ROOT_USER, &forged));
         assert_eq!(found.err(), Some(Errno::STALE), "{path}");
     }
-    let absolute = [head, outside.join("file").to_str().unwrap().as_bytes()].concat();
+    let absolute = [identity, outside.join("file").to_str().unwrap().as_bytes()].concat();
     let found = now(served.fs.find(&ROOT_USER, &absolute));
     assert_eq!(found.err(), Some(Errno::STALE));
 }
@@ -111,7 +114,7 @@ proptest! {
         let ino = dir.path().join("file").metadata().unwrap().ino();
         let served = again(dir.path());
         let entry = served.lookup(1, "file").unwrap();
-        let mut identity = served.fs.identity(entry.node).unwrap().to_vec();
+        let mut identity = whole(&served, entry.node);
         for (at, byte) in changes {
             let at = at.index(identity.len());
             identity[at] = byte;

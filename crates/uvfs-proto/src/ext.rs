@@ -11,12 +11,13 @@ use crate::abi::{Attr, EntryOut};
 pub const LEASE: u32 = 8192;
 /// Gives a lease back, or keeps less of it: [`LeaseReturnIn`], answered by nothing.
 pub const LEASE_RETURN: u32 = 8193;
-/// Finds the node of an identity: the bytes are the payload, and the header's node is the root's.
-/// Answered as LOOKUP, and counts as one; ESTALE when what had the identity is gone, EOPNOTSUPP when
-/// the file system has none. Answers to OPEN and CREATE of clients end with the file's identity, of
-/// at most [`IDENTITY_MAX`] bytes: what finds the same file again when the server was restarted.
+/// Finds the node of an identity: the payload is the identity, and behind it the path below the root by
+/// which the client found the file, if it knows one; the header's node is the root's. Answered as
+/// LOOKUP, and counts as one; ESTALE when what had the identity is gone, EOPNOTSUPP when the file
+/// system has none. Answers to OPEN and CREATE of clients end with the file's identity: what finds the
+/// same file again when the server was restarted. Those to IMPORT end with identity and path.
 pub const FIND: u32 = 8195;
-/// The longest identity in bytes.
+/// The longest identity and path together, in bytes.
 pub const IDENTITY_MAX: usize = 2048;
 /// The code of a notification that recalls a lease: [`NotifyRecallOut`] after the header.
 pub const NOTIFY_RECALL: i32 = 8192;

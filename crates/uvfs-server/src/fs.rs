@@ -299,13 +299,20 @@ pub trait FileSystem: Send + Sync + 'static {
     /// What names a node's file across restarts of the server, and never another file: clients give
     /// it to [`FileSystem::find`] when their server came back. The root's says which source is
     /// served. At most [`uvfs_proto::ext::IDENTITY_MAX`] bytes; `None` when there is no such thing,
-    /// and then what clients have dirty can't be written after a restart.
+    /// and then what clients have dirty can't be written after a restart. Asked for at each open.
     fn identity(&self, node: u64) -> Option<Bytes> {
         None
     }
 
-    /// Finds the node of an identity and counts a lookup; ESTALE when it is gone. The bytes come
-    /// from a client: they must lead to nothing that lookups would not.
+    /// The path below the root by which a node's file can be found now, for who did not look it up;
+    /// `None` when there is no such thing.
+    fn path(&self, node: u64) -> Option<Bytes> {
+        None
+    }
+
+    /// Finds the node of an identity and counts a lookup; ESTALE when it is gone. Behind the identity
+    /// is a path by which the client found the file, or nothing. All of it comes from a client: it
+    /// must lead to nothing that lookups would not.
     async fn find(&self, cx: &Context, identity: &[u8]) -> Result<Entry> {
         let _ = (cx, identity);
         Err(Errno::OPNOTSUPP)

@@ -32,6 +32,8 @@ pub(crate) struct Direct {
     op: Op,
     offset: u64,
     len: usize,
+    /// Bytes of each piece but the last one.
+    piece: usize,
     pages: Vec<u32>,
     pieces: Mutex<Vec<(usize, Piece)>>,
     left: AtomicUsize,
@@ -86,89 +88,43 @@ impl Inode {
         Ok(())
     }
 
-    /// Sends all pieces of a direct call. `data` is what to write, and empty for a read; `then` is
-    /// done at the end.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn start_direct(
+    /// Sends all pieces of a direct read at once; `then` is done at the end.
+    pub(crate) fn start_read(
         self: &Arc<Self>,
         handle: &Arc<Handle>,
-        op: Op,
         offset: u64,
         len: usize,
+        dontcache: bool,
+        then: Option<Then>,
+    ) -> Arc<Direct> {
+        let direct = Direct::new(self, Op::Read, offset, len, then);
+        let starts = (0..len).step_by(direct.piece);
+        let mut batch = starts
+            .map(|start| direct.request(handle, start, dontcache))
+            .collect();
+        self.cache.backend.submit(&mut batch);
+        direct
+    }
+
+    /// Sends all pieces of a direct write; `then` is done at the end.
+    pub(crate) fn start_write(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        offset: u64,
         data: &[IoSlice<'_>],
         dontcache: bool,
         then: Option<Then>,
     ) -> Arc<Direct> {
-        assert!(len > 0 && len <= self.bounce_limit());
-        let max = match op {
-            Op::Read => self.cache.limits.max_read,
-            Op::Write => self.cache.limits.max_write,
-        };
-        let max = (max / PAGE_SIZE).max(1) * PAGE_SIZE;
-        let want = len.div_ceil(PAGE_SIZE);
-        let mut pages = Vec::with_capacity(want);
-        while pages.len() < want {
-            self.cache.alloc(want - pages.len(), &mut pages);
-        }
-        // `alloc` hands pages out from the end of its list: turned round, they ascend.
-        pages.reverse();
-        let direct = Arc::new(Direct {
-            inode: self.clone(),
-            op,
-            offset,
-            len,
-            pieces: Mutex::new(Vec::with_capacity(len.div_ceil(max))),
-            left: AtomicUsize::new(len.div_ceil(max)),
-            ended: AtomicBool::new(false),
-            then: Mutex::new(then),
-            eager: AtomicBool::new(false),
-            pages,
-        });
-        if op == Op::Write {
-            self.direct.fetch_add(1, Ordering::AcqRel);
-        }
-        self.cache
-            .counters
-            .direct_requests(len.div_ceil(max) as u64);
+        let len = data.iter().map(|part| part.len()).sum();
+        let direct = Direct::new(self, Op::Write, offset, len, then);
+        self.direct.fetch_add(1, Ordering::AcqRel);
         let mut data = Source { data, at: 0 };
-        let mut batch = Vec::with_capacity(len.div_ceil(max));
-        let mut together = 1;
-        for start in (0..len).step_by(max) {
-            let n = max.min(len - start);
-            if op == Op::Write {
-                data.copy_in(&self.cache.arena, &direct.pages, start, n);
-            }
-            let mut segs = Vec::new();
-            for k in (start..start + n).step_by(PAGE_SIZE) {
-                let part = PAGE_SIZE.min(start + n - k);
-                push_seg(
-                    &mut segs,
-                    self.cache.arena.seg(direct.pages[k / PAGE_SIZE], 0, part),
-                );
-            }
-            let (direct, handle) = (direct.clone(), handle.clone());
-            batch.push(Request {
-                op,
-                node: self.node,
-                handle: handle.fh,
-                offset: offset + start as u64,
-                len: n,
-                segs,
-                dontcache,
-                writeback: false,
-                done: Box::new(move |result| {
-                    let piece = result.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
-                    direct.piece_ended(start, piece);
-                    drop(handle);
-                }),
-            });
-            // The first is on its way while the second is copied, those two while the next two are.
-            if op == Op::Write && batch.len() == together {
-                together *= 2;
-                self.cache.backend.submit(&mut batch);
-            }
-        }
-        if !batch.is_empty() {
+        let mut batch = Vec::with_capacity(1);
+        for start in (0..len).step_by(direct.piece) {
+            let n = direct.piece.min(len - start);
+            data.copy_in(&self.cache.arena, &direct.pages, start, n);
+            // A piece is on its way while the next one is copied.
+            batch.push(direct.request(handle, start, dontcache));
             self.cache.backend.submit(&mut batch);
         }
         direct
@@ -204,6 +160,66 @@ impl Source<'_> {
 }
 
 impl Direct {
+    /// A call with pages of its own, whose pieces are still to be sent.
+    fn new(inode: &Arc<Inode>, op: Op, offset: u64, len: usize, then: Option<Then>) -> Arc<Self> {
+        assert!(len > 0 && len <= inode.bounce_limit());
+        let cache = &inode.cache;
+        let max = match op {
+            Op::Read => cache.limits.max_read,
+            Op::Write => cache.limits.max_write,
+        };
+        let piece = (max / PAGE_SIZE).max(1) * PAGE_SIZE;
+        let pieces = len.div_ceil(piece);
+        cache.counters.direct_requests(pieces as u64);
+        let want = len.div_ceil(PAGE_SIZE);
+        let mut pages = Vec::with_capacity(want);
+        while pages.len() < want {
+            cache.alloc(want - pages.len(), &mut pages);
+        }
+        // `alloc` hands pages out from the end of its list: turned round, they ascend.
+        pages.reverse();
+        Arc::new(Self {
+            inode: inode.clone(),
+            op,
+            offset,
+            len,
+            piece,
+            pages,
+            pieces: Mutex::new(Vec::with_capacity(pieces)),
+            left: AtomicUsize::new(pieces),
+            ended: AtomicBool::new(false),
+            then: Mutex::new(then),
+            eager: AtomicBool::new(false),
+        })
+    }
+
+    /// The piece that begins at byte `start` of the call. The file stays open until it has ended.
+    fn request(self: &Arc<Self>, handle: &Arc<Handle>, start: usize, dontcache: bool) -> Request {
+        let len = self.piece.min(self.len - start);
+        let arena = &self.inode.cache.arena;
+        let mut segs = Vec::new();
+        for at in (start..start + len).step_by(PAGE_SIZE) {
+            let part = PAGE_SIZE.min(start + len - at);
+            push_seg(&mut segs, arena.seg(self.pages[at / PAGE_SIZE], 0, part));
+        }
+        let (direct, open) = (self.clone(), handle.clone());
+        Request {
+            op: self.op,
+            node: self.inode.node,
+            handle: handle.fh,
+            offset: self.offset + start as u64,
+            len,
+            segs,
+            dontcache,
+            writeback: false,
+            done: Box::new(move |result| {
+                let piece = result.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO));
+                direct.piece_ended(start, piece);
+                drop(open);
+            }),
+        }
+    }
+
     fn piece_ended(&self, start: usize, piece: Piece) {
         lock(&self.pieces).push((start, piece));
         if self.left.fetch_sub(1, Ordering::AcqRel) != 1 {

@@ -213,6 +213,12 @@ impl Inode {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn shared(&self) -> RwLockReadGuard<'_, ()> {
+        self.write_lock
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn exclusive(&self) -> RwLockWriteGuard<'_, ()> {
         self.write_lock
             .write()

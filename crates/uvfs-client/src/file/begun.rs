@@ -2,8 +2,7 @@
 //! programs are made of.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use super::{File, Flags, checked_end};
@@ -108,7 +107,7 @@ impl File {
         }));
         let dontcache = flags.contains(Flags::DONTCACHE);
         f.inode
-            .start_direct(&f.handle, Op::Read, offset, len, &[], dontcache, Some(then));
+            .start_read(&f.handle, offset, len, dontcache, Some(then));
         true
     }
 
@@ -123,47 +122,23 @@ impl File {
     ) -> bool {
         let f = &*self.0;
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
-        if !flags.contains(Flags::DIRECT)
-            || flags.contains(Flags::DSYNC)
-            || f.append
-            || !f.writable
-            || len == 0
-            || checked_end(offset, len).is_err()
-            || f.inode.direct_round(len) < len
-        {
+        if !self.is_sent_whole(offset, len, flags) {
             return false;
         }
-        if let Err(error) = self.carried(|| Ok(())) {
-            done(Err(error));
-            return true;
-        }
-        // As in `submit_write_at`: held until the write is counted as under way.
-        let _shared = f
-            .inode
-            .write_lock
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        if offset + len as u64 > f.inode.size() {
-            return false;
-        }
-        f.wrote.store(true, Ordering::Relaxed);
-        f.cache.counters.writes(1);
-        if let Err(error) = f.inode.prepare_direct(Op::Write, offset, len) {
-            done(Err(error));
-            return true;
-        }
+        // Held until the write is counted as under way.
+        let _within = match self.prepare_write(offset, len) {
+            Ok(Some(within)) => within,
+            Ok(None) => return false,
+            Err(error) => {
+                done(Err(error));
+                return true;
+            }
+        };
         f.cache.counters.bytes_in(len as u64);
         let then = Then(Box::new(move |direct: &Direct| done(direct.result())));
         let dontcache = flags.contains(Flags::DONTCACHE);
-        f.inode.start_direct(
-            &f.handle,
-            Op::Write,
-            offset,
-            len,
-            bufs,
-            dontcache,
-            Some(then),
-        );
+        f.inode
+            .start_write(&f.handle, offset, bufs, dontcache, Some(then));
         true
     }
 

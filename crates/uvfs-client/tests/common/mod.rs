@@ -1,8 +1,13 @@
 //! What several tests of the client need.
+#![allow(dead_code)] // Each test binary uses a part of it.
 
-use std::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uvfs_client::OpenOptions;
+use uvfs_passthrough::Passthrough;
+use uvfs_server::{Session, SessionOptions};
 
 /// Generous: the machine may be loaded.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -10,6 +15,22 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// To read and write, made if need be.
 pub fn rw() -> OpenOptions {
     OpenOptions::new().read(true).write(true).create(true)
+}
+
+/// What serves a directory, without a mount; made if need be.
+pub fn session(source: impl AsRef<Path>) -> Arc<Session<Passthrough>> {
+    std::fs::create_dir_all(&source).unwrap();
+    let fs = Passthrough::open(source, uvfs_passthrough::Options::default()).unwrap();
+    Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap())
+}
+
+/// Waits until `check` says so.
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !check() {
+        assert!(Instant::now() < deadline, "waited too long: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Numbers that look random, the same each time.

@@ -864,10 +864,18 @@ impl<F: FileSystem> Client<F> {
             _ if slot.header.opcode == IMPORT && !self.guest => word(&body, 0),
             _ => return Answer::Body(body),
         };
-        if let Some(identity) = self.session.fs().identity(node)
-            && identity.len() <= ext::IDENTITY_MAX
-        {
-            body.extend_from_slice(&identity);
+        let fs = self.session.fs();
+        if let Some(mut identity) = fs.identity(node) {
+            // Who opened it knows where it is.
+            if slot.header.opcode == IMPORT
+                && let Some(path) = fs.path(node)
+                && identity.len() + path.len() <= ext::IDENTITY_MAX
+            {
+                identity.extend_from_slice(&path);
+            }
+            if identity.len() <= ext::IDENTITY_MAX {
+                body.extend_from_slice(&identity);
+            }
         }
         Answer::Body(body)
     }

@@ -3,10 +3,11 @@
 
 use std::io;
 use std::ops::{Bound, RangeBounds};
+use std::sync::atomic::Ordering;
 
+use super::{File, Inner};
 use crate::backend::{LockKind, LockRequest, RangeLock};
 use crate::cache::errno;
-use crate::file::File;
 
 /// The last byte that a lock can have.
 const LAST: u64 = i64::MAX as u64;
@@ -74,15 +75,10 @@ impl File {
         range: impl RangeBounds<u64>,
     ) -> io::Result<Option<RangeLock>> {
         let (start, end) = bounds(range)?;
-        let (node, handle, backend) = self.at_backend();
-        let request = LockRequest {
-            owner: self.lock_owner(),
-            flock: false,
-            kind: Some(kind),
-            start,
-            end,
-        };
-        self.carried(|| backend.test_lock(node, handle, &request))
+        let f = &*self.0;
+        let request = f.lock_request(false, Some(kind), start, end);
+        let (node, fh) = (f.handle.node, f.handle.fh);
+        self.carried(|| f.cache.backend.test_lock(node, fh, &request))
     }
 
     /// Locks the whole file, as flock(2), and waits for it. These locks and those of ranges know
@@ -119,9 +115,10 @@ impl File {
         end: u64,
         wait: bool,
     ) -> io::Result<()> {
+        let f = &*self.0;
         let allowed = match kind {
-            Some(LockKind::Shared) if !flock => self.is_open_for().0,
-            Some(LockKind::Exclusive) if !flock => self.is_open_for().1,
+            Some(LockKind::Shared) if !flock => f.readable,
+            Some(LockKind::Exclusive) if !flock => f.writable,
             _ => true,
         };
         if !allowed {
@@ -131,18 +128,43 @@ impl File {
             // Whoever gets it next is to find what was written under it.
             self.flush()?;
         }
-        let (node, handle, backend) = self.at_backend();
         if kind.is_some() {
-            self.note_lock(flock);
+            f.locked[usize::from(flock)].store(true, Ordering::Release);
         }
-        let request = LockRequest {
-            owner: self.lock_owner(),
+        let request = f.lock_request(flock, kind, start, end);
+        let (node, fh) = (f.handle.node, f.handle.fh);
+        self.carried(|| f.cache.backend.lock(node, fh, &request, wait))
+    }
+}
+
+impl Inner {
+    fn lock_request(
+        &self,
+        flock: bool,
+        kind: Option<LockKind>,
+        start: u64,
+        end: u64,
+    ) -> LockRequest {
+        LockRequest {
+            owner: self.owner,
             flock,
             kind,
             start,
             end,
-        };
-        self.carried(|| backend.lock(node, handle, &request, wait))
+        }
+    }
+
+    /// Gives all locks back: the file is closed.
+    pub(super) fn unlock_all(&self) {
+        for (flock, locked) in [false, true].into_iter().zip(&self.locked) {
+            if locked.load(Ordering::Acquire) {
+                // Writeback may keep the handle, with which they would go, for a while.
+                let _ = self.inode.write_and_wait(0, u64::MAX);
+                let all = self.lock_request(flock, None, 0, LAST);
+                let (node, fh) = (self.handle.node, self.handle.fh);
+                let _ = self.cache.backend.lock(node, fh, &all, false);
+            }
+        }
     }
 }
 

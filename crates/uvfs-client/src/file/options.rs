@@ -1,0 +1,61 @@
+//! How files are opened.
+
+/// How a file is opened; as [`std::fs::OpenOptions`].
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) append: bool,
+    pub(crate) truncate: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) mode: u32,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+macro_rules! option {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name;
+            self
+        })*
+    };
+}
+
+impl OpenOptions {
+    /// Nothing set; permissions 0666 for new files.
+    pub fn new() -> Self {
+        Self {
+            read: false,
+            write: false,
+            append: false,
+            truncate: false,
+            create: false,
+            create_new: false,
+            mode: 0o666,
+        }
+    }
+    option! {
+        /// For reading.
+        read: bool,
+        /// For writing.
+        write: bool,
+        /// For writing, always at the end of the file.
+        append: bool,
+        /// Cut to nothing first.
+        truncate: bool,
+        /// Make it if it is not there.
+        create: bool,
+        /// Make it, and fail if it is there.
+        create_new: bool,
+        /// Permissions of a new file.
+        mode: u32,
+    }
+}

@@ -1,0 +1,351 @@
+//! Reading: through the cache, or past it.
+
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{File, Flags, PAGE, checked_end, errno_of};
+use crate::backend::{Lease, Op};
+use crate::cache::{Direct, Fill, ReadStop, errno};
+use crate::pending::{Pending, Step};
+
+impl File {
+    /// Reads at `offset` until `buf` is full or the file ends.
+    ///
+    /// # Errors
+    /// `EBADF` when the file is not open for reading, `EINVAL` for an impossible offset, and what
+    /// the backend answers.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
+        if !f.readable {
+            return Err(errno(libc::EBADF));
+        }
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        checked_end(offset, buf.len())?;
+        if flags.contains(Flags::DIRECT) {
+            f.cache.counters.direct_calls(1);
+        }
+        // What a server that gave us up lets others write is not for us to know: without a session
+        // nothing is read.
+        self.carried(|| match flags.contains(Flags::DIRECT) {
+            true => self.read_direct(buf, offset, flags),
+            false => self.read_buffered(buf, offset, flags),
+        })
+    }
+
+    /// As [`File::read_at`], into several buffers one after another.
+    ///
+    /// # Errors
+    /// As [`File::read_at`].
+    pub fn read_vectored_at(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        offset: u64,
+        flags: Flags,
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        for buf in bufs {
+            match self.read_at(buf, offset + done as u64, flags) {
+                Ok(n) => {
+                    done += n;
+                    if n < buf.len() {
+                        break;
+                    }
+                }
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Starts a read; the result is the buffer, as long as what was read.
+    pub fn submit_read_at(&self, mut buf: Vec<u8>, offset: u64, flags: Flags) -> Pending<Vec<u8>> {
+        let f = &*self.0;
+        let direct = flags.contains(Flags::DIRECT);
+        let ready = |result| Pending::ready(&f.cache, &f.inode, result);
+        if !f.readable {
+            return ready(Err(errno(libc::EBADF)));
+        }
+        if let Err(e) = checked_end(offset, buf.len()) {
+            return ready(Err(e));
+        }
+        if buf.is_empty() || (direct && f.inode.direct_round(buf.len()) < buf.len()) {
+            // Larger than the bounce pages allow at once: in rounds, here.
+            return ready(self.read_at(&mut buf, offset, flags).map(|n| {
+                buf.truncate(n);
+                buf
+            }));
+        }
+        if let Err(e) = self.carried(|| Ok(())) {
+            return ready(Err(e));
+        }
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        if direct {
+            f.cache.counters.direct_calls(1);
+            if let Err(e) = f.inode.prepare_direct(Op::Read, offset, buf.len()) {
+                return ready(Err(e));
+            }
+            let direct = f
+                .inode
+                .start_read(&f.handle, offset, buf.len(), dontcache, None);
+            let step = DirectRead {
+                direct,
+                buf,
+                copied: 0,
+            };
+            return Pending::new(&f.cache, &f.inode, step);
+        }
+        f.inode.lease(Lease::Read);
+        let step = BufferedRead {
+            file: self.clone(),
+            buf,
+            offset,
+            done: 0,
+            dontcache,
+            fill: None,
+            direct: None,
+        };
+        Pending::new(&f.cache, &f.inode, step)
+    }
+
+    fn read_buffered(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let (mut done, mut stop) = f.inode.read_cached(buf, offset, !dontcache);
+        if let ReadStop::Miss(_) = stop {
+            f.cache.counters.misses(1);
+        } else {
+            f.cache.counters.hits(1);
+        }
+        let mut failed = None;
+        loop {
+            let at = offset + done as u64;
+            match stop {
+                ReadStop::Full | ReadStop::Eof => break,
+                ReadStop::NoLease if f.inode.lease(Lease::Read) => {}
+                ReadStop::NoLease => {
+                    return match self.read_direct(&mut buf[done..], at, flags) {
+                        Ok(n) => Ok(done + n),
+                        Err(e) => cut_short(done, e),
+                    };
+                }
+                ReadStop::Miss(page) => {
+                    let last = (offset + buf.len() as u64 - 1) / PAGE;
+                    failed = self.bring(page, last, dontcache).err();
+                    if failed.is_some() {
+                        break;
+                    }
+                }
+            }
+            let (n, next) = f.inode.read_cached(&mut buf[done..], at, !dontcache);
+            done += n;
+            stop = next;
+        }
+        self.after_read(offset, done, dontcache);
+        failed.map_or(Ok(done), |code| cut_short(done, errno(code)))
+    }
+
+    /// Has a page that is missing for a read up to page `last` read, and waits for it.
+    fn bring(&self, page: u64, last: u64, dontcache: bool) -> Result<(), i32> {
+        let f = &*self.0;
+        let fill = if f.inode.is_reading(page) {
+            // Readahead or another reader brings it.
+            Arc::default()
+        } else {
+            self.read_missing(page, last, dontcache)
+        };
+        let ready = || fill.finished() && !f.inode.is_reading(page);
+        f.cache.wait(&f.inode.event, || ready().then_some(()));
+        fill.error().map_or(Ok(()), Err)
+    }
+
+    /// What a read that came to an end leads to: more readahead, and pages that go.
+    fn after_read(&self, offset: u64, done: usize, dontcache: bool) {
+        let f = &*self.0;
+        if done == 0 {
+            return;
+        }
+        f.cache.counters.bytes_out(done as u64);
+        let end = offset + done as u64;
+        let (first, last) = (offset / PAGE, (end - 1) / PAGE);
+        let mark = f.mark.load(Ordering::Relaxed);
+        if (first..=last).contains(&mark) {
+            self.read_ahead(dontcache);
+        }
+        if dontcache {
+            // A page that the next read still needs stays for it, if this one ended within.
+            let next = if end >= f.inode.size() {
+                last + 1
+            } else {
+                end / PAGE
+            };
+            if next > first {
+                f.inode.drop_behind(first, next - 1);
+            }
+        }
+    }
+
+    /// A read past the cache, in as many rounds as its bounce pages take.
+    fn read_direct(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let f = &*self.0;
+        let dontcache = flags.contains(Flags::DONTCACHE);
+        let mut done = 0;
+        while done < buf.len() {
+            let n = f.inode.direct_round(buf.len() - done);
+            let part = &mut buf[done..done + n];
+            match self.read_round(part, offset + done as u64, dontcache) {
+                Ok(moved) => {
+                    done += moved;
+                    if moved < n {
+                        break;
+                    }
+                }
+                Err(e) => {
+                    done = cut_short(done, e)?;
+                    break;
+                }
+            }
+        }
+        f.cache.counters.bytes_out(done as u64);
+        Ok(done)
+    }
+
+    /// One round of a direct read.
+    fn read_round(&self, buf: &mut [u8], at: u64, dontcache: bool) -> io::Result<usize> {
+        let f = &*self.0;
+        f.inode.prepare_direct(Op::Read, at, buf.len())?;
+        let direct = f
+            .inode
+            .start_read(&f.handle, at, buf.len(), dontcache, None);
+        direct.wait_copying(buf);
+        direct.result()
+    }
+}
+
+/// What a read answers that failed after `done` bytes: how many, unless it is to be made again from
+/// the beginning, should the server come back.
+fn cut_short(done: usize, error: io::Error) -> io::Result<usize> {
+    match done == 0 || errno_of(&error) == libc::ENOTCONN {
+        true => Err(error),
+        false => Ok(done),
+    }
+}
+
+/// A submitted direct read.
+struct DirectRead {
+    direct: Arc<Direct>,
+    buf: Vec<u8>,
+    copied: usize,
+}
+
+impl Step<Vec<u8>> for DirectRead {
+    fn step(&mut self) -> Option<io::Result<Vec<u8>>> {
+        let ended = self.direct.ended();
+        self.direct.copy_out(&mut self.buf, &mut self.copied);
+        ended.then(|| {
+            let n = self.direct.result()?;
+            self.buf.truncate(n);
+            Ok(std::mem::take(&mut self.buf))
+        })
+    }
+
+    fn hurry(&self) {
+        self.direct.hurry();
+    }
+
+    fn progress(&self) -> usize {
+        self.copied
+    }
+}
+
+/// A submitted read through the cache.
+struct BufferedRead {
+    file: File,
+    buf: Vec<u8>,
+    offset: u64,
+    done: usize,
+    dontcache: bool,
+    fill: Option<Arc<Fill>>,
+    /// Reads the rest past the cache: there is no lease.
+    direct: Option<Arc<Direct>>,
+}
+
+impl BufferedRead {
+    /// Takes what was asked for last, once it is there: whether anything is to come after it.
+    fn take(&mut self) -> Option<io::Result<bool>> {
+        if let Some(direct) = &self.direct {
+            if !direct.ended() {
+                return None;
+            }
+            let moved = match direct.result() {
+                Ok(moved) => moved,
+                Err(e) if self.done == 0 => return Some(Err(e)),
+                Err(_) => return Some(Ok(false)),
+            };
+            let rest = &mut self.buf[self.done..];
+            let asked = self.file.0.inode.direct_round(rest.len());
+            direct.copy_out_from(0, &mut rest[..moved]);
+            self.done += moved;
+            self.direct = None;
+            return Some(Ok(moved == asked && self.done < self.buf.len()));
+        }
+        let Some(fill) = &self.fill else {
+            return Some(Ok(true));
+        };
+        if !fill.finished() {
+            return None;
+        }
+        match fill.error() {
+            Some(code) if self.done == 0 => Some(Err(errno(code))),
+            failed => Some(Ok(failed.is_none())),
+        }
+    }
+
+    /// Reads what is cached and asks for what is missing; false when there is nothing to wait for.
+    fn ask(&mut self) -> Option<bool> {
+        let f = &*self.file.0;
+        let rest = &mut self.buf[self.done..];
+        let at = self.offset + self.done as u64;
+        let (n, stop) = f.inode.read_cached(rest, at, !self.dontcache);
+        self.done += n;
+        self.fill = None;
+        match stop {
+            ReadStop::Full | ReadStop::Eof => return Some(false),
+            ReadStop::NoLease => {
+                let at = at + n as u64;
+                let len = f.inode.direct_round(self.buf.len() - self.done);
+                let direct = f.inode.start_read(&f.handle, at, len, self.dontcache, None);
+                self.direct = Some(direct);
+            }
+            // Somebody else's read brings it.
+            ReadStop::Miss(page) if f.inode.is_reading(page) => return None,
+            ReadStop::Miss(page) => {
+                let last = (self.offset + self.buf.len() as u64 - 1) / PAGE;
+                self.fill = Some(self.file.read_missing(page, last, self.dontcache));
+            }
+        }
+        Some(true)
+    }
+}
+
+impl Step<Vec<u8>> for BufferedRead {
+    fn step(&mut self) -> Option<io::Result<Vec<u8>>> {
+        loop {
+            match self.take()? {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => return Some(Err(e)),
+            }
+            if !self.ask()? {
+                break;
+            }
+        }
+        let mut buf = std::mem::take(&mut self.buf);
+        buf.truncate(self.done);
+        self.file.after_read(self.offset, self.done, self.dontcache);
+        Some(Ok(buf))
+    }
+}

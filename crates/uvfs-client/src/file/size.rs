@@ -1,0 +1,138 @@
+//! Sizes, attributes, and what is data or a hole.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::{File, PAGE};
+use crate::backend::{Attr, SetAttr};
+use crate::cache::errno;
+
+/// What [`File::allocate`] does with a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllocateMode {
+    /// Reserves space; the file grows if the range ends beyond it.
+    Extend,
+    /// Reserves space; the size stays.
+    KeepSize,
+    /// Makes a hole; the size stays.
+    PunchHole,
+    /// Makes zeros; the file grows if the range ends beyond it.
+    ZeroRange,
+}
+
+impl File {
+    /// The size in bytes, with what is not written yet.
+    pub fn size(&self) -> u64 {
+        self.current_size().unwrap_or_else(|_| self.0.inode.size())
+    }
+
+    /// As [`File::size`], for those who want to know why it can't be told.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn current_size(&self) -> io::Result<u64> {
+        self.carried(|| self.0.inode.current_size())
+    }
+
+    /// The attributes now. Writes what is dirty, so that the times are those of the last write.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn stat(&self) -> io::Result<Attr> {
+        self.carried(|| self.0.inode.current_attr())
+    }
+
+    /// Cuts or extends the file to `size` bytes, as ftruncate(2).
+    ///
+    /// # Errors
+    /// `EINVAL` when the file is not open for writing or the size is impossible, and what the
+    /// backend answers.
+    pub fn set_len(&self, size: u64) -> io::Result<()> {
+        let f = &*self.0;
+        if !f.writable || size > i64::MAX as u64 {
+            return Err(errno(libc::EINVAL));
+        }
+        let _writer = f.inode.exclusive();
+        f.wrote.store(true, Ordering::Relaxed);
+        self.carried(|| f.inode.set_len(size, || self.tell_size(size)))
+    }
+
+    /// Tells the backend the size.
+    pub(super) fn tell_size(&self, size: u64) -> io::Result<()> {
+        let f = &*self.0;
+        let set = SetAttr {
+            size: Some(size),
+            handle: Some(f.handle.fh),
+            ..SetAttr::default()
+        };
+        f.cache.backend.setattr(f.inode.node, &set).map(drop)
+    }
+
+    /// Reserves, punches or zeroes a range, as fallocate(2).
+    ///
+    /// # Errors
+    /// `EBADF` when the file is not open for writing, `EINVAL` for an empty or impossible range,
+    /// `EOPNOTSUPP` when the backend cannot.
+    pub fn allocate(&self, mode: AllocateMode, offset: u64, len: u64) -> io::Result<()> {
+        let f = &*self.0;
+        if !f.writable {
+            return Err(errno(libc::EBADF));
+        }
+        let end = offset
+            .checked_add(len)
+            .filter(|&e| len > 0 && e <= i64::MAX as u64);
+        let Some(end) = end else {
+            return Err(errno(libc::EINVAL));
+        };
+        let (raw, grows) = match mode {
+            AllocateMode::Extend => (0, true),
+            AllocateMode::KeepSize => (libc::FALLOC_FL_KEEP_SIZE, false),
+            AllocateMode::PunchHole => (
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                false,
+            ),
+            AllocateMode::ZeroRange => (libc::FALLOC_FL_ZERO_RANGE, true),
+        };
+        let _writer = f.inode.exclusive();
+        f.inode.wait_direct();
+        f.wrote.store(true, Ordering::Relaxed);
+        self.carried(|| {
+            // The whole file: the server's size must be ours before it grows or keeps it.
+            f.inode.write_and_wait(0, u64::MAX)?;
+            let backend = &f.cache.backend;
+            backend.fallocate(f.inode.node, f.handle.fh, raw, offset, len)
+        })?;
+        f.inode
+            .invalidate_range(offset / PAGE, (end - 1) / PAGE, grows.then_some(end));
+        Ok(())
+    }
+
+    /// The first data at or after `offset`, as lseek(2) with `SEEK_DATA`.
+    ///
+    /// # Errors
+    /// `ENXIO` when there is none.
+    pub fn seek_data(&self, offset: u64) -> io::Result<u64> {
+        self.seek(offset, libc::SEEK_DATA)
+    }
+
+    /// The first hole at or after `offset` (the end of the file is one), as lseek(2) with
+    /// `SEEK_HOLE`.
+    ///
+    /// # Errors
+    /// `ENXIO` when `offset` is beyond the end.
+    pub fn seek_hole(&self, offset: u64) -> io::Result<u64> {
+        self.seek(offset, libc::SEEK_HOLE)
+    }
+
+    fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
+        let f = &*self.0;
+        self.carried(|| {
+            if offset >= f.inode.current_size()? {
+                return Err(errno(libc::ENXIO));
+            }
+            f.inode.write_and_wait(0, u64::MAX)?;
+            let backend = &f.cache.backend;
+            backend.lseek(f.inode.node, f.handle.fh, offset, whence)
+        })
+    }
+}

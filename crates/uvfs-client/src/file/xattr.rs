@@ -1,0 +1,46 @@
+//! Extended attributes.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+
+use super::File;
+
+impl File {
+    /// Sets an extended attribute, as fsetxattr(2) with its `flags`.
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn setxattr(&self, name: impl AsRef<OsStr>, value: &[u8], flags: i32) -> io::Result<()> {
+        let f = &*self.0;
+        f.cache
+            .backend
+            .setxattr(f.inode.node, name.as_ref(), value, flags)
+    }
+
+    /// An extended attribute's value, as fgetxattr(2).
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn getxattr(&self, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
+        let f = &*self.0;
+        self.carried(|| f.cache.backend.getxattr(f.inode.node, name.as_ref()))
+    }
+
+    /// The names of all extended attributes, as flistxattr(2).
+    ///
+    /// # Errors
+    /// What the backend answers.
+    pub fn listxattr(&self) -> io::Result<Vec<OsString>> {
+        let f = &*self.0;
+        self.carried(|| f.cache.backend.listxattr(f.inode.node))
+    }
+
+    /// Removes an extended attribute, as fremovexattr(2).
+    ///
+    /// # Errors
+    /// `ENODATA` when there is none, and what the backend answers.
+    pub fn removexattr(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
+        let f = &*self.0;
+        f.cache.backend.removexattr(f.inode.node, name.as_ref())
+    }
+}
