@@ -161,10 +161,11 @@ impl<F: FileSystem> Server<F> {
                     Box::new(move || {
                         placement::bind_to_core(core)?;
                         let runtime = Runtime::new(wait)?;
+                        let members = crew.clone();
                         uring::run(&runtime, crew, index, ids, move || {
                             let _ = registered.send(());
-                            if let Some(watched) = watched {
-                                hand_over_to(&watched);
+                            if let Some(relieved) = watched.and_then(|one| hand_over_to(&one)) {
+                                members.watched(index, relieved);
                             }
                         })
                     }),
@@ -258,8 +259,9 @@ fn devices<F: FileSystem>(
     }
 }
 
-fn hand_over_to(watched: &placement::Watched) {
-    if let Err(error) = watched.hand_over() {
-        tracing::debug!(%error, "this thread stays an ordinary one");
-    }
+fn hand_over_to(watched: &placement::Watched) -> Option<placement::Relieved> {
+    watched
+        .hand_over()
+        .inspect_err(|error| tracing::debug!(%error, "this thread stays an ordinary one"))
+        .ok()
 }

@@ -24,6 +24,7 @@ use uvfs_proto::abi::{
 };
 use uvfs_proto::reply;
 use uvfs_proto::request::op_len;
+use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::coherence::lock;
@@ -53,6 +54,8 @@ struct Member {
     stats: Arc<QueueStats>,
     /// Set before its entries are registered.
     remote: OnceLock<Remote>,
+    /// Whether others have its core; set if that can be known.
+    relieved: OnceLock<Relieved>,
     /// Entries whose tasks are here.
     entries: AtomicUsize,
     /// Waits for them to end.
@@ -65,6 +68,7 @@ impl<F: FileSystem> Crew<F> {
         let member = || Member {
             stats: session.add_queue(),
             remote: OnceLock::new(),
+            relieved: OnceLock::new(),
             entries: AtomicUsize::new(0),
             ended: Mutex::default(),
         };
@@ -72,6 +76,21 @@ impl<F: FileSystem> Crew<F> {
             session: session.clone(),
             members: (0..threads).map(|_| member()).collect(),
         })
+    }
+
+    /// How to know whether others have a thread's core.
+    pub(crate) fn watched(&self, thread: usize, relieved: Relieved) {
+        let _ = self.members[thread].relieved.set(relieved);
+    }
+
+    /// Which thread is to serve a request of a queue.
+    fn place(&self, queue: &Queue, request: &Slot) -> usize {
+        let other = (queue.home + 1) % self.members.len();
+        let relieved = &self.members[other].relieved;
+        match queue.is_streaming(request) && !relieved.get().is_some_and(Relieved::get) {
+            true => other,
+            false => queue.home,
+        }
     }
 
     /// Has thread `to` go on with an entry whose request nobody has begun with.
@@ -105,20 +124,19 @@ struct Queue {
 }
 
 impl Queue {
-    /// Which of so many threads is to serve a request.
-    fn place(&self, request: &Slot, threads: usize) -> usize {
+    /// Whether a request goes on with a stream.
+    fn is_streaming(&self, request: &Slot) -> bool {
         let streak = self.streak.load(Ordering::Relaxed);
         if !is_streamed(request) {
             if streak != 0 {
                 self.streak.store(0, Ordering::Relaxed);
             }
-            return self.home;
+            return false;
         }
         if streak < STREAM {
             self.streak.store(streak + 1, Ordering::Relaxed);
-            return self.home;
         }
-        (self.home + 1) % threads
+        streak == STREAM
     }
 }
 
@@ -273,7 +291,7 @@ async fn serve_entry<F: FileSystem>(
             break;
         }
         let brought = take_apart(session, &entry);
-        let to = entry.queue.place(&brought.slot, crew.members.len());
+        let to = crew.place(&entry.queue, &brought.slot);
         if to != here {
             crew.hand_over(to, entry, brought);
             break;
