@@ -1,6 +1,7 @@
 //! From a request's opcode to the handler that answers it, and from what that gives to the wire.
 
 use std::cell::Cell;
+use std::pin::pin;
 
 use smallvec::SmallVec;
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
@@ -30,11 +31,9 @@ const ACL_KILL_SGID: u32 = 1;
 
 /// Answers a request; never panics, whatever the handler does.
 pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Answer {
-    match session
-        .interrupts
-        .guard(slot.header.unique, handle(session, slot))
-        .await
-    {
+    // Where it is made: it is large to move.
+    let handler = pin!(handle(session, slot));
+    match session.interrupts.guard(slot.header.unique, handler).await {
         Some(Ok(answer)) => answer,
         Some(Err(errno)) => Answer::Error(errno),
         None => {
