@@ -1885,13 +1885,14 @@ impl Backend for Server {
 
     fn lookup_leased(&self, parent: NodeId, name: &OsStr) -> io::Result<Looked> {
         let shared = self.living()?;
-        let parent = self.node(&shared, parent)?;
-        let reply = shared.call(ext::LOOKUP, parent, &[], &joined(&[name])?, &[])?;
+        let at_server = self.node(&shared, parent)?;
+        let reply = shared.call(ext::LOOKUP, at_server, &[], &joined(&[name])?, &[])?;
         let out: ext::LeasedEntry = parse(&reply)?;
         let mut looked = looked_of(&shared, &out.entry, out.node);
         looked.parent_lease = shared.lease_number(out.parent);
         if let Some(entry) = &mut looked.entry {
-            entry.node = self.known().looked_up(shared.generation, entry.node)?;
+            let by = Some((parent, name));
+            entry.node = self.known().looked_up(shared.generation, entry.node, by)?;
         }
         Ok(looked)
     }
@@ -1966,7 +1967,8 @@ impl Backend for Server {
             let lease = u64::from_ne_bytes(lease.try_into().expect("eight"));
             let mut looked = looked_of(&shared, &entry.entry_out, lease);
             if let Some(entry) = &mut looked.entry {
-                entry.node = known.looked_up(shared.generation, entry.node)?;
+                let by = Some((node, OsStr::from_bytes(name)));
+                entry.node = known.looked_up(shared.generation, entry.node, by)?;
             }
             let looked = looked.entry.is_some().then_some(looked);
             Ok(listed_of(&entry.dirent, name, looked))

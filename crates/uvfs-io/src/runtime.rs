@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use slab::Slab;
@@ -40,9 +40,6 @@ const ENTRIES: u32 = 256;
 const BELL: u64 = u64::MAX;
 /// `user_data` of operations whose completion nobody waits for.
 const IGNORED: u64 = u64::MAX - 1;
-/// IORING_ENTER_GETEVENTS of io_uring_enter(2).
-const GETEVENTS: u32 = 1;
-
 enum Message {
     Wake(usize),
     Call(Call),
@@ -142,6 +139,8 @@ struct Core {
     spinner: RefCell<Spinner>,
     watched: RefCell<Option<Watched>>,
     enters: Cell<u64>,
+    /// With which it waits.
+    enter_flags: u32,
     hands_over: Cell<bool>,
 }
 
@@ -228,6 +227,12 @@ impl Runtime {
             }
             other => other?,
         };
+        let mut enter_flags = EnterFlags::GETEVENTS;
+        if ring.params().is_feature_no_iowait() {
+            // A thread that waits for requests is idle, and its core is not to count as waiting for
+            // a device (Linux 6.15).
+            enter_flags |= EnterFlags::NO_IOWAIT;
+        }
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
@@ -244,6 +249,7 @@ impl Runtime {
             spinner: RefCell::new(Spinner::new(wait)),
             watched: RefCell::new(None),
             enters: Cell::new(0),
+            enter_flags: enter_flags.bits(),
             hands_over: Cell::new(false),
         });
         core.arm_bell();
@@ -475,8 +481,12 @@ impl Core {
             self.enters.set(self.enters.get() + 1);
             // SAFETY: no argument is passed; the entries' memory is kept as said above.
             let result = unsafe {
-                ring.submitter()
-                    .enter::<libc::sigset_t>(len as u32, want as u32, GETEVENTS, None)
+                ring.submitter().enter::<libc::sigset_t>(
+                    len as u32,
+                    want as u32,
+                    self.enter_flags,
+                    None,
+                )
             };
             match result {
                 Ok(_) if more => {}

@@ -7,7 +7,8 @@
 //! SCHED_IDLE: the caller stays on its own core, unpinned, and goes on the moment it is woken.
 //!
 //! The price: any other thread that wants this core goes first. [`Watchdog`] notices a thread that
-//! waits to run for too long and makes it an ordinary one for a while.
+//! waits to run for too long and makes it an ordinary one for a while. While it sleeps itself all are
+//! ordinary ones, so that the first request after a pause is served whoever has the core.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -72,52 +73,165 @@ pub fn can_hand_over() -> bool {
 const TICK: Duration = Duration::from_millis(25);
 /// A thread that waited to run for more than this much of a tick starves.
 const STARVING: Duration = Duration::from_millis(10);
-/// For so many ticks it is then an ordinary thread.
+/// For so many ticks it is then an ordinary thread, at first and at most: each time that it starves
+/// again soon it is so for twice as long.
 const RELIEF: u32 = 40;
+const RELIEF_MAX: u32 = 640;
 /// After so many ticks without any thread having run, the watchdog sleeps.
 const QUIET: u32 = 8;
+
+/// What is seen of a thread.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// Nanoseconds on a core.
+    ran: u64,
+    /// Nanoseconds waiting for one; a wait counts once it is over.
+    waited: u64,
+    /// On a core or waiting for one.
+    runnable: bool,
+}
+
+/// What looking at a thread led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Stays,
+    Relieve,
+    HandOver,
+}
+
+/// From looks at a thread to what it should be.
+#[derive(Debug, Default)]
+struct Judge {
+    last: Look,
+    /// Ticks that it will stay an ordinary thread.
+    relief: u32,
+    /// How long that was at its beginning.
+    term: u32,
+    /// Ticks since it ended.
+    since: u32,
+}
+
+impl Judge {
+    /// Looks once; also says whether the thread was active since the last look.
+    fn tick(&mut self, look: Look) -> (Verdict, bool) {
+        let last = std::mem::replace(&mut self.last, look);
+        // A thread that gets no core at all is not seen to wait, but to be ready and not to run.
+        let stuck = last.runnable && look.runnable && last.ran == look.ran;
+        let starved = stuck || look.waited.saturating_sub(last.waited) > STARVING.as_nanos() as u64;
+        let active = look.ran != last.ran || starved;
+        let verdict = if starved {
+            let before = self.relief;
+            if before == 0 {
+                self.term = match self.since <= self.term {
+                    true => (2 * self.term).clamp(RELIEF, RELIEF_MAX),
+                    false => RELIEF,
+                };
+            }
+            self.relief = self.term;
+            match before {
+                0 => Verdict::Relieve,
+                _ => Verdict::Stays,
+            }
+        } else if self.relief > 0 {
+            self.relief -= 1;
+            self.since = 0;
+            match self.relief {
+                0 => Verdict::HandOver,
+                _ => Verdict::Stays,
+            }
+        } else {
+            self.since = self.since.saturating_add(1);
+            Verdict::Stays
+        };
+        (verdict, active)
+    }
+}
 
 struct Ward {
     thread: Pid,
     schedstat: File,
-    ran: u64,
-    waited: u64,
-    relief: u32,
+    stat: File,
+    judge: Judge,
+    relieved: Relieved,
+}
+
+fn read_text<'a>(file: &mut File, buf: &'a mut [u8]) -> io::Result<&'a str> {
+    file.rewind()?;
+    let len = file.read(buf)?;
+    Ok(std::str::from_utf8(&buf[..len]).unwrap_or(""))
 }
 
 impl Ward {
-    /// Nanoseconds on a core and nanoseconds waiting for one (/proc/PID/task/TID/schedstat).
-    fn read(&mut self) -> io::Result<(u64, u64)> {
-        let mut text = [0; 96];
-        self.schedstat.rewind()?;
-        let len = self.schedstat.read(&mut text)?;
-        let text = std::str::from_utf8(&text[..len]).unwrap_or("");
+    fn new(thread: Pid) -> io::Result<Self> {
+        let open = |name: &str| {
+            File::open(format!(
+                "/proc/self/task/{}/{name}",
+                thread.as_raw_nonzero()
+            ))
+        };
+        let mut ward = Self {
+            thread,
+            schedstat: open("schedstat")?,
+            stat: open("stat")?,
+            judge: Judge::default(),
+            relieved: Relieved::default(),
+        };
+        ward.judge.last = ward.look()?;
+        Ok(ward)
+    }
+
+    /// From /proc/PID/task/TID/schedstat, and stat for the state.
+    fn look(&mut self) -> io::Result<Look> {
+        let mut buf = [0; 96];
+        let text = read_text(&mut self.schedstat, &mut buf)?;
         let mut words = text
             .split_ascii_whitespace()
             .map(|word| word.parse().unwrap_or(0));
-        Ok((words.next().unwrap_or(0), words.next().unwrap_or(0)))
+        let (ran, waited) = (words.next().unwrap_or(0), words.next().unwrap_or(0));
+        // The name before the state has at most 15 bytes, in parentheses.
+        let text = read_text(&mut self.stat, &mut buf)?;
+        let state = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+        Ok(Look {
+            ran,
+            waited,
+            runnable: state.trim_start().starts_with('R'),
+        })
     }
 
-    /// Looks once; true when the thread ran since the last look.
+    /// Looks once; true when the thread was active since the last look.
     fn tick(&mut self) -> bool {
-        let Ok((ran, waited)) = self.read() else {
+        let Ok(look) = self.look() else {
             return false;
         };
-        let starved = waited.saturating_sub(self.waited) > STARVING.as_nanos() as u64;
-        let active = ran != self.ran || starved;
-        (self.ran, self.waited) = (ran, waited);
-        if starved {
-            if self.relief == 0 {
-                let _ = set_policy(Some(self.thread), Policy::Other);
-            }
-            self.relief = RELIEF;
-        } else if self.relief > 0 {
-            self.relief -= 1;
-            if self.relief == 0 {
-                let _ = set_policy(Some(self.thread), Policy::Idle);
-            }
+        let (verdict, active) = self.judge.tick(look);
+        match verdict {
+            Verdict::Stays => {}
+            Verdict::Relieve => self.set(Policy::Other),
+            Verdict::HandOver => self.set(Policy::Idle),
         }
         active
+    }
+
+    fn set(&self, policy: Policy) {
+        let relieved = policy == Policy::Other;
+        self.relieved.0.store(relieved, Ordering::Relaxed);
+        self.policy(policy);
+    }
+
+    fn policy(&self, policy: Policy) {
+        // Can only fail when the thread has ended.
+        let _ = set_policy(Some(self.thread), policy);
+    }
+}
+
+/// Tells whether a thread that hands over is an ordinary one for now, for want of its core.
+#[derive(Clone, Debug, Default)]
+pub struct Relieved(Arc<AtomicBool>);
+
+impl Relieved {
+    /// Whether it is.
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -187,23 +301,15 @@ impl Watched {
     /// Makes the calling thread SCHED_IDLE, under watch.
     ///
     /// # Errors
-    /// When the policy can't be set, or the kernel keeps no scheduling statistics: then the
-    /// thread stays an ordinary one.
-    pub fn hand_over(&self) -> io::Result<()> {
-        let thread = gettid();
-        let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
-        let mut ward = Ward {
-            thread,
-            schedstat: File::open(path)?,
-            ran: 0,
-            waited: 0,
-            relief: 0,
-        };
-        (ward.ran, ward.waited) = ward.read()?;
+    /// When the policy can't be set, or /proc doesn't show how threads run: then the thread stays an
+    /// ordinary one.
+    pub fn hand_over(&self) -> io::Result<Relieved> {
+        let ward = Ward::new(gettid())?;
+        let relieved = ward.relieved.clone();
         set_policy(None, Policy::Idle)?;
         lock(&self.0.state).wards.push(ward);
         self.0.call.notify_all();
-        Ok(())
+        Ok(relieved)
     }
 
     /// The calling thread is busy again. Cheap: to be called after each sleep.
@@ -222,14 +328,21 @@ fn watch(shared: &Shared) {
     let mut quiet = 0;
     let mut state = lock(&shared.state);
     while !state.stop {
-        if quiet >= QUIET && state.wards.iter().all(|ward| ward.relief == 0) {
+        if quiet >= QUIET && state.wards.iter().all(|ward| ward.judge.relief == 0) {
+            // A thread that starved now would have nobody to notice it.
+            let set_all = |state: &State, policy| {
+                let wards = &state.wards;
+                wards.iter().for_each(|ward| ward.policy(policy));
+            };
             shared.asleep.store(true, Ordering::Relaxed);
+            set_all(&state, Policy::Other);
             while shared.asleep.load(Ordering::Relaxed) && !state.stop {
                 state = shared
                     .call
                     .wait(state)
                     .unwrap_or_else(|poisoned| poisoned.into_inner());
             }
+            set_all(&state, Policy::Idle);
             quiet = 0;
             continue;
         }
@@ -281,17 +394,84 @@ mod tests {
         let handle = watchdog.handle();
         std::thread::spawn(move || {
             bind_to_core(core).unwrap();
-            handle.hand_over().unwrap();
+            let relieved = handle.hand_over().unwrap();
             let start = std::time::Instant::now();
             // SAFETY: takes no pointers.
             while unsafe { libc::sched_getscheduler(0) } != libc::SCHED_OTHER {
                 handle.stir();
                 assert!(start.elapsed() < Duration::from_secs(60), "never relieved");
             }
+            while !relieved.get() {
+                assert!(start.elapsed() < Duration::from_secs(60), "not said");
+            }
         })
         .join()
         .unwrap();
         stop.store(true, Ordering::Relaxed);
         hog.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_never_gets_its_core_is_seen_to_starve() {
+        let mut judge = Judge::default();
+        let look = |ran, waited, runnable| Look {
+            ran,
+            waited,
+            runnable,
+        };
+        let ms = 1_000_000;
+        assert_eq!(judge.tick(look(5, 0, false)), (Verdict::Stays, true));
+        // Asleep, then ready just now, then ready all the time.
+        assert_eq!(judge.tick(look(5, 0, false)), (Verdict::Stays, false));
+        assert_eq!(judge.tick(look(5, 0, true)), (Verdict::Stays, false));
+        assert_eq!(judge.tick(look(5, 0, true)), (Verdict::Relieve, true));
+        assert_eq!(judge.tick(look(6, 60 * ms, true)), (Verdict::Stays, true));
+        let ticks = |judge: &mut Judge, most: u32| {
+            (1..=most)
+                .find(|n| judge.tick(look(7 + u64::from(*n), 60 * ms, true)).0 == Verdict::HandOver)
+        };
+        assert_eq!(ticks(&mut judge, 1000), Some(RELIEF));
+        // Again at once: relieved for longer. Later: as the first time.
+        assert_eq!(judge.tick(look(0, 90 * ms, true)).0, Verdict::Relieve);
+        judge.last.waited = 60 * ms;
+        assert_eq!(ticks(&mut judge, 1000), Some(2 * RELIEF));
+        assert_eq!(ticks(&mut judge, 500), None);
+        judge.last.waited = 0;
+        assert_eq!(judge.tick(look(0, 90 * ms, true)).0, Verdict::Relieve);
+        judge.last.waited = 60 * ms;
+        assert_eq!(ticks(&mut judge, 1000), Some(RELIEF));
+    }
+
+    #[test]
+    fn while_the_watchdog_sleeps_threads_are_ordinary_ones() {
+        if !can_hand_over() {
+            eprintln!("skipped: this user may not leave SCHED_IDLE");
+            return;
+        }
+        let watchdog = Watchdog::start().unwrap();
+        let handle = watchdog.handle();
+        let (sleeps, told) = std::sync::mpsc::channel::<()>();
+        let (thread_id, id) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            handle.hand_over().unwrap();
+            thread_id.send(gettid()).unwrap();
+            told.recv().unwrap();
+            handle.stir();
+            told.recv().unwrap();
+        });
+        let id = id.recv().unwrap().as_raw_nonzero().get();
+        let becomes = |policy: i32| {
+            let start = std::time::Instant::now();
+            // SAFETY: takes no pointers.
+            while unsafe { libc::sched_getscheduler(id) } != policy {
+                assert!(start.elapsed() < Duration::from_secs(60), "never {policy}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        becomes(libc::SCHED_OTHER);
+        sleeps.send(()).unwrap();
+        becomes(libc::SCHED_IDLE);
+        sleeps.send(()).unwrap();
+        thread.join().unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! From a request's opcode to the handler that answers it, and from what that gives to the wire.
 
 use std::cell::Cell;
+use std::pin::pin;
 
 use smallvec::SmallVec;
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
@@ -37,11 +38,9 @@ pub(crate) async fn answer<F: FileSystem>(
     slot: &Slot,
     unlinked: &Cell<Unlinked>,
 ) -> Answer {
-    match session
-        .interrupts
-        .guard(slot.header.unique, handle(session, slot, unlinked))
-        .await
-    {
+    // Where it is made: it is large to move.
+    let handler = pin!(handle(session, slot, unlinked));
+    match session.interrupts.guard(slot.header.unique, handler).await {
         Some(Ok(answer)) => answer,
         Some(Err(errno)) => Answer::Error(errno),
         None => {

@@ -33,7 +33,12 @@ pub struct Notifier {
 static RETRIEVALS: AtomicU64 = AtomicU64::new(1);
 
 pub(crate) fn send(device: BorrowedFd<'_>, notification: &Notification<'_>) -> io::Result<()> {
-    let mut message = Vec::new();
+    // Grown once, for the longest that comes often.
+    let data = match notification {
+        Notification::Store { data, .. } => data.len(),
+        _ => 0,
+    };
+    let mut message = Vec::with_capacity(64 + data);
     notification
         .encode(&mut message)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;

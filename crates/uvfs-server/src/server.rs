@@ -144,6 +144,7 @@ impl<F: FileSystem> Server<F> {
         if uring {
             let queues = mount::possible_cores()?;
             let (registered, all_registered) = channel();
+            let crew = uring::Crew::new(&session, cores.len());
             for (index, &core) in cores.iter().enumerate() {
                 // A core that this process may not use is served by another's thread.
                 let ids: Vec<u16> = (0..queues)
@@ -153,17 +154,18 @@ impl<F: FileSystem> Server<F> {
                     })
                     .map(|queue| queue as u16)
                     .collect();
-                let (session, registered) = (session.clone(), registered.clone());
+                let (crew, registered) = (crew.clone(), registered.clone());
                 let watched = watchdog.as_ref().map(Watchdog::handle);
                 start(
                     format!("uvfs-queue-{core}"),
                     Box::new(move || {
                         placement::bind_to_core(core)?;
                         let runtime = Runtime::new(wait)?;
-                        uring::run(&runtime, session, ids, move || {
+                        let members = crew.clone();
+                        uring::run(&runtime, crew, index, ids, move || {
                             let _ = registered.send(());
-                            if let Some(watched) = watched {
-                                hand_over_to(&watched);
+                            if let Some(relieved) = watched.and_then(|one| hand_over_to(&one)) {
+                                members.watched(index, relieved);
                             }
                         })
                     }),
@@ -257,8 +259,9 @@ fn devices<F: FileSystem>(
     }
 }
 
-fn hand_over_to(watched: &placement::Watched) {
-    if let Err(error) = watched.hand_over() {
-        tracing::debug!(%error, "this thread stays an ordinary one");
-    }
+fn hand_over_to(watched: &placement::Watched) -> Option<placement::Relieved> {
+    watched
+        .hand_over()
+        .inspect_err(|error| tracing::debug!(%error, "this thread stays an ordinary one"))
+        .ok()
 }

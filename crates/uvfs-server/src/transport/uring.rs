@@ -3,25 +3,31 @@
 //!
 //! Each entry is a task. What a queue's tasks submit, answers and the I/O of handlers alike, leaves
 //! in one system call, which also waits for what comes next.
+//!
+//! An entry belongs to the ring that its last command came by, so tasks can move. They do while a
+//! caller streams through the page cache: its thread copies what it has read while the kernel asks
+//! for more, which the thread of another core can serve at the same time. The kernel gives a request
+//! to the entry that became free last, so one entry moves and takes the stream along.
 
-use std::cell::{Cell, RefCell};
 use std::io;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Poll, Waker};
 
 use io_uring::{opcode, types};
 use rustix::io::Errno;
-use uvfs_io::runtime::{self, Keep, Runtime, Sqe};
+use uvfs_io::runtime::{self, Keep, Remote, Runtime, Sqe};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{
-    IO_URING_CMD_COMMIT_AND_FETCH, IO_URING_CMD_REGISTER, InHeader, Opcode, URING_OP_IN_OUT_SZ,
-    UringCmdReq, UringEntInOut, UringReqHeader,
+    self, IO_URING_CMD_COMMIT_AND_FETCH, IO_URING_CMD_REGISTER, InHeader, Opcode,
+    URING_OP_IN_OUT_SZ, UringCmdReq, UringEntInOut, UringReqHeader,
 };
 use uvfs_proto::reply;
 use uvfs_proto::request::op_len;
+use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::coherence::lock;
 use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
@@ -32,60 +38,178 @@ use crate::transport::{DEPTH, serve};
 const OP_AT: usize = 128;
 const ENTRY_AT: usize = 256;
 
-/// The two pieces of memory that an entry is registered with; read by the kernel at registration.
-struct EntryMemory {
-    iovecs: [libc::iovec; 2],
+/// Reads from so many bytes on are worth another thread.
+const LARGE: u32 = 128 << 10;
+/// So many in a row are a stream.
+const STREAM: u32 = 4;
+
+/// The threads that serve a mount's queues.
+pub(crate) struct Crew<F> {
+    session: Arc<Session<F>>,
+    members: Vec<Member>,
+}
+
+/// One thread.
+struct Member {
+    stats: Arc<QueueStats>,
+    /// Set before its entries are registered.
+    remote: OnceLock<Remote>,
+    /// Whether others have its core; set if that can be known.
+    relieved: OnceLock<Relieved>,
+    /// Entries whose tasks are here.
+    entries: AtomicUsize,
+    /// Waits for them to end.
+    ended: Mutex<Option<Waker>>,
+}
+
+impl<F: FileSystem> Crew<F> {
+    /// Of so many threads.
+    pub(crate) fn new(session: &Arc<Session<F>>, threads: usize) -> Arc<Self> {
+        let member = || Member {
+            stats: session.add_queue(),
+            remote: OnceLock::new(),
+            relieved: OnceLock::new(),
+            entries: AtomicUsize::new(0),
+            ended: Mutex::default(),
+        };
+        Arc::new(Self {
+            session: session.clone(),
+            members: (0..threads).map(|_| member()).collect(),
+        })
+    }
+
+    /// How to know whether others have a thread's core.
+    pub(crate) fn watched(&self, thread: usize, relieved: Relieved) {
+        let _ = self.members[thread].relieved.set(relieved);
+    }
+
+    /// Which thread is to serve a request of a queue.
+    fn place(&self, queue: &Queue, request: &Slot) -> usize {
+        let other = (queue.home + 1) % self.members.len();
+        let relieved = &self.members[other].relieved;
+        match queue.is_streaming(request) && !relieved.get().is_some_and(Relieved::get) {
+            true => other,
+            false => queue.home,
+        }
+    }
+
+    /// Has thread `to` go on with an entry whose request nobody has begun with.
+    fn hand_over(self: &Arc<Self>, to: usize, entry: Arc<Entry>, request: Request) {
+        let Some(remote) = self.members[to].remote.get() else {
+            unreachable!("a stream has begun before a thread has")
+        };
+        self.members[to].entries.fetch_add(1, Ordering::Relaxed);
+        let crew = self.clone();
+        remote.call(move || runtime::spawn(serve_entry(crew, to, entry, Some(request))));
+    }
+}
+
+impl Member {
+    /// The task of an entry is no longer here.
+    fn left(&self) {
+        self.entries.fetch_sub(1, Ordering::Relaxed);
+        if let Some(waker) = lock(&self.ended).take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The kernel's queue of a core.
+struct Queue {
+    id: u16,
+    /// The thread of the same core.
+    home: usize,
+    /// Large reads since the last request that was none.
+    streak: AtomicU32,
+}
+
+impl Queue {
+    /// Whether a request goes on with a stream.
+    fn is_streaming(&self, request: &Slot) -> bool {
+        let streak = self.streak.load(Ordering::Relaxed);
+        if !is_streamed(request) {
+            if streak != 0 {
+                self.streak.store(0, Ordering::Relaxed);
+            }
+            return false;
+        }
+        if streak < STREAM {
+            self.streak.store(streak + 1, Ordering::Relaxed);
+        }
+        streak == STREAM
+    }
+}
+
+/// Whether it is a large read for the page cache. A caller of a direct one waits for it.
+fn is_streamed(request: &Slot) -> bool {
+    if request.header.opcode != Opcode::Read as u32 {
+        return false;
+    }
+    abi::ReadIn::read_from_prefix(&request.op)
+        .is_ok_and(|(arg, _)| arg.size >= LARGE && arg.flags & libc::O_DIRECT as u32 == 0)
+}
+
+/// One of a queue's entries.
+struct Entry {
+    queue: Arc<Queue>,
     header: IoBuf,
     payload: IoBuf,
 }
 
-/// Serves the queues `ids` (as many as there are cores, in all) until the mount ends. Calls
-/// `registered` once the kernel has all entries.
+/// A request as an entry brought it, and what its answer is committed by.
+struct Request {
+    slot: Slot,
+    commit_id: u64,
+}
+
+/// Where an entry's memory is; read by the kernel at registration.
+struct Registration([libc::iovec; 2]);
+
+/// Serves the queues `ids` as thread `me` (of as many as there are cores, in all) until the mount
+/// ends. Calls `registered` once the kernel has all entries.
 ///
 /// # Errors
 /// When memory or the ring fails.
 pub(crate) fn run<F: FileSystem>(
     runtime: &Runtime,
-    session: Arc<Session<F>>,
+    crew: Arc<Crew<F>>,
+    me: usize,
     ids: Vec<u16>,
     registered: impl FnOnce() + 'static,
 ) -> io::Result<()> {
-    let stats = session.add_queue();
-    let size = session.max_payload();
-    let left = Rc::new(Cell::new(0));
-    let ended: Rc<RefCell<Option<Waker>>> = Rc::default();
+    let size = crew.session.max_payload();
     let mut entries = Vec::new();
-    for &id in &ids {
+    for id in ids {
+        let queue = Arc::new(Queue {
+            id,
+            home: me,
+            streak: AtomicU32::new(0),
+        });
         for _ in 0..DEPTH {
-            let (header, payload) = (
-                IoBuf::alloc(size_of::<UringReqHeader>())?,
-                IoBuf::alloc(size)?,
-            );
-            entries.push((id, header, payload));
+            entries.push(Arc::new(Entry {
+                queue: queue.clone(),
+                header: IoBuf::alloc(size_of::<UringReqHeader>())?,
+                payload: IoBuf::alloc(size)?,
+            }));
         }
     }
-    left.set(entries.len());
+    let member = &crew.members[me];
+    member.entries.store(entries.len(), Ordering::Relaxed);
+    let _ = member.remote.set(runtime.remote());
     runtime.block_on(async move {
-        for (id, header, payload) in entries {
-            let (session, stats) = (session.clone(), stats.clone());
-            let (left, ended) = (left.clone(), ended.clone());
-            runtime::spawn(async move {
-                entry(&session, &stats, id, header, payload).await;
-                left.set(left.get() - 1);
-                if let Some(waker) = ended.borrow_mut().take() {
-                    waker.wake();
-                }
-            });
+        for entry in entries {
+            runtime::spawn(serve_entry(crew.clone(), me, entry, None));
         }
         // The entries' tasks run first; then their registrations leave with this one's system call.
         uvfs_io::ops::sleep(std::time::Duration::from_micros(1)).await;
         registered();
+        let member = &crew.members[me];
         std::future::poll_fn(|cx| {
-            if left.get() == 0 {
-                return Poll::Ready(());
+            *lock(&member.ended) = Some(cx.waker().clone());
+            match member.entries.load(Ordering::Relaxed) {
+                0 => Poll::Ready(()),
+                _ => Poll::Pending,
             }
-            *ended.borrow_mut() = Some(cx.waker().clone());
-            Poll::Pending
         })
         .await;
     })
@@ -97,7 +221,7 @@ fn command(
     command: u32,
     qid: u16,
     commit_id: u64,
-    memory: Option<&EntryMemory>,
+    memory: Option<&Registration>,
 ) -> Sqe {
     let arg = UringCmdReq {
         flags: 0,
@@ -111,38 +235,48 @@ fn command(
         .cmd(bytes)
         .build();
     if let Some(memory) = memory {
-        crate::mount::set_sqe_buffer(&mut entry, &memory.iovecs);
+        crate::mount::set_sqe_buffer(&mut entry, &memory.0);
     }
     entry
 }
 
-async fn entry<F: FileSystem>(
-    session: &Arc<Session<F>>,
-    stats: &QueueStats,
-    qid: u16,
-    header: IoBuf,
-    payload: IoBuf,
+/// Serves what an entry brings, on thread `here`: registers it, or goes on with a request that
+/// another thread hands over.
+async fn serve_entry<F: FileSystem>(
+    crew: Arc<Crew<F>>,
+    here: usize,
+    entry: Arc<Entry>,
+    handed: Option<Request>,
 ) {
+    let Member { stats, .. } = &crew.members[here];
+    let session = &crew.session;
     let device = session.raw_device();
-    let memory = Rc::new(EntryMemory {
-        iovecs: [
-            libc::iovec {
-                iov_base: header.as_ptr().cast(),
-                iov_len: header.len(),
-            },
-            libc::iovec {
-                iov_base: payload.as_ptr().cast(),
-                iov_len: payload.len(),
-            },
-        ],
-        header,
-        payload,
-    });
-    let mut next = command(device, IO_URING_CMD_REGISTER, qid, 0, Some(&memory));
+    let qid = entry.queue.id;
+    let mut request = handed;
     loop {
+        let (next, registration) = match request {
+            Some(Request { slot, commit_id }) => {
+                let answer = serve(session, stats, &slot).await;
+                give_answer(&entry, slot.header.unique, &answer);
+                let commit = IO_URING_CMD_COMMIT_AND_FETCH;
+                (command(device, commit, qid, commit_id, None), None)
+            }
+            None => {
+                let iovec = |memory: &IoBuf| libc::iovec {
+                    iov_base: memory.as_ptr().cast(),
+                    iov_len: memory.len(),
+                };
+                let memory = Box::new(Registration([iovec(&entry.header), iovec(&entry.payload)]));
+                let register = IO_URING_CMD_REGISTER;
+                (
+                    command(device, register, qid, 0, Some(&memory)),
+                    Some(memory),
+                )
+            }
+        };
         let keep = Keep {
             data: None,
-            other: Some(Box::new(memory.clone())),
+            other: Some(Box::new((entry.clone(), registration))),
         };
         // SAFETY: the kernel reads the iovecs while the command is submitted and uses the memory
         // they name until it completes; all of it is in `keep`. The device outlives the session.
@@ -154,17 +288,21 @@ async fn entry<F: FileSystem>(
                 Errno::NOTCONN | Errno::CANCELED | Errno::NODEV | Errno::CONNABORTED => {}
                 error => tracing::error!(qid, %error, "an entry of FUSE-over-io_uring is lost"),
             }
-            return;
+            break;
         }
-        let (slot, commit_id) = take_apart(session, &memory);
-        let answer = serve(session, stats, &slot).await;
-        give_answer(&memory, slot.header.unique, &answer);
-        next = command(device, IO_URING_CMD_COMMIT_AND_FETCH, qid, commit_id, None);
+        let brought = take_apart(session, &entry);
+        let to = crew.place(&entry.queue, &brought.slot);
+        if to != here {
+            crew.hand_over(to, entry, brought);
+            break;
+        }
+        request = Some(brought);
     }
+    crew.members[here].left();
 }
 
-/// The request that the kernel has put into an entry, and what its answer is committed by.
-fn take_apart<F: FileSystem>(session: &Session<F>, memory: &EntryMemory) -> (Slot, u64) {
+/// The request that the kernel has put into an entry.
+fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
     let mut bytes = [0; size_of::<UringReqHeader>()];
     memory.header.copy_out(0, &mut bytes);
     let (header, _) = InHeader::read_from_prefix(&bytes).expect("128 bytes hold a header");
@@ -183,10 +321,13 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &EntryMemory) -> (Slo
         input: room.slice(0..len),
         room,
     };
-    (slot, entry.commit_id)
+    Request {
+        slot,
+        commit_id: entry.commit_id,
+    }
 }
 
-fn give_answer(memory: &EntryMemory, unique: u64, answer: &Answer) {
+fn give_answer(memory: &Entry, unique: u64, answer: &Answer) {
     let (error, len) = match answer {
         // Has to be committed all the same.
         Answer::None => (0, 0),

@@ -20,6 +20,7 @@ mod run_programs;
 mod scenes;
 mod semantics;
 mod small_files;
+mod streams;
 mod tree;
 mod uncached;
 mod unprivileged;
