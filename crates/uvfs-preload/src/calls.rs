@@ -84,6 +84,7 @@ pub(crate) mod next {
         splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32) -> ssize_t;
         copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32) -> ssize_t;
         sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+        sendmmsg(socket: c_int, list: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int;
         fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
         fclose(stream: *mut FILE) -> c_int;
         freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
@@ -305,6 +306,8 @@ unsafe fn read_one(
 ) -> Option<Result<usize, c_int>> {
     // What a foreign descriptor gets may be anything: looked at by the kernel alone.
     if table::is_foreign(fd) || !is_plausible(to.cast(), len.min(MOST)) {
+        // It may be a pipe, or a terminal.
+        paths::idle();
         report::passed();
         return None;
     }
@@ -930,6 +933,13 @@ mod exported {
                 aside(import::publish_all);
             }
         };
+        sendmmsg(socket: c_int, list: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int = {
+            // SAFETY: the caller's messages.
+            let carries = |at: usize| unsafe { (*list.add(at)).msg_hdr.msg_controllen } > 0;
+            if !list.is_null() && (0..count as usize).any(carries) {
+                aside(import::publish_all);
+            }
+        };
         fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = published(fd);
         fclose(file: *mut FILE) -> c_int = stream(file);
         freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
@@ -1051,6 +1061,7 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+        let _ = paths::solid(fd);
         // SAFETY: the caller's own argument.
         duplicated(fd, unsafe { next::dup(fd) })
     }
@@ -1087,7 +1098,7 @@ mod exported {
     /// Gives the kernel the descriptor, unless the command is about its number or can be answered.
     fn before_control(fd: c_int, command: c_int) -> Option<c_int> {
         match command {
-            libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => None,
+            libc::F_GETFD | libc::F_SETFD => None,
             libc::F_GETFL if paths::on() && !table::is_foreign(fd) => aside(|| {
                 let Known::Described(one) = table::look(fd) else {
                     return None;
