@@ -6,8 +6,8 @@
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_long};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use libc::{DIR, dirent64};
 use uvfs_client::Directory;

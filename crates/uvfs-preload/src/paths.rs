@@ -23,8 +23,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, };
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use uvfs_client::{Client, Directory, Names, Place, ShortFile};
 
@@ -1193,9 +1192,7 @@ pub(crate) fn give(fd: c_int, one: &Use) -> Result<(), c_int> {
     let _calm = Calm::new();
     let code = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
     let (short, way) = opened.file.held().ok_or(libc::EIO)?;
-    let real = way
-        .open(short, opened.inode, opened.flags)
-        .map_err(code)?;
+    let real = way.open(short, opened.inode, opened.flags).map_err(code)?;
     // SAFETY: numbers: of this description, and of what was opened above.
     unsafe {
         if let Position::Here(at) = *position {

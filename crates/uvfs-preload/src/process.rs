@@ -341,8 +341,10 @@ mod before {
 /// Functions of which something has to be known when they return, and the threads of this library.
 #[cfg(not(test))]
 mod after {
+    use libc::{
+        FILE, gid_t, id_t, idtype_t, pid_t, pthread_attr_t, pthread_t, rusage, siginfo_t, uid_t,
+    };
     use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-    use libc::{FILE, gid_t, id_t, idtype_t, pid_t, pthread_attr_t, pthread_t, rusage, siginfo_t, uid_t};
 
     use crate::calls;
     use crate::import;
