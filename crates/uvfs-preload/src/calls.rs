@@ -14,7 +14,7 @@ use crate::aio;
 use crate::import::{self, Wants, described};
 use crate::names::{look, lookx};
 use crate::paths;
-use crate::real::{Inside, errno, set_errno};
+use crate::real::{Inside, errno, is_inside, set_errno};
 use crate::report;
 use crate::table::{self, Known, Opened, Position, Use, lock};
 
@@ -35,6 +35,7 @@ pub(crate) mod next {
         mkstemps(path: *mut c_char, suffix: c_int) -> c_int;
         mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
         close(fd: c_int) -> c_int;
+        socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
         close_range(first: u32, last: u32, flags: c_int) -> c_int;
         dup(fd: c_int) -> c_int;
         dup2(fd: c_int, to: c_int) -> c_int;
@@ -435,10 +436,34 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
 
 /// Tells the table of a descriptor that was opened.
 pub(crate) fn noted(fd: c_int) -> c_int {
-    if fd >= 0 {
-        aside(|| table::opened(fd));
+    if fd < 0 || is_borrowed() {
+        return fd;
     }
-    fd
+    match is_inside() {
+        true => out_of_reach(fd),
+        false => {
+            aside(|| table::opened(fd));
+            fd
+        }
+    }
+}
+
+/// Moves what this library opens for a moment to where the program doesn't close it, if there is
+/// room.
+fn out_of_reach(fd: c_int) -> c_int {
+    /// This library's descriptors have numbers from here on.
+    const HIGH: usize = 500;
+    let before = errno();
+    // SAFETY: numbers; the descriptor is nobody else's.
+    let high = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH) };
+    if high < 0 {
+        set_errno(before);
+        return fd;
+    }
+    table::own(high, true);
+    // SAFETY: as above.
+    unsafe { next::close(fd) };
+    high
 }
 
 /// Tells the table of a duplicate.
@@ -777,6 +802,20 @@ mod exported {
         mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
     }
 
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+        // SAFETY: the caller's own arguments.
+        let fd = unsafe { next::socket(family, kind, protocol) };
+        match fd >= 0 && is_inside() && !is_borrowed() {
+            true => out_of_reach(fd),
+            false => fd,
+        }
+    }
+
     /// Functions whose result comes from an expression in `served`, or from the next definition.
     macro_rules! serves {
         ($($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
@@ -989,6 +1028,13 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+        if is_inside()
+            && !is_borrowed()
+            // SAFETY: this library's own argument.
+            && let Some(done) = table::close_own(fd, || unsafe { next::close(fd) })
+        {
+            return done;
+        }
         let ours = || aside(|| matches!(table::look(fd), Known::Own)) == Some(true);
         if fd >= 0 && ours() {
             // Programs close whatever they did not open.

@@ -296,9 +296,12 @@ fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int) {
 
 /// Puts a description's position back into the kernel, where others see it.
 pub(crate) fn publish(fd: c_int, one: &Use) {
-    if let Err(code) = paths::give(fd, one) {
-        // Its server is gone, most likely: it stays what it is.
-        return trouble("opening a file", &io::Error::from_raw_os_error(code));
+    if one.is_held() {
+        if let Err(code) = paths::give(fd, one) {
+            // Its server is gone, most likely: it stays what it is.
+            return trouble("opening a file", &io::Error::from_raw_os_error(code));
+        }
+        table::no_longer_private(fd);
     }
     one.private.store(false, Ordering::Relaxed);
     let mut position = lock(&one.position);
@@ -347,8 +350,12 @@ pub(crate) fn all_to_kernel() {
 
 /// Leaves an imported description to the kernel.
 pub(crate) fn give_up(fd: c_int, one: &Use) {
+    let held = one.is_held();
     publish(fd, one);
     one.give_to_kernel();
+    if held && !one.is_held() {
+        table::foreign(fd);
+    }
 }
 
 /// A file is mapped so that writes to memory reach it: what is dirty there no server sees.

@@ -135,24 +135,26 @@ fn high(low: i64) -> io::Result<c_int> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: numbers; `low` is nobody else's.
-    let high = unsafe {
+    unsafe {
         let high = libc::syscall(libc::SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH);
         let error = io::Error::last_os_error();
-        libc::syscall(libc::SYS_close, low);
-        if high < 0 {
-            return Err(error);
+        if high >= 0 {
+            table::own(high as c_int, true);
         }
-        high as c_int
-    };
-    table::own(high, true);
-    Ok(high)
+        libc::syscall(libc::SYS_close, low);
+        match high < 0 {
+            true => Err(error),
+            false => Ok(high as c_int),
+        }
+    }
 }
 
 /// Closes a descriptor of this library's own.
 fn discard(fd: c_int) {
     // SAFETY: numbers.
-    unsafe { libc::syscall(libc::SYS_close, fd) };
-    table::own(fd, false);
+    table::close_own(fd, || unsafe {
+        libc::syscall(libc::SYS_close, fd) as c_int
+    });
 }
 
 /// A directory that paths may start from.
@@ -172,14 +174,21 @@ struct Seen {
     noexec: bool,
 }
 
+enum Attached {
+    /// Nobody has asked for it.
+    NotYet,
+    /// It can't be served.
+    Never,
+    Is(Arc<Mount>),
+}
+
 #[derive(Default)]
 struct State {
     /// Of /proc/self/mountinfo; readable in a special way when it changed.
     table: Option<c_int>,
     /// The kernel's clock when it was.
     checked: (i64, i64),
-    seen: Vec<Seen>,
-    mounts: Vec<Arc<Mount>>,
+    mounts: Vec<(Seen, Attached)>,
     /// Nothing: not looked at; nothing in it: none of a mount's.
     current: Option<Option<Base>>,
     /// Whom the servers take this process for.
@@ -345,8 +354,10 @@ fn idle_now() {
 /// With [`OPENING`] held against all others.
 fn drop_spares(state: Option<&State>) {
     SPARE.store(false, Ordering::Relaxed);
-    for mount in state.iter().flat_map(|state| &state.mounts) {
-        mount.drop_spare();
+    for (_, attached) in state.iter().flat_map(|state| &state.mounts) {
+        if let Attached::Is(mount) = attached {
+            mount.drop_spare();
+        }
     }
 }
 
@@ -568,55 +579,50 @@ impl State {
         };
         // Another file system may be there under the same number, and directories be elsewhere.
         self.current = None;
-        let unchanged = seen == self.seen && self.mounts.iter().all(|one| one.is_there());
-        if unchanged {
-            return;
-        }
-        self.mounts = seen.iter().filter_map(|one| self.attach(one)).collect();
-        self.seen = seen;
-        if !self.mounts.is_empty() {
-            self.group = Some(group);
-        }
+        let mut before = std::mem::take(&mut self.mounts);
+        let keep = |seen: Seen| {
+            let known = before.iter().position(|(one, _)| *one == seen);
+            let known = known.map(|at| before.swap_remove(at).1);
+            let attached = known.unwrap_or(Attached::NotYet);
+            match &attached {
+                Attached::Is(mount) if !mount.is_there() => (seen, Attached::Never),
+                _ => (seen, attached),
+            }
+        };
+        self.mounts = seen.into_iter().map(keep).collect();
     }
 
-    fn attach(&self, seen: &Seen) -> Option<Arc<Mount>> {
-        let same = |one: &&Arc<Mount>| {
-            one.device == seen.device
-                && one.point.as_bytes() == seen.point
-                && one.noexec == seen.noexec
-        };
-        if let Some(known) = self.mounts.iter().find(same) {
-            return known.is_there().then(|| known.clone());
-        }
-        let point = CString::new(seen.point.clone()).ok()?;
-        let client = import::client_at(socket_of(&point)?)?;
-        let root = Arc::new(client.root());
-        let mount = Mount {
-            path: point.as_bytes().into(),
-            point,
-            device: seen.device,
-            noexec: seen.noexec,
-            client,
-            root,
-            spare: AtomicI32::new(-1),
-        };
-        mount.is_there().then(|| Arc::new(mount))
-    }
-
-    fn of_path(&self, path: &[u8]) -> Option<(Base, Names)> {
-        self.mounts.iter().find_map(|mount| {
-            let names = match below(mount.point.as_bytes(), path)? {
-                b"" => Names::default(),
-                rest => Names::parse(rest)?,
+    /// The mount at this place in the list, attached to now if it was not.
+    fn mount(&mut self, index: usize) -> Option<Arc<Mount>> {
+        let (seen, attached) = &mut self.mounts[index];
+        if matches!(attached, Attached::NotYet) {
+            *attached = match attach(seen) {
+                Some(mount) => Attached::Is(Arc::new(mount)),
+                None => Attached::Never,
             };
-            Some((mount.base(), names))
-        })
+            // SAFETY: no arguments.
+            self.group = Some(unsafe { libc::getegid() });
+        }
+        match attached {
+            Attached::Is(mount) => Some(mount.clone()),
+            _ => None,
+        }
+    }
+
+    fn of_path(&mut self, path: &[u8]) -> Option<(Base, Names)> {
+        let at = |(seen, _): &(Seen, Attached)| below(&seen.point, path).is_some();
+        let index = self.mounts.iter().position(at)?;
+        let names = match below(&self.mounts[index].0.point, path)? {
+            b"" => Names::default(),
+            rest => Names::parse(rest)?,
+        };
+        Some((self.mount(index)?.base(), names))
     }
 
     /// The directory that a link of /proc leads to, if the kernel and the server agree about it.
-    fn behind(&self, link: &str, st: &libc::stat) -> Option<Base> {
+    fn behind(&mut self, link: &str, st: &libc::stat) -> Option<Base> {
         if st.st_mode & libc::S_IFMT != libc::S_IFDIR
-            || self.mounts.iter().all(|mount| mount.device != st.st_dev)
+            || self.mounts.iter().all(|(seen, _)| seen.device != st.st_dev)
         {
             return None;
         }
@@ -639,6 +645,22 @@ impl State {
         }
         self.current.clone().flatten()
     }
+}
+
+fn attach(seen: &Seen) -> Option<Mount> {
+    let point = CString::new(seen.point.clone()).ok()?;
+    let client = import::client_at(socket_of(&point)?)?;
+    let root = Arc::new(client.root());
+    let mount = Mount {
+        path: point.as_bytes().into(),
+        point,
+        device: seen.device,
+        noexec: seen.noexec,
+        client,
+        root,
+        spare: AtomicI32::new(-1),
+    };
+    mount.is_there().then_some(mount)
 }
 
 /// The kernel's clock, which is cheap to ask and goes on with its ticks.
@@ -1166,11 +1188,18 @@ pub(crate) fn solid(fd: c_int) -> Result<(), c_int> {
     if HELD.load(Ordering::Relaxed) == 0 || table::is_foreign(fd) {
         return Ok(());
     }
-    let work = || match table::look(fd) {
+    aside(|| solid_at_work(fd)).unwrap_or(Ok(()))
+}
+
+/// As [`solid`], where the thread is at work here already.
+///
+/// # Errors
+/// As [`solid`].
+pub(crate) fn solid_at_work(fd: c_int) -> Result<(), c_int> {
+    match table::look(fd) {
         Known::Described(one) => give(fd, &one),
         _ => Ok(()),
-    };
-    aside(work).unwrap_or(Ok(()))
+    }
 }
 
 /// Gives the kernel the descriptor of a description, with its position.
@@ -1182,7 +1211,7 @@ pub(crate) fn give(fd: c_int, one: &Use) -> Result<(), c_int> {
         return Ok(());
     }
     // Also keeps others from closing it meanwhile.
-    let position = lock(&one.position);
+    let mut position = lock(&one.position);
     let Some(opened) = one.opened().filter(|_| one.is_held()) else {
         return Ok(());
     };
@@ -1206,8 +1235,12 @@ pub(crate) fn give(fd: c_int, one: &Use) -> Result<(), c_int> {
         libc::syscall(libc::SYS_dup3, real, fd, kept);
         libc::syscall(libc::SYS_close, real);
     }
+    // From here on it is as any other that this process has just opened: who uses it next may be the
+    // C library itself, at the kernel's position.
+    *position = Position::Kernel;
     one.hold(false);
     let_go();
+    table::opened(fd);
     Ok(())
 }
 

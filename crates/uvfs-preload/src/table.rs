@@ -389,6 +389,20 @@ pub(crate) fn own(fd: c_int, is: bool) {
     }
 }
 
+/// Closes a descriptor of this library's own; nothing where it is none.
+pub(crate) fn close_own(fd: c_int, close: impl FnOnce() -> c_int) -> Option<c_int> {
+    let slot = word(fd)?;
+    let own = slot.load(Ordering::Acquire);
+    if own & TAG != OWN {
+        return None;
+    }
+    // Until it is closed, the program must not; from then on somebody else may have the number.
+    let done = close();
+    let unknown = fresh_word(UNKNOWN);
+    let _ = slot.compare_exchange(own, unknown, Ordering::AcqRel, Ordering::Relaxed);
+    Some(done)
+}
+
 /// A descriptor is a duplicate of something that has a description.
 pub(crate) fn duplicate(fd: c_int, of: Use) {
     replace(fd, of.into_word());

@@ -198,7 +198,9 @@ fn other_preloaded_libraries_and_allocators() {
 }
 
 fn goes_on_through_the_kernel(served: &Served, command: &mut Command) {
-    let plain = run(&mut shell(COPY, &[&served.scratch.dir("host")])).ok();
+    let host = served.scratch.path("host");
+    let _ = fs::create_dir(&host);
+    let plain = run(&mut shell(COPY, &[&host])).ok();
     let outcome = served.mount.run_within(LATER, command);
     assert!(outcome.status.success(), "{outcome}");
     assert_eq!(outcome.stdout, plain, "{outcome}");
