@@ -1030,12 +1030,6 @@ pub(crate) unsafe fn open(given: Given, flags: c_int, mode: u32) -> Option<Resul
         // It can't be opened again, when the kernel needs it.
         return None;
     }
-    let only_new = libc::O_CREAT | libc::O_EXCL;
-    let asked = match flags & only_new == only_new {
-        // There is nothing to truncate.
-        true => flags & !libc::O_TRUNC,
-        false => flags,
-    };
     // SAFETY: the caller's duty.
     unsafe {
         with(given, |base, names| {
@@ -1046,8 +1040,7 @@ pub(crate) unsafe fn open(given: Given, flags: c_int, mode: u32) -> Option<Resul
             let way = Way::new(base, given.bytes().unwrap_or_default())?;
             let one = Use::new(true).ok_or(io::ErrorKind::OutOfMemory)?;
             let number = Reserved::new(&base.mount, flags)?;
-            let client = &base.mount.client;
-            let file = client.open_at(&base.place, names, asked, mode, mask)?;
+            let file = opened(base, names, flags, mode, mask)?;
             let kept = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC;
             let opened = Opened {
                 inode: (base.mount.device, file.opened_as().ino),
@@ -1062,6 +1055,31 @@ pub(crate) unsafe fn open(given: Given, flags: c_int, mode: u32) -> Option<Resul
             Ok(number.becomes(one))
         })
     }
+}
+
+/// Opens a file, whatever it takes.
+fn opened(base: &Base, names: &Names, flags: c_int, mode: u32, mask: u32) -> io::Result<ShortFile> {
+    let client = &base.mount.client;
+    let open = |flags| client.open_at(&base.place, names, flags, mode, mask);
+    let (truncates, creates) = (flags & libc::O_TRUNC != 0, flags & libc::O_CREAT != 0);
+    let flags = flags & !libc::O_TRUNC;
+    if creates && (truncates || flags & libc::O_EXCL != 0) {
+        // There is nothing to truncate if it is new.
+        match open(flags | libc::O_EXCL) {
+            Err(error)
+                if error.raw_os_error() == Some(libc::EEXIST) && flags & libc::O_EXCL == 0 => {}
+            done => return done,
+        }
+    }
+    let file = open(flags)?;
+    if flags & libc::O_ACCMODE != libc::O_RDONLY && file.opened_as().mode & 0o111 != 0 {
+        // The kernel knows whether it is being executed (ETXTBSY).
+        return Err(io::Error::from_raw_os_error(libc::ELOOP));
+    }
+    if truncates {
+        file.file().set_len(0)?;
+    }
+    Ok(file)
 }
 
 /// A descriptor's number that nobody else gets: one that can do nothing, on the mount, which stays

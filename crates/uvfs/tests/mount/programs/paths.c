@@ -34,9 +34,12 @@ static int root;
 
 static const char *code(long result) { return result < 0 ? strerrorname_np(errno) : ""; }
 
+static int succeeded;
+
 // Numbers of descriptors are not compared.
 static void say(const char *what, const char *on, long result) {
     const char *name = code(result);
+    succeeded |= result >= 0;
     printf("%s %s: %s%ld %s\n", what, on, result > 2 ? "~" : "", result > 2 ? 0 : result, name);
 }
 #define T(call) do { errno = 0; long result_ = (long)(call); say(#call, "", result_); } while (0)
@@ -226,11 +229,14 @@ static void every_call(void) {
         fresh();
         for (int i = 0; i < PATHS; i++)
             for (enum Way way = RELATIVE; way <= AT; way++) {
+                // What changes nothing is cheap; of the rest every third.
+                if (call >= 17 && way != (enum Way)((i + call) % 3)) continue;
+                succeeded = 0;
                 char on[80]; snprintf(on, sizeof on, "%d %.40s", way, paths[i]);
                 give(way, paths[i]);
                 int changes = one_call(call, on);
                 if (changes < 0) return;
-                if (changes) { tree(root, 0); fresh(); }
+                if (changes && succeeded) { tree(root, 0); fresh(); }
             }
     }
 }
@@ -240,10 +246,13 @@ static void every_pair(void) {
         "dir/sub", "dir/new", "missing/x", "file/x", "dir/", "missing/", ".", "..", "" };
     enum { SOME = sizeof some / sizeof *some };
     static char first[PATH_MAX * 2];
+    fresh(); succeeded = 0;
     for (int i = 0; i < SOME; i++) for (int j = 0; j < SOME; j++) for (int call = 0; call < 6; call++) {
         char on[80]; snprintf(on, sizeof on, "%s %s", some[i], some[j]);
         enum Way way = (i + j + call) % 3;
-        fresh();
+        if ((i * 7 + j * 5 + call) % 3) continue;
+        if (succeeded) fresh();
+        succeeded = 0;
         give(way, some[i]); strcpy(first, way_path);
         int first_dir = way_dir;
         give((way + j % 2) % 3, some[j]);
@@ -254,7 +263,7 @@ static void every_pair(void) {
         case 2: done = renameat2(first_dir, first, way_dir, way_path, RENAME_EXCHANGE); break;
         case 3: done = linkat(first_dir, first, way_dir, way_path, 0); break;
         case 4: done = linkat(first_dir, first, way_dir, way_path, AT_SYMLINK_FOLLOW); break;
-        case 5: if (first_dir != AT_FDCWD || way_dir != AT_FDCWD) continue;
+        case 5: succeeded = 1; if (first_dir != AT_FDCWD || way_dir != AT_FDCWD) continue;
             done = rename(first, way_path); printf("%s ", code(done)); errno = 0; done = link(first, way_path); break;
         }
         printf("%d ", call); say("pair", on, done);
@@ -357,6 +366,9 @@ static void processes(void) {
     posix_spawn_file_actions_t actions; posix_spawn_file_actions_init(&actions); fd = open("dir/inner", O_RDONLY); T(get(fd, 2)); posix_spawn_file_actions_adddup2(&actions, fd, 0);
     posix_spawn_file_actions_addopen(&actions, 1, "spawned", O_WRONLY | O_CREAT, 0600); char *words[] = { "cat", NULL }; extern char **environ; fflush(stdout);
     N(posix_spawnp(&child, "cat", &actions, NULL, words, environ)); N(wait_for(child)); close(fd); T(stat("spawned", &st)); N(st.st_size);
+    // Programs that run are not written to.
+    T(system("cp /bin/sleep sleeps && chmod 755 sleeps")); char *sleeps[] = { "sleeps", "100", NULL }; T(posix_spawn(&child, "./sleeps", NULL, NULL, sleeps, environ)); T(open("sleeps", O_WRONLY)); T(open("sleeps", O_RDWR | O_TRUNC)); T(creat("sleeps", 0600)); T(stat("sleeps", &st)); N(st.st_size > 1000);
+    T(kill(child, SIGKILL)); N(wait_for(child)); fd = open("sleeps", O_RDWR); N(posix_spawn(&child, "./sleeps", NULL, NULL, sleeps, environ)); close(fd); T(unlink("sleeps"));
     // A child that closes everything, as daemons do, and goes on.
     fd = open("file", O_RDWR); T(get(fd, 1)); fflush(stdout); child = fork();
     if (!child) { for (int i = 3; i < 1000; i++) close(i); other = open("daemon", O_RDWR | O_CREAT, 0600); write(other, "alive", 5); _exit(other == 3 && unlink("dir/inner") == 0 ? 0 : 9); }
