@@ -418,23 +418,25 @@ mod after {
         }
     }
 
+    fn nothing() {}
+
     around! {
-        (), paths::identity_changed() => setuid(user: uid_t) -> c_int;
-        (), paths::identity_changed() => seteuid(user: uid_t) -> c_int;
-        (), paths::identity_changed() => setreuid(real: uid_t, user: uid_t) -> c_int;
-        (), paths::identity_changed() => setresuid(real: uid_t, user: uid_t, saved: uid_t) -> c_int;
-        (), paths::identity_changed() => setgid(group: gid_t) -> c_int;
-        (), paths::identity_changed() => setegid(group: gid_t) -> c_int;
-        (), paths::identity_changed() => setregid(real: gid_t, group: gid_t) -> c_int;
-        (), paths::identity_changed() => setresgid(real: gid_t, group: gid_t, saved: gid_t) -> c_int;
-        (), paths::identity_changed() => capset(header: *mut c_void, data: *const c_void) -> c_int;
-        (), paths::identity_changed() => mount(from: *const c_char, at: *const c_char,
+        nothing(), paths::identity_changed() => setuid(user: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => seteuid(user: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => setreuid(real: uid_t, user: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => setresuid(real: uid_t, user: uid_t, saved: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => setgid(group: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => setegid(group: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => setregid(real: gid_t, group: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => setresgid(real: gid_t, group: gid_t, saved: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => capset(header: *mut c_void, data: *const c_void) -> c_int;
+        nothing(), paths::identity_changed() => mount(from: *const c_char, at: *const c_char,
             kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int;
         paths::idle(), paths::identity_changed() => umount(at: *const c_char) -> c_int;
         paths::idle(), paths::identity_changed() => umount2(at: *const c_char, flags: c_int) -> c_int;
-        (), paths::identity_changed() => move_mount(from_fd: c_int, from: *const c_char, to_fd: c_int,
+        nothing(), paths::identity_changed() => move_mount(from_fd: c_int, from: *const c_char, to_fd: c_int,
             to: *const c_char, flags: u32) -> c_int;
-        (), paths::identity_changed() => mount_setattr(fd: c_int, path: *const c_char, flags: u32,
+        nothing(), paths::identity_changed() => mount_setattr(fd: c_int, path: *const c_char, flags: u32,
             attr: *mut c_void, size: usize) -> c_int;
         paths::idle(), paths::waited() => wait(status: *mut c_int) -> pid_t;
         paths::idle(), paths::waited() => waitpid(child: pid_t, status: *mut c_int, options: c_int)
@@ -447,11 +449,11 @@ mod after {
             options: c_int) -> c_int;
         calls::aside(import::publish_all), paths::waited() => system(command: *const c_char) -> c_int;
         paths::idle(), paths::waited() => pclose(stream: *mut FILE) -> c_int;
-        limits(what), () => setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
-        limits(what), () => setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
-        if !to.is_null() { limits(what) }, () => prlimit(process: pid_t, what: c_int,
+        limits(what), nothing() => setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
+        limits(what), nothing() => setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
+        if !to.is_null() { limits(what) }, nothing() => prlimit(process: pid_t, what: c_int,
             to: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
-        if !to.is_null() { limits(what) }, () => prlimit64(process: pid_t, what: c_int,
+        if !to.is_null() { limits(what) }, nothing() => prlimit64(process: pid_t, what: c_int,
             to: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
     }
 
