@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 
 use crate::harness::*;
-use crate::preload::{How, served_any, under, uvfs_run};
+use crate::preload::{How, same_as_host, served_any, under, uvfs_run};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs, Need::Program("cc")])
@@ -299,5 +299,106 @@ while True:
         if i % 20 == 0 {
             assert_eq!(served.mount.run(&mut cat).ok(), text);
         }
+    }
+}
+
+/// Programs that walk, copy and remove trees.
+#[test]
+fn trees() {
+    let programs = [
+        "rsync", "tar", "find", "git", "setfacl", "getfacl", "python3",
+    ];
+    if !can() || !has(&programs.map(Need::Program)) {
+        return;
+    }
+    let script = r#"
+        mkdir -p tree/{a,b,c}/{d,e}/f
+        for i in $(seq 60); do seq $((i * 7)) >tree/a/d/f/$i; echo $i >tree/b/$i; done
+        ln tree/b/1 tree/c/hard; ln -s ../b/2 tree/c/soft; ln -s nowhere tree/c/dangling; mkfifo tree/c/fifo
+        chmod 4711 tree/b/3; chown 12:34 tree/b/4; touch -d @1000000000 tree/b/5 tree/a
+        setfacl -m u:12:rw tree/b/6 || true; setfacl -d -m g:34:rx tree/c || true
+        rsync -aHAX tree/ copy/; rsync -aHAXni --checksum tree/ copy/ | wc -l
+        cp -a tree other; diff -r --no-dereference tree other 2>&1 | grep -v fifo || true
+        tar -C tree -cf one.tar --sort=name --mtime=@0 .; mkdir out; tar -C out -xpf one.tar
+        (cd out; find . -printf '%p %M %U %G %n %l\n' | LC_ALL=C sort | md5sum)
+        (cd copy; find . -type f -size +100c -newermt @1000000001 | LC_ALL=C sort | md5sum; find . -links 2 -type f | sort)
+        (cd copy; find . -printf '%p %M %U %G %n %l %y\n' | LC_ALL=C sort | md5sum; getfacl -R -n . | md5sum)
+        mv copy/a copy/z; mv copy/b/* copy/z/; rm -r copy/c; rmdir copy/b; find copy | LC_ALL=C sort | md5sum
+        for i in $(seq 20); do cat tree/b/$i >>all; echo x >tree/b/new$i; rm tree/b/new$i; done; md5sum all
+        ls -la --time-style=+ tree/b | awk 'NR > 1 {print $1, $2, $3, $4, $6}' | md5sum
+        git init -q -b main repo; cd repo; git config user.name n; git config user.email e; git config gc.auto 0
+        cp -a ../tree/a .; git add .; export GIT_AUTHOR_DATE='2001-01-01 00:00:00 +0000' GIT_COMMITTER_DATE='2001-01-01 00:00:00 +0000'
+        git commit -q -m one; echo more >>a/d/f/7; rm a/d/f/8; echo new >a/new; git status --short; git diff --stat
+        git checkout -q -b side; git commit -q -a -m two; git checkout -q main; git merge -q side; git log --format=%H; git stash list
+        cd ..; git clone -q repo clone; git -C clone status --short; git -C clone log --format=%H; git -C clone fsck 2>/dev/null
+        rm -rf repo clone one.tar; rm -r out other; find . -name '*.lock'; rm tree/c/fifo
+        python3 -c '
+import os, tempfile, shutil, glob, pathlib
+with tempfile.TemporaryDirectory(dir=".") as d:
+    for i in range(100): pathlib.Path(d, str(i)).write_text("x" * i)
+    print(sorted(len(p.read_text()) for p in pathlib.Path(d).iterdir())[-3:], len(glob.glob(d + "/1*")))
+    os.replace(d + "/1", d + "/2"); print(os.path.exists(d + "/1"), os.path.getsize(d + "/2"))
+    print(sum(len(f) for _, _, f in os.walk(d)))
+shutil.copytree("tree/b", "b2"); print(len(os.listdir("b2"))); shutil.rmtree("b2"); print(os.path.exists("b2"))'
+    "#;
+    for transport in transports() {
+        let outcome = same_as_host(How::Paths, transport, &[], script);
+        assert!(served_any(&outcome), "{outcome}");
+    }
+}
+
+/// A database that is killed while it writes is whole, whoever looks.
+#[test]
+fn databases_are_killed() {
+    if !can() || !has(&[Need::Program("sqlite3")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    for mode in ["wal", "delete"] {
+        let at = served.at(mode);
+        let prepare = "sqlite3 \"$1\" 'pragma journal_mode='\"$2\"'; create table t(a integer primary key, b)'";
+        served
+            .mount
+            .run(&mut under(How::Paths, prepare, &[&at, Path::new(mode)]))
+            .ok();
+        let script = "i=0; while :; do i=$((i + 1)); echo \"begin; insert into t(b) values($i); \
+                      insert into t(b) values($i); commit; select 'done', $i;\"; done | exec sqlite3 \"$1\"";
+        for _ in 0..2 {
+            let mut program = Running::start(&mut under(How::Paths, script, &[&at]));
+            let done = |program: &Running| program.stdout().lines().count();
+            wait_for("some transactions", || done(&program) > 20);
+            program.kill();
+            let last = done(&program).saturating_sub(1);
+            let query = format!(
+                "pragma integrity_check; select count(*) % 2, count(*) >= {} from t;",
+                2 * last
+            );
+            let check = format!("sqlite3 \"$1\" '{query}'");
+            for mut command in [shell(&check, &[&at]), under(How::Paths, &check, &[&at])] {
+                let outcome = served.mount.run(&mut command);
+                assert_eq!(outcome.stdout, "ok\n0|1\n", "{mode} {last}: {outcome}");
+            }
+            let clear = "sqlite3 \"$1\" 'delete from t'";
+            served.mount.run(&mut under(How::Paths, clear, &[&at])).ok();
+        }
+    }
+}
+
+#[test]
+fn bonnie() {
+    if !can() || !has(&[Need::Program("bonnie++")]) {
+        return;
+    }
+    for transport in transports() {
+        let served = Served::new(&Serve::over(transport));
+        let script = "exec bonnie++ -q -u root -s 0 -n 1:4096:0:3 -d \"$1\"";
+        let outcome = served
+            .mount
+            .run_within(LATER, &mut under(How::Paths, script, &[&served.mount.at]));
+        assert!(
+            outcome.status.success() && served_any(&outcome),
+            "{outcome}"
+        );
+        assert_eq!(fs::read_dir(&served.source).unwrap().count(), 0);
     }
 }
