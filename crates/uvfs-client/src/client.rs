@@ -585,7 +585,9 @@ impl Client {
     /// The descriptors that this client has open, for who must not close them by mistake, or has to
     /// close them in a child process.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.backend().descriptors()
+        let mut descriptors = self.backend().descriptors();
+        descriptors.extend(crate::cache::memory::descriptors());
+        descriptors
     }
 
     /// What the cache has done so far.

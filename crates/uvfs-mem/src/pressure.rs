@@ -13,7 +13,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,12 +100,15 @@ pub struct Monitor {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     sources: Vec<Source>,
+    descriptors: Vec<RawFd>,
     counters: Arc<Counters>,
 }
 
 struct Watch {
     config: MonitorConfig,
     triggers: Vec<(Source, File)>,
+    /// Those of cgroups that went away, open for as long as their numbers are known to others.
+    spent: Vec<File>,
     usage: Vec<Usage>,
     meminfo: bool,
 }
@@ -144,11 +147,15 @@ impl Monitor {
         if sources.is_empty() {
             tracing::warn!("no source of memory pressure: caches only keep to their limits");
         }
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = Arc::new(aside(stop));
+        let mut descriptors = vec![stop.as_raw_fd()];
+        descriptors.extend(triggers.iter().map(|(_, file)| file.as_raw_fd()));
         let counters = Arc::new(Counters::default());
         let watch = Watch {
             config,
             triggers,
+            spent: Vec::new(),
             usage,
             meminfo,
         };
@@ -162,6 +169,7 @@ impl Monitor {
             stop,
             thread: Some(thread),
             sources,
+            descriptors,
             counters,
         })
     }
@@ -169,6 +177,11 @@ impl Monitor {
     /// What is being watched.
     pub fn sources(&self) -> &[Source] {
         &self.sources
+    }
+
+    /// What it has open for as long as it lives.
+    pub fn descriptors(&self) -> &[RawFd] {
+        &self.descriptors
     }
 
     /// What was seen and done so far.
@@ -214,16 +227,19 @@ impl Watch {
                 return;
             }
             let mut source = None;
-            let mut index = 0;
-            self.triggers.retain(|(kind, _)| {
-                index += 1;
-                let events = seen[index];
-                if events.contains(PollFlags::PRI) && !events.contains(PollFlags::ERR) {
-                    source = Some(*kind);
-                }
+            for (index, (kind, file)) in std::mem::take(&mut self.triggers).into_iter().enumerate()
+            {
+                let events = seen[index + 1];
                 // An error means that the cgroup went away: stop listening to it.
-                !events.contains(PollFlags::ERR)
-            });
+                if events.contains(PollFlags::ERR) {
+                    self.spent.push(file);
+                    continue;
+                }
+                if events.contains(PollFlags::PRI) {
+                    source = Some(kind);
+                }
+                self.triggers.push((kind, file));
+            }
             if polled && Instant::now() >= next_look {
                 next_look = Instant::now() + self.config.interval;
                 source = source.or_else(|| self.look());
@@ -290,6 +306,13 @@ impl Room {
     }
 }
 
+/// Moves a descriptor out of the way of the program's own, where there is room for that.
+fn aside(fd: OwnedFd) -> OwnedFd {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let most = limit.current.unwrap_or(1 << 16).min(1 << 16) as i32;
+    rustix::io::fcntl_dupfd_cloexec(&fd, most / 4 * 3).unwrap_or(fd)
+}
+
 /// A PSI file with our trigger written to it, or `None` where that does not work.
 fn trigger(path: &Path, config: &MonitorConfig) -> Option<File> {
     let mut file = OpenOptions::new()
@@ -304,7 +327,7 @@ fn trigger(path: &Path, config: &MonitorConfig) -> Option<File> {
         config.window.as_micros()
     );
     match file.write_all(line.as_bytes()) {
-        Ok(()) => Some(file),
+        Ok(()) => Some(aside(file.into()).into()),
         Err(error) => {
             tracing::debug!(path = %path.display(), %error, "no PSI trigger");
             None

@@ -14,7 +14,7 @@ use crate::aio;
 use crate::import::{self, Wants, described};
 use crate::names::{look, lookx};
 use crate::paths;
-use crate::real::{Inside, errno, set_errno};
+use crate::real::{Inside, errno, is_inside, set_errno};
 use crate::report;
 use crate::table::{self, Known, Opened, Position, Use, lock};
 
@@ -35,6 +35,7 @@ pub(crate) mod next {
         mkstemps(path: *mut c_char, suffix: c_int) -> c_int;
         mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
         close(fd: c_int) -> c_int;
+        socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
         close_range(first: u32, last: u32, flags: c_int) -> c_int;
         dup(fd: c_int) -> c_int;
         dup2(fd: c_int, to: c_int) -> c_int;
@@ -84,6 +85,7 @@ pub(crate) mod next {
         splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32) -> ssize_t;
         copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32) -> ssize_t;
         sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+        sendmmsg(socket: c_int, list: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int;
         fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
         fclose(stream: *mut FILE) -> c_int;
         freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
@@ -305,6 +307,8 @@ unsafe fn read_one(
 ) -> Option<Result<usize, c_int>> {
     // What a foreign descriptor gets may be anything: looked at by the kernel alone.
     if table::is_foreign(fd) || !is_plausible(to.cast(), len.min(MOST)) {
+        // It may be a pipe, or a terminal.
+        paths::idle();
         report::passed();
         return None;
     }
@@ -432,10 +436,34 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
 
 /// Tells the table of a descriptor that was opened.
 pub(crate) fn noted(fd: c_int) -> c_int {
-    if fd >= 0 {
-        aside(|| table::opened(fd));
+    if fd < 0 || is_borrowed() {
+        return fd;
     }
-    fd
+    match is_inside() {
+        true => out_of_reach(fd),
+        false => {
+            aside(|| table::opened(fd));
+            fd
+        }
+    }
+}
+
+/// Moves what this library opens for a moment to where the program doesn't close it, if there is
+/// room.
+fn out_of_reach(fd: c_int) -> c_int {
+    /// This library's descriptors have numbers from here on.
+    const HIGH: usize = 500;
+    let before = errno();
+    // SAFETY: numbers; the descriptor is nobody else's.
+    let high = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH) };
+    if high < 0 {
+        set_errno(before);
+        return fd;
+    }
+    table::own(high, true);
+    // SAFETY: as above.
+    unsafe { next::close(fd) };
+    high
 }
 
 /// Tells the table of a duplicate.
@@ -774,6 +802,20 @@ mod exported {
         mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
     }
 
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+        // SAFETY: the caller's own arguments.
+        let fd = unsafe { next::socket(family, kind, protocol) };
+        match fd >= 0 && is_inside() && !is_borrowed() {
+            true => out_of_reach(fd),
+            false => fd,
+        }
+    }
+
     /// Functions whose result comes from an expression in `served`, or from the next definition.
     macro_rules! serves {
         ($($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
@@ -930,6 +972,13 @@ mod exported {
                 aside(import::publish_all);
             }
         };
+        sendmmsg(socket: c_int, list: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int = {
+            // SAFETY: the caller's messages.
+            let carries = |at: usize| unsafe { (*list.add(at)).msg_hdr.msg_controllen } > 0;
+            if !list.is_null() && (0..count as usize).any(carries) {
+                aside(import::publish_all);
+            }
+        };
         fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = published(fd);
         fclose(file: *mut FILE) -> c_int = stream(file);
         freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
@@ -979,6 +1028,13 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+        if is_inside()
+            && !is_borrowed()
+            // SAFETY: this library's own argument.
+            && let Some(done) = table::close_own(fd, || unsafe { next::close(fd) })
+        {
+            return done;
+        }
         let ours = || aside(|| matches!(table::look(fd), Known::Own)) == Some(true);
         if fd >= 0 && ours() {
             // Programs close whatever they did not open.
@@ -1051,6 +1107,7 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+        let _ = paths::solid(fd);
         // SAFETY: the caller's own argument.
         duplicated(fd, unsafe { next::dup(fd) })
     }
@@ -1087,7 +1144,7 @@ mod exported {
     /// Gives the kernel the descriptor, unless the command is about its number or can be answered.
     fn before_control(fd: c_int, command: c_int) -> Option<c_int> {
         match command {
-            libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => None,
+            libc::F_GETFD | libc::F_SETFD => None,
             libc::F_GETFL if paths::on() && !table::is_foreign(fd) => aside(|| {
                 let Known::Described(one) = table::look(fd) else {
                     return None;

@@ -6,15 +6,15 @@
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_long};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use libc::{DIR, dirent64};
 use uvfs_client::Directory;
 
 use crate::calls::aside;
 use crate::paths;
-use crate::real::{errno, set_errno};
+use crate::real::{Inside, errno, set_errno};
 use crate::table::lock;
 
 /// The next definitions.
@@ -41,15 +41,18 @@ mod next {
 }
 
 /// A stream.
-struct Stream(Mutex<State>);
+struct Stream {
+    /// The directory, as O_PATH until it is `solid`.
+    fd: c_int,
+    state: Mutex<State>,
+}
 
 struct State {
+    fd: c_int,
     /// Nothing once the kernel is read.
     directory: Option<Directory>,
     /// The kernel's stream, if that is read.
     kernel: *mut DIR,
-    /// The directory, as O_PATH until it is `solid`.
-    fd: c_int,
     solid: bool,
     list: std::vec::IntoIter<uvfs_client::ListedEntry>,
     /// Where the next entry is listed from.
@@ -69,42 +72,48 @@ fn ours(dir: *mut DIR) -> Option<&'static Stream> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let known = aside(|| {
-        let open = lock(&OPEN);
-        open.as_ref()
-            .is_some_and(|open| open.contains(&(dir as usize)))
-    });
+    // Also where the thread is at work here already: what isn't ours is no stream of that kind.
+    let inside = Inside::enter();
+    let known = lock(&OPEN)
+        .as_ref()
+        .is_some_and(|open| open.contains(&(dir as usize)));
+    drop(inside);
     // SAFETY: made by `open`, and not closed yet, as the caller's function wants.
-    (known == Some(true)).then(|| unsafe { &*dir.cast::<Stream>() })
+    known.then(|| unsafe { &*dir.cast::<Stream>() })
 }
 
 /// # Safety
 /// As for opendir(3).
 unsafe fn open(path: *const c_char) -> Option<Result<*mut DIR, c_int>> {
-    // SAFETY: the caller's duty.
-    let found = match unsafe { paths::directory(path) }? {
-        Ok(found) => found,
-        Err(code) => return Some(Err(code)),
-    };
-    aside(move || {
-        let (directory, fd) = found;
+    if !paths::on() {
+        return None;
+    }
+    let work = || {
+        let _opening = paths::starts();
+        // SAFETY: the caller's duty.
+        let (directory, fd) = match unsafe { paths::directory(path) }? {
+            Ok(found) => found,
+            Err(code) => return Some(Err(code)),
+        };
         let state = State {
+            fd,
             directory: Some(directory),
             kernel: std::ptr::null_mut(),
-            fd,
             solid: false,
             list: Vec::new().into_iter(),
             at: 0,
             // SAFETY: plain data.
             last: Box::new(unsafe { std::mem::zeroed() }),
         };
-        let stream = Box::into_raw(Box::new(Stream(Mutex::new(state))));
+        let state = Mutex::new(state);
+        let stream = Box::into_raw(Box::new(Stream { fd, state }));
         let mut open = lock(&OPEN);
         let open = open.get_or_insert_default();
         open.insert(stream as usize);
         COUNT.store(open.len(), Ordering::Relaxed);
-        Ok(stream.cast())
-    })
+        Some(Ok(stream.cast()))
+    };
+    aside(work).flatten()
 }
 
 impl State {
@@ -196,7 +205,7 @@ impl State {
 }
 
 fn read(stream: &Stream) -> *mut dirent64 {
-    let done = aside(|| match lock(&stream.0).next() {
+    let done = aside(|| match lock(&stream.state).next() {
         Ok(Some(entry)) => Ok(std::ptr::from_mut(entry)),
         Ok(None) => Ok(std::ptr::null_mut()),
         Err(error) => Err(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -241,15 +250,21 @@ unsafe fn close(dir: *mut DIR) -> c_int {
             COUNT.store(open.len(), Ordering::Relaxed);
         }
         // SAFETY: made by `open`, and its caller's last use of it.
-        let stream = unsafe { Box::from_raw(dir.cast::<Stream>()) };
-        let state = lock(&stream.0);
-        drop(crate::table::Closing::begin(state.fd));
-        // SAFETY: both are this stream's.
-        unsafe {
-            libc::syscall(libc::SYS_close, state.fd);
+        let stream = unsafe { &*dir.cast::<Stream>() };
+        drop(crate::table::Closing::begin(stream.fd));
+        // SAFETY: this stream's.
+        unsafe { libc::syscall(libc::SYS_close, stream.fd) };
+        // Not where a thread of the parent's was at work as this process was forked.
+        let free = stream.state.try_lock().is_ok_and(|state| {
             if !state.kernel.is_null() {
-                next::closedir(state.kernel);
+                // SAFETY: this stream's.
+                unsafe { next::closedir(state.kernel) };
             }
+            true
+        });
+        if free {
+            // SAFETY: as above; nobody has it any more.
+            drop(unsafe { Box::from_raw(dir.cast::<Stream>()) });
         }
     });
     0
@@ -258,7 +273,7 @@ unsafe fn close(dir: *mut DIR) -> c_int {
 /// The stream's descriptor, one that can be read.
 fn descriptor(stream: &Stream) -> c_int {
     let done = aside(|| {
-        let mut state = lock(&stream.0);
+        let mut state = lock(&stream.state);
         if !state.solid {
             let real = state.again()?;
             // SAFETY: numbers; both are this stream's.
@@ -281,13 +296,20 @@ fn descriptor(stream: &Stream) -> c_int {
     }
 }
 
+/// This module's lock.
+pub(crate) type Held = MutexGuard<'static, Option<HashSet<usize>>>;
+
+/// Keeps other threads from it, for a fork.
+pub(crate) fn hold() -> Held {
+    lock(&OPEN)
+}
+
 /// In a child process: the session is the parent's, so the kernel's directories are read on.
-pub(crate) fn forget() {
-    let Ok(open) = OPEN.try_lock() else { return };
+pub(crate) fn child(open: Held) {
     for stream in open.iter().flatten() {
         // SAFETY: open, as it is in the list.
         let stream = unsafe { &*(*stream as *const Stream) };
-        if let Ok(mut state) = stream.0.try_lock() {
+        if let Ok(mut state) = stream.state.try_lock() {
             std::mem::forget(state.directory.take());
         }
     }
@@ -321,11 +343,11 @@ mod exported {
     }
 
     fn told(stream: &Stream) -> c_long {
-        aside(|| lock(&stream.0).at as c_long).unwrap_or(-1)
+        aside(|| lock(&stream.state).at as c_long).unwrap_or(-1)
     }
 
     fn sought(stream: &Stream, at: c_long) {
-        aside(|| lock(&stream.0).go(at as u64));
+        aside(|| lock(&stream.state).go(at as u64));
     }
 
     streams! {

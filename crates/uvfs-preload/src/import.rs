@@ -296,9 +296,12 @@ fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int) {
 
 /// Puts a description's position back into the kernel, where others see it.
 pub(crate) fn publish(fd: c_int, one: &Use) {
-    if let Err(code) = paths::give(one) {
-        // Its server is gone, most likely: it stays what it is.
-        return trouble("opening a file", &io::Error::from_raw_os_error(code));
+    if one.is_held() {
+        if let Err(code) = paths::give(fd, one) {
+            // Its server is gone, most likely: it stays what it is.
+            return trouble("opening a file", &io::Error::from_raw_os_error(code));
+        }
+        table::no_longer_private(fd);
     }
     one.private.store(false, Ordering::Relaxed);
     let mut position = lock(&one.position);
@@ -333,10 +336,26 @@ pub(crate) fn refresh(fd: c_int) {
     }
 }
 
+/// Leaves everything that was imported to the kernel.
+pub(crate) fn all_to_kernel() {
+    for fd in table::all() {
+        if let Known::Described(one) = table::look(fd)
+            && let Some(opened) = one.opened()
+        {
+            let _ = opened.file.write_back(0, u64::MAX, true);
+            give_up(fd, &one);
+        }
+    }
+}
+
 /// Leaves an imported description to the kernel.
 pub(crate) fn give_up(fd: c_int, one: &Use) {
+    let held = one.is_held();
     publish(fd, one);
     one.give_to_kernel();
+    if held && !one.is_held() {
+        table::foreign(fd);
+    }
 }
 
 /// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
@@ -380,6 +399,7 @@ pub(crate) fn flush() {
 /// now on, and the sessions end.
 pub(crate) fn retire() {
     OVER.store(true, Ordering::Relaxed);
+    paths::off();
     aio::retire();
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
@@ -388,6 +408,7 @@ pub(crate) fn retire() {
         }
     }
     flush();
+    paths::retire();
     let mut state = lock(&STATE);
     for one in std::mem::take(&mut state.attached) {
         for fd in one.client.iter().flat_map(Client::descriptors) {

@@ -15,8 +15,30 @@
 //! system calls made without the C library, sees a position that is only as new as the last of
 //! those moments.
 //!
+//! *Paths* are served with `uvfs run --metadata` (`paths.rs`, `names.rs`, `dirs.rs`); files that were
+//! opened so have no descriptor of the kernel's until something needs one. A program whose system
+//! calls don't go through the C library would use such a descriptor unseen: it fails (EBADF).
+//!
 //! *Signals* that come during a served call are handled at its end, as with the kernel's calls on
 //! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The library has an allocator of its own, so that it never enters the program's.
+//!
+//! *Locks*, in the order in which they are taken; a thread that has one may take any below it:
+//!
+//! 1. `paths::OPENING`: shared while a descriptor is made that the kernel doesn't know; by a fork
+//!    against all others
+//! 2. `paths::STATE`
+//! 3. `import::STATE`
+//! 4. a description's position
+//! 5. `dirs::OPEN`, or a stream's state (never both, but for a child that is alone)
+//! 6. `aio::CONTEXTS`, or a context's state
+//! 7. `table::FREE`
+//!
+//! All but the last two are held over waits for the server, and for the kernel's side of the mount.
+//! That is safe because nothing that they wait for needs any: the threads that answer recalls, look
+//! for servers and write what is dirty are this library's own, which never come back into it
+//! (`process::after::pthread_create`), and the client's locks are all below these. A fork takes all
+//! of them, so that a child finds them free. Descriptions are dropped, and their files closed, with
+//! any of 1 to 5 held, but never with 6 or 7.
 
 // Unit tests would stand in front of their own C library: they leave out what is exported.
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]

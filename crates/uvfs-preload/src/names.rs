@@ -99,7 +99,7 @@ pub(crate) unsafe fn look(
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: the caller's duty.
-    let found = unsafe { paths::look(Given { dir, path }, follow) }?;
+    let found = unsafe { paths::look(Given { dir, path }, follow, false) }?;
     // SAFETY: the caller's buffer.
     Some(
         found
@@ -128,8 +128,9 @@ pub(crate) unsafe fn lookx(
         return None;
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    // The kernel says more of a mount's root.
     // SAFETY: the caller's duty.
-    let found = unsafe { paths::look(Given { dir, path }, follow) }?;
+    let found = unsafe { paths::look(Given { dir, path }, follow, true) }?;
     // SAFETY: the caller's buffer.
     Some(
         found
@@ -348,6 +349,7 @@ mod exported {
     }
 
     fn polled(list: *const pollfd, count: nfds_t) {
+        paths::idle();
         if !paths::on() || !is_plausible(list.cast(), 0) {
             return;
         }
@@ -358,6 +360,7 @@ mod exported {
     }
 
     fn selected(count: c_int, sets: [*const fd_set; 3]) {
+        paths::idle();
         if !paths::on() {
             return;
         }

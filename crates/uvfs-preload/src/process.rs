@@ -6,6 +6,7 @@ use std::sync::MutexGuard;
 
 use crate::aio;
 use crate::calls;
+use crate::dirs;
 use crate::import::{self, Hold};
 use crate::paths::{self, Pause};
 use crate::real::Inside;
@@ -17,6 +18,7 @@ use crate::table::{self, Description};
 struct Held {
     free: MutexGuard<'static, Vec<&'static Description>>,
     contexts: aio::Held,
+    streams: dirs::Held,
     hold: Hold,
     pause: Pause,
     _inside: Inside,
@@ -32,14 +34,18 @@ extern "C" fn before_fork() {
         // In a signal handler, amid a call.
         return;
     };
-    // First: it is taken first elsewhere too.
+    // In the order of all locks.
     let pause = paths::pause();
     let hold = Hold::new();
+    let streams = dirs::hold();
+    let contexts = aio::hold();
+    let free = table::hold();
     let held = Held {
+        free,
+        contexts,
+        streams,
         hold,
         pause,
-        contexts: aio::hold(),
-        free: table::hold(),
         _inside: inside,
     };
     HELD.with(|cell| *cell.borrow_mut() = Some(held));
@@ -47,8 +53,10 @@ extern "C" fn before_fork() {
 
 extern "C" fn in_parent() {
     if let Some(held) = HELD.with(|held| held.borrow_mut().take()) {
-        drop((held.free, held.contexts, held.pause));
+        drop((held.free, held.contexts, held.streams));
+        // Before anything can be imported or opened.
         held.hold.parent();
+        drop(held.pause);
     }
 }
 
@@ -59,6 +67,7 @@ extern "C" fn in_child() {
         Some(held) => {
             drop(held.free);
             aio::child(held.contexts);
+            dirs::child(held.streams);
             held.hold.child();
             held.pause.child();
         }
@@ -140,12 +149,66 @@ mod before {
         let _ = paths::solid(first);
     }
 
-    fn identity(_: c_int) {
-        paths::identity_changes();
+    /// Nobody knows any more whose paths these are, or what other processes do with descriptors.
+    fn elsewhere(first: c_int) {
+        paths::off();
+        everything(first);
     }
 
-    fn elsewhere(_: c_int) {
-        paths::off();
+    /// It may wait for long.
+    fn waiting(_: c_int) {
+        paths::idle();
+    }
+
+    /// With all its arguments, the number first.
+    extern "C" fn before_syscall(saved: *const [usize; 7]) -> *mut c_void {
+        static NEXT: Next = Next::new(c"syscall");
+        // SAFETY: saved below, in the order of the arguments on aarch64 and against it on x86_64.
+        let mut words = unsafe { *saved };
+        if cfg!(target_arch = "x86_64") {
+            words.reverse();
+        }
+        let [number, ref arguments @ .., _] = words;
+        paths::calls_the_kernel(number as i64, arguments);
+        NEXT.get()
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn syscall() {
+        #[cfg(target_arch = "x86_64")]
+        naked_asm!(
+            "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
+            "push rax",
+            "mov rdi, rsp",
+            "call {hook}",
+            "mov r11, rax",
+            "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+            "jmp r11",
+            hook = sym before_syscall,
+        );
+        #[cfg(target_arch = "aarch64")]
+        naked_asm!(
+            "stp x29, x30, [sp, #-80]!",
+            "stp x0, x1, [sp, #16]",
+            "stp x2, x3, [sp, #32]",
+            "stp x4, x5, [sp, #48]",
+            "stp x6, x7, [sp, #64]",
+            "add x0, sp, #16",
+            "bl {hook}",
+            "mov x16, x0",
+            "ldp x6, x7, [sp, #64]",
+            "ldp x4, x5, [sp, #48]",
+            "ldp x2, x3, [sp, #32]",
+            "ldp x0, x1, [sp, #16]",
+            "ldp x29, x30, [sp], #80",
+            "br x16",
+            hook = sym before_syscall,
+        );
     }
 
     macro_rules! before {
@@ -217,7 +280,8 @@ mod before {
         execveat, before_execveat, everything;
         posix_spawn, before_posix_spawn, everything;
         posix_spawnp, before_posix_spawnp, everything;
-        system, before_system, everything;
+        clone, before_clone, borrowing;
+        _Fork, before_bare_fork, borrowing;
         popen, before_popen, everything;
         dprintf, before_dprintf, descriptor;
         vdprintf, before_vdprintf, descriptor;
@@ -251,19 +315,185 @@ mod before {
         mknodat, before_mknodat, number;
         mkfifoat, before_mkfifoat, number;
         fdopendir, before_fdopendir, number;
-        setuid, before_setuid, identity;
-        seteuid, before_seteuid, identity;
-        setreuid, before_setreuid, identity;
-        setresuid, before_setresuid, identity;
-        setgid, before_setgid, identity;
-        setegid, before_setegid, identity;
-        setregid, before_setregid, identity;
-        setresgid, before_setresgid, identity;
-        capset, before_capset, identity;
         setfsuid, before_setfsuid, elsewhere;
         setfsgid, before_setfsgid, elsewhere;
         chroot, before_chroot, elsewhere;
         unshare, before_unshare, elsewhere;
         setns, before_setns, elsewhere;
+        pivot_root, before_pivot_root, elsewhere;
+        sleep, before_sleep, waiting;
+        usleep, before_usleep, waiting;
+        nanosleep, before_nanosleep, waiting;
+        clock_nanosleep, before_clock_nanosleep, waiting;
+        pause, before_pause, waiting;
+        sigsuspend, before_sigsuspend, waiting;
+        epoll_wait, before_epoll_wait, waiting;
+        epoll_pwait, before_epoll_pwait, waiting;
+        accept, before_accept, waiting;
+        accept4, before_accept4, waiting;
+        recv, before_recv, waiting;
+        recvfrom, before_recvfrom, waiting;
+        recvmsg, before_recvmsg, waiting;
+        pthread_join, before_pthread_join, waiting;
+    }
+}
+
+/// Functions of which something has to be known when they return, and the threads of this library.
+#[cfg(not(test))]
+mod after {
+    use libc::{
+        FILE, gid_t, id_t, idtype_t, pid_t, pthread_attr_t, pthread_t, rusage, siginfo_t, uid_t,
+    };
+    use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+
+    use crate::calls;
+    use crate::import;
+    use crate::paths;
+    use crate::real::{is_inside, set_inside};
+
+    type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+    mod next {
+        use super::*;
+        use crate::real::{Next, next};
+
+        next! {
+            setuid(user: uid_t) -> c_int;
+            seteuid(user: uid_t) -> c_int;
+            setreuid(real: uid_t, user: uid_t) -> c_int;
+            setresuid(real: uid_t, user: uid_t, saved: uid_t) -> c_int;
+            setgid(group: gid_t) -> c_int;
+            setegid(group: gid_t) -> c_int;
+            setregid(real: gid_t, group: gid_t) -> c_int;
+            setresgid(real: gid_t, group: gid_t, saved: gid_t) -> c_int;
+            capset(header: *mut c_void, data: *const c_void) -> c_int;
+            mount(from: *const c_char, at: *const c_char, kind: *const c_char, flags: c_ulong,
+                data: *const c_void) -> c_int;
+            umount(at: *const c_char) -> c_int;
+            umount2(at: *const c_char, flags: c_int) -> c_int;
+            move_mount(from_fd: c_int, from: *const c_char, to_fd: c_int, to: *const c_char,
+                flags: u32) -> c_int;
+            mount_setattr(fd: c_int, path: *const c_char, flags: u32, attr: *mut c_void,
+                size: usize) -> c_int;
+            wait(status: *mut c_int) -> pid_t;
+            waitpid(child: pid_t, status: *mut c_int, options: c_int) -> pid_t;
+            wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
+            wait4(child: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
+            waitid(kind: idtype_t, child: id_t, info: *mut siginfo_t, options: c_int) -> c_int;
+            system(command: *const c_char) -> c_int;
+            pclose(stream: *mut FILE) -> c_int;
+            setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
+            setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
+            prlimit(process: pid_t, what: c_int, to: *const libc::rlimit,
+                old: *mut libc::rlimit) -> c_int;
+            prlimit64(process: pid_t, what: c_int, to: *const libc::rlimit,
+                old: *mut libc::rlimit) -> c_int;
+            pthread_create(to: *mut pthread_t, how: *const pthread_attr_t, start: Start,
+                argument: *mut c_void) -> c_int;
+        }
+    }
+
+    macro_rules! around {
+        ($($before:expr, $after:expr => $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                    $before;
+                    // SAFETY: the caller's own arguments.
+                    let done = unsafe { next::$name($($arg),*) };
+                    $after;
+                    done
+                }
+            )*
+        };
+    }
+
+    fn limits(what: c_int) {
+        if what == libc::RLIMIT_FSIZE as c_int {
+            calls::aside(import::all_to_kernel);
+        }
+    }
+
+    fn nothing() {}
+
+    around! {
+        nothing(), paths::identity_changed() => setuid(user: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => seteuid(user: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => setreuid(real: uid_t, user: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => setresuid(real: uid_t, user: uid_t, saved: uid_t) -> c_int;
+        nothing(), paths::identity_changed() => setgid(group: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => setegid(group: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => setregid(real: gid_t, group: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => setresgid(real: gid_t, group: gid_t, saved: gid_t) -> c_int;
+        nothing(), paths::identity_changed() => capset(header: *mut c_void, data: *const c_void) -> c_int;
+        nothing(), paths::identity_changed() => mount(from: *const c_char, at: *const c_char,
+            kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int;
+        paths::idle(), paths::identity_changed() => umount(at: *const c_char) -> c_int;
+        paths::idle(), paths::identity_changed() => umount2(at: *const c_char, flags: c_int) -> c_int;
+        nothing(), paths::identity_changed() => move_mount(from_fd: c_int, from: *const c_char, to_fd: c_int,
+            to: *const c_char, flags: u32) -> c_int;
+        nothing(), paths::identity_changed() => mount_setattr(fd: c_int, path: *const c_char, flags: u32,
+            attr: *mut c_void, size: usize) -> c_int;
+        paths::idle(), paths::waited() => wait(status: *mut c_int) -> pid_t;
+        paths::idle(), paths::waited() => waitpid(child: pid_t, status: *mut c_int, options: c_int)
+            -> pid_t;
+        paths::idle(), paths::waited() => wait3(status: *mut c_int, options: c_int,
+            usage: *mut rusage) -> pid_t;
+        paths::idle(), paths::waited() => wait4(child: pid_t, status: *mut c_int, options: c_int,
+            usage: *mut rusage) -> pid_t;
+        paths::idle(), paths::waited() => waitid(kind: idtype_t, child: id_t, info: *mut siginfo_t,
+            options: c_int) -> c_int;
+        calls::aside(import::publish_all), paths::waited() => system(command: *const c_char) -> c_int;
+        paths::idle(), paths::waited() => pclose(stream: *mut FILE) -> c_int;
+        limits(what), nothing() => setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
+        limits(what), nothing() => setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
+        if !to.is_null() { limits(what) }, nothing() => prlimit(process: pid_t, what: c_int,
+            to: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
+        if !to.is_null() { limits(what) }, nothing() => prlimit64(process: pid_t, what: c_int,
+            to: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
+    }
+
+    struct Begin {
+        start: Start,
+        argument: *mut c_void,
+    }
+
+    /// The body of a thread of this library's own: all that it calls is the C library's.
+    extern "C" fn work(begin: *mut c_void) -> *mut c_void {
+        set_inside(true);
+        // SAFETY: of `pthread_create` below, for this thread alone.
+        let begin = unsafe { Box::from_raw(begin.cast::<Begin>()) };
+        (begin.start)(begin.argument)
+    }
+
+    /// As the manual says. Threads that are started by this library are at work in it for as long as
+    /// they live: they answer recalls and look for servers, so they must not need what others hold
+    /// who wait for them.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn pthread_create(
+        to: *mut pthread_t,
+        how: *const pthread_attr_t,
+        start: Start,
+        argument: *mut c_void,
+    ) -> c_int {
+        if !is_inside() {
+            // SAFETY: the caller's own arguments.
+            return unsafe { next::pthread_create(to, how, start, argument) };
+        }
+        let begin = Box::into_raw(Box::new(Begin { start, argument }));
+        // SAFETY: the caller's own arguments, and a function that takes what it gets.
+        let done = unsafe { next::pthread_create(to, how, work, begin.cast()) };
+        if done != 0 {
+            // SAFETY: no thread has it.
+            drop(unsafe { Box::from_raw(begin) });
+        }
+        done
     }
 }

@@ -8,11 +8,13 @@
 //! A change of a word carries a new number, so that a slow decision about a descriptor is not
 //! written down for the next one with the same number.
 
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uvfs_client::{File, Flags, ShortFile};
+
+use crate::paths::Way;
 
 /// Descriptors from this number on are left to the kernel.
 pub(crate) const DESCRIPTORS: usize = 1 << 16;
@@ -78,17 +80,17 @@ pub(crate) struct Opened {
 pub(crate) enum Held {
     /// Imported.
     File(File),
-    /// Opened without the kernel, through the mount of this path.
-    Short(Box<(ShortFile, CString)>),
+    /// Opened without the kernel, which can find it this way.
+    Short(Box<(ShortFile, Way)>),
 }
 
 impl Held {
-    pub(crate) fn short(file: ShortFile, point: CString) -> Self {
-        Self::Short(Box::new((file, point)))
+    pub(crate) fn short(file: ShortFile, way: Way) -> Self {
+        Self::Short(Box::new((file, way)))
     }
 
-    /// What was opened without the kernel, and the mount's path.
-    pub(crate) fn held(&self) -> Option<(&ShortFile, &CStr)> {
+    /// What was opened without the kernel, and its way there.
+    pub(crate) fn held(&self) -> Option<(&ShortFile, &Way)> {
         match self {
             Self::File(_) => None,
             Self::Short(one) => Some((&one.0, &one.1)),
@@ -138,7 +140,8 @@ pub(crate) struct Description {
     opened: AtomicPtr<Opened>,
     /// All through the kernel, from now on.
     kernel: AtomicBool,
-    /// The kernel does not have it: its descriptors only keep their numbers.
+    /// The kernel does not have it: its descriptor, of which there is one, only keeps the number.
+    /// Changed with the position held, or by the last user.
     held: AtomicBool,
     /// Held by calls that use it, as the kernel does.
     pub(crate) position: Mutex<Position>,
@@ -386,6 +389,20 @@ pub(crate) fn own(fd: c_int, is: bool) {
     }
 }
 
+/// Closes a descriptor of this library's own; nothing where it is none.
+pub(crate) fn close_own(fd: c_int, close: impl FnOnce() -> c_int) -> Option<c_int> {
+    let slot = word(fd)?;
+    let own = slot.load(Ordering::Acquire);
+    if own & TAG != OWN {
+        return None;
+    }
+    // Until it is closed, the program must not; from then on somebody else may have the number.
+    let done = close();
+    let unknown = fresh_word(UNKNOWN);
+    let _ = slot.compare_exchange(own, unknown, Ordering::AcqRel, Ordering::Relaxed);
+    Some(done)
+}
+
 /// A descriptor is a duplicate of something that has a description.
 pub(crate) fn duplicate(fd: c_int, of: Use) {
     replace(fd, of.into_word());
@@ -408,7 +425,14 @@ impl Closing {
             return None;
         }
         let word = fresh_word(CLOSING);
+        // The kernel may be about to be given a descriptor in its place.
+        let held = match look(fd) {
+            Known::Described(one) if one.is_held() => Some(one),
+            _ => None,
+        };
+        let steady = held.as_ref().map(|one| lock(&one.position));
         replace(fd, word);
+        drop(steady);
         Some(Self(fd, word))
     }
 }

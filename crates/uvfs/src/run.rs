@@ -23,6 +23,9 @@ children, don't go through the kernel. Whatever can't be served that way (other 
 io_uring, a mount with -o writeback, a server that ends and doesn't come back in time) goes through
 the kernel. Static programs, and those with the set-user-id bit, run as without this command.
 
+With --metadata a file that is opened has no descriptor of the kernel's until something needs one. Don't
+use it for programs that open files by the C library and use them by system calls of their own.
+
 Environment:
   UVFS_PRELOAD   the library, when libuvfs_preload.so is neither beside the command nor in ../lib
 

@@ -1,7 +1,8 @@
 //! Memory behind the arena's pages: they get it when they are first used, as far as there is room,
 //! and lose it under memory pressure.
 
-use std::sync::{Arc, OnceLock};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use uvfs_mem::{Monitor, MonitorConfig, Room, Shrinker, Shrinkers};
@@ -127,18 +128,44 @@ impl Shrinker for Cache {
     }
 }
 
+/// The thread that asks all caches of a process for memory when it is short.
+struct Watch {
+    /// Threads are not inherited by a child.
+    process: u32,
+    shrinkers: Arc<Shrinkers>,
+    monitor: Option<Monitor>,
+}
+
+static WATCH: Mutex<Option<Watch>> = Mutex::new(None);
+
 /// Has a cache asked for memory when it is short: by one thread for all caches of the process.
 pub(super) fn watch(cache: &Arc<Cache>) {
-    static WATCH: OnceLock<(Arc<Shrinkers>, Option<Monitor>)> = OnceLock::new();
-    let (shrinkers, _) = WATCH.get_or_init(|| {
+    let mut watch = lock(&WATCH);
+    let process = std::process::id();
+    if watch.as_ref().is_none_or(|watch| watch.process != process) {
         let shrinkers = Arc::new(Shrinkers::new());
         let monitor = Monitor::start(MonitorConfig::default(), shrinkers.clone())
             .inspect_err(|error| tracing::warn!(%error, "memory pressure is not watched"))
             .ok();
-        (shrinkers, monitor)
-    });
-    let shrinker: Arc<dyn Shrinker> = cache.clone();
-    shrinkers.register(&shrinker);
+        let new = Watch {
+            process,
+            shrinkers,
+            monitor,
+        };
+        // The parent's stays as it is: its thread is not here, and its descriptors may be closed.
+        std::mem::forget(watch.replace(new));
+    }
+    if let Some(watch) = &*watch {
+        let shrinker: Arc<dyn Shrinker> = cache.clone();
+        watch.shrinkers.register(&shrinker);
+    }
+}
+
+/// What the thread has open, for as long as the process lives.
+pub(crate) fn descriptors() -> Vec<RawFd> {
+    let watch = lock(&WATCH);
+    let monitor = watch.as_ref().and_then(|watch| watch.monitor.as_ref());
+    monitor.map_or_else(Vec::new, |monitor| monitor.descriptors().to_vec())
 }
 
 #[cfg(test)]

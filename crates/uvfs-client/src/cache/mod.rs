@@ -8,7 +8,7 @@ mod chunk;
 mod direct;
 mod inode;
 mod lease;
-mod memory;
+pub(crate) mod memory;
 mod writeback;
 
 use std::collections::{HashMap, VecDeque};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::harness::*;
-use crate::preload::{served_any, under};
+use crate::preload::{BOTH, served_any, under};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
@@ -20,7 +20,7 @@ fn libaio_answers_as_the_kernel_does() {
         eprintln!("skipped: libaio.h is missing (libaio-dev), run ./test");
         return;
     }
-    for transport in transports() {
+    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
         let served = Served::new(&Serve::over(transport));
         let (code, program) = (served.scratch.path("aio.c"), served.scratch.path("aio"));
         fs::write(&code, include_str!("programs/aio.c")).unwrap();
@@ -31,7 +31,9 @@ fn libaio_answers_as_the_kernel_does() {
         let script = "exec \"$1\" \"$2\" \"$3\"";
         let plain = served.mount.run_within(LATER, &mut shell(script, &args));
         assert!(plain.status.success(), "{plain}");
-        let outcome = served.mount.run_within(LATER, &mut under(script, &args));
+        let outcome = served
+            .mount
+            .run_within(LATER, &mut under(how, script, &args));
         assert!(outcome.status.success(), "{outcome}");
         assert_eq!(outcome.stdout, plain.stdout, "{outcome}");
         assert!(served_any(&outcome), "{outcome}");
@@ -51,7 +53,7 @@ fn fio_verifies_asynchronous_engines() {
         Ok("0") => &["libaio", "io_uring"],
         _ => &["libaio"],
     };
-    for engine in engines {
+    for (engine, how) in engines.iter().flat_map(|e| BOTH.map(|how| (e, how))) {
         for (direct, depth) in [(0, 1), (0, 32), (1, 1), (1, 32)] {
             let script = format!(
                 "fio --name=j --directory=\"$1\" --ioengine={engine} --direct={direct} \
@@ -59,11 +61,11 @@ fn fio_verifies_asynchronous_engines() {
                  --verify=crc32c --verify_fatal=1 --end_fsync=1 --randseed=7 \
                  --verify_state_save=0 --minimal >/dev/null"
             );
-            let mut command = under(&script, &[&served.mount.at]);
+            let mut command = under(how, &script, &[&served.mount.at]);
             let outcome = served.mount.run_within(LATER, &mut command);
             assert!(
                 outcome.status.success(),
-                "{engine} {direct} {depth}: {outcome}"
+                "{engine} {how:?} {direct} {depth}: {outcome}"
             );
             assert_eq!(served_any(&outcome), *engine == "libaio", "{outcome}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::harness::*;
-use crate::preload::{library, same_as_host, served_any, under};
+use crate::preload::{BOTH, How, same_as_host, served_any, under, uvfs_run};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
@@ -85,8 +85,10 @@ for mode in ("delete", "wal"):
 os.remove("db"); print("done")
 END
     "##;
-    let outcome = same_as_host(Transport::Dev, &[], script);
-    assert!(served_any(&outcome), "{outcome}");
+    for how in BOTH {
+        let outcome = same_as_host(how, Transport::Dev, &[], script);
+        assert!(served_any(&outcome), "{outcome}");
+    }
 }
 
 #[test]
@@ -101,8 +103,8 @@ fn a_static_program_runs_as_ever() {
     fs::write(&code, text).unwrap();
     let build = "cc -static -o \"$1\" \"$2\"";
     run_within(LATER, &mut shell(build, &[&program, &code])).ok();
-    let mut command = uvfs();
-    command.env("UVFS_PRELOAD", library()).args(["run", "--"]);
+    let mut command = uvfs_run(How::Paths);
+    command.arg("--");
     command.arg(&program).arg(served.at("file"));
     let outcome = served.mount.run(&mut command);
     assert!(outcome.status.success(), "{outcome}");
@@ -114,9 +116,11 @@ fn a_static_program_runs_as_ever() {
     assert_eq!(fs::read(served.source.join("file")).unwrap(), b"static");
     // As a child of another program: without a word.
     let script = "\"$1\" \"$2\"; cat \"$2\"";
-    let outcome = served
-        .mount
-        .run(&mut under(script, &[&program, &served.at("other")]));
+    let outcome = served.mount.run(&mut under(
+        How::Paths,
+        script,
+        &[&program, &served.at("other")],
+    ));
     assert_eq!(outcome.stdout, "static", "{outcome}");
     assert!(words(&outcome).is_empty(), "{outcome}");
 }
@@ -175,24 +179,28 @@ fn other_preloaded_libraries_and_allocators() {
     let build = "cc -O1 -fno-builtin -shared -fPIC -o \"$1\" \"$2\" -ldl";
     run_within(LATER, &mut shell(build, &[&other, &code])).ok();
     let plain = run(&mut shell(COPY, &[&served.scratch.dir("host")])).ok();
-    let mut command = under(COPY, &[&served.mount.at]);
-    command.env("LD_PRELOAD", &other).env("SAY", "2");
-    let outcome = served.mount.run_within(LATER, &mut command);
-    assert!(
-        outcome.status.success() && served_any(&outcome),
-        "{outcome}"
-    );
-    assert_eq!(outcome.stdout, plain, "{outcome}");
-    // It was called as well.
-    assert!(words(&outcome).contains(&"counted"), "{outcome}");
-    assert!(
-        words(&outcome).iter().all(|line| *line == "counted"),
-        "{outcome}"
-    );
+    for how in BOTH {
+        let mut command = under(how, COPY, &[&served.mount.at]);
+        command.env("LD_PRELOAD", &other).env("SAY", "2");
+        let outcome = served.mount.run_within(LATER, &mut command);
+        assert!(
+            outcome.status.success() && served_any(&outcome),
+            "{outcome}"
+        );
+        assert_eq!(outcome.stdout, plain, "{outcome}");
+        // It was called as well.
+        assert!(words(&outcome).contains(&"counted"), "{outcome}");
+        assert!(
+            words(&outcome).iter().all(|line| *line == "counted"),
+            "{outcome}"
+        );
+    }
 }
 
 fn goes_on_through_the_kernel(served: &Served, command: &mut Command) {
-    let plain = run(&mut shell(COPY, &[&served.scratch.dir("host")])).ok();
+    let host = served.scratch.path("host");
+    let _ = fs::create_dir(&host);
+    let plain = run(&mut shell(COPY, &[&host])).ok();
     let outcome = served.mount.run_within(LATER, command);
     assert!(outcome.status.success(), "{outcome}");
     assert_eq!(outcome.stdout, plain, "{outcome}");
@@ -223,7 +231,9 @@ while True:
     let mut old = command("python3", ["-c", program]);
     let mut old = Running::start(old.arg(&socket));
     wait_for("the old server", || Path::new(&socket).exists());
-    goes_on_through_the_kernel(&served, &mut under(COPY, &[&served.mount.at]));
+    for how in BOTH {
+        goes_on_through_the_kernel(&served, &mut under(how, COPY, &[&served.mount.at]));
+    }
     old.kill();
 }
 
@@ -232,13 +242,14 @@ fn memory_at_its_limits() {
     if !can() {
         return;
     }
+    BOTH.into_iter().for_each(memory_at_its_limits_how);
+}
+
+fn memory_at_its_limits_how(how: How) {
     let served = Served::new(&Serve::over(Transport::Dev));
     let with_cache = |size: &str, script: &str| {
-        let mut command = uvfs();
-        command.env("UVFS_PRELOAD", library()).env("LC_ALL", "C");
-        command.args([
-            "run", "--report", "--cache", size, "--", "bash", "-euo", "pipefail",
-        ]);
+        let mut command = uvfs_run(how);
+        command.args(["--cache", size, "--", "bash", "-euo", "pipefail"]);
         command.args(["-c", script, "bash"]).arg(&served.mount.at);
         command
     };
