@@ -23,7 +23,7 @@ use crate::backend::{Attr, Backend, Entry, Lease, Listing, Looked, NodeId, ROOT,
 use crate::cache::{Cache, errno, lock};
 
 /// Names that are kept at most.
-const MOST: usize = 16 << 10;
+const MOST: usize = 32 << 10;
 /// How far one insertion looks for a name that can go.
 const LOOKS: usize = 32;
 
