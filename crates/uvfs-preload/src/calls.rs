@@ -448,6 +448,11 @@ pub(crate) fn noted(fd: c_int) -> c_int {
     }
 }
 
+/// For what this library itself opens.
+pub(crate) fn making() -> Option<table::Apart> {
+    (is_inside() && !is_borrowed()).then(table::Apart::makes)
+}
+
 /// Moves what this library opens for a moment to where the program doesn't close it, if there is
 /// room.
 fn out_of_reach(fd: c_int) -> c_int {
@@ -808,6 +813,7 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let _making = making();
         // SAFETY: the caller's own arguments.
         let fd = unsafe { next::socket(family, kind, protocol) };
         match fd >= 0 && is_inside() && !is_borrowed() {
@@ -1041,6 +1047,9 @@ mod exported {
             set_errno(libc::EBADF);
             return -1;
         }
+        let apart =
+            import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
+        let _apart = apart.then(table::Apart::closes);
         let _closing = close_word(fd);
         // SAFETY: the caller's own argument.
         unsafe { next::close(fd) }
@@ -1069,6 +1078,7 @@ mod exported {
             // SAFETY: the caller's own arguments.
             return unsafe { next::close_range(first, last, flags) };
         }
+        let _apart = (import::any_session() && !is_inside()).then(table::Apart::closes);
         let mut from = first;
         for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
             if !matches!(table::look(fd), Known::Own) {

@@ -50,6 +50,8 @@ static OVER: AtomicBool = AtomicBool::new(false);
 pub(crate) static READY: AtomicBool = AtomicBool::new(false);
 /// Set when something was imported.
 static ANY: AtomicBool = AtomicBool::new(false);
+/// Set before the first attachment.
+static SESSION: AtomicBool = AtomicBool::new(false);
 static TROUBLE: AtomicBool = AtomicBool::new(false);
 
 /// One line, once in a process.
@@ -62,6 +64,8 @@ pub(crate) fn trouble(what: &str, error: &io::Error) {
 }
 
 fn attach(socket: PathBuf) -> Attached {
+    SESSION.store(true, Ordering::Relaxed);
+    let _making = table::Apart::makes();
     let memory = std::env::var("UVFS_RUN_CACHE")
         .ok()
         .and_then(|bytes| bytes.parse().ok());
@@ -415,6 +419,11 @@ pub(crate) fn retire() {
             table::own(fd, false);
         }
     }
+}
+
+/// Whether there is, or may soon be, a session whose threads have descriptors.
+pub(crate) fn any_session() -> bool {
+    SESSION.load(Ordering::Relaxed)
 }
 
 /// Whether anything was imported.

@@ -146,7 +146,7 @@ mod exported {
     use libc::{aiocb, fd_set, mode_t, nfds_t, pollfd, size_t, ssize_t};
 
     use super::*;
-    use crate::calls::{noted, served};
+    use crate::calls::{making, noted, served};
     use crate::real::set_errno;
 
     /// Functions whose result comes from an expression, or from the next definition once
@@ -200,6 +200,7 @@ mod exported {
                         }
                         None => {
                             let _ = paths::solid($dir);
+                            let _making = making();
                             // SAFETY: as above.
                             noted(unsafe { next::$name($($arg),*) })
                         }

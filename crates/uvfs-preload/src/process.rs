@@ -62,6 +62,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     calls::new_process();
+    table::apart_no_more();
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
         Some(held) => {

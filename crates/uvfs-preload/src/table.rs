@@ -11,6 +11,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use uvfs_client::{File, Flags, ShortFile};
 
@@ -387,6 +388,75 @@ pub(crate) fn own(fd: c_int, is: bool) {
     if word(fd).is_some() {
         replace(fd, fresh_word(if is { OWN } else { UNKNOWN }));
     }
+}
+
+/// Threads of the program that close what they may not have opened.
+static CLOSING_NOW: AtomicUsize = AtomicUsize::new(0);
+/// Threads that are at work here with descriptors that nobody knows yet.
+static MAKING_NOW: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps one kind away from the other, as long as that is short: neither waits for what may wait for
+/// it, be it a file that is written as it is closed.
+pub(crate) struct Apart(&'static AtomicUsize);
+
+impl Apart {
+    const LONGEST: Duration = Duration::from_millis(10);
+
+    fn enter(own: &'static AtomicUsize, other: &AtomicUsize, gives_way: bool) -> Self {
+        let mut until = None;
+        loop {
+            own.fetch_add(1, Ordering::SeqCst);
+            if other.load(Ordering::SeqCst) == 0 {
+                return Self(own);
+            }
+            let now = Instant::now();
+            if now > *until.get_or_insert(now + Self::LONGEST) {
+                return Self(own);
+            }
+            if gives_way {
+                own.fetch_sub(1, Ordering::SeqCst);
+                std::thread::yield_now();
+                continue;
+            }
+            while other.load(Ordering::SeqCst) != 0 && until.is_some_and(|end| Instant::now() < end)
+            {
+                std::thread::yield_now();
+            }
+            return Self(own);
+        }
+    }
+
+    /// The program closes descriptors, whoever has them.
+    pub(crate) fn closes() -> Self {
+        Self::enter(&CLOSING_NOW, &MAKING_NOW, true)
+    }
+
+    /// This library makes descriptors, and says later that they are its own.
+    pub(crate) fn makes() -> Self {
+        Self::enter(&MAKING_NOW, &CLOSING_NOW, false)
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // A child may have begun anew meanwhile.
+        let less = |n: usize| n.checked_sub(1);
+        let _ = (self.0).fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+}
+
+/// Whether nothing is known of a descriptor.
+pub(crate) fn is_unknown(fd: c_int) -> bool {
+    word(fd).is_some_and(|word| {
+        let word = word.load(Ordering::Relaxed);
+        word == 0 || word & TAG == UNKNOWN
+    })
+}
+
+/// In a child: they are other processes' threads.
+pub(crate) fn apart_no_more() {
+    CLOSING_NOW.store(0, Ordering::SeqCst);
+    MAKING_NOW.store(0, Ordering::SeqCst);
 }
 
 /// Closes a descriptor of this library's own; nothing where it is none.

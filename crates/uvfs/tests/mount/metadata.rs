@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 
 use crate::harness::*;
-use crate::preload::{How, same_as_host, served_any, under, uvfs_run};
+use crate::preload::{BOTH, How, same_as_host, served_any, under, uvfs_run};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs, Need::Program("cc")])
@@ -400,5 +400,51 @@ fn bonnie() {
             "{outcome}"
         );
         assert_eq!(fs::read_dir(&served.source).unwrap().count(), 0);
+    }
+}
+
+/// A program that closes everything again and again, while this library looks for a server that is gone:
+/// neither closes what is the other's.
+#[test]
+fn everything_is_closed_by_a_program() {
+    if !can() {
+        return;
+    }
+    let source = r##"
+        #define _GNU_SOURCE
+        #include <fcntl.h>
+        #include <signal.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <unistd.h>
+        int main(int argc, char **argv) {
+            char text[6] = "";
+            int file = open(argv[1], O_RDWR | O_CREAT, 0600);
+            if (write(file, "x", 1) != 1 || pwrite(file, "yy", 2, 100) != 2 || fsync(file)) return 2;
+            kill(atoi(argv[2]), SIGKILL);
+            for (int i = 0; i < 1000; i++) {
+                if (i % 2) closefrom(3);
+                else for (int fd = 3; fd < 40; fd++) close(fd);
+                int other = open("/etc/passwd", O_RDONLY);
+                if (read(other, text, 5) != 5 || strcmp(text, "root:")) return 3;
+            }
+            puts("closed");
+            return argc - 3;
+        }
+    "##;
+    for how in BOTH {
+        let mut served = Served::new(&Serve::over(Transport::Dev));
+        let program = compiled(&served.scratch, "closes", source);
+        let mut command = uvfs_run(how);
+        command.arg("--").arg(&program).arg(served.at("file"));
+        command.arg(served.mount.server.pid().to_string());
+        served.mount.expect_gone();
+        let outcome = served.mount.run_within(LATER, &mut command);
+        assert_eq!(outcome.stdout, "closed\n", "{outcome}");
+        assert!(
+            outcome.status.success() && served_any(&outcome),
+            "{outcome}"
+        );
     }
 }
