@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use uvfs_proto::ext::PEEK_MAX;
 
-use crate::backend::{Attr, DirHandle, ListedEntry};
+use crate::backend::{Attr, DirHandle, ListedEntry, ROOT};
 use crate::cache::{Handle, errno};
 use crate::client::{Client, KEPT, Shared};
 use crate::dentry::{Found, Pinned};
@@ -100,6 +100,19 @@ impl Client {
     /// The file system's root.
     pub fn root(&self) -> Place {
         Place(self.cache().root().pin)
+    }
+
+    /// Whether names can be used as if the kernel did, by who runs a program that knows nothing of
+    /// this.
+    ///
+    /// # Errors
+    /// ENOSYS of an older server, EOPNOTSUPP where the kernel keeps data and sizes of its own
+    /// (`-o writeback`), and what else the server answers.
+    pub fn paths_served(&self) -> io::Result<()> {
+        match self.backend().peek(ROOT) {
+            Err(e) if e.raw_os_error() != Some(libc::EISDIR) => Err(e),
+            _ => Ok(()),
+        }
     }
 
     fn step(&self, found: Found, name: &OsStr, with_attr: bool) -> io::Result<Found> {

@@ -1886,7 +1886,16 @@ impl Backend for Server {
     fn lookup_leased(&self, parent: NodeId, name: &OsStr) -> io::Result<Looked> {
         let shared = self.living()?;
         let at_server = self.node(&shared, parent)?;
-        let reply = shared.call(ext::LOOKUP, at_server, &[], &joined(&[name])?, &[])?;
+        let reply = match shared.call(ext::LOOKUP, at_server, &[], &joined(&[name])?, &[]) {
+            // An older server.
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                return Ok(Looked {
+                    entry: Some(self.lookup(parent, name)?),
+                    ..Looked::default()
+                });
+            }
+            reply => reply?,
+        };
         let out: ext::LeasedEntry = parse(&reply)?;
         let mut looked = looked_of(&shared, &out.entry, out.node);
         looked.parent_lease = shared.lease_number(out.parent);

@@ -660,7 +660,7 @@ fn attach(seen: &Seen) -> Option<Mount> {
         root,
         spare: AtomicI32::new(-1),
     };
-    mount.is_there().then_some(mount)
+    (mount.client.paths_served().is_ok() && mount.is_there()).then_some(mount)
 }
 
 /// The kernel's clock, which is cheap to ask and goes on with its ticks.

@@ -174,6 +174,10 @@ impl<F: FileSystem> Client<F> {
     pub(super) async fn peek(&self, slot: &Slot, at: usize) -> Result<Answer, Errno> {
         let node = slot.header.nodeid;
         self.knows(node)?;
+        if self.session.kernel_writes_back() {
+            // It has data of its own.
+            return Err(Errno::OPNOTSUPP);
+        }
         let none = Payload::default;
         let op = abi::OpenIn {
             flags: libc::O_RDONLY as u32,
