@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use uvfs_passthrough::{KeepCache, Options};
