@@ -20,7 +20,8 @@
 //! calls don't go through the C library would use such a descriptor unseen: it fails (EBADF).
 //!
 //! *Signals* that come during a served call are handled at its end, as with the kernel's calls on
-//! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The library has an allocator of its own, so that it never enters the program's.
+//! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The
+//! library has an allocator of its own, so that it never enters the program's.
 //!
 //! *Locks*, in the order in which they are taken; a thread that has one may take any below it:
 //!
@@ -39,6 +40,9 @@
 //! (`process::after::pthread_create`), and the client's locks are all below these. A fork takes all
 //! of them, so that a child finds them free. Descriptions are dropped, and their files closed, with
 //! any of 1 to 5 held, but never with 6 or 7.
+//!
+//! `table::Apart` is no lock: it keeps the program's closing and this library's making of descriptors
+//! apart for some milliseconds at most, and whoever waits longer goes on.
 
 // Unit tests would stand in front of their own C library: they leave out what is exported.
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]

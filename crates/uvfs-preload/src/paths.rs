@@ -563,6 +563,8 @@ impl State {
     }
 
     fn read_mounts(&mut self) {
+        // Files are read: a thread that is cancelled would leave with the lock.
+        let _calm = Calm::new();
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         if let Some(mask) = field(&status, "Umask") {
