@@ -287,10 +287,22 @@ impl Client {
             }
             match self.cache().find_name(parent.node, name, true) {
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) && creates => {}
-                found => return self.open_found(found?, flags),
+                Ok(found) => {
+                    if creates && self.is_sticky(&parent)? {
+                        // What fs.protected_regular says of it the kernel knows.
+                        return elsewhere();
+                    }
+                    return self.open_found(found, flags);
+                }
+                Err(e) => return Err(e),
             }
         }
         elsewhere()
+    }
+
+    fn is_sticky(&self, directory: &Pinned) -> io::Result<bool> {
+        let attr = self.backend().getattr(directory.node)?;
+        Ok(attr.mode & libc::S_ISVTX != 0)
     }
 
     fn create_in(

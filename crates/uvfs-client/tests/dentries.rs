@@ -10,19 +10,29 @@ use std::sync::Arc;
 
 use uvfs_client::{Attr, Client, Config, Flags, Names, Server, ShortFile};
 use uvfs_passthrough::Passthrough;
-use uvfs_server::{ClientLimits, Session, in_process};
+use uvfs_server::{ClientLimits, InProcess, Session, in_process};
 
 use common::{Random, session};
 
 const NAMES: [&str; 8] = ["a", "b", "d", "e", "d/a", "d/b", "d/d", "d/d/a"];
 
-fn client(session: &Arc<Session<Passthrough>>) -> Client {
-    let socket = in_process(session, ClientLimits::default()).unwrap();
+/// The client goes before its side of the server.
+struct Attached(Client, #[allow(dead_code)] InProcess);
+
+impl std::ops::Deref for Attached {
+    type Target = Client;
+    fn deref(&self) -> &Client {
+        &self.0
+    }
+}
+
+fn client(session: &Arc<Session<Passthrough>>) -> Attached {
+    let (serving, socket) = in_process(session, ClientLimits::default()).unwrap();
     let config = Config {
         memory: 1 << 20,
         ..Config::default()
     };
-    Client::new(Server::from_socket(socket), config).unwrap()
+    Attached(Client::new(Server::from(socket), config).unwrap(), serving)
 }
 
 fn names(path: &str) -> Names {
@@ -52,8 +62,16 @@ fn compare(client: &Client, source: &Path, path: &str, what: &str) {
     let code = |e: &io::Error| e.raw_os_error();
     match &host {
         Err(error) => {
-            assert_eq!(here.as_ref().err().and_then(code), code(error), "{what}: {path}");
-            assert_eq!(by_path.as_ref().err().and_then(code), code(error), "{what}: {path}");
+            assert_eq!(
+                here.as_ref().err().and_then(code),
+                code(error),
+                "{what}: {path}"
+            );
+            assert_eq!(
+                by_path.as_ref().err().and_then(code),
+                code(error),
+                "{what}: {path}"
+            );
         }
         Ok(host) => {
             let one = |attr: &Attr| (attr.ino, attr.mode, attr.nlink, attr.size, attr.mtime);
@@ -69,7 +87,10 @@ fn compare(client: &Client, source: &Path, path: &str, what: &str) {
             if host.is_file() {
                 let file = open(client, path, libc::O_RDONLY).unwrap();
                 let expected = std::fs::read(&at).unwrap();
-                assert!(contents(&file, expected.len()) == expected, "{what}: {path}");
+                assert!(
+                    contents(&file, expected.len()) == expected,
+                    "{what}: {path}"
+                );
             }
         }
     }
@@ -111,10 +132,15 @@ fn step(client: &Client, random: &mut Random) -> String {
         4 => client.rename_at(&root, &at, &root, &to, 0),
         5 => client.link_at(&root, &at, &root, &to),
         6 => client.rename(path, other, libc::RENAME_EXCHANGE),
-        7 => client.setattr(path, &uvfs_client::SetAttr {
-            mode: Some(0o600 | random.below(8) as u32),
-            ..Default::default()
-        }).map(drop),
+        7 => client
+            .setattr(
+                path,
+                &uvfs_client::SetAttr {
+                    mode: Some(0o600 | random.below(8) as u32),
+                    ..Default::default()
+                },
+            )
+            .map(drop),
         8 => client.mkdir(path, 0o755),
         _ => write(client, path, random),
     };
@@ -145,7 +171,10 @@ fn clients_see_what_others_do_at_once() {
         let mut random = Random(seed);
         for n in 0..1500 {
             let who = random.below(3) as usize;
-            let what = format!("seed {seed}, step {n}: {}", step(&clients[who], &mut random));
+            let what = format!(
+                "seed {seed}, step {n}: {}",
+                step(&clients[who], &mut random)
+            );
             for _ in 0..3 {
                 let looker = &clients[random.below(3) as usize];
                 let path = NAMES[random.below(NAMES.len() as u64) as usize];
@@ -186,7 +215,9 @@ fn more_names_than_are_kept() {
         std::fs::write(dir.path().join(format!("{n}")), []).unwrap();
     }
     for n in 0..FILES {
-        let attr = client.stat_at(&client.root(), &names(&format!("{n}")), true).unwrap();
+        let attr = client
+            .stat_at(&client.root(), &names(&format!("{n}")), true)
+            .unwrap();
         assert_eq!(attr.size, 0);
     }
     let missing = client.stat_at(&client.root(), &names("missing"), true);
