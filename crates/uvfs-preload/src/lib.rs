@@ -51,6 +51,7 @@ mod aio;
 mod calls;
 mod dirs;
 mod import;
+mod mounts;
 mod names;
 mod paths;
 mod process;
