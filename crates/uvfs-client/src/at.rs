@@ -110,7 +110,7 @@ impl Client {
     /// (`-o writeback`), and what else the server answers.
     pub fn paths_served(&self) -> io::Result<()> {
         match self.backend().peek(ROOT) {
-            Err(e) if e.raw_os_error() != Some(libc::EISDIR) => Err(e),
+            Err(e) if !matches!(e.raw_os_error(), Some(libc::EISDIR | libc::EAGAIN)) => Err(e),
             _ => Ok(()),
         }
     }
@@ -346,7 +346,7 @@ impl Client {
                     return Ok(ShortFile::new(client, found.pin, attr, flags, None, short));
                 }
                 Ok(None) => {}
-                Err(e) if e.raw_os_error() == Some(libc::EFBIG) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EFBIG | libc::EAGAIN)) => {}
                 Err(e) => return Err(e),
             }
         }

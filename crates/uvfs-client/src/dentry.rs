@@ -615,7 +615,7 @@ impl Cache {
     /// What a short file holds: kept, or asked for. Nothing where that can't be known to stay so.
     ///
     /// # Errors
-    /// EFBIG for a file that isn't short, and what opening it gives.
+    /// EFBIG for a file that isn't short, EAGAIN where there is no lease, and what opening it gives.
     pub(crate) fn contents(self: &Arc<Self>, pin: &Pinned) -> io::Result<Option<Arc<Short>>> {
         if let Some(short) = self.dentries.short(pin.node) {
             return Ok(Some(short));

@@ -96,8 +96,8 @@ pub const LOOKUP: u32 = 8200;
 /// follows; from [`LISTED_AT`] on it is as READDIRPLUS has it.
 pub const LIST: u32 = 8201;
 /// What a short regular file holds, and a lease to read that it holds under: [`PeekOut`], then the
-/// bytes. EFBIG when they are more than fit ([`PEEK_MAX`]), EISDIR of a directory, EOPNOTSUPP where the
-/// kernel keeps data of its own.
+/// bytes. EFBIG when they are more than fit ([`PEEK_MAX`]), EAGAIN when there is no lease now, EISDIR
+/// of a directory, EOPNOTSUPP where the kernel keeps data of its own.
 pub const PEEK: u32 = 8202;
 /// A token for an open file of the client's own, to reach it through the mount: the header's node,
 /// [`TokenIn`], answered by its 32 bytes. For ten seconds, and once, the mount's root has an entry

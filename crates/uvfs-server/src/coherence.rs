@@ -450,7 +450,7 @@ impl Coherence {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// A lease to read, if it can be had at once and the client has none of the node.
+    /// A lease to read, if it can be had at once; 0 if the client has one already.
     pub(crate) fn try_read<F: FileSystem>(
         &self,
         session: &Arc<Session<F>>,
@@ -463,7 +463,7 @@ impl Coherence {
         let asked = {
             let mut shard = self.shard(node);
             match shard.table.has(node, link.id) {
-                true => return None,
+                true => return Some(0),
                 false => shard.table.ask(node, link.id, Mode::Read, true),
             }
         };

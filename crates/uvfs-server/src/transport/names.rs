@@ -10,13 +10,16 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::Payload;
 use uvfs_proto::abi::{self, Opcode, URING_OP_IN_OUT_SZ};
-use uvfs_proto::ext::{LISTED_AT, LISTED_MAX, LeasedEntry, ListedHead, PEEK_MAX, PeekOut, TokenIn};
+use uvfs_proto::ext::{
+    self, LISTED_AT, LISTED_MAX, LeasedEntry, ListedHead, PEEK_MAX, PeekOut, TokenIn,
+};
 use uvfs_proto::reply;
 use uvfs_queue::pair::INLINE_SIZE;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::shm::Client;
-use crate::fs::FileSystem;
+use crate::dispatch;
+use crate::fs::{FileSystem, IoHow, OpenHow};
 use crate::slot::{Answer, Body, Slot};
 use crate::token::Grant;
 use crate::transport::serve_for;
@@ -170,7 +173,8 @@ impl<F: FileSystem> Client<F> {
         Ok(Answer::Room(LISTED_AT + bytes.len()))
     }
 
-    /// Answers [`uvfs_proto::ext::PEEK`]; `at` is where the request's inline payload lies.
+    /// Answers [`uvfs_proto::ext::PEEK`]; `at` is where the request's inline payload lies. Under a
+    /// lease nobody has anything newer, so the file system is asked at once.
     pub(super) async fn peek(&self, slot: &Slot, at: usize) -> Result<Answer, Errno> {
         let node = slot.header.nodeid;
         self.knows(node)?;
@@ -178,22 +182,16 @@ impl<F: FileSystem> Client<F> {
             // It has data of its own.
             return Err(Errno::OPNOTSUPP);
         }
-        let none = Payload::default;
-        let op = abi::OpenIn {
-            flags: libc::O_RDONLY as u32,
-            open_flags: 0,
-        };
-        let lease = self.leased(node);
-        let opened = self.step(Opcode::Open, node, op.as_bytes(), none(), none());
-        let read = match opened.await {
-            Ok(Answer::Body(body)) => self.read_whole(node, &body, at).await,
-            Ok(_) => Err(Errno::IO),
-            Err(errno) => Err(errno),
-        };
-        if read.is_err() {
-            self.unleased(node, lease);
-        }
-        let bytes = read?;
+        let coherence = &self.session.coherence;
+        let lease = coherence.try_read(&self.session, &self.link, node);
+        let lease = lease.ok_or(Errno::AGAIN)?;
+        self.stats.begin(ext::PEEK);
+        let unique = slot.header.unique;
+        let work = self.read_whole(slot, at);
+        let read = self.session.interrupts.guard(unique, work).await;
+        self.stats.end(!matches!(read, Some(Ok(_))));
+        let bytes = read.unwrap_or(Err(Errno::IO));
+        let bytes = bytes.inspect_err(|_| self.unleased(node, lease))?;
         let out = PeekOut {
             lease,
             len: bytes.len() as u64,
@@ -203,41 +201,32 @@ impl<F: FileSystem> Client<F> {
         Ok(Answer::Body(body))
     }
 
-    /// All that an open file holds, and closes it.
-    async fn read_whole(
-        &self,
-        node: u64,
-        opened: &[u8],
-        at: usize,
-    ) -> Result<SmallVec<[u8; 256]>, Errno> {
+    /// All that a file holds, if it is short.
+    async fn read_whole(&self, slot: &Slot, at: usize) -> Result<SmallVec<[u8; 256]>, Errno> {
         const { assert!(PEEK_MAX < INLINE_SIZE) };
-        let none = Payload::default;
-        let (open, _) = abi::OpenOut::read_from_prefix(opened).map_err(|_| Errno::IO)?;
+        let (fs, node) = (self.session.fs(), slot.header.nodeid);
+        let cx = dispatch::context(&slot.header);
+        let how = OpenHow {
+            flags: libc::O_RDONLY as u32,
+            kill_suidgid: false,
+        };
+        let opened = fs.open(&cx, node, &how).await?;
+        let how = IoHow {
+            fh: opened.fh,
+            uncached: self.session.options.uncached && fs.takes_uncached(),
+            ..IoHow::default()
+        };
         // One byte more than fits, to find out that it is too long. The memory is the request's.
-        let op = abi::ReadIn {
-            fh: open.fh,
-            size: PEEK_MAX as u32 + 1,
-            ..Default::default()
-        };
         let room = Payload::from(self.inline.slice(at..at + PEEK_MAX + 1));
-        let read = self.step(Opcode::Read, node, op.as_bytes(), none(), room.clone());
-        let read = read.await;
-        let op = abi::ReleaseIn {
-            fh: open.fh,
-            ..Default::default()
-        };
-        let _ = self
-            .step(Opcode::Release, node, op.as_bytes(), none(), none())
-            .await;
-        match read? {
-            Answer::Room(len) if len <= PEEK_MAX => {
-                let mut bytes = SmallVec::from_elem(0, len);
-                room.copy_out(0, &mut bytes);
-                Ok(bytes)
-            }
-            Answer::Body(body) if body.len() <= PEEK_MAX => Ok(SmallVec::from_slice(&body)),
-            _ => Err(Errno::FBIG),
+        let read = fs.read(&cx, node, &how, &room).await;
+        let _ = fs.release(&cx, node, opened.fh, None).await;
+        let len = read?;
+        if len > PEEK_MAX {
+            return Err(Errno::FBIG);
         }
+        let mut bytes = SmallVec::from_elem(0, len);
+        room.copy_out(0, &mut bytes);
+        Ok(bytes)
     }
 
     /// Answers [`uvfs_proto::ext::TOKEN`].
