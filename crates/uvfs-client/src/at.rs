@@ -9,7 +9,7 @@ use uvfs_proto::ext::PEEK_MAX;
 
 use crate::backend::{Attr, DirHandle, ListedEntry, ROOT};
 use crate::cache::{Handle, errno};
-use crate::client::{Client, KEPT, Shared};
+use crate::client::{Client, Shared};
 use crate::dentry::{Found, Pinned};
 use crate::short::ShortFile;
 
@@ -321,7 +321,7 @@ impl Client {
         let backend = self.backend();
         let (entry, fh) = backend.create(parent.node, name, mode, umask, asked)?;
         let handle = Handle::new(self.cache(), entry.node, fh);
-        let pin = change.made(&entry, KEPT);
+        let pin = change.made(&entry);
         Ok(ShortFile::new(
             self.0.clone(),
             pin,

@@ -8,19 +8,16 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, StatFs};
 use crate::cache::{Cache, Config, Handle, errno};
-use crate::dentry::{Change, Found, Pinned};
+use crate::dentry::{Found, Pinned};
 use crate::file::{File, OpenOptions, carried};
 use crate::stats::Stats;
 use crate::token::Token;
 
 /// Symbolic links that one path may go through, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// How long a name that this client made is kept at most: as long as a server lets others be.
-pub(crate) const KEPT: Duration = Duration::from_secs(1);
 
 /// A client of one file system. Clones share the cache. Paths are relative to the file system's
 /// root; a leading `/` means the same.
@@ -169,11 +166,6 @@ impl Client {
         }
     }
 
-    /// Counts a name that was made.
-    fn made(&self, change: &Change<'_>, entry: &Entry) -> Pinned {
-        change.made(entry, KEPT)
-    }
-
     /// What the cache knows better than the server.
     pub(crate) fn overlay(&self, entry: &Entry) -> Attr {
         let mut attr = entry.attr;
@@ -236,7 +228,7 @@ impl Client {
                 let change = self.cache().change(parent.node, name);
                 let (mode, flags) = (options.mode, flags | excl);
                 let made = self.backend().create(parent.node, name, mode, 0, flags)?;
-                (self.made(&change, &made.0), made.1)
+                (change.made(&made.0), made.1)
             }
         };
         let (cache, node) = (&self.0.cache, pin.node);
@@ -272,7 +264,7 @@ impl Client {
     ) -> io::Result<()> {
         let change = self.cache().change(parent.node, name);
         let entry = self.backend().mkdir(parent.node, name, mode, umask)?;
-        self.made(&change, &entry);
+        change.made(&entry);
         Ok(())
     }
 
@@ -301,7 +293,7 @@ impl Client {
         let entry = self.changing(node.node, || {
             self.backend().link(node.node, parent.node, name)
         })?;
-        self.made(&change, &entry);
+        change.made(&entry);
         Ok(())
     }
 
@@ -313,7 +305,7 @@ impl Client {
     ) -> io::Result<()> {
         let change = self.cache().change(parent.node, name);
         let entry = self.backend().symlink(parent.node, name, target)?;
-        self.made(&change, &entry);
+        change.made(&entry);
         Ok(())
     }
 
@@ -434,7 +426,7 @@ impl Client {
         let (parent, name) = self.parent(path.as_ref())?;
         let change = self.cache().change(parent.node, name);
         let entry = self.backend().mknod(parent.node, name, mode, rdev)?;
-        self.made(&change, &entry);
+        change.made(&entry);
         Ok(())
     }
 

@@ -24,6 +24,8 @@ use crate::cache::{Cache, errno, lock};
 
 /// Names that are kept at most.
 const MOST: usize = 32 << 10;
+/// How long a name that this client made is kept at most: as long as a server lets others be.
+const KEPT: Duration = Duration::from_secs(1);
 /// How far one insertion looks for a name that can go.
 const LOOKS: usize = 32;
 
@@ -83,14 +85,6 @@ impl Known {
         if let Some(short) = self.short.take() {
             short.valid.store(false, Ordering::SeqCst);
         }
-    }
-
-    /// Whether the directory's names still are as when the ticket was taken, and may be kept.
-    fn keeps_names(&self, ticket: &Ticket) -> bool {
-        self.lease != 0
-            && self.changing == 0
-            && self.changes == ticket.changes
-            && (ticket.lease == 0 || ticket.lease == self.lease)
     }
 }
 
@@ -200,13 +194,14 @@ impl State {
         known.lease = known.lease.max(lease);
     }
 
-    fn remove_name(&mut self, parent: NodeId, name: &OsStr, left: &mut Left) -> Option<NodeId> {
-        let name = self.nodes.get_mut(&parent)?.names.remove(name)?;
-        let child = name.node?;
-        let known = self.nodes.get_mut(&child).expect("names lead to nodes");
-        known.links -= 1;
-        self.settle(child, left);
-        Some(child)
+    fn remove_name(&mut self, parent: NodeId, name: &OsStr, left: &mut Left) {
+        let parent = self.nodes.get_mut(&parent);
+        let name = parent.and_then(|known| known.names.remove(name));
+        if let Some(child) = name.and_then(|name| name.node) {
+            let known = self.nodes.get_mut(&child).expect("names lead to nodes");
+            known.links -= 1;
+            self.settle(child, left);
+        }
     }
 
     fn insert_name(
@@ -316,7 +311,7 @@ impl Drop for Change<'_> {
 
 impl Change<'_> {
     /// The name was made: it is this now.
-    pub(crate) fn made(&self, entry: &Entry, ttl: Duration) -> Pinned {
+    pub(crate) fn made(&self, entry: &Entry) -> Pinned {
         let mut left = Left::default();
         {
             let mut state = lock(&self.cache.dentries.0);
@@ -325,7 +320,7 @@ impl Change<'_> {
             let parent = state.nodes.get(&self.parent).expect("it changes");
             let alone = parent.changing == 1 && parent.changes == self.ticket.changes;
             if alone && parent.lease != 0 && parent.lease == self.ticket.lease {
-                let until = Instant::now() + ttl;
+                let until = Instant::now() + KEPT;
                 state.insert_name(self.parent, self.name, Some(entry.node), until, &mut left);
             }
         }
@@ -354,11 +349,48 @@ impl State {
         ticket: &Ticket,
         left: &mut Left,
     ) {
+        self.node_leased(entry.node, looked.node_lease, alone, ticket, left);
         if alone {
-            self.leased(entry.node, looked.node_lease, ticket, left);
             self.keep_attr(entry.node, &entry.attr, ticket, looked.attr_ttl);
-        } else if looked.node_lease != 0 {
-            left.leases.push((entry.node, looked.node_lease));
+        }
+    }
+
+    /// A node's lease came with an answer. It is given back if the page cache has the node.
+    fn node_leased(
+        &mut self,
+        node: NodeId,
+        lease: u64,
+        alone: bool,
+        ticket: &Ticket,
+        left: &mut Left,
+    ) {
+        if alone {
+            self.leased(node, lease, ticket, left);
+        } else if lease != 0 {
+            left.leases.push((node, lease));
+        }
+    }
+
+    /// Keeps a name that was asked for with a ticket, if it still is so.
+    fn keep_name(
+        &mut self,
+        parent: NodeId,
+        name: &OsStr,
+        looked: &Looked,
+        ticket: &Ticket,
+        left: &mut Left,
+    ) {
+        let directory = self.nodes.get(&parent).expect("made by the ticket");
+        // One that came since may be of after a recall, and the answer of before it.
+        let all_along = directory.lease == ticket.lease || self.disturbed == ticket.disturbed;
+        if directory.lease != 0
+            && all_along
+            && directory.changing == 0
+            && directory.changes == ticket.changes
+        {
+            let until = Instant::now() + looked.entry_ttl;
+            let node = looked.entry.map(|entry| entry.node);
+            self.insert_name(parent, name, node, until, left);
         }
     }
 
@@ -574,12 +606,7 @@ impl Cache {
                 known.pins += 1;
                 state.keep_node(entry, looked, alone.flatten().is_some(), ticket, &mut left);
             }
-            let directory = state.nodes.get(&parent).expect("made by the ticket");
-            if directory.keeps_names(ticket) {
-                let until = Instant::now() + looked.entry_ttl;
-                let node = looked.entry.map(|entry| entry.node);
-                state.insert_name(parent, name, node, until, &mut left);
-            }
+            state.keep_name(parent, name, looked, ticket, &mut left);
         }
         left.tell(&*self.backend);
     }
@@ -587,21 +614,15 @@ impl Cache {
     /// Keeps a listing's names. What can't be kept is forgotten.
     pub(crate) fn listed(self: &Arc<Self>, node: NodeId, list: &Listing, ticket: &Ticket) {
         let mut left = Left::default();
-        for (at, one) in list.entries.iter().enumerate() {
+        lock(&self.dentries.0).leased(node, list.lease, ticket, &mut left);
+        for one in &list.entries {
             let Some(looked) = &one.looked else { continue };
             let Some(entry) = &looked.entry else { continue };
             let alone = self.without_inode(entry.node);
             let mut state = lock(&self.dentries.0);
-            if at == 0 {
-                state.leased(node, list.lease, ticket, &mut left);
-            }
             state.looked_up(entry);
             state.keep_node(entry, looked, alone.is_some(), ticket, &mut left);
-            let directory = state.nodes.get(&node).expect("made by the ticket");
-            if directory.keeps_names(ticket) {
-                let until = Instant::now() + looked.entry_ttl;
-                state.insert_name(node, &one.name, Some(entry.node), until, &mut left);
-            }
+            state.keep_name(node, &one.name, looked, ticket, &mut left);
             state.settle(entry.node, &mut left);
         }
         left.tell(&*self.backend);
@@ -631,11 +652,7 @@ impl Cache {
             let alone = self.without_inode(pin.node);
             let mut state = lock(&self.dentries.0);
             let undisturbed = state.disturbed == ticket.disturbed;
-            match alone {
-                Some(_) => state.leased(pin.node, lease, &ticket, &mut left),
-                None if lease != 0 => left.leases.push((pin.node, lease)),
-                None => {}
-            }
+            state.node_leased(pin.node, lease, alone.is_some(), &ticket, &mut left);
             let known = state.nodes.get_mut(&pin.node).expect("pinned");
             let keep = alone.is_some() && undisturbed && known.lease != 0;
             if keep {
