@@ -215,7 +215,8 @@ impl Known {
         self.ours.get(&at_server).copied()
     }
 
-    /// A file that was looked up was opened; our number for the handle.
+    /// A file was opened; our number for the handle. `placed`: its identity says itself where it is,
+    /// as for a file that somebody else looked up.
     pub(crate) fn opened(
         &mut self,
         generation: u64,
@@ -223,40 +224,7 @@ impl Known {
         at_server: u64,
         flags: i32,
         identity: &[u8],
-    ) -> io::Result<u64> {
-        let ours = self.new_handle(generation, node, at_server, flags)?;
-        self.identify(node, identity, false);
-        Ok(ours)
-    }
-
-    /// As [`Known::opened`], of a file that somebody else opened: its identity says where it is.
-    pub(crate) fn imported(
-        &mut self,
-        generation: u64,
-        node: NodeId,
-        at_server: u64,
-        flags: i32,
-        identity: &[u8],
-    ) -> io::Result<u64> {
-        let ours = self.new_handle(generation, node, at_server, flags)?;
-        self.identify(node, identity, true);
-        Ok(ours)
-    }
-
-    fn identify(&mut self, node: NodeId, identity: &[u8], placed: bool) {
-        if let Some(node) = self.nodes.get_mut(&node) {
-            // The last one knows best where the file is.
-            node.identity = identity.to_vec();
-            node.placed = placed;
-        }
-    }
-
-    fn new_handle(
-        &mut self,
-        generation: u64,
-        node: NodeId,
-        at_server: u64,
-        flags: i32,
+        placed: bool,
     ) -> io::Result<u64> {
         self.check(generation)?;
         let ours = match generation {
@@ -274,6 +242,11 @@ impl Known {
         handle.opens += 1;
         if (handle.flags ^ flags) & libc::O_ACCMODE != 0 {
             handle.flags = handle.flags & !libc::O_ACCMODE | libc::O_RDWR;
+        }
+        if let Some(node) = self.nodes.get_mut(&node) {
+            // The last one knows best where the file is.
+            node.identity = identity.to_vec();
+            node.placed = placed;
         }
         Ok(ours)
     }
@@ -368,7 +341,7 @@ mod tests {
         assert_eq!(known.looked_up(0, 7, None).unwrap(), 7);
         assert_eq!(known.looked_up(0, 8, None).unwrap(), 8);
         let flags = libc::O_RDWR | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL;
-        assert_eq!(known.opened(0, 7, 3, flags, b"seven").unwrap(), 3);
+        assert_eq!(known.opened(0, 7, 3, flags, b"seven", false).unwrap(), 3);
         assert_eq!(known.nodes(), [(7, b"seven".to_vec())]);
         assert_eq!(known.handles()[0].1, libc::O_RDWR);
         assert!(known.looked_up(0, 9, None).is_err(), "that server is gone");
@@ -385,7 +358,7 @@ mod tests {
         // Another file with the old number of the lost one, and of the handle.
         let other = known.looked_up(1, 7, None).unwrap();
         assert!(other != 7 && other != 8);
-        let fh = known.opened(1, other, 3, 0, b"").unwrap();
+        let fh = known.opened(1, other, 3, 0, b"", false).unwrap();
         assert_eq!(known.handle(1, other, fh).unwrap(), 3);
         assert_eq!(known.looked_up(1, 8, None).unwrap(), 7);
         // One of three lookups was the first server's: it went with it.
@@ -412,11 +385,11 @@ mod tests {
         look_up(&mut known, ROOT, "imported", 6);
         for node in [3, 4, 5] {
             known
-                .opened(0, node, node, libc::O_RDONLY, b"identity:")
+                .opened(0, node, node, libc::O_RDONLY, b"identity:", false)
                 .unwrap();
         }
         known
-            .imported(0, 6, 6, libc::O_RDONLY, b"identity:there")
+            .opened(0, 6, 6, libc::O_RDONLY, b"identity:there", true)
             .unwrap();
         look_up(&mut known, ROOT, "elsewhere", 6);
         let mut nodes = known.nodes();

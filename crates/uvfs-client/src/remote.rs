@@ -442,6 +442,15 @@ fn looked_of(shared: &Shared, out: &abi::EntryOut, lease: u64) -> Looked {
     }
 }
 
+fn list_in(fh: u64, offset: u64) -> abi::ReadIn {
+    abi::ReadIn {
+        fh,
+        offset,
+        size: LISTING as u32,
+        ..Default::default()
+    }
+}
+
 fn listed_of(entry: &abi::Dirent, name: &[u8], looked: Option<Looked>) -> ListedEntry {
     ListedEntry {
         name: OsStr::from_bytes(name).to_owned(),
@@ -1605,7 +1614,7 @@ impl Backend for Server {
         let out: abi::OpenOut = parse(&reply)?;
         let identity = &reply[size_of::<abi::OpenOut>()..];
         self.known()
-            .opened(shared.generation, node, out.fh, flags, identity)
+            .opened(shared.generation, node, out.fh, flags, identity, false)
     }
 
     fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
@@ -1617,7 +1626,7 @@ impl Backend for Server {
         let flags = out.flags as i32;
         let mut known = self.known();
         let node = known.looked_up(shared.generation, out.nodeid, None)?;
-        let handle = known.imported(shared.generation, node, out.fh, flags, identity)?;
+        let handle = known.opened(shared.generation, node, out.fh, flags, identity, true)?;
         Ok(Imported {
             entry: Entry {
                 node,
@@ -1651,7 +1660,14 @@ impl Backend for Server {
         let entry = self.entry(&shared, &reply, p, n)?;
         let identity = &rest[size_of::<abi::OpenOut>()..];
         let mut known = self.known();
-        let fh = known.opened(shared.generation, entry.node, out.fh, flags, identity)?;
+        let fh = known.opened(
+            shared.generation,
+            entry.node,
+            out.fh,
+            flags,
+            identity,
+            false,
+        )?;
         Ok((entry, fh))
     }
 
@@ -1820,7 +1836,7 @@ impl Backend for Server {
         let node = self.node(&shared, node)?;
         let opcode = Opcode::Opendir as u32;
         let opened: abi::OpenOut = parse(&shared.call(opcode, node, op.as_bytes(), &[], &[])?)?;
-        let list = self.list(&shared, node, opened.fh);
+        let list = self.list_all(&shared, node, opened.fh);
         let op = abi::ReleaseIn {
             fh: opened.fh,
             ..Default::default()
@@ -1943,26 +1959,15 @@ impl Backend for Server {
     ) -> io::Result<Listing> {
         let shared = self.living()?;
         let at_server = self.node(&shared, node)?;
-        let op = abi::ReadIn {
-            fh: shared.directory(handle)?,
-            offset,
-            size: LISTING as u32,
-            ..Default::default()
-        };
-        let op = op.as_bytes();
+        let fh = shared.directory(handle)?;
         if !leased {
-            let opcode = Opcode::Readdir as u32;
-            let bytes = self.call_long_at(&shared, opcode, at_server, op, &[])?;
-            let entries = reply::dirents(&bytes).map(|one| {
-                let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
-                Ok(listed_of(&entry, name, None))
-            });
             return Ok(Listing {
                 lease: 0,
-                entries: entries.collect::<io::Result<_>>()?,
+                entries: self.list_part(&shared, at_server, fh, offset)?,
             });
         }
-        let bytes = self.call_long_at(&shared, ext::LIST, at_server, op, &[])?;
+        let op = list_in(fh, offset);
+        let bytes = self.call_long_at(&shared, ext::LIST, at_server, op.as_bytes(), &[])?;
         let head: ext::ListedHead = parse(&bytes)?;
         let leases = bytes.get(size_of::<ext::ListedHead>()..ext::LISTED_AT);
         let rest = bytes.get(ext::LISTED_AT..);
@@ -2028,36 +2033,42 @@ impl Backend for Server {
 }
 
 impl Server {
-    fn list(&self, shared: &Shared, node: u64, fh: u64) -> io::Result<Vec<DirEntry>> {
+    /// Entries of a session's open directory from `offset` on.
+    fn list_part(
+        &self,
+        shared: &Shared,
+        node: u64,
+        fh: u64,
+        offset: u64,
+    ) -> io::Result<Vec<ListedEntry>> {
+        let op = list_in(fh, offset);
+        let bytes = self.call_long_at(shared, Opcode::Readdir as u32, node, op.as_bytes(), &[])?;
+        let entries = reply::dirents(&bytes).map(|one| {
+            let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
+            Ok(listed_of(&entry, name, None))
+        });
+        entries.collect()
+    }
+
+    fn list_all(&self, shared: &Shared, node: u64, fh: u64) -> io::Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         let mut offset = 0;
         loop {
-            let op = abi::ReadIn {
-                fh,
-                offset,
-                size: LISTING as u32,
-                ..Default::default()
-            };
-            let bytes =
-                self.call_long_at(shared, Opcode::Readdir as u32, node, op.as_bytes(), &[])?;
-            let mut rest = &bytes[..];
-            let before = offset;
-            while let Ok((dirent, tail)) = abi::Dirent::read_from_prefix(rest) {
-                let len = dirent.namelen as usize;
-                let Some(name) = tail.get(..len) else { break };
-                if name != b"." && name != b".." {
-                    entries.push(DirEntry {
-                        name: OsStr::from_bytes(name).to_owned(),
-                        ino: dirent.ino,
-                        kind: dirent.r#type as u8,
-                    });
-                }
-                offset = dirent.off;
-                rest = tail.get(len.next_multiple_of(8)..).unwrap_or_default();
-            }
-            if bytes.is_empty() || offset == before {
+            let part = self.list_part(shared, node, fh, offset)?;
+            let next = part.last().map_or(offset, |last| last.next);
+            let named = part
+                .into_iter()
+                .filter(|one| one.name != "." && one.name != "..");
+            entries.extend(named.map(|one| DirEntry {
+                name: one.name,
+                ino: one.ino,
+                kind: one.kind,
+            }));
+            // None, or a server that would go on for ever.
+            if next == offset {
                 return Ok(entries);
             }
+            offset = next;
         }
     }
 }

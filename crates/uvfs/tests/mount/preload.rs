@@ -99,6 +99,14 @@ pub fn same_as_host(
     outcome
 }
 
+/// As [`same_as_host`], over `/dev/fuse` and both ways, of what is served at least in part.
+pub fn served_as_on_the_host(script: &str) {
+    for how in BOTH {
+        let outcome = same_as_host(how, Transport::Dev, &[], script);
+        assert!(served_any(&outcome), "{outcome}");
+    }
+}
+
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
 }
@@ -213,10 +221,7 @@ g = os.open("after", os.O_RDWR | os.O_CREAT); os.write(g, b"after"); check(os.pr
 print("done")
 END
     "##;
-    for how in BOTH {
-        let outcome = same_as_host(how, Transport::Dev, &[], script);
-        assert!(served_any(&outcome), "{outcome}");
-    }
+    served_as_on_the_host(script);
 }
 
 #[test]
@@ -441,10 +446,7 @@ check(os.pread(f, 6, 3), b"advice")
 print("done")
 END
     "##;
-    for how in BOTH {
-        let outcome = same_as_host(how, Transport::Dev, &[], script);
-        assert!(served_any(&outcome), "{outcome}");
-    }
+    served_as_on_the_host(script);
 }
 
 /// The server is killed under a program: its calls fail as on a dead mount, and none hangs.
@@ -567,10 +569,7 @@ fn builds_and_copies() {
         cd ..; rsync -a src/ copy/; diff -r src copy; echo changed >>src/f1.c
         rsync -a --checksum --inplace --no-whole-file src/ copy/; diff -r src copy; rsync -ani --checksum src/ copy/ | wc -l
     "##;
-    for how in BOTH {
-        let outcome = same_as_host(how, Transport::Dev, &[], script);
-        assert!(served_any(&outcome), "{outcome}");
-    }
+    served_as_on_the_host(script);
 }
 
 #[test]
