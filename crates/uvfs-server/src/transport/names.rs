@@ -9,7 +9,7 @@
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::Payload;
-use uvfs_proto::abi::{self, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::ext::{
     self, LISTED_AT, LISTED_MAX, LeasedEntry, ListedHead, PEEK_MAX, PeekOut, TokenIn,
 };
@@ -34,16 +34,7 @@ impl<F: FileSystem> Client<F> {
         input: Payload,
         room: Payload,
     ) -> Result<Answer, Errno> {
-        let mut area = [0; URING_OP_IN_OUT_SZ];
-        area[..op.len()].copy_from_slice(op);
-        let len = size_of::<abi::InHeader>() + op.len() + input.len();
-        let slot = Slot {
-            header: self.header(opcode as u32, node, len),
-            op: area,
-            op_len: op.len(),
-            input,
-            room,
-        };
+        let slot = self.request(opcode, node, op, input, room);
         let answer = serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await;
         self.note(&slot, &answer);
         match answer {
@@ -91,7 +82,7 @@ impl<F: FileSystem> Client<F> {
             Ok(Answer::Body(body)) => {
                 (out.entry, _) = abi::EntryOut::read_from_prefix(&body).map_err(|_| Errno::IO)?;
             }
-            // Worth knowing: the client keeps it as long as the directory.
+            // As an answer without a node and without a lifetime.
             Err(Errno::NOENT) => {}
             other => {
                 self.unleased(parent, out.parent);

@@ -1071,17 +1071,29 @@ impl<F: FileSystem> Client<F> {
         .await;
     }
 
-    async fn ask(&self, opcode: Opcode, node: u64, op: &[u8], input: Payload) -> Answer {
+    /// A request as if the client had sent it.
+    pub(super) fn request(
+        &self,
+        opcode: Opcode,
+        node: u64,
+        op: &[u8],
+        input: Payload,
+        room: Payload,
+    ) -> Slot {
         let mut area = [0; URING_OP_IN_OUT_SZ];
         area[..op.len()].copy_from_slice(op);
         let len = size_of::<InHeader>() + op.len() + input.len();
-        let slot = Slot {
+        Slot {
             header: self.header(opcode as u32, node, len),
             op: area,
             op_len: op.len(),
             input,
-            room: Payload::default(),
-        };
+            room,
+        }
+    }
+
+    async fn ask(&self, opcode: Opcode, node: u64, op: &[u8], input: Payload) -> Answer {
+        let slot = self.request(opcode, node, op, input, Payload::default());
         serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await
     }
 
