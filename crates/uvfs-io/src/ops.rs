@@ -18,7 +18,7 @@ use crate::runtime::{self, Keep, Sqe, submit};
 /// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
 const MAX_PARTS: usize = 1024;
 /// From so many bytes on a transfer takes much longer than handing it to another thread.
-const LARGE: usize = 128 << 10;
+pub const LARGE: usize = 128 << 10;
 /// Drops cached pages when the I/O has ended (RWF_DONTCACHE, Linux 6.14).
 pub const DONTCACHE: u32 = 0x80;
 

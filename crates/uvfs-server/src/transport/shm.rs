@@ -16,8 +16,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -368,6 +368,7 @@ fn attend<F: FileSystem>(
             peer.pid.as_raw_nonzero().get() as u32,
         ),
         busy: Cell::new(0),
+        transferring: Transferring::default(),
         idle: RefCell::default(),
         gone: Cell::new(false),
         handles: RefCell::default(),
@@ -402,6 +403,41 @@ fn attend<F: FileSystem>(
     })
 }
 
+/// How many clients' threads are busy with large transfers.
+static TRANSFERRING: AtomicUsize = AtomicUsize::new(0);
+
+/// How many threads can run at once.
+fn cores() -> usize {
+    static CORES: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+    *CORES
+}
+
+/// Whether a client is one of those that [`TRANSFERRING`] counts: from a large transfer on until its
+/// thread sleeps.
+#[derive(Default)]
+struct Transferring(Cell<bool>);
+
+impl Transferring {
+    fn begin(&self) {
+        if !self.0.replace(true) {
+            TRANSFERRING.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&self) {
+        if self.0.replace(false) {
+            TRANSFERRING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Transferring {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 pub(super) struct Client<F: FileSystem> {
     pub(super) session: Arc<Session<F>>,
     /// How others recall its leases.
@@ -419,6 +455,7 @@ pub(super) struct Client<F: FileSystem> {
     peer: (u32, u32, u32),
     /// Requests whose handler is not done.
     busy: Cell<usize>,
+    transferring: Transferring,
     /// Who waits for there to be none.
     idle: RefCell<Option<Waker>>,
     /// The socket was closed.
@@ -566,6 +603,9 @@ impl<F: FileSystem> Client<F> {
         }
         self.queue.arm();
         if !self.queue.ready() && !self.gone.get() && !self.link.is_over() {
+            if self.busy.get() == 0 {
+                self.transferring.end();
+            }
             while let Err(Errno::INTR | Errno::AGAIN) =
                 ops::poll(&self.bell, libc::POLLIN as u32).await
             {}
@@ -620,8 +660,13 @@ impl<F: FileSystem> Client<F> {
             input,
             room,
         };
-        // One thread serves a whole client: what it sends together goes to the host side by side.
-        runtime::hand_over_large(self.busy.get() > 1);
+        // One thread serves a whole client: what it sends together goes to the host side by side,
+        // unless every core has a client's thread to do it.
+        if slot.input.len().max(slot.room.len()) >= ops::LARGE {
+            self.transferring.begin();
+        }
+        let cores_left = TRANSFERRING.load(Ordering::Relaxed) < cores();
+        runtime::hand_over_large(self.busy.get() > 1 && cores_left);
         let may = match theirs.opcode {
             IMPORT
             | ext::LEASE
