@@ -24,7 +24,6 @@ use uvfs_proto::abi::{
     URING_OP_IN_OUT_SZ, UringCmdReq, UringEntInOut, UringReqHeader,
 };
 use uvfs_proto::reply;
-use uvfs_proto::request::op_len;
 use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -33,7 +32,7 @@ use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, serve};
+use crate::transport::{DEPTH, serve, structure_len};
 
 /// Offsets in [`UringReqHeader`].
 const OP_AT: usize = 128;
@@ -354,14 +353,12 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
         UringEntInOut::read_from_prefix(&bytes[ENTRY_AT..]).expect("the area has its size");
     let mut op = [0; URING_OP_IN_OUT_SZ];
     op.copy_from_slice(&bytes[OP_AT..ENTRY_AT]);
-    let structure =
-        Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()));
     let len = (entry.payload_sz as usize).min(memory.payload.len());
     let room = Payload::from(memory.payload.clone());
     let slot = Slot {
         header,
         op,
-        op_len: structure,
+        op_len: structure_len(session, &header),
         input: room.slice(0..len),
         room,
     };
