@@ -490,4 +490,22 @@ mod tests {
             thread.join().unwrap();
         }
     }
+
+    #[test]
+    fn a_runtime_that_is_gone_keeps_no_calls() {
+        let runtime = Runtime::new(WaitConfig::default()).unwrap();
+        let remote = runtime.remote();
+        let held = std::sync::Arc::new(());
+        let hold = || {
+            let all = (remote.clone(), held.clone());
+            remote.call(move || {
+                drop(all);
+                panic!("nobody runs it");
+            });
+        };
+        hold();
+        drop(runtime);
+        hold();
+        assert_eq!(std::sync::Arc::strong_count(&held), 1);
+    }
 }

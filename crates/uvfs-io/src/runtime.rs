@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
@@ -47,17 +47,24 @@ enum Message {
 
 /// What other threads reach of a runtime.
 struct Shared {
-    inbox: Mutex<Vec<Message>>,
+    /// None once the runtime is gone.
+    inbox: Mutex<Option<Vec<Message>>>,
     bell: AtomicU32,
     eventfd: OwnedFd,
 }
 
 impl Shared {
-    fn send(&self, message: Message) {
+    fn inbox(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
         self.inbox
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .push(message);
+    }
+
+    fn send(&self, message: Message) {
+        match &mut *self.inbox() {
+            Some(inbox) => inbox.push(message),
+            None => return,
+        }
         if Bell(&self.bell).must_wake() {
             // Can only fail with EAGAIN at 2^64 - 1 unread wake-ups; then it is awake.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
@@ -235,7 +242,7 @@ impl Runtime {
         }
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
-            inbox: Mutex::default(),
+            inbox: Mutex::new(Some(Vec::new())),
             bell: AtomicU32::new(Bell::AWAKE),
             eventfd,
         });
@@ -310,6 +317,9 @@ impl Drop for Runtime {
         let _leave = Leave;
         let tasks = std::mem::take(&mut *self.core.tasks.borrow_mut());
         drop(tasks);
+        // What was called may hold a `Remote`, and with it this very inbox.
+        let calls = self.core.shared.inbox().take();
+        drop(calls);
         let deadline = Instant::now() + std::time::Duration::from_secs(5);
         while !self.core.ops.borrow().is_empty() && Instant::now() < deadline {
             self.core.cancel_all();
@@ -388,16 +398,9 @@ impl Core {
     }
 
     fn read_inbox(self: &Rc<Self>) {
-        let messages = {
-            let mut inbox = self
-                .shared
-                .inbox
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
-            if inbox.is_empty() {
-                return;
-            }
-            std::mem::take(&mut *inbox)
+        let messages = match &mut *self.shared.inbox() {
+            Some(inbox) if !inbox.is_empty() => std::mem::take(inbox),
+            _ => return,
         };
         for message in messages {
             match message {
@@ -408,11 +411,7 @@ impl Core {
     }
 
     fn inbox_is_empty(&self) -> bool {
-        self.shared
-            .inbox
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .is_empty()
+        self.shared.inbox().as_ref().is_none_or(Vec::is_empty)
     }
 
     /// Waits for a completion or for another thread, by the wait policy.

@@ -666,6 +666,11 @@ impl Passthrough {
                 result => result,
             }
         };
+        self.with_descriptors(attempt)
+    }
+
+    /// Makes an attempt once more without the descriptors that are kept, if there was none left.
+    fn with_descriptors(&self, attempt: impl Fn() -> Result<OwnedFd>) -> Result<OwnedFd> {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
@@ -678,15 +683,7 @@ impl Passthrough {
 
     /// Opens a name as O_PATH.
     fn open_name(&self, dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
-        let attempt = || rustix::fs::openat(dir, name, O_PATH, rustix::fs::Mode::empty());
-        match attempt() {
-            Err(Errno::MFILE | Errno::NFILE) => {
-                self.path_fds.clear();
-                self.removed.clear();
-                attempt()
-            }
-            result => result,
-        }
+        self.with_descriptors(|| rustix::fs::openat(dir, name, O_PATH, rustix::fs::Mode::empty()))
     }
 
     /// Finds a name and counts a lookup of what it names.

@@ -70,6 +70,15 @@ fn no_uring(init: &Init) -> Option<String> {
                 .into(),
         });
     }
+    // The kernel asks for payloads of as many of its pages as a request may have, and is told a number
+    // that goes by pages of 4 KiB.
+    let page = rustix::param::page_size();
+    if page != 4096 {
+        return Some(format!(
+            "FUSE-over-io_uring is used with pages of 4 KiB, and this kernel has {} KiB",
+            page >> 10
+        ));
+    }
     match Runtime::new(WaitConfig::default()) {
         Ok(_) => None,
         Err(error) => Some(format!("io_uring can't be used here: {error}")),

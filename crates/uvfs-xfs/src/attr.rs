@@ -129,22 +129,12 @@ impl Volume {
     ) -> Result<()> {
         let crc = self.geometry().features.crc;
         let bad = |what, f| inode.fault(what, f);
-        let mut level: Option<u16> = None;
+        let mut descent = Descent::default();
         let mut block = self.attr_block(inode, 0)?;
         while da_block_kind(&block, crc) == Some(DA_NODE_MAGIC) {
             let (counts, entries) = da_node_entries(&block, crc).map_err(|f| bad(NODE, f))?;
-            let this = counts.level.get();
-            let fits = match level {
-                None => (1..=DA_NODE_MAXDEPTH).contains(&this),
-                Some(l) => this + 1 == l && this > 0,
-            };
-            if !fits {
-                return Err(bad(
-                    NODE,
-                    Fault::field("level", "one less than the parent's", this),
-                ));
-            }
-            level = Some(this);
+            let level = counts.level.get();
+            descent.node(level).map_err(|f| bad(NODE, f))?;
             let i = hash.map_or(0, |h| entries.partition_point(|e| e.hashval.get() < h));
             let next = match entries.get(i) {
                 Some(e) => e.before.get(),
@@ -153,12 +143,7 @@ impl Volume {
             };
             block = self.attr_block(inode, next)?;
         }
-        if level.is_some_and(|l| l != 1) {
-            return Err(bad(
-                NODE,
-                Fault::field("level", "1 above a leaf", level.unwrap_or(0)),
-            ));
-        }
+        descent.leaf().map_err(|f| bad(NODE, f))?;
         // Hashes grow along the leaves. Where they do not, a loop is possible: count those.
         let (mut last, mut equal) = (0u32, 0u32);
         loop {

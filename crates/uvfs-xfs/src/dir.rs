@@ -83,23 +83,13 @@ impl Volume {
         let crc = g.features.crc;
         let bad = |what, f| dir.fault(what, f);
         let mut number = (DIR2_LEAF_OFFSET >> g.blocklog) as u32;
-        let mut level: Option<u16> = None;
+        let mut descent = Descent::default();
         let mut block = self.dir_index_block(dir, number)?;
         // Down to the leaf: the level falls by one at each step.
         while da_block_kind(&block, crc) == Some(DA_NODE_MAGIC) {
             let (counts, entries) = da_node_entries(&block, crc).map_err(|f| bad(NODE, f))?;
-            let this = counts.level.get();
-            let fits = match level {
-                None => (1..=DA_NODE_MAXDEPTH).contains(&this),
-                Some(l) => this + 1 == l && this > 0,
-            };
-            if !fits {
-                return Err(bad(
-                    NODE,
-                    Fault::field("level", "one less than the parent's", this),
-                ));
-            }
-            level = Some(this);
+            let level = counts.level.get();
+            descent.node(level).map_err(|f| bad(NODE, f))?;
             let i = entries.partition_point(|e| e.hashval.get() < hash);
             let Some(e) = entries.get(i) else {
                 return Err(Error::NotFound("entry"));
@@ -107,12 +97,7 @@ impl Volume {
             number = e.before.get();
             block = self.dir_index_block(dir, number)?;
         }
-        if level.is_some_and(|l| l != 1) {
-            return Err(bad(
-                NODE,
-                Fault::field("level", "1 above a leaf", level.unwrap_or(0)),
-            ));
-        }
+        descent.leaf().map_err(|f| bad(NODE, f))?;
         // Along the leaves, for as long as they hold this hash.
         for _ in 0..MAX_EQUAL_BLOCKS {
             let (_, index) = dir_leaf_entries(&block, crc).map_err(|f| bad(LEAF, f))?;

@@ -2100,6 +2100,34 @@ pub fn da_node_entries(block: &[u8], crc: bool) -> Result<(&DaNodeCounts, &[DaNo
     Ok((c, entries))
 }
 
+/// The levels of node blocks on the way from the root of a directory's or an attribute's tree to its
+/// leaves.
+#[derive(Debug, Default)]
+pub struct Descent(Option<u16>);
+
+impl Descent {
+    /// Goes on to a node block: one level below the one before, and above the leaves.
+    pub fn node(&mut self, level: u16) -> Result<(), Fault> {
+        let fits = match self.0 {
+            None => (1..=DA_NODE_MAXDEPTH).contains(&level),
+            Some(above) => level > 0 && level == above - 1,
+        };
+        if !fits {
+            return Err(Fault::field("level", "one less than the parent's", level));
+        }
+        self.0 = Some(level);
+        Ok(())
+    }
+
+    /// Goes on to a leaf, which is below a node block of level 1 or the root.
+    pub fn leaf(&self) -> Result<(), Fault> {
+        match self.0 {
+            None | Some(1) => Ok(()),
+            Some(level) => Err(Fault::field("level", "1 above a leaf", level)),
+        }
+    }
+}
+
 /// The counts and entries of an attribute leaf whose kind and head were checked.
 pub fn attr_leaf_entries(
     block: &[u8],

@@ -21,7 +21,6 @@ use uvfs_io::runtime::{self, Runtime};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ, WriteIn};
 use uvfs_proto::reply;
-use uvfs_proto::request::op_len;
 use uvfs_queue::wait::{Spinner, WaitConfig, WaitMode};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,7 +28,7 @@ use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, serve};
+use crate::transport::{DEPTH, serve, structure_len};
 
 /// What precedes the data of a WRITE. The buffer begins so far before a page, so that the data
 /// begins with one and can go straight to a device.
@@ -276,10 +275,8 @@ impl<F: FileSystem> Worker<F> {
                 return None;
             }
         };
-        let structure = Opcode::try_from(header.opcode)
-            .map_or(0, |opcode| op_len(opcode, self.session.negotiated()));
         // A structure that is cut off is refused where it is parsed.
-        let structure = structure.min(len - HEADER);
+        let structure = structure_len(&self.session, &header).min(len - HEADER);
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..structure].copy_from_slice(&head[HEADER..HEADER + structure]);
         let input = Payload::from(message.slice(HEADER + structure..len));

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use uvfs_proto::abi::{self, Opcode};
+use uvfs_proto::abi::{self, InHeader, Opcode};
+use uvfs_proto::request::op_len;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::coherence::{self, Link};
@@ -20,6 +21,11 @@ pub mod uring;
 
 /// Requests that one queue has under way at most; further ones wait in the kernel.
 pub(crate) const DEPTH: usize = 64;
+
+/// How long the structure behind a header is; 0 of an opcode that is not known.
+fn structure_len<F: FileSystem>(session: &Session<F>, header: &InHeader) -> usize {
+    Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()))
+}
 
 /// Answers a request of the kernel's and counts it.
 pub(crate) async fn serve<F: FileSystem>(

@@ -9,6 +9,7 @@
 //! for more, which the thread of another core can serve at the same time. The kernel gives a request
 //! to the entry that became free last, so one entry moves and takes the stream along.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -23,7 +24,6 @@ use uvfs_proto::abi::{
     URING_OP_IN_OUT_SZ, UringCmdReq, UringEntInOut, UringReqHeader,
 };
 use uvfs_proto::reply;
-use uvfs_proto::request::op_len;
 use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -32,7 +32,7 @@ use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, serve};
+use crate::transport::{DEPTH, serve, structure_len};
 
 /// Offsets in [`UringReqHeader`].
 const OP_AT: usize = 128;
@@ -57,9 +57,57 @@ struct Member {
     /// Whether others have its core; set if that can be known.
     relieved: OnceLock<Relieved>,
     /// Entries whose tasks are here.
-    entries: AtomicUsize,
+    tasks: Tasks,
+}
+
+/// Counts the tasks of entries on a thread, which serves until there are none.
+#[derive(Default)]
+struct Tasks {
+    count: AtomicUsize,
     /// Waits for them to end.
-    ended: Mutex<Option<Waker>>,
+    waiting: Mutex<Option<Waker>>,
+}
+
+/// The count of a thread that serves no more.
+const ENDED: usize = usize::MAX;
+
+impl Tasks {
+    /// One more is to come; false where the thread has ended, and nobody would run it.
+    #[must_use]
+    fn comes(&self) -> bool {
+        let more = |count: usize| (count != ENDED).then(|| count + 1);
+        (self.count)
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .is_ok()
+    }
+
+    /// One has ended, or gone to another thread.
+    fn left(&self) {
+        let before = self.count.fetch_sub(1, Ordering::AcqRel);
+        assert!(before != 0 && before != ENDED, "a task leaves once");
+        if let Some(waker) = lock(&self.waiting).take() {
+            waker.wake();
+        }
+    }
+
+    /// Ends the thread if it has none: then none comes any more.
+    fn end(&self) -> bool {
+        (self.count)
+            .compare_exchange(0, ENDED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Waits for all of them, and ends the thread.
+    async fn ended(&self) {
+        poll_fn(|cx| {
+            *lock(&self.waiting) = Some(cx.waker().clone());
+            match self.end() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
 }
 
 impl<F: FileSystem> Crew<F> {
@@ -69,8 +117,7 @@ impl<F: FileSystem> Crew<F> {
             stats: session.add_queue(),
             remote: OnceLock::new(),
             relieved: OnceLock::new(),
-            entries: AtomicUsize::new(0),
-            ended: Mutex::default(),
+            tasks: Tasks::default(),
         };
         Arc::new(Self {
             session: session.clone(),
@@ -93,24 +140,24 @@ impl<F: FileSystem> Crew<F> {
         }
     }
 
-    /// Has thread `to` go on with an entry whose request nobody has begun with.
-    fn hand_over(self: &Arc<Self>, to: usize, entry: Arc<Entry>, request: Request) {
-        let Some(remote) = self.members[to].remote.get() else {
+    /// Has thread `to` go on with an entry whose request nobody has begun with. Gives the request
+    /// back where that thread has ended, as it does with the mount.
+    fn hand_over(
+        self: &Arc<Self>,
+        to: usize,
+        entry: &Arc<Entry>,
+        request: Request,
+    ) -> Option<Request> {
+        let member = &self.members[to];
+        let Some(remote) = member.remote.get() else {
             unreachable!("a stream has begun before a thread has")
         };
-        self.members[to].entries.fetch_add(1, Ordering::Relaxed);
-        let crew = self.clone();
-        remote.call(move || runtime::spawn(serve_entry(crew, to, entry, Some(request))));
-    }
-}
-
-impl Member {
-    /// The task of an entry is no longer here.
-    fn left(&self) {
-        self.entries.fetch_sub(1, Ordering::Relaxed);
-        if let Some(waker) = lock(&self.ended).take() {
-            waker.wake();
+        if !member.tasks.comes() {
+            return Some(request);
         }
+        let (crew, entry) = (self.clone(), entry.clone());
+        remote.call(move || runtime::spawn(serve_entry(crew, to, entry, Some(request))));
+        None
     }
 }
 
@@ -194,7 +241,9 @@ pub(crate) fn run<F: FileSystem>(
         }
     }
     let member = &crew.members[me];
-    member.entries.store(entries.len(), Ordering::Relaxed);
+    for _ in &entries {
+        assert!(member.tasks.comes(), "a thread serves once");
+    }
     let _ = member.remote.set(runtime.remote());
     runtime.block_on(async move {
         for entry in entries {
@@ -203,15 +252,7 @@ pub(crate) fn run<F: FileSystem>(
         // The entries' tasks run first; then their registrations leave with this one's system call.
         uvfs_io::ops::sleep(std::time::Duration::from_micros(1)).await;
         registered();
-        let member = &crew.members[me];
-        std::future::poll_fn(|cx| {
-            *lock(&member.ended) = Some(cx.waker().clone());
-            match member.entries.load(Ordering::Relaxed) {
-                0 => Poll::Ready(()),
-                _ => Poll::Pending,
-            }
-        })
-        .await;
+        crew.members[me].tasks.ended().await;
     })
 }
 
@@ -292,13 +333,15 @@ async fn serve_entry<F: FileSystem>(
         }
         let brought = take_apart(session, &entry);
         let to = crew.place(&entry.queue, &brought.slot);
-        if to != here {
-            crew.hand_over(to, entry, brought);
+        request = match to == here {
+            true => Some(brought),
+            false => crew.hand_over(to, &entry, brought),
+        };
+        if request.is_none() {
             break;
         }
-        request = Some(brought);
     }
-    crew.members[here].left();
+    crew.members[here].tasks.left();
 }
 
 /// The request that the kernel has put into an entry.
@@ -310,14 +353,12 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
         UringEntInOut::read_from_prefix(&bytes[ENTRY_AT..]).expect("the area has its size");
     let mut op = [0; URING_OP_IN_OUT_SZ];
     op.copy_from_slice(&bytes[OP_AT..ENTRY_AT]);
-    let structure =
-        Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()));
     let len = (entry.payload_sz as usize).min(memory.payload.len());
     let room = Payload::from(memory.payload.clone());
     let slot = Slot {
         header,
         op,
-        op_len: structure,
+        op_len: structure_len(session, &header),
         input: room.slice(0..len),
         room,
     };
@@ -345,4 +386,33 @@ fn give_answer(memory: &Entry, unique: u64, answer: &Answer) {
         ..Default::default()
     };
     memory.header.copy_in(ENTRY_AT, entry.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_task_comes_to_a_thread_that_has_ended() {
+        for _ in 0..2000 {
+            let tasks = Tasks::default();
+            assert!(tasks.comes());
+            std::thread::scope(|scope| {
+                // The home's entry moves here as this thread's own ends.
+                let moved = scope.spawn(|| tasks.comes());
+                tasks.left();
+                let ended = tasks.end();
+                let came = moved.join().unwrap();
+                assert!(!(ended && came), "nobody would run it");
+                if came {
+                    assert!(!tasks.end(), "it is still served");
+                    tasks.left();
+                    assert!(tasks.end());
+                } else {
+                    assert!(ended);
+                }
+                assert!(!tasks.comes());
+            });
+        }
+    }
 }

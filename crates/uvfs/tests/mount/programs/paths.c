@@ -324,6 +324,9 @@ static void descriptors(void) {
     fgets(text, 50, stream); S("line", text); fclose(stream); T(close(fd));
     stream = fopen("stream", "a"); fputs("end\n", stream); fclose(stream); T(stat("stream", &st)); N(st.st_size);
     stream = freopen("stream", "r", fopen("file", "r")); fgets(text, 50, stream); S("line", text); fclose(stream);
+    // Variadic calls keep their arguments, those in vector registers too.
+    fd = open("printed", O_RDWR | O_CREAT, 0600); T(write(fd, "> ", 2));
+    T(dprintf(fd, "%g %g %d %g %g %g %g %g %g\n", 0.5, 1.5, 2, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5)); memset(text, 0, sizeof text); T(pread(fd, text, 50, 0)); S("printed", text); close(fd);
     // Through /proc, and relative to it.
     fd = open("file", O_RDWR); T(get(fd, 2)); snprintf(text, sizeof text, "/proc/self/fd/%d", fd); char to[PATH_MAX] = "";
     T(readlink(text, to, sizeof to)); S("link", to + strlen(base)); T(stat(text, &st)); N(st.st_size); other = open(text, O_RDONLY); T(get(other, 4)); close(other);
