@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::*;
-use uvfs_passthrough::{KeepCache, Options};
+use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     CopyRange, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
@@ -396,6 +396,7 @@ fn nameless_files_get_names() {
         let how = OpenHow {
             flags: libc::O_RDWR as u32,
             kill_suidgid: false,
+            kernel: true,
         };
         let (entry, opened) = now(served.fs.tmpfile(&USER, 1, &new, &how)).unwrap();
         assert_eq!(entry.attr.nlink, 0, "{store}");
@@ -725,7 +726,7 @@ fn backing_files_are_registered_once_and_taken_back() {
     let served = Served::new(
         dir.path(),
         Options {
-            passthrough: true,
+            passthrough: Backed::All,
             ..Default::default()
         },
     );
@@ -734,11 +735,11 @@ fn backing_files_are_registered_once_and_taken_back() {
     let (live, next) = (Arc::new(AtomicI32::new(0)), AtomicI32::new(10));
     let (up, down) = (live.clone(), live.clone());
     served.fs.set_backing(uvfs_passthrough::Backing {
-        register: Box::new(move |_| {
+        register: Box::new(move |_, _| {
             up.fetch_add(1, Ordering::Relaxed);
             Ok(next.fetch_add(1, Ordering::Relaxed))
         }),
-        unregister: Box::new(move |_| {
+        unregister: Box::new(move |_, _| {
             down.fetch_sub(1, Ordering::Relaxed);
         }),
     });

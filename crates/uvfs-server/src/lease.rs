@@ -10,6 +10,9 @@
 //! The kernel of a mount caches too, and is never asked: it is told to drop what it has. That takes
 //! a while, so a write lease is granted in two steps, [`Table::ask`] and [`Table::granted`], and
 //! not at all if something came in between.
+//!
+//! A node that the kernel has a backing file of it reads and writes without asking: nobody has a
+//! lease of it then, and none is granted ([`Table::pass`]).
 
 use std::collections::HashMap;
 
@@ -87,6 +90,8 @@ struct Node {
     /// Who is to get a write lease once the kernel knows nothing any more, and whether something
     /// happened meanwhile that makes that worthless.
     granting: Option<(Holder, bool)>,
+    /// The kernel has a backing file of it.
+    passing: bool,
 }
 
 impl Node {
@@ -95,6 +100,10 @@ impl Node {
         assert!(
             writers == 0 || self.held.len() == 1,
             "a write lease is the only one: {self:?}"
+        );
+        assert!(
+            !self.passing || (self.held.is_empty() && self.granting.is_none()),
+            "the kernel asks nobody, so nobody has a lease: {self:?}"
         );
         debug_assert!(
             self.held
@@ -112,6 +121,7 @@ impl Node {
         let others = || self.held.iter().filter(|h| h.who != who);
         self.changes == 0
             && self.waiting == 0
+            && !self.passing
             && self.held.iter().all(|h| h.recalled.is_none())
             && match mode {
                 Mode::Read => others().all(|h| h.mode == Mode::Read),
@@ -273,6 +283,31 @@ impl Table {
             n.granting = None;
         }
         self.tidy(node);
+    }
+
+    /// The kernel is to read and write the node without asking from now on; false, and nothing
+    /// happened, where a lease is in the way. There is no end to that by itself: it is not asked to
+    /// stop, so leases wait for [`Table::passed`].
+    pub(crate) fn pass(&mut self, node: u64) -> bool {
+        let n = self.nodes.entry(node).or_default();
+        assert!(!n.passing, "a node has one backing file at a time");
+        n.passing = n.held.is_empty() && n.granting.is_none();
+        let passing = n.passing;
+        self.tidy(node);
+        passing
+    }
+
+    /// It no longer does.
+    pub(crate) fn passed(&mut self, node: u64) {
+        let n = self.nodes.get_mut(&node).expect("it has a backing file");
+        assert!(n.passing, "it has a backing file");
+        n.passing = false;
+        self.tidy(node);
+    }
+
+    /// Whether the kernel reads and writes a node without asking.
+    pub(crate) fn passes(&self, node: u64) -> bool {
+        self.nodes.get(&node).is_some_and(|n| n.passing)
     }
 
     /// The nodes of which `who` has or is about to get a lease.
