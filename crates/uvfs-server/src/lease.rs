@@ -405,6 +405,28 @@ mod tests {
     }
 
     #[test]
+    fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
+        let mut t = Table::default();
+        let Ask::Granted(a) = t.ask(NODE, 1, Mode::Read, true) else {
+            panic!()
+        };
+        assert!(!t.pass(NODE) && !t.passes(NODE));
+        t.returned(NODE, 1, a, None);
+        // Nor while one is being granted.
+        assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+        assert!(!t.pass(NODE));
+        assert!(t.granted(NODE, 1).is_some());
+        t.forget(NODE, 1);
+        assert!(t.pass(NODE) && t.passes(NODE) && !t.passes(NODE + 1));
+        assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
+        assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Refused);
+        assert_eq!(t.begin(NODE, 1, Access::Change), Begin::Go);
+        t.ended(NODE);
+        t.passed(NODE);
+        assert!(t.is_unknown(NODE));
+    }
+
+    #[test]
     fn what_the_kernel_does_meanwhile_spoils_a_grant() {
         let mut t = Table::default();
         assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
@@ -460,13 +482,23 @@ mod tests {
         clients: [Client; CLIENTS],
         kernel: Step,
         kernel_cached: Option<u8>,
+        /// The kernel has a backing file.
+        passing: bool,
         /// The server's value, the last one given, and the newest that a returned write wrote.
         server: u8,
         last: u8,
         acked: u8,
     }
 
-    type Key = (Vec<Node>, [Client; CLIENTS], Step, Option<u8>, u8, u8, u8);
+    type Key = (
+        Vec<Node>,
+        [Client; CLIENTS],
+        (Step, bool),
+        Option<u8>,
+        u8,
+        u8,
+        u8,
+    );
 
     impl World {
         fn key(&self) -> Key {
@@ -481,7 +513,7 @@ mod tests {
                 }
                 node.held.sort_by_key(|h| h.who);
             }
-            let (kernel, server) = (self.kernel, self.server);
+            let (kernel, server) = ((self.kernel, self.passing), self.server);
             let numbers = (self.last, self.acked);
             (
                 table,
@@ -654,8 +686,33 @@ mod tests {
             if let Some(value) = self.kernel_cached {
                 self.read(value, self.acked, "the kernel");
             }
+            if self.passing {
+                // It reads and writes at the server's file, and none of it is anybody's to know.
+                assert!(self.table.passes(NODE) && self.kernel_cached.is_none());
+                assert!(self.clients.iter().all(|c| c.cached.is_none()));
+                self.read(self.server, self.acked, "the kernel");
+                let changing = self.table.nodes.get(&NODE).is_some_and(|n| n.changes > 0);
+                if !changing && self.last < WRITES {
+                    go(&mut |w| {
+                        w.last += 1;
+                        (w.server, w.acked) = (w.last, w.acked.max(w.last));
+                    });
+                }
+                go(&mut |w| {
+                    w.table.passed(NODE);
+                    w.passing = false;
+                });
+                return;
+            }
             match self.kernel {
                 Step::Idle => {
+                    // Its opens without one are closed, and it drops its pages.
+                    go(&mut |w| {
+                        w.passing = w.table.pass(NODE);
+                        if w.passing {
+                            w.kernel_cached = None;
+                        }
+                    });
                     if self.kernel_cached.is_none() {
                         go(&mut |w| w.kernel = Step::Wants(Access::Look, false));
                     }
@@ -727,6 +784,7 @@ mod tests {
             clients: [client.clone(), client],
             kernel: Step::Idle,
             kernel_cached: None,
+            passing: false,
             server: 0,
             last: 0,
             acked: 0,
