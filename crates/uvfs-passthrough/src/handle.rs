@@ -359,11 +359,15 @@ impl Passthrough {
 
     /// Whether an open of a file of this mode is one to begin with a backing file.
     fn wants_backing(&self, inode: &Inode, asked: u32, mode: u32) -> bool {
+        let flags = OFlags::from_bits_retain(asked);
+        // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
+        // know.
+        let direct = asked_direct(asked) && mode & (libc::S_ISUID | libc::S_ISGID) == 0;
         let wanted = match self.options.passthrough {
             Backed::Off => false,
-            // Whether a write leaves set-user-id as it is depends on who writes, which the host
-            // would not know.
-            Backed::Direct => asked_direct(asked) && mode & (libc::S_ISUID | libc::S_ISGID) == 0,
+            Backed::Auto if flags & OFlags::ACCMODE == OFlags::RDONLY => direct,
+            Backed::Auto => direct && inode.mount.in_memory && !flags.contains(OFlags::APPEND),
+            Backed::Direct => direct,
             Backed::All => true,
         };
         wanted
@@ -419,11 +423,11 @@ impl Passthrough {
         }
     }
 
-    /// For who wants to share the file. With [`Backed::Direct`] those with a backing file are the
-    /// kernel's, for whom they are fastest.
+    /// For who wants to share the file. Those with a backing file are left to the kernel, unless all
+    /// have one.
     pub(crate) fn asked_flags(&self, node: u64, fh: u64) -> Result<u32> {
         let file = self.file_of(node, fh)?;
-        match file.by == By::Backed && self.options.passthrough == Backed::Direct {
+        match file.by == By::Backed && self.options.passthrough != Backed::All {
             true => Err(Errno::BUSY),
             false => Ok(file.asked),
         }

@@ -91,10 +91,14 @@ pub struct Options {
 pub enum Backed {
     /// None.
     Off,
-    /// Those with O_DIRECT, and with them all others of the same file at the same time. Not with
-    /// `writeback`, which the kernel doesn't combine with it, nor with `uncached` or `noatime`, which
-    /// the kernel doesn't see to.
+    /// Those with O_DIRECT that can't tell: for reading only, or of files in memory. The kernel (6.18)
+    /// goes on with the flags of the open when a program switches O_DIRECT or O_APPEND off, as dd(1)
+    /// does for the end of a file, and most hosts then refuse what is not aligned.
     #[default]
+    Auto,
+    /// Those with O_DIRECT, and with them, as for [`Backed::Auto`], all others of the same file at the
+    /// same time. Neither with `writeback`, which the kernel doesn't combine with it, nor with
+    /// `uncached` or `noatime`, which it doesn't see to.
     Direct,
     /// All.
     All,
@@ -306,7 +310,7 @@ impl FileSystem for Passthrough {
         let wanted = match options.passthrough {
             Backed::Off => false,
             // The server's own capability decides, not the caller's.
-            Backed::Direct => {
+            Backed::Auto | Backed::Direct => {
                 !(options.writeback || options.uncached || options.noatime)
                     && creds::is_administrator()
             }

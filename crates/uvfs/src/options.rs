@@ -23,11 +23,12 @@ Mount options (-o, comma separated; a later one wins):
   direct_io                  the kernel caches no data
   uncached                   data is not kept in the host's page cache (RWF_DONTCACHE, Linux
                              6.14), nor for long in the kernel's cache of the mount
-  passthrough[=all|direct|off], nopassthrough
-                             whose reads and writes go from the kernel straight to the host's file
-                             (FUSE passthrough, Linux 6.9, root): those of files that are opened with
-                             O_DIRECT (default; not with writeback, uncached or noatime), all, or
-                             nobody's
+  passthrough[=all|direct|auto|off], nopassthrough
+                             which open files the kernel reads and writes at the host itself (FUSE
+                             passthrough, Linux 6.9, root): all, those with O_DIRECT, of these only
+                             those for reading or in memory (auto, the default), or none. Files with
+                             O_DIRECT never with writeback, uncached or noatime. Such a file can't
+                             switch O_DIRECT or O_APPEND off (dd oflag=direct does at an odd end)
   cache=auto|always|never    what the kernel may cache: auto (the default) sees changes of the
                              source within a second; always is for sources that only change through
                              the mount, and lasts a day; never caches no data, names or attributes
@@ -219,7 +220,8 @@ impl Options {
                     ("nopassthrough", None) | (_, Some("off")) => Backed::Off,
                     (_, None | Some("all")) => Backed::All,
                     (_, Some("direct")) => Backed::Direct,
-                    _ => return Err("is none of all, direct, off".into()),
+                    (_, Some("auto")) => Backed::Auto,
+                    _ => return Err("is none of all, direct, auto, off".into()),
                 };
             }
             "cache" => self.cache(wanted()?)?,
@@ -269,11 +271,12 @@ mod tests {
         assert!(!options.passthrough.read_only && !options.flags.contains(MountFlags::RDONLY));
         assert_eq!(options.passthrough.attr_ttl, Duration::from_millis(2500));
         assert_eq!(options.max_write, 65536);
-        assert_eq!(options.passthrough.passthrough, Backed::Direct);
+        assert_eq!(options.passthrough.passthrough, Backed::Auto);
         for (words, backed) in [
             ("passthrough", Backed::All),
             ("nopassthrough", Backed::Off),
             ("passthrough=direct", Backed::Direct),
+            ("passthrough=auto", Backed::Auto),
             ("passthrough=off", Backed::Off),
             ("nopassthrough,passthrough=all", Backed::All),
         ] {

@@ -23,7 +23,7 @@ const BY_NATURE: &[(&str, &str, &str)] = &[
     ),
     (
         "locks open child asks who",
-        "host_locks",
+        "host_locks,nopassthrough",
         "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
     ),
     (
@@ -74,7 +74,7 @@ fn same_as_the_host(transport: Transport) {
             .iter()
             .find(|(_, result)| **result == "stopped by a panic");
         assert!(stopped.is_none(), "on {name} itself: {stopped:?}");
-        for option in ["", "writeback", "host_locks"] {
+        for option in ["", "writeback", "host_locks,nopassthrough"] {
             let serve = Serve::over(transport).option(option);
             let mount = Mount::new(&serve, &source, &at);
             let dir = at.join(format!("through-{option}"));
