@@ -239,7 +239,7 @@ impl Passthrough {
     }
 
     /// Says how backing files are registered, for [`Options::passthrough`]. Counts once, and before
-    /// the first file is opened.
+    /// the session begins.
     pub fn set_backing(&self, backing: Backing) {
         let _ = self.backing.set(backing);
     }
@@ -312,6 +312,7 @@ impl FileSystem for Passthrough {
             // The server's own capability decides, not the caller's.
             Backed::Auto | Backed::Direct => {
                 !(options.writeback || options.uncached || options.noatime)
+                    && self.backing.get().is_some()
                     && creds::is_administrator()
             }
             Backed::All => true,

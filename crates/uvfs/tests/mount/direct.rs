@@ -184,7 +184,10 @@ impl Opened {
         let Self::Kernel(file) = self else {
             return u64::MAX;
         };
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let prot = match byte {
+            Some(_) => ProtFlags::READ | ProtFlags::WRITE,
+            None => ProtFlags::READ,
+        };
         // SAFETY: a new mapping of a page that the file has.
         unsafe {
             let null = std::ptr::null_mut();
@@ -241,7 +244,8 @@ pub fn worker(dir: &Path, socket: &str) -> String {
                     }
                     None => {
                         let mut options = File::options();
-                        options.read(true).write(true).create(len != 0);
+                        let writes = byte == 0;
+                        options.read(true).write(writes).create(writes && len != 0);
                         options.custom_flags(at as i32);
                         Opened::Kernel(options.open(dir.join("file")).unwrap())
                     }
@@ -284,8 +288,8 @@ const SLOTS: usize = 3;
 struct Worker {
     running: Running,
     stream: BufReader<UnixStream>,
-    /// Of each slot: not open, or whether with O_DIRECT.
-    slots: [Option<bool>; SLOTS],
+    /// Of each slot: not open, or whether with O_DIRECT, and whether for reading only.
+    slots: [Option<(bool, bool)>; SLOTS],
     is_client: bool,
 }
 
@@ -354,14 +358,15 @@ fn everybody_sees_one_file(served: &Served, seed: u64, rounds: usize) {
             let worker = &mut workers[number];
             let slot = random.below(SLOTS as u64) as usize;
             let at = slot as u64;
-            let Some(direct) = worker.slots[slot] else {
+            let Some((direct, only_read)) = worker.slots[slot] else {
                 // In half of the rounds most of them are direct.
                 let direct = !worker.is_client && random.below(4) < 1 + 2 * (round as u64 % 2);
                 let flags = if direct { libc::O_DIRECT } else { 0 };
-                let create = random.below(3) / 2;
-                log.push(format!("{number}.{slot} opens {flags:#x} {create}"));
-                worker.ask([OPEN, at, flags as u64, create, 0]);
-                worker.slots[slot] = Some(direct);
+                let (create, reads) = (random.below(3) / 2, random.below(2));
+                let reads = if worker.is_client { 0 } else { reads };
+                log.push(format!("{number}.{slot} opens {flags:#x} {create} {reads}"));
+                worker.ask([OPEN, at, flags as u64, create, reads]);
+                worker.slots[slot] = Some((direct, reads == 1));
                 continue;
             };
             let page = PAGE as u64;
@@ -376,7 +381,11 @@ fn everybody_sees_one_file(served: &Served, seed: u64, rounds: usize) {
                     .max(from.min(model.len() as u64));
                 sum(&model[from.min(end) as usize..end as usize])
             };
-            let (words, expected) = match random.below(16) {
+            let what = match random.below(16) {
+                8..=11 | 14 if only_read => 3,
+                what => what,
+            };
+            let (words, expected) = match what {
                 0..=2 => {
                     log.push(format!("{number}.{slot} closes"));
                     worker.close(slot);
@@ -392,7 +401,7 @@ fn everybody_sees_one_file(served: &Served, seed: u64, rounds: usize) {
                 12 | 13 if !worker.is_client && !model.is_empty() => {
                     let from = random.below(model.len() as u64) / page * page;
                     let len = page.min(model.len() as u64 - from);
-                    if random.below(2) == 0 {
+                    if only_read || random.below(2) == 0 {
                         ([MAP_READ, at, from, len, 0], seen(from, len))
                     } else {
                         let part = &mut model[from as usize..(from + len) as usize];
