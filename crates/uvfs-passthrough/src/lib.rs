@@ -157,11 +157,14 @@ pub enum Error {
     NoProc(Errno),
 }
 
+/// Registers a node's file and gives its id.
+pub type Register = dyn Fn(u64, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
+
 /// How backing files are registered with the kernel: `Session::register_backing` and
 /// `Session::unregister_backing` of uvfs_server.
 pub struct Backing {
     /// Registers a node's file and gives its id.
-    pub register: Box<dyn Fn(u64, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync>,
+    pub register: Box<Register>,
     /// Takes back a node's registration.
     pub unregister: Box<dyn Fn(u64, i32) + Send + Sync>,
 }
