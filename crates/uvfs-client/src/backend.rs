@@ -282,6 +282,9 @@ pub enum Grant {
     },
     /// Not now; worth asking again after this long.
     Refused(Duration),
+    /// As [`Grant::Refused`], and not worth waiting for: somebody uses the file without leases, for as
+    /// long as they like.
+    Taken(Duration),
 }
 
 /// A lease that somebody else needs back.

@@ -1355,7 +1355,11 @@ impl Backend for Server {
         let reply = shared.call(ext::LEASE, node, op.as_bytes(), &[], &[])?;
         let out: ext::LeaseOut = parse(&reply)?;
         Ok(if out.granted == ext::LEASE_NONE {
-            Grant::Refused(Duration::from_millis(out.retry_ms.into()))
+            let retry = Duration::from_millis(out.retry_ms.into());
+            match out.seq {
+                0 => Grant::Refused(retry),
+                _ => Grant::Taken(retry),
+            }
         } else {
             Grant::Granted {
                 session: shared.generation,

@@ -31,8 +31,8 @@ impl Token {
     ///
     /// # Errors
     /// `ENOTTY` for what is no file of a uvfs mount that has clients, `EOPNOTSUPP` where a mount's
-    /// files can't be shared, `EPROTO` from a server of another version, `EAGAIN` when too many
-    /// tokens are out.
+    /// files can't be shared, `EBUSY` for one that the kernel reads and writes at the host itself,
+    /// `EPROTO` from a server of another version, `EAGAIN` when too many tokens are out.
     pub fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let mut out = TokenOut::new_zeroed();
         // SAFETY: the kernel writes what the command's number says, the size of `out`, to it.

@@ -6,11 +6,12 @@
 //! securebit keeps from being dropped as the id changes.
 
 use std::cell::Cell;
+use std::io;
 use std::marker::PhantomData;
 use std::sync::Once;
 
 use rustix::io::Errno;
-use rustix::thread::CapabilitiesSecureBits;
+use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, capabilities, set_capabilities};
 use uvfs_server::fs::Context;
 
 use crate::sys::{self, Result};
@@ -57,6 +58,26 @@ fn thread() -> Thread {
         cell.set(Some(thread));
         thread
     })
+}
+
+/// Whether this process may do what administrators may (CAP_SYS_ADMIN).
+pub(crate) fn is_administrator() -> bool {
+    capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// Calls `work` without CAP_FSETID, whose holders' writes leave set-user-id and set-group-id as they
+/// are. The kernel writes to a backing file with the capabilities of who registered it.
+pub(crate) fn without_fsetid<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let before = capabilities(None)?;
+    if !before.effective.contains(CapabilitySet::FSETID) {
+        return work();
+    }
+    let mut less = before;
+    less.effective -= CapabilitySet::FSETID;
+    set_capabilities(None, less)?;
+    let done = work();
+    set_capabilities(None, before).expect("what is permitted can be had again");
+    done
 }
 
 /// Whom the server runs as.

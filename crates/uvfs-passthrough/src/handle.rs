@@ -17,7 +17,7 @@ use crate::inode::{BackingUse, Inode, Told};
 use crate::io;
 use crate::namespace::name_ok;
 use crate::sys::{self, FileIoctl, Result};
-use crate::{KeepCache, Passthrough, meta};
+use crate::{Backed, KeepCache, Passthrough, creds, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
@@ -31,8 +31,18 @@ pub(crate) struct OpenFile {
     pub(crate) inode: Arc<Inode>,
     /// open(2)'s flags of the caller.
     asked: u32,
-    /// Reads and writes of it go to the inode's registered backing file.
-    backed: bool,
+    by: By,
+}
+
+/// Who has a file open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The kernel, which reads and writes it at the inode's backing file.
+    Backed,
+    /// The kernel, which asks for what it reads and writes.
+    Plain,
+    /// A client.
+    Client,
 }
 
 impl Drop for OpenFile {
@@ -50,6 +60,16 @@ impl AsFd for OpenFile {
 /// Whether a caller opens with O_DIRECT.
 fn asked_direct(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::DIRECT)
+}
+
+/// Whether the host opens this file with O_DIRECT, as the kernel does for a caller who asked for that.
+fn takes_direct(fd: BorrowedFd<'_>) -> bool {
+    let Ok(flags) = rustix::fs::fcntl_getfl(fd) else {
+        return false;
+    };
+    let takes = rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT).is_ok();
+    // Nobody else uses it yet.
+    takes && rustix::fs::fcntl_setfl(fd, flags).is_ok()
 }
 
 impl Passthrough {
@@ -89,7 +109,8 @@ impl Passthrough {
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
             meta::kill_suidgid(cx, fd.as_fd())?;
         }
-        let now = meta::told(&sys::stat(fd.as_fd())?);
+        let st = sys::stat(fd.as_fd())?;
+        let (now, mode) = (meta::told(&st), u32::from(st.stx_mode));
         let (told, settled) = {
             let state = inode.state();
             (state.told, state.settled)
@@ -100,7 +121,7 @@ impl Passthrough {
             KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
         };
-        let mut opened = self.opened(inode, fd, how.flags, keep)?;
+        let mut opened = self.opened(inode, fd, how, mode, keep)?;
         opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
         if known
             && asked & OFlags::ACCMODE == OFlags::RDONLY
@@ -146,30 +167,41 @@ impl Passthrough {
         }
     }
 
-    /// Gives an open file a number.
-    fn opened(&self, inode: Arc<Inode>, fd: OwnedFd, asked: u32, keep: bool) -> Result<Opened> {
+    /// Gives an open file of this mode a number. What the kernel has cached of it stays with `keep`.
+    fn opened(
+        &self,
+        inode: Arc<Inode>,
+        fd: OwnedFd,
+        how: &OpenHow,
+        mode: u32,
+        keep: bool,
+    ) -> Result<Opened> {
+        let asked = how.flags;
         let mut flags = OpenFlags::empty();
-        let mut backing = 0;
-        if let Some(id) = self.use_backing(&inode, fd.as_fd()) {
+        let (by, backing) = match how.kernel {
+            true => self.begin_use(&inode, fd.as_fd(), asked, mode),
+            false => (By::Client, 0),
+        };
+        if by == By::Backed {
             flags |= OpenFlags::PASSTHROUGH;
-            backing = id;
         } else if self.options.direct_io || (asked_direct(asked) && !self.writes_back()) {
             // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
             // cost the kernel less than the asynchronous ones that it makes of them otherwise.
             flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
-        } else if keep {
-            flags |= OpenFlags::KEEP_CACHE;
+        } else {
+            // Once after backing files: whatever is cached is older than what went to them.
+            let old = by == By::Plain && std::mem::take(&mut inode.state().was_backed);
+            flags.set(OpenFlags::KEEP_CACHE, keep && !old);
         }
         if !self.writes_back() && !self.options.host_locks {
             flags |= OpenFlags::NOFLUSH;
         }
-        let backed = flags.contains(OpenFlags::PASSTHROUGH);
         inode.opens.fetch_add(1, Ordering::AcqRel);
         let file = Arc::new(OpenFile {
             fd: Arc::new(File::new(fd, inode.mount.in_memory)),
             inode: inode.clone(),
             asked,
-            backed,
+            by,
         });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {
@@ -180,7 +212,7 @@ impl Passthrough {
                 ..Opened::default()
             }),
             None => {
-                self.release_backing(&inode, backed);
+                self.end_use(&inode, by);
                 Err(Errno::NFILE)
             }
         }
@@ -214,7 +246,7 @@ impl Passthrough {
         match made {
             Ok(fd) => {
                 let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-                self.opened_entry(inode, &st, fd, how.flags)
+                self.opened_entry(inode, &st, fd, how)
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
@@ -252,7 +284,7 @@ impl Passthrough {
             rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
         };
         let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-        self.opened_entry(inode, &st, fd, how.flags)
+        self.opened_entry(inode, &st, fd, how)
     }
 
     fn opened_entry(
@@ -260,11 +292,11 @@ impl Passthrough {
         inode: Arc<Inode>,
         st: &Statx,
         fd: OwnedFd,
-        asked: u32,
+        how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
         let entry = self.entry(&inode, st);
         let node = inode.node;
-        match self.opened(inode, fd, asked, false) {
+        match self.opened(inode, fd, how, st.stx_mode.into(), false) {
             Ok(opened) => Ok((entry, opened)),
             Err(errno) => {
                 self.inodes.forget(node, 1);
@@ -273,59 +305,110 @@ impl Passthrough {
         }
     }
 
-    /// Registers the file with the kernel, once for all opens of the inode at a time. The kernel
-    /// refuses an open without while it has one with, so what decides is only whether the inode has
-    /// a registration, and none is made after one was refused.
-    fn use_backing(&self, inode: &Inode, fd: BorrowedFd<'_>) -> Option<i32> {
-        if !self.passes_through.load(Ordering::Relaxed) || !inode.is_regular() {
-            return None;
-        }
-        let hooks = self.backing.get()?;
+    /// Counts an open of the kernel's, and decides whether it gets a backing file; which.
+    ///
+    /// The kernel has each inode in one of two modes (fs/fuse/iomode.c): while an open with a backing
+    /// file lives, others have to have the same; while an open that its page cache is used by lives
+    /// (also FOPEN_DIRECT_IO ones, once they are mapped), none may have one. Else open(2) fails with
+    /// EIO. It leaves a mode before it sends the RELEASE, and enters one after the answer, so the
+    /// counts here are on the safe side if they change in one step with the decision.
+    fn begin_use(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: u32, mode: u32) -> (By, i32) {
         let mut state = inode.state();
         if let Some(backing) = &mut state.backing {
             backing.opens += 1;
-            return Some(backing.id);
+            let id = backing.id;
+            assert_eq!(state.plain, 0, "opens with a backing file and without");
+            return (By::Backed, id);
         }
-        if self.backing_refused.load(Ordering::Relaxed) {
-            return None;
+        if state.plain == 0
+            && self.wants_backing(inode, asked, mode)
+            && let Some(id) = self.register(inode, fd)
+        {
+            state.backing = Some(BackingUse { id, opens: 1 });
+            state.was_backed = true;
+            return (By::Backed, id);
         }
-        match (hooks.register)(fd) {
-            Ok(id) => {
-                state.backing = Some(BackingUse { id, opens: 1 });
-                Some(id)
+        state.plain += 1;
+        (By::Plain, 0)
+    }
+
+    /// The kernel has closed a file, or never got to know of it.
+    fn end_use(&self, inode: &Inode, by: By) {
+        let mut state = inode.state();
+        match by {
+            By::Client => {}
+            By::Plain => {
+                assert!(state.backing.is_none() && state.plain > 0, "it was open");
+                state.plain -= 1;
             }
-            Err(error) => {
-                if !self.backing_refused.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, "backing files are refused; going on without");
+            By::Backed => {
+                assert_eq!(state.plain, 0, "opens with a backing file and without");
+                let backing = state.backing.as_mut().expect("it was open");
+                backing.opens -= 1;
+                if backing.opens == 0 {
+                    let id = backing.id;
+                    state.backing = None;
+                    if let Some(hooks) = self.backing.get() {
+                        // Under the lock, so that a next open registers after this.
+                        (hooks.unregister)(inode.node, id);
+                    }
                 }
-                None
             }
         }
     }
 
-    fn release_backing(&self, inode: &Inode, backed: bool) {
-        if !backed {
-            return;
-        }
-        let Some(hooks) = self.backing.get() else {
-            return;
+    /// Whether an open of a file of this mode is one to begin with a backing file.
+    fn wants_backing(&self, inode: &Inode, asked: u32, mode: u32) -> bool {
+        let flags = OFlags::from_bits_retain(asked);
+        // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
+        // know.
+        let direct = asked_direct(asked) && mode & (libc::S_ISUID | libc::S_ISGID) == 0;
+        let wanted = match self.options.passthrough {
+            Backed::Off => false,
+            Backed::Auto if flags & OFlags::ACCMODE == OFlags::RDONLY => direct,
+            Backed::Auto => direct && inode.mount.in_memory && !flags.contains(OFlags::APPEND),
+            Backed::Direct => direct,
+            Backed::All => true,
         };
-        let mut state = inode.state();
-        let Some(backing) = &mut state.backing else {
-            return;
+        wanted
+            && self.passes_through.load(Ordering::Relaxed)
+            && inode.is_regular()
+            && !self.backing_refused.load(Ordering::Relaxed)
+            && !inode.mount.no_backing.load(Ordering::Relaxed)
+    }
+
+    /// Registers a file with the kernel. What can't be otherwise next time is not tried again.
+    fn register(&self, inode: &Inode, fd: BorrowedFd<'_>) -> Option<i32> {
+        let hooks = self.backing.get()?;
+        let all = self.options.passthrough == Backed::All;
+        let registered = match all || takes_direct(fd) {
+            true => creds::without_fsetid(|| (hooks.register)(inode.node, fd)),
+            false => Err(Errno::OPNOTSUPP.into()),
         };
-        backing.opens -= 1;
-        if backing.opens == 0 {
-            let id = backing.id;
-            state.backing = None;
-            // Under the lock, so that a next open registers after this.
-            (hooks.unregister)(id);
+        let error = match registered {
+            Ok(id) => return Some(id),
+            Err(error) => error,
+        };
+        match Errno::from_io_error(&error) {
+            // A client has a lease.
+            Some(Errno::BUSY) => return None,
+            Some(Errno::NOMEM | Errno::NFILE | Errno::MFILE | Errno::INTR) => {}
+            // The file system is stacked on others, or has no such files.
+            Some(Errno::LOOP | Errno::OPNOTSUPP) => {
+                inode.mount.no_backing.store(true, Ordering::Relaxed);
+            }
+            _ => self.backing_refused.store(true, Ordering::Relaxed),
         }
+        match all {
+            true => tracing::warn!(%error, "a backing file is refused; going on without"),
+            false => tracing::debug!(%error, "a backing file is refused; going on without"),
+        }
+        None
     }
 
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
-        self.release_backing(&file.inode, file.backed);
+        self.end_use(&file.inode, file.by);
         // Clients lock by handle whether the kernel asks us for locks or not.
         self.drop_locks_by(&file.inode, fh);
         Ok(())
@@ -340,8 +423,14 @@ impl Passthrough {
         }
     }
 
+    /// For who wants to share the file. Those with a backing file are left to the kernel, unless all
+    /// have one.
     pub(crate) fn asked_flags(&self, node: u64, fh: u64) -> Result<u32> {
-        Ok(self.file_of(node, fh)?.asked)
+        let file = self.file_of(node, fh)?;
+        match file.by == By::Backed && self.options.passthrough != Backed::All {
+            true => Err(Errno::BUSY),
+            false => Ok(file.asked),
+        }
     }
 
     /// A second open file on the same descriptor of the host: nothing here uses its position. With
@@ -365,7 +454,7 @@ impl Passthrough {
             fd,
             inode: file.inode.clone(),
             asked: file.asked,
-            backed: false,
+            by: By::Client,
         };
         self.files.insert(Arc::new(shared)).ok_or_else(|| {
             self.inodes.forget(node, 1);

@@ -35,6 +35,8 @@ pub(crate) struct Mount {
     pub(crate) in_memory: bool,
     /// Its file system has no uncached I/O (RWF_DONTCACHE).
     pub(crate) no_dontcache: AtomicBool,
+    /// Its files can't be backing files.
+    pub(crate) no_backing: AtomicBool,
 }
 
 /// What identifies an inode of the host.
@@ -86,7 +88,12 @@ pub(crate) struct State {
     pub(crate) settled: bool,
     /// What the file was when the kernel was given its contents, unasked.
     pub(crate) given: Option<Told>,
+    /// Of the kernel's opens those with a backing file, and how many there are without: never both
+    /// at a time.
     pub(crate) backing: Option<BackingUse>,
+    pub(crate) plain: usize,
+    /// There were opens with a backing file since the last one that the kernel's cache was used by.
+    pub(crate) was_backed: bool,
     /// Who locks ranges of it (with the option `host_locks`).
     pub(crate) owners: Owners,
 }
@@ -566,6 +573,7 @@ impl Mount {
             fd: fd.ok(),
             in_memory: uvfs_io::ops::in_memory(file),
             no_dontcache: AtomicBool::new(false),
+            no_backing: AtomicBool::new(false),
         }
     }
 }

@@ -51,7 +51,7 @@ const MAX_REMOVED: u64 = 1024;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The kernel caches writes and writes back later (FUSE_WRITEBACK_CACHE). Programs of the host
-    /// then see writes late. Off where `passthrough` is on.
+    /// then see writes late. Off where `passthrough` is [`Backed::All`].
     pub writeback: bool,
     /// Everything that changes something fails with EROFS.
     pub read_only: bool,
@@ -67,9 +67,10 @@ pub struct Options {
     pub uncached: bool,
     /// Reads and writes bypass the kernel's page cache of the mount.
     pub direct_io: bool,
-    /// Reads and writes go from the kernel straight to the host's file (FUSE passthrough, Linux
-    /// 6.9), where the kernel allows it. See [`Passthrough::set_backing`].
-    pub passthrough: bool,
+    /// Which opens get a backing file, so that reads and writes go from the kernel straight to the
+    /// host's file (FUSE passthrough, Linux 6.9), where the kernel allows it. See
+    /// [`Passthrough::set_backing`].
+    pub passthrough: Backed,
     /// When what the kernel has cached of a file's data stays cached as the file is opened again.
     pub keep_cache: KeepCache,
     /// The kernel caches listings of a directory for as long as it is open.
@@ -83,6 +84,24 @@ pub struct Options {
     pub entry_ttl: Duration,
     /// How long it may be cached that there is no such name.
     pub negative_ttl: Duration,
+}
+
+/// Which opens of the kernel's get the host's file as their backing file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backed {
+    /// None.
+    Off,
+    /// Those with O_DIRECT that can't tell: for reading only, or of files in memory. The kernel (6.18)
+    /// goes on with the flags of the open when a program switches O_DIRECT or O_APPEND off, as dd(1)
+    /// does for the end of a file, and most hosts then refuse what is not aligned.
+    #[default]
+    Auto,
+    /// Those with O_DIRECT, and with them, as for [`Backed::Auto`], all others of the same file at the
+    /// same time. Neither with `writeback`, which the kernel doesn't combine with it, nor with
+    /// `uncached` or `noatime`, which it doesn't see to.
+    Direct,
+    /// All.
+    All,
 }
 
 /// Whether cached data outlives the last close of a file.
@@ -108,7 +127,7 @@ impl Default for Options {
             xdev: false,
             uncached: false,
             direct_io: false,
-            passthrough: false,
+            passthrough: Backed::default(),
             keep_cache: KeepCache::Unchanged,
             cache_readdir: false,
             checks_permissions: true,
@@ -138,13 +157,16 @@ pub enum Error {
     NoProc(Errno),
 }
 
+/// Registers a node's file and gives its id.
+pub type Register = dyn Fn(u64, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
+
 /// How backing files are registered with the kernel: `Session::register_backing` and
 /// `Session::unregister_backing` of uvfs_server.
 pub struct Backing {
-    /// Registers a file and gives its id.
-    pub register: Box<dyn Fn(BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync>,
-    /// Takes back a registration.
-    pub unregister: Box<dyn Fn(i32) + Send + Sync>,
+    /// Registers a node's file and gives its id.
+    pub register: Box<Register>,
+    /// Takes back a node's registration.
+    pub unregister: Box<dyn Fn(u64, i32) + Send + Sync>,
 }
 
 /// A directory of the host, served.
@@ -162,7 +184,7 @@ pub struct Passthrough {
     backing: OnceLock<Backing>,
     /// What the kernel agreed to.
     passes_through: AtomicBool,
-    /// The kernel refused a backing file, so no more are registered.
+    /// The kernel takes no backing files from this server, so no more are registered.
     backing_refused: AtomicBool,
     caches_writes: AtomicBool,
 }
@@ -220,7 +242,7 @@ impl Passthrough {
     }
 
     /// Says how backing files are registered, for [`Options::passthrough`]. Counts once, and before
-    /// the first file is opened.
+    /// the session begins.
     pub fn set_backing(&self, backing: Backing) {
         let _ = self.backing.set(backing);
     }
@@ -287,9 +309,19 @@ impl FileSystem for Passthrough {
             | InitFlags::SPLICE_READ
             | InitFlags::SPLICE_WRITE
             | InitFlags::SPLICE_MOVE;
-        // The server's own capability decides, not the caller's: only root can register.
-        let passthrough = options.passthrough && config.offered.contains(InitFlags::PASSTHROUGH);
-        if options.passthrough && !passthrough {
+        let all = options.passthrough == Backed::All;
+        let wanted = match options.passthrough {
+            Backed::Off => false,
+            // The server's own capability decides, not the caller's.
+            Backed::Auto | Backed::Direct => {
+                !(options.writeback || options.uncached || options.noatime)
+                    && self.backing.get().is_some()
+                    && creds::is_administrator()
+            }
+            Backed::All => true,
+        };
+        let passthrough = wanted && config.offered.contains(InitFlags::PASSTHROUGH);
+        if all && !passthrough {
             tracing::warn!("the kernel has no FUSE passthrough (it needs Linux 6.9); without it");
         }
         // The kernel takes one of the two.

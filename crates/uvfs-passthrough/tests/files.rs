@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::*;
-use uvfs_passthrough::{KeepCache, Options};
+use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     CopyRange, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
@@ -396,6 +396,7 @@ fn nameless_files_get_names() {
         let how = OpenHow {
             flags: libc::O_RDWR as u32,
             kill_suidgid: false,
+            kernel: true,
         };
         let (entry, opened) = now(served.fs.tmpfile(&USER, 1, &new, &how)).unwrap();
         assert_eq!(entry.attr.nlink, 0, "{store}");
@@ -725,7 +726,7 @@ fn backing_files_are_registered_once_and_taken_back() {
     let served = Served::new(
         dir.path(),
         Options {
-            passthrough: true,
+            passthrough: Backed::All,
             ..Default::default()
         },
     );
@@ -734,11 +735,11 @@ fn backing_files_are_registered_once_and_taken_back() {
     let (live, next) = (Arc::new(AtomicI32::new(0)), AtomicI32::new(10));
     let (up, down) = (live.clone(), live.clone());
     served.fs.set_backing(uvfs_passthrough::Backing {
-        register: Box::new(move |_| {
+        register: Box::new(move |_, _| {
             up.fetch_add(1, Ordering::Relaxed);
             Ok(next.fetch_add(1, Ordering::Relaxed))
         }),
-        unregister: Box::new(move |_| {
+        unregister: Box::new(move |_, _| {
             down.fetch_sub(1, Ordering::Relaxed);
         }),
     });
@@ -782,6 +783,98 @@ fn backing_files_are_registered_once_and_taken_back() {
     );
     let opened = served.open(node, libc::O_RDONLY).unwrap();
     assert!(!opened.flags.contains(OpenFlags::PASSTHROUGH));
+}
+
+#[test]
+fn a_backing_file_is_for_direct_opens_of_what_is_not_open_otherwise() {
+    use std::io::{Error, Result};
+    use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root registers backing files");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["file", "other", "setuid"] {
+        std::fs::write(dir.path().join(name), b"data").unwrap();
+    }
+    let setuid = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+    std::fs::set_permissions(dir.path().join("setuid"), setuid).unwrap();
+    let served = Served::new(dir.path(), Options::default());
+    let (refusal, asked) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicUsize::new(0)));
+    let live = Arc::new(Mutex::new(Vec::<u64>::new()));
+    let (why, count, up, down) = (refusal.clone(), asked.clone(), live.clone(), live.clone());
+    served.fs.set_backing(uvfs_passthrough::Backing {
+        register: Box::new(move |node, _| -> Result<i32> {
+            count.fetch_add(1, Ordering::Relaxed);
+            match why.load(Ordering::Relaxed) {
+                0 => {
+                    up.lock().unwrap().push(node);
+                    Ok(7)
+                }
+                code => Err(Error::from_raw_os_error(code)),
+            }
+        }),
+        unregister: Box::new(move |node, id| {
+            let mut live = down.lock().unwrap();
+            let at = live.iter().position(|&other| (other, id) == (node, 7));
+            live.remove(at.expect("it is registered"));
+        }),
+    });
+    let config = served.init(InitFlags::all());
+    assert!(config.wanted.contains(InitFlags::PASSTHROUGH));
+    let [file, other, setuid] =
+        ["file", "other", "setuid"].map(|name| served.lookup(1, name).unwrap().node);
+    let open = |node, flags| {
+        let opened = served.open(node, flags).unwrap();
+        let backed = opened.flags.contains(OpenFlags::PASSTHROUGH);
+        assert_eq!(backed, opened.backing == 7);
+        assert!(!backed || !opened.flags.contains(OpenFlags::DIRECT_IO));
+        (opened.fh, backed)
+    };
+    let direct = libc::O_RDONLY | libc::O_DIRECT;
+    // Nothing else may be open, and all that is opened then is the same.
+    let plain = open(file, libc::O_RDWR);
+    let refused = open(file, direct);
+    assert!(!plain.1 && !refused.1);
+    served.release(plain.0);
+    let refused_too = open(file, direct);
+    assert!(!refused_too.1);
+    served.release(refused.0);
+    served.release(refused_too.0);
+    let first = open(file, direct);
+    let buffered = open(file, libc::O_RDWR);
+    assert!(first.1 && buffered.1);
+    served.release(first.0);
+    assert!(open(file, direct).1 && *live.lock().unwrap() == [file]);
+    assert!(!open(other, libc::O_RDONLY).1 && !open(setuid, direct).1);
+    // Clients are not the kernel.
+    let how = OpenHow {
+        flags: direct as u32,
+        kill_suidgid: false,
+        kernel: false,
+    };
+    let client = now(served.fs.open(&ROOT_USER, file, &how)).unwrap();
+    assert_eq!(client.backing, 0);
+    let fresh = |name: &str| {
+        std::fs::write(dir.path().join(name), b"data").unwrap();
+        served.lookup(1, name).unwrap().node
+    };
+    // A lease is in the way, for once.
+    refusal.store(libc::EBUSY, Ordering::Relaxed);
+    let node = fresh("busy");
+    let busy = open(node, direct);
+    served.release(busy.0);
+    refusal.store(0, Ordering::Relaxed);
+    assert!(!busy.1 && open(node, direct).1);
+    // What stays as it is is asked for once.
+    refusal.store(libc::EPERM, Ordering::Relaxed);
+    assert!(!open(fresh("a"), direct).1);
+    let before = asked.load(Ordering::Relaxed);
+    refusal.store(0, Ordering::Relaxed);
+    assert!(!open(fresh("b"), direct).1);
+    assert_eq!(asked.load(Ordering::Relaxed), before);
+    assert!(open(file, libc::O_RDONLY).1, "as the others of it");
 }
 
 #[test]

@@ -208,6 +208,7 @@ fn writing_takes_privileges_when_it_is_said_to() {
         let kill = OpenHow {
             flags: (libc::O_WRONLY | libc::O_TRUNC) as u32,
             kill_suidgid: true,
+            kernel: true,
         };
         let truncated = now(fs.open(&ROOT_USER, entry.node, &kill)).unwrap();
         assert_eq!(mode(), 0o755);

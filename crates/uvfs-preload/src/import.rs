@@ -166,8 +166,8 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     let token = match Token::of(borrowed) {
         Ok(token) => token,
         Err(error) => {
-            // Too many are out: later, perhaps.
-            if error.raw_os_error() != Some(libc::EAGAIN) {
+            // This one alone: too many are out, or the kernel reads and writes it without the server.
+            if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) {
                 forget_device(state, inode.0);
             }
             return None;

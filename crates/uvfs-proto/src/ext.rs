@@ -51,7 +51,9 @@ pub struct LeaseOut {
     pub granted: u32,
     /// When refused: milliseconds after which it is worth asking again.
     pub retry_ms: u32,
-    /// The lease's number; later ones are larger. Recalls and returns name it.
+    /// The lease's number; later ones are larger. Recalls and returns name it. When refused: 1 if
+    /// there is no waiting for it, as the kernel of the mount reads and writes the file without asking
+    /// for as long as somebody has it open.
     pub seq: u64,
     /// The attributes at the time of the grant.
     pub attr: Attr,

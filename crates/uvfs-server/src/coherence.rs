@@ -43,6 +43,8 @@ use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 
 const SHARDS: usize = 16;
+/// How long a client does without a lease of a node that the kernel reads and writes itself.
+const PASSING: Duration = Duration::from_millis(20);
 /// How often a waiting request looks again: a recall may not have fit into its ring.
 const TICK: Duration = Duration::from_millis(100);
 /// A client that writes back all the while may take so many deadlines for a recall.
@@ -236,6 +238,15 @@ impl Drop for Entered<'_> {
             self.coherence.shard(self.node).table.ended(self.node);
         }
     }
+}
+
+/// Why a lease is not granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    /// After how long it is worth asking again.
+    pub(crate) retry: Duration,
+    /// Not because others have leases or requests under way: the kernel asks nobody.
+    pub(crate) passing: bool,
 }
 
 /// What one request touches, and since when its answer's attributes may be old.
@@ -474,11 +485,23 @@ impl Coherence {
         Some(seq)
     }
 
-    /// Whether the kernel reads and writes without asking, or keeps dirty pages and a size of its
-    /// own for as long as it likes: then there are no leases.
+    /// Whether the kernel reads and writes every file without asking, or keeps dirty pages and a size
+    /// of its own for as long as it likes: then there are no leases.
     fn is_alone<F: FileSystem>(&self, session: &Session<F>) -> bool {
-        let alone = InitFlags::PASSTHROUGH | InitFlags::WRITEBACK_CACHE;
-        self.kernel.get().is_some() && session.negotiated().flags.intersects(alone)
+        let agreed = session.negotiated().flags;
+        let all = session.options.all_backed && agreed.contains(InitFlags::PASSTHROUGH);
+        self.kernel.get().is_some() && (all || agreed.contains(InitFlags::WRITEBACK_CACHE))
+    }
+
+    /// The kernel is to be given a backing file of a node. Whether it may: nobody has a lease of it,
+    /// and from now on nobody gets one.
+    pub(crate) fn passes(&self, node: u64) -> bool {
+        self.shard(node).table.pass(node)
+    }
+
+    /// It was not given one, or has it no longer.
+    pub(crate) fn passed(&self, node: u64) {
+        self.shard(node).table.passed(node);
     }
 
     /// Whether nothing is under way that the table does not know.
@@ -985,17 +1008,29 @@ impl Coherence {
         attributes(session, slot, node).await.ok()
     }
 
-    /// Grants a lease: its number, or nothing, and then after how long to ask again.
+    /// Grants a lease: its number, or why not.
     pub(crate) async fn grant<F: FileSystem>(
         &self,
         session: &Arc<Session<F>>,
         link: &Arc<Link>,
         node: u64,
         mode: Mode,
-    ) -> Result<u64, Duration> {
-        const SOON: Duration = Duration::from_millis(1);
+    ) -> Result<u64, Refusal> {
+        const SOON: Refusal = Refusal {
+            retry: Duration::from_millis(1),
+            passing: false,
+        };
         if self.is_alone(session) {
-            return Err(Duration::from_secs(3600));
+            return Err(Refusal {
+                retry: Duration::from_secs(3600),
+                passing: true,
+            });
+        }
+        if self.shard(node).table.passes(node) {
+            return Err(Refusal {
+                retry: PASSING,
+                passing: true,
+            });
         }
         if link.is_over() || !self.is_quiet(&session.queues()) {
             return Err(SOON);

@@ -286,15 +286,17 @@ async fn dispatch<F: FileSystem>(
     let entry = |entry: Entry| Answer::of(&entry_out(&entry));
     let attr = |attributes: Attributes| Answer::of(&attr_out(&attributes));
     let opened = |opened: Opened| Answer::of(&open_out(&opened));
+    let kernel = slot.header.unique & shm::OURS == 0;
     let how = |arg: &abi::OpenIn| OpenHow {
         flags: arg.flags,
         kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+        kernel,
     };
     match request.operation {
         Operation::Lookup(name) => {
             // Of the kernel alone: a client has the file already.
             if node == ROOT
-                && slot.header.unique & shm::OURS == 0
+                && kernel
                 && let Some(token) = token_of_name(name.to_bytes())
             {
                 return session.look_up_token(cx, &token).await.map(entry);
@@ -362,6 +364,7 @@ async fn dispatch<F: FileSystem>(
         Operation::Open(arg) => {
             let file = fs.open(cx, node, &how(&arg)).await?;
             session.tell_of_open(slot.header.unique, node, &file);
+            session.count_open(&file);
             Ok(opened(file))
         }
         Operation::Create(arg, name) => {
@@ -373,10 +376,11 @@ async fn dispatch<F: FileSystem>(
             let how = OpenHow {
                 flags: arg.flags,
                 kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+                kernel,
             };
-            fs.create(cx, node, name, &new, &how)
-                .await
-                .map(|made| created(&made))
+            let made = fs.create(cx, node, name, &new, &how).await?;
+            session.count_open(&made.1);
+            Ok(created(&made))
         }
         Operation::Tmpfile(arg, _) => {
             let new = NewNode {
@@ -387,10 +391,11 @@ async fn dispatch<F: FileSystem>(
             let how = OpenHow {
                 flags: arg.flags,
                 kill_suidgid: false,
+                kernel,
             };
-            fs.tmpfile(cx, node, &new, &how)
-                .await
-                .map(|made| created(&made))
+            let made = fs.tmpfile(cx, node, &new, &how).await?;
+            session.count_open(&made.1);
+            Ok(created(&made))
         }
         Operation::Read(arg) => {
             let size = arg.size as usize;

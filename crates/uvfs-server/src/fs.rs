@@ -63,7 +63,7 @@ pub struct Opened {
     /// FOPEN_* flags.
     pub flags: OpenFlags,
     /// A backing file registered with [`crate::Session::register_backing`], for
-    /// [`OpenFlags::PASSTHROUGH`].
+    /// [`OpenFlags::PASSTHROUGH`]; only where [`OpenHow::kernel`] said so.
     pub backing: i32,
     /// All that is in a small file, which the kernel then has in its cache before the open returns:
     /// reading it needs no further request. Of use only with [`OpenFlags::KEEP_CACHE`], and only
@@ -115,6 +115,8 @@ pub struct OpenHow {
     /// Set-user-id and set-group-id are to be cleared as the file is truncated
     /// (FUSE_OPEN_KILL_SUIDGID).
     pub kill_suidgid: bool,
+    /// The kernel of the mount opens it, which may be given a backing file. Clients are not.
+    pub kernel: bool,
 }
 
 /// What a new name gets.
@@ -584,7 +586,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// open(2)'s flags that a file was opened with. Answered by file systems that clients over shared
-    /// memory may use the open files of; see [`FileSystem::share`].
+    /// memory may use the open files of; see [`FileSystem::share`]. EBUSY for one that is better left
+    /// to the kernel, which reads and writes it without asking.
     fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
         unsupported!(node, fh)
     }

@@ -10,6 +10,9 @@
 //! The kernel of a mount caches too, and is never asked: it is told to drop what it has. That takes
 //! a while, so a write lease is granted in two steps, [`Table::ask`] and [`Table::granted`], and
 //! not at all if something came in between.
+//!
+//! A node that the kernel has a backing file of it reads and writes without asking: nobody has a
+//! lease of it then, and none is granted ([`Table::pass`]).
 
 use std::collections::HashMap;
 
@@ -87,6 +90,8 @@ struct Node {
     /// Who is to get a write lease once the kernel knows nothing any more, and whether something
     /// happened meanwhile that makes that worthless.
     granting: Option<(Holder, bool)>,
+    /// The kernel has a backing file of it.
+    passing: bool,
 }
 
 impl Node {
@@ -95,6 +100,10 @@ impl Node {
         assert!(
             writers == 0 || self.held.len() == 1,
             "a write lease is the only one: {self:?}"
+        );
+        assert!(
+            !self.passing || (self.held.is_empty() && self.granting.is_none()),
+            "the kernel asks nobody, so nobody has a lease: {self:?}"
         );
         debug_assert!(
             self.held
@@ -112,6 +121,7 @@ impl Node {
         let others = || self.held.iter().filter(|h| h.who != who);
         self.changes == 0
             && self.waiting == 0
+            && !self.passing
             && self.held.iter().all(|h| h.recalled.is_none())
             && match mode {
                 Mode::Read => others().all(|h| h.mode == Mode::Read),
@@ -275,6 +285,31 @@ impl Table {
         self.tidy(node);
     }
 
+    /// The kernel is to read and write the node without asking from now on; false, and nothing
+    /// happened, where a lease is in the way. There is no end to that by itself: it is not asked to
+    /// stop, so leases wait for [`Table::passed`].
+    pub(crate) fn pass(&mut self, node: u64) -> bool {
+        let n = self.nodes.entry(node).or_default();
+        assert!(!n.passing, "a node has one backing file at a time");
+        n.passing = n.held.is_empty() && n.granting.is_none();
+        let passing = n.passing;
+        self.tidy(node);
+        passing
+    }
+
+    /// It no longer does.
+    pub(crate) fn passed(&mut self, node: u64) {
+        let n = self.nodes.get_mut(&node).expect("it has a backing file");
+        assert!(n.passing, "it has a backing file");
+        n.passing = false;
+        self.tidy(node);
+    }
+
+    /// Whether the kernel reads and writes a node without asking.
+    pub(crate) fn passes(&self, node: u64) -> bool {
+        self.nodes.get(&node).is_some_and(|n| n.passing)
+    }
+
     /// The nodes of which `who` has or is about to get a lease.
     pub(crate) fn nodes_of(&self, who: Holder) -> Vec<u64> {
         let has = |n: &Node| {
@@ -370,6 +405,28 @@ mod tests {
     }
 
     #[test]
+    fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
+        let mut t = Table::default();
+        let Ask::Granted(a) = t.ask(NODE, 1, Mode::Read, true) else {
+            panic!()
+        };
+        assert!(!t.pass(NODE) && !t.passes(NODE));
+        t.returned(NODE, 1, a, None);
+        // Nor while one is being granted.
+        assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+        assert!(!t.pass(NODE));
+        assert!(t.granted(NODE, 1).is_some());
+        t.forget(NODE, 1);
+        assert!(t.pass(NODE) && t.passes(NODE) && !t.passes(NODE + 1));
+        assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
+        assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Refused);
+        assert_eq!(t.begin(NODE, 1, Access::Change), Begin::Go);
+        t.ended(NODE);
+        t.passed(NODE);
+        assert!(t.is_unknown(NODE));
+    }
+
+    #[test]
     fn what_the_kernel_does_meanwhile_spoils_a_grant() {
         let mut t = Table::default();
         assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
@@ -425,13 +482,23 @@ mod tests {
         clients: [Client; CLIENTS],
         kernel: Step,
         kernel_cached: Option<u8>,
+        /// The kernel has a backing file.
+        passing: bool,
         /// The server's value, the last one given, and the newest that a returned write wrote.
         server: u8,
         last: u8,
         acked: u8,
     }
 
-    type Key = (Vec<Node>, [Client; CLIENTS], Step, Option<u8>, u8, u8, u8);
+    type Key = (
+        Vec<Node>,
+        [Client; CLIENTS],
+        (Step, bool),
+        Option<u8>,
+        u8,
+        u8,
+        u8,
+    );
 
     impl World {
         fn key(&self) -> Key {
@@ -446,7 +513,7 @@ mod tests {
                 }
                 node.held.sort_by_key(|h| h.who);
             }
-            let (kernel, server) = (self.kernel, self.server);
+            let (kernel, server) = ((self.kernel, self.passing), self.server);
             let numbers = (self.last, self.acked);
             (
                 table,
@@ -619,8 +686,33 @@ mod tests {
             if let Some(value) = self.kernel_cached {
                 self.read(value, self.acked, "the kernel");
             }
+            if self.passing {
+                // It reads and writes at the server's file, and none of it is anybody's to know.
+                assert!(self.table.passes(NODE) && self.kernel_cached.is_none());
+                assert!(self.clients.iter().all(|c| c.cached.is_none()));
+                self.read(self.server, self.acked, "the kernel");
+                let changing = self.table.nodes.get(&NODE).is_some_and(|n| n.changes > 0);
+                if !changing && self.last < WRITES {
+                    go(&mut |w| {
+                        w.last += 1;
+                        (w.server, w.acked) = (w.last, w.acked.max(w.last));
+                    });
+                }
+                go(&mut |w| {
+                    w.table.passed(NODE);
+                    w.passing = false;
+                });
+                return;
+            }
             match self.kernel {
                 Step::Idle => {
+                    // Its opens without one are closed, and it drops its pages.
+                    go(&mut |w| {
+                        w.passing = w.table.pass(NODE);
+                        if w.passing {
+                            w.kernel_cached = None;
+                        }
+                    });
                     if self.kernel_cached.is_none() {
                         go(&mut |w| w.kernel = Step::Wants(Access::Look, false));
                     }
@@ -692,6 +784,7 @@ mod tests {
             clients: [client.clone(), client],
             kernel: Step::Idle,
             kernel_cached: None,
+            passing: false,
             server: 0,
             last: 0,
             acked: 0,

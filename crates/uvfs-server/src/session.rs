@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -39,6 +40,9 @@ pub struct SessionOptions {
     /// Handlers are told to leave nothing in the store's cache, and the kernel's own pages of a
     /// mount are dropped behind its reads and writes.
     pub uncached: bool,
+    /// Every open of the kernel's is to have a backing file, if the kernel takes those: then clients
+    /// are granted no leases.
+    pub all_backed: bool,
 }
 
 impl Default for SessionOptions {
@@ -49,6 +53,7 @@ impl Default for SessionOptions {
             max_write,
             max_readahead: max_write,
             uncached: false,
+            all_backed: false,
         }
     }
 }
@@ -74,6 +79,8 @@ pub struct Session<F> {
     spare_queues: Mutex<Vec<Arc<QueueStats>>>,
     /// What the kernel may have cached, where that is to be dropped again.
     pub(crate) recent: OnceLock<Arc<Recent>>,
+    /// Opens that were answered with a backing file.
+    backed: AtomicU64,
     began: Instant,
 }
 
@@ -130,6 +137,7 @@ impl<F: FileSystem> Session<F> {
             clients: Mutex::default(),
             spare_queues: Mutex::default(),
             recent: OnceLock::new(),
+            backed: AtomicU64::new(0),
             began: Instant::now(),
         }
     }
@@ -237,19 +245,35 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
-    /// Registers a backing file for [`abi::OpenFlags::PASSTHROUGH`].
-    ///
-    /// # Errors
-    /// EPERM without CAP_SYS_ADMIN, EINVAL or EOPNOTSUPP where the kernel has no passthrough.
-    pub fn register_backing(&self, file: BorrowedFd<'_>) -> io::Result<i32> {
-        crate::mount::backing_open(self.device.as_fd(), file)
+    /// Counts what `uvfs stats` shows of an open.
+    pub(crate) fn count_open(&self, file: &Opened) {
+        if file.flags.contains(abi::OpenFlags::PASSTHROUGH) {
+            self.backed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
-    /// Takes back a registration.
-    pub fn unregister_backing(&self, id: i32) {
+    /// Registers a backing file for opens of a node with [`abi::OpenFlags::PASSTHROUGH`], one at a
+    /// time for each node. Clients are granted no lease of the node until it is taken back: what the
+    /// kernel reads and writes then nobody hears of.
+    ///
+    /// # Errors
+    /// EBUSY while a client has a lease of the node, or waits for one; EPERM without CAP_SYS_ADMIN,
+    /// ELOOP where the file's file system is itself stacked on others, EINVAL, ENOTTY or EOPNOTSUPP
+    /// where there is no passthrough.
+    pub fn register_backing(&self, node: u64, file: BorrowedFd<'_>) -> io::Result<i32> {
+        if !self.coherence.passes(node) {
+            return Err(Errno::BUSY.into());
+        }
+        crate::mount::backing_open(self.device.as_fd(), file)
+            .inspect_err(|_| self.coherence.passed(node))
+    }
+
+    /// Takes back a node's registration, after the last of its opens was released.
+    pub fn unregister_backing(&self, node: u64, id: i32) {
         if let Err(error) = crate::mount::backing_close(self.device.as_fd(), id) {
             tracing::debug!(%error, id, "backing file");
         }
+        self.coherence.passed(node);
     }
 
     /// Waits for the kernel's first request.
@@ -470,6 +494,7 @@ impl<F: FileSystem> Session<F> {
         report.transport = self.transport.get().unwrap_or(&"none").to_string();
         report.control = self.control_path().map(|path| path.display().to_string());
         report.socket = self.socket_path().map(|path| path.display().to_string());
+        report.backed_opens = self.backed.load(Ordering::Relaxed);
         let clients = lock(&self.clients);
         report.clients = clients.iter().map(|one| one.report()).collect();
         report.uptime_s = self.began.elapsed().as_secs();

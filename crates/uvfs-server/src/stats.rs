@@ -283,6 +283,10 @@ pub struct Report {
     pub bytes_read: u64,
     /// Bytes that callers wrote.
     pub bytes_written: u64,
+    /// Opens whose reads and writes the kernel makes at the host's file itself, so that they are not
+    /// among those counted here.
+    #[serde(default)]
+    pub backed_opens: u64,
     /// By kind, the most frequent first.
     pub ops: Vec<OpCount>,
     /// Of one request in 16: from decoding to the answer.
@@ -310,6 +314,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         errors: 0,
         bytes_read: 0,
         bytes_written: 0,
+        backed_opens: 0,
         ops: Vec::new(),
         latency: Vec::new(),
         queues: Vec::new(),

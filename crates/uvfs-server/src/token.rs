@@ -63,7 +63,8 @@ impl Table {
 }
 
 impl<F: FileSystem> Session<F> {
-    /// A token for an open file. ENOTTY, as for an unknown ioctl, where no client may have it.
+    /// A token for an open file. ENOTTY, as for an unknown ioctl, where no client may have it; EBUSY
+    /// where this open is to be left to the kernel.
     pub(crate) fn token_for(&self, node: u64, fh: u64) -> Result<TokenOut, Errno> {
         let path = self.socket_path().ok_or(Errno::NOTTY)?;
         let path = path.as_os_str().as_bytes();
@@ -74,6 +75,7 @@ impl<F: FileSystem> Session<F> {
             // What the kernel holds back a client would not see.
             return Err(Errno::OPNOTSUPP);
         }
+        // EBUSY for what the kernel reads and writes itself, faster than anybody could here.
         let flags = match self.fs().open_flags(node, fh) {
             Err(Errno::NOSYS) => return Err(Errno::NOTTY),
             other => other?,

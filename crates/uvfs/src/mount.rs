@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
-use uvfs_passthrough::{Backing, Passthrough};
+use uvfs_passthrough::{Backed, Backing, Passthrough};
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
 use uvfs_xfs::XfsFs;
@@ -244,13 +244,13 @@ impl Drop for Unmount<'_> {
 fn back(session: &Arc<Session<Passthrough>>) {
     let (weak, other) = (Arc::downgrade(session), Arc::downgrade(session));
     session.fs().set_backing(Backing {
-        register: Box::new(move |file| match weak.upgrade() {
-            Some(session) => session.register_backing(file),
+        register: Box::new(move |node, file| match weak.upgrade() {
+            Some(session) => session.register_backing(node, file),
             None => Err(Errno::NODEV.into()),
         }),
-        unregister: Box::new(move |id| {
+        unregister: Box::new(move |node, id| {
             if let Some(session) = other.upgrade() {
-                session.unregister_backing(id);
+                session.unregister_backing(node, id);
             }
         }),
     });
@@ -288,6 +288,7 @@ fn mounted<F: FileSystem>(
             max_write: options.max_write,
             max_readahead: options.max_readahead,
             uncached: options.uncached,
+            all_backed: options.passthrough.passthrough == Backed::All,
         },
     ));
     prepare(&session);

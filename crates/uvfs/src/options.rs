@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::mount::MountFlags;
 use uvfs_io::engine::EngineKind;
-use uvfs_passthrough::{KeepCache, Options as Passthrough};
+use uvfs_passthrough::{Backed, KeepCache, Options as Passthrough};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_server::Transport;
 
@@ -23,8 +23,12 @@ Mount options (-o, comma separated; a later one wins):
   direct_io                  the kernel caches no data
   uncached                   data is not kept in the host's page cache (RWF_DONTCACHE, Linux
                              6.14), nor for long in the kernel's cache of the mount
-  passthrough                reads and writes go from the kernel straight to the host's file
-                             (FUSE passthrough, Linux 6.9, root)
+  passthrough[=all|direct|auto|off], nopassthrough
+                             which open files the kernel reads and writes at the host itself (FUSE
+                             passthrough, Linux 6.9, root): all, those with O_DIRECT, of these only
+                             those for reading or in memory (auto, the default), or none. Files with
+                             O_DIRECT never with writeback, uncached or noatime. Such a file can't
+                             switch O_DIRECT or O_APPEND off (dd oflag=direct does at an odd end)
   cache=auto|always|never    what the kernel may cache: auto (the default) sees changes of the
                              source within a second; always is for sources that only change through
                              the mount, and lasts a day; never caches no data, names or attributes
@@ -182,6 +186,7 @@ impl Options {
                 | "engine"
                 | "comment"
                 | "cache"
+                | "passthrough"
         );
         if value.is_some() && !takes_value && !name.starts_with("x-") {
             return Err(
@@ -210,7 +215,15 @@ impl Options {
                 self.uncached = true;
                 self.passthrough.uncached = true;
             }
-            "passthrough" => self.passthrough.passthrough = true,
+            "passthrough" | "nopassthrough" => {
+                self.passthrough.passthrough = match (name, value) {
+                    ("nopassthrough", None) | (_, Some("off")) => Backed::Off,
+                    (_, None | Some("all")) => Backed::All,
+                    (_, Some("direct")) => Backed::Direct,
+                    (_, Some("auto")) => Backed::Auto,
+                    _ => return Err("is none of all, direct, auto, off".into()),
+                };
+            }
             "cache" => self.cache(wanted()?)?,
             "host_locks" => self.passthrough.host_locks = true,
             "xdev" => self.passthrough.xdev = true,
@@ -258,9 +271,24 @@ mod tests {
         assert!(!options.passthrough.read_only && !options.flags.contains(MountFlags::RDONLY));
         assert_eq!(options.passthrough.attr_ttl, Duration::from_millis(2500));
         assert_eq!(options.max_write, 65536);
+        assert_eq!(options.passthrough.passthrough, Backed::Auto);
+        for (words, backed) in [
+            ("passthrough", Backed::All),
+            ("nopassthrough", Backed::Off),
+            ("passthrough=direct", Backed::Direct),
+            ("passthrough=auto", Backed::Auto),
+            ("passthrough=off", Backed::Off),
+            ("nopassthrough,passthrough=all", Backed::All),
+        ] {
+            options.parse(words).unwrap();
+            assert_eq!(options.passthrough.passthrough, backed, "{words}");
+        }
         for bad in [
             "nonsense",
             "ro=1",
+            "passthrough=some",
+            "passthrough=",
+            "nopassthrough=off",
             "max_write=5000",
             "attr_timeout",
             "attr_timeout=-1",

@@ -18,10 +18,13 @@ Examples:
   uvfs stats --json /mnt
 
 The JSON object has: source, transport, control, socket, pid, uptime_s, requests, errors, bytes_read,
-bytes_written, ops (name, count), latency (below_ns, count; of one request in 16), queues
+bytes_written, backed_opens, ops (name, count), latency (below_ns, count; of one request in 16), queues
 (in_flight, deepest, spins, sleeps, enters), and clients that are attached now (pid, uid, requests,
 bytes_read, bytes_written, and says: name, calls, hits, bytes_read, bytes_written, waited_ns). Fields
 may be added, never removed.
+
+Files that were opened with O_DIRECT the kernel may read and write itself (uvfs mount -o passthrough):
+such opens are counted as backed, and what is read and written through them is not.
 
 A client's requests are the server's count; its calls, their bytes, its cache hits and the time that
 it waited are what it says itself, a moment ago.
@@ -94,6 +97,11 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     )?;
     writeln!(out, "read       {} bytes", report.bytes_read)?;
     writeln!(out, "written    {} bytes", report.bytes_written)?;
+    writeln!(
+        out,
+        "backed     {} opens, read and written by the kernel itself",
+        report.backed_opens
+    )?;
     writeln!(out, "\n{:<20} {:>12}", "request", "count")?;
     for op in &report.ops {
         writeln!(out, "{:<20} {:>12}", op.name, op.count)?;

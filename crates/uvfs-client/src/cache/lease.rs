@@ -33,6 +33,8 @@ pub(super) struct Leased {
     granted: Instant,
     /// Not asked for before.
     again: Instant,
+    /// Nor to be waited for: it was refused because somebody uses the file without leases.
+    taken: bool,
     pause: Duration,
     /// What is dirty was written under a lease of a server that is gone.
     pub(super) orphan: bool,
@@ -51,6 +53,7 @@ impl Leased {
             recalling: false,
             granted: now,
             again: now,
+            taken: false,
             pause: FIRST_PAUSE,
             orphan: false,
             changes: 0,
@@ -109,9 +112,10 @@ impl Inode {
         let grant = self.cache.backend.lease(self.node, want);
         let mut freed = Vec::new();
         let mut st = self.state();
+        st.lease.taken = matches!(grant, Ok(Grant::Taken(_)));
         let (session, seq, attr) = match grant {
             Ok(Grant::Granted { session, seq, attr }) => (session, seq, attr),
-            Ok(Grant::Refused(retry)) => {
+            Ok(Grant::Refused(retry) | Grant::Taken(retry)) => {
                 st.lease.again = Instant::now() + retry;
                 return false;
             }
@@ -148,7 +152,7 @@ impl Inode {
     }
 
     /// Waits for a lease to write; its number and the size of the file, which stays so as long as
-    /// the lease does. Nothing when it can't be had for a long time.
+    /// the lease does. Nothing when it can't be had for a long time, or nobody knows for how long.
     pub(crate) fn append_lease(self: &Arc<Self>) -> Option<(u64, u64)> {
         let began = Instant::now();
         loop {
@@ -161,9 +165,9 @@ impl Inode {
                 return None;
             }
             let wait = {
-                let again = self.read_state().lease.again;
-                let wait = again.saturating_duration_since(Instant::now());
-                if wait > APPEND_PATIENCE {
+                let st = self.read_state();
+                let wait = st.lease.again.saturating_duration_since(Instant::now());
+                if st.lease.taken || wait > APPEND_PATIENCE {
                     return None;
                 }
                 wait.clamp(Duration::from_micros(50), Duration::from_millis(20))

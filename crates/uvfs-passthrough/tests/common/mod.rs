@@ -174,6 +174,7 @@ impl Served {
         let how = OpenHow {
             flags,
             kill_suidgid: false,
+            kernel: true,
         };
         now(self.fs.create(cx, parent, &c(name), &new, &how))
     }
@@ -191,6 +192,7 @@ impl Served {
         let how = OpenHow {
             flags: flags as u32,
             kill_suidgid: false,
+            kernel: true,
         };
         now(self.fs.open(&ROOT_USER, node, &how))
     }

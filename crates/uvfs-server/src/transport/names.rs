@@ -200,6 +200,7 @@ impl<F: FileSystem> Client<F> {
         let how = OpenHow {
             flags: libc::O_RDONLY as u32,
             kill_suidgid: false,
+            kernel: false,
         };
         let opened = fs.open(&cx, node, &how).await?;
         let how = IoHow {

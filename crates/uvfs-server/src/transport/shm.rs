@@ -858,9 +858,10 @@ impl<F: FileSystem> Client<F> {
         let coherence = &self.session.coherence;
         let seq = match coherence.grant(&self.session, &self.link, node, mode).await {
             Ok(seq) => seq,
-            Err(retry) => {
+            Err(refusal) => {
                 return Ok(Answer::of(&ext::LeaseOut {
-                    retry_ms: retry.as_millis() as u32,
+                    retry_ms: refusal.retry.as_millis() as u32,
+                    seq: u64::from(refusal.passing),
                     ..Default::default()
                 }));
             }

@@ -219,9 +219,17 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
                 targets.push(Target {
                     name: format!("{transport}-{wait}"),
                     kind: Kind::Uvfs {
-                        options: ["--transport", &transport, "--wait", &wait]
-                            .map(String::from)
-                            .into(),
+                        // The direct reads are to go to the server.
+                        options: [
+                            "--transport",
+                            &transport,
+                            "--wait",
+                            &wait,
+                            "-o",
+                            "nopassthrough",
+                        ]
+                        .map(String::from)
+                        .into(),
                     },
                 });
             }

@@ -21,7 +21,8 @@ fn libaio_answers_as_the_kernel_does() {
         return;
     }
     for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
-        let served = Served::new(&Serve::over(transport));
+        // Direct files would be the kernel's otherwise.
+        let served = Served::new(&Serve::over(transport).option("nopassthrough"));
         let (code, program) = (served.scratch.path("aio.c"), served.scratch.path("aio"));
         fs::write(&code, include_str!("programs/aio.c")).unwrap();
         let build = "cc -O1 -o \"$1\" \"$2\" -laio -lpthread";
@@ -47,7 +48,7 @@ fn fio_verifies_asynchronous_engines() {
     if !can() || !has(&[Need::Program("fio")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::over(Transport::Dev).option("nopassthrough"));
     let uring = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     let engines: &[_] = match uring.as_deref().map(str::trim) {
         Ok("0") => &["libaio", "io_uring"],

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, clients, scenes, tree, uncached};
+use crate::{bad_days, clients, direct, scenes, tree, uncached};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -26,6 +26,10 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("until_it_is_back", clients::until_it_is_back),
     ("refused", clients::refused),
     ("stream", uncached::stream),
+    ("direct_worker", direct::worker),
+    ("direct_opener", direct::opener),
+    ("direct_leases", direct::leases),
+    ("direct_holder", direct::holder),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

@@ -11,6 +11,7 @@ mod bad_days;
 mod child;
 mod clients;
 mod command_line;
+mod direct;
 mod fsx;
 mod harness;
 mod metadata;

@@ -375,7 +375,7 @@ fn fio_reads_what_it_wrote(transport: Transport) {
     if !has(&[Need::Mount(transport), Need::Program("fio")]) {
         return;
     }
-    for option in ["", "writeback", "direct_io"] {
+    for option in ["", "nopassthrough", "writeback", "direct_io"] {
         let served = Served::new(&Serve::over(transport).option(option));
         for (job, arguments) in [
             (

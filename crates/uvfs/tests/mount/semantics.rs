@@ -22,8 +22,18 @@ const BY_NATURE: &[(&str, &str, &str)] = &[
         "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
     ),
     (
+        "direct and others unaligned",
+        "passthrough=direct",
+        "the kernel writes to a backing file with the flags that it was opened with",
+    ),
+    (
+        "direct and others of it",
+        "passthrough=direct",
+        "the kernel writes to a backing file with the flags that it was opened with",
+    ),
+    (
         "locks open child asks who",
-        "host_locks",
+        "host_locks,nopassthrough",
         "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
     ),
     (
@@ -74,7 +84,12 @@ fn same_as_the_host(transport: Transport) {
             .iter()
             .find(|(_, result)| **result == "stopped by a panic");
         assert!(stopped.is_none(), "on {name} itself: {stopped:?}");
-        for option in ["", "writeback", "host_locks"] {
+        for option in [
+            "",
+            "writeback",
+            "host_locks,nopassthrough",
+            "passthrough=direct",
+        ] {
             let serve = Serve::over(transport).option(option);
             let mount = Mount::new(&serve, &source, &at);
             let dir = at.join(format!("through-{option}"));
