@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uvfs_queue::arena::{Arena, PAGE_SIZE, Span};
-use uvfs_queue::pair::Seg;
+use uvfs_queue::arena::{PAGE_SIZE, Span};
 
 use super::Handle;
-use super::chunk::{Bits, CHUNK_PAGES, Chunk};
+use super::chunk::CHUNK_PAGES;
 use super::inode::{Inode, State, push_seg};
 use crate::backend::{Op, Request};
 
@@ -105,63 +104,6 @@ pub(super) enum Behind {
     Pass,
 }
 
-/// Dirty pages of a chunk that leave as one request.
-struct Run {
-    /// The last one.
-    to: usize,
-    /// Where in the first one it begins.
-    start: u64,
-    len: usize,
-    segs: Vec<Seg>,
-    dontcache: bool,
-}
-
-/// Puts pages under writeback from `from` on, at most up to `hi` and `max`: those of `ready` whose
-/// dirty bytes meet, and that stay or go alike.
-fn take_run(
-    arena: &Arena,
-    chunk: &mut Chunk,
-    ready: &Bits,
-    (from, hi): (usize, usize),
-    max: usize,
-) -> Run {
-    let mut run = Run {
-        to: from,
-        start: arena.ranges(chunk.pages[from]).dirty.start.into(),
-        len: 0,
-        segs: Vec::new(),
-        dontcache: chunk.dropbehind.get(from),
-    };
-    loop {
-        let to = run.to;
-        let page = chunk.pages[to];
-        let mut ranges = arena.ranges(page);
-        let span = ranges.dirty;
-        debug_assert!(!span.is_empty() && ranges.writeback.is_empty());
-        ranges.writeback = span;
-        ranges.dirty = Span::default();
-        arena.set_ranges(page, ranges);
-        push_seg(
-            &mut run.segs,
-            arena.seg(page, span.start.into(), span.len()),
-        );
-        run.len += span.len();
-        let more = usize::from(span.end) == PAGE_SIZE
-            && to < hi
-            && to + 1 - from < max
-            && ready.get(to + 1)
-            && chunk.dropbehind.get(to + 1) == run.dontcache
-            && arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
-        if !more {
-            break;
-        }
-        run.to += 1;
-    }
-    chunk.writeback.set_range(from, run.to);
-    chunk.dirty.clear_range(from, run.to);
-    run
-}
-
 impl Inode {
     /// Makes requests of the dirty pages in `first..=last`, at most `max` and none once `budget`
     /// pages are in them; one lock acquisition for all of them. `behind` says what becomes of the
@@ -209,9 +151,40 @@ impl Inode {
                 if started.batch.len() >= max || pages >= budget {
                     break 'chunks;
                 }
-                let run = take_run(&self.cache.arena, chunk, &ready, (from, hi), max_pages);
-                let Run { to, len, .. } = run;
-                let offset = (base + from as u64) * PAGE + run.start;
+                // A run of pages whose dirty bytes meet, and that stay or go alike.
+                let dontcache = chunk.dropbehind.get(from);
+                let mut to = from;
+                let mut segs = Vec::new();
+                let (mut len, mut offset) = (0, 0);
+                loop {
+                    let page = chunk.pages[to];
+                    let mut ranges = self.cache.arena.ranges(page);
+                    let span = ranges.dirty;
+                    debug_assert!(!span.is_empty() && ranges.writeback.is_empty());
+                    if to == from {
+                        offset = (base + to as u64) * PAGE + u64::from(span.start);
+                    }
+                    ranges.writeback = span;
+                    ranges.dirty = Span::default();
+                    self.cache.arena.set_ranges(page, ranges);
+                    push_seg(
+                        &mut segs,
+                        self.cache.arena.seg(page, span.start.into(), span.len()),
+                    );
+                    len += span.len();
+                    let more = usize::from(span.end) == PAGE_SIZE
+                        && to < hi
+                        && to + 1 - from < max_pages
+                        && ready.get(to + 1)
+                        && chunk.dropbehind.get(to + 1) == dontcache
+                        && self.cache.arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
+                    if !more {
+                        break;
+                    }
+                    to += 1;
+                }
+                chunk.writeback.set_range(from, to);
+                chunk.dirty.clear_range(from, to);
                 let count = (to - from + 1) as u64;
                 st.dirty -= count;
                 pages += count;
@@ -229,8 +202,8 @@ impl Inode {
                     handle: handle.fh,
                     offset,
                     len,
-                    segs: run.segs,
-                    dontcache: run.dontcache,
+                    segs,
+                    dontcache,
                     writeback: true,
                     done: Box::new(move |result| {
                         let end = offset + len as u64;
@@ -251,34 +224,6 @@ impl Inode {
             .writeback_requests(started.batch.len() as u64);
         self.cache.counters.writeback_pages(pages);
         started
-    }
-
-    /// A request that ended at byte `end` of the file was written, or failed with an errno.
-    fn note_outcome(&self, st: &mut State, failed: Option<i32>, end: u64) {
-        match failed {
-            None => {
-                st.server_size = st.server_size.max(end);
-                st.failing = None;
-                st.retry_at = None;
-                if st.dirty > 0 && st.dirtied_at.is_none() {
-                    st.dirtied_at = Some(Instant::now());
-                }
-            }
-            Some(code) => {
-                let session = self.cache.backend.session();
-                if code == libc::ENOTCONN && session != Some(st.session) {
-                    // The server went: no error of the file's, what is dirty waits for the next.
-                    self.unsent.fetch_add(1, Ordering::AcqRel);
-                } else {
-                    self.cache.counters.writeback_errors(1);
-                    self.errors.set(code);
-                }
-                st.failing = Some(code);
-                let now = Instant::now();
-                st.retry_at = Some(now + RETRY_AFTER);
-                st.dirtied_at.get_or_insert(now);
-            }
-        }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -342,7 +287,30 @@ impl Inode {
             let at = freed.len().saturating_sub(room);
             st.spare.extend(freed.drain(at..).rev());
         }
-        self.note_outcome(st, failed, end);
+        match failed {
+            None => {
+                st.server_size = st.server_size.max(end);
+                st.failing = None;
+                st.retry_at = None;
+                if st.dirty > 0 && st.dirtied_at.is_none() {
+                    st.dirtied_at = Some(Instant::now());
+                }
+            }
+            Some(code) => {
+                let session = self.cache.backend.session();
+                if code == libc::ENOTCONN && session != Some(st.session) {
+                    // The server went: no error of the file's, what is dirty waits for the next.
+                    self.unsent.fetch_add(1, Ordering::AcqRel);
+                } else {
+                    self.cache.counters.writeback_errors(1);
+                    self.errors.set(code);
+                }
+                st.failing = Some(code);
+                let now = Instant::now();
+                st.retry_at = Some(now + RETRY_AFTER);
+                st.dirtied_at.get_or_insert(now);
+            }
+        }
         let at = st
             .in_flight
             .iter()
