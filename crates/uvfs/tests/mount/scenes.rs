@@ -1813,7 +1813,7 @@ fn direct_alone(s: &mut Scene) {
     s.note(
         "append refused",
         io::write(
-            &s.open("file", O::RDONLY | O::DIRECT).unwrap(),
+            s.open("file", O::RDONLY | O::DIRECT).unwrap(),
             &page.0[..4096],
         ),
     );
