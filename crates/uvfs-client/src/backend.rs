@@ -437,6 +437,10 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Undoes `lookups` lookups.
     fn forget(&self, node: NodeId, lookups: u64) {}
+    /// As [`Backend::forget`], of many nodes.
+    fn forget_all(&self, nodes: &[(NodeId, u64)]) {
+        nodes.iter().for_each(|&(node, n)| self.forget(node, n));
+    }
     /// Attributes.
     fn getattr(&self, node: NodeId) -> io::Result<Attr> {
         unsupported()

@@ -117,12 +117,15 @@ struct Left {
 }
 
 impl Left {
-    fn tell(self, backend: &dyn Backend) {
+    fn tell(mut self, backend: &dyn Backend) {
         for (node, lease) in self.leases {
             backend.return_lease(node, lease, Lease::None);
         }
-        for (node, lookups) in self.forgets.into_iter().filter(|(_, n)| *n > 0) {
-            backend.forget(node, lookups);
+        self.forgets.retain(|&(_, lookups)| lookups > 0);
+        match self.forgets[..] {
+            [] => {}
+            [(node, lookups)] => backend.forget(node, lookups),
+            ref many => backend.forget_all(many),
         }
     }
 }

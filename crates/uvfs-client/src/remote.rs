@@ -70,6 +70,14 @@ thread_local! {
 /// A reply to a request other than read and write.
 type Reply = io::Result<Vec<u8>>;
 
+/// A request that needs no answer.
+struct Told {
+    opcode: u32,
+    node: u64,
+    op: Vec<u8>,
+    inline: Vec<u8>,
+}
+
 enum Waiting {
     Nobody,
     /// A read or write: whether the reply is a `fuse_write_out`, and what to do then.
@@ -160,8 +168,8 @@ struct Shared {
     /// A reply came, or an entry became free.
     event: Event,
     unique: AtomicU64,
-    /// What could not be sent for want of an entry: opcode, node, argument.
-    deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
+    /// What could not be sent for want of an entry.
+    deferred: Mutex<Vec<Told>>,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// As in [`Inner`], as is what follows.
@@ -612,16 +620,25 @@ impl Shared {
 
     /// Sends what needs no answer, now or when there is room.
     fn tell(&self, opcode: u32, node: NodeId, op: &[u8]) {
+        self.tell_with(opcode, node, op, &[]);
+    }
+
+    fn tell_with(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8]) {
         if self.dead.load(Ordering::Acquire) {
             return;
         }
         match self.queue.reserve() {
             Some(id) => {
                 let to = Direction::ToServer;
-                self.send(id, opcode, node, op, &[], &[], to, Waiting::Ignored);
+                self.send(id, opcode, node, op, inline, &[], to, Waiting::Ignored);
                 self.queue.ring();
             }
-            None => lock(&self.deferred).push((opcode, node, op.to_vec())),
+            None => lock(&self.deferred).push(Told {
+                opcode,
+                node,
+                op: op.to_vec(),
+                inline: inline.to_vec(),
+            }),
         }
     }
 
@@ -722,15 +739,16 @@ impl Shared {
     fn send_deferred(&self) {
         loop {
             let next = lock(&self.deferred).pop();
-            let Some((opcode, node, op)) = next else {
+            let Some(told) = next else {
                 return;
             };
             let Some(id) = self.queue.reserve() else {
-                lock(&self.deferred).push((opcode, node, op));
+                lock(&self.deferred).push(told);
                 return;
             };
-            let to = Direction::ToServer;
-            self.send(id, opcode, node, &op, &[], &[], to, Waiting::Ignored);
+            let (to, none) = (Direction::ToServer, Waiting::Ignored);
+            let (op, inline) = (&told.op, &told.inline);
+            self.send(id, told.opcode, told.node, op, inline, &[], to, none);
             self.queue.ring();
         }
     }
@@ -1506,6 +1524,26 @@ impl Backend for Server {
                 let op = abi::ForgetIn { nlookup };
                 shared.tell(Opcode::Forget as u32, node, op.as_bytes());
             }
+        }
+    }
+
+    fn forget_all(&self, nodes: &[(NodeId, u64)]) {
+        let Ok(shared) = self.shared() else { return };
+        let told: Vec<abi::ForgetOne> = {
+            let mut known = self.known();
+            let told = nodes.iter().filter_map(|&(node, lookups)| {
+                let (nodeid, nlookup) = known.forget(shared.generation, node, lookups)?;
+                Some(abi::ForgetOne { nodeid, nlookup })
+            });
+            told.collect()
+        };
+        for part in told.chunks(INLINE_SIZE / size_of::<abi::ForgetOne>()) {
+            let op = abi::BatchForgetIn {
+                count: part.len() as u32,
+                dummy: 0,
+            };
+            let opcode = Opcode::BatchForget as u32;
+            shared.tell_with(opcode, ROOT, op.as_bytes(), part.as_bytes());
         }
     }
 
