@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::backend::{
     Again, Attr, Backend, DirEntry, DirHandle, Done, Entry, Figures, Grant, Imported, Lease,
     Limits, ListedEntry, Listing, LockKind, LockRequest, Looked, NodeId, OnReattach, OnRecall, Op,
-    ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
+    Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -84,6 +84,8 @@ enum Waiting {
     Data(Op, usize, crate::backend::Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
+    /// A request that blocks nobody.
+    Later(Box<dyn FnOnce(Reply) + Send>),
     /// Nobody waits: release, forget.
     Ignored,
 }
@@ -653,6 +655,7 @@ impl Shared {
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Waiting, i32, usize, u32)> = Vec::new();
+        let mut later: Vec<(Waiting, Reply)> = Vec::new();
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -672,6 +675,13 @@ impl Shared {
                             .expect("the array has its size");
                         let len = (out.len as usize).saturating_sub(header.len());
                         match &waiting {
+                            Waiting::Later(_) => {
+                                let n = len.min(INLINE_SIZE);
+                                let mut inline = vec![0; n];
+                                self.queue.reply(id, &mut header, &mut inline);
+                                self.queue.release(id);
+                                later.push((waiting, take_reply(out.error, false, n, &inline)));
+                            }
                             Waiting::Call(answer, in_segs) => {
                                 let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
                                 let mut inline = [0; INLINE_SIZE];
@@ -724,6 +734,11 @@ impl Shared {
                 });
             }
         }
+        for (waiting, reply) in later {
+            if let Waiting::Later(done) = waiting {
+                done(reply);
+            }
+        }
         if any {
             *found = true;
             self.event.notify();
@@ -760,6 +775,7 @@ impl Shared {
             match std::mem::replace(&mut *lock(slot), Waiting::Nobody) {
                 Waiting::Data(_, _, done) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Call(answer, _) => *lock(&answer) = Some(Err(errno(libc::ENOTCONN))),
+                Waiting::Later(done) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Nobody | Waiting::Ignored => {}
             }
         }
@@ -1206,6 +1222,23 @@ fn recall_of(bytes: &[u8]) -> Option<Recall> {
             Lease::None
         },
     })
+}
+
+/// The answer to PEEK_AHEAD.
+fn peeked(mut reply: &[u8]) -> io::Result<Vec<io::Result<Vec<u8>>>> {
+    let mut found = Vec::new();
+    while !reply.is_empty() {
+        let (head, rest) =
+            ext::PeekedHead::read_from_prefix(reply).map_err(|_| errno(libc::EIO))?;
+        let len = head.len as usize;
+        let bytes = rest.get(..len).ok_or_else(|| errno(libc::EIO))?;
+        found.push(match head.error {
+            0 => Ok(bytes.to_vec()),
+            code => Err(errno(code as i32)),
+        });
+        reply = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
+    }
+    Ok(found)
 }
 
 /// A call's reply: inline, or, when the data is in a segment, its length as eight bytes.
@@ -2040,6 +2073,41 @@ impl Backend for Server {
         match reply.len() as u64 == out.len {
             true => Ok((shared.lease_number(out.lease), reply)),
             false => Err(errno(libc::EIO)),
+        }
+    }
+
+    fn peek_ahead(&self, nodes: &[NodeId], used: &[NodeId], done: Peeked) {
+        let ready = self.shared().and_then(|shared| {
+            let at_server = |&n: &NodeId| self.node(&shared, n);
+            let numbers: io::Result<Vec<u64>> = nodes.iter().chain(used).map(at_server).collect();
+            // Not worth waiting for.
+            let id = shared.queue.reserve_leaving(DEPTH / 2);
+            Ok((numbers?, id.ok_or(errno(libc::EAGAIN))?, shared))
+        });
+        let (numbers, id, shared) = match ready {
+            Ok(ready) => ready,
+            Err(error) => return done(Err(error)),
+        };
+        let parse = move |reply: Reply| done(reply.and_then(|reply| peeked(&reply)));
+        let (to, then) = (Direction::ToServer, Waiting::Later(Box::new(parse)));
+        let op = ext::PeekAheadIn {
+            ahead: nodes.len() as u32,
+            used: used.len() as u32,
+        };
+        let (op, inline) = (op.as_bytes(), numbers.as_bytes());
+        shared.send(id, ext::PEEK_AHEAD, ROOT, op, inline, &[], to, then);
+        shared.queue.ring();
+    }
+
+    fn wait(&self, done: &mut dyn FnMut() -> bool) {
+        let Ok(shared) = self.shared() else { return };
+        let mut ended = false;
+        shared.poll(&mut || {
+            ended = done();
+            ended
+        });
+        if !ended {
+            shared.event.wait(|| done().then_some(()));
         }
     }
 

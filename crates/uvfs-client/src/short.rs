@@ -98,7 +98,11 @@ impl ShortFile {
         if !self.client.cache.backend.is_alive() {
             return None;
         }
-        short.read(buf, offset)
+        let n = short.read(buf, offset)?;
+        if short.take_unseen() {
+            self.client.cache.was_read(self.pin.node);
+        }
+        Some(n)
     }
 
     /// Writes, if it can be done without the page cache.

@@ -653,6 +653,7 @@ impl<F: FileSystem> Client<F> {
             | ext::LOOKUP
             | ext::LIST
             | ext::PEEK
+            | ext::PEEK_AHEAD
             | ext::TOKEN => Ok(()),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
@@ -672,6 +673,10 @@ impl<F: FileSystem> Client<F> {
             }
             (Ok(()), ext::LIST) => self.list(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::PEEK) => self.peek(&slot, at).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::PEEK_AHEAD) => {
+                let read = self.peek_ahead(&slot, at).await;
+                read.unwrap_or_else(Answer::Error)
+            }
             (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
             (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
