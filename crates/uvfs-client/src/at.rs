@@ -148,7 +148,7 @@ impl Client {
         }
     }
 
-    fn find_at(&self, from: &Place, names: &Names, follow: bool) -> io::Result<Found> {
+    pub(crate) fn find_at(&self, from: &Place, names: &Names, follow: bool) -> io::Result<Found> {
         let found = match names.is_empty() {
             true => self.start(from),
             false => {

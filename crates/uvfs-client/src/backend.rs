@@ -431,6 +431,11 @@ pub trait Backend: Send + Sync + 'static {
     fn has_written(&self) -> bool {
         false
     }
+    /// The path below the root by which a node was found last, for who finds it stale as a server came
+    /// back.
+    fn found_at(&self, node: NodeId) -> Option<Vec<u8>> {
+        None
+    }
     /// Says what is to be done when a server came back. Called once, after [`Backend::attach`].
     fn on_reattach(&self, call: OnReattach) {}
 

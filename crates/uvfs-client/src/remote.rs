@@ -1542,6 +1542,10 @@ impl Backend for Server {
         }
     }
 
+    fn found_at(&self, node: NodeId) -> Option<Vec<u8>> {
+        self.known().found_at(node)
+    }
+
     fn on_reattach(&self, call: OnReattach) {
         *lock(&self.inner.on_reattach) = Some(Arc::new(call));
     }
