@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use uvfs_proto::ext::PEEK_MAX;
 
-use crate::backend::{Attr, DirHandle, ListedEntry, ROOT};
+use crate::backend::{Attr, DirHandle, ListedEntry, NodeId, ROOT};
 use crate::cache::{Handle, errno};
 use crate::client::{Client, Shared};
 use crate::dentry::{Found, Pinned};
@@ -67,6 +67,7 @@ impl Drop for Directory {
     fn drop(&mut self) {
         let backend = &self.client.cache.backend;
         backend.close_directory(self.pin.node, self.handle);
+        self.client.cache.tell_used();
     }
 }
 
@@ -83,7 +84,7 @@ impl Directory {
         let ticket = cache.ticket(&self.pin);
         let list = cache.backend.list(node, self.handle, offset, leased)?;
         if leased {
-            cache.listed(node, &list, &ticket);
+            cache.listed(node, &list, &ticket, offset == 0);
         }
         Ok(list.entries)
     }
@@ -147,7 +148,7 @@ impl Client {
         }
     }
 
-    fn find_at(&self, from: &Place, names: &Names, follow: bool) -> io::Result<Found> {
+    pub(crate) fn find_at(&self, from: &Place, names: &Names, follow: bool) -> io::Result<Found> {
         let found = match names.is_empty() {
             true => self.start(from),
             false => {
@@ -292,7 +293,7 @@ impl Client {
                         // What fs.protected_regular says of it the kernel knows.
                         return elsewhere();
                     }
-                    return self.open_found(found, flags);
+                    return self.open_found(parent.node, found, flags);
                 }
                 Err(e) => return Err(e),
             }
@@ -332,14 +333,14 @@ impl Client {
         ))
     }
 
-    fn open_found(&self, found: Found, flags: i32) -> io::Result<ShortFile> {
+    fn open_found(&self, parent: NodeId, found: Found, flags: i32) -> io::Result<ShortFile> {
         if found.kind != libc::S_IFREG {
             return elsewhere();
         }
         let (node, attr) = (found.pin.node, found.attr.unwrap_or_default());
         let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
         if reads && attr.size <= PEEK_MAX as u64 && self.cache().find(node).is_none() {
-            match self.cache().contents(&found.pin) {
+            match self.cache().contents(parent, &found.pin) {
                 Ok(Some(short)) => {
                     let short = Some(short);
                     let client = self.0.clone();

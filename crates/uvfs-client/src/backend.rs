@@ -214,6 +214,9 @@ pub enum Op {
 /// Called once, from any thread, with the bytes moved or the error.
 pub type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
 
+/// What is done with the contents of short files.
+pub type Peeked = Box<dyn FnOnce(io::Result<Vec<io::Result<Vec<u8>>>>) + Send>;
+
 /// One read or write of consecutive bytes of a file.
 pub struct Request {
     /// Which.
@@ -431,6 +434,11 @@ pub trait Backend: Send + Sync + 'static {
     fn has_written(&self) -> bool {
         false
     }
+    /// The path below the root by which a node was found last, for who finds it stale as a server came
+    /// back.
+    fn found_at(&self, node: NodeId) -> Option<Vec<u8>> {
+        None
+    }
     /// Says what is to be done when a server came back. Called once, after [`Backend::attach`].
     fn on_reattach(&self, call: OnReattach) {}
 
@@ -440,6 +448,10 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Undoes `lookups` lookups.
     fn forget(&self, node: NodeId, lookups: u64) {}
+    /// As [`Backend::forget`], of many nodes.
+    fn forget_all(&self, nodes: &[(NodeId, u64)]) {
+        nodes.iter().for_each(|&(node, n)| self.forget(node, n));
+    }
     /// Attributes.
     fn getattr(&self, node: NodeId) -> io::Result<Attr> {
         unsupported()
@@ -609,6 +621,16 @@ pub trait Backend: Send + Sync + 'static {
     /// that is had already). EFBIG when it is not short.
     fn peek(&self, node: NodeId) -> io::Result<(u64, Vec<u8>)> {
         unsupported()
+    }
+    /// Asks for what short files hold that this client has leases of, before they are opened: `done`
+    /// is told, of each one by its place, and perhaps of the first ones only. Those that were `used`
+    /// since are read now, as far as their times of access say.
+    fn peek_ahead(&self, nodes: &[NodeId], used: &[NodeId], done: Peeked) {
+        done(unsupported());
+    }
+    /// Waits until `done` says so, which a request that ends makes it do.
+    fn wait(&self, done: &mut dyn FnMut() -> bool) {
+        self.poll(done);
     }
     /// The name that the mount's root has for an open file, for a moment.
     fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {

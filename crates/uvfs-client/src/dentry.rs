@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use uvfs_proto::ext::{AHEAD_MAX, PEEK_MAX, PeekedHead};
+
 use crate::backend::{Attr, Backend, Entry, Lease, Listing, Looked, NodeId, ROOT, Recall};
 use crate::cache::{Cache, errno, lock};
 
@@ -26,6 +28,16 @@ use crate::cache::{Cache, errno, lock};
 const MOST: usize = 32 << 10;
 /// How long a name that this client made is kept at most: as long as a server lets others be.
 const KEPT: Duration = Duration::from_secs(1);
+/// How many files of a directory are opened in the order of its listing before the next ones are
+/// asked for ahead, how many at most, and how many of the listing may be left out on the way.
+const RUN: i32 = 3;
+const IN_VAIN: i32 = -200;
+const AHEAD: usize = 32;
+const SKIPS: usize = 8;
+/// Files that were read and of which the server was not told, at most.
+const MOST_USED: usize = 256;
+/// Bytes that answer one such request.
+const PEEK_ROOM: usize = 4096;
 /// How far one insertion looks for a name that can go.
 const LOOKS: usize = 32;
 
@@ -33,10 +45,33 @@ const LOOKS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Short {
     valid: AtomicBool,
+    /// It came before anybody opened the file, and was not read yet.
+    unseen: AtomicBool,
     bytes: Vec<u8>,
 }
 
+/// A file whose contents were asked for.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    node: NodeId,
+    ticket: Ticket,
+    spoiled: u64,
+}
+
 impl Short {
+    fn new(bytes: Vec<u8>, unseen: bool) -> Arc<Self> {
+        Arc::new(Self {
+            valid: AtomicBool::new(true),
+            unseen: AtomicBool::new(unseen),
+            bytes,
+        })
+    }
+
+    /// Whether this is the first time that a file that came ahead is read.
+    pub(crate) fn take_unseen(&self) -> bool {
+        self.unseen.load(Ordering::Relaxed) && self.unseen.swap(false, Ordering::Relaxed)
+    }
+
     /// Copies from `offset` on, if that is still what the file holds.
     pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Option<usize> {
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -76,11 +111,30 @@ struct Known {
     /// This client's own changes: under way, and begun or ended.
     changing: u32,
     changes: u64,
+    /// What was read of it counts no more: how often that was so.
+    spoiled: u64,
+    /// Its contents are asked for ahead.
+    asked: bool,
+    /// Of a directory: what was listed.
+    order: Order,
+}
+
+/// A directory's short files in the order of its listing. Who opens them in that order finds the next
+/// ones' contents here already.
+#[derive(Debug, Default)]
+struct Order {
+    /// What comes behind the one that was opened last.
+    files: VecDeque<NodeId>,
+    /// How many of them were seen to already.
+    seen: usize,
+    /// How many were opened in order; below 0 where asking ahead was for nothing.
+    run: i32,
 }
 
 impl Known {
     /// What is known of the node itself is not so any more.
     fn stale(&mut self) {
+        self.spoiled += 1;
         self.attr = None;
         if let Some(short) = self.short.take() {
             short.valid.store(false, Ordering::SeqCst);
@@ -107,6 +161,8 @@ struct State {
     strays: u64,
     /// Counts all recalls, and this client's own changes.
     disturbed: u64,
+    /// Files that came ahead and were read, of which the server was not told yet.
+    used: Vec<NodeId>,
 }
 
 /// Lookups to be undone, and leases to be given back, once the lock is free.
@@ -117,12 +173,15 @@ struct Left {
 }
 
 impl Left {
-    fn tell(self, backend: &dyn Backend) {
+    fn tell(mut self, backend: &dyn Backend) {
         for (node, lease) in self.leases {
             backend.return_lease(node, lease, Lease::None);
         }
-        for (node, lookups) in self.forgets.into_iter().filter(|(_, n)| *n > 0) {
-            backend.forget(node, lookups);
+        self.forgets.retain(|&(_, lookups)| lookups > 0);
+        match self.forgets[..] {
+            [] => {}
+            [(node, lookups)] => backend.forget(node, lookups),
+            ref many => backend.forget_all(many),
         }
     }
 }
@@ -405,7 +464,136 @@ impl State {
     }
 }
 
+/// Whether there was no room for a request.
+fn is_busy<T>(answer: &io::Result<T>) -> bool {
+    matches!(answer, Err(e) if e.raw_os_error() == Some(libc::EAGAIN))
+}
+
+impl State {
+    /// A node's contents are about to be asked for.
+    fn asked(&mut self, node: NodeId) -> Asked {
+        let ticket = self.ticket(node);
+        Asked {
+            node,
+            ticket,
+            spoiled: self.nodes[&node].spoiled,
+        }
+    }
+
+    /// Keeps contents under the node's lease, if nothing happened to it since they were asked for.
+    fn keep_short(&mut self, asked: &Asked, short: &Arc<Short>) -> bool {
+        let known = self.nodes.get_mut(&asked.node).expect("pinned");
+        // A recall of a lease that was not known yet may have been of this one.
+        let same = known.spoiled == asked.spoiled && self.strays == asked.ticket.strays;
+        let keep = same && known.lease != 0;
+        if keep {
+            known.short = Some(short.clone());
+        }
+        keep
+    }
+
+    /// A short file of a directory is opened. What is to be asked for ahead then, in requests.
+    fn opened(&mut self, directory: NodeId, node: NodeId) -> Vec<Vec<Asked>> {
+        let Some(known) = self.nodes.get_mut(&directory) else {
+            return Vec::new();
+        };
+        let order = &mut known.order;
+        let place = order.files.iter().take(SKIPS).position(|&n| n == node);
+        let Some(place) = place else {
+            order.run = order.run.min(0);
+            return Vec::new();
+        };
+        order.files.drain(..=place);
+        order.seen = order.seen.saturating_sub(place + 1);
+        order.run = order.run.saturating_add(1);
+        self.ahead(directory)
+    }
+
+    fn ahead(&mut self, directory: NodeId) -> Vec<Vec<Asked>> {
+        let mut batches = Vec::new();
+        let Some(known) = self.nodes.get_mut(&directory) else {
+            return batches;
+        };
+        let mut order = std::mem::take(&mut known.order);
+        let now = Instant::now();
+        while order.run >= RUN && order.seen <= AHEAD - AHEAD_MAX && order.seen < order.files.len()
+        {
+            let (mut batch, mut room) = (Vec::new(), PEEK_ROOM);
+            for &node in order.files.range(order.seen..) {
+                let Some(size) = self.wants(node, now) else {
+                    order.seen += 1;
+                    continue;
+                };
+                let takes = size_of::<PeekedHead>() + size.next_multiple_of(8);
+                if batch.len() == AHEAD_MAX || takes > room || order.seen >= AHEAD {
+                    break;
+                }
+                (room, order.seen) = (room - takes, order.seen + 1);
+                let asked = self.asked(node);
+                let known = self.nodes.get_mut(&node).expect("looked at");
+                known.asked = true;
+                known.pins += 1;
+                batch.push(asked);
+            }
+            if batch.is_empty() {
+                break;
+            }
+            batches.push(batch);
+        }
+        let known = self.nodes.get_mut(&directory).expect("it was there");
+        known.order = order;
+        batches
+    }
+
+    /// The size of a short file whose contents may be kept and are not.
+    fn wants(&self, node: NodeId, now: Instant) -> Option<usize> {
+        let known = self.nodes.get(&node)?;
+        let (attr, until) = known.attr?;
+        let wants = known.lease != 0 && !known.asked && known.short.is_none() && now < until;
+        let size = usize::try_from(attr.size).ok()?;
+        (wants && size <= PEEK_MAX).then_some(size)
+    }
+
+    /// A directory's listing begins, or goes on.
+    fn list_order(&mut self, directory: NodeId, list: &Listing, begins: bool) {
+        let Some(known) = self.nodes.get_mut(&directory) else {
+            return;
+        };
+        let order = &mut known.order;
+        if begins {
+            *order = Order::default();
+        }
+        let entries = list.entries.iter().filter_map(|one| one.looked?.entry);
+        let short = entries.filter(|entry| {
+            entry.attr.mode & libc::S_IFMT == libc::S_IFREG && entry.attr.size <= PEEK_MAX as u64
+        });
+        order.files.extend(short.map(|entry| entry.node));
+        // Who opens none of them lists on and on.
+        let over = order.files.len().saturating_sub(MOST);
+        order.files.drain(..over);
+        order.seen = order.seen.saturating_sub(over);
+    }
+}
+
 impl Dentries {
+    /// The server was told of files that were read, or has to be told again.
+    fn told(&self, used: &[NodeId], answer: &io::Result<Vec<io::Result<Vec<u8>>>>) {
+        let mut state = lock(&self.0);
+        if is_busy(answer) && state.used.len() < MOST_USED {
+            state.used.extend_from_slice(used);
+        }
+    }
+
+    fn take_used(&self) -> Vec<NodeId> {
+        let mut state = lock(&self.0);
+        let most = state.used.len().min(AHEAD_MAX);
+        state.used.drain(..most).collect()
+    }
+
+    fn is_asked(&self, node: NodeId) -> bool {
+        lock(&self.0).nodes.get(&node).is_some_and(|n| n.asked)
+    }
+
     fn unpin(&self, backend: &dyn Backend, node: NodeId) {
         let mut left = Left::default();
         {
@@ -478,6 +666,7 @@ impl Dentries {
                 state.unleased(node, &mut left);
             }
             state.clock.clear();
+            state.used.clear();
         }
         left.tell(backend);
     }
@@ -612,7 +801,13 @@ impl Cache {
     }
 
     /// Keeps a listing's names. What can't be kept is forgotten.
-    pub(crate) fn listed(self: &Arc<Self>, node: NodeId, list: &Listing, ticket: &Ticket) {
+    pub(crate) fn listed(
+        self: &Arc<Self>,
+        node: NodeId,
+        list: &Listing,
+        ticket: &Ticket,
+        begins: bool,
+    ) {
         let mut left = Left::default();
         lock(&self.dentries.0).leased(node, list.lease, ticket, &mut left);
         for one in &list.entries {
@@ -625,43 +820,138 @@ impl Cache {
             state.keep_name(node, &one.name, looked, ticket, &mut left);
             state.settle(entry.node, &mut left);
         }
+        let batches = {
+            let mut state = lock(&self.dentries.0);
+            state.list_order(node, list, begins);
+            state.ahead(node)
+        };
         left.tell(&*self.backend);
+        self.look_ahead(node, batches);
     }
 
-    /// A ticket for what is asked about a node that is pinned.
+    /// A ticket for what is asked about a directory that is pinned.
     pub(crate) fn ticket(&self, pin: &Pinned) -> Ticket {
         lock(&self.dentries.0).ticket(pin.node)
     }
 
-    /// What a short file holds: kept, or asked for. Nothing where that can't be known to stay so.
+    /// What a short file of a directory holds: kept, or asked for. Nothing where that can't be known
+    /// to stay so.
     ///
     /// # Errors
     /// EFBIG for a file that isn't short, EAGAIN where there is no lease, and what opening it gives.
-    pub(crate) fn contents(self: &Arc<Self>, pin: &Pinned) -> io::Result<Option<Arc<Short>>> {
+    pub(crate) fn contents(
+        self: &Arc<Self>,
+        parent: NodeId,
+        pin: &Pinned,
+    ) -> io::Result<Option<Arc<Short>>> {
+        let batches = lock(&self.dentries.0).opened(parent, pin.node);
+        self.look_ahead(parent, batches);
         if let Some(short) = self.dentries.short(pin.node) {
             return Ok(Some(short));
         }
-        let ticket = self.ticket(pin);
+        if self.dentries.is_asked(pin.node) {
+            let mut came = || !self.dentries.is_asked(pin.node);
+            self.backend.wait(&mut came);
+            if let Some(short) = self.dentries.short(pin.node) {
+                return Ok(Some(short));
+            }
+        }
+        let asked = lock(&self.dentries.0).asked(pin.node);
         let (lease, bytes) = self.backend.peek(pin.node)?;
-        let short = Arc::new(Short {
-            valid: AtomicBool::new(true),
-            bytes,
-        });
+        let short = Short::new(bytes, false);
         let mut left = Left::default();
         let kept = {
             let alone = self.without_inode(pin.node);
             let mut state = lock(&self.dentries.0);
-            let undisturbed = state.disturbed == ticket.disturbed;
-            state.node_leased(pin.node, lease, alone.is_some(), &ticket, &mut left);
-            let known = state.nodes.get_mut(&pin.node).expect("pinned");
-            let keep = alone.is_some() && undisturbed && known.lease != 0;
-            if keep {
-                known.short = Some(short.clone());
-            }
-            keep
+            let ticket = &asked.ticket;
+            state.node_leased(pin.node, lease, alone.is_some(), ticket, &mut left);
+            alone.is_some() && state.keep_short(&asked, &short)
         };
         left.tell(&*self.backend);
         Ok(kept.then_some(short))
+    }
+
+    /// Asks for the contents of files that nobody opened yet. They are pinned.
+    fn look_ahead(self: &Arc<Self>, directory: NodeId, batches: Vec<Vec<Asked>>) {
+        for batch in batches {
+            let nodes: Vec<NodeId> = batch.iter().map(|asked| asked.node).collect();
+            let used = self.dentries.take_used();
+            let (cache, told) = (Arc::downgrade(self), used.clone());
+            self.backend.peek_ahead(
+                &nodes,
+                &used,
+                Box::new(move |found| {
+                    if let Some(cache) = cache.upgrade() {
+                        cache.dentries.told(&told, &found);
+                        cache.looked_ahead(directory, &batch, found);
+                    }
+                }),
+            );
+        }
+    }
+
+    /// A file that came ahead was read.
+    pub(crate) fn was_read(self: &Arc<Self>, node: NodeId) {
+        let many = {
+            let mut state = lock(&self.dentries.0);
+            state.used.push(node);
+            state.used.len() > AHEAD_MAX
+        };
+        if many {
+            self.tell_used();
+        }
+    }
+
+    /// Tells the server which files that came ahead were read.
+    pub(crate) fn tell_used(self: &Arc<Self>) {
+        let used = self.dentries.take_used();
+        if used.is_empty() {
+            return;
+        }
+        let (cache, told) = (Arc::downgrade(self), used.clone());
+        self.backend.peek_ahead(
+            &[],
+            &used,
+            Box::new(move |found| {
+                if let Some(cache) = cache.upgrade() {
+                    cache.dentries.told(&told, &found);
+                }
+            }),
+        );
+    }
+
+    fn looked_ahead(
+        self: &Arc<Self>,
+        directory: NodeId,
+        batch: &[Asked],
+        found: io::Result<Vec<io::Result<Vec<u8>>>>,
+    ) {
+        let mut left = Left::default();
+        // There was no room for the request, which says nothing.
+        let busy = is_busy(&found);
+        let found = found.unwrap_or_default();
+        let in_vain = !busy && found.iter().all(Result::is_err);
+        for (asked, found) in batch.iter().zip(found) {
+            let Ok(bytes) = found else { continue };
+            let short = Short::new(bytes, true);
+            let alone = self.without_inode(asked.node);
+            if alone.is_some() {
+                lock(&self.dentries.0).keep_short(asked, &short);
+            }
+        }
+        {
+            let mut state = lock(&self.dentries.0);
+            if in_vain && let Some(known) = state.nodes.get_mut(&directory) {
+                known.order.run = IN_VAIN;
+            }
+            for asked in batch {
+                let known = state.nodes.get_mut(&asked.node).expect("pinned");
+                known.asked = false;
+                known.pins -= 1;
+                state.settle(asked.node, &mut left);
+            }
+        }
+        left.tell(&*self.backend);
     }
 
     /// This client is about to change a name: nothing is known of it until that is done.

@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::backend::{
     Again, Attr, Backend, DirEntry, DirHandle, Done, Entry, Figures, Grant, Imported, Lease,
     Limits, ListedEntry, Listing, LockKind, LockRequest, Looked, NodeId, OnReattach, OnRecall, Op,
-    ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
+    Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -70,12 +70,22 @@ thread_local! {
 /// A reply to a request other than read and write.
 type Reply = io::Result<Vec<u8>>;
 
+/// A request that needs no answer.
+struct Told {
+    opcode: u32,
+    node: u64,
+    op: Vec<u8>,
+    inline: Vec<u8>,
+}
+
 enum Waiting {
     Nobody,
     /// A read or write: whether the reply is a `fuse_write_out`, and what to do then.
     Data(Op, usize, crate::backend::Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
+    /// A request that blocks nobody.
+    Later(Box<dyn FnOnce(Reply) + Send>),
     /// Nobody waits: release, forget.
     Ignored,
 }
@@ -160,8 +170,8 @@ struct Shared {
     /// A reply came, or an entry became free.
     event: Event,
     unique: AtomicU64,
-    /// What could not be sent for want of an entry: opcode, node, argument.
-    deferred: Mutex<Vec<(u32, NodeId, Vec<u8>)>>,
+    /// What could not be sent for want of an entry.
+    deferred: Mutex<Vec<Told>>,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// As in [`Inner`], as is what follows.
@@ -612,16 +622,25 @@ impl Shared {
 
     /// Sends what needs no answer, now or when there is room.
     fn tell(&self, opcode: u32, node: NodeId, op: &[u8]) {
+        self.tell_with(opcode, node, op, &[]);
+    }
+
+    fn tell_with(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8]) {
         if self.dead.load(Ordering::Acquire) {
             return;
         }
         match self.queue.reserve() {
             Some(id) => {
                 let to = Direction::ToServer;
-                self.send(id, opcode, node, op, &[], &[], to, Waiting::Ignored);
+                self.send(id, opcode, node, op, inline, &[], to, Waiting::Ignored);
                 self.queue.ring();
             }
-            None => lock(&self.deferred).push((opcode, node, op.to_vec())),
+            None => lock(&self.deferred).push(Told {
+                opcode,
+                node,
+                op: op.to_vec(),
+                inline: inline.to_vec(),
+            }),
         }
     }
 
@@ -636,6 +655,7 @@ impl Shared {
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Waiting, i32, usize, u32)> = Vec::new();
+        let mut later: Vec<(Waiting, Reply)> = Vec::new();
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -655,6 +675,13 @@ impl Shared {
                             .expect("the array has its size");
                         let len = (out.len as usize).saturating_sub(header.len());
                         match &waiting {
+                            Waiting::Later(_) => {
+                                let n = len.min(INLINE_SIZE);
+                                let mut inline = vec![0; n];
+                                self.queue.reply(id, &mut header, &mut inline);
+                                self.queue.release(id);
+                                later.push((waiting, take_reply(out.error, false, n, &inline)));
+                            }
                             Waiting::Call(answer, in_segs) => {
                                 let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
                                 let mut inline = [0; INLINE_SIZE];
@@ -707,6 +734,11 @@ impl Shared {
                 });
             }
         }
+        for (waiting, reply) in later {
+            if let Waiting::Later(done) = waiting {
+                done(reply);
+            }
+        }
         if any {
             *found = true;
             self.event.notify();
@@ -722,15 +754,16 @@ impl Shared {
     fn send_deferred(&self) {
         loop {
             let next = lock(&self.deferred).pop();
-            let Some((opcode, node, op)) = next else {
+            let Some(told) = next else {
                 return;
             };
             let Some(id) = self.queue.reserve() else {
-                lock(&self.deferred).push((opcode, node, op));
+                lock(&self.deferred).push(told);
                 return;
             };
-            let to = Direction::ToServer;
-            self.send(id, opcode, node, &op, &[], &[], to, Waiting::Ignored);
+            let (to, none) = (Direction::ToServer, Waiting::Ignored);
+            let (op, inline) = (&told.op, &told.inline);
+            self.send(id, told.opcode, told.node, op, inline, &[], to, none);
             self.queue.ring();
         }
     }
@@ -742,6 +775,7 @@ impl Shared {
             match std::mem::replace(&mut *lock(slot), Waiting::Nobody) {
                 Waiting::Data(_, _, done) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Call(answer, _) => *lock(&answer) = Some(Err(errno(libc::ENOTCONN))),
+                Waiting::Later(done) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Nobody | Waiting::Ignored => {}
             }
         }
@@ -1190,6 +1224,23 @@ fn recall_of(bytes: &[u8]) -> Option<Recall> {
     })
 }
 
+/// The answer to PEEK_AHEAD.
+fn peeked(mut reply: &[u8]) -> io::Result<Vec<io::Result<Vec<u8>>>> {
+    let mut found = Vec::new();
+    while !reply.is_empty() {
+        let (head, rest) =
+            ext::PeekedHead::read_from_prefix(reply).map_err(|_| errno(libc::EIO))?;
+        let len = head.len as usize;
+        let bytes = rest.get(..len).ok_or_else(|| errno(libc::EIO))?;
+        found.push(match head.error {
+            0 => Ok(bytes.to_vec()),
+            code => Err(errno(code as i32)),
+        });
+        reply = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
+    }
+    Ok(found)
+}
+
 /// A call's reply: inline, or, when the data is in a segment, its length as eight bytes.
 fn take_reply(error: i32, in_segs: bool, len: usize, inline: &[u8]) -> Reply {
     match (error, in_segs) {
@@ -1495,6 +1546,10 @@ impl Backend for Server {
         }
     }
 
+    fn found_at(&self, node: NodeId) -> Option<Vec<u8>> {
+        self.known().found_at(node)
+    }
+
     fn on_reattach(&self, call: OnReattach) {
         *lock(&self.inner.on_reattach) = Some(Arc::new(call));
     }
@@ -1510,6 +1565,26 @@ impl Backend for Server {
                 let op = abi::ForgetIn { nlookup };
                 shared.tell(Opcode::Forget as u32, node, op.as_bytes());
             }
+        }
+    }
+
+    fn forget_all(&self, nodes: &[(NodeId, u64)]) {
+        let Ok(shared) = self.shared() else { return };
+        let told: Vec<abi::ForgetOne> = {
+            let mut known = self.known();
+            let told = nodes.iter().filter_map(|&(node, lookups)| {
+                let (nodeid, nlookup) = known.forget(shared.generation, node, lookups)?;
+                Some(abi::ForgetOne { nodeid, nlookup })
+            });
+            told.collect()
+        };
+        for part in told.chunks(INLINE_SIZE / size_of::<abi::ForgetOne>()) {
+            let op = abi::BatchForgetIn {
+                count: part.len() as u32,
+                dummy: 0,
+            };
+            let opcode = Opcode::BatchForget as u32;
+            shared.tell_with(opcode, ROOT, op.as_bytes(), part.as_bytes());
         }
     }
 
@@ -2006,6 +2081,41 @@ impl Backend for Server {
         match reply.len() as u64 == out.len {
             true => Ok((shared.lease_number(out.lease), reply)),
             false => Err(errno(libc::EIO)),
+        }
+    }
+
+    fn peek_ahead(&self, nodes: &[NodeId], used: &[NodeId], done: Peeked) {
+        let ready = self.shared().and_then(|shared| {
+            let at_server = |&n: &NodeId| self.node(&shared, n);
+            let numbers: io::Result<Vec<u64>> = nodes.iter().chain(used).map(at_server).collect();
+            // Not worth waiting for.
+            let id = shared.queue.reserve_leaving(DEPTH / 2);
+            Ok((numbers?, id.ok_or(errno(libc::EAGAIN))?, shared))
+        });
+        let (numbers, id, shared) = match ready {
+            Ok(ready) => ready,
+            Err(error) => return done(Err(error)),
+        };
+        let parse = move |reply: Reply| done(reply.and_then(|reply| peeked(&reply)));
+        let (to, then) = (Direction::ToServer, Waiting::Later(Box::new(parse)));
+        let op = ext::PeekAheadIn {
+            ahead: nodes.len() as u32,
+            used: used.len() as u32,
+        };
+        let (op, inline) = (op.as_bytes(), numbers.as_bytes());
+        shared.send(id, ext::PEEK_AHEAD, ROOT, op, inline, &[], to, then);
+        shared.queue.ring();
+    }
+
+    fn wait(&self, done: &mut dyn FnMut() -> bool) {
+        let Ok(shared) = self.shared() else { return };
+        let mut ended = false;
+        shared.poll(&mut || {
+            ended = done();
+            ended
+        });
+        if !ended {
+            shared.event.wait(|| done().then_some(()));
         }
     }
 

@@ -6,11 +6,12 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::backend::{Attr, SetAttr};
+use crate::at::Names;
+use crate::backend::{Attr, NodeId, SetAttr};
 use crate::cache::{Handle, errno, lock};
-use crate::client::Shared;
+use crate::client::{Client, Shared};
 use crate::dentry::{Pinned, Short};
-use crate::file::{File, OpenOptions};
+use crate::file::{File, OpenOptions, carried};
 
 /// Writes to a file before it is thought to be used for more.
 const WRITES: u32 = 4;
@@ -25,6 +26,8 @@ pub struct ShortFile {
     /// Nothing as long as the contents are all that was asked for.
     handle: Mutex<Option<Arc<Handle>>>,
     pin: Pinned,
+    /// The same file at a server that came back, if it was not open at the one before.
+    again: OnceLock<Pinned>,
     client: Arc<Shared>,
     attr: Attr,
     flags: i32,
@@ -44,6 +47,7 @@ impl ShortFile {
         Self {
             client,
             pin,
+            again: OnceLock::new(),
             attr,
             flags,
             handle: Mutex::new(handle),
@@ -65,24 +69,57 @@ impl ShortFile {
             return Ok(handle.clone());
         }
         let cache = &self.client.cache;
-        let fh = cache
-            .backend
-            .open(self.pin.node, self.flags & libc::O_ACCMODE)?;
-        Ok(handle.insert(Handle::new(cache, self.pin.node, fh)).clone())
+        let open = || {
+            let open = || {
+                cache
+                    .backend
+                    .open(self.node(), self.flags & libc::O_ACCMODE)
+            };
+            carried(&*cache.backend, open)
+        };
+        let fh = match open() {
+            Err(e) if e.raw_os_error() == Some(libc::ESTALE) && self.again.get().is_none() => {
+                let _ = self.again.set(self.find_again().ok_or(e)?);
+                open()
+            }
+            opened => opened,
+        }?;
+        Ok(handle.insert(Handle::new(cache, self.node(), fh)).clone())
+    }
+
+    fn pin(&self) -> &Pinned {
+        self.again.get().unwrap_or(&self.pin)
+    }
+
+    fn node(&self) -> NodeId {
+        self.pin().node
+    }
+
+    /// Finds the file where it was, if it is the same one and as it was when it was opened: a server
+    /// that came back knows nothing of it, as it had no handle.
+    fn find_again(&self) -> Option<Pinned> {
+        let client = Client(self.client.clone());
+        let path = client.backend().found_at(self.pin.node)?;
+        let found = client
+            .find_at(&client.root(), &Names::parse(&path)?, true)
+            .ok()?;
+        let is = |attr: &Attr| (attr.ino, attr.size, attr.mtime, attr.ctime);
+        (is(&found.attr?) == is(&self.attr)).then_some(found.pin)
     }
 
     /// The file in the page cache, from now on.
     pub fn file(&self) -> &File {
         self.file.get_or_init(|| {
             let cache = &self.client.cache;
-            let node = self.pin.node;
             let handle = self.handle().unwrap_or_else(|error| {
+                let node = self.node();
                 tracing::error!(node, %error, "a file that was open can't be opened");
                 // Which the server knows nothing of: EBADF.
                 Handle::new(cache, node, u64::MAX)
             });
+            let node = self.node();
             let inode = cache.inode(node, self.attr.mtime, self.attr.size);
-            inode.pin(cache.pin(&self.pin));
+            inode.pin(cache.pin(self.pin()));
             let access = self.flags & libc::O_ACCMODE;
             let options = OpenOptions::new()
                 .read(access != libc::O_WRONLY)
@@ -98,13 +135,17 @@ impl ShortFile {
         if !self.client.cache.backend.is_alive() {
             return None;
         }
-        short.read(buf, offset)
+        let n = short.read(buf, offset)?;
+        if short.take_unseen() {
+            self.client.cache.was_read(self.node());
+        }
+        Some(n)
     }
 
     /// Writes, if it can be done without the page cache.
     pub fn write_short(&self, buf: &[u8], offset: u64) -> Option<io::Result<usize>> {
         let cache = &self.client.cache;
-        let node = self.pin.node;
+        let node = self.node();
         if buf.is_empty()
             || buf.len() > SHORT
             || offset > i64::MAX as u64 - SHORT as u64
@@ -120,7 +161,8 @@ impl ShortFile {
             Err(error) => return Some(Err(error)),
         };
         cache.dentries.changed(node);
-        let done = cache.backend.write_short(node, handle.fh, offset, buf);
+        let write = || cache.backend.write_short(node, handle.fh, offset, buf);
+        let done = carried(&*cache.backend, write);
         // Whoever read it meanwhile may have what was there before.
         cache.dentries.changed(node);
         if let Some(inode) = cache.find(node) {
@@ -135,17 +177,27 @@ impl ShortFile {
     /// # Errors
     /// What the server answers.
     pub fn stat(&self) -> io::Result<Attr> {
-        match (self.file.get(), self.client.cache.find(self.pin.node)) {
+        match (self.file.get(), self.client.cache.find(self.node())) {
             (Some(file), _) => file.stat(),
             (None, Some(_)) => self.file().stat(),
-            (None, None) => self.client.cache.backend.getattr(self.pin.node),
+            (None, None) => {
+                let backend = &*self.client.cache.backend;
+                let stat = || carried(backend, || backend.getattr(self.node()));
+                match stat() {
+                    Err(e) if e.raw_os_error() == Some(libc::ESTALE) => {
+                        self.handle()?;
+                        stat()
+                    }
+                    done => done,
+                }
+            }
         }
     }
 
     /// Cuts it to nothing, as O_TRUNC does.
     pub(crate) fn truncate(&self) -> io::Result<()> {
         let cache = &self.client.cache;
-        let node = self.pin.node;
+        let node = self.node();
         if cache.find(node).is_some() {
             let file = self.file();
             if file.size() > 0 || file.current_size()? > 0 {
@@ -172,6 +224,7 @@ impl ShortFile {
         if !backend.is_alive() {
             return Err(errno(libc::ENOTCONN));
         }
-        backend.name_of(self.pin.node, self.handle()?.fh)
+        let handle = self.handle()?;
+        backend.name_of(self.node(), handle.fh)
     }
 }

@@ -227,3 +227,143 @@ fn more_names_than_are_kept() {
         session.fs().known_inodes() < 35_000
     });
 }
+
+/// Opens a directory's files in the order of its listing, part by part, and gives their names to
+/// `look`, until that has enough.
+fn in_order(client: &Client, path: &str, mut look: impl FnMut(&str) -> bool) {
+    let directory = client
+        .open_directory_at(&client.root(), &names(path))
+        .unwrap();
+    let mut offset = 0;
+    loop {
+        let entries = directory.list(offset).unwrap();
+        let Some(last) = entries.last() else { return };
+        offset = last.next;
+        let found = entries.iter().map(|entry| entry.name.to_str().unwrap());
+        for name in found.filter(|&name| name != "." && name != "..") {
+            let at = format!("{path}/{name}");
+            client.stat_at(&client.root(), &names(&at), true).unwrap();
+            if !look(&at) {
+                return;
+            }
+        }
+    }
+}
+
+fn read(client: &Client, path: &str) -> Vec<u8> {
+    contents(&open(client, path, libc::O_RDONLY).unwrap(), 8192)
+}
+
+#[test]
+fn files_come_ahead_of_who_opens_them_in_order() {
+    const FILES: usize = 600;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    let long = |n: usize| vec![n as u8; if n % 50 == 49 { 3000 + n } else { n % 40 }];
+    for n in 0..FILES {
+        std::fs::write(dir.path().join(format!("d/{n}")), long(n)).unwrap();
+    }
+    let session = session(dir.path());
+    let client = client(&session);
+    let asked = || session.report().requests;
+    let before = asked();
+    let mut seen = 0;
+    in_order(&client, "d", |path| {
+        let number = path[2..].parse().unwrap();
+        assert!(read(&client, path) == long(number), "{path}");
+        seen += 1;
+        true
+    });
+    assert_eq!(seen, FILES);
+    let asked = asked() - before;
+    assert!(asked < FILES as u64 / 3, "{asked} requests");
+}
+
+#[test]
+fn what_comes_ahead_is_seen_by_nobody_until_it_is_used() {
+    const FILES: usize = 100;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    let at = |n: usize| dir.path().join(format!("d/{n}"));
+    for n in 0..FILES {
+        std::fs::write(at(n), "short").unwrap();
+        let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        let file = std::fs::File::options().write(true).open(at(n)).unwrap();
+        file.set_times(std::fs::FileTimes::new().set_accessed(old))
+            .unwrap();
+    }
+    let read_at = |n: usize| std::fs::metadata(at(n)).unwrap().atime();
+    let session = session(dir.path());
+    let client = client(&session);
+    let mut used = Vec::new();
+    in_order(&client, "d", |path| {
+        assert_eq!(read(&client, path), b"short");
+        used.push(path[2..].parse().unwrap());
+        used.len() < 40
+    });
+    let others = (0..FILES).filter(|n| !used.contains(n));
+    others.for_each(|n| assert_eq!(read_at(n), 1_000_000, "{n} was not opened"));
+    std::fs::write(at(FILES), "probe").unwrap();
+    let host = rustix::fs::statvfs(dir.path()).unwrap().f_flag;
+    if !host.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
+        common::eventually("what was used has a new time of access", || {
+            used.iter().all(|&n| read_at(n) > 1_000_000)
+        });
+    }
+}
+
+#[test]
+fn what_comes_ahead_is_never_old() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    const FILES: usize = 120;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    for n in 0..FILES {
+        std::fs::write(dir.path().join(format!("d/{n}")), 0u64.to_ne_bytes()).unwrap();
+    }
+    let session = session(dir.path());
+    let (one, other) = (client(&session), client(&session));
+    let written: Vec<_> = (0..FILES).map(|_| AtomicU64::new(0)).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(7);
+            let mut value = 0u64;
+            while !over.load(Ordering::SeqCst) {
+                value += 1;
+                let n = random.below(FILES as u64) as usize;
+                let path = format!("d/{n}");
+                if random.below(4) == 0 {
+                    std::fs::write(dir.path().join("new"), value.to_ne_bytes()).unwrap();
+                    let root = other.root();
+                    let (from, to) = (names("new"), names(&path));
+                    other.rename_at(&root, &from, &root, &to, 0).unwrap();
+                } else {
+                    let file = open(&other, &path, libc::O_WRONLY).unwrap();
+                    let bytes = value.to_ne_bytes();
+                    let wrote = match file.write_short(&bytes, 0) {
+                        Some(wrote) => wrote,
+                        None => file.file().write_at(&bytes, 0, Flags::empty()),
+                    };
+                    assert_eq!(wrote.unwrap(), 8);
+                }
+                written[n].store(value, Ordering::SeqCst);
+                if random.below(3) == 0 {
+                    std::thread::sleep(std::time::Duration::from_micros(random.below(400)));
+                }
+            }
+        });
+        for _ in 0..60 {
+            in_order(&one, "d", |path| {
+                let Ok(n) = path[2..].parse::<usize>() else {
+                    return true;
+                };
+                let least = written[n].load(Ordering::SeqCst);
+                let value = u64::from_ne_bytes(read(&one, path).try_into().unwrap());
+                assert!(value >= least, "{path} has {value} after {least}");
+                true
+            });
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+}

@@ -148,6 +148,29 @@ impl Passthrough {
         io::read_now(&file, now.size as usize)
     }
 
+    /// Reads a file from its start without a handle; `unseen` leaves its time of access alone.
+    pub(crate) async fn read_unopened(
+        &self,
+        node: u64,
+        uncached: bool,
+        unseen: bool,
+        data: &Payload,
+    ) -> Result<usize> {
+        let inode = self.inode(node)?;
+        if inode.is_dir() {
+            return Err(Errno::ISDIR);
+        }
+        let fd = match unseen {
+            true => self.open_inode(&inode, OFlags::RDONLY | OFlags::NOATIME)?,
+            false => {
+                let flags = self.host_flags(OFlags::RDONLY.bits(), false)?;
+                self.open_host(&inode, flags, OFlags::RDONLY)?
+            }
+        };
+        let file = Arc::new(File::new(fd, inode.mount.in_memory));
+        io::read(&file, &inode.mount, data, 0, uncached).await
+    }
+
     /// Opens a file of the host, with less than wanted where the host allows no more.
     fn open_host(&self, inode: &Arc<Inode>, flags: OFlags, asked: OFlags) -> Result<OwnedFd> {
         let result = match self.open_inode(inode, flags) {
@@ -465,7 +488,8 @@ impl Passthrough {
     pub(crate) async fn read_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {
         let file = self.file(how.fh)?;
         let uncached = how.uncached || self.options.uncached;
-        io::read(&file, data, how.offset, uncached).await
+        let mount = &file.inode.mount;
+        io::read(&file.fd, mount, data, how.offset, uncached).await
     }
 
     pub(crate) async fn write_file(

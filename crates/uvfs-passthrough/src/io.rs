@@ -2,13 +2,16 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
-use uvfs_io::{Payload, ops};
+use uvfs_io::Payload;
+use uvfs_io::ops::{self, File};
 
 use crate::handle::OpenFile;
+use crate::inode::Mount;
 use crate::sys::Result;
 
 /// RWF_APPEND of pwritev2(2): write at the end of the file, wherever that is.
@@ -17,19 +20,20 @@ const APPEND: u32 = 0x10;
 /// Fills `data` from `offset` on, as far as the file goes. `uncached`: leaves nothing of it in the
 /// host's page cache, where the host can do so.
 pub(crate) async fn read(
-    file: &OpenFile,
+    file: &Arc<File>,
+    mount: &Mount,
     data: &Payload,
     offset: u64,
     uncached: bool,
 ) -> Result<usize> {
-    let lacking = &file.inode.mount.no_dontcache;
+    let lacking = &mount.no_dontcache;
     if uncached && !lacking.load(Ordering::Relaxed) {
-        match ops::read_at(&file.fd, data, offset, ops::DONTCACHE).await {
+        match ops::read_at(file, data, offset, ops::DONTCACHE).await {
             Err(Errno::OPNOTSUPP) => lacking.store(true, Ordering::Relaxed),
             result => return result,
         }
     }
-    ops::read_at(&file.fd, data, offset, 0).await
+    ops::read_at(file, data, offset, 0).await
 }
 
 /// The first `len` bytes of a file, if the host has exactly so many of it at hand.

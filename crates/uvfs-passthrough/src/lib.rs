@@ -486,6 +486,17 @@ impl FileSystem for Passthrough {
         self.read_file(how, data).await
     }
 
+    async fn peek(
+        &self,
+        _: &Context,
+        node: u64,
+        uncached: bool,
+        unseen: bool,
+        data: &Payload,
+    ) -> Result<usize> {
+        self.read_unopened(node, uncached, unseen, data).await
+    }
+
     async fn write(&self, cx: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
         loop {
             match self.write_file(cx, how, data).await {

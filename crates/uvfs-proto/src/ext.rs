@@ -106,6 +106,15 @@ pub const PEEK: u32 = 8202;
 /// of the name [`token_name`] that is this file.
 pub const TOKEN: u32 = 8203;
 
+/// As PEEK, of several files that the client has leases of, and before any of them was opened: no
+/// time of access changes. The payload is the nodes' numbers, as [`PeekAheadIn`] counts them.
+/// Answered by a [`PeekedHead`] for each, and its bytes, filled up to a multiple of 8; where there is
+/// no room for all of them by the first. What was answered so before and has been read since is named
+/// behind them: those files' times of access change now.
+pub const PEEK_AHEAD: u32 = 8204;
+
+/// The most files of one [`PEEK_AHEAD`], of either kind.
+pub const AHEAD_MAX: usize = 16;
 /// The longest file that [`PEEK`] answers, in bytes.
 pub const PEEK_MAX: usize = 4096 - 16;
 /// The most entries of one [`LIST`].
@@ -147,6 +156,30 @@ pub struct PeekOut {
     pub lease: u64,
     /// Bytes that follow.
     pub len: u64,
+}
+
+/// How many files are asked for, and how many were read.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct PeekAheadIn {
+    /// Those to be read, which come first.
+    pub ahead: u32,
+    /// Those that were used.
+    pub used: u32,
+}
+
+/// One of several short files.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct PeekedHead {
+    /// Bytes that follow.
+    pub len: u32,
+    /// 0, or the errno for which there are none.
+    pub error: u32,
 }
 
 /// An open file of the client's own.

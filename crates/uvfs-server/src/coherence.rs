@@ -1083,6 +1083,11 @@ impl Coherence {
         shard.changed(node);
     }
 
+    /// Whether a client has a lease of a node.
+    pub(crate) fn has(&self, link: &Link, node: u64) -> bool {
+        self.shard(node).table.has(node, link.id)
+    }
+
     /// Whether a client may have dirty pages of a node.
     pub(crate) fn writes(&self, link: &Link, node: u64) -> bool {
         self.shard(node).table.writes(node, link.id)

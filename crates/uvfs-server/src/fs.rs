@@ -448,6 +448,35 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, node, how, data)
     }
 
+    /// Fills `data` from the start of a file that is not open, as if it were opened, read and closed.
+    /// `unseen`: without a change of its time of access, or EPERM.
+    async fn peek(
+        &self,
+        cx: &Context,
+        node: u64,
+        uncached: bool,
+        unseen: bool,
+        data: &Payload,
+    ) -> Result<usize> {
+        if unseen {
+            return Err(Errno::PERM);
+        }
+        let how = OpenHow {
+            flags: libc::O_RDONLY as u32,
+            kill_suidgid: false,
+            kernel: false,
+        };
+        let opened = self.open(cx, node, &how).await?;
+        let how = IoHow {
+            fh: opened.fh,
+            uncached,
+            ..IoHow::default()
+        };
+        let read = self.read(cx, node, &how, data).await;
+        let _ = self.release(cx, node, opened.fh, None).await;
+        read
+    }
+
     /// Writes `data` to the file and says how much of it.
     async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
         unsupported!(cx, node, how, data)

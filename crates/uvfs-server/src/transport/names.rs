@@ -11,7 +11,8 @@ use smallvec::SmallVec;
 use uvfs_io::Payload;
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::ext::{
-    self, LISTED_AT, LISTED_MAX, LeasedEntry, ListedHead, PEEK_MAX, PeekOut, TokenIn,
+    self, AHEAD_MAX, LISTED_AT, LISTED_MAX, LeasedEntry, ListedHead, PEEK_MAX, PeekAheadIn,
+    PeekOut, PeekedHead, TokenIn,
 };
 use uvfs_proto::reply;
 use uvfs_queue::pair::INLINE_SIZE;
@@ -19,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::shm::Client;
 use crate::dispatch;
-use crate::fs::{FileSystem, IoHow, OpenHow};
+use crate::fs::FileSystem;
 use crate::slot::{Answer, Body, Slot};
 use crate::token::Grant;
 use crate::transport::serve_for;
@@ -178,7 +179,7 @@ impl<F: FileSystem> Client<F> {
         let lease = lease.ok_or(Errno::AGAIN)?;
         self.stats.begin(ext::PEEK);
         let unique = slot.header.unique;
-        let work = self.read_whole(slot, at);
+        let work = self.read_whole(slot, node, at, PEEK_MAX, false);
         let read = self.session.interrupts.guard(unique, work).await;
         self.stats.end(!matches!(read, Some(Ok(_))));
         let bytes = read.unwrap_or(Err(Errno::IO));
@@ -192,28 +193,86 @@ impl<F: FileSystem> Client<F> {
         Ok(Answer::Body(body))
     }
 
-    /// All that a file holds, if it is short.
-    async fn read_whole(&self, slot: &Slot, at: usize) -> Result<SmallVec<[u8; 256]>, Errno> {
+    /// Answers [`uvfs_proto::ext::PEEK_AHEAD`]. The client has the leases already: what changes
+    /// meanwhile recalls one of them first, and then it believes nothing of this.
+    pub(super) async fn peek_ahead(&self, slot: &Slot, at: usize) -> Result<Answer, Errno> {
+        if self.guest {
+            return Err(Errno::PERM);
+        }
+        if self.session.kernel_writes_back() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let (arg, _) =
+            PeekAheadIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        let (ahead, used) = (arg.ahead as usize, arg.used as usize);
+        if ahead.max(used) > AHEAD_MAX || slot.input.len() != (ahead + used) * 8 {
+            return Err(Errno::INVAL);
+        }
+        let mut nodes = [0u64; 2 * AHEAD_MAX];
+        let nodes = &mut nodes[..ahead + used];
+        slot.input.copy_out(0, nodes.as_mut_bytes());
+        let (ahead, used) = nodes.split_at(ahead);
+        self.stats.begin(ext::PEEK_AHEAD);
+        let unique = slot.header.unique;
+        let work = async {
+            let body = self.read_several(slot, ahead, at).await;
+            for &node in used.iter().filter(|&&node| self.knows_node(node)) {
+                // For its time of access alone.
+                let _ = self.read_whole(slot, node, at, 0, false).await;
+            }
+            body
+        };
+        let body = self.session.interrupts.guard(unique, work).await;
+        self.stats.end(body.is_none());
+        body.map(Answer::Body).ok_or(Errno::IO)
+    }
+
+    async fn read_several(&self, slot: &Slot, nodes: &[u64], at: usize) -> Body {
+        let mut body = Body::new();
+        for &node in nodes {
+            let room = INLINE_SIZE.saturating_sub(body.len() + size_of::<PeekedHead>());
+            if room == 0 {
+                break;
+            }
+            let read = match self.session.coherence.has(&self.link, node) {
+                true => {
+                    let most = room.min(PEEK_MAX);
+                    self.read_whole(slot, node, at, most, true).await
+                }
+                false => Err(Errno::AGAIN),
+            };
+            if matches!(read, Err(Errno::FBIG)) && !body.is_empty() {
+                break;
+            }
+            let (bytes, error) = match read {
+                Ok(bytes) => (bytes, 0),
+                Err(errno) => (SmallVec::new(), errno.raw_os_error() as u32),
+            };
+            let len = bytes.len() as u32;
+            body.extend_from_slice(PeekedHead { len, error }.as_bytes());
+            body.extend_from_slice(&bytes);
+            body.resize(body.len().next_multiple_of(8), 0);
+        }
+        body
+    }
+
+    /// All that a file holds, if that is at most `most` bytes; `ahead` of anybody's opening it.
+    async fn read_whole(
+        &self,
+        slot: &Slot,
+        node: u64,
+        at: usize,
+        most: usize,
+        ahead: bool,
+    ) -> Result<SmallVec<[u8; 256]>, Errno> {
         const { assert!(PEEK_MAX < INLINE_SIZE) };
-        let (fs, node) = (self.session.fs(), slot.header.nodeid);
+        let fs = self.session.fs();
         let cx = dispatch::context(&slot.header);
-        let how = OpenHow {
-            flags: libc::O_RDONLY as u32,
-            kill_suidgid: false,
-            kernel: false,
-        };
-        let opened = fs.open(&cx, node, &how).await?;
-        let how = IoHow {
-            fh: opened.fh,
-            uncached: self.session.options.uncached && fs.takes_uncached(),
-            ..IoHow::default()
-        };
+        let uncached = self.session.options.uncached && fs.takes_uncached();
         // One byte more than fits, to find out that it is too long. The memory is the request's.
-        let room = Payload::from(self.inline.slice(at..at + PEEK_MAX + 1));
-        let read = fs.read(&cx, node, &how, &room).await;
-        let _ = fs.release(&cx, node, opened.fh, None).await;
-        let len = read?;
-        if len > PEEK_MAX {
+        let room = Payload::from(self.inline.slice(at..at + most + 1));
+        let len = fs.peek(&cx, node, uncached, ahead, &room).await?;
+        if len > most {
             return Err(Errno::FBIG);
         }
         let mut bytes = SmallVec::from_elem(0, len);

@@ -8,6 +8,7 @@
 //! it had open.
 
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use uvfs_io::buf::Region;
 use uvfs_io::ops::{self, File};
 use uvfs_io::runtime::{self, Runtime};
@@ -520,6 +522,27 @@ fn listed(slot: &Slot, answer: &Answer) -> Vec<u64> {
     nodes.filter(|&node| node != 0).collect()
 }
 
+/// What FORGET and BATCH_FORGET take back.
+fn forgotten(slot: &Slot) -> SmallVec<[abi::ForgetOne; 1]> {
+    if slot.header.opcode == Opcode::Forget as u32 {
+        return SmallVec::from_elem(
+            abi::ForgetOne {
+                nodeid: slot.header.nodeid,
+                nlookup: word(&slot.op, 0),
+            },
+            1,
+        );
+    }
+    let mut bytes = vec![0; slot.input.len()];
+    slot.input.copy_out(0, &mut bytes);
+    let records = bytes.chunks_exact(size_of::<abi::ForgetOne>());
+    let records = records.map(|one| abi::ForgetOne {
+        nodeid: word(one, 0),
+        nlookup: word(one, 8),
+    });
+    records.take(word(&slot.op, 0) as u32 as usize).collect()
+}
+
 /// The 8 bytes at `at` as a number; 0 past the end.
 fn word(bytes: &[u8], at: usize) -> u64 {
     bytes
@@ -675,6 +698,7 @@ impl<F: FileSystem> Client<F> {
             | ext::LOOKUP
             | ext::LIST
             | ext::PEEK
+            | ext::PEEK_AHEAD
             | ext::TOKEN => Ok(()),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
@@ -694,6 +718,10 @@ impl<F: FileSystem> Client<F> {
             }
             (Ok(()), ext::LIST) => self.list(&slot).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::PEEK) => self.peek(&slot, at).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::PEEK_AHEAD) => {
+                let read = self.peek_ahead(&slot, at).await;
+                read.unwrap_or_else(Answer::Error)
+            }
             (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
             (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
@@ -974,7 +1002,6 @@ impl<F: FileSystem> Client<F> {
             | Opcode::Destroy
             | Opcode::Interrupt
             | Opcode::NotifyReply
-            | Opcode::BatchForget
             | Opcode::Poll
             | Opcode::Ioctl => Err(Errno::NOSYS),
             Opcode::Forget => {
@@ -986,6 +1013,25 @@ impl<F: FileSystem> Client<F> {
                 {
                     true => Ok(()),
                     false => Err(Errno::INVAL),
+                }
+            }
+            Opcode::BatchForget => {
+                let lookups = self.lookups.borrow();
+                let mut all = forgotten(slot);
+                let whole = all.len() == first as u32 as usize;
+                // Together: a node may be there more than once.
+                all.sort_unstable_by_key(|one| one.nodeid);
+                let may = all.chunk_by(|a, b| a.nodeid == b.nodeid).all(|same| {
+                    let sum = same
+                        .iter()
+                        .try_fold(0u64, |n, one| n.checked_add(one.nlookup));
+                    let count = lookups.get(&same[0].nodeid);
+                    sum.is_some_and(|sum| count.is_some_and(|&count| sum <= count))
+                });
+                if whole && may {
+                    Ok(())
+                } else {
+                    Err(Errno::INVAL)
                 }
             }
             Opcode::Read => has(node, first, false).and_then(|()| reads(node, first)),
@@ -1087,12 +1133,15 @@ impl<F: FileSystem> Client<F> {
                     .remove(&(node, word(&slot.op, 0)));
             }
             (Ok(Opcode::Releasedir), _) => drop(handles.remove(&(node, word(&slot.op, 0), true))),
-            (Ok(Opcode::Forget), _) => {
-                if let Some(count) = lookups.get_mut(&node) {
-                    *count = count.saturating_sub(word(&slot.op, 0));
-                    if *count == 0 {
-                        lookups.remove(&node);
-                        self.session.coherence.forget(&self.link, node);
+            (Ok(Opcode::Forget | Opcode::BatchForget), _) => {
+                for one in forgotten(slot) {
+                    let Entry::Occupied(mut count) = lookups.entry(one.nodeid) else {
+                        continue;
+                    };
+                    *count.get_mut() = count.get().saturating_sub(one.nlookup);
+                    if *count.get() == 0 {
+                        count.remove();
+                        self.session.coherence.forget(&self.link, one.nodeid);
                     }
                 }
             }

@@ -509,21 +509,30 @@ fn server_comes_back_under_a_program() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    // What is opened by its path alone does not come back yet.
-    for (transport, how) in transports().map(|t| (t, How::Data)) {
+    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
         let serve = Serve::over(transport);
         let mut served = Served::new(&serve);
         let flags = served.scratch.dir("flags");
         let script = r#"exec python3 -c '
 import os, sys, time
+os.chdir("/")
 f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
 os.pwrite(f, b"before", 0)
+os.mkdir(sys.argv[1] + "/sub")
+with open(sys.argv[1] + "/sub/short", "w") as s: s.write("a few bytes")
+h = os.open(sys.argv[1] + "/sub/short", os.O_RDONLY)
+other = os.open(sys.argv[1] + "/sub/short", os.O_RDONLY)
+print(os.pread(h, 5, 0).decode(), os.pread(other, 1, 0).decode())
 open(sys.argv[2] + "/ready", "w").close()
 while not os.path.exists(sys.argv[2] + "/gone"): time.sleep(0.01)
 os.pwrite(f, b"after", 6)
 os.fsync(f)
 print(os.pread(f, 20, 0).decode())
 os.close(f)
+for fd in (h, other): print(os.pread(fd, 20, 0).decode(), os.fstat(fd).st_size)
+print(os.listdir(sys.argv[1] + "/sub"), os.stat(sys.argv[1] + "/sub/short").st_size)
+os.rename(sys.argv[1] + "/sub/short", sys.argv[1] + "/sub/long")
+print(os.read(other, 20).decode())
 g = os.open(sys.argv[1] + "/data", os.O_RDWR)
 os.pwrite(g, b"again", 11)
 os.close(g)
@@ -540,7 +549,9 @@ os.close(g)
         }
         let outcome = outcome.expect("the program goes on");
         assert!(outcome.status.success(), "{outcome}");
-        assert_eq!(outcome.stdout, "beforeafter\n", "{outcome}");
+        let expected = "a few a\nbeforeafter\na few bytes 11\na few bytes 11\n['short'] 11\n\
+                        a few bytes\n";
+        assert_eq!(outcome.stdout, expected, "{outcome}");
         assert!(served_any(&outcome), "{outcome}");
         assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
         let data = fs::read_to_string(served.source.join("data")).unwrap();
