@@ -367,3 +367,30 @@ fn what_comes_ahead_is_never_old() {
         over.store(true, Ordering::SeqCst);
     });
 }
+
+#[test]
+fn a_listing_is_left_before_its_next_part_is_read() {
+    const FILES: usize = 1500;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    for n in 0..FILES {
+        std::fs::write(dir.path().join(format!("d/{n}")), "short").unwrap();
+    }
+    let session = session(dir.path());
+    let (one, other) = (client(&session), client(&session));
+    let mut random = Random(3);
+    for stop in [FILES, 1, 240, 500, 750, 1000, 1400, FILES] {
+        let mut seen = 0;
+        in_order(&one, "d", |_| {
+            seen += 1;
+            seen < stop
+        });
+        assert_eq!(seen, stop);
+        for _ in 0..20 {
+            let path = format!("d/{}", random.below(FILES as u64));
+            write(&other, &path, &mut random).unwrap();
+            compare(&one, dir.path(), &path, "written by another");
+        }
+        list(&one, dir.path(), "d");
+    }
+}
