@@ -13,6 +13,7 @@ mod clients;
 mod command_line;
 mod fsx;
 mod harness;
+mod listings;
 mod metadata;
 mod pjdfstest;
 mod preload;
