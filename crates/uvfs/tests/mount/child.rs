@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, clients, direct, scenes, tree, uncached};
+use crate::{bad_days, clients, direct, listings, scenes, tree, uncached};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -16,6 +16,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("walk", tree::walk),
     ("lock_waiters", bad_days::lock_waiters),
     ("fill", bad_days::fill),
+    ("while_changed", listings::while_changed),
     ("hold_and_read", bad_days::hold_and_read),
     ("one_file", clients::one_file),
     ("names", clients::names),

@@ -14,6 +14,7 @@ mod command_line;
 mod direct;
 mod fsx;
 mod harness;
+mod listings;
 mod metadata;
 mod pjdfstest;
 mod preload;
