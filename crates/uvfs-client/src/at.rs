@@ -3,14 +3,15 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use uvfs_proto::ext::PEEK_MAX;
 
-use crate::backend::{Attr, DirHandle, ListedEntry, NodeId, ROOT};
-use crate::cache::{Handle, errno};
+use crate::backend::{Attr, DirHandle, ListedEntry, Listing, NodeId, ROOT};
+use crate::cache::{Handle, errno, lock};
 use crate::client::{Client, Shared};
-use crate::dentry::{Found, Pinned};
+use crate::dentry::{Found, Pinned, Ticket};
 use crate::short::ShortFile;
 
 /// The longest path, as in the kernel (PATH_MAX, with its 0 byte).
@@ -59,12 +60,32 @@ pub struct Directory {
     client: Arc<Shared>,
     pin: Pinned,
     handle: DirHandle,
+    /// The part that is listed ahead.
+    ahead: Mutex<Option<Ahead>>,
     /// Its inode's number.
     pub ino: u64,
 }
 
+/// A part of a listing that was asked for before the program did.
+#[derive(Debug)]
+struct Ahead {
+    offset: u64,
+    ticket: Ticket,
+    asked: Instant,
+    part: Arc<Mutex<Part>>,
+}
+
+#[derive(Debug)]
+enum Part {
+    Asked,
+    Came(io::Result<Listing>),
+    /// Nobody waits for it any more, or has it already.
+    Over,
+}
+
 impl Drop for Directory {
     fn drop(&mut self) {
+        self.give_up_ahead();
         let backend = &self.client.cache.backend;
         backend.close_directory(self.pin.node, self.handle);
         self.client.cache.tell_used();
@@ -81,12 +102,94 @@ impl Directory {
         let node = self.pin.node;
         // As the kernel does: who lists a directory often looks at what is in it.
         let leased = cache.dentries.take_searched(node) || offset == 0;
-        let ticket = cache.ticket(&self.pin);
-        let list = cache.backend.list(node, self.handle, offset, leased)?;
-        if leased {
-            cache.listed(node, &list, &ticket, offset == 0);
+        let (list, leased) = match self.take_ahead(offset) {
+            Some(list) => (list, leased),
+            None => {
+                let ticket = cache.ticket(&self.pin);
+                let list = cache.backend.list(node, self.handle, offset, leased)?;
+                if leased {
+                    cache.listed(node, &list, &ticket, offset == 0);
+                }
+                (list, leased)
+            }
+        };
+        // Not at first: it may be all.
+        if leased && offset != 0 {
+            self.look_ahead(&list);
         }
         Ok(list.entries)
+    }
+
+    /// Asks for the next part, if the last ones were looked at one by one, and nothing was changed
+    /// meanwhile, which would make it worth little.
+    fn look_ahead(&self, list: &Listing) {
+        let cache = &self.client.cache;
+        let Some(offset) = list.entries.last().map(|last| last.next) else {
+            return;
+        };
+        let ticket = cache.ticket(&self.pin);
+        if !cache.dentries.is_calm(self.pin.node) {
+            return;
+        }
+        let part = Arc::new(Mutex::new(Part::Asked));
+        let (mine, weak) = (part.clone(), Arc::downgrade(cache));
+        // The ticket is of a node that is known for as long.
+        let pin = cache.pin(&self.pin);
+        let came = move |list: io::Result<Listing>| {
+            let mut part = lock(&mine);
+            if matches!(*part, Part::Asked) {
+                *part = Part::Came(list);
+                return;
+            }
+            drop(part);
+            if let (Some(cache), Ok(list)) = (weak.upgrade(), list) {
+                cache.listed(pin.node, &list, &ticket, false);
+            }
+        };
+        let node = self.pin.node;
+        if cache
+            .backend
+            .list_ahead(node, self.handle, offset, Box::new(came))
+        {
+            *lock(&self.ahead) = Some(Ahead {
+                offset,
+                ticket,
+                asked: Instant::now(),
+                part,
+            });
+        }
+    }
+
+    /// The part from `offset` on, if it was asked for ahead. Another one is given up.
+    fn take_ahead(&self, offset: u64) -> Option<Listing> {
+        let cache = &self.client.cache;
+        let asked = lock(&self.ahead).take()?;
+        let waits = asked.offset == offset;
+        if waits {
+            let mut came = || !matches!(*lock(&asked.part), Part::Asked);
+            cache.backend.wait(&mut came);
+        }
+        let part = std::mem::replace(&mut *lock(&asked.part), Part::Over);
+        let Part::Came(Ok(mut list)) = part else {
+            return None;
+        };
+        // Lifetimes are those of when it was asked for.
+        let age = asked.asked.elapsed();
+        for looked in list
+            .entries
+            .iter_mut()
+            .filter_map(|one| one.looked.as_mut())
+        {
+            looked.entry_ttl = looked.entry_ttl.saturating_sub(age);
+            looked.attr_ttl = looked.attr_ttl.saturating_sub(age);
+        }
+        cache.listed(self.pin.node, &list, &asked.ticket, false);
+        waits.then_some(list)
+    }
+
+    fn give_up_ahead(&self) {
+        // No part is listed from there.
+        self.take_ahead(u64::MAX);
     }
 }
 
@@ -258,6 +361,7 @@ impl Client {
         let ino = self.attr(&found)?.ino;
         Ok(Directory {
             handle: self.backend().open_directory(found.pin.node)?,
+            ahead: Mutex::default(),
             client: self.0.clone(),
             pin: found.pin,
             ino,

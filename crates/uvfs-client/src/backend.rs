@@ -214,6 +214,9 @@ pub enum Op {
 /// Called once, from any thread, with the bytes moved or the error.
 pub type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
 
+/// What is done with a part of a listing.
+pub type Listed = Box<dyn FnOnce(io::Result<Listing>) + Send>;
+
 /// What is done with the contents of short files.
 pub type Peeked = Box<dyn FnOnce(io::Result<Vec<io::Result<Vec<u8>>>>) + Send>;
 
@@ -616,6 +619,11 @@ pub trait Backend: Send + Sync + 'static {
         leased: bool,
     ) -> io::Result<Listing> {
         unsupported()
+    }
+    /// As [`Backend::list`] with leases, before anybody asks for it: `done` is told. Says whether that
+    /// could be begun.
+    fn list_ahead(&self, node: NodeId, handle: DirHandle, offset: u64, done: Listed) -> bool {
+        false
     }
     /// All that a short file holds, and a lease to read that it holds under (0 for none, or for one
     /// that is had already). EFBIG when it is not short.

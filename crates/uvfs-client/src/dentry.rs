@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use uvfs_proto::ext::{AHEAD_MAX, PEEK_MAX, PeekedHead};
+use uvfs_proto::ext::{AHEAD_MAX, LISTED_MAX, PEEK_MAX, PeekedHead};
 
 use crate::backend::{Attr, Backend, Entry, Lease, Listing, Looked, NodeId, ROOT, Recall};
 use crate::cache::{Cache, errno, lock};
@@ -29,10 +29,14 @@ const MOST: usize = 32 << 10;
 /// How long a name that this client made is kept at most: as long as a server lets others be.
 const KEPT: Duration = Duration::from_secs(1);
 /// How many files of a directory are opened in the order of its listing before the next ones are
-/// asked for ahead, how many at most, and how many of the listing may be left out on the way.
+/// asked for ahead; after how many that is tried again where it was for nothing; how many are asked
+/// for at least, and at most where as many were opened in order; in how many requests at a time; and
+/// how many of the listing may be left out on the way.
 const RUN: i32 = 3;
 const IN_VAIN: i32 = -200;
 const AHEAD: usize = 32;
+const FAR_AHEAD: usize = LISTED_MAX;
+const REQUESTS: usize = 16;
 const SKIPS: usize = 8;
 /// Files that were read and of which the server was not told, at most.
 const MOST_USED: usize = 256;
@@ -127,6 +131,8 @@ struct Order {
     files: VecDeque<NodeId>,
     /// How many of them were seen to already.
     seen: usize,
+    /// As the state had it when the last part was listed.
+    disturbed: u64,
     /// How many were opened in order; below 0 where asking ahead was for nothing.
     run: i32,
 }
@@ -161,6 +167,8 @@ struct State {
     strays: u64,
     /// Counts all recalls, and this client's own changes.
     disturbed: u64,
+    /// Requests for contents ahead that are under way.
+    requests: usize,
     /// Files that came ahead and were read, of which the server was not told yet.
     used: Vec<NodeId>,
 }
@@ -516,7 +524,11 @@ impl State {
         };
         let mut order = std::mem::take(&mut known.order);
         let now = Instant::now();
-        while order.run >= RUN && order.seen <= AHEAD - AHEAD_MAX && order.seen < order.files.len()
+        let most = AHEAD.max(order.run.max(0) as usize).min(FAR_AHEAD);
+        while order.run >= RUN
+            && order.seen <= most - AHEAD_MAX
+            && order.seen < order.files.len()
+            && self.requests < REQUESTS
         {
             let (mut batch, mut room) = (Vec::new(), PEEK_ROOM);
             for &node in order.files.range(order.seen..) {
@@ -525,7 +537,7 @@ impl State {
                     continue;
                 };
                 let takes = size_of::<PeekedHead>() + size.next_multiple_of(8);
-                if batch.len() == AHEAD_MAX || takes > room || order.seen >= AHEAD {
+                if batch.len() == AHEAD_MAX || takes > room || order.seen >= most {
                     break;
                 }
                 (room, order.seen) = (room - takes, order.seen + 1);
@@ -538,6 +550,7 @@ impl State {
             if batch.is_empty() {
                 break;
             }
+            self.requests += 1;
             batches.push(batch);
         }
         let known = self.nodes.get_mut(&directory).expect("it was there");
@@ -669,6 +682,14 @@ impl Dentries {
             state.used.clear();
         }
         left.tell(backend);
+    }
+
+    /// Whether nothing was recalled or changed since this was last asked of a directory.
+    pub(crate) fn is_calm(&self, node: NodeId) -> bool {
+        let mut state = lock(&self.0);
+        let now = state.disturbed;
+        let known = state.nodes.get_mut(&node);
+        known.is_some_and(|known| std::mem::replace(&mut known.order.disturbed, now) == now)
     }
 
     /// Whether a name of a directory was looked up since this was last asked.
@@ -941,6 +962,7 @@ impl Cache {
         }
         {
             let mut state = lock(&self.dentries.0);
+            state.requests -= 1;
             if in_vain && let Some(known) = state.nodes.get_mut(&directory) {
                 known.order.run = IN_VAIN;
             }

@@ -31,8 +31,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
     Again, Attr, Backend, DirEntry, DirHandle, Done, Entry, Figures, Grant, Imported, Lease,
-    Limits, ListedEntry, Listing, LockKind, LockRequest, Looked, NodeId, OnReattach, OnRecall, Op,
-    Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
+    Limits, Listed, ListedEntry, Listing, LockKind, LockRequest, Looked, NodeId, OnReattach,
+    OnRecall, Op, Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -84,8 +84,8 @@ enum Waiting {
     Data(Op, usize, crate::backend::Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
-    /// A request that blocks nobody.
-    Later(Box<dyn FnOnce(Reply) + Send>),
+    /// A request that blocks nobody, and whether the reply's data is in a segment.
+    Later(Box<dyn FnOnce(Reply) + Send>, bool),
     /// Nobody waits: release, forget.
     Ignored,
 }
@@ -123,8 +123,11 @@ struct Inner {
     /// A session that is to become the current one.
     next: Mutex<Option<Arc<Shared>>>,
     known: Arc<Mutex<Known>>,
-    /// Memory for listings and values, one at a time: a page of the arena.
+    /// Memory for listings and values, one at a time: a page of the arena. Behind it lies as much for
+    /// a listing that nobody waits for.
     room: Mutex<u32>,
+    /// Somebody has the latter.
+    room_ahead: AtomicBool,
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// To the thread that answers recalls, once there is one.
     recalled: Mutex<Option<Receiver<(u64, Recall)>>>,
@@ -263,6 +266,7 @@ impl Server {
                 current: ArcSwapOption::empty(),
                 known: Arc::default(),
                 room: Mutex::default(),
+                room_ahead: AtomicBool::new(false),
                 recalls: Mutex::new(Some(recalls)),
                 recalled: Mutex::new(Some(recalled)),
                 on_reattach: Mutex::default(),
@@ -675,12 +679,14 @@ impl Shared {
                             .expect("the array has its size");
                         let len = (out.len as usize).saturating_sub(header.len());
                         match &waiting {
-                            Waiting::Later(_) => {
-                                let n = len.min(INLINE_SIZE);
+                            Waiting::Later(_, in_segs) => {
+                                let in_segs = *in_segs;
+                                let n = if in_segs { 0 } else { len.min(INLINE_SIZE) };
                                 let mut inline = vec![0; n];
                                 self.queue.reply(id, &mut header, &mut inline);
                                 self.queue.release(id);
-                                later.push((waiting, take_reply(out.error, false, n, &inline)));
+                                let reply = take_reply(out.error, in_segs, len, &inline);
+                                later.push((waiting, reply));
                             }
                             Waiting::Call(answer, in_segs) => {
                                 let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
@@ -735,7 +741,7 @@ impl Shared {
             }
         }
         for (waiting, reply) in later {
-            if let Waiting::Later(done) = waiting {
+            if let Waiting::Later(done, _) = waiting {
                 done(reply);
             }
         }
@@ -775,7 +781,7 @@ impl Shared {
             match std::mem::replace(&mut *lock(slot), Waiting::Nobody) {
                 Waiting::Data(_, _, done) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Call(answer, _) => *lock(&answer) = Some(Err(errno(libc::ENOTCONN))),
-                Waiting::Later(done) => done(Err(errno(libc::ENOTCONN))),
+                Waiting::Later(done, _) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Nobody | Waiting::Ignored => {}
             }
         }
@@ -1224,6 +1230,33 @@ fn recall_of(bytes: &[u8]) -> Option<Recall> {
     })
 }
 
+/// The answer to LIST, of a directory.
+fn listing(inner: &Inner, shared: &Shared, node: NodeId, bytes: &[u8]) -> io::Result<Listing> {
+    let head: ext::ListedHead = parse(bytes)?;
+    let leases = bytes.get(size_of::<ext::ListedHead>()..ext::LISTED_AT);
+    let rest = bytes.get(ext::LISTED_AT..);
+    let (Some(leases), Some(rest)) = (leases, rest) else {
+        return Err(errno(libc::EIO));
+    };
+    let mut known = lock(&inner.known);
+    let entries = reply::direntpluses(rest).zip(leases.chunks_exact(8));
+    let entries = entries.map(|(one, lease)| {
+        let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
+        let lease = u64::from_ne_bytes(lease.try_into().expect("eight"));
+        let mut looked = looked_of(shared, &entry.entry_out, lease);
+        if let Some(entry) = &mut looked.entry {
+            let by = Some((node, OsStr::from_bytes(name)));
+            entry.node = known.looked_up(shared.generation, entry.node, by)?;
+        }
+        let looked = looked.entry.is_some().then_some(looked);
+        Ok(listed_of(&entry.dirent, name, looked))
+    });
+    Ok(Listing {
+        lease: shared.lease_number(head.parent),
+        entries: entries.collect::<io::Result<_>>()?,
+    })
+}
+
 /// The answer to PEEK_AHEAD.
 fn peeked(mut reply: &[u8]) -> io::Result<Vec<io::Result<Vec<u8>>>> {
     let mut found = Vec::new();
@@ -1302,7 +1335,7 @@ impl Backend for Server {
     }
 
     fn reserved_pages(&self) -> u32 {
-        (LISTING / 4096) as u32
+        2 * (LISTING / 4096) as u32
     }
 
     fn limits(&self) -> Limits {
@@ -2047,29 +2080,45 @@ impl Backend for Server {
         }
         let op = list_in(fh, offset);
         let bytes = self.call_long_at(&shared, ext::LIST, at_server, op.as_bytes(), &[])?;
-        let head: ext::ListedHead = parse(&bytes)?;
-        let leases = bytes.get(size_of::<ext::ListedHead>()..ext::LISTED_AT);
-        let rest = bytes.get(ext::LISTED_AT..);
-        let (Some(leases), Some(rest)) = (leases, rest) else {
-            return Err(errno(libc::EIO));
-        };
-        let mut known = self.known();
-        let entries = reply::direntpluses(rest).zip(leases.chunks_exact(8));
-        let entries = entries.map(|(one, lease)| {
-            let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
-            let lease = u64::from_ne_bytes(lease.try_into().expect("eight"));
-            let mut looked = looked_of(&shared, &entry.entry_out, lease);
-            if let Some(entry) = &mut looked.entry {
-                let by = Some((node, OsStr::from_bytes(name)));
-                entry.node = known.looked_up(shared.generation, entry.node, by)?;
-            }
-            let looked = looked.entry.is_some().then_some(looked);
-            Ok(listed_of(&entry.dirent, name, looked))
+        listing(&self.inner, &shared, node, &bytes)
+    }
+
+    fn list_ahead(&self, node: NodeId, handle: DirHandle, offset: u64, done: Listed) -> bool {
+        let inner = &self.inner;
+        if inner.room_ahead.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let ready = self.shared().and_then(|shared| {
+            let at = (self.node(&shared, node)?, shared.directory(handle)?);
+            let id = shared.queue.reserve_leaving(DEPTH / 2);
+            Ok((at, id.ok_or(errno(libc::EAGAIN))?, shared))
         });
-        Ok(Listing {
-            lease: shared.lease_number(head.parent),
-            entries: entries.collect::<io::Result<_>>()?,
-        })
+        let Ok(((at_server, fh), id, shared)) = ready else {
+            inner.room_ahead.store(false, Ordering::Release);
+            return false;
+        };
+        let page = *lock(&inner.room) + (LISTING / 4096) as u32;
+        let seg = Seg {
+            offset: shared.arena.seg(page, 0, 0).offset,
+            len: LISTING as u32,
+        };
+        let (inner, session) = (inner.clone(), Arc::downgrade(&shared));
+        let came = move |reply: Reply| {
+            let bytes = reply.and_then(|len| {
+                let len = u64::from_ne_bytes(len[..8].try_into().expect("made by `take_reply`"));
+                let shared = session.upgrade().ok_or_else(|| errno(libc::ENOTCONN))?;
+                let mut bytes = vec![0; (len as usize).min(seg.len as usize)];
+                shared.arena.read(seg, &mut bytes);
+                Ok((shared, bytes))
+            });
+            inner.room_ahead.store(false, Ordering::Release);
+            done(bytes.and_then(|(shared, bytes)| listing(&inner, &shared, node, &bytes)));
+        };
+        let (op, then) = (list_in(fh, offset), Waiting::Later(Box::new(came), true));
+        let (op, from) = (op.as_bytes(), Direction::FromServer);
+        shared.send(id, ext::LIST, at_server, op, &[], &[seg], from, then);
+        shared.queue.ring();
+        true
     }
 
     fn peek(&self, node: NodeId) -> io::Result<(u64, Vec<u8>)> {
@@ -2097,7 +2146,7 @@ impl Backend for Server {
             Err(error) => return done(Err(error)),
         };
         let parse = move |reply: Reply| done(reply.and_then(|reply| peeked(&reply)));
-        let (to, then) = (Direction::ToServer, Waiting::Later(Box::new(parse)));
+        let (to, then) = (Direction::ToServer, Waiting::Later(Box::new(parse), false));
         let op = ext::PeekAheadIn {
             ahead: nodes.len() as u32,
             used: used.len() as u32,
