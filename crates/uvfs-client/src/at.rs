@@ -102,15 +102,15 @@ impl Directory {
         let node = self.pin.node;
         // As the kernel does: who lists a directory often looks at what is in it.
         let leased = cache.dentries.take_searched(node) || offset == 0;
-        let (list, leased) = match self.take_ahead(offset) {
-            Some(list) => (list, leased),
+        let list = match self.take_ahead(offset) {
+            Some(list) => list,
             None => {
                 let ticket = cache.ticket(&self.pin);
                 let list = cache.backend.list(node, self.handle, offset, leased)?;
                 if leased {
                     cache.listed(node, &list, &ticket, offset == 0);
                 }
-                (list, leased)
+                list
             }
         };
         // Not at first: it may be all.

@@ -254,15 +254,21 @@ fn read(client: &Client, path: &str) -> Vec<u8> {
     contents(&open(client, path, libc::O_RDONLY).unwrap(), 8192)
 }
 
+/// A source whose directory `d` has files 0, 1, ... that hold what `contents` says.
+fn directory_of<B: AsRef<[u8]>>(files: usize, contents: impl Fn(usize) -> B) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    for n in 0..files {
+        std::fs::write(dir.path().join(format!("d/{n}")), contents(n)).unwrap();
+    }
+    dir
+}
+
 #[test]
 fn files_come_ahead_of_who_opens_them_in_order() {
     const FILES: usize = 600;
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("d")).unwrap();
     let long = |n: usize| vec![n as u8; if n % 50 == 49 { 3000 + n } else { n % 40 }];
-    for n in 0..FILES {
-        std::fs::write(dir.path().join(format!("d/{n}")), long(n)).unwrap();
-    }
+    let dir = directory_of(FILES, long);
     let session = session(dir.path());
     let client = client(&session);
     let asked = || session.report().requests;
@@ -282,11 +288,9 @@ fn files_come_ahead_of_who_opens_them_in_order() {
 #[test]
 fn what_comes_ahead_is_seen_by_nobody_until_it_is_used() {
     const FILES: usize = 100;
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("d")).unwrap();
+    let dir = directory_of(FILES, |_| "short");
     let at = |n: usize| dir.path().join(format!("d/{n}"));
     for n in 0..FILES {
-        std::fs::write(at(n), "short").unwrap();
         let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
         let file = std::fs::File::options().write(true).open(at(n)).unwrap();
         file.set_times(std::fs::FileTimes::new().set_accessed(old))
@@ -316,11 +320,7 @@ fn what_comes_ahead_is_seen_by_nobody_until_it_is_used() {
 fn what_comes_ahead_is_never_old() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     const FILES: usize = 120;
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("d")).unwrap();
-    for n in 0..FILES {
-        std::fs::write(dir.path().join(format!("d/{n}")), 0u64.to_ne_bytes()).unwrap();
-    }
+    let dir = directory_of(FILES, |_| 0u64.to_ne_bytes());
     let session = session(dir.path());
     let (one, other) = (client(&session), client(&session));
     let written: Vec<_> = (0..FILES).map(|_| AtomicU64::new(0)).collect();
@@ -371,11 +371,7 @@ fn what_comes_ahead_is_never_old() {
 #[test]
 fn a_listing_is_left_before_its_next_part_is_read() {
     const FILES: usize = 1500;
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("d")).unwrap();
-    for n in 0..FILES {
-        std::fs::write(dir.path().join(format!("d/{n}")), "short").unwrap();
-    }
+    let dir = directory_of(FILES, |_| "short");
     let session = session(dir.path());
     let (one, other) = (client(&session), client(&session));
     let mut random = Random(3);

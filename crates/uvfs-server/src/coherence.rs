@@ -495,7 +495,7 @@ impl Coherence {
 
     /// The kernel is to be given a backing file of a node. Whether it may: nobody has a lease of it,
     /// and from now on nobody gets one.
-    pub(crate) fn passes(&self, node: u64) -> bool {
+    pub(crate) fn pass(&self, node: u64) -> bool {
         self.shard(node).table.pass(node)
     }
 

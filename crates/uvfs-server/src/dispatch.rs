@@ -287,9 +287,9 @@ async fn dispatch<F: FileSystem>(
     let attr = |attributes: Attributes| Answer::of(&attr_out(&attributes));
     let opened = |opened: Opened| Answer::of(&open_out(&opened));
     let kernel = slot.header.unique & shm::OURS == 0;
-    let how = |arg: &abi::OpenIn| OpenHow {
-        flags: arg.flags,
-        kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+    let how = |flags: u32, open_flags: u32| OpenHow {
+        flags,
+        kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
         kernel,
     };
     match request.operation {
@@ -362,7 +362,7 @@ async fn dispatch<F: FileSystem>(
             .map(lost),
         Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
         Operation::Open(arg) => {
-            let file = fs.open(cx, node, &how(&arg)).await?;
+            let file = fs.open(cx, node, &how(arg.flags, arg.open_flags)).await?;
             session.tell_of_open(slot.header.unique, node, &file);
             session.count_open(&file);
             Ok(opened(file))
@@ -373,11 +373,7 @@ async fn dispatch<F: FileSystem>(
                 umask: arg.umask,
                 rdev: 0,
             };
-            let how = OpenHow {
-                flags: arg.flags,
-                kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
-                kernel,
-            };
+            let how = how(arg.flags, arg.open_flags);
             let made = fs.create(cx, node, name, &new, &how).await?;
             session.count_open(&made.1);
             Ok(created(&made))
@@ -388,11 +384,7 @@ async fn dispatch<F: FileSystem>(
                 umask: arg.umask,
                 rdev: 0,
             };
-            let how = OpenHow {
-                flags: arg.flags,
-                kill_suidgid: false,
-                kernel,
-            };
+            let how = how(arg.flags, 0);
             let made = fs.tmpfile(cx, node, &new, &how).await?;
             session.count_open(&made.1);
             Ok(created(&made))
@@ -441,7 +433,10 @@ async fn dispatch<F: FileSystem>(
             let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
             fs.fsyncdir(cx, node, arg.fh, data_only).await.map(done)
         }
-        Operation::Opendir(arg) => fs.opendir(cx, node, &how(&arg)).await.map(opened),
+        Operation::Opendir(arg) => fs
+            .opendir(cx, node, &how(arg.flags, arg.open_flags))
+            .await
+            .map(opened),
         Operation::Readdir(arg) => listing(session, slot, cx, &arg, false).await,
         Operation::Readdirplus(arg) => listing(session, slot, cx, &arg, true).await,
         Operation::Releasedir(arg) => fs.releasedir(cx, node, arg.fh).await.map(done),

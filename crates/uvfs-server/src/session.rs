@@ -261,7 +261,7 @@ impl<F: FileSystem> Session<F> {
     /// ELOOP where the file's file system is itself stacked on others, EINVAL, ENOTTY or EOPNOTSUPP
     /// where there is no passthrough.
     pub fn register_backing(&self, node: u64, file: BorrowedFd<'_>) -> io::Result<i32> {
-        if !self.coherence.passes(node) {
+        if !self.coherence.pass(node) {
             return Err(Errno::BUSY.into());
         }
         crate::mount::backing_open(self.device.as_fd(), file)
