@@ -210,6 +210,8 @@ pub(crate) struct Coherence {
     given: std::sync::OnceLock<Given>,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
+    /// The kernel takes backing files.
+    backs: AtomicBool,
 }
 
 /// A request that waits for leases: until it is dropped, none is granted.
@@ -278,7 +280,7 @@ fn word(slot: &Slot, at: usize) -> u64 {
 /// RENAME take a name from is not said; who caches attributes that change with that has to hold a
 /// lease of the directory as well, which is recalled.
 fn touches(slot: &Slot) -> SmallVec<[(u64, Access, Part); 2]> {
-    use Access::{Change, Look};
+    use Access::{Change, Direct, Look};
     let node = slot.header.nodeid;
     let mut list = SmallVec::new();
     let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
@@ -300,6 +302,9 @@ fn touches(slot: &Slot) -> SmallVec<[(u64, Access, Part); 2]> {
         Opcode::Setxattr | Opcode::Removexattr => list.push((node, Change, Part::Attributes)),
         Opcode::Open if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
             list.push((node, Change, Part::Data));
+        }
+        Opcode::Open if word(slot, 0) as u32 & libc::O_DIRECT as u32 != 0 => {
+            list.push((node, Direct, Part::Data));
         }
         Opcode::Ioctl => {
             // Flags are set by commands that bring data, which the number of one tells (ioctl(2)).
@@ -411,6 +416,8 @@ impl Coherence {
                 .get_or_init(|| Arc::new(Invalidator::new(notifier)));
             let writes_back = agreed.contains(InitFlags::WRITEBACK_CACHE);
             self.writes_back.store(writes_back, Ordering::Relaxed);
+            let backs = agreed.contains(InitFlags::PASSTHROUGH);
+            self.backs.store(backs, Ordering::Relaxed);
         }
         let mut attached = lock(&self.attached);
         attached.next += 1;
@@ -471,15 +478,12 @@ impl Coherence {
         if self.is_alone(session) || link.is_over() || !self.settled(session) {
             return None;
         }
-        let asked = {
+        let seq = {
             let mut shard = self.shard(node);
             match shard.table.has(node, link.id) {
                 true => return Some(0),
-                false => shard.table.ask(node, link.id, Mode::Read, true),
+                false => shard.table.ask_with_name(node, link.id)?,
             }
-        };
-        let Ask::Granted(seq) = asked else {
-            return None;
         };
         self.epoch.fetch_add(1, Ordering::SeqCst);
         Some(seq)
@@ -733,6 +737,9 @@ impl Coherence {
         let since = self.now();
         let mut entered = SmallVec::new();
         for (node, access, part) in touches(slot) {
+            if access == Access::Direct && !(link.is_none() && self.backs.load(Ordering::Relaxed)) {
+                continue;
+            }
             if link.is_some() && part != Part::Names {
                 self.write_back(node).await;
             }
@@ -899,7 +906,7 @@ impl Coherence {
             // A holder may have given its lease back meanwhile, and the kernel may have looked before
             // the change.
             let own = one.own && self.writes(link, node);
-            if one.access == Access::Look || one.part == Part::Names || own {
+            if one.access != Access::Change || one.part == Part::Names || own {
                 continue;
             }
             self.epoch.fetch_add(1, Ordering::SeqCst);
@@ -1414,6 +1421,11 @@ mod tests {
         assert_eq!(
             of(Opcode::Setattr, mode.as_bytes()),
             [(NODE, Change, Attributes)]
+        );
+        let direct = open(libc::O_RDONLY | libc::O_DIRECT);
+        assert_eq!(
+            of(Opcode::Open, direct.as_bytes()),
+            [(NODE, Access::Direct, Data)]
         );
         assert_eq!(of(Opcode::Open, open(libc::O_RDWR).as_bytes()), []);
         assert_eq!(

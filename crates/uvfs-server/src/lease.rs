@@ -12,7 +12,8 @@
 //! not at all if something came in between.
 //!
 //! A node that the kernel has a backing file of it reads and writes without asking: nobody has a
-//! lease of it then, and none is granted ([`Table::pass`]).
+//! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, leases that only came
+//! with a name are recalled ([`Access::Direct`]).
 
 use std::collections::HashMap;
 
@@ -38,6 +39,8 @@ pub(crate) enum Access {
     Look,
     /// Changes them.
     Change,
+    /// Opens a file to read and write past the kernel's cache, for which it may get a backing file.
+    Direct,
 }
 
 /// A lease to be recalled.
@@ -76,6 +79,9 @@ struct Held {
     who: Holder,
     mode: Mode,
     seq: u64,
+    /// It came with a name that was looked up: for attributes, of a file that the holder may never
+    /// open.
+    of_name: bool,
     /// Somebody waits for it to be no more than this.
     recalled: Option<Option<Mode>>,
 }
@@ -129,12 +135,13 @@ impl Node {
             }
     }
 
-    fn grant(&mut self, who: Holder, mode: Mode, seq: u64) {
+    fn grant(&mut self, who: Holder, mode: Mode, seq: u64, of_name: bool) {
         self.held.retain(|h| h.who != who);
         self.held.push(Held {
             who,
             mode,
             seq,
+            of_name,
             recalled: None,
         });
         self.check();
@@ -157,7 +164,7 @@ impl Table {
 
     /// Begins a request, or says what is in its way; that counts as recalled from now on.
     pub(crate) fn begin(&mut self, node: u64, who: Holder, access: Access) -> Begin {
-        if access == Access::Look && !self.nodes.contains_key(&node) {
+        if access != Access::Change && !self.nodes.contains_key(&node) {
             return Begin::Go;
         }
         let n = self.nodes.entry(node).or_default();
@@ -171,7 +178,9 @@ impl Table {
             let keep = match (access, h.mode) {
                 (Access::Look, Mode::Read) => continue,
                 (Access::Look, Mode::Write) => Some(Mode::Read),
-                (Access::Change, _) => None,
+                // Who reads or writes the file keeps what it has: the open goes without.
+                (Access::Direct, _) if !h.of_name => continue,
+                (Access::Change | Access::Direct, _) => None,
             };
             let keep = h.recalled.map_or(keep, |before| before.min(keep));
             h.recalled = Some(keep);
@@ -226,11 +235,25 @@ impl Table {
             Ask::Invalidate
         } else {
             self.seq += 1;
-            n.grant(who, mode, self.seq);
+            n.grant(who, mode, self.seq, false);
             Ask::Granted(self.seq)
         };
         self.tidy(node);
         answer
+    }
+
+    /// Asks for a lease to read of a node whose name was looked up, for one who has none.
+    pub(crate) fn ask_with_name(&mut self, node: u64, who: Holder) -> Option<u64> {
+        debug_assert_ne!(who, KERNEL);
+        let n = self.nodes.entry(node).or_default();
+        debug_assert!(n.held.iter().all(|h| h.who != who));
+        let fits = n.granting.is_none() && n.fits(who, Mode::Read);
+        if fits {
+            self.seq += 1;
+            n.grant(who, Mode::Read, self.seq, true);
+        }
+        self.tidy(node);
+        fits.then_some(self.seq)
     }
 
     /// After [`Ask::Invalidate`]: the kernel has dropped what it had. The lease's number, unless
@@ -246,7 +269,7 @@ impl Table {
         let mut seq = None;
         if !disturbed && n.fits(who, Mode::Write) {
             self.seq += 1;
-            n.grant(who, Mode::Write, self.seq);
+            n.grant(who, Mode::Write, self.seq, false);
             seq = Some(self.seq);
         }
         self.tidy(node);
@@ -402,6 +425,33 @@ mod tests {
                 ..Table::default()
             }
         );
+    }
+
+    #[test]
+    fn a_direct_open_has_only_leases_of_names_given_back() {
+        let mut t = Table::default();
+        let a = t.ask_with_name(NODE, 1).unwrap();
+        let Ask::Granted(b) = t.ask(NODE, 2, Mode::Read, true) else {
+            panic!()
+        };
+        let recall = Recall {
+            who: 1,
+            seq: a,
+            keep: None,
+        };
+        let direct = |t: &mut Table| t.begin(NODE, KERNEL, Access::Direct);
+        assert_eq!(direct(&mut t), Begin::Wait(vec![recall]));
+        t.returned(NODE, 1, a, None);
+        assert_eq!(direct(&mut t), Begin::Go);
+        assert!(t.has(NODE, 2) && !t.pass(NODE));
+        t.returned(NODE, 2, b, None);
+        assert!(t.pass(NODE));
+        assert_eq!(t.ask_with_name(NODE, 1), None);
+        t.passed(NODE);
+        // One that the page cache asked for later is no longer of the name.
+        assert!(t.ask_with_name(NODE, 1).is_some());
+        assert!(matches!(t.ask(NODE, 1, Mode::Read, true), Ask::Granted(_)));
+        assert_eq!(direct(&mut t), Begin::Go);
     }
 
     #[test]
@@ -621,6 +671,10 @@ mod tests {
                         }
                     }
                     if mode.is_none() {
+                        go(&mut |w| {
+                            let seq = w.table.ask_with_name(NODE, who);
+                            w.clients[i].lease = seq.map(|seq| (Mode::Read, seq));
+                        });
                         go(&mut |w| w.clients[i].step = Step::Wants(Access::Look, false));
                         go(&mut |w| w.clients[i].step = Step::Wants(Access::Change, false));
                     }
@@ -717,6 +771,7 @@ mod tests {
                         go(&mut |w| w.kernel = Step::Wants(Access::Look, false));
                     }
                     go(&mut |w| w.kernel = Step::Wants(Access::Change, false));
+                    go(&mut |w| w.kernel = Step::Wants(Access::Direct, false));
                 }
                 Step::Wants(access, waits) => go(&mut |w| {
                     w.kernel = w.enter(KERNEL, access, waits);
@@ -757,6 +812,11 @@ mod tests {
             let own = began == Begin::Own;
             match access {
                 Access::Look => Step::Looks { since: self.acked },
+                Access::Direct => {
+                    let held = self.table.nodes.get(&NODE).map(|n| &n.held[..]);
+                    assert!(held.unwrap_or_default().iter().all(|h| !h.of_name));
+                    Step::Idle
+                }
                 Access::Change => {
                     self.last += 1;
                     let value = self.last;
