@@ -230,8 +230,8 @@ impl Server {
     /// `ENOENT` or `ECONNREFUSED` when no server is there, `EACCES` for another user's.
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
         let path = socket.as_ref();
-        let socket = UnixStream::connect(path)?;
-        let socket = UnixStream::from(attach::aside(socket.into()));
+        let socket = attach::socket()?;
+        attach::connect(&socket, path)?;
         // As it is found from elsewhere later.
         Ok(Self::new(socket, std::path::absolute(path).ok()))
     }
@@ -979,7 +979,32 @@ fn wait_closed(socket: &UnixStream) {
     while !matches!(rustix::event::poll(&mut fds, None), Ok(n) if n > 0) {}
 }
 
+/// A socket for the next session.
+struct Spare {
+    /// Before the socket, so that it is dropped before it.
+    descriptors: Descriptors,
+    socket: UnixStream,
+}
+
 impl Inner {
+    fn spare(&self) -> io::Result<Spare> {
+        let socket = attach::socket()?;
+        let mut descriptors = self.descriptors(true);
+        descriptors.add(socket.as_raw_fd());
+        Ok(Spare {
+            descriptors,
+            socket,
+        })
+    }
+
+    fn descriptors(&self, begins: bool) -> Descriptors {
+        Descriptors {
+            open: Vec::new(),
+            told: self.on_descriptor.get().cloned(),
+            begins,
+        }
+    }
+
     /// Attaches through a connected socket.
     fn attach(
         &self,
@@ -987,11 +1012,7 @@ impl Inner {
         arena: &Arc<Arena>,
         generation: u64,
     ) -> io::Result<Arc<Shared>> {
-        let mut descriptors = Descriptors {
-            open: Vec::new(),
-            told: self.on_descriptor.get().cloned(),
-            begins: generation > 0,
-        };
+        let mut descriptors = self.descriptors(generation > 0);
         // After it, so that it is dropped before it.
         let socket = socket;
         descriptors.add(socket.as_raw_fd());
@@ -1074,7 +1095,10 @@ impl Inner {
             };
             tracing::warn!(?path, ?end, "the server is gone");
             let mut pause = FIRST_PAUSE;
-            while let Err(error) = self.attempt(path, &old, since) {
+            // One for all attempts: making it takes the lowest number for a moment, which the program
+            // may want.
+            let mut spare = None;
+            while let Err(error) = self.attempt(path, &mut spare, &old, since) {
                 if self.stop.load(Ordering::Acquire) {
                     return;
                 }
@@ -1090,13 +1114,19 @@ impl Inner {
         }
     }
 
-    fn attempt(&self, path: &Path, old: &Shared, since: (i64, u32)) -> io::Result<()> {
+    fn attempt(
+        &self,
+        path: &Path,
+        spare: &mut Option<Spare>,
+        old: &Shared,
+        since: (i64, u32),
+    ) -> io::Result<()> {
         {
             let mut attempts = lock(&self.attempts);
             attempts.wanted = false;
             attempts.begun += 1;
         }
-        let result = self.reattach(path, old, since);
+        let result = self.reattach(path, spare, old, since);
         lock(&self.next).take();
         let mut attempts = lock(&self.attempts);
         attempts.ended = attempts.begun;
@@ -1110,9 +1140,27 @@ impl Inner {
 
     /// Attaches to the server that now is at the path, if it serves the same source, finds there
     /// what was open, and makes that the current session.
-    fn reattach(&self, path: &Path, old: &Shared, since: (i64, u32)) -> io::Result<()> {
-        let socket = UnixStream::connect(path)?;
-        let socket = UnixStream::from(attach::aside(socket.into()));
+    fn reattach(
+        &self,
+        path: &Path,
+        spare: &mut Option<Spare>,
+        old: &Shared,
+        since: (i64, u32),
+    ) -> io::Result<()> {
+        let ready = match spare.take() {
+            Some(ready) => ready,
+            None => self.spare()?,
+        };
+        if let Err(error) = attach::connect(&ready.socket, path) {
+            *spare = Some(ready);
+            return Err(error);
+        }
+        let Spare {
+            socket,
+            mut descriptors,
+        } = ready;
+        // The session's from now on.
+        descriptors.open.clear();
         let new = self.attach(socket, &old.arena, old.generation + 1)?;
         *lock(&self.next) = Some(new.clone());
         let found = match self.stop.load(Ordering::Acquire) {

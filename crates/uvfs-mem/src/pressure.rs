@@ -14,7 +14,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::Shrinkers;
+
+/// More than any of the files has.
+const GAUGE_MAX: usize = 1 << 20;
 
 /// Where the monitor looks and when it acts. The paths are there for tests and containers.
 #[derive(Debug, Clone)]
@@ -110,16 +113,68 @@ struct Watch {
     /// Those of cgroups that went away, open for as long as their numbers are known to others.
     spent: Vec<File>,
     usage: Vec<Usage>,
-    meminfo: bool,
+    /// Where it is a source.
+    meminfo: Option<Gauge>,
+}
+
+/// A file of the kernel's that is read again and again.
+struct Gauge {
+    path: PathBuf,
+    /// Kept open by the thread; nothing of a file that could not be opened then.
+    kept: Option<Option<File>>,
 }
 
 /// The cgroup's files of either version.
-#[derive(Clone)]
 struct Usage {
-    current: PathBuf,
-    limits: Vec<PathBuf>,
-    stat: PathBuf,
+    current: Gauge,
+    limits: Vec<Gauge>,
+    stat: Gauge,
     page_cache: [&'static str; 2],
+}
+
+impl Gauge {
+    fn new(path: PathBuf) -> Self {
+        Self { path, kept: None }
+    }
+
+    /// From now on it is not opened again. That would take the lowest number that is free for a
+    /// moment, and a program that opens a file just then, or calls dup2(2), would get another number
+    /// than it counts on, EBUSY, or our file.
+    fn keep_open(&mut self, descriptors: &mut Vec<RawFd>) {
+        let file = File::open(&self.path).ok();
+        let file = file.map(|file| File::from(aside(file.into())));
+        descriptors.extend(file.iter().map(File::as_raw_fd));
+        self.kept = Some(file);
+    }
+
+    fn text(&self) -> Option<String> {
+        let Some(kept) = &self.kept else {
+            return fs::read_to_string(&self.path).ok();
+        };
+        let file = kept.as_ref()?;
+        let mut bytes = Vec::new();
+        let mut part = [0; 8192];
+        loop {
+            match file.read_at(&mut part, bytes.len() as u64) {
+                Ok(0) => return String::from_utf8(bytes).ok(),
+                Ok(n) if bytes.len() + n <= GAUGE_MAX => bytes.extend_from_slice(&part[..n]),
+                Ok(_) => return None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    fn number(&self) -> Option<u64> {
+        self.text()?.trim().parse().ok()
+    }
+
+    /// Of /proc/meminfo.
+    fn available_percent(&self) -> Option<u64> {
+        let text = self.text()?;
+        let total = field(&text, "MemTotal").filter(|&t| t > 0)?;
+        Some(field(&text, "MemAvailable")?.saturating_mul(100) / total)
+    }
 }
 
 impl Monitor {
@@ -138,12 +193,13 @@ impl Monitor {
         {
             triggers.push((Source::CgroupPsi, file));
         }
-        let usage = Usage::find_all(&config);
-        let meminfo = !triggers.iter().any(|(source, _)| *source == Source::Psi)
-            && available_percent(&config.meminfo).is_some();
+        let mut usage = Usage::find_all(&config);
+        let mut meminfo = Gauge::new(config.meminfo.clone());
+        let has_psi = triggers.iter().any(|(source, _)| *source == Source::Psi);
+        let has_meminfo = !has_psi && meminfo.available_percent().is_some();
         let mut sources: Vec<_> = triggers.iter().map(|(source, _)| *source).collect();
         sources.extend((!usage.is_empty()).then_some(Source::CgroupUsage));
-        sources.extend(meminfo.then_some(Source::MemAvailable));
+        sources.extend(has_meminfo.then_some(Source::MemAvailable));
         if sources.is_empty() {
             tracing::warn!("no source of memory pressure: caches only keep to their limits");
         }
@@ -151,13 +207,19 @@ impl Monitor {
         let stop = Arc::new(aside(stop));
         let mut descriptors = vec![stop.as_raw_fd()];
         descriptors.extend(triggers.iter().map(|(_, file)| file.as_raw_fd()));
+        if has_meminfo {
+            meminfo.keep_open(&mut descriptors);
+        }
+        for usage in &mut usage {
+            usage.keep_open(&mut descriptors);
+        }
         let counters = Arc::new(Counters::default());
         let watch = Watch {
             config,
             triggers,
             spent: Vec::new(),
             usage,
-            meminfo,
+            meminfo: has_meminfo.then_some(meminfo),
         };
         let thread = {
             let (stop, counters) = (stop.clone(), counters.clone());
@@ -205,7 +267,7 @@ impl Drop for Monitor {
 
 impl Watch {
     fn run(mut self, stop: &OwnedFd, shrinkers: &Shrinkers, counters: &Counters) {
-        let polled = !self.usage.is_empty() || self.meminfo;
+        let polled = !self.usage.is_empty() || self.meminfo.is_some();
         let mut next_look = Instant::now();
         loop {
             let wait = polled.then(|| next_look.saturating_duration_since(Instant::now()));
@@ -258,11 +320,8 @@ impl Watch {
         if self.usage.iter().any(near) {
             return Some(Source::CgroupUsage);
         }
-        if self.meminfo && available_percent(&self.config.meminfo)? < self.config.available_percent
-        {
-            return Some(Source::MemAvailable);
-        }
-        None
+        let available = self.meminfo.as_ref()?.available_percent()?;
+        (available < self.config.available_percent).then_some(Source::MemAvailable)
     }
 }
 
@@ -270,7 +329,7 @@ impl Watch {
 /// comes too late for one that grows by gigabytes in a second.
 pub struct Room {
     usage: Vec<Usage>,
-    meminfo: PathBuf,
+    meminfo: Gauge,
     cgroup_percent: u64,
     available_percent: u64,
 }
@@ -280,7 +339,7 @@ impl Room {
     pub fn new(config: &MonitorConfig) -> Self {
         Self {
             usage: Usage::find_all(config),
-            meminfo: config.meminfo.clone(),
+            meminfo: Gauge::new(config.meminfo.clone()),
             cgroup_percent: config.cgroup_percent,
             available_percent: config.available_percent,
         }
@@ -295,7 +354,7 @@ impl Room {
                 .saturating_sub(used)
         });
         let group = group.min().unwrap_or(u64::MAX);
-        let text = fs::read_to_string(&self.meminfo).unwrap_or_default();
+        let text = self.meminfo.text().unwrap_or_default();
         let machine = field(&text, "MemTotal").zip(field(&text, "MemAvailable"));
         let machine = machine.map_or(u64::MAX, |(total, available)| {
             available
@@ -335,22 +394,12 @@ fn trigger(path: &Path, config: &MonitorConfig) -> Option<File> {
     }
 }
 
-fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 /// The value of `key` in a file of lines "key value" or "key: value kB".
 fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         (words.next()?.trim_end_matches(':') == key).then(|| words.next()?.parse().ok())?
     })
-}
-
-fn available_percent(meminfo: &Path) -> Option<u64> {
-    let text = fs::read_to_string(meminfo).ok()?;
-    let total = field(&text, "MemTotal").filter(|&t| t > 0)?;
-    Some(field(&text, "MemAvailable")?.saturating_mul(100) / total)
 }
 
 impl Usage {
@@ -362,21 +411,30 @@ impl Usage {
     }
 
     fn find(dir: &Path) -> Option<Usage> {
+        let gauge = |name| Gauge::new(dir.join(name));
         let v2 = Usage {
-            current: dir.join("memory.current"),
-            limits: vec![dir.join("memory.max"), dir.join("memory.high")],
-            stat: dir.join("memory.stat"),
+            current: gauge("memory.current"),
+            limits: vec![gauge("memory.max"), gauge("memory.high")],
+            stat: gauge("memory.stat"),
             page_cache: ["active_file", "inactive_file"],
         };
         let v1 = Usage {
-            current: dir.join("memory.usage_in_bytes"),
-            limits: vec![dir.join("memory.limit_in_bytes")],
-            stat: dir.join("memory.stat"),
+            current: gauge("memory.usage_in_bytes"),
+            limits: vec![gauge("memory.limit_in_bytes")],
+            stat: gauge("memory.stat"),
             page_cache: ["total_active_file", "total_inactive_file"],
         };
         [v2, v1]
             .into_iter()
-            .find(|usage| number(&usage.current).is_some())
+            .find(|usage| usage.current.number().is_some())
+    }
+
+    fn keep_open(&mut self, descriptors: &mut Vec<RawFd>) {
+        self.current.keep_open(descriptors);
+        self.limits
+            .iter_mut()
+            .for_each(|limit| limit.keep_open(descriptors));
+        self.stat.keep_open(descriptors);
     }
 
     /// Used part of the limit in percent, page cache not counted; 0 without a limit.
@@ -388,15 +446,15 @@ impl Usage {
     /// Bytes used, page cache not counted, and the limit; that is `u64::MAX` without one.
     fn used_and_limit(&self) -> Option<(u64, u64)> {
         // Files that hold "max" are no limit.
-        let limits = self.limits.iter().filter_map(|path| number(path));
+        let limits = self.limits.iter().filter_map(Gauge::number);
         let limit = limits.min().unwrap_or(u64::MAX);
-        let stat = fs::read_to_string(&self.stat).unwrap_or_default();
+        let stat = self.stat.text().unwrap_or_default();
         let cache: u64 = self
             .page_cache
             .iter()
             .filter_map(|key| field(&stat, key))
             .sum();
-        Some((number(&self.current)?.saturating_sub(cache), limit))
+        Some((self.current.number()?.saturating_sub(cache), limit))
     }
 }
 
@@ -492,9 +550,12 @@ mod tests {
         let monitor = Monitor::start(config, shrinkers).unwrap();
         assert_eq!(monitor.sources(), [Source::MemAvailable]);
         assert_eq!(pool.count(), 1000);
-        let low = dir.path().join("low");
-        fs::write(&low, "MemTotal: 1000 kB\nMemAvailable: 50 kB\n").unwrap();
-        fs::rename(&low, dir.path().join("meminfo")).unwrap();
+        // In place, as the kernel's files change.
+        let meminfo = OpenOptions::new()
+            .write(true)
+            .open(dir.path().join("meminfo"));
+        let low = b"MemTotal: 1000 kB\nMemAvailable:  50 kB\n";
+        meminfo.unwrap().write_all_at(low, 0).unwrap();
         until("pool shrinks", || pool.count() < 1000);
         until("counted", || monitor.stats().freed > 0);
     }
@@ -526,8 +587,7 @@ mod tests {
                 [Source::CgroupUsage, Source::MemAvailable]
             );
             assert_eq!(pool.count(), 1000);
-            fs::write(dir.path().join("new"), "").unwrap();
-            fs::rename(dir.path().join("new"), dir.path().join(stat)).unwrap();
+            fs::write(dir.path().join(stat), "").unwrap();
             until("pool shrinks", || pool.count() < 1000);
         }
     }

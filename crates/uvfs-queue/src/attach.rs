@@ -4,10 +4,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// Bytes of either message.
@@ -34,6 +35,25 @@ pub fn aside(fd: OwnedFd) -> OwnedFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let most = limit.current.unwrap_or(1 << 16).min(1 << 16) as i32;
     rustix::io::fcntl_dupfd_cloexec(&fd, most / 4 * 3).unwrap_or(fd)
+}
+
+/// A socket to attach through, aside as by [`aside`], and not connected yet.
+///
+/// # Errors
+/// Those of socket(2).
+pub fn socket() -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(aside(socket).into())
+}
+
+/// Connects it, which may be tried again when it fails.
+///
+/// # Errors
+/// Those of connect(2), and ENAMETOOLONG for a path that no socket can have.
+pub fn connect(socket: &UnixStream, path: &Path) -> io::Result<()> {
+    let address = SocketAddrUnix::new(path)?;
+    Ok(rustix::net::connect(socket, &address)?)
 }
 
 /// Sends a message with up to two descriptors.
