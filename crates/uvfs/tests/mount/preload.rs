@@ -560,6 +560,40 @@ os.close(g)
     }
 }
 
+/// A program with one thread gets the numbers that it counts on: no thread of the library takes one of
+/// them, not even for a moment. A second and a half is some looks at the machine's memory.
+#[test]
+fn descriptors_are_the_lowest_that_are_free() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let script = r#"exec python3 -c '
+import os, sys, time
+f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
+os.write(f, b"served")
+free = os.open("/dev/null", os.O_RDONLY)
+os.close(free)
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    for i in range(1000):
+        null = os.open("/dev/null", os.O_RDONLY)
+        assert null == free, (null, free)
+        os.dup2(null, free + 1, False)
+        os.close(free)
+        os.close(free + 1)
+print(os.pread(f, 20, 0).decode())
+' "$1""#;
+    for how in BOTH {
+        let served = Served::new(&Serve::over(Transport::Dev));
+        let outcome = served
+            .mount
+            .run(&mut under(how, script, &[&served.mount.at]));
+        assert_eq!(outcome.stdout, "served\n", "{outcome}");
+        assert!(served_any(&outcome), "{outcome}");
+        served.mount.unmount().ok();
+    }
+}
+
 #[test]
 fn builds_and_copies() {
     if !can() || !has(&["cc", "rsync", "make", "ar"].map(Need::Program)) {
