@@ -55,6 +55,10 @@ impl Key {
         self.ino
     }
 
+    pub(crate) fn device(&self) -> (u32, u32) {
+        self.device
+    }
+
     pub(crate) fn handle(&self) -> Option<&FileHandle> {
         self.handle.as_ref()
     }
@@ -104,6 +108,8 @@ pub(crate) struct Inode {
     pub(crate) key: Key,
     /// S_IFMT bits of its mode.
     pub(crate) kind: u32,
+    /// Its time of birth; zeros where the file system has none.
+    pub(crate) born: (i64, u32),
     pub(crate) mount: Arc<Mount>,
     /// The O_PATH descriptor of an inode without a handle.
     held: Option<OwnedFd>,
@@ -578,6 +584,11 @@ impl Mount {
     }
 }
 
+/// A file's time of birth.
+pub(crate) fn born(st: &Statx) -> (i64, u32) {
+    (st.stx_btime.tv_sec, st.stx_btime.tv_nsec)
+}
+
 /// The root's inode.
 pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
     let st = sys::stat(source.as_fd())?;
@@ -597,6 +608,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
             handle,
         },
         kind,
+        born: born(&st),
         mount,
         held: Some(source),
         used: AtomicBool::new(false),
@@ -701,8 +713,9 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &CStr,
     ) -> Result<(Arc<Inode>, Statx)> {
+        let names = |key: &Key| key.handle().is_some_and(|handle| handle.names(key.ino));
         if parent.mount.fd.is_some() {
-            // Without opening it, if the kernel knows it already: most lookups are repeats.
+            // Without opening it, if what it is can be told by its handle or is known already.
             match sys::handle_at(dir, name) {
                 Ok((handle, mount)) if mount == parent.mount.id => {
                     let st = sys::stat_at(dir, name)?;
@@ -712,6 +725,14 @@ impl Passthrough {
                         ino: st.stx_ino,
                         handle: Some(handle),
                     };
+                    let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+                    let same = st.stx_mnt_id == mount && names(&key);
+                    if same && !is_dir {
+                        // Both calls were of this inode number. At worst it is used for another file
+                        // by now, and the handle then leads nowhere, as after any removal.
+                        let inode = self.insert(key, parent.mount.clone(), &st, None)?;
+                        return Ok((inode, st));
+                    }
                     // When the name changed hands between the two calls no inode has both.
                     if let Some(inode) = self.inodes.find(&key) {
                         return Ok((inode, st));
@@ -814,6 +835,7 @@ impl Passthrough {
                 node,
                 key,
                 kind: u32::from(st.stx_mode) & libc::S_IFMT,
+                born: born(st),
                 mount,
                 held,
                 used: AtomicBool::new(false),
