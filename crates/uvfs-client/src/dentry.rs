@@ -12,13 +12,14 @@
 //! Of nodes that the page cache knows ([`super::cache::Inode`]) nothing but names is kept: their
 //! lease is the page cache's.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use uvfs_proto::ext::{AHEAD_MAX, LISTED_MAX, PEEK_MAX, PeekedHead};
 
 use crate::backend::{Attr, Backend, Entry, Lease, Listing, Looked, NodeId, ROOT, Recall};

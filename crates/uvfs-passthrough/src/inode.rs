@@ -5,8 +5,7 @@
 //! an O_PATH descriptor, which also keeps its inode number from being used again.
 
 use std::borrow::Borrow;
-use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use foldhash::{HashSet, fast::RandomState};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use uvfs_server::fs::{ROOT, Unlinked};
@@ -184,7 +184,7 @@ pub(crate) struct Inodes {
 impl Inodes {
     pub(crate) fn new(root: Arc<Inode>) -> Self {
         Self {
-            hash: RandomState::new(),
+            hash: RandomState::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
             root,
         }

@@ -15,7 +15,7 @@
 //! (`given.rs`), and nothing of nodes that only clients ever were given.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::future::Future;
 use std::io;
@@ -25,6 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use foldhash::{HashMap, HashSet};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops::{self, File};

@@ -14,7 +14,7 @@
 //! A node that the kernel has a backing file of it reads and writes without asking: nobody has a
 //! lease of it then, and none is granted ([`Table::pass`]).
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 /// Who asks: a client's number, or [`KERNEL`].
 pub(crate) type Holder = u64;

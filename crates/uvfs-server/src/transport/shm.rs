@@ -9,7 +9,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -23,6 +22,7 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use foldhash::{HashMap, HashSet};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smallvec::SmallVec;
