@@ -548,7 +548,8 @@ impl Shared {
                 }
                 self.queue.reserve_leaving(rest).map(Some)
             };
-            if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(100)) {
+            // Not for long: of requests that nobody waits for the server tells nobody that they ended.
+            if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(2)) {
                 return Ok(id);
             }
         }

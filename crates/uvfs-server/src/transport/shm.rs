@@ -8,6 +8,7 @@
 //! it had open.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -370,6 +371,8 @@ fn attend<F: FileSystem>(
             peer.pid.as_raw_nonzero().get() as u32,
         ),
         busy: Cell::new(0),
+        todo: RefCell::default(),
+        resting: RefCell::default(),
         transferring: Transferring::default(),
         idle: RefCell::default(),
         gone: Cell::new(false),
@@ -457,6 +460,9 @@ pub(super) struct Client<F: FileSystem> {
     peer: (u32, u32, u32),
     /// Requests whose handler is not done.
     busy: Cell<usize>,
+    /// Those of them that no task has begun with, and the tasks that have nothing to do.
+    todo: RefCell<VecDeque<Submission>>,
+    resting: RefCell<Vec<Waker>>,
     transferring: Transferring,
     /// Who waits for there to be none.
     idle: RefCell<Option<Waker>>,
@@ -550,6 +556,16 @@ fn word(bytes: &[u8], at: usize) -> u64 {
         .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
 }
 
+/// Whether a request is one whose answer nobody waits for: the client is not woken for it, and takes it
+/// along with the next.
+fn is_told(opcode: u32) -> bool {
+    opcode == ext::LEASE_RETURN
+        || matches!(
+            Opcode::try_from(opcode),
+            Ok(Opcode::Release | Opcode::Releasedir | Opcode::Forget | Opcode::BatchForget)
+        )
+}
+
 /// Lets the runtime's other tasks run.
 async fn yield_now() {
     let mut yielded = false;
@@ -584,8 +600,12 @@ impl<F: FileSystem> Client<F> {
                     Ok(Some(request)) => {
                         any = true;
                         self.busy.set(self.busy.get() + 1);
-                        let me = self.clone();
-                        runtime::spawn(async move { me.one(request).await });
+                        self.todo.borrow_mut().push_back(request);
+                        let resting = self.resting.borrow_mut().pop();
+                        match resting {
+                            Some(worker) => worker.wake(),
+                            None => runtime::spawn(self.clone().work()),
+                        }
                     }
                     Ok(None) => break,
                     Err(error) => {
@@ -602,6 +622,30 @@ impl<F: FileSystem> Client<F> {
                 return;
             }
             self.sleep().await;
+        }
+    }
+
+    /// Answers requests, one after another. As many tasks do so as there were requests at a time: their
+    /// state is large, and so is made once.
+    async fn work(self: Rc<Self>) {
+        loop {
+            let next = self.todo.borrow_mut().pop_front();
+            if let Some(request) = next {
+                self.one(request).await;
+                continue;
+            }
+            std::future::poll_fn(|cx| {
+                if !self.todo.borrow().is_empty() {
+                    return Poll::Ready(());
+                }
+                // Once, also if something that an earlier request waited for wakes it now.
+                let mut resting = self.resting.borrow_mut();
+                if !resting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    resting.push(cx.waker().clone());
+                }
+                Poll::Pending
+            })
+            .await;
         }
     }
 
@@ -749,7 +793,9 @@ impl<F: FileSystem> Client<F> {
         };
         let header = reply::header(theirs.unique, error, len);
         self.queue.complete(request.id, header.as_bytes(), body);
-        self.queue.ring();
+        if !is_told(theirs.opcode) {
+            self.queue.ring();
+        }
         self.busy.set(self.busy.get() - 1);
         if self.busy.get() == 0
             && let Some(waker) = self.idle.borrow_mut().take()
