@@ -361,11 +361,13 @@ pub(crate) struct Change<'a> {
     name: &'a OsStr,
     /// Of after it began.
     ticket: Ticket,
+    /// What the name led to is told to be gone after the change: it does not wait for that.
+    left: Left,
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let mut left = Left::default();
+        let mut left = std::mem::take(&mut self.left);
         {
             let mut state = lock(&self.cache.dentries.0);
             let known = state.nodes.get_mut(&self.parent).expect("it changes");
@@ -995,12 +997,12 @@ impl Cache {
             state.remove_name(parent, name, &mut left);
             state.ticket(parent)
         };
-        left.tell(&*self.backend);
         Change {
             cache: self,
             parent,
             name,
             ticket,
+            left,
         }
     }
 }

@@ -389,6 +389,8 @@ pub(crate) struct Removed {
 struct OpenCount {
     count: Mutex<usize>,
     closed: Condvar,
+    /// Who waits for that. Only changed under the lock.
+    waiting: AtomicUsize,
 }
 
 /// An O_PATH descriptor of an inode that has lost its last name.
@@ -412,7 +414,9 @@ impl Drop for Kept {
         // Counted until it has closed, which is when its file's space is free.
         self.fd = None;
         *lock(&self.open.count) -= 1;
-        self.open.closed.notify_all();
+        if self.open.waiting.load(Ordering::Relaxed) > 0 {
+            self.open.closed.notify_all();
+        }
     }
 }
 
@@ -477,11 +481,13 @@ impl Removed {
         self.clear();
         // One that is being forgotten, or used, is another thread's to close.
         let count = lock(&self.open.count);
+        self.open.waiting.fetch_add(1, Ordering::Relaxed);
         let waited = self
             .open
             .closed
             .wait_timeout_while(count, CLOSING, |count| *count >= before);
         let (count, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.open.waiting.fetch_sub(1, Ordering::Relaxed);
         *count < before
     }
 }

@@ -92,9 +92,16 @@ pub(crate) struct Link {
     /// Milliseconds since `began` at which its last writeback ended.
     progress: AtomicU64,
     began: Instant,
+    /// Lookups that it has not undone.
+    lookups: Mutex<HashMap<u64, u64>>,
 }
 
 impl Link {
+    /// The lookups of nodes that the client has not undone.
+    pub(crate) fn lookups(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        lock(&self.lookups)
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -424,6 +431,7 @@ impl Coherence {
             deadline,
             progress: AtomicU64::new(0),
             began: Instant::now(),
+            lookups: Mutex::default(),
         });
         attached.links.insert(link.id, link.clone());
         self.tracking.store(true, Ordering::SeqCst);
@@ -861,7 +869,15 @@ impl Coherence {
         if matches!(answer, Answer::Error(_)) {
             return;
         }
-        if link.is_some() {
+        if let Some(link) = link {
+            let unlinked = Unlinked {
+                node: unlinked.node.filter(|&node| {
+                    // What nobody else was ever given is nobody else's to drop.
+                    let own = link.lookups().get(&node).copied();
+                    own.is_none() || session.fs().lookups(node) != own
+                }),
+                ..unlinked
+            };
             self.tell(self.stale_names(opcode, slot, unlinked)).await;
         }
         let entry = match answer {

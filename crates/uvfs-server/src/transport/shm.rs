@@ -378,7 +378,6 @@ fn attend<F: FileSystem>(
         gone: Cell::new(false),
         handles: RefCell::default(),
         imported: RefCell::default(),
-        lookups: RefCell::default(),
         bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
@@ -472,8 +471,6 @@ pub(super) struct Client<F: FileSystem> {
     pub(super) handles: RefCell<HashSet<(u64, u64, bool)>>,
     /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
     imported: RefCell<HashMap<(u64, u64), u32>>,
-    /// Lookups that the client has not undone.
-    pub(super) lookups: RefCell<HashMap<u64, u64>>,
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
@@ -830,7 +827,7 @@ impl<F: FileSystem> Client<F> {
             self.imported
                 .borrow_mut()
                 .insert((grant.node, fh), grant.flags);
-            *self.lookups.borrow_mut().entry(grant.node).or_default() += 1;
+            *self.link.lookups().entry(grant.node).or_default() += 1;
             if fs.open_flags(grant.node, fh)? != grant.flags {
                 return Err(Errno::BADF);
             }
@@ -922,7 +919,7 @@ impl<F: FileSystem> Client<F> {
             _ => return Err(Errno::INVAL),
         };
         let node = slot.header.nodeid;
-        if !self.lookups.borrow().contains_key(&node) {
+        if !self.link.lookups().contains_key(&node) {
             return Err(Errno::STALE);
         }
         let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
@@ -969,7 +966,7 @@ impl<F: FileSystem> Client<F> {
         let done = session.interrupts.guard(slot.header.unique, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let entry = done.unwrap_or(Err(Errno::IO))?;
-        *self.lookups.borrow_mut().entry(entry.node).or_default() += 1;
+        *self.link.lookups().entry(entry.node).or_default() += 1;
         Ok(Answer::of(&dispatch::entry_out(&entry)))
     }
 
@@ -1012,7 +1009,7 @@ impl<F: FileSystem> Client<F> {
 
     /// Whether the client was given a node.
     pub(super) fn knows_node(&self, node: u64) -> bool {
-        (node == ROOT && !self.guest) || self.lookups.borrow().contains_key(&node)
+        (node == ROOT && !self.guest) || self.link.lookups().contains_key(&node)
     }
 
     /// Whether the client was given what its request names: numbers of nodes and handles can be
@@ -1052,8 +1049,8 @@ impl<F: FileSystem> Client<F> {
             | Opcode::Ioctl => Err(Errno::NOSYS),
             Opcode::Forget => {
                 match self
-                    .lookups
-                    .borrow()
+                    .link
+                    .lookups()
                     .get(&node)
                     .is_some_and(|&count| first <= count)
                 {
@@ -1062,7 +1059,7 @@ impl<F: FileSystem> Client<F> {
                 }
             }
             Opcode::BatchForget => {
-                let lookups = self.lookups.borrow();
+                let lookups = self.link.lookups();
                 let mut all = forgotten(slot);
                 let whole = all.len() == first as u32 as usize;
                 // Together: a node may be there more than once.
@@ -1150,7 +1147,7 @@ impl<F: FileSystem> Client<F> {
             return;
         }
         let mut handles = self.handles.borrow_mut();
-        let mut lookups = self.lookups.borrow_mut();
+        let mut lookups = self.link.lookups();
         match (Opcode::try_from(slot.header.opcode), answer) {
             (Ok(Opcode::Open), Answer::Body(body)) => {
                 handles.insert((node, word(body, 0), false));
@@ -1302,7 +1299,7 @@ impl<F: FileSystem> Client<F> {
             self.ask(opcode, node, op.as_bytes(), Payload::default())
                 .await;
         }
-        let lookups = std::mem::take(&mut *self.lookups.borrow_mut());
+        let lookups = std::mem::take(&mut *self.link.lookups());
         for (node, nlookup) in lookups {
             let op = abi::ForgetIn { nlookup };
             self.ask(Opcode::Forget, node, op.as_bytes(), Payload::default())
