@@ -16,6 +16,7 @@ use std::time::Duration;
 use foldhash::{HashSet, fast::RandomState};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
+use uvfs_io::ops::File;
 use uvfs_server::fs::{ROOT, Unlinked};
 
 use crate::Passthrough;
@@ -85,6 +86,8 @@ pub(crate) struct State {
     fd: Option<Arc<OwnedFd>>,
     /// Of an inode that has lost its last name.
     kept: Option<Arc<Kept>>,
+    /// The file, open for reading without a change of its time of access, as somebody read it ahead.
+    pub(crate) ahead: Option<Arc<File>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
@@ -370,6 +373,40 @@ impl PathFds {
         let queue = std::mem::take(&mut *lock(&self.queue));
         for inode in queue.iter().filter_map(Weak::upgrade) {
             inode.drop_fd();
+        }
+    }
+}
+
+/// Files that were read ahead of anybody's opening them stay open, so that their time of access
+/// can be changed once they were used. As many at most, oldest first.
+#[derive(Default)]
+pub(crate) struct ReadAhead(Mutex<VecDeque<Weak<Inode>>>);
+
+/// More than one client reads ahead before it tells what was used.
+const MOST_AHEAD: usize = 512;
+
+impl ReadAhead {
+    pub(crate) fn keep(&self, inode: &Arc<Inode>, file: Arc<File>) {
+        if inode.state().ahead.replace(file).is_some() {
+            return;
+        }
+        let oldest = {
+            let mut queue = lock(&self.0);
+            queue.push_back(Arc::downgrade(inode));
+            (queue.len() > MOST_AHEAD).then(|| queue.pop_front())
+        };
+        // Of a file that was used, or read ahead again since, there may be none, or a newer one.
+        if let Some(inode) = oldest.flatten().and_then(|oldest| oldest.upgrade()) {
+            let file = inode.state().ahead.take();
+            drop(file);
+        }
+    }
+
+    fn clear(&self) {
+        let queue = std::mem::take(&mut *lock(&self.0));
+        for inode in queue.iter().filter_map(Weak::upgrade) {
+            let file = inode.state().ahead.take();
+            drop(file);
         }
     }
 }
@@ -700,6 +737,7 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
+                self.read_ahead.clear();
                 self.removed.clear();
                 attempt()
             }
@@ -904,6 +942,8 @@ impl Passthrough {
                 if let Some(inode) = &inode
                     && last
                 {
+                    let ahead = inode.state().ahead.take();
+                    drop(ahead);
                     self.removed.keep(inode, fd);
                 }
                 Unlinked {

@@ -896,7 +896,9 @@ impl Coherence {
                 }
             } else {
                 self.learns(session, entry.nodeid);
-                if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
+                // Rare, and as large as a request.
+                let current = Box::pin(self.current(session, link, slot, entry.nodeid));
+                if let Some(attr) = current.await {
                     entry.attr = attr;
                 }
             }

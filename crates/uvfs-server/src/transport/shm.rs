@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -46,7 +47,7 @@ use crate::dispatch;
 use crate::fs::{Context, FileSystem, ROOT};
 use crate::lease::Mode;
 use crate::session::Session;
-use crate::slot::{Answer, Slot};
+use crate::slot::{Answer, Scratch, Slot};
 use crate::stats::{Attached, QueueStats};
 use crate::transport::serve_for;
 
@@ -511,16 +512,16 @@ impl<F: FileSystem> Drop for Client<F> {
 
 /// The nodes of a listing, of which each counts as a lookup.
 fn listed(slot: &Slot, answer: &Answer) -> Vec<u64> {
+    let room;
     let bytes = match answer {
         Answer::Room(len) => {
-            let mut bytes = vec![0; *len];
-            slot.room.copy_out(0, &mut bytes);
-            bytes
+            room = Scratch::copy_of(&slot.room, *len);
+            &room[..]
         }
-        Answer::Body(body) => body.to_vec(),
+        Answer::Body(body) => &body[..],
         Answer::None | Answer::Error(_) => return Vec::new(),
     };
-    let entries = reply::direntpluses(&bytes).flatten();
+    let entries = reply::direntpluses(bytes).flatten();
     let nodes = entries.map(|(entry, _)| entry.entry_out.nodeid);
     nodes.filter(|&node| node != 0).collect()
 }
@@ -628,7 +629,7 @@ impl<F: FileSystem> Client<F> {
         loop {
             let next = self.todo.borrow_mut().pop_front();
             if let Some(request) = next {
-                self.one(request).await;
+                pin!(self.one(request)).await;
                 continue;
             }
             std::future::poll_fn(|cx| {
@@ -746,21 +747,23 @@ impl<F: FileSystem> Client<F> {
         self.constrain(&mut slot);
         let answer = match (may, theirs.opcode) {
             (Err(errno), _) => Answer::Error(errno),
-            (Ok(()), IMPORT) => match self.import(&slot).await {
+            (Ok(()), IMPORT) => match pin!(self.import(&slot)).await {
                 Ok(answer) => self.identified(&slot, answer),
                 Err(errno) => Answer::Error(errno),
             },
-            (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE) => pin!(self.lease(&slot)).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
-            (Ok(()), ext::FIND) => self.find(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::FIND) => pin!(self.find(&slot)).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LOOKUP) => {
-                let found = self.lookup_leased(&slot).await;
+                let found = pin!(self.lookup_leased(&slot)).await;
                 found.unwrap_or_else(Answer::Error)
             }
-            (Ok(()), ext::LIST) => self.list(&slot).await.unwrap_or_else(Answer::Error),
-            (Ok(()), ext::PEEK) => self.peek(&slot, at).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LIST) => pin!(self.list(&slot)).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::PEEK) => pin!(self.peek(&slot, at))
+                .await
+                .unwrap_or_else(Answer::Error),
             (Ok(()), ext::PEEK_AHEAD) => {
-                let read = self.peek_ahead(&slot, at).await;
+                let read = pin!(self.peek_ahead(&slot, at)).await;
                 read.unwrap_or_else(Answer::Error)
             }
             (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
@@ -769,7 +772,8 @@ impl<F: FileSystem> Client<F> {
             }
             (Ok(()), _) => {
                 let _waiting = self.lock_waiter(&slot);
-                let answer = serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await;
+                let work = serve_for(&self.session, &self.stats, &slot, Some(&self.link));
+                let answer = pin!(work).await;
                 self.identified(&slot, answer)
             }
         };
