@@ -12,13 +12,14 @@
 //! Of nodes that the page cache knows ([`super::cache::Inode`]) nothing but names is kept: their
 //! lease is the page cache's.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use uvfs_proto::ext::{AHEAD_MAX, LISTED_MAX, PEEK_MAX, PeekedHead};
 
 use crate::backend::{Attr, Backend, Entry, Lease, Listing, Looked, NodeId, ROOT, Recall};
@@ -360,11 +361,13 @@ pub(crate) struct Change<'a> {
     name: &'a OsStr,
     /// Of after it began.
     ticket: Ticket,
+    /// What the name led to is told to be gone after the change: it does not wait for that.
+    left: Left,
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let mut left = Left::default();
+        let mut left = std::mem::take(&mut self.left);
         {
             let mut state = lock(&self.cache.dentries.0);
             let known = state.nodes.get_mut(&self.parent).expect("it changes");
@@ -994,12 +997,12 @@ impl Cache {
             state.remove_name(parent, name, &mut left);
             state.ticket(parent)
         };
-        left.tell(&*self.backend);
         Change {
             cache: self,
             parent,
             name,
             ticket,
+            left,
         }
     }
 }

@@ -91,11 +91,11 @@ pub(crate) struct Known {
     generation: u64,
     /// The server is gone, and what is known was counted for the next one.
     counted: bool,
-    nodes: HashMap<NodeId, Node>,
+    nodes: foldhash::HashMap<NodeId, Node>,
     /// By node and number.
-    handles: HashMap<(NodeId, u64), Handle>,
+    handles: foldhash::HashMap<(NodeId, u64), Handle>,
     /// From the current server's numbers to ours; empty for the first server.
-    ours: HashMap<u64, NodeId>,
+    ours: foldhash::HashMap<u64, NodeId>,
     /// Numbers for what the server calls as it called something else before.
     made: u64,
 }

@@ -42,6 +42,9 @@ use crate::known::{Found, Known};
 const DEPTH: u32 = 64;
 /// How long a waiter polls for its reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
+/// The same of what was asked for ahead: the server is at it, and with several files at a time. To
+/// sleep would cost it the wake-up.
+const SPIN_AHEAD: Duration = Duration::from_micros(250);
 /// How old what is published may be, and a little more when nothing happens.
 const PUBLISHED: Duration = Duration::from_millis(100);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
@@ -548,7 +551,8 @@ impl Shared {
                 }
                 self.queue.reserve_leaving(rest).map(Some)
             };
-            if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(100)) {
+            // Not for long: of requests that nobody waits for the server tells nobody that they ended.
+            if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(2)) {
                 return Ok(id);
             }
         }
@@ -790,12 +794,16 @@ impl Shared {
 
     /// Takes completions in the calling thread until `done` or the time for that is over.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
+        self.poll_for(SPIN, done);
+    }
+
+    fn poll_for(&self, spin: Duration, done: &mut dyn FnMut() -> bool) {
         self.pollers.fetch_add(1, Ordering::AcqRel);
         self.queue.disarm();
         let start = Instant::now();
         loop {
             self.drain();
-            if done() || start.elapsed() > SPIN {
+            if done() || start.elapsed() > spin {
                 break;
             }
             for _ in 0..8 {
@@ -2207,7 +2215,7 @@ impl Backend for Server {
     fn wait(&self, done: &mut dyn FnMut() -> bool) {
         let Ok(shared) = self.shared() else { return };
         let mut ended = false;
-        shared.poll(&mut || {
+        shared.poll_for(SPIN_AHEAD, &mut || {
             ended = done();
             ended
         });

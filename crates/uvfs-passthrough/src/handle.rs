@@ -160,14 +160,24 @@ impl Passthrough {
         if inode.is_dir() {
             return Err(Errno::ISDIR);
         }
-        let fd = match unseen {
-            true => self.open_inode(&inode, OFlags::RDONLY | OFlags::NOATIME)?,
-            false => {
-                let flags = self.host_flags(OFlags::RDONLY.bits(), false)?;
-                self.open_host(&inode, flags, OFlags::RDONLY)?
+        let file = |fd| Arc::new(File::new(fd, inode.mount.in_memory));
+        if unseen {
+            let file = file(self.open_inode(&inode, OFlags::RDONLY | OFlags::NOATIME)?);
+            let read = io::read(&file, &inode.mount, data, 0, uncached).await;
+            self.read_ahead.keep(&inode, file);
+            return read;
+        }
+        let flags = self.host_flags(OFlags::RDONLY.bits(), false)?;
+        let ahead = inode.state().ahead.take();
+        let file = match ahead {
+            Some(file)
+                if flags.contains(OFlags::NOATIME)
+                    || rustix::fs::fcntl_setfl(&*file, OFlags::empty()).is_ok() =>
+            {
+                file
             }
+            _ => file(self.open_host(&inode, flags, OFlags::RDONLY)?),
         };
-        let file = Arc::new(File::new(fd, inode.mount.in_memory));
         io::read(&file, &inode.mount, data, 0, uncached).await
     }
 

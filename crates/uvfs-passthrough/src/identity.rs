@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, Statx};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use uvfs_server::fs::{Entry, ROOT};
 
 use crate::Passthrough;
+use crate::inode::born;
 use crate::sys::{self, FileHandle, ProcPath, Result};
 
 /// Bytes of device, inode number, time of birth, kind and length of the handle.
@@ -20,14 +21,19 @@ const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 
-fn identity(st: &Statx, handle: Option<&FileHandle>) -> Vec<u8> {
+fn identity(
+    device: (u32, u32),
+    ino: u64,
+    born: (i64, u32),
+    handle: Option<&FileHandle>,
+) -> Vec<u8> {
     let (kind, bytes) = handle.map_or((0, &[][..]), FileHandle::parts);
     let mut identity = Vec::with_capacity(FIXED + bytes.len());
-    identity.extend_from_slice(&st.stx_dev_major.to_ne_bytes());
-    identity.extend_from_slice(&st.stx_dev_minor.to_ne_bytes());
-    identity.extend_from_slice(&st.stx_ino.to_ne_bytes());
-    identity.extend_from_slice(&st.stx_btime.tv_sec.to_ne_bytes());
-    identity.extend_from_slice(&st.stx_btime.tv_nsec.to_ne_bytes());
+    identity.extend_from_slice(&device.0.to_ne_bytes());
+    identity.extend_from_slice(&device.1.to_ne_bytes());
+    identity.extend_from_slice(&ino.to_ne_bytes());
+    identity.extend_from_slice(&born.0.to_ne_bytes());
+    identity.extend_from_slice(&born.1.to_ne_bytes());
     identity.extend_from_slice(&kind.to_ne_bytes());
     identity.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
     identity.extend_from_slice(bytes);
@@ -55,9 +61,8 @@ impl Passthrough {
     /// The identity of a node.
     pub(crate) fn identity_of(&self, node: u64) -> Result<Vec<u8>> {
         let inode = self.inode(node)?;
-        let fd = self.path_fd(&inode)?;
-        let st = sys::stat(fd.as_fd())?;
-        Ok(identity(&st, inode.key.handle()))
+        let key = &inode.key;
+        Ok(identity(key.device(), key.ino(), inode.born, key.handle()))
     }
 
     /// Where a node's file is below the source now.
@@ -82,7 +87,9 @@ impl Passthrough {
                 0 => None,
                 _ => Some(sys::handle_at(fd.as_fd(), c"")?.0),
             };
-            Ok(identity(&sys::stat(fd.as_fd())?, handle.as_ref()) == *told)
+            let st = sys::stat(fd.as_fd())?;
+            let (device, born) = ((st.stx_dev_major, st.stx_dev_minor), born(&st));
+            Ok(identity(device, st.stx_ino, born, handle.as_ref()) == *told)
         };
         let walk = |place: &Path| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -5,8 +5,7 @@
 //! an O_PATH descriptor, which also keeps its inode number from being used again.
 
 use std::borrow::Borrow;
-use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,8 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use foldhash::{HashSet, fast::RandomState};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
+use uvfs_io::ops::File;
 use uvfs_server::fs::{ROOT, Unlinked};
 
 use crate::Passthrough;
@@ -55,6 +56,10 @@ impl Key {
         self.ino
     }
 
+    pub(crate) fn device(&self) -> (u32, u32) {
+        self.device
+    }
+
     pub(crate) fn handle(&self) -> Option<&FileHandle> {
         self.handle.as_ref()
     }
@@ -81,6 +86,8 @@ pub(crate) struct State {
     fd: Option<Arc<OwnedFd>>,
     /// Of an inode that has lost its last name.
     kept: Option<Arc<Kept>>,
+    /// The file, open for reading without a change of its time of access, as somebody read it ahead.
+    pub(crate) ahead: Option<Arc<File>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
@@ -104,6 +111,8 @@ pub(crate) struct Inode {
     pub(crate) key: Key,
     /// S_IFMT bits of its mode.
     pub(crate) kind: u32,
+    /// Its time of birth; zeros where the file system has none.
+    pub(crate) born: (i64, u32),
     pub(crate) mount: Arc<Mount>,
     /// The O_PATH descriptor of an inode without a handle.
     held: Option<OwnedFd>,
@@ -178,7 +187,7 @@ pub(crate) struct Inodes {
 impl Inodes {
     pub(crate) fn new(root: Arc<Inode>) -> Self {
         Self {
-            hash: RandomState::new(),
+            hash: RandomState::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
             root,
         }
@@ -368,6 +377,40 @@ impl PathFds {
     }
 }
 
+/// Files that were read ahead of anybody's opening them stay open, so that their time of access
+/// can be changed once they were used. As many at most, oldest first.
+#[derive(Default)]
+pub(crate) struct ReadAhead(Mutex<VecDeque<Weak<Inode>>>);
+
+/// More than one client reads ahead before it tells what was used.
+const MOST_AHEAD: usize = 512;
+
+impl ReadAhead {
+    pub(crate) fn keep(&self, inode: &Arc<Inode>, file: Arc<File>) {
+        if inode.state().ahead.replace(file).is_some() {
+            return;
+        }
+        let oldest = {
+            let mut queue = lock(&self.0);
+            queue.push_back(Arc::downgrade(inode));
+            (queue.len() > MOST_AHEAD).then(|| queue.pop_front())
+        };
+        // Of a file that was used, or read ahead again since, there may be none, or a newer one.
+        if let Some(inode) = oldest.flatten().and_then(|oldest| oldest.upgrade()) {
+            let file = inode.state().ahead.take();
+            drop(file);
+        }
+    }
+
+    fn clear(&self) {
+        let queue = std::mem::take(&mut *lock(&self.0));
+        for inode in queue.iter().filter_map(Weak::upgrade) {
+            let file = inode.state().ahead.take();
+            drop(file);
+        }
+    }
+}
+
 /// Descriptors of inodes whose last name was removed through the mount, kept for those who still
 /// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
 /// mostly at once, or when there are too many, oldest first.
@@ -383,6 +426,8 @@ pub(crate) struct Removed {
 struct OpenCount {
     count: Mutex<usize>,
     closed: Condvar,
+    /// Who waits for that. Only changed under the lock.
+    waiting: AtomicUsize,
 }
 
 /// An O_PATH descriptor of an inode that has lost its last name.
@@ -406,7 +451,9 @@ impl Drop for Kept {
         // Counted until it has closed, which is when its file's space is free.
         self.fd = None;
         *lock(&self.open.count) -= 1;
-        self.open.closed.notify_all();
+        if self.open.waiting.load(Ordering::Relaxed) > 0 {
+            self.open.closed.notify_all();
+        }
     }
 }
 
@@ -471,11 +518,13 @@ impl Removed {
         self.clear();
         // One that is being forgotten, or used, is another thread's to close.
         let count = lock(&self.open.count);
+        self.open.waiting.fetch_add(1, Ordering::Relaxed);
         let waited = self
             .open
             .closed
             .wait_timeout_while(count, CLOSING, |count| *count >= before);
         let (count, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.open.waiting.fetch_sub(1, Ordering::Relaxed);
         *count < before
     }
 }
@@ -578,6 +627,11 @@ impl Mount {
     }
 }
 
+/// A file's time of birth.
+pub(crate) fn born(st: &Statx) -> (i64, u32) {
+    (st.stx_btime.tv_sec, st.stx_btime.tv_nsec)
+}
+
 /// The root's inode.
 pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
     let st = sys::stat(source.as_fd())?;
@@ -597,6 +651,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
             handle,
         },
         kind,
+        born: born(&st),
         mount,
         held: Some(source),
         used: AtomicBool::new(false),
@@ -682,6 +737,7 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
+                self.read_ahead.clear();
                 self.removed.clear();
                 attempt()
             }
@@ -701,8 +757,9 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &CStr,
     ) -> Result<(Arc<Inode>, Statx)> {
+        let names = |key: &Key| key.handle().is_some_and(|handle| handle.names(key.ino));
         if parent.mount.fd.is_some() {
-            // Without opening it, if the kernel knows it already: most lookups are repeats.
+            // Without opening it, if what it is can be told by its handle or is known already.
             match sys::handle_at(dir, name) {
                 Ok((handle, mount)) if mount == parent.mount.id => {
                     let st = sys::stat_at(dir, name)?;
@@ -712,6 +769,14 @@ impl Passthrough {
                         ino: st.stx_ino,
                         handle: Some(handle),
                     };
+                    let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+                    let same = st.stx_mnt_id == mount && names(&key);
+                    if same && !is_dir {
+                        // Both calls were of this inode number. At worst it is used for another file
+                        // by now, and the handle then leads nowhere, as after any removal.
+                        let inode = self.insert(key, parent.mount.clone(), &st, None)?;
+                        return Ok((inode, st));
+                    }
                     // When the name changed hands between the two calls no inode has both.
                     if let Some(inode) = self.inodes.find(&key) {
                         return Ok((inode, st));
@@ -814,6 +879,7 @@ impl Passthrough {
                 node,
                 key,
                 kind: u32::from(st.stx_mode) & libc::S_IFMT,
+                born: born(st),
                 mount,
                 held,
                 used: AtomicBool::new(false),
@@ -876,6 +942,8 @@ impl Passthrough {
                 if let Some(inode) = &inode
                     && last
                 {
+                    let ahead = inode.state().ahead.take();
+                    drop(ahead);
                     self.removed.keep(inode, fd);
                 }
                 Unlinked {

@@ -37,7 +37,7 @@ use uvfs_server::fs::{
 use crate::creds::Creds;
 use crate::dir::OpenDir;
 use crate::handle::OpenFile;
-use crate::inode::{Inodes, Mounts, PathFds, Removed};
+use crate::inode::{Inodes, Mounts, PathFds, ReadAhead, Removed};
 use crate::slots::Table;
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -179,6 +179,7 @@ pub struct Passthrough {
     inodes: Inodes,
     path_fds: PathFds,
     removed: Removed,
+    read_ahead: ReadAhead,
     files: Table<OpenFile>,
     dirs: Table<OpenDir>,
     backing: OnceLock<Backing>,
@@ -231,6 +232,7 @@ impl Passthrough {
             mounts,
             inodes: Inodes::new(inode),
             path_fds: PathFds::new(path_fds),
+            read_ahead: ReadAhead::default(),
             removed: Removed::new((limit / 8).clamp(16, MAX_REMOVED) as usize),
             files: Table::default(),
             dirs: Table::default(),

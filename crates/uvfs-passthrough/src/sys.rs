@@ -37,6 +37,27 @@ impl FileHandle {
             bytes: SmallVec::from_slice(bytes),
         })
     }
+
+    /// Whether it tells by itself that it is of the inode with this number. Only of the layouts that
+    /// are common; of others that can't be said.
+    pub(crate) fn names(&self, ino: u64) -> bool {
+        /// include/linux/exportfs.h, and fs/xfs/xfs_export.h.
+        const FILEID_INO32_GEN: i32 = 1;
+        const XFS_FILEID_INO64_GEN: i32 = 0x81;
+        let word = |at: usize| {
+            let word = self.bytes.get(at..at + 4)?;
+            Some(u64::from(u32::from_ne_bytes(word.try_into().ok()?)))
+        };
+        let long = |low: usize| Some(word(low + 4)? << 32 | word(low)?);
+        let named = match (self.kind, self.bytes.len()) {
+            (FILEID_INO32_GEN, 8) => word(0),
+            // tmpfs has the generation first.
+            (FILEID_INO32_GEN, 12) if cfg!(target_endian = "little") => long(4),
+            (XFS_FILEID_INO64_GEN, 12) if cfg!(target_endian = "little") => long(0),
+            _ => None,
+        };
+        named == Some(ino)
+    }
 }
 
 /// struct file_handle with room for any handle.

@@ -15,7 +15,7 @@
 //! (`given.rs`), and nothing of nodes that only clients ever were given.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::future::Future;
 use std::io;
@@ -25,6 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use foldhash::{HashMap, HashSet};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops::{self, File};
@@ -91,9 +92,16 @@ pub(crate) struct Link {
     /// Milliseconds since `began` at which its last writeback ended.
     progress: AtomicU64,
     began: Instant,
+    /// Lookups that it has not undone.
+    lookups: Mutex<HashMap<u64, u64>>,
 }
 
 impl Link {
+    /// The lookups of nodes that the client has not undone.
+    pub(crate) fn lookups(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        lock(&self.lookups)
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -430,6 +438,7 @@ impl Coherence {
             deadline,
             progress: AtomicU64::new(0),
             began: Instant::now(),
+            lookups: Mutex::default(),
         });
         attached.links.insert(link.id, link.clone());
         self.tracking.store(true, Ordering::SeqCst);
@@ -867,7 +876,15 @@ impl Coherence {
         if matches!(answer, Answer::Error(_)) {
             return;
         }
-        if link.is_some() {
+        if let Some(link) = link {
+            let unlinked = Unlinked {
+                node: unlinked.node.filter(|&node| {
+                    // What nobody else was ever given is nobody else's to drop.
+                    let own = link.lookups().get(&node).copied();
+                    own.is_none() || session.fs().lookups(node) != own
+                }),
+                ..unlinked
+            };
             self.tell(self.stale_names(opcode, slot, unlinked)).await;
         }
         let entry = match answer {
@@ -886,7 +903,9 @@ impl Coherence {
                 }
             } else {
                 self.learns(session, entry.nodeid);
-                if let Some(attr) = self.current(session, link, slot, entry.nodeid).await {
+                // Rare, and as large as a request.
+                let current = Box::pin(self.current(session, link, slot, entry.nodeid));
+                if let Some(attr) = current.await {
                     entry.attr = attr;
                 }
             }

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::coherence::Since;
 use crate::fs::*;
 use crate::session::Session;
-use crate::slot::{Answer, Body, Slot};
+use crate::slot::{Answer, Body, Scratch, Slot};
 use crate::transport::{DEPTH, shm};
 
 /// The extended attribute of the root that names the control socket.
@@ -677,7 +677,7 @@ async fn listing<F: FileSystem>(
     plus: bool,
 ) -> Result<Answer> {
     let room = (arg.size as usize).min(slot.room.len()).min(LISTING_MAX);
-    let mut bytes = vec![0; room];
+    let mut bytes = Scratch::new(room);
     let mut sink = Listing {
         session,
         directory: slot.header.nodeid,

@@ -15,7 +15,7 @@
 //! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, leases that only came
 //! with a name are recalled ([`Access::Direct`]).
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 /// Who asks: a client's number, or [`KERNEL`].
 pub(crate) type Holder = u64;

@@ -1,5 +1,8 @@
 //! A request as a transport hands it over, and its answer.
 
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
 use smallvec::SmallVec;
 use uvfs_io::Payload;
 use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ};
@@ -45,6 +48,60 @@ impl Slot {
 
 /// Short bodies stay inline; the longest common one is that of CREATE.
 pub type Body = SmallVec<[u8; 160]>;
+
+thread_local! {
+    /// Memory of listings that are over.
+    static LISTINGS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Memory that a listing lies in for a moment. It is kept for the next: of so much at a time the
+/// allocator gives the pages back to the system, and gets new ones.
+pub(crate) struct Scratch(Vec<u8>);
+
+impl Scratch {
+    /// So many bytes of anything.
+    pub(crate) fn new(len: usize) -> Self {
+        let mut bytes = LISTINGS.with_borrow_mut(Vec::pop).unwrap_or_default();
+        bytes.resize(len, 0);
+        Self(bytes)
+    }
+
+    /// The first bytes of `from`.
+    pub(crate) fn copy_of(from: &Payload, len: usize) -> Self {
+        let mut bytes = Self::new(len);
+        from.copy_out(0, &mut bytes);
+        bytes
+    }
+}
+
+impl Deref for Scratch {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        const MOST: usize = 4;
+        const LARGEST: usize = 128 << 10;
+        let bytes = std::mem::take(&mut self.0);
+        // As a thread ends there is nothing to keep it in.
+        let _ = LISTINGS.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            if kept.len() < MOST && bytes.capacity() <= LARGEST {
+                kept.push(bytes);
+            }
+        });
+    }
+}
 
 /// What is sent back.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ mod lease;
 pub(crate) mod memory;
 mod writeback;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -135,7 +135,7 @@ pub(crate) struct Cache {
     dirty: AtomicU64,
     dirty_limit: u64,
     background_limit: u64,
-    inodes: Mutex<HashMap<NodeId, Arc<Inode>>>,
+    inodes: Mutex<foldhash::HashMap<NodeId, Arc<Inode>>>,
     /// Names, and what is known of nodes that have no inode here.
     pub(crate) dentries: Dentries,
     /// The inodes again, in the order in which reclaim visits them.

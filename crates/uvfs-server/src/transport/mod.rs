@@ -1,6 +1,7 @@
 //! The ways that requests come by. Each has queues; a queue has one thread and one runtime.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,7 +45,8 @@ pub(crate) async fn serve_for<F: FileSystem>(
     link: Option<&Arc<Link>>,
 ) -> Answer {
     let began = stats.begin(slot.header.opcode).then(Instant::now);
-    let mut answer = coherent(session, stats, slot, link).await;
+    // Here and below: futures are pinned where they are made, as they are large to move.
+    let mut answer = pin!(coherent(session, stats, slot, link)).await;
     if let Some(began) = began {
         stats.timed(began.elapsed());
     }
@@ -78,8 +80,9 @@ async fn coherent<F: FileSystem>(
         stats.without_leases(false);
     }
     match coherence::cuts(slot) {
-        Some(create) => create_and_cut(session, slot, create, link).await,
-        None => under_leases(session, slot, link).await,
+        // Larger than all others.
+        Some(create) => Box::pin(create_and_cut(session, slot, create, link)).await,
+        None => pin!(under_leases(session, slot, link)).await,
     }
 }
 
@@ -100,15 +103,14 @@ async fn under_leases<F: FileSystem>(
     link: Option<&Arc<Link>>,
 ) -> Answer {
     let coherence = &session.coherence;
-    let under = match coherence.begin(link, slot).await {
+    let under = match pin!(coherence.begin(link, slot)).await {
         Ok(under) => under,
         Err(errno) => return Answer::Error(errno),
     };
     let unlinked = Cell::default();
-    let mut answer = crate::dispatch::answer(session, slot, &unlinked).await;
-    coherence
-        .end(session, link, slot, under, unlinked.get(), &mut answer)
-        .await;
+    let mut answer = pin!(crate::dispatch::answer(session, slot, &unlinked)).await;
+    let unlinked = unlinked.get();
+    pin!(coherence.end(session, link, slot, under, unlinked, &mut answer)).await;
     answer
 }
 

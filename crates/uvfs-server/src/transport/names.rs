@@ -6,6 +6,8 @@
 //! asked for before what it protects is read, or, where the node is known only then, after it, and
 //! given back if anything changed in between.
 
+use std::pin::pin;
+
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::Payload;
@@ -21,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::shm::Client;
 use crate::dispatch;
 use crate::fs::FileSystem;
-use crate::slot::{Answer, Body, Slot};
+use crate::slot::{Answer, Body, Scratch, Slot};
 use crate::token::Grant;
 use crate::transport::serve_for;
 
@@ -36,7 +38,8 @@ impl<F: FileSystem> Client<F> {
         room: Payload,
     ) -> Result<Answer, Errno> {
         let slot = self.request(opcode, node, op, input, room);
-        let answer = serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await;
+        let work = serve_for(&self.session, &self.stats, &slot, Some(&self.link));
+        let answer = pin!(work).await;
         self.note(&slot, &answer);
         match answer {
             Answer::Error(errno) => Err(errno),
@@ -129,18 +132,17 @@ impl<F: FileSystem> Client<F> {
         let listed = self
             .step(Opcode::Readdirplus, node, op, none, room.clone())
             .await;
-        let mut bytes = Vec::new();
-        match listed {
-            Ok(Answer::Room(len)) => {
-                bytes.resize(len, 0);
-                room.copy_out(0, &mut bytes);
+        let bytes = match listed {
+            Ok(Answer::Room(len)) => Scratch::copy_of(&room, len),
+            Ok(Answer::Body(body)) => {
+                room.copy_in(0, &body);
+                Scratch::copy_of(&room, body.len())
             }
-            Ok(Answer::Body(body)) => bytes.extend_from_slice(&body),
             other => {
                 self.unleased(node, head.parent);
                 return Err(other.err().unwrap_or(Errno::IO));
             }
-        }
+        };
         head.len = bytes.len() as u64;
         let mut leases = [0u64; LISTED_MAX];
         let entries = reply::direntpluses(&bytes).flatten();
@@ -161,7 +163,7 @@ impl<F: FileSystem> Client<F> {
         slot.room.copy_in(0, head.as_bytes());
         slot.room
             .copy_in(size_of::<ListedHead>(), leases.as_bytes());
-        slot.room.copy_in(LISTED_AT, &bytes);
+        // The entries lie where they belong already.
         Ok(Answer::Room(LISTED_AT + bytes.len()))
     }
 

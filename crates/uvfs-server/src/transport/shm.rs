@@ -8,13 +8,14 @@
 //! it had open.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -23,6 +24,7 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use foldhash::{HashMap, HashSet};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smallvec::SmallVec;
@@ -45,7 +47,7 @@ use crate::dispatch;
 use crate::fs::{Context, FileSystem, ROOT};
 use crate::lease::Mode;
 use crate::session::Session;
-use crate::slot::{Answer, Slot};
+use crate::slot::{Answer, Scratch, Slot};
 use crate::stats::{Attached, QueueStats};
 use crate::transport::serve_for;
 
@@ -370,12 +372,13 @@ fn attend<F: FileSystem>(
             peer.pid.as_raw_nonzero().get() as u32,
         ),
         busy: Cell::new(0),
+        todo: RefCell::default(),
+        resting: RefCell::default(),
         transferring: Transferring::default(),
         idle: RefCell::default(),
         gone: Cell::new(false),
         handles: RefCell::default(),
         imported: RefCell::default(),
-        lookups: RefCell::default(),
         bell,
         socket: Arc::new(File::from(OwnedFd::from(socket))),
         spinner: RefCell::new(Spinner::new(limits.wait)),
@@ -457,6 +460,9 @@ pub(super) struct Client<F: FileSystem> {
     peer: (u32, u32, u32),
     /// Requests whose handler is not done.
     busy: Cell<usize>,
+    /// Those of them that no task has begun with, and the tasks that have nothing to do.
+    todo: RefCell<VecDeque<Submission>>,
+    resting: RefCell<Vec<Waker>>,
     transferring: Transferring,
     /// Who waits for there to be none.
     idle: RefCell<Option<Waker>>,
@@ -466,8 +472,6 @@ pub(super) struct Client<F: FileSystem> {
     pub(super) handles: RefCell<HashSet<(u64, u64, bool)>>,
     /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
     imported: RefCell<HashMap<(u64, u64), u32>>,
-    /// Lookups that the client has not undone.
-    pub(super) lookups: RefCell<HashMap<u64, u64>>,
     bell: Arc<File>,
     socket: Arc<File>,
     spinner: RefCell<Spinner>,
@@ -508,16 +512,16 @@ impl<F: FileSystem> Drop for Client<F> {
 
 /// The nodes of a listing, of which each counts as a lookup.
 fn listed(slot: &Slot, answer: &Answer) -> Vec<u64> {
+    let room;
     let bytes = match answer {
         Answer::Room(len) => {
-            let mut bytes = vec![0; *len];
-            slot.room.copy_out(0, &mut bytes);
-            bytes
+            room = Scratch::copy_of(&slot.room, *len);
+            &room[..]
         }
-        Answer::Body(body) => body.to_vec(),
+        Answer::Body(body) => &body[..],
         Answer::None | Answer::Error(_) => return Vec::new(),
     };
-    let entries = reply::direntpluses(&bytes).flatten();
+    let entries = reply::direntpluses(bytes).flatten();
     let nodes = entries.map(|(entry, _)| entry.entry_out.nodeid);
     nodes.filter(|&node| node != 0).collect()
 }
@@ -548,6 +552,16 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes
         .get(at..at + 8)
         .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
+}
+
+/// Whether a request is one whose answer nobody waits for: the client is not woken for it, and takes it
+/// along with the next.
+fn is_told(opcode: u32) -> bool {
+    opcode == ext::LEASE_RETURN
+        || matches!(
+            Opcode::try_from(opcode),
+            Ok(Opcode::Release | Opcode::Releasedir | Opcode::Forget | Opcode::BatchForget)
+        )
 }
 
 /// Lets the runtime's other tasks run.
@@ -584,8 +598,12 @@ impl<F: FileSystem> Client<F> {
                     Ok(Some(request)) => {
                         any = true;
                         self.busy.set(self.busy.get() + 1);
-                        let me = self.clone();
-                        runtime::spawn(async move { me.one(request).await });
+                        self.todo.borrow_mut().push_back(request);
+                        let resting = self.resting.borrow_mut().pop();
+                        match resting {
+                            Some(worker) => worker.wake(),
+                            None => runtime::spawn(self.clone().work()),
+                        }
                     }
                     Ok(None) => break,
                     Err(error) => {
@@ -602,6 +620,30 @@ impl<F: FileSystem> Client<F> {
                 return;
             }
             self.sleep().await;
+        }
+    }
+
+    /// Answers requests, one after another. As many tasks do so as there were requests at a time: their
+    /// state is large, and so is made once.
+    async fn work(self: Rc<Self>) {
+        loop {
+            let next = self.todo.borrow_mut().pop_front();
+            if let Some(request) = next {
+                pin!(self.one(request)).await;
+                continue;
+            }
+            std::future::poll_fn(|cx| {
+                if !self.todo.borrow().is_empty() {
+                    return Poll::Ready(());
+                }
+                // Once, also if something that an earlier request waited for wakes it now.
+                let mut resting = self.resting.borrow_mut();
+                if !resting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    resting.push(cx.waker().clone());
+                }
+                Poll::Pending
+            })
+            .await;
         }
     }
 
@@ -705,21 +747,23 @@ impl<F: FileSystem> Client<F> {
         self.constrain(&mut slot);
         let answer = match (may, theirs.opcode) {
             (Err(errno), _) => Answer::Error(errno),
-            (Ok(()), IMPORT) => match self.import(&slot).await {
+            (Ok(()), IMPORT) => match pin!(self.import(&slot)).await {
                 Ok(answer) => self.identified(&slot, answer),
                 Err(errno) => Answer::Error(errno),
             },
-            (Ok(()), ext::LEASE) => self.lease(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LEASE) => pin!(self.lease(&slot)).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LEASE_RETURN) => self.lease_return(&slot),
-            (Ok(()), ext::FIND) => self.find(&slot).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::FIND) => pin!(self.find(&slot)).await.unwrap_or_else(Answer::Error),
             (Ok(()), ext::LOOKUP) => {
-                let found = self.lookup_leased(&slot).await;
+                let found = pin!(self.lookup_leased(&slot)).await;
                 found.unwrap_or_else(Answer::Error)
             }
-            (Ok(()), ext::LIST) => self.list(&slot).await.unwrap_or_else(Answer::Error),
-            (Ok(()), ext::PEEK) => self.peek(&slot, at).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::LIST) => pin!(self.list(&slot)).await.unwrap_or_else(Answer::Error),
+            (Ok(()), ext::PEEK) => pin!(self.peek(&slot, at))
+                .await
+                .unwrap_or_else(Answer::Error),
             (Ok(()), ext::PEEK_AHEAD) => {
-                let read = self.peek_ahead(&slot, at).await;
+                let read = pin!(self.peek_ahead(&slot, at)).await;
                 read.unwrap_or_else(Answer::Error)
             }
             (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
@@ -728,7 +772,8 @@ impl<F: FileSystem> Client<F> {
             }
             (Ok(()), _) => {
                 let _waiting = self.lock_waiter(&slot);
-                let answer = serve_for(&self.session, &self.stats, &slot, Some(&self.link)).await;
+                let work = serve_for(&self.session, &self.stats, &slot, Some(&self.link));
+                let answer = pin!(work).await;
                 self.identified(&slot, answer)
             }
         };
@@ -749,7 +794,9 @@ impl<F: FileSystem> Client<F> {
         };
         let header = reply::header(theirs.unique, error, len);
         self.queue.complete(request.id, header.as_bytes(), body);
-        self.queue.ring();
+        if !is_told(theirs.opcode) {
+            self.queue.ring();
+        }
         self.busy.set(self.busy.get() - 1);
         if self.busy.get() == 0
             && let Some(waker) = self.idle.borrow_mut().take()
@@ -784,7 +831,7 @@ impl<F: FileSystem> Client<F> {
             self.imported
                 .borrow_mut()
                 .insert((grant.node, fh), grant.flags);
-            *self.lookups.borrow_mut().entry(grant.node).or_default() += 1;
+            *self.link.lookups().entry(grant.node).or_default() += 1;
             if fs.open_flags(grant.node, fh)? != grant.flags {
                 return Err(Errno::BADF);
             }
@@ -876,7 +923,7 @@ impl<F: FileSystem> Client<F> {
             _ => return Err(Errno::INVAL),
         };
         let node = slot.header.nodeid;
-        if !self.lookups.borrow().contains_key(&node) {
+        if !self.link.lookups().contains_key(&node) {
             return Err(Errno::STALE);
         }
         let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
@@ -923,7 +970,7 @@ impl<F: FileSystem> Client<F> {
         let done = session.interrupts.guard(slot.header.unique, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let entry = done.unwrap_or(Err(Errno::IO))?;
-        *self.lookups.borrow_mut().entry(entry.node).or_default() += 1;
+        *self.link.lookups().entry(entry.node).or_default() += 1;
         Ok(Answer::of(&dispatch::entry_out(&entry)))
     }
 
@@ -966,7 +1013,7 @@ impl<F: FileSystem> Client<F> {
 
     /// Whether the client was given a node.
     pub(super) fn knows_node(&self, node: u64) -> bool {
-        (node == ROOT && !self.guest) || self.lookups.borrow().contains_key(&node)
+        (node == ROOT && !self.guest) || self.link.lookups().contains_key(&node)
     }
 
     /// Whether the client was given what its request names: numbers of nodes and handles can be
@@ -1006,8 +1053,8 @@ impl<F: FileSystem> Client<F> {
             | Opcode::Ioctl => Err(Errno::NOSYS),
             Opcode::Forget => {
                 match self
-                    .lookups
-                    .borrow()
+                    .link
+                    .lookups()
                     .get(&node)
                     .is_some_and(|&count| first <= count)
                 {
@@ -1016,7 +1063,7 @@ impl<F: FileSystem> Client<F> {
                 }
             }
             Opcode::BatchForget => {
-                let lookups = self.lookups.borrow();
+                let lookups = self.link.lookups();
                 let mut all = forgotten(slot);
                 let whole = all.len() == first as u32 as usize;
                 // Together: a node may be there more than once.
@@ -1104,7 +1151,7 @@ impl<F: FileSystem> Client<F> {
             return;
         }
         let mut handles = self.handles.borrow_mut();
-        let mut lookups = self.lookups.borrow_mut();
+        let mut lookups = self.link.lookups();
         match (Opcode::try_from(slot.header.opcode), answer) {
             (Ok(Opcode::Open), Answer::Body(body)) => {
                 handles.insert((node, word(body, 0), false));
@@ -1256,7 +1303,7 @@ impl<F: FileSystem> Client<F> {
             self.ask(opcode, node, op.as_bytes(), Payload::default())
                 .await;
         }
-        let lookups = std::mem::take(&mut *self.lookups.borrow_mut());
+        let lookups = std::mem::take(&mut *self.link.lookups());
         for (node, nlookup) in lookups {
             let op = abi::ForgetIn { nlookup };
             self.ask(Opcode::Forget, node, op.as_bytes(), Payload::default())
