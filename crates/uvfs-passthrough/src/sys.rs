@@ -30,6 +30,26 @@ impl FileHandle {
         (self.kind, &self.bytes)
     }
 
+    /// The number of the inode that it is of, where a file system of this type (statfs(2)'s f_type)
+    /// says it.
+    pub(crate) fn ino(&self, fs_type: i64) -> Option<u64> {
+        const EXT4: i64 = 0xef53;
+        const TMPFS: i64 = 0x0102_1994;
+        const XFS: i64 = 0x5846_5342;
+        let word = |at: usize| {
+            let bytes = self.bytes[at..at + 4].try_into().expect("four bytes");
+            u64::from(u32::from_ne_bytes(bytes))
+        };
+        let long = |at| word(at) | word(at + 4) << 32;
+        // As the kernel makes them: inode number and generation, on tmpfs the other way round.
+        match (fs_type, self.kind, self.bytes.len()) {
+            (EXT4 | XFS, 1, 8) => Some(word(0)),
+            (XFS, 0x81, 12) => Some(long(0)),
+            (TMPFS, 1, 12) => Some(long(4)),
+            _ => None,
+        }
+    }
+
     /// Nothing when it is too long to be one.
     pub(crate) fn from_parts(kind: i32, bytes: &[u8]) -> Option<Self> {
         (bytes.len() <= MAX_HANDLE).then(|| Self {
