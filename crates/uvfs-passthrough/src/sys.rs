@@ -283,3 +283,29 @@ pub(crate) enum FileIoctl {
     FsGetXattr = 0x801c_581f,
     FsSetXattr = 0x401c_5820,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_handle_tells_its_number_or_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        let fs_type = rustix::fs::fstatfs(&file).unwrap().f_type;
+        if let Ok((handle, _)) = handle_at(file.as_fd(), c"") {
+            let number = stat(file.as_fd()).unwrap().stx_ino;
+            assert!(handle.ino(fs_type).is_none_or(|told| told == number));
+        }
+        for len in 0..40 {
+            for kind in [0, 1, 2, 0x4d, 0x81, 0x82] {
+                let handle = FileHandle::from_parts(kind, &vec![7; len]).unwrap();
+                for fs_type in [0, 0xef53, 0x0102_1994, 0x5846_5342] {
+                    let told = handle.ino(fs_type);
+                    assert!(told.is_none_or(|it| it == 0x0707_0707 || it == 0x0707_0707_0707_0707));
+                }
+            }
+        }
+    }
+}

@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -142,6 +143,44 @@ fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
             std::fs::remove_file(&path).unwrap();
         }
         eprintln!("{store}: {} inode numbers for 200 files", numbers.len());
+    });
+}
+
+#[test]
+fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
+    on_each_store(|store, source| {
+        for (name, mode) in [("closed", 0o600), ("open", 0o666)] {
+            std::fs::write(source.join(name), name).unwrap();
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(source.join(name), mode).unwrap();
+        }
+        let numbers = ["closed", "open"].map(|name| {
+            let st = std::fs::metadata(source.join(name)).unwrap();
+            (st.ino(), st.mode())
+        });
+        let served = Served::new(source, Options::default());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let dir = std::fs::File::open(source).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                    let swapped = rustix::fs::renameat_with(&dir, "open", &dir, "closed", exchange);
+                    assert_eq!(swapped, Ok(()));
+                }
+            });
+            for _ in 0..20_000 {
+                let entry = served.lookup(1, "open").unwrap();
+                let shown = (entry.attr.ino, entry.attr.mode);
+                assert!(numbers.contains(&shown), "{store}");
+                // What the node leads to, however it was found.
+                let attr = now(served.fs.getattr(&ROOT_USER, entry.node, None)).unwrap();
+                assert_eq!((attr.attr.ino, attr.attr.mode), shown, "{store}");
+                served.fs.forget(entry.node, 1);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(served.fs.known_inodes(), 0);
     });
 }
 
