@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -148,6 +148,7 @@ fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
 
 #[test]
 fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
+    const LOOKUPS: usize = 20_000;
     on_each_store(|store, source| {
         for (name, mode) in [("closed", 0o600), ("open", 0o666)] {
             std::fs::write(source.join(name), name).unwrap();
@@ -159,17 +160,19 @@ fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
             (st.ino(), st.mode())
         });
         let served = Served::new(source, Options::default());
-        let stop = AtomicBool::new(false);
+        let looked_up = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let dir = std::fs::File::open(source).unwrap();
-                while !stop.load(Ordering::Relaxed) {
+                let end = Instant::now() + Duration::from_secs(10);
+                while looked_up.load(Ordering::Relaxed) < LOOKUPS && Instant::now() < end {
                     let exchange = rustix::fs::RenameFlags::EXCHANGE;
                     let swapped = rustix::fs::renameat_with(&dir, "open", &dir, "closed", exchange);
                     assert_eq!(swapped, Ok(()));
                 }
             });
-            for _ in 0..20_000 {
+            for _ in 0..LOOKUPS {
+                looked_up.fetch_add(1, Ordering::Relaxed);
                 let entry = served.lookup(1, "open").unwrap();
                 let shown = (entry.attr.ino, entry.attr.mode);
                 assert!(numbers.contains(&shown), "{store}");
@@ -178,7 +181,6 @@ fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
                 assert_eq!((attr.attr.ino, attr.attr.mode), shown, "{store}");
                 served.fs.forget(entry.node, 1);
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(served.fs.known_inodes(), 0);
     });
