@@ -26,8 +26,6 @@ use crate::coherence::lock;
 
 /// Times that are kept: 1 MiB of them.
 const TIMES: usize = 1 << 17;
-/// So many of them are looked at together.
-const LINE: usize = 8;
 /// Changes that are told apart.
 const CHANGES: usize = 1 << 12;
 /// How long the kernel may take until it has an answer in its caches. It does so as soon as the
@@ -54,18 +52,13 @@ impl Key {
     }
 
     pub(crate) fn attributes(node: u64) -> Self {
-        // Mixed as MurmurHash3 ends: a number needs no more.
-        let mixed = (node ^ node >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        let mixed = (mixed ^ mixed >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-        Self(mixed ^ mixed >> 33)
+        let mut hasher = DefaultHasher::new();
+        node.hash(&mut hasher);
+        Self(hasher.finish())
     }
 
-    /// Two places of the same line of memory: most are far from the processor.
     fn times(self) -> [usize; 2] {
-        let line = self.0 as usize % (TIMES / LINE) * LINE;
-        let (first, step) = ((self.0 >> 32) as usize % LINE, (self.0 >> 40) as usize);
-        let second = (first + 1 + step % (LINE - 1)) % LINE;
-        [line + first, line + second]
+        [self.0, self.0 >> 32].map(|half| half as usize % TIMES)
     }
 
     fn change(self) -> usize {
