@@ -5,15 +5,14 @@
 //! an O_PATH descriptor, which also keeps its inode number from being used again.
 
 use std::borrow::Borrow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CStr;
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use foldhash::{HashSet, fast::RandomState};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use uvfs_io::ops::File;
@@ -32,6 +31,8 @@ pub(crate) struct Mount {
     /// A descriptor that handles of this mount are opened through; `None` when it has none that
     /// can be opened.
     pub(crate) fd: Option<OwnedFd>,
+    /// statfs(2)'s f_type.
+    fs_type: i64,
     /// Its data is in memory.
     pub(crate) in_memory: bool,
     /// Its file system has no uncached I/O (RWF_DONTCACHE).
@@ -41,8 +42,10 @@ pub(crate) struct Mount {
 }
 
 /// What identifies an inode of the host.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Key {
+    /// Of the rest. Made once: for each name it is used several times, and when a set grows.
+    hash: u64,
     mount: u64,
     /// st_dev and st_ino.
     device: (u32, u32),
@@ -52,6 +55,24 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    /// Of the inode with these attributes, on a mount with this id.
+    fn new(mount: u64, st: &Statx, handle: Option<FileHandle>) -> Self {
+        static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let mut hasher = SEED.build_hasher();
+        hasher.write_u64(st.stx_ino);
+        if let Some(handle) = &handle {
+            // With the number it is nearly always enough.
+            hasher.write(handle.parts().1);
+        }
+        Self {
+            hash: hasher.finish(),
+            mount,
+            device: (st.stx_dev_major, st.stx_dev_minor),
+            ino: st.stx_ino,
+            handle,
+        }
+    }
+
     pub(crate) fn ino(&self) -> u64 {
         self.ino
     }
@@ -143,23 +164,51 @@ impl Inode {
     }
 }
 
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
 /// An inode in its set, found by its key.
-struct ByKey(Arc<Inode>);
+struct ByKey {
+    /// The key's, at hand when the set grows.
+    hash: u64,
+    inode: Arc<Inode>,
+}
 
 impl Borrow<Key> for ByKey {
     fn borrow(&self) -> &Key {
-        &self.0.key
+        &self.inode.key
     }
 }
 impl PartialEq for ByKey {
     fn eq(&self, other: &Self) -> bool {
-        self.0.key == other.0.key
+        self.hash == other.hash && self.inode.key == other.inode.key
     }
 }
 impl Eq for ByKey {}
 impl Hash for ByKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.key.hash(state);
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes the hash that a key has for what it is.
+#[derive(Default)]
+struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys write a number")
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
     }
 }
 
@@ -171,7 +220,7 @@ struct Known {
 
 #[derive(Default)]
 struct Shard {
-    by_key: HashSet<ByKey>,
+    by_key: HashSet<ByKey, BuildHasherDefault<AsIs>>,
     slots: Slab<Known>,
 }
 
@@ -179,7 +228,6 @@ struct Shard {
 /// are in the same shard, so that a count changes under the lock that finds it: a lookup and a
 /// forget of the same inode come one after the other.
 pub(crate) struct Inodes {
-    hash: RandomState,
     shards: [Mutex<Shard>; SHARDS],
     root: Arc<Inode>,
 }
@@ -187,7 +235,6 @@ pub(crate) struct Inodes {
 impl Inodes {
     pub(crate) fn new(root: Arc<Inode>) -> Self {
         Self {
-            hash: RandomState::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
             root,
         }
@@ -205,9 +252,9 @@ impl Inodes {
             .ok_or(Errno::STALE)
     }
 
-    fn shard(&self, key: &Key) -> usize {
-        // The high bits; a set's own hash of the same key uses the low ones.
-        (self.hash.hash_one(key) >> 32) as usize % SHARDS
+    fn shard(key: &Key) -> usize {
+        // Bits in the middle; a set uses the lowest and the highest ones.
+        (key.hash >> 32) as usize % SHARDS
     }
 
     /// Counts a lookup of the inode with this key, if there is one.
@@ -215,16 +262,16 @@ impl Inodes {
         if self.root.key == *key {
             return Some(self.root.clone());
         }
-        let mut shard = lock(&self.shards[self.shard(key)]);
-        let inode = shard.by_key.get(key)?.0.clone();
+        let mut shard = lock(&self.shards[Self::shard(key)]);
+        let inode = shard.by_key.get(key)?.inode.clone();
         shard.slots.get(inode.node)?.lookups += 1;
         Some(inode)
     }
 
     /// The inode with this key, if the kernel knows it. Counts nothing.
     fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
-        let shard = lock(&self.shards[self.shard(key)]);
-        shard.by_key.get(key).map(|inode| inode.0.clone())
+        let shard = lock(&self.shards[Self::shard(key)]);
+        shard.by_key.get(key).map(|known| known.inode.clone())
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -236,11 +283,11 @@ impl Inodes {
         if self.root.key == key {
             return Ok(self.root.clone());
         }
-        let index = self.shard(&key);
+        let index = Self::shard(&key);
         let mut shard = lock(&self.shards[index]);
         let shard = &mut *shard;
-        if let Some(inode) = shard.by_key.get(&key) {
-            let inode = inode.0.clone();
+        if let Some(known) = shard.by_key.get(&key) {
+            let inode = known.inode.clone();
             shard.slots.get(inode.node).ok_or(Errno::IO)?.lookups += 1;
             return Ok(inode);
         }
@@ -252,7 +299,10 @@ impl Inodes {
             })
             .ok_or(Errno::NFILE)?;
         let inode = shard.slots.get(node).ok_or(Errno::IO)?.inode.clone();
-        let added = shard.by_key.insert(ByKey(inode.clone()));
+        let added = shard.by_key.insert(ByKey {
+            hash: inode.key.hash,
+            inode: inode.clone(),
+        });
         debug_assert!(added, "it was not there under the same lock");
         Ok(inode)
     }
@@ -620,6 +670,7 @@ impl Mount {
         Self {
             id,
             fd: fd.ok(),
+            fs_type: rustix::fs::fstatfs(file).map_or(0, |stat| stat.f_type),
             in_memory: uvfs_io::ops::in_memory(file),
             no_dontcache: AtomicBool::new(false),
             no_backing: AtomicBool::new(false),
@@ -644,12 +695,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
     };
     Ok(Arc::new(Inode {
         node: ROOT,
-        key: Key {
-            mount: st.stx_mnt_id,
-            device: (st.stx_dev_major, st.stx_dev_minor),
-            ino: st.stx_ino,
-            handle,
-        },
+        key: Key::new(st.stx_mnt_id, &st, handle),
         kind,
         born: born(&st),
         mount,
@@ -757,27 +803,21 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &CStr,
     ) -> Result<(Arc<Inode>, Statx)> {
-        let names = |key: &Key| key.handle().is_some_and(|handle| handle.names(key.ino));
         if parent.mount.fd.is_some() {
-            // Without opening it, if what it is can be told by its handle or is known already.
+            // Without opening it, if its handle tells its number or the kernel knows it already.
             match sys::handle_at(dir, name) {
                 Ok((handle, mount)) if mount == parent.mount.id => {
                     let st = sys::stat_at(dir, name)?;
-                    let key = Key {
-                        mount,
-                        device: (st.stx_dev_major, st.stx_dev_minor),
-                        ino: st.stx_ino,
-                        handle: Some(handle),
-                    };
-                    let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
-                    let same = st.stx_mnt_id == mount && names(&key);
-                    if same && !is_dir {
-                        // Both calls were of this inode number. At worst it is used for another file
-                        // by now, and the handle then leads nowhere, as after any removal.
+                    let key = Key::new(mount, &st, Some(handle));
+                    // The name may have changed hands between the two calls. Then the number is
+                    // another, but for a file that is gone (its handle leads nowhere) and whose
+                    // number the next one got.
+                    let number = key.handle().and_then(|it| it.ino(parent.mount.fs_type));
+                    if number == Some(st.stx_ino) && st.stx_mnt_id == mount {
                         let inode = self.insert(key, parent.mount.clone(), &st, None)?;
                         return Ok((inode, st));
                     }
-                    // When the name changed hands between the two calls no inode has both.
+                    // Where handles don't tell: no inode that is known has both.
                     if let Some(inode) = self.inodes.find(&key) {
                         return Ok((inode, st));
                     }
@@ -854,16 +894,7 @@ impl Passthrough {
             Some(_) => sys::handle_at(fd, c"").ok().map(|(handle, _)| handle),
             None => None,
         };
-        let device = (st.stx_dev_major, st.stx_dev_minor);
-        Ok((
-            Key {
-                mount: mount.id,
-                device,
-                ino: st.stx_ino,
-                handle,
-            },
-            mount,
-        ))
+        Ok((Key::new(mount.id, st, handle), mount))
     }
 
     fn insert(
@@ -903,12 +934,7 @@ impl Passthrough {
         }
         // Every inode holds a descriptor.
         let st = sys::stat_at(dir, name).ok()?;
-        let key = Key {
-            mount: st.stx_mnt_id,
-            device: (st.stx_dev_major, st.stx_dev_minor),
-            ino: st.stx_ino,
-            handle: None,
-        };
+        let key = Key::new(st.stx_mnt_id, &st, None);
         Some(Leaving::Key(key, st.stx_nlink))
     }
 
@@ -930,12 +956,7 @@ impl Passthrough {
                 let Ok(st) = sys::stat(fd.as_fd()) else {
                     return Unlinked::default();
                 };
-                let key = Key {
-                    mount,
-                    device: (st.stx_dev_major, st.stx_dev_minor),
-                    ino: st.stx_ino,
-                    handle: Some(handle),
-                };
+                let key = Key::new(mount, &st, Some(handle));
                 let inode = node(&key);
                 let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
                 let last = st.stx_nlink == 0 || is_dir;

@@ -30,33 +30,32 @@ impl FileHandle {
         (self.kind, &self.bytes)
     }
 
+    /// The number of the inode that it is of, where a file system of this type (statfs(2)'s f_type)
+    /// says it.
+    pub(crate) fn ino(&self, fs_type: i64) -> Option<u64> {
+        const EXT4: i64 = 0xef53;
+        const TMPFS: i64 = 0x0102_1994;
+        const XFS: i64 = 0x5846_5342;
+        let word = |at: usize| {
+            let bytes = self.bytes[at..at + 4].try_into().expect("four bytes");
+            u64::from(u32::from_ne_bytes(bytes))
+        };
+        let long = |at| word(at) | word(at + 4) << 32;
+        // As the kernel makes them: inode number and generation, on tmpfs the other way round.
+        match (fs_type, self.kind, self.bytes.len()) {
+            (EXT4 | XFS, 1, 8) => Some(word(0)),
+            (XFS, 0x81, 12) => Some(long(0)),
+            (TMPFS, 1, 12) => Some(long(4)),
+            _ => None,
+        }
+    }
+
     /// Nothing when it is too long to be one.
     pub(crate) fn from_parts(kind: i32, bytes: &[u8]) -> Option<Self> {
         (bytes.len() <= MAX_HANDLE).then(|| Self {
             kind,
             bytes: SmallVec::from_slice(bytes),
         })
-    }
-
-    /// Whether it tells by itself that it is of the inode with this number. Only of the layouts that
-    /// are common; of others that can't be said.
-    pub(crate) fn names(&self, ino: u64) -> bool {
-        /// include/linux/exportfs.h, and fs/xfs/xfs_export.h.
-        const FILEID_INO32_GEN: i32 = 1;
-        const XFS_FILEID_INO64_GEN: i32 = 0x81;
-        let word = |at: usize| {
-            let word = self.bytes.get(at..at + 4)?;
-            Some(u64::from(u32::from_ne_bytes(word.try_into().ok()?)))
-        };
-        let long = |low: usize| Some(word(low + 4)? << 32 | word(low)?);
-        let named = match (self.kind, self.bytes.len()) {
-            (FILEID_INO32_GEN, 8) => word(0),
-            // tmpfs has the generation first.
-            (FILEID_INO32_GEN, 12) if cfg!(target_endian = "little") => long(4),
-            (XFS_FILEID_INO64_GEN, 12) if cfg!(target_endian = "little") => long(0),
-            _ => None,
-        };
-        named == Some(ino)
     }
 }
 
@@ -283,4 +282,30 @@ pub(crate) enum FileIoctl {
     SetFlags = 0x4008_6602,
     FsGetXattr = 0x801c_581f,
     FsSetXattr = 0x401c_5820,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_handle_tells_its_number_or_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        let fs_type = rustix::fs::fstatfs(&file).unwrap().f_type;
+        if let Ok((handle, _)) = handle_at(file.as_fd(), c"") {
+            let number = stat(file.as_fd()).unwrap().stx_ino;
+            assert!(handle.ino(fs_type).is_none_or(|told| told == number));
+        }
+        for len in 0..40 {
+            for kind in [0, 1, 2, 0x4d, 0x81, 0x82] {
+                let handle = FileHandle::from_parts(kind, &vec![7; len]).unwrap();
+                for fs_type in [0, 0xef53, 0x0102_1994, 0x5846_5342] {
+                    let told = handle.ino(fs_type);
+                    assert!(told.is_none_or(|it| it == 0x0707_0707 || it == 0x0707_0707_0707_0707));
+                }
+            }
+        }
+    }
 }

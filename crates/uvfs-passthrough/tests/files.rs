@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -142,6 +143,46 @@ fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
             std::fs::remove_file(&path).unwrap();
         }
         eprintln!("{store}: {} inode numbers for 200 files", numbers.len());
+    });
+}
+
+#[test]
+fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
+    const LOOKUPS: usize = 20_000;
+    on_each_store(|store, source| {
+        for (name, mode) in [("closed", 0o600), ("open", 0o666)] {
+            std::fs::write(source.join(name), name).unwrap();
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(source.join(name), mode).unwrap();
+        }
+        let numbers = ["closed", "open"].map(|name| {
+            let st = std::fs::metadata(source.join(name)).unwrap();
+            (st.ino(), st.mode())
+        });
+        let served = Served::new(source, Options::default());
+        let looked_up = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let dir = std::fs::File::open(source).unwrap();
+                let end = Instant::now() + Duration::from_secs(10);
+                while looked_up.load(Ordering::Relaxed) < LOOKUPS && Instant::now() < end {
+                    let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                    let swapped = rustix::fs::renameat_with(&dir, "open", &dir, "closed", exchange);
+                    assert_eq!(swapped, Ok(()));
+                }
+            });
+            for _ in 0..LOOKUPS {
+                looked_up.fetch_add(1, Ordering::Relaxed);
+                let entry = served.lookup(1, "open").unwrap();
+                let shown = (entry.attr.ino, entry.attr.mode);
+                assert!(numbers.contains(&shown), "{store}");
+                // What the node leads to, however it was found.
+                let attr = now(served.fs.getattr(&ROOT_USER, entry.node, None)).unwrap();
+                assert_eq!((attr.attr.ino, attr.attr.mode), shown, "{store}");
+                served.fs.forget(entry.node, 1);
+            }
+        });
+        assert_eq!(served.fs.known_inodes(), 0);
     });
 }
 
