@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
+use uvfs_io::{IoBuf, Payload};
 use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
@@ -259,6 +260,96 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
                     })
                 })
         );
+    });
+}
+
+#[test]
+fn what_is_read_ahead_is_used_later_or_goes_with_its_file() {
+    on_each_store(|store, source| {
+        let peek = |served: &Served, node, unseen, len| {
+            let fs = served.fs.clone();
+            run(async move {
+                let data = Payload::from(IoBuf::alloc(len).unwrap().slice(0..len));
+                let n = fs.peek(&ROOT_USER, node, false, unseen, &data).await?;
+                let mut bytes = vec![0; n];
+                data.copy_out(0, &mut bytes);
+                Ok::<_, Errno>(bytes)
+            })
+        };
+        let served = Served::new(source, Options::default());
+        let old = Duration::from_secs(1);
+        for name in ["used", "removed", "renamed over"] {
+            let path = source.join(name);
+            std::fs::write(&path, name).unwrap();
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            let old = std::time::UNIX_EPOCH + old;
+            let times = std::fs::FileTimes::new().set_accessed(old);
+            file.set_times(times).unwrap();
+        }
+        let accessed = || source.join("used").metadata().unwrap().atime();
+        let used = served.lookup(1, "used").unwrap().node;
+        assert_eq!(peek(&served, used, true, 10).unwrap(), b"used", "{store}");
+        assert_eq!(accessed(), 1, "{store}");
+        assert_eq!(peek(&served, used, false, 1).unwrap(), b"u", "{store}");
+        assert!(accessed() > 1, "{store}");
+        for name in ["removed", "renamed over"] {
+            let node = served.lookup(1, name).unwrap().node;
+            assert!(peek(&served, node, true, 20).is_ok(), "{store}");
+            let (from, to) = (c("used"), c(name));
+            if name == "removed" {
+                now(served.fs.unlink(&ROOT_USER, 1, &to)).unwrap();
+            } else {
+                now(served.fs.rename(&ROOT_USER, 1, &from, 1, &to, 0)).unwrap();
+            }
+            served.fs.forget(node, 1);
+        }
+        served.fs.forget(used, 1);
+        assert_eq!(served.fs.known_inodes(), 0);
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let open = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let ours = |to: &std::path::PathBuf| {
+            let name = to.to_string_lossy();
+            to.starts_with(source) && (name.contains("removed") || name.contains("renamed"))
+        };
+        assert_eq!(open.filter(ours).count(), 0, "{store}");
+    });
+}
+
+/// Says when it is dropped, by a panic too, that all is over.
+struct Stop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::fs::write(source.join("name"), "").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    // Removed ones' numbers are used again.
+                    std::fs::write(source.join("new"), "").unwrap();
+                    std::fs::rename(source.join("new"), source.join("name")).unwrap();
+                }
+            });
+            let _stop = Stop(&stop);
+            for _ in 0..5_000 {
+                let found = served.lookup(1, "name");
+                let found = found.unwrap_or_else(|errno| panic!("{store}: {errno}"));
+                // It may be gone by now, for which hosts have several errors.
+                if let Ok(now) = now(served.fs.getattr(&ROOT_USER, found.node, None)) {
+                    assert_eq!(now.attr.ino, found.attr.ino, "{store}");
+                }
+                served.fs.forget(found.node, 1);
+            }
+        });
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
     });
 }
 
