@@ -792,6 +792,12 @@ impl Shared {
         self.event.notify();
     }
 
+    /// An entry for what is asked for ahead, which is not worth waiting for.
+    fn reserve_ahead(&self) -> io::Result<u32> {
+        let id = self.queue.reserve_leaving(DEPTH / 2);
+        id.ok_or(errno(libc::EAGAIN))
+    }
+
     /// Takes completions in the calling thread until `done` or the time for that is over.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
         self.poll_for(SPIN, done);
@@ -2146,8 +2152,7 @@ impl Backend for Server {
         }
         let ready = self.shared().and_then(|shared| {
             let at = (self.node(&shared, node)?, shared.directory(handle)?);
-            let id = shared.queue.reserve_leaving(DEPTH / 2);
-            Ok((at, id.ok_or(errno(libc::EAGAIN))?, shared))
+            Ok((at, shared.reserve_ahead()?, shared))
         });
         let Ok(((at_server, fh), id, shared)) = ready else {
             inner.room_ahead.store(false, Ordering::Release);
@@ -2193,9 +2198,7 @@ impl Backend for Server {
         let ready = self.shared().and_then(|shared| {
             let at_server = |&n: &NodeId| self.node(&shared, n);
             let numbers: io::Result<Vec<u64>> = nodes.iter().chain(used).map(at_server).collect();
-            // Not worth waiting for.
-            let id = shared.queue.reserve_leaving(DEPTH / 2);
-            Ok((numbers?, id.ok_or(errno(libc::EAGAIN))?, shared))
+            Ok((numbers?, shared.reserve_ahead()?, shared))
         });
         let (numbers, id, shared) = match ready {
             Ok(ready) => ready,

@@ -36,6 +36,7 @@ use uvfs_proto::abi::{self, GetattrFlags, InHeader, Opcode, SetattrValid, URING_
 use uvfs_proto::ext;
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_proto::reply;
+use uvfs_proto::request::Records;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{Direction, End, INLINE_SIZE, MAX_DEPTH, MAX_SEGS, ServerQueue, Submission};
@@ -539,11 +540,7 @@ fn forgotten(slot: &Slot) -> SmallVec<[abi::ForgetOne; 1]> {
     }
     let mut bytes = vec![0; slot.input.len()];
     slot.input.copy_out(0, &mut bytes);
-    let records = bytes.chunks_exact(size_of::<abi::ForgetOne>());
-    let records = records.map(|one| abi::ForgetOne {
-        nodeid: word(one, 0),
-        nlookup: word(one, 8),
-    });
+    let records = Records::new(&bytes).iter();
     records.take(word(&slot.op, 0) as u32 as usize).collect()
 }
 
