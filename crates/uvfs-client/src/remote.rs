@@ -993,43 +993,44 @@ fn wait_closed(socket: &UnixStream) {
     while !matches!(rustix::event::poll(&mut fds, None), Ok(n) if n > 0) {}
 }
 
-/// A socket for the next session.
-struct Spare {
-    /// Before the socket, so that it is dropped before it.
-    descriptors: Descriptors,
+/// A session's socket, and the list of descriptors that it begins.
+struct Ready {
     socket: UnixStream,
+    /// Last, as in [`Shared`].
+    descriptors: Descriptors,
+}
+
+/// A server that is gone, for who looks for the next.
+struct Lost<'a> {
+    /// Where that will be.
+    path: &'a Path,
+    old: &'a Shared,
+    /// What the file system says of later changes is later than this.
+    since: (i64, u32),
+    /// One socket for all attempts: making it takes the lowest number for a moment, which the program
+    /// may want.
+    spare: Option<Ready>,
 }
 
 impl Inner {
-    fn spare(&self) -> io::Result<Spare> {
-        let socket = attach::socket()?;
-        let mut descriptors = self.descriptors(true);
-        descriptors.add(socket.as_raw_fd());
-        Ok(Spare {
-            descriptors,
-            socket,
-        })
-    }
-
-    fn descriptors(&self, begins: bool) -> Descriptors {
-        Descriptors {
+    fn ready(&self, socket: UnixStream, begins: bool) -> Ready {
+        let mut descriptors = Descriptors {
             open: Vec::new(),
             told: self.on_descriptor.get().cloned(),
             begins,
+        };
+        descriptors.add(socket.as_raw_fd());
+        Ready {
+            socket,
+            descriptors,
         }
     }
 
     /// Attaches through a connected socket.
-    fn attach(
-        &self,
-        socket: UnixStream,
-        arena: &Arc<Arena>,
-        generation: u64,
-    ) -> io::Result<Arc<Shared>> {
-        let mut descriptors = self.descriptors(generation > 0);
+    fn attach(&self, ready: Ready, arena: &Arc<Arena>, generation: u64) -> io::Result<Arc<Shared>> {
+        let mut descriptors = ready.descriptors;
         // After it, so that it is dropped before it.
-        let socket = socket;
-        descriptors.add(socket.as_raw_fd());
+        let socket = ready.socket;
         let queue = ClientQueue::create(DEPTH)?;
         descriptors.add(queue.as_fd().as_raw_fd());
         socket.set_read_timeout(Some(PATIENCE))?;
@@ -1090,7 +1091,6 @@ impl Inner {
         NEVER_WAITS.set(true);
         while let Some(old) = self.current.load_full() {
             wait_closed(&old.socket);
-            // What the file system says of later changes is later than this.
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             let since = since.unwrap_or_default();
             let since = (since.as_secs() as i64, since.subsec_nanos());
@@ -1109,10 +1109,13 @@ impl Inner {
             };
             tracing::warn!(?path, ?end, "the server is gone");
             let mut pause = FIRST_PAUSE;
-            // One for all attempts: making it takes the lowest number for a moment, which the program
-            // may want.
-            let mut spare = None;
-            while let Err(error) = self.attempt(path, &mut spare, &old, since) {
+            let mut lost = Lost {
+                path,
+                old: &old,
+                since,
+                spare: None,
+            };
+            while let Err(error) = self.attempt(&mut lost) {
                 if self.stop.load(Ordering::Acquire) {
                     return;
                 }
@@ -1128,19 +1131,13 @@ impl Inner {
         }
     }
 
-    fn attempt(
-        &self,
-        path: &Path,
-        spare: &mut Option<Spare>,
-        old: &Shared,
-        since: (i64, u32),
-    ) -> io::Result<()> {
+    fn attempt(&self, lost: &mut Lost<'_>) -> io::Result<()> {
         {
             let mut attempts = lock(&self.attempts);
             attempts.wanted = false;
             attempts.begun += 1;
         }
-        let result = self.reattach(path, spare, old, since);
+        let result = self.reattach(lost);
         lock(&self.next).take();
         let mut attempts = lock(&self.attempts);
         attempts.ended = attempts.begun;
@@ -1154,32 +1151,20 @@ impl Inner {
 
     /// Attaches to the server that now is at the path, if it serves the same source, finds there
     /// what was open, and makes that the current session.
-    fn reattach(
-        &self,
-        path: &Path,
-        spare: &mut Option<Spare>,
-        old: &Shared,
-        since: (i64, u32),
-    ) -> io::Result<()> {
-        let ready = match spare.take() {
+    fn reattach(&self, lost: &mut Lost<'_>) -> io::Result<()> {
+        let ready = match lost.spare.take() {
             Some(ready) => ready,
-            None => self.spare()?,
+            None => self.ready(attach::socket()?, true),
         };
-        if let Err(error) = attach::connect(&ready.socket, path) {
-            *spare = Some(ready);
+        if let Err(error) = attach::connect(&ready.socket, lost.path) {
+            lost.spare = Some(ready);
             return Err(error);
         }
-        let Spare {
-            socket,
-            mut descriptors,
-        } = ready;
-        // The session's from now on.
-        descriptors.open.clear();
-        let new = self.attach(socket, &old.arena, old.generation + 1)?;
+        let new = self.attach(ready, &lost.old.arena, lost.old.generation + 1)?;
         *lock(&self.next) = Some(new.clone());
         let found = match self.stop.load(Ordering::Acquire) {
             true => Err(errno(libc::ENOTCONN)),
-            false => self.find_again(path, old, &new, since),
+            false => self.find_again(lost, &new),
         };
         if found.is_err() {
             new.end();
@@ -1188,13 +1173,10 @@ impl Inner {
         found
     }
 
-    fn find_again(
-        &self,
-        path: &Path,
-        old: &Shared,
-        new: &Arc<Shared>,
-        since: (i64, u32),
-    ) -> io::Result<()> {
+    fn find_again(&self, lost: &Lost<'_>, new: &Arc<Shared>) -> io::Result<()> {
+        let &Lost {
+            path, old, since, ..
+        } = lost;
         if new.source != old.source || new.source == [0; 16] {
             tracing::error!(
                 ?path,
@@ -1378,7 +1360,8 @@ impl Backend for Server {
         let socket = socket.ok_or_else(|| errno(libc::EBUSY))?;
         // The last pages, which the cache was not given.
         *lock(&self.inner.room) = arena.pages() - self.reserved_pages();
-        let shared = self.inner.attach(socket, arena, 0)?;
+        let ready = self.inner.ready(socket, false);
+        let shared = self.inner.attach(ready, arena, 0)?;
         self.inner.current.store(Some(shared));
         let inner = self.inner.clone();
         let watcher = std::thread::Builder::new().name("uvfs-watcher".into());
