@@ -12,9 +12,9 @@
 //!   machine's PSI cannot be used.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use crate::Shrinkers;
 
 /// More than any of the files has.
-const GAUGE_MAX: usize = 1 << 20;
+const GAUGE_MAX: u64 = 1 << 20;
 
 /// Where the monitor looks and when it acts. The paths are there for tests and containers.
 #[derive(Debug, Clone)]
@@ -118,10 +118,13 @@ struct Watch {
 }
 
 /// A file of the kernel's that is read again and again.
-struct Gauge {
-    path: PathBuf,
-    /// Kept open by the thread; nothing of a file that could not be opened then.
-    kept: Option<Option<File>>,
+enum Gauge {
+    /// Opened each time.
+    At(PathBuf),
+    /// Kept open by the thread.
+    Open(File),
+    /// It could not be opened when it was to be kept open.
+    Absent,
 }
 
 /// The cgroup's files of either version.
@@ -133,36 +136,31 @@ struct Usage {
 }
 
 impl Gauge {
-    fn new(path: PathBuf) -> Self {
-        Self { path, kept: None }
-    }
-
     /// From now on it is not opened again. That would take the lowest number that is free for a
     /// moment, and a program that opens a file just then, or calls dup2(2), would get another number
     /// than it counts on, EBUSY, or our file.
     fn keep_open(&mut self, descriptors: &mut Vec<RawFd>) {
-        let file = File::open(&self.path).ok();
-        let file = file.map(|file| File::from(aside(file.into())));
-        descriptors.extend(file.iter().map(File::as_raw_fd));
-        self.kept = Some(file);
+        let Self::At(path) = self else { return };
+        *self = match File::open(path) {
+            Ok(file) => {
+                let file = File::from(aside(file.into()));
+                descriptors.push(file.as_raw_fd());
+                Self::Open(file)
+            }
+            Err(_) => Self::Absent,
+        };
     }
 
     fn text(&self) -> Option<String> {
-        let Some(kept) = &self.kept else {
-            return fs::read_to_string(&self.path).ok();
+        let mut file = match self {
+            Self::At(path) => return fs::read_to_string(path).ok(),
+            Self::Open(file) => file,
+            Self::Absent => return None,
         };
-        let file = kept.as_ref()?;
-        let mut bytes = Vec::new();
-        let mut part = [0; 8192];
-        loop {
-            match file.read_at(&mut part, bytes.len() as u64) {
-                Ok(0) => return String::from_utf8(bytes).ok(),
-                Ok(n) if bytes.len() + n <= GAUGE_MAX => bytes.extend_from_slice(&part[..n]),
-                Ok(_) => return None,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
-            }
-        }
+        file.rewind().ok()?;
+        let mut text = String::new();
+        let len = file.take(GAUGE_MAX + 1).read_to_string(&mut text).ok()?;
+        (len as u64 <= GAUGE_MAX).then_some(text)
     }
 
     fn number(&self) -> Option<u64> {
@@ -194,7 +192,7 @@ impl Monitor {
             triggers.push((Source::CgroupPsi, file));
         }
         let mut usage = Usage::find_all(&config);
-        let mut meminfo = Gauge::new(config.meminfo.clone());
+        let mut meminfo = Gauge::At(config.meminfo.clone());
         let has_psi = triggers.iter().any(|(source, _)| *source == Source::Psi);
         let has_meminfo = !has_psi && meminfo.available_percent().is_some();
         let mut sources: Vec<_> = triggers.iter().map(|(source, _)| *source).collect();
@@ -339,7 +337,7 @@ impl Room {
     pub fn new(config: &MonitorConfig) -> Self {
         Self {
             usage: Usage::find_all(config),
-            meminfo: Gauge::new(config.meminfo.clone()),
+            meminfo: Gauge::At(config.meminfo.clone()),
             cgroup_percent: config.cgroup_percent,
             available_percent: config.available_percent,
         }
@@ -411,7 +409,7 @@ impl Usage {
     }
 
     fn find(dir: &Path) -> Option<Usage> {
-        let gauge = |name| Gauge::new(dir.join(name));
+        let gauge = |name| Gauge::At(dir.join(name));
         let v2 = Usage {
             current: gauge("memory.current"),
             limits: vec![gauge("memory.max"), gauge("memory.high")],
@@ -497,6 +495,7 @@ fn own_cgroup(proc_self: &Path) -> Option<PathBuf> {
 mod tests {
     use super::*;
     use crate::Shrinker;
+    use std::os::unix::fs::FileExt;
     use std::sync::atomic::AtomicUsize;
 
     struct Pool(AtomicUsize);
