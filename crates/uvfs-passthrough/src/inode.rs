@@ -155,6 +155,12 @@ impl Inode {
         drop(fd);
     }
 
+    /// Closes what was read ahead, likewise.
+    fn drop_ahead(&self) {
+        let file = self.state().ahead.take();
+        drop(file);
+    }
+
     pub(crate) fn is_regular(&self) -> bool {
         self.kind == libc::S_IFREG
     }
@@ -447,16 +453,14 @@ impl ReadAhead {
         };
         // Of a file that was used, or read ahead again since, there may be none, or a newer one.
         if let Some(inode) = oldest.flatten().and_then(|oldest| oldest.upgrade()) {
-            let file = inode.state().ahead.take();
-            drop(file);
+            inode.drop_ahead();
         }
     }
 
     fn clear(&self) {
         let queue = std::mem::take(&mut *lock(&self.0));
         for inode in queue.iter().filter_map(Weak::upgrade) {
-            let file = inode.state().ahead.take();
-            drop(file);
+            inode.drop_ahead();
         }
     }
 }
@@ -963,8 +967,7 @@ impl Passthrough {
                 if let Some(inode) = &inode
                     && last
                 {
-                    let ahead = inode.state().ahead.take();
-                    drop(ahead);
+                    inode.drop_ahead();
                     self.removed.keep(inode, fd);
                 }
                 Unlinked {

@@ -226,6 +226,19 @@ impl Table {
     /// Asks for a lease. `mounted`: there is a kernel that caches too. A holder's earlier lease of
     /// the node becomes the new one.
     pub(crate) fn ask(&mut self, node: u64, who: Holder, mode: Mode, mounted: bool) -> Ask {
+        self.ask_as(node, who, mode, mounted, false)
+    }
+
+    /// Asks for a lease to read of a node whose name was looked up, for one who has none.
+    pub(crate) fn ask_with_name(&mut self, node: u64, who: Holder) -> Option<u64> {
+        debug_assert!(!self.has(node, who));
+        match self.ask_as(node, who, Mode::Read, true, true) {
+            Ask::Granted(seq) => Some(seq),
+            Ask::Invalidate | Ask::Refused => None,
+        }
+    }
+
+    fn ask_as(&mut self, node: u64, who: Holder, mode: Mode, mounted: bool, of_name: bool) -> Ask {
         debug_assert_ne!(who, KERNEL);
         let n = self.nodes.entry(node).or_default();
         let answer = if n.granting.is_some() || !n.fits(who, mode) {
@@ -235,25 +248,11 @@ impl Table {
             Ask::Invalidate
         } else {
             self.seq += 1;
-            n.grant(who, mode, self.seq, false);
+            n.grant(who, mode, self.seq, of_name);
             Ask::Granted(self.seq)
         };
         self.tidy(node);
         answer
-    }
-
-    /// Asks for a lease to read of a node whose name was looked up, for one who has none.
-    pub(crate) fn ask_with_name(&mut self, node: u64, who: Holder) -> Option<u64> {
-        debug_assert_ne!(who, KERNEL);
-        let n = self.nodes.entry(node).or_default();
-        debug_assert!(n.held.iter().all(|h| h.who != who));
-        let fits = n.granting.is_none() && n.fits(who, Mode::Read);
-        if fits {
-            self.seq += 1;
-            n.grant(who, Mode::Read, self.seq, true);
-        }
-        self.tidy(node);
-        fits.then_some(self.seq)
     }
 
     /// After [`Ask::Invalidate`]: the kernel has dropped what it had. The lease's number, unless

@@ -132,18 +132,19 @@ impl<F: FileSystem> Client<F> {
         let listed = self
             .step(Opcode::Readdirplus, node, op, none, room.clone())
             .await;
-        let bytes = match listed {
-            Ok(Answer::Room(len)) => Scratch::copy_of(&room, len),
+        let len = match listed {
+            Ok(Answer::Room(len)) => len,
             Ok(Answer::Body(body)) => {
                 room.copy_in(0, &body);
-                Scratch::copy_of(&room, body.len())
+                body.len()
             }
             other => {
                 self.unleased(node, head.parent);
                 return Err(other.err().unwrap_or(Errno::IO));
             }
         };
-        head.len = bytes.len() as u64;
+        let bytes = Scratch::copy_of(&room, len);
+        head.len = len as u64;
         let mut leases = [0u64; LISTED_MAX];
         let entries = reply::direntpluses(&bytes).flatten();
         let nodes: SmallVec<[u64; 64]> = entries.map(|(entry, _)| entry.entry_out.nodeid).collect();
@@ -164,7 +165,7 @@ impl<F: FileSystem> Client<F> {
         slot.room
             .copy_in(size_of::<ListedHead>(), leases.as_bytes());
         // The entries lie where they belong already.
-        Ok(Answer::Room(LISTED_AT + bytes.len()))
+        Ok(Answer::Room(LISTED_AT + len))
     }
 
     /// Answers [`uvfs_proto::ext::PEEK`]; `at` is where the request's inline payload lies. Under a
