@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -62,6 +63,8 @@ pub struct Directory {
     handle: DirHandle,
     /// The part that is listed ahead.
     ahead: Mutex<Option<Ahead>>,
+    /// Most of what is in it, or was in its part that was listed last, is known without asking.
+    known: AtomicBool,
     /// Its inode's number.
     pub ino: u64,
 }
@@ -100,8 +103,13 @@ impl Directory {
     pub fn list(&self, offset: u64) -> io::Result<Vec<ListedEntry>> {
         let cache = &self.client.cache;
         let node = self.pin.node;
-        // As the kernel does: who lists a directory often looks at what is in it.
-        let leased = cache.dentries.take_searched(node) || offset == 0;
+        // As the kernel does: who lists a directory often looks at what is in it. Unless most of that
+        // is known.
+        let searched = cache.dentries.take_searched(node) || offset == 0;
+        if offset == 0 {
+            self.known.store(cache.dentries.knows_most(node), Ordering::Relaxed);
+        }
+        let leased = searched && !self.known.load(Ordering::Relaxed);
         let list = match self.take_ahead(offset) {
             Some(list) => list,
             None => {
@@ -109,6 +117,9 @@ impl Directory {
                 let list = cache.backend.list(node, self.handle, offset, leased)?;
                 if leased {
                     cache.listed(node, &list, &ticket, offset == 0);
+                } else if searched {
+                    let known = cache.listed_names(node, &list, offset == 0);
+                    self.known.store(known, Ordering::Relaxed);
                 }
                 list
             }
@@ -362,6 +373,7 @@ impl Client {
         Ok(Directory {
             handle: self.backend().open_directory(found.pin.node)?,
             ahead: Mutex::default(),
+            known: AtomicBool::new(false),
             client: self.0.clone(),
             pin: found.pin,
             ino,
@@ -424,17 +436,11 @@ impl Client {
         let change = self.cache().change(parent.node, name);
         let asked = flags & !libc::O_TRUNC | libc::O_EXCL;
         let backend = self.backend();
-        let (entry, fh) = backend.create(parent.node, name, mode, umask, asked)?;
-        let handle = Handle::new(self.cache(), entry.node, fh);
-        let pin = change.made(&entry);
-        Ok(ShortFile::new(
-            self.0.clone(),
-            pin,
-            entry.attr,
-            flags,
-            Some(handle),
-            None,
-        ))
+        let (looked, entry, fh) = backend.create_leased(parent.node, name, mode, umask, asked)?;
+        let handle = Some(Handle::new(self.cache(), entry.node, fh));
+        let pin = change.made_leased(&entry, &looked);
+        let client = self.0.clone();
+        Ok(ShortFile::new(client, pin, entry.attr, flags, handle, None).is_new())
     }
 
     fn open_found(&self, parent: NodeId, found: Found, flags: i32) -> io::Result<ShortFile> {

@@ -603,6 +603,19 @@ pub trait Backend: Send + Sync + 'static {
             ..Looked::default()
         })
     }
+    /// As [`Backend::create`], with leases to read of the directory and the file under which the answer
+    /// may be kept, where there are any.
+    fn create_leased(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> io::Result<(Looked, Entry, u64)> {
+        let (entry, handle) = self.create(parent, name, mode, umask, flags)?;
+        Ok((Looked::default(), entry, handle))
+    }
     /// Opens a directory.
     fn open_directory(&self, node: NodeId) -> io::Result<DirHandle> {
         unsupported()
@@ -644,8 +657,14 @@ pub trait Backend: Send + Sync + 'static {
     fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {
         unsupported()
     }
-    /// Writes a few bytes at once: no more than 4096.
-    fn write_short(&self, n: NodeId, handle: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
+    /// Writes a few bytes at once: no more than 4096. With the attributes after it, if they are told.
+    fn write_short(
+        &self,
+        n: NodeId,
+        handle: u64,
+        offset: u64,
+        data: &[u8],
+    ) -> io::Result<(usize, Option<Attr>)> {
         unsupported()
     }
     /// As removexattr(2).

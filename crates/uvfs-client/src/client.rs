@@ -248,11 +248,8 @@ impl Client {
 
     /// Does something to a node that makes old what is known of it.
     fn changing<T>(&self, node: NodeId, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let dentries = &self.0.cache.dentries;
-        dentries.changed(node);
-        let done = change();
-        dentries.changed(node);
-        done
+        let _change = self.cache().change_node(node);
+        change()
     }
 
     pub(crate) fn mkdir_in(

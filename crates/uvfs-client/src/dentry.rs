@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -354,6 +355,78 @@ pub(crate) struct Found {
     pub(crate) attr: Option<Attr>,
 }
 
+/// A change of a node by this client, from before it is asked for until it was answered. Nothing that
+/// was known of the node, or is asked for meanwhile, holds.
+pub(crate) struct NodeChange<'a> {
+    cache: &'a Cache,
+    node: NodeId,
+    /// The node has names here, or is pinned.
+    counted: bool,
+    /// What the node's `spoiled` was before.
+    before: u64,
+    /// Until when attributes of before it could have been kept.
+    until: Option<Instant>,
+    /// Of after it began.
+    changes: u64,
+    spoiled: u64,
+    strays: u64,
+    kept: bool,
+}
+
+impl NodeChange<'_> {
+    /// Whether nothing happened to the node between another change, which [`NodeChange::wrote`]
+    /// answered with this, and this one.
+    pub(crate) fn follows(&self, after: u64) -> bool {
+        self.counted && self.before == after
+    }
+
+    /// The answer to a write came with the attributes after it; and all that the file holds is known,
+    /// if it is short. Kept if nothing else happened to the node since the change began.
+    pub(crate) fn wrote(mut self, attr: &Attr, contents: Option<Vec<u8>>) -> Option<u64> {
+        // The page cache's inodes come and go under this.
+        let _alone = self.cache.without_inode(self.node)?;
+        let mut state = lock(&self.cache.dentries.0);
+        let strays = state.strays;
+        let known = state.nodes.get_mut(&self.node)?;
+        let nothing_else = self.counted
+            && known.changing == 1
+            && known.changes == self.changes
+            && known.spoiled == self.spoiled
+            && strays == self.strays;
+        if !nothing_else || known.lease == 0 || attr.nlink != 1 {
+            return None;
+        }
+        let until = self.until?;
+        // Others asked for contents meanwhile, perhaps.
+        known.stale();
+        known.attr = Some((*attr, until));
+        known.short = contents.map(|bytes| Short::new(bytes, true));
+        self.kept = true;
+        Some(known.spoiled)
+    }
+}
+
+impl Drop for NodeChange<'_> {
+    fn drop(&mut self) {
+        let mut left = Left::default();
+        {
+            let mut state = lock(&self.cache.dentries.0);
+            state.disturbed += 1;
+            if let Some(known) = state.nodes.get_mut(&self.node) {
+                if !self.kept {
+                    known.stale();
+                }
+                if self.counted {
+                    known.changing -= 1;
+                    known.changes += 1;
+                }
+                state.settle(self.node, &mut left);
+            }
+        }
+        left.tell(&*self.cache.backend);
+    }
+}
+
 /// A change of a name that this client asks the server for.
 pub(crate) struct Change<'a> {
     cache: &'a Arc<Cache>,
@@ -382,15 +455,30 @@ impl Drop for Change<'_> {
 impl Change<'_> {
     /// The name was made: it is this now.
     pub(crate) fn made(&self, entry: &Entry) -> Pinned {
+        let looked = Looked {
+            entry_ttl: KEPT,
+            ..Looked::default()
+        };
+        self.made_leased(entry, &looked)
+    }
+
+    /// As `made`, with what the answer says of keeping it.
+    pub(crate) fn made_leased(&self, entry: &Entry, looked: &Looked) -> Pinned {
         let mut left = Left::default();
         {
+            // The page cache's inodes come and go under this.
+            let alone = self.cache.without_inode(entry.node);
             let mut state = lock(&self.cache.dentries.0);
             state.looked_up(entry);
             state.nodes.get_mut(&entry.node).expect("looked up").pins += 1;
+            state.keep_node(entry, looked, alone.is_some(), &self.ticket, &mut left);
+            state.leased(self.parent, looked.parent_lease, &self.ticket, &mut left);
             let parent = state.nodes.get(&self.parent).expect("it changes");
             let alone = parent.changing == 1 && parent.changes == self.ticket.changes;
-            if alone && parent.lease != 0 && parent.lease == self.ticket.lease {
-                let until = Instant::now() + KEPT;
+            // One that came with this was asked for before.
+            let all_along = parent.lease == self.ticket.lease || parent.lease == looked.parent_lease;
+            if alone && parent.lease != 0 && all_along {
+                let until = Instant::now() + looked.entry_ttl.min(KEPT);
                 state.insert_name(self.parent, self.name, Some(entry.node), until, &mut left);
             }
         }
@@ -473,6 +561,11 @@ impl State {
             known.attr = Some((*attr, Instant::now() + ttl));
         }
     }
+}
+
+/// Whether so many are most of all, and not of next to nothing.
+fn is_most(some: usize, all: usize) -> bool {
+    some * 4 >= all * 3 && some >= 8
 }
 
 /// Whether there was no room for a request.
@@ -561,6 +654,17 @@ impl State {
         batches
     }
 
+    /// What a name leads to, if that and its attributes are known and still hold.
+    fn holds(&self, name: &Name, now: Instant) -> Option<(NodeId, Attr)> {
+        let node = name.node.filter(|_| now < name.until)?;
+        let (attr, until) = self.nodes.get(&node)?.attr?;
+        (now < until).then_some((node, attr))
+    }
+
+    fn known_as(&self, parent: NodeId, name: &OsStr, now: Instant) -> Option<(NodeId, Attr)> {
+        self.holds(self.nodes.get(&parent)?.names.get(name)?, now)
+    }
+
     /// The size of a short file whose contents may be kept and are not.
     fn wants(&self, node: NodeId, now: Instant) -> Option<usize> {
         let known = self.nodes.get(&node)?;
@@ -570,8 +674,13 @@ impl State {
         (wants && size <= PEEK_MAX).then_some(size)
     }
 
-    /// A directory's listing begins, or goes on.
-    fn list_order(&mut self, directory: NodeId, list: &Listing, begins: bool) {
+    /// A directory's listing begins, or goes on, with these nodes.
+    fn list_order(
+        &mut self,
+        directory: NodeId,
+        nodes: impl Iterator<Item = (NodeId, Attr)>,
+        begins: bool,
+    ) {
         let Some(known) = self.nodes.get_mut(&directory) else {
             return;
         };
@@ -579,11 +688,10 @@ impl State {
         if begins {
             *order = Order::default();
         }
-        let entries = list.entries.iter().filter_map(|one| one.looked?.entry);
-        let short = entries.filter(|entry| {
-            entry.attr.mode & libc::S_IFMT == libc::S_IFREG && entry.attr.size <= PEEK_MAX as u64
+        let short = nodes.filter(|(_, attr)| {
+            attr.mode & libc::S_IFMT == libc::S_IFREG && attr.size <= PEEK_MAX as u64
         });
-        order.files.extend(short.map(|entry| entry.node));
+        order.files.extend(short.map(|(node, _)| node));
         // Who opens none of them lists on and on.
         let over = order.files.len().saturating_sub(MOST);
         order.files.drain(..over);
@@ -639,15 +747,6 @@ impl Dentries {
         }
     }
 
-    /// This client changes, or has changed, something of a node: to be called before and after.
-    pub(crate) fn changed(&self, node: NodeId) {
-        let mut state = lock(&self.0);
-        state.disturbed += 1;
-        if let Some(known) = state.nodes.get_mut(&node) {
-            known.stale();
-        }
-    }
-
     /// Gives a lease back, if it is one of these; else the page cache may have it.
     pub(crate) fn recalled(&self, backend: &dyn Backend, recall: &Recall) -> bool {
         let mut left = Left::default();
@@ -693,6 +792,22 @@ impl Dentries {
         let now = state.disturbed;
         let known = state.nodes.get_mut(&node);
         known.is_some_and(|known| std::mem::replace(&mut known.order.disturbed, now) == now)
+    }
+
+    /// Whether the attributes of what is in a directory seem to be known, by a few of its names.
+    pub(crate) fn knows_most(&self, node: NodeId) -> bool {
+        let state = lock(&self.0);
+        let now = Instant::now();
+        let Some(known) = state.nodes.get(&node) else {
+            return false;
+        };
+        let few = known.names.values().take(LOOKS);
+        let (mut seen, mut holds) = (0, 0);
+        for name in few.filter(|name| name.node.is_some()) {
+            seen += 1;
+            holds += usize::from(state.holds(name, now).is_some());
+        }
+        is_most(holds, seen)
     }
 
     /// Whether a name of a directory was looked up since this was last asked.
@@ -846,11 +961,35 @@ impl Cache {
         }
         let batches = {
             let mut state = lock(&self.dentries.0);
-            state.list_order(node, list, begins);
+            let entries = list.entries.iter().filter_map(|one| one.looked?.entry);
+            let nodes = entries.map(|entry| (entry.node, entry.attr));
+            state.list_order(node, nodes, begins);
             state.ahead(node)
         };
         left.tell(&*self.backend);
         self.look_ahead(node, batches);
+    }
+
+    /// As `listed`, of a listing that tells names only: those that are known are. Whether those are most.
+    pub(crate) fn listed_names(
+        self: &Arc<Self>,
+        node: NodeId,
+        list: &Listing,
+        begins: bool,
+    ) -> bool {
+        let (batches, most) = {
+            let mut state = lock(&self.dentries.0);
+            let now = Instant::now();
+            let names = list.entries.iter().map(|one| one.name.as_os_str());
+            let names = names.filter(|name| !matches!(name.as_bytes(), b"." | b".."));
+            let of: Vec<_> = names.map(|name| state.known_as(node, name, now)).collect();
+            let known: Vec<_> = of.iter().flatten().copied().collect();
+            let most = is_most(known.len(), of.len());
+            state.list_order(node, known.into_iter(), begins);
+            (state.ahead(node), most)
+        };
+        self.look_ahead(node, batches);
+        most
     }
 
     /// A ticket for what is asked about a directory that is pinned.
@@ -977,6 +1116,34 @@ impl Cache {
             }
         }
         left.tell(&*self.backend);
+    }
+
+    /// This client is about to change something of a node.
+    pub(crate) fn change_node(&self, node: NodeId) -> NodeChange<'_> {
+        let mut state = lock(&self.dentries.0);
+        state.disturbed += 1;
+        let strays = state.strays;
+        let mut change = NodeChange {
+            cache: self,
+            node,
+            counted: false,
+            before: 0,
+            until: None,
+            changes: 0,
+            spoiled: 0,
+            strays,
+            kept: false,
+        };
+        if let Some(known) = state.nodes.get_mut(&node) {
+            change.counted = true;
+            change.before = known.spoiled;
+            change.until = known.attr.map(|(_, until)| until);
+            known.stale();
+            known.changing += 1;
+            known.changes += 1;
+            (change.changes, change.spoiled) = (known.changes, known.spoiled);
+        }
+        change
     }
 
     /// This client is about to change a name: nothing is known of it until that is done.

@@ -1802,30 +1802,26 @@ impl Backend for Server {
         umask: u32,
         flags: i32,
     ) -> io::Result<(Entry, u64)> {
-        let op = abi::CreateIn {
-            flags: (flags | libc::O_CREAT) as u32,
-            mode: mode | libc::S_IFREG,
-            umask,
-            open_flags: 0,
-        };
-        let shared = self.living()?;
-        let (at_server, names) = (self.node(&shared, p)?, joined(&[n])?);
         let opcode = Opcode::Create as u32;
-        let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
-        let rest = reply.get(size_of::<abi::EntryOut>()..).unwrap_or_default();
-        let out: abi::OpenOut = parse(rest)?;
-        let entry = self.entry(&shared, &reply, p, n)?;
-        let identity = &rest[size_of::<abi::OpenOut>()..];
-        let mut known = self.known();
-        let fh = known.opened(
-            shared.generation,
-            entry.node,
-            out.fh,
-            flags,
-            identity,
-            false,
-        )?;
+        let (_, entry, fh) = self.create_by(opcode, (p, n), mode, umask, flags)?;
         Ok((entry, fh))
+    }
+
+    fn create_leased(
+        &self,
+        p: NodeId,
+        n: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> io::Result<(Looked, Entry, u64)> {
+        match self.create_by(ext::CREATE, (p, n), mode, umask, flags) {
+            // An older server.
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                self.create_by(Opcode::Create as u32, (p, n), mode, umask, flags)
+            }
+            made => made,
+        }
     }
 
     fn release(&self, node: NodeId, handle: u64) {
@@ -2218,7 +2214,13 @@ impl Backend for Server {
         Ok(ext::token_name(&parse(&reply)?).into())
     }
 
-    fn write_short(&self, n: NodeId, handle: u64, offset: u64, data: &[u8]) -> io::Result<usize> {
+    fn write_short(
+        &self,
+        n: NodeId,
+        handle: u64,
+        offset: u64,
+        data: &[u8],
+    ) -> io::Result<(usize, Option<Attr>)> {
         let shared = self.living()?;
         let (n, fh) = self.at(&shared, n, handle)?;
         let op = abi::WriteIn {
@@ -2227,9 +2229,19 @@ impl Backend for Server {
             size: data.len() as u32,
             ..Default::default()
         };
-        let reply = shared.call(Opcode::Write as u32, n, op.as_bytes(), data, &[])?;
+        let op = op.as_bytes();
+        let reply = match shared.call(ext::WRITE, n, op, data, &[]) {
+            // An older server.
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                shared.call(Opcode::Write as u32, n, op, data, &[])?
+            }
+            reply => reply?,
+        };
         let out: abi::WriteOut = parse(&reply)?;
-        Ok((out.size as usize).min(data.len()))
+        let attr = reply.get(size_of::<abi::WriteOut>()..).unwrap_or_default();
+        let attr = abi::Attr::read_from_prefix(attr).ok();
+        let attr = attr.map(|(attr, _)| attr_of(&attr));
+        Ok(((out.size as usize).min(data.len()), attr))
     }
 
     fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
@@ -2238,6 +2250,47 @@ impl Backend for Server {
 }
 
 impl Server {
+    /// Makes and opens a file, by CREATE or the one with a lease.
+    fn create_by(
+        &self,
+        opcode: u32,
+        (parent, name): (NodeId, &OsStr),
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> io::Result<(Looked, Entry, u64)> {
+        let op = abi::CreateIn {
+            flags: (flags | libc::O_CREAT) as u32,
+            mode: mode | libc::S_IFREG,
+            umask,
+            open_flags: 0,
+        };
+        let shared = self.living()?;
+        let (at_server, names) = (self.node(&shared, parent)?, joined(&[name])?);
+        let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
+        let (entry, rest) = abi::EntryOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
+        let (out, rest) = abi::OpenOut::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?;
+        let (leases, identity) = match opcode == ext::CREATE {
+            true => ext::Leases::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?,
+            false => (ext::Leases::default(), rest),
+        };
+        let mut looked = looked_of(&shared, &entry, leases.node);
+        looked.parent_lease = shared.lease_number(leases.parent);
+        let mut entry = looked.entry.ok_or_else(|| errno(libc::EIO))?;
+        let mut known = self.known();
+        entry.node = known.looked_up(shared.generation, entry.node, Some((parent, name)))?;
+        looked.entry = Some(entry);
+        let fh = known.opened(
+            shared.generation,
+            entry.node,
+            out.fh,
+            flags,
+            identity,
+            false,
+        )?;
+        Ok((looked, entry, fh))
+    }
+
     /// Entries of a session's open directory from `offset` on.
     fn list_part(
         &self,

@@ -6,11 +6,13 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use uvfs_proto::ext::PEEK_MAX;
+
 use crate::at::Names;
 use crate::backend::{Attr, NodeId, SetAttr};
 use crate::cache::{Handle, errno, lock};
 use crate::client::{Client, Shared};
-use crate::dentry::{Pinned, Short};
+use crate::dentry::{NodeChange, Pinned, Short};
 use crate::file::{File, OpenOptions, carried};
 
 /// Writes to a file before it is thought to be used for more.
@@ -33,6 +35,15 @@ pub struct ShortFile {
     flags: i32,
     short: Option<Arc<Short>>,
     writes: AtomicU32,
+    written: Mutex<Option<Written>>,
+}
+
+/// What a file holds that was made here.
+#[derive(Debug, Default)]
+struct Written {
+    bytes: Vec<u8>,
+    /// What [`NodeChange::wrote`] answered last.
+    after: Option<u64>,
 }
 
 impl ShortFile {
@@ -53,8 +64,15 @@ impl ShortFile {
             handle: Mutex::new(handle),
             short,
             writes: AtomicU32::new(0),
+            written: Mutex::default(),
             file: OnceLock::new(),
         }
+    }
+
+    /// It was made as it was opened, so nothing is in it.
+    pub(crate) fn is_new(self) -> Self {
+        *lock(&self.written) = Some(Written::default());
+        self
     }
 
     /// What is known of it since it was opened: its inode's number does not change.
@@ -160,16 +178,36 @@ impl ShortFile {
             Ok(handle) => handle,
             Err(error) => return Some(Err(error)),
         };
-        cache.dentries.changed(node);
+        let change = cache.change_node(node);
         let write = || cache.backend.write_short(node, handle.fh, offset, buf);
         let done = carried(&*cache.backend, write);
-        // Whoever read it meanwhile may have what was there before.
-        cache.dentries.changed(node);
+        if let Ok((n, Some(attr))) = &done {
+            self.wrote(change, attr, offset, &buf[..*n]);
+        }
+        let done = done.map(|(n, _)| n);
         if let Some(inode) = cache.find(node) {
             let end = offset + buf.len() as u64;
             inode.invalidate_range(offset / 4096, end / 4096, Some(end));
         }
         Some(done)
+    }
+
+    /// A write is done. Of a file that was made here, and written from its beginning to its end by
+    /// nobody else, it is known what it holds.
+    fn wrote(&self, change: NodeChange<'_>, attr: &Attr, offset: u64, data: &[u8]) {
+        let mut written = lock(&self.written);
+        let bytes = written.take().filter(|written| {
+            written.bytes.len() as u64 == offset
+                && written.bytes.len() + data.len() <= PEEK_MAX
+                && written.after.is_none_or(|after| change.follows(after))
+        });
+        let bytes = bytes.map(|mut written| {
+            written.bytes.extend_from_slice(data);
+            written.bytes
+        });
+        let bytes = bytes.filter(|bytes| bytes.len() as u64 == attr.size);
+        let after = change.wrote(attr, bytes.clone());
+        *written = bytes.filter(|_| after.is_some()).map(|bytes| Written { bytes, after });
     }
 
     /// The attributes now.
@@ -209,10 +247,8 @@ impl ShortFile {
             handle: Some(self.handle()?.fh),
             ..SetAttr::default()
         };
-        cache.dentries.changed(node);
-        let cut = cache.backend.setattr(node, &set);
-        cache.dentries.changed(node);
-        cut.map(drop)
+        let _change = cache.change_node(node);
+        cache.backend.setattr(node, &set).map(drop)
     }
 
     /// The name that the mount's root has for it, once and for some seconds.

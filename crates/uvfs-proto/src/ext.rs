@@ -113,6 +113,12 @@ pub const TOKEN: u32 = 8203;
 /// behind them: those files' times of access change now.
 pub const PEEK_AHEAD: u32 = 8204;
 
+/// CREATE, with leases to read of the directory and of the file, where they can be had at once. Answered
+/// as CREATE, with [`Leases`] between the opened file and its identity.
+pub const CREATE: u32 = 8206;
+/// WRITE. The answer ends with the attributes after it ([`Attr`]), if those can be had.
+pub const WRITE: u32 = 8207;
+
 /// The most files of one [`PEEK_AHEAD`], of either kind.
 pub const AHEAD_MAX: usize = 16;
 /// The longest file that [`PEEK`] answers, in bytes.
@@ -128,6 +134,16 @@ pub const LISTED_AT: usize = size_of::<ListedHead>() + 8 * LISTED_MAX;
 pub struct LeasedEntry {
     /// As LOOKUP has it.
     pub entry: EntryOut,
+    /// The new lease of the directory; 0 when there is none, or the client has one.
+    pub parent: u64,
+    /// The new lease of the node, likewise. The attributes are as of its time.
+    pub node: u64,
+}
+
+/// The leases of a name that was made.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Leases {
     /// The new lease of the directory; 0 when there is none, or the client has one.
     pub parent: u64,
     /// The new lease of the node, likewise. The attributes are as of its time.

@@ -21,11 +21,19 @@ use uvfs_queue::pair::INLINE_SIZE;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::shm::Client;
+use crate::coherence;
 use crate::dispatch;
 use crate::fs::FileSystem;
 use crate::slot::{Answer, Body, Scratch, Slot};
 use crate::token::Grant;
 use crate::transport::serve_for;
+
+/// Of before a request whose answer tells more than FUSE's.
+pub(super) struct More {
+    /// The new lease of the directory that a file is made in.
+    parent: u64,
+    changes: u64,
+}
 
 impl<F: FileSystem> Client<F> {
     /// One ordinary request of the client's, with what it gives noted.
@@ -102,6 +110,45 @@ impl<F: FileSystem> Client<F> {
             }
         }
         Ok(Answer::of(&out))
+    }
+
+    /// What is to be known before a request of [`uvfs_proto::ext::CREATE`] or
+    /// [`uvfs_proto::ext::WRITE`] is served.
+    pub(super) fn more(&self, slot: &Slot) -> More {
+        let makes = slot.header.opcode == Opcode::Create as u32;
+        More {
+            parent: if makes { self.leased(slot.header.nodeid) } else { 0 },
+            changes: self.session.coherence.changes(),
+        }
+    }
+
+    /// Adds to its answer what that tells beyond FUSE.
+    pub(super) async fn tell_more(&self, slot: &Slot, answer: Answer, more: More) -> Answer {
+        let node = slot.header.nodeid;
+        let Answer::Body(mut body) = answer else {
+            self.unleased(node, more.parent);
+            return answer;
+        };
+        if slot.header.opcode == Opcode::Create as u32 {
+            let mut leases = ext::Leases {
+                parent: more.parent,
+                node: 0,
+            };
+            if let Ok((entry, _)) = abi::EntryOut::read_from_prefix(&body) {
+                leases.node = self.leased(entry.nodeid);
+                // One change is this one. Another may have been of this file, after it was made.
+                if self.session.coherence.changes() != more.changes + 1 {
+                    self.unleased(entry.nodeid, std::mem::take(&mut leases.node));
+                }
+            }
+            body.extend_from_slice(leases.as_bytes());
+        } else {
+            let attr = coherence::attributes(&self.session, slot, node);
+            if let Ok(attr) = pin!(attr).await {
+                body.extend_from_slice(attr.as_bytes());
+            }
+        }
+        Answer::Body(body)
     }
 
     /// Answers [`uvfs_proto::ext::LIST`].

@@ -715,8 +715,14 @@ impl<F: FileSystem> Client<F> {
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..request.op.len()].copy_from_slice(&request.op);
         let len = size_of::<InHeader>() + request.op.len() + input.len();
+        // Those of FUSE whose answers tell more.
+        let (opcode, more) = match theirs.opcode {
+            ext::CREATE => (Opcode::Create as u32, true),
+            ext::WRITE => (Opcode::Write as u32, true),
+            opcode => (opcode, false),
+        };
         let mut slot = Slot {
-            header: self.header(theirs.opcode, theirs.nodeid, len),
+            header: self.header(opcode, theirs.nodeid, len),
             op,
             op_len: request.op.len(),
             input,
@@ -729,7 +735,7 @@ impl<F: FileSystem> Client<F> {
         }
         let cores_left = TRANSFERRING.load(Ordering::Relaxed) < cores();
         runtime::hand_over_large(self.busy.get() > 1 && cores_left);
-        let may = match theirs.opcode {
+        let may = match opcode {
             IMPORT
             | ext::LEASE
             | ext::LEASE_RETURN
@@ -742,7 +748,7 @@ impl<F: FileSystem> Client<F> {
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
-        let answer = match (may, theirs.opcode) {
+        let answer = match (may, opcode) {
             (Err(errno), _) => Answer::Error(errno),
             (Ok(()), IMPORT) => match pin!(self.import(&slot)).await {
                 Ok(answer) => self.identified(&slot, answer),
@@ -769,8 +775,12 @@ impl<F: FileSystem> Client<F> {
             }
             (Ok(()), _) => {
                 let _waiting = self.lock_waiter(&slot);
+                let more = more.then(|| self.more(&slot));
                 let work = serve_for(&self.session, &self.stats, &slot, Some(&self.link));
-                let answer = pin!(work).await;
+                let mut answer = pin!(work).await;
+                if let Some(more) = more {
+                    answer = pin!(self.tell_more(&slot, answer, more)).await;
+                }
                 self.identified(&slot, answer)
             }
         };
