@@ -13,7 +13,7 @@
 //! lease is the page cache's.
 
 use std::collections::VecDeque;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +51,7 @@ const LOOKS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Short {
     valid: AtomicBool,
-    /// It came before anybody opened the file, and was not read yet.
+    /// It came before anybody opened the file, or was written, and was not read yet.
     unseen: AtomicBool,
     bytes: Vec<u8>,
 }
@@ -65,12 +65,16 @@ struct Asked {
 }
 
 impl Short {
-    fn new(bytes: Vec<u8>, unseen: bool) -> Arc<Self> {
+    pub(crate) fn new(bytes: Vec<u8>, unseen: bool) -> Arc<Self> {
         Arc::new(Self {
             valid: AtomicBool::new(true),
             unseen: AtomicBool::new(unseen),
             bytes,
         })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// Whether this is the first time that a file that came ahead is read.
@@ -111,7 +115,7 @@ struct Known {
     lease: u64,
     attr: Option<(Attr, Instant)>,
     short: Option<Arc<Short>>,
-    names: HashMap<OsString, Name>,
+    names: HashMap<Arc<OsStr>, Name>,
     /// A name in it was looked up since it was last listed.
     searched: bool,
     /// This client's own changes: under way, and begun or ended.
@@ -164,7 +168,7 @@ pub(crate) struct Ticket {
 struct State {
     nodes: HashMap<NodeId, Known>,
     /// The names in the order in which eviction comes by; some are gone already.
-    clock: VecDeque<(NodeId, OsString)>,
+    clock: VecDeque<(NodeId, Arc<OsStr>)>,
     /// Counts recalls of leases that were not known to be had yet.
     strays: u64,
     /// Counts all recalls, and this client's own changes.
@@ -226,7 +230,7 @@ impl State {
         }
     }
 
-    fn unlink_all(&mut self, names: HashMap<OsString, Name>, todo: &mut Vec<NodeId>) {
+    fn unlink_all(&mut self, names: HashMap<Arc<OsStr>, Name>, todo: &mut Vec<NodeId>) {
         for child in names.into_values().filter_map(|name| name.node) {
             let known = self.nodes.get_mut(&child).expect("names lead to nodes");
             known.links -= 1;
@@ -293,8 +297,9 @@ impl State {
             until,
             used: false,
         };
-        known.names.insert(name.to_owned(), new);
-        self.clock.push_back((parent, name.to_owned()));
+        let name: Arc<OsStr> = name.into();
+        known.names.insert(name.clone(), new);
+        self.clock.push_back((parent, name));
         if self.clock.len() > MOST {
             self.evict(left);
         }
@@ -370,7 +375,7 @@ pub(crate) struct NodeChange<'a> {
     changes: u64,
     spoiled: u64,
     strays: u64,
-    kept: bool,
+    over: bool,
 }
 
 impl NodeChange<'_> {
@@ -382,11 +387,12 @@ impl NodeChange<'_> {
 
     /// The answer to a write came with the attributes after it; and all that the file holds is known,
     /// if it is short. Kept if nothing else happened to the node since the change began.
-    pub(crate) fn wrote(mut self, attr: &Attr, contents: Option<Vec<u8>>) -> Option<u64> {
+    pub(crate) fn wrote(mut self, attr: &Attr, contents: Option<Arc<Short>>) -> Option<u64> {
         // The page cache's inodes come and go under this.
         let _alone = self.cache.without_inode(self.node)?;
         let mut state = lock(&self.cache.dentries.0);
         let strays = state.strays;
+        state.disturbed += 1;
         let known = state.nodes.get_mut(&self.node)?;
         let nothing_else = self.counted
             && known.changing == 1
@@ -400,22 +406,26 @@ impl NodeChange<'_> {
         // Others asked for contents meanwhile, perhaps.
         known.stale();
         known.attr = Some((*attr, until));
-        known.short = contents.map(|bytes| Short::new(bytes, true));
-        self.kept = true;
+        known.short = contents;
+        known.changing -= 1;
+        known.changes += 1;
+        debug_assert!(known.pins > 0, "who writes has it open");
+        self.over = true;
         Some(known.spoiled)
     }
 }
 
 impl Drop for NodeChange<'_> {
     fn drop(&mut self) {
+        if self.over {
+            return;
+        }
         let mut left = Left::default();
         {
             let mut state = lock(&self.cache.dentries.0);
             state.disturbed += 1;
             if let Some(known) = state.nodes.get_mut(&self.node) {
-                if !self.kept {
-                    known.stale();
-                }
+                known.stale();
                 if self.counted {
                     known.changing -= 1;
                     known.changes += 1;
@@ -1132,7 +1142,7 @@ impl Cache {
             changes: 0,
             spoiled: 0,
             strays,
-            kept: false,
+            over: false,
         };
         if let Some(known) = state.nodes.get_mut(&node) {
             change.counted = true;

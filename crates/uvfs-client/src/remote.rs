@@ -382,7 +382,7 @@ impl Server {
 }
 
 fn joined(names: &[&OsStr]) -> io::Result<Vec<u8>> {
-    let mut inline = Vec::new();
+    let mut inline = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     for name in names {
         if name.as_bytes().contains(&0) {
             return Err(errno(libc::EINVAL));

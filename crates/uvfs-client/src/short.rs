@@ -39,11 +39,11 @@ pub struct ShortFile {
 }
 
 /// What a file holds that was made here.
-#[derive(Debug, Default)]
-struct Written {
-    bytes: Vec<u8>,
-    /// What [`NodeChange::wrote`] answered last.
-    after: Option<u64>,
+#[derive(Debug)]
+enum Written {
+    Nothing,
+    /// And what [`NodeChange::wrote`] answered last.
+    All(Arc<Short>, u64),
 }
 
 impl ShortFile {
@@ -71,7 +71,7 @@ impl ShortFile {
 
     /// It was made as it was opened, so nothing is in it.
     pub(crate) fn is_new(self) -> Self {
-        *lock(&self.written) = Some(Written::default());
+        *lock(&self.written) = Some(Written::Nothing);
         self
     }
 
@@ -196,18 +196,19 @@ impl ShortFile {
     /// nobody else, it is known what it holds.
     fn wrote(&self, change: NodeChange<'_>, attr: &Attr, offset: u64, data: &[u8]) {
         let mut written = lock(&self.written);
-        let bytes = written.take().filter(|written| {
-            written.bytes.len() as u64 == offset
-                && written.bytes.len() + data.len() <= PEEK_MAX
-                && written.after.is_none_or(|after| change.follows(after))
-        });
-        let bytes = bytes.map(|mut written| {
-            written.bytes.extend_from_slice(data);
-            written.bytes
-        });
-        let bytes = bytes.filter(|bytes| bytes.len() as u64 == attr.size);
-        let after = change.wrote(attr, bytes.clone());
-        *written = bytes.filter(|_| after.is_some()).map(|bytes| Written { bytes, after });
+        let before = match written.take() {
+            Some(Written::Nothing) => None,
+            Some(Written::All(short, after)) if change.follows(after) => Some(short),
+            _ => return,
+        };
+        let before = before.as_ref().map_or(&[][..], |short| short.bytes());
+        let end = before.len() + data.len();
+        if before.len() as u64 != offset || end as u64 != attr.size || end > PEEK_MAX {
+            return;
+        }
+        let short = Short::new([before, data].concat(), true);
+        let after = change.wrote(attr, Some(short.clone()));
+        *written = after.map(|after| Written::All(short, after));
     }
 
     /// The attributes now.

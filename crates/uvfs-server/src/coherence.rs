@@ -484,16 +484,17 @@ impl Coherence {
         link: &Arc<Link>,
         node: u64,
     ) -> Option<u64> {
-        if self.is_alone(session) || link.is_over() || !self.settled(session) {
+        if link.is_over() {
             return None;
         }
-        let seq = {
-            let mut shard = self.shard(node);
-            match shard.table.has(node, link.id) {
-                true => return Some(0),
-                false => shard.table.ask_with_name(node, link.id)?,
-            }
-        };
+        if self.shard(node).table.has(node, link.id) {
+            return Some(0);
+        }
+        if self.is_alone(session) || !self.settled(session) {
+            return None;
+        }
+        // Nobody else asks for this client.
+        let seq = self.shard(node).table.ask_with_name(node, link.id)?;
         self.epoch.fetch_add(1, Ordering::SeqCst);
         Some(seq)
     }

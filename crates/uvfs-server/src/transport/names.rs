@@ -21,7 +21,6 @@ use uvfs_queue::pair::INLINE_SIZE;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::shm::Client;
-use crate::coherence;
 use crate::dispatch;
 use crate::fs::FileSystem;
 use crate::slot::{Answer, Body, Scratch, Slot};
@@ -143,9 +142,12 @@ impl<F: FileSystem> Client<F> {
             }
             body.extend_from_slice(leases.as_bytes());
         } else {
-            let attr = coherence::attributes(&self.session, slot, node);
-            if let Ok(attr) = pin!(attr).await {
-                body.extend_from_slice(attr.as_bytes());
+            let (fs, cx) = (self.session.fs(), dispatch::context(&slot.header));
+            let fh = abi::WriteIn::read_from_prefix(&slot.op).map(|(arg, _)| arg.fh);
+            let attr = fs.getattr(&cx, node, fh.ok());
+            let attr = self.session.interrupts.guard(slot.header.unique, attr);
+            if let Some(Ok(now)) = pin!(attr).await {
+                body.extend_from_slice(now.attr.as_bytes());
             }
         }
         Answer::Body(body)
