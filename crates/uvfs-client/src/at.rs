@@ -63,7 +63,7 @@ pub struct Directory {
     handle: DirHandle,
     /// The part that is listed ahead.
     ahead: Mutex<Option<Ahead>>,
-    /// Most of what is in it, or was in its part that was listed last, is known without asking.
+    /// Most of what is in it, or was in its part that was listed last, is known without its listing.
     known: AtomicBool,
     /// Its inode's number.
     pub ino: u64,
@@ -107,25 +107,29 @@ impl Directory {
         // is known.
         let searched = cache.dentries.take_searched(node) || offset == 0;
         if offset == 0 {
-            self.known.store(cache.dentries.knows_most(node), Ordering::Relaxed);
+            self.known
+                .store(cache.dentries.knows_most(node), Ordering::Relaxed);
         }
-        let leased = searched && !self.known.load(Ordering::Relaxed);
+        if searched && self.known.load(Ordering::Relaxed) {
+            let list = cache.backend.list(node, self.handle, offset, false)?;
+            if list.entries.is_empty() || cache.listed_names(node, &list, offset == 0) {
+                return Ok(list.entries);
+            }
+            self.known.store(false, Ordering::Relaxed);
+        }
         let list = match self.take_ahead(offset) {
             Some(list) => list,
             None => {
                 let ticket = cache.ticket(&self.pin);
-                let list = cache.backend.list(node, self.handle, offset, leased)?;
-                if leased {
+                let list = cache.backend.list(node, self.handle, offset, searched)?;
+                if searched {
                     cache.listed(node, &list, &ticket, offset == 0);
-                } else if searched {
-                    let known = cache.listed_names(node, &list, offset == 0);
-                    self.known.store(known, Ordering::Relaxed);
                 }
                 list
             }
         };
         // Not at first: it may be all.
-        if leased && offset != 0 {
+        if searched && offset != 0 {
             self.look_ahead(&list);
         }
         Ok(list.entries)

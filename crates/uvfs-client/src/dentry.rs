@@ -42,6 +42,8 @@ const REQUESTS: usize = 16;
 const SKIPS: usize = 8;
 /// Files that were read and of which the server was not told, at most.
 const MOST_USED: usize = 256;
+/// Names that have to be known of a directory for it to be listed as if all were.
+const FEW: usize = 8;
 /// Bytes that answer one such request.
 const PEEK_ROOM: usize = 4096;
 /// How far one insertion looks for a name that can go.
@@ -486,7 +488,8 @@ impl Change<'_> {
             let parent = state.nodes.get(&self.parent).expect("it changes");
             let alone = parent.changing == 1 && parent.changes == self.ticket.changes;
             // One that came with this was asked for before.
-            let all_along = parent.lease == self.ticket.lease || parent.lease == looked.parent_lease;
+            let all_along =
+                parent.lease == self.ticket.lease || parent.lease == looked.parent_lease;
             if alone && parent.lease != 0 && all_along {
                 let until = Instant::now() + looked.entry_ttl.min(KEPT);
                 state.insert_name(self.parent, self.name, Some(entry.node), until, &mut left);
@@ -573,9 +576,9 @@ impl State {
     }
 }
 
-/// Whether so many are most of all, and not of next to nothing.
+/// Whether so many are most of all.
 fn is_most(some: usize, all: usize) -> bool {
-    some * 4 >= all * 3 && some >= 8
+    some > 0 && some * 4 >= all * 3
 }
 
 /// Whether there was no room for a request.
@@ -804,7 +807,7 @@ impl Dentries {
         known.is_some_and(|known| std::mem::replace(&mut known.order.disturbed, now) == now)
     }
 
-    /// Whether the attributes of what is in a directory seem to be known, by a few of its names.
+    /// Whether what is in a directory seems to be known, by a few of its names.
     pub(crate) fn knows_most(&self, node: NodeId) -> bool {
         let state = lock(&self.0);
         let now = Instant::now();
@@ -817,7 +820,7 @@ impl Dentries {
             seen += 1;
             holds += usize::from(state.holds(name, now).is_some());
         }
-        is_most(holds, seen)
+        holds >= FEW && is_most(holds, seen)
     }
 
     /// Whether a name of a directory was looked up since this was last asked.
@@ -980,26 +983,28 @@ impl Cache {
         self.look_ahead(node, batches);
     }
 
-    /// As `listed`, of a listing that tells names only: those that are known are. Whether those are most.
+    /// As `listed`, of a listing that tells names only, if what most of them lead to is known; says
+    /// whether it is.
     pub(crate) fn listed_names(
         self: &Arc<Self>,
         node: NodeId,
         list: &Listing,
         begins: bool,
     ) -> bool {
-        let (batches, most) = {
+        let batches = {
             let mut state = lock(&self.dentries.0);
             let now = Instant::now();
             let names = list.entries.iter().map(|one| one.name.as_os_str());
             let names = names.filter(|name| !matches!(name.as_bytes(), b"." | b".."));
             let of: Vec<_> = names.map(|name| state.known_as(node, name, now)).collect();
-            let known: Vec<_> = of.iter().flatten().copied().collect();
-            let most = is_most(known.len(), of.len());
-            state.list_order(node, known.into_iter(), begins);
-            (state.ahead(node), most)
+            if !is_most(of.iter().flatten().count(), of.len()) {
+                return false;
+            }
+            state.list_order(node, of.into_iter().flatten(), begins);
+            state.ahead(node)
         };
         self.look_ahead(node, batches);
-        most
+        true
     }
 
     /// A ticket for what is asked about a directory that is pinned.

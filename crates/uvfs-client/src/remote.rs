@@ -2268,7 +2268,8 @@ impl Server {
         let shared = self.living()?;
         let (at_server, names) = (self.node(&shared, parent)?, joined(&[name])?);
         let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
-        let (entry, rest) = abi::EntryOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
+        let (entry, rest) =
+            abi::EntryOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
         let (out, rest) = abi::OpenOut::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?;
         let (leases, identity) = match opcode == ext::CREATE {
             true => ext::Leases::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?,

@@ -150,16 +150,25 @@ fn step(client: &Client, random: &mut Random) -> String {
 fn write(client: &Client, path: &str, random: &mut Random) -> io::Result<()> {
     let cut = [0, libc::O_TRUNC][random.below(2) as usize];
     let file = open(client, path, libc::O_WRONLY | libc::O_CREAT | cut)?;
-    let bytes = vec![random.below(256) as u8; 1 + random.below(6000) as usize];
-    let at = random.below(100);
-    let wrote = match file.write_short(&bytes, at) {
-        Some(wrote) => wrote?,
-        None => file.file().write_at(&bytes, at, Flags::empty())?,
-    };
-    assert_eq!(wrote, bytes.len());
+    let most = [40, 6000][random.below(2) as usize];
+    let mut at = [0, random.below(100)][random.below(2) as usize];
+    for _ in 0..1 + random.below(3) {
+        let bytes = vec![random.below(256) as u8; 1 + random.below(most) as usize];
+        write_at(&file, &bytes, at)?;
+        at += bytes.len() as u64;
+    }
     drop(file);
     // So that the host has it.
     client.flush()
+}
+
+fn write_at(file: &ShortFile, bytes: &[u8], at: u64) -> io::Result<()> {
+    let wrote = match file.write_short(bytes, at) {
+        Some(wrote) => wrote?,
+        None => file.file().write_at(bytes, at, Flags::empty())?,
+    };
+    assert_eq!(wrote, bytes.len());
+    Ok(())
 }
 
 #[test]
@@ -340,12 +349,7 @@ fn what_comes_ahead_is_never_old() {
                     other.rename_at(&root, &from, &root, &to, 0).unwrap();
                 } else {
                     let file = open(&other, &path, libc::O_WRONLY).unwrap();
-                    let bytes = value.to_ne_bytes();
-                    let wrote = match file.write_short(&bytes, 0) {
-                        Some(wrote) => wrote,
-                        None => file.file().write_at(&bytes, 0, Flags::empty()),
-                    };
-                    assert_eq!(wrote.unwrap(), 8);
+                    write_at(&file, &value.to_ne_bytes(), 0).unwrap();
                 }
                 written[n].store(value, Ordering::SeqCst);
                 if random.below(3) == 0 {
@@ -389,4 +393,116 @@ fn a_listing_is_left_before_its_next_part_is_read() {
         }
         list(&one, dir.path(), "d");
     }
+}
+
+#[test]
+fn what_was_made_here_is_known() {
+    const FILES: usize = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let session = session(dir.path());
+    let (one, other) = (client(&session), client(&session));
+    one.mkdir_at(&one.root(), &names("d"), 0o755, 0o022)
+        .unwrap();
+    let holds = |n: usize| vec![n as u8; 2 + n % 50];
+    let create = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+    for n in 0..FILES {
+        let file = open(&one, &format!("d/{n}"), create).unwrap();
+        let bytes = holds(n);
+        let (first, rest) = bytes.split_at(1 + n % 2);
+        write_at(&file, first, 0).unwrap();
+        if !rest.is_empty() {
+            write_at(&file, rest, first.len() as u64).unwrap();
+        }
+    }
+    let before = session.report().requests;
+    let mut seen = 0;
+    in_order(&one, "d", |path| {
+        let n = path[2..].parse().unwrap();
+        assert!(read(&one, path) == holds(n), "{path}");
+        seen += 1;
+        true
+    });
+    assert_eq!(seen, FILES);
+    let asked = session.report().requests - before;
+    assert!(asked < FILES as u64 / 4, "{asked} requests");
+    let at = |n: usize| dir.path().join(format!("d/{n}"));
+    common::eventually("what was read has a new time of access", || {
+        (0..FILES).all(|n| {
+            let host = std::fs::metadata(at(n)).unwrap();
+            (host.atime(), host.atime_nsec()) >= (host.mtime(), host.mtime_nsec())
+        })
+    });
+    let mut random = Random(5);
+    for n in (0..FILES).step_by(7) {
+        let path = format!("d/{n}");
+        match n % 3 {
+            0 => write(&other, &path, &mut random).unwrap(),
+            1 => other.unlink(&path).unwrap(),
+            _ => other.rename("d/0", &path, 0).unwrap(),
+        }
+        compare(&one, dir.path(), &path, "changed by another");
+        compare(&one, dir.path(), "d/0", "changed by another");
+        list(&one, dir.path(), "d");
+        if !at(0).exists() {
+            write(&one, "d/0", &mut random).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_written_here_is_never_old() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    const FILES: u64 = 6;
+    let dir = tempfile::tempdir().unwrap();
+    let session = session(dir.path());
+    let clients = [client(&session), client(&session)];
+    let written: Vec<_> = (0..FILES).map(|_| AtomicU64::new(0)).collect();
+    let turn: Vec<_> = (0..FILES).map(|_| std::sync::Mutex::new(0u64)).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (who, client) in clients.iter().enumerate() {
+            let (written, turn, over) = (&written, &turn, &over);
+            // Each makes files anew, or writes over them, one at a time.
+            scope.spawn(move || {
+                let mut random = Random(who as u64 + 20);
+                while !over.load(Ordering::SeqCst) {
+                    let n = random.below(FILES);
+                    let path = n.to_string();
+                    let mut last = turn[n as usize].lock().unwrap();
+                    *last += 1;
+                    if random.below(3) == 0 {
+                        let _ = client.remove_at(&client.root(), &names(&path), false);
+                    }
+                    let file = open(client, &path, libc::O_WRONLY | libc::O_CREAT).unwrap();
+                    let bytes = last.to_ne_bytes();
+                    // In two parts at times, of which the first keeps the number as it was or 0.
+                    match random.below(2) {
+                        0 => write_at(&file, &bytes, 0).unwrap(),
+                        _ => {
+                            write_at(&file, &bytes[..2], 0).unwrap();
+                            write_at(&file, &bytes[2..], 2).unwrap();
+                        }
+                    }
+                    written[n as usize].store(*last, Ordering::SeqCst);
+                    drop(last);
+                }
+            });
+            scope.spawn(move || {
+                let mut random = Random(who as u64);
+                for _ in 0..20_000 {
+                    let n = random.below(FILES);
+                    let least = written[n as usize].load(Ordering::SeqCst);
+                    let Ok(file) = open(client, &n.to_string(), libc::O_RDONLY) else {
+                        continue;
+                    };
+                    // It may be being made.
+                    if let Ok(bytes) = contents(&file, 8).try_into() {
+                        let value = u64::from_ne_bytes(bytes);
+                        assert!(value >= least, "{n} has {value} after {least}");
+                    }
+                }
+                over.store(true, Ordering::SeqCst);
+            });
+        }
+    });
 }

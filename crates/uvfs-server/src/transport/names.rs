@@ -116,7 +116,11 @@ impl<F: FileSystem> Client<F> {
     pub(super) fn more(&self, slot: &Slot) -> More {
         let makes = slot.header.opcode == Opcode::Create as u32;
         More {
-            parent: if makes { self.leased(slot.header.nodeid) } else { 0 },
+            parent: if makes {
+                self.leased(slot.header.nodeid)
+            } else {
+                0
+            },
             changes: self.session.coherence.changes(),
         }
     }
