@@ -444,7 +444,7 @@ impl Client {
         let handle = Some(Handle::new(self.cache(), entry.node, fh));
         let pin = change.made_leased(&entry, &looked);
         let client = self.0.clone();
-        Ok(ShortFile::new(client, pin, entry.attr, flags, handle, None).is_new())
+        Ok(ShortFile::new(client, pin, entry.attr, flags, handle, None).just_made())
     }
 
     fn open_found(&self, parent: NodeId, found: Found, flags: i32) -> io::Result<ShortFile> {

@@ -70,7 +70,7 @@ impl ShortFile {
     }
 
     /// It was made as it was opened, so nothing is in it.
-    pub(crate) fn is_new(self) -> Self {
+    pub(crate) fn just_made(self) -> Self {
         *lock(&self.written) = Some(Written::Nothing);
         self
     }
