@@ -380,6 +380,14 @@ impl Drop for Change<'_> {
 }
 
 impl Change<'_> {
+    /// What the name led to, if nobody needs it any more: to be forgotten by who asks, and how often.
+    pub(crate) fn forgets(&mut self) -> Option<(NodeId, u64)> {
+        match self.left.forgets[..] {
+            [one] if one.1 > 0 => self.left.forgets.pop(),
+            _ => None,
+        }
+    }
+
     /// The name was made: it is this now.
     pub(crate) fn made(&self, entry: &Entry) -> Pinned {
         let mut left = Left::default();

@@ -178,6 +178,8 @@ struct Shared {
     unique: AtomicU64,
     /// What could not be sent for want of an entry.
     deferred: Mutex<Vec<Told>>,
+    /// The server is one that knows no REMOVE.
+    no_remove: AtomicBool,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// As in [`Inner`], as is what follows.
@@ -1070,6 +1072,7 @@ impl Inner {
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
+            no_remove: AtomicBool::new(false),
             recalls: Mutex::new(lock(&self.recalls).clone()),
             dead: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -1731,6 +1734,40 @@ impl Backend for Server {
 
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         self.call(Opcode::Unlink, parent, &[], &[name]).map(drop)
+    }
+
+    fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
+        // Forgotten at once, as the number may be another file's before the answer is here.
+        let asked = self.living().and_then(|shared| {
+            let at_server = self.node(&shared, parent)?;
+            Ok((at_server, joined(&[name])?, shared))
+        });
+        let (at_server, names, shared) = match asked {
+            Ok(asked) if asked.1.len() <= INLINE_SIZE => asked,
+            _ => {
+                self.forget(node, lookups);
+                return self.unlink(parent, name);
+            }
+        };
+        let told = self.known().forget(shared.generation, node, lookups);
+        let opcode = Opcode::Unlink as u32;
+        let Some((node, nlookup)) = told else {
+            return shared.call(opcode, at_server, &[], &names, &[]).map(drop);
+        };
+        if !shared.no_remove.load(Ordering::Relaxed) {
+            let op = ext::RemoveIn { node, nlookup };
+            match shared.call(ext::REMOVE, at_server, op.as_bytes(), &names, &[]) {
+                // An older server.
+                Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                    shared.no_remove.store(true, Ordering::Relaxed);
+                }
+                done => return done.map(drop),
+            }
+        }
+        let done = shared.call(opcode, at_server, &[], &names, &[]);
+        let op = abi::ForgetIn { nlookup };
+        shared.tell(Opcode::Forget as u32, node, op.as_bytes());
+        done.map(drop)
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {

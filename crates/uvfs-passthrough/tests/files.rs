@@ -354,6 +354,64 @@ fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
 }
 
 #[test]
+fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let mut removed = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::fs::write(source.join("new"), "").unwrap();
+                    std::fs::rename(source.join("new"), source.join("name")).unwrap();
+                }
+            });
+            let _stop = Stop(&stop);
+            while removed < 3_000 {
+                let Ok(found) = served.lookup(1, "name") else {
+                    continue;
+                };
+                if let Ok(lost) = now(served.fs.unlink(&ROOT_USER, 1, c"name")) {
+                    removed += 1;
+                    assert!(lost.node.is_none_or(|node| node == found.node), "{store}");
+                }
+                if let Ok(now) = now(served.fs.getattr(&ROOT_USER, found.node, None)) {
+                    assert_eq!(now.attr.ino, found.attr.ino, "{store}");
+                }
+                served.fs.forget(found.node, 1);
+            }
+        });
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
+    });
+}
+
+#[test]
+fn a_name_says_who_loses_it_if_that_is_known() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let unlink = |name: &str| now(served.fs.unlink(&ROOT_USER, 1, &c(name))).unwrap();
+        std::fs::write(source.join("known"), "").unwrap();
+        std::fs::write(source.join("unknown"), "").unwrap();
+        std::fs::hard_link(source.join("known"), source.join("other")).unwrap();
+        let known = served.lookup(1, "known").unwrap().node;
+        assert_eq!(unlink("unknown").node, None, "{store}");
+        let lost = unlink("other");
+        assert_eq!((lost.node, lost.last), (Some(known), false), "{store}");
+        let lost = unlink("known");
+        assert_eq!((lost.node, lost.last), (Some(known), true), "{store}");
+        let attr = now(served.fs.getattr(&ROOT_USER, known, None)).unwrap();
+        assert_eq!(attr.attr.nlink, 0, "{store}");
+        let gone = now(served.fs.unlink(&ROOT_USER, 1, c"known"));
+        assert_eq!(gone.err(), Some(Errno::NOENT), "{store}");
+        std::fs::create_dir(source.join("dir")).unwrap();
+        let is_dir = now(served.fs.unlink(&ROOT_USER, 1, c"dir"));
+        assert_eq!(is_dir.err(), Some(Errno::ISDIR), "{store}");
+        served.fs.forget(known, 1);
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
+    });
+}
+
+#[test]
 fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
     if !is_root() {
         eprintln!("skipped: needs root, to mount a small tmpfs");

@@ -113,6 +113,12 @@ pub const TOKEN: u32 = 8203;
 /// behind them: those files' times of access change now.
 pub const PEEK_AHEAD: u32 = 8204;
 
+/// UNLINK, before which the client forgets a node, mostly what the name leads to: [`RemoveIn`], and the
+/// name is the payload. Answered as UNLINK, but for ENOSYS. Nobody has to keep then what nobody else
+/// has. Whether or not the name could be removed the node is forgotten; but not where the request is
+/// refused (EINVAL for a node or a count that the client has not, EPERM for a guest).
+pub const REMOVE: u32 = 8205;
+
 /// The most files of one [`PEEK_AHEAD`], of either kind.
 pub const AHEAD_MAX: usize = 16;
 /// The longest file that [`PEEK`] answers, in bytes.
@@ -180,6 +186,18 @@ pub struct PeekedHead {
     pub len: u32,
     /// 0, or the errno for which there are none.
     pub error: u32,
+}
+
+/// What a client forgets as it removes a name.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct RemoveIn {
+    /// The node.
+    pub node: u64,
+    /// Lookups of it, as FORGET has them.
+    pub nlookup: u64,
 }
 
 /// An open file of the client's own.

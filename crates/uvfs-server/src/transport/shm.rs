@@ -739,6 +739,7 @@ impl<F: FileSystem> Client<F> {
             | ext::PEEK
             | ext::PEEK_AHEAD
             | ext::TOKEN => Ok(()),
+            ext::REMOVE => self.forget_first(&mut slot),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
@@ -773,6 +774,13 @@ impl<F: FileSystem> Client<F> {
                 let answer = pin!(work).await;
                 self.identified(&slot, answer)
             }
+        };
+        let answer = match answer {
+            // That would say that there is no such request, and nothing was forgotten.
+            Answer::Error(Errno::NOSYS) if theirs.opcode == ext::REMOVE => {
+                Answer::Error(Errno::PERM)
+            }
+            answer => answer,
         };
         // Of what is made of several, the steps were.
         self.note(&slot, &answer);
@@ -1048,17 +1056,10 @@ impl<F: FileSystem> Client<F> {
             | Opcode::NotifyReply
             | Opcode::Poll
             | Opcode::Ioctl => Err(Errno::NOSYS),
-            Opcode::Forget => {
-                match self
-                    .link
-                    .lookups()
-                    .get(&node)
-                    .is_some_and(|&count| first <= count)
-                {
-                    true => Ok(()),
-                    false => Err(Errno::INVAL),
-                }
-            }
+            Opcode::Forget => match self.has_lookups(node, first) {
+                true => Ok(()),
+                false => Err(Errno::INVAL),
+            },
             Opcode::BatchForget => {
                 let lookups = self.link.lookups();
                 let mut all = forgotten(slot);
@@ -1108,6 +1109,42 @@ impl<F: FileSystem> Client<F> {
             }
             Opcode::Rename | Opcode::Rename2 | Opcode::Link if !knows(first) => Err(Errno::STALE),
             _ => Ok(()),
+        }
+    }
+
+    /// Makes a [`uvfs_proto::ext::REMOVE`] the UNLINK that it is, once what it says is forgotten.
+    fn forget_first(&self, slot: &mut Slot) -> Result<(), Errno> {
+        let (arg, _) =
+            ext::RemoveIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        slot.header.len -= slot.op_len as u32;
+        slot.header.opcode = Opcode::Unlink as u32;
+        slot.op_len = 0;
+        self.may(slot)?;
+        if !self.has_lookups(arg.node, arg.nlookup) {
+            return Err(Errno::INVAL);
+        }
+        self.stats.begin(Opcode::Forget as u32);
+        self.session.fs().forget(arg.node, arg.nlookup);
+        self.forgot(&mut self.link.lookups(), arg.node, arg.nlookup);
+        self.stats.end(false);
+        Ok(())
+    }
+
+    /// Whether the client has so many lookups of a node.
+    fn has_lookups(&self, node: u64, nlookup: u64) -> bool {
+        let lookups = self.link.lookups();
+        lookups.get(&node).is_some_and(|&count| nlookup <= count)
+    }
+
+    /// The client has so many lookups of a node no more.
+    fn forgot(&self, lookups: &mut HashMap<u64, u64>, node: u64, nlookup: u64) {
+        let Entry::Occupied(mut count) = lookups.entry(node) else {
+            return;
+        };
+        *count.get_mut() = count.get().saturating_sub(nlookup);
+        if *count.get() == 0 {
+            count.remove();
+            self.session.coherence.forget(&self.link, node);
         }
     }
 
@@ -1179,14 +1216,7 @@ impl<F: FileSystem> Client<F> {
             (Ok(Opcode::Releasedir), _) => drop(handles.remove(&(node, word(&slot.op, 0), true))),
             (Ok(Opcode::Forget | Opcode::BatchForget), _) => {
                 for one in forgotten(slot) {
-                    let Entry::Occupied(mut count) = lookups.entry(one.nodeid) else {
-                        continue;
-                    };
-                    *count.get_mut() = count.get().saturating_sub(one.nlookup);
-                    if *count.get() == 0 {
-                        count.remove();
-                        self.session.coherence.forget(&self.link, one.nodeid);
-                    }
+                    self.forgot(&mut lookups, one.nodeid, one.nlookup);
                 }
             }
             _ => {}
