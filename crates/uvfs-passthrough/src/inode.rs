@@ -281,8 +281,19 @@ impl Inodes {
 
     /// The inode with this key, if the kernel knows it. Counts nothing.
     fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
-        let shard = lock(&self.shards[Self::shard(key)]);
-        shard.by_key.get(key).map(|known| known.inode.clone())
+        self.peek_but(key, None)
+    }
+
+    /// As `peek`, but not if it is that node and there are no more than so many lookups of it.
+    fn peek_but(&self, key: &Key, forgets: Option<(u64, u64)>) -> Option<Arc<Inode>> {
+        let mut shard = lock(&self.shards[Self::shard(key)]);
+        let shard = &mut *shard;
+        let inode = &shard.by_key.get(key)?.inode;
+        let is_forgotten = forgets.is_some_and(|(node, lookups)| {
+            let known = shard.slots.get(inode.node);
+            node == inode.node && known.is_none_or(|known| known.lookups <= lookups)
+        });
+        (!is_forgotten).then(|| inode.clone())
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -938,12 +949,13 @@ impl Passthrough {
     }
 
     /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where
-    /// the name leads to what nobody knows.
+    /// the name leads to what nobody knows but by the lookups of `forgets`, a node and their number.
     pub(crate) fn leaving(
         &self,
         parent: &Arc<Inode>,
         dir: BorrowedFd<'_>,
         name: &CStr,
+        forgets: Option<(u64, u64)>,
     ) -> Option<Leaving> {
         if parent.mount.fd.is_none() {
             // Every inode holds a descriptor.
@@ -957,7 +969,7 @@ impl Passthrough {
                     // A mount of such a file system has one device.
                     if let Some(ino) = handle.ino(parent.mount.fs_type) {
                         let key = Key::of(mount, parent.key.device, ino, Some(handle));
-                        let inode = self.inodes.peek(&key)?;
+                        let inode = self.inodes.peek_but(&key, forgets)?;
                         let fd = self.open_name(dir, name).ok()?;
                         return Some(Leaving::Known(inode, fd));
                     }

@@ -113,9 +113,9 @@ pub const TOKEN: u32 = 8203;
 /// behind them: those files' times of access change now.
 pub const PEEK_AHEAD: u32 = 8204;
 
-/// UNLINK, before which the client forgets a node, mostly what the name leads to: [`RemoveIn`], and the
-/// name is the payload. Answered as UNLINK, but for ENOSYS. Nobody has to keep then what nobody else
-/// has. Whether or not the name could be removed the node is forgotten; but not where the request is
+/// UNLINK, with which the client forgets a node, mostly what the name leads to: [`RemoveIn`], and the
+/// name is the payload. Answered as UNLINK, but for ENOSYS. What nobody else has need not be kept then.
+/// The node is forgotten whether or not the name could be removed; but not where the request is
 /// refused (EINVAL for a node or a count that the client has not, EPERM for a guest).
 pub const REMOVE: u32 = 8205;
 

@@ -1142,6 +1142,7 @@ pub(crate) async fn attributes<F: FileSystem>(
         op_len: size_of_val(&arg),
         input: uvfs_io::Payload::default(),
         room: uvfs_io::Payload::default(),
+        forgets: None,
     };
     match crate::dispatch::answer(session, &slot, &Cell::default()).await {
         Answer::Body(body) => abi::AttrOut::read_from_prefix(&body)
@@ -1370,6 +1371,7 @@ mod tests {
             op_len: 0,
             input: uvfs_io::Payload::default(),
             room: uvfs_io::Payload::default(),
+            forgets: None,
         };
         empty.like(opcode, NODE, structure)
     }

@@ -721,6 +721,7 @@ impl<F: FileSystem> Client<F> {
             op_len: request.op.len(),
             input,
             room,
+            forgets: None,
         };
         // One thread serves a whole client: what it sends together goes to the host side by side,
         // unless every core has a client's thread to do it.
@@ -739,7 +740,7 @@ impl<F: FileSystem> Client<F> {
             | ext::PEEK
             | ext::PEEK_AHEAD
             | ext::TOKEN => Ok(()),
-            ext::REMOVE => self.forget_first(&mut slot),
+            ext::REMOVE => self.removes(&mut slot),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
@@ -776,7 +777,7 @@ impl<F: FileSystem> Client<F> {
             }
         };
         let answer = match answer {
-            // That would say that there is no such request, and nothing was forgotten.
+            // That would say that there is no such request, and that nothing is forgotten.
             Answer::Error(Errno::NOSYS) if theirs.opcode == ext::REMOVE => {
                 Answer::Error(Errno::PERM)
             }
@@ -801,6 +802,10 @@ impl<F: FileSystem> Client<F> {
         self.queue.complete(request.id, header.as_bytes(), body);
         if !is_told(theirs.opcode) {
             self.queue.ring();
+        }
+        if let Some(gone) = slot.forgets {
+            // Only now: the client goes on meanwhile.
+            self.forget(gone);
         }
         self.busy.set(self.busy.get() - 1);
         if self.busy.get() == 0
@@ -1056,10 +1061,17 @@ impl<F: FileSystem> Client<F> {
             | Opcode::NotifyReply
             | Opcode::Poll
             | Opcode::Ioctl => Err(Errno::NOSYS),
-            Opcode::Forget => match self.has_lookups(node, first) {
-                true => Ok(()),
-                false => Err(Errno::INVAL),
-            },
+            Opcode::Forget => {
+                match self
+                    .link
+                    .lookups()
+                    .get(&node)
+                    .is_some_and(|&count| first <= count)
+                {
+                    true => Ok(()),
+                    false => Err(Errno::INVAL),
+                }
+            }
             Opcode::BatchForget => {
                 let lookups = self.link.lookups();
                 let mut all = forgotten(slot);
@@ -1112,40 +1124,39 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
-    /// Makes a [`uvfs_proto::ext::REMOVE`] the UNLINK that it is, once what it says is forgotten.
-    fn forget_first(&self, slot: &mut Slot) -> Result<(), Errno> {
+    /// Makes a [`uvfs_proto::ext::REMOVE`] the UNLINK that it is, with what the client forgets.
+    fn removes(&self, slot: &mut Slot) -> Result<(), Errno> {
         let (arg, _) =
             ext::RemoveIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
         slot.header.len -= slot.op_len as u32;
         slot.header.opcode = Opcode::Unlink as u32;
         slot.op_len = 0;
         self.may(slot)?;
-        if !self.has_lookups(arg.node, arg.nlookup) {
+        // From here on the client has them no more, whatever it sends next.
+        let mut lookups = self.link.lookups();
+        let Entry::Occupied(mut count) = lookups.entry(arg.node) else {
             return Err(Errno::INVAL);
+        };
+        *count.get_mut() = count.get().checked_sub(arg.nlookup).ok_or(Errno::INVAL)?;
+        if *count.get() == 0 {
+            count.remove();
         }
-        self.stats.begin(Opcode::Forget as u32);
-        self.session.fs().forget(arg.node, arg.nlookup);
-        self.forgot(&mut self.link.lookups(), arg.node, arg.nlookup);
-        self.stats.end(false);
+        slot.forgets = Some(abi::ForgetOne {
+            nodeid: arg.node,
+            nlookup: arg.nlookup,
+        });
         Ok(())
     }
 
-    /// Whether the client has so many lookups of a node.
-    fn has_lookups(&self, node: u64, nlookup: u64) -> bool {
-        let lookups = self.link.lookups();
-        lookups.get(&node).is_some_and(|&count| nlookup <= count)
-    }
-
-    /// The client has so many lookups of a node no more.
-    fn forgot(&self, lookups: &mut HashMap<u64, u64>, node: u64, nlookup: u64) {
-        let Entry::Occupied(mut count) = lookups.entry(node) else {
-            return;
-        };
-        *count.get_mut() = count.get().saturating_sub(nlookup);
-        if *count.get() == 0 {
-            count.remove();
-            self.session.coherence.forget(&self.link, node);
+    /// Forgets what the client has no more.
+    fn forget(&self, gone: abi::ForgetOne) {
+        self.stats.begin(Opcode::Forget as u32);
+        self.session.fs().forget(gone.nodeid, gone.nlookup);
+        // It may have been given the node again.
+        if !self.link.lookups().contains_key(&gone.nodeid) {
+            self.session.coherence.forget(&self.link, gone.nodeid);
         }
+        self.stats.end(false);
     }
 
     /// Puts the client's own name in a lock's owner, so that no client can be another's.
@@ -1216,7 +1227,14 @@ impl<F: FileSystem> Client<F> {
             (Ok(Opcode::Releasedir), _) => drop(handles.remove(&(node, word(&slot.op, 0), true))),
             (Ok(Opcode::Forget | Opcode::BatchForget), _) => {
                 for one in forgotten(slot) {
-                    self.forgot(&mut lookups, one.nodeid, one.nlookup);
+                    let Entry::Occupied(mut count) = lookups.entry(one.nodeid) else {
+                        continue;
+                    };
+                    *count.get_mut() = count.get().saturating_sub(one.nlookup);
+                    if *count.get() == 0 {
+                        count.remove();
+                        self.session.coherence.forget(&self.link, one.nodeid);
+                    }
                 }
             }
             _ => {}
@@ -1258,6 +1276,7 @@ impl<F: FileSystem> Client<F> {
             op_len: op.len(),
             input,
             room,
+            forgets: None,
         }
     }
 
