@@ -166,6 +166,13 @@ impl Inode {
         drop(file);
     }
 
+    /// Whether these are its attributes, as far as they tell.
+    fn is(&self, st: &Statx) -> bool {
+        let device = (st.stx_dev_major, st.stx_dev_minor);
+        let same = self.key.ino == st.stx_ino && self.key.device == device;
+        same && self.mount.id == st.stx_mnt_id && self.born == born(st)
+    }
+
     pub(crate) fn is_regular(&self) -> bool {
         self.kind == libc::S_IFREG
     }
@@ -281,19 +288,15 @@ impl Inodes {
 
     /// The inode with this key, if the kernel knows it. Counts nothing.
     fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
-        self.peek_but(key, None)
+        let shard = lock(&self.shards[Self::shard(key)]);
+        shard.by_key.get(key).map(|known| known.inode.clone())
     }
 
-    /// As `peek`, but not if it is that node and there are no more than so many lookups of it.
-    fn peek_but(&self, key: &Key, forgets: Option<(u64, u64)>) -> Option<Arc<Inode>> {
-        let mut shard = lock(&self.shards[Self::shard(key)]);
-        let shard = &mut *shard;
-        let inode = &shard.by_key.get(key)?.inode;
-        let is_forgotten = forgets.is_some_and(|(node, lookups)| {
-            let known = shard.slots.get(inode.node);
-            node == inode.node && known.is_none_or(|known| known.lookups <= lookups)
-        });
-        (!is_forgotten).then(|| inode.clone())
+    /// The inode of a node number, if there are no more than so many lookups of it.
+    fn known_by(&self, node: u64, lookups: u64) -> Option<Arc<Inode>> {
+        let mut shard = lock(&self.shards[shard_of(node)]);
+        let known = shard.slots.get(node)?;
+        (known.lookups <= lookups).then(|| known.inode.clone())
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -539,11 +542,13 @@ impl Removed {
         }
     }
 
-    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+    /// Keeps a descriptor of an inode that is about to be forgotten, which then closes it: that may
+    /// take as long as all the rest, and nobody waits for it then. Whether there was none.
+    fn keep_until_forgotten(&self, inode: &Inode, fd: OwnedFd) -> bool {
         let cached = {
             let mut state = inode.state();
             if state.kept.is_some() {
-                return;
+                return false;
             }
             *lock(&self.open.count) += 1;
             state.kept = Some(Arc::new(Kept {
@@ -553,6 +558,13 @@ impl Removed {
             state.fd.take()
         };
         drop(cached);
+        true
+    }
+
+    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+        if !self.keep_until_forgotten(inode, fd) {
+            return;
+        }
         let mut too_many = VecDeque::new();
         {
             let mut queue = lock(&self.queue);
@@ -601,6 +613,8 @@ impl Removed {
 
 /// A name that is about to be removed, of what may have to be kept or told.
 pub(crate) enum Leaving {
+    /// What is forgotten next, and its links.
+    Forgotten(Arc<Inode>, OwnedFd, u32),
     /// What the name led to when its handle was asked for, and then was opened.
     Known(Arc<Inode>, OwnedFd),
     /// What else has a handle.
@@ -949,7 +963,8 @@ impl Passthrough {
     }
 
     /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where
-    /// the name leads to what nobody knows but by the lookups of `forgets`, a node and their number.
+    /// the name leads to what nobody knows. `forgets` are a node and a number of lookups that are
+    /// forgotten next.
     pub(crate) fn leaving(
         &self,
         parent: &Arc<Inode>,
@@ -963,13 +978,24 @@ impl Passthrough {
             let key = Key::new(st.stx_mnt_id, &st, None);
             return Some(Leaving::Key(key, st.stx_nlink));
         }
+        if let Some((node, lookups)) = forgets
+            && let Some(inode) = self.inodes.known_by(node, lookups)
+        {
+            let fd = self.open_name(dir, name).ok()?;
+            let st = sys::stat(fd.as_fd()).ok()?;
+            if inode.is(&st) {
+                return Some(Leaving::Forgotten(inode, fd, st.stx_nlink));
+            }
+            let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+            return Some(Leaving::Handle { fd, handle, mount });
+        }
         if tells_number(parent) {
             match sys::handle_at(dir, name) {
                 Ok((handle, mount)) if mount == parent.mount.id => {
                     // A mount of such a file system has one device.
                     if let Some(ino) = handle.ino(parent.mount.fs_type) {
                         let key = Key::of(mount, parent.key.device, ino, Some(handle));
-                        let inode = self.inodes.peek_but(&key, forgets)?;
+                        let inode = self.inodes.peek(&key)?;
                         let fd = self.open_name(dir, name).ok()?;
                         return Some(Leaving::Known(inode, fd));
                     }
@@ -997,12 +1023,19 @@ impl Passthrough {
                     last: links <= 1 || is_dir,
                 }
             }
+            Some(Leaving::Forgotten(inode, fd, links)) => {
+                let last = links <= 1;
+                if last {
+                    self.removed.keep_until_forgotten(&inode, fd);
+                }
+                let node = Some(inode.node);
+                Unlinked { node, last }
+            }
             Some(Leaving::Known(inode, fd)) => {
                 let Ok(st) = sys::stat(fd.as_fd()) else {
                     return Unlinked::default();
                 };
-                let same = inode.key.ino == st.stx_ino && inode.mount.id == st.stx_mnt_id;
-                if same && inode.born == born(&st) {
+                if inode.is(&st) {
                     self.lost_name(Some(inode), fd, &st)
                 } else {
                     // The name changed hands between the two calls.

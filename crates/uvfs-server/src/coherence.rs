@@ -880,8 +880,10 @@ impl Coherence {
             let unlinked = Unlinked {
                 node: unlinked.node.filter(|&node| {
                     // What nobody else was ever given is nobody else's to drop.
-                    let own = link.lookups().get(&node).copied();
-                    own.is_none() || session.fs().lookups(node) != own
+                    let gone = slot.forgets.filter(|gone| gone.nodeid == node);
+                    let gone = gone.map_or(0, |gone| gone.nlookup);
+                    let own = link.lookups().get(&node).map_or(0, |&own| own) + gone;
+                    own == 0 || session.fs().lookups(node) != Some(own)
                 }),
                 ..unlinked
             };
