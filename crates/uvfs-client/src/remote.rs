@@ -592,7 +592,21 @@ impl Shared {
     }
 
     fn call(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
+        self.call_and(opcode, node, op, inline, segs, || {})
+    }
+
+    /// As `call`, and does something while the server is at it; whatever comes.
+    fn call_and(
+        &self,
+        opcode: u32,
+        node: NodeId,
+        op: &[u8],
+        inline: &[u8],
+        segs: &[Seg],
+        meanwhile: impl FnOnce(),
+    ) -> Reply {
         if inline.len() > INLINE_SIZE {
+            meanwhile();
             return Err(errno(libc::ENAMETOOLONG));
         }
         let direction = if segs.is_empty() {
@@ -601,7 +615,13 @@ impl Shared {
             Direction::FromServer
         };
         let answer = Arc::new(Mutex::new(None));
-        let id = self.reserve()?;
+        let id = match self.reserve() {
+            Ok(id) => id,
+            Err(error) => {
+                meanwhile();
+                return Err(error);
+            }
+        };
         self.send(
             id,
             opcode,
@@ -613,6 +633,7 @@ impl Shared {
             Waiting::Call(answer.clone(), !segs.is_empty()),
         );
         self.queue.ring();
+        meanwhile();
         let take = || lock(&answer).take();
         let mut found = None;
         self.poll(&mut || {
@@ -1737,37 +1758,56 @@ impl Backend for Server {
     }
 
     fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
-        // Forgotten at once, as the number may be another file's before the answer is here.
         let asked = self.living().and_then(|shared| {
             let at_server = self.node(&shared, parent)?;
             Ok((at_server, joined(&[name])?, shared))
         });
         let (at_server, names, shared) = match asked {
-            Ok(asked) if asked.1.len() <= INLINE_SIZE => asked,
-            _ => {
+            Ok(asked)
+                if !asked.2.no_remove.load(Ordering::Relaxed) && asked.1.len() <= INLINE_SIZE =>
+            {
+                asked
+            }
+            asked => {
+                let removed = asked.and_then(|_| self.unlink(parent, name));
                 self.forget(node, lookups);
+                return removed;
+            }
+        };
+        let opcode = ext::REMOVE;
+        let generation = shared.generation;
+        let forget = || self.known().forget(generation, node, lookups);
+        let (nodeid, nlookup, reply) = if generation == 0 {
+            // The number is the server's own, and what is known of it goes while the server works.
+            let op = ext::RemoveIn {
+                node,
+                nlookup: lookups,
+            };
+            let op = op.as_bytes();
+            let meanwhile = || _ = forget();
+            let reply = shared.call_and(opcode, at_server, op, &names, &[], meanwhile);
+            (node, lookups, reply)
+        } else {
+            // Before the server gives the number to another file.
+            let Some((node, nlookup)) = forget() else {
                 return self.unlink(parent, name);
-            }
-        };
-        let told = self.known().forget(shared.generation, node, lookups);
-        let opcode = Opcode::Unlink as u32;
-        let Some((node, nlookup)) = told else {
-            return shared.call(opcode, at_server, &[], &names, &[]).map(drop);
-        };
-        if !shared.no_remove.load(Ordering::Relaxed) {
+            };
             let op = ext::RemoveIn { node, nlookup };
-            match shared.call(ext::REMOVE, at_server, op.as_bytes(), &names, &[]) {
-                // An older server.
-                Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                    shared.no_remove.store(true, Ordering::Relaxed);
-                }
-                done => return done.map(drop),
+            let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[]);
+            (node, nlookup, reply)
+        };
+        match reply {
+            // An older server.
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                shared.no_remove.store(true, Ordering::Relaxed);
+                let opcode = Opcode::Unlink as u32;
+                let reply = shared.call(opcode, at_server, &[], &names, &[]);
+                let op = abi::ForgetIn { nlookup };
+                shared.tell(Opcode::Forget as u32, nodeid, op.as_bytes());
+                reply.map(drop)
             }
+            reply => reply.map(drop),
         }
-        let done = shared.call(opcode, at_server, &[], &names, &[]);
-        let op = abi::ForgetIn { nlookup };
-        shared.tell(Opcode::Forget as u32, node, op.as_bytes());
-        done.map(drop)
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
