@@ -484,6 +484,13 @@ pub trait Backend: Send + Sync + 'static {
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         unsupported()
     }
+    /// As [`Backend::unlink`], and undoes lookups of a node, mostly of what has the name, whatever
+    /// becomes of that. Before it is removed, if that can be done in one.
+    fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
+        let removed = self.unlink(parent, name);
+        self.forget(node, lookups);
+        removed
+    }
     /// Removes an empty directory.
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         unsupported()

@@ -266,10 +266,13 @@ impl Client {
     }
 
     pub(crate) fn remove_in(&self, parent: &Pinned, name: &OsStr, dir: bool) -> io::Result<()> {
-        let _change = self.cache().change(parent.node, name);
-        match dir {
-            true => self.backend().rmdir(parent.node, name),
-            false => self.backend().unlink(parent.node, name),
+        let mut change = self.cache().change(parent.node, name);
+        if dir {
+            return self.backend().rmdir(parent.node, name);
+        }
+        match change.forgets() {
+            Some((node, lookups)) => self.backend().remove(parent.node, name, node, lookups),
+            None => self.backend().unlink(parent.node, name),
         }
     }
 

@@ -13,6 +13,7 @@
 //! lease is the page cache's.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry::Occupied;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -146,6 +147,10 @@ struct Order {
 }
 
 impl Known {
+    fn is_needed(&self) -> bool {
+        self.pins > 0 || self.links > 0 || self.changing > 0
+    }
+
     /// What is known of the node itself is not so any more.
     fn stale(&mut self) {
         self.spoiled += 1;
@@ -216,19 +221,19 @@ impl State {
 
     /// Lets go of a node that nobody needs, and of what only that needed.
     fn settle(&mut self, node: NodeId, left: &mut Left) {
-        let mut todo = vec![node];
-        while let Some(node) = todo.pop() {
-            let Some(known) = self.nodes.get(&node) else {
-                continue;
-            };
-            if known.pins > 0 || known.links > 0 || known.changing > 0 || node == ROOT {
-                continue;
+        let (mut todo, mut next) = (Vec::new(), Some(node));
+        while let Some(node) = next {
+            if let Occupied(known) = self.nodes.entry(node)
+                && !known.get().is_needed()
+                && node != ROOT
+            {
+                let mut known = known.remove();
+                known.stale();
+                // The server drops its lease with the last lookup.
+                left.forgets.push((node, known.lookups));
+                self.unlink_all(known.names, &mut todo);
             }
-            let mut known = self.nodes.remove(&node).expect("it was there");
-            known.stale();
-            // The server drops its lease with the last lookup.
-            left.forgets.push((node, known.lookups));
-            self.unlink_all(known.names, &mut todo);
+            next = todo.pop();
         }
     }
 
@@ -465,6 +470,14 @@ impl Drop for Change<'_> {
 }
 
 impl Change<'_> {
+    /// What the name led to, if nobody needs it any more: to be forgotten by who asks, and how often.
+    pub(crate) fn forgets(&mut self) -> Option<(NodeId, u64)> {
+        match self.left.forgets[..] {
+            [one] if one.1 > 0 => self.left.forgets.pop(),
+            _ => None,
+        }
+    }
+
     /// The name was made: it is this now.
     pub(crate) fn made(&self, entry: &Entry) -> Pinned {
         let looked = Looked {
@@ -1171,13 +1184,16 @@ impl Cache {
             known.changing += 1;
             known.changes += 1;
             known.stale();
-            let child = known.names.get(name).and_then(|name| name.node);
-            if let Some(child) = child.and_then(|child| state.nodes.get_mut(&child)) {
+            let child = known.names.remove(name).and_then(|name| name.node);
+            let ticket = state.ticket(parent);
+            if let Some(child) = child {
+                let known = state.nodes.get_mut(&child).expect("names lead to nodes");
+                known.links -= 1;
                 // Its number of links, for one.
-                child.attr = None;
+                known.attr = None;
+                state.settle(child, &mut left);
             }
-            state.remove_name(parent, name, &mut left);
-            state.ticket(parent)
+            ticket
         };
         Change {
             cache: self,

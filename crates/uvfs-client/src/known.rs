@@ -4,6 +4,7 @@
 //! back has other numbers for the same files, so from then on numbers are translated as requests are
 //! sent. Until then they are the server's own, and nothing is looked up.
 
+use std::collections::hash_map::Entry::Occupied;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
@@ -175,7 +176,10 @@ impl Known {
 
     /// Takes back lookups; what the server is to be told: node and count.
     pub(crate) fn forget(&mut self, generation: u64, ours: NodeId, n: u64) -> Option<(u64, u64)> {
-        let node = self.nodes.get_mut(&ours)?;
+        let Occupied(mut entry) = self.nodes.entry(ours) else {
+            return None;
+        };
+        let node = entry.get_mut();
         let uncounted = node.lookups - node.counted;
         let n = n.min(node.lookups);
         let tell = n - n.min(uncounted);
@@ -183,7 +187,7 @@ impl Known {
         node.counted -= tell;
         let at_server = node.at_server.ok();
         if node.lookups == 0 {
-            self.nodes.remove(&ours);
+            entry.remove();
             if let Some(at_server) = at_server {
                 self.ours.remove(&at_server);
             }

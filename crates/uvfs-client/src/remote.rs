@@ -178,6 +178,8 @@ struct Shared {
     unique: AtomicU64,
     /// What could not be sent for want of an entry.
     deferred: Mutex<Vec<Told>>,
+    /// The server is one that knows no REMOVE.
+    no_remove: AtomicBool,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// As in [`Inner`], as is what follows.
@@ -590,7 +592,21 @@ impl Shared {
     }
 
     fn call(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
+        self.call_and(opcode, node, op, inline, segs, || {})
+    }
+
+    /// As `call`, and does something while the server is at it; whatever comes.
+    fn call_and(
+        &self,
+        opcode: u32,
+        node: NodeId,
+        op: &[u8],
+        inline: &[u8],
+        segs: &[Seg],
+        meanwhile: impl FnOnce(),
+    ) -> Reply {
         if inline.len() > INLINE_SIZE {
+            meanwhile();
             return Err(errno(libc::ENAMETOOLONG));
         }
         let direction = if segs.is_empty() {
@@ -599,7 +615,13 @@ impl Shared {
             Direction::FromServer
         };
         let answer = Arc::new(Mutex::new(None));
-        let id = self.reserve()?;
+        let id = match self.reserve() {
+            Ok(id) => id,
+            Err(error) => {
+                meanwhile();
+                return Err(error);
+            }
+        };
         self.send(
             id,
             opcode,
@@ -611,6 +633,7 @@ impl Shared {
             Waiting::Call(answer.clone(), !segs.is_empty()),
         );
         self.queue.ring();
+        meanwhile();
         let take = || lock(&answer).take();
         let mut found = None;
         self.poll(&mut || {
@@ -1070,6 +1093,7 @@ impl Inner {
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
+            no_remove: AtomicBool::new(false),
             recalls: Mutex::new(lock(&self.recalls).clone()),
             dead: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -1731,6 +1755,59 @@ impl Backend for Server {
 
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         self.call(Opcode::Unlink, parent, &[], &[name]).map(drop)
+    }
+
+    fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
+        let asked = self.living().and_then(|shared| {
+            let at_server = self.node(&shared, parent)?;
+            Ok((at_server, joined(&[name])?, shared))
+        });
+        let (at_server, names, shared) = match asked {
+            Ok(asked)
+                if !asked.2.no_remove.load(Ordering::Relaxed) && asked.1.len() <= INLINE_SIZE =>
+            {
+                asked
+            }
+            asked => {
+                let removed = asked.and_then(|_| self.unlink(parent, name));
+                self.forget(node, lookups);
+                return removed;
+            }
+        };
+        let opcode = ext::REMOVE;
+        let generation = shared.generation;
+        let forget = || self.known().forget(generation, node, lookups);
+        let (nodeid, nlookup, reply) = if generation == 0 {
+            // The number is the server's own, and what is known of it goes while the server works.
+            let op = ext::RemoveIn {
+                node,
+                nlookup: lookups,
+            };
+            let op = op.as_bytes();
+            let meanwhile = || _ = forget();
+            let reply = shared.call_and(opcode, at_server, op, &names, &[], meanwhile);
+            (node, lookups, reply)
+        } else {
+            // Before the server gives the number to another file.
+            let Some((node, nlookup)) = forget() else {
+                return self.unlink(parent, name);
+            };
+            let op = ext::RemoveIn { node, nlookup };
+            let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[]);
+            (node, nlookup, reply)
+        };
+        match reply {
+            // An older server.
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                shared.no_remove.store(true, Ordering::Relaxed);
+                let opcode = Opcode::Unlink as u32;
+                let reply = shared.call(opcode, at_server, &[], &names, &[]);
+                let op = abi::ForgetIn { nlookup };
+                shared.tell(Opcode::Forget as u32, nodeid, op.as_bytes());
+                reply.map(drop)
+            }
+            reply => reply.map(drop),
+        }
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {

@@ -206,12 +206,81 @@ fn a_removed_file_that_is_open_still_is_there() {
     let file = open(&one, "f", libc::O_RDONLY).unwrap();
     assert_eq!(contents(&file, 10), b"here");
     let unread = open(&one, "f", libc::O_RDONLY).unwrap();
+    // Who removes it has looked at it, and forgets it.
+    other.lstat("f").unwrap();
     other.unlink("f").unwrap();
     assert_eq!(contents(&unread, 10), b"here");
     assert_eq!(contents(&file, 10), b"here");
     assert_eq!(file.stat().unwrap().nlink, 0);
     let gone = open(&one, "f", libc::O_RDONLY).unwrap_err();
     assert_eq!(gone.raw_os_error(), Some(libc::ENOENT));
+}
+
+#[test]
+fn a_file_that_its_remover_has_open_still_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = session(dir.path());
+    let one = client(&session);
+    for name in ["read", "unread", "written", "cached", "linked", "closed"] {
+        std::fs::write(dir.path().join(name), name).unwrap();
+    }
+    std::fs::hard_link(dir.path().join("linked"), dir.path().join("other")).unwrap();
+    list(&one, dir.path(), ".");
+    let read = open(&one, "read", libc::O_RDONLY).unwrap();
+    assert_eq!(contents(&read, 10), b"read");
+    let unread = open(&one, "unread", libc::O_RDONLY).unwrap();
+    let written = open(&one, "written", libc::O_RDWR).unwrap();
+    let cached = one.open("cached", common::rw()).unwrap();
+    let linked = one.lstat("linked").unwrap();
+    let closed = one.lstat("closed").unwrap();
+    assert_eq!((linked.nlink, closed.nlink), (2, 1));
+    for name in ["read", "unread", "written", "cached", "linked", "closed"] {
+        one.remove_at(&one.root(), &names(name), false).unwrap();
+        compare(&one, dir.path(), name, "removed");
+    }
+    assert_eq!(one.lstat("other").unwrap().nlink, 1);
+    assert_eq!(contents(&read, 10), b"read");
+    assert_eq!(contents(&unread, 10), b"unread");
+    let wrote = written.write_short(b"W", 0).map(|wrote| wrote.unwrap());
+    let wrote = wrote.unwrap_or_else(|| written.file().write_at(b"W", 0, Flags::empty()).unwrap());
+    assert_eq!((wrote, contents(&written, 10)), (1, b"Written".to_vec()));
+    let mut bytes = [0; 6];
+    assert_eq!(cached.read_at(&mut bytes, 0, Flags::empty()).unwrap(), 6);
+    assert_eq!(&bytes, b"cached");
+    for file in [&read, &unread, &written] {
+        assert_eq!(file.stat().unwrap().nlink, 0);
+    }
+    one.unlink("other").unwrap();
+    drop((read, unread, written, cached));
+    common::eventually("all are forgotten but what the page cache keeps", || {
+        session.fs().known_inodes() <= 2
+    });
+    drop(one);
+    common::eventually("all are forgotten", || session.fs().known_inodes() == 0);
+}
+
+#[test]
+fn a_name_that_leads_elsewhere_by_now_is_what_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = session(dir.path());
+    let (one, other) = (client(&session), client(&session));
+    for name in ["f", "g", "h"] {
+        std::fs::write(dir.path().join(name), name).unwrap();
+    }
+    list(&one, dir.path(), ".");
+    let g = open(&other, "g", libc::O_RDONLY).unwrap();
+    // Past the server: what the client knows of the names is not so any more.
+    std::fs::rename(dir.path().join("g"), dir.path().join("f")).unwrap();
+    std::fs::remove_file(dir.path().join("h")).unwrap();
+    std::fs::create_dir(dir.path().join("h")).unwrap();
+    one.unlink("f").unwrap();
+    assert!(!dir.path().join("f").exists());
+    assert_eq!(contents(&g, 10), b"g");
+    assert_eq!(g.stat().unwrap().nlink, 0);
+    let is_dir = one.unlink("h").unwrap_err();
+    assert_eq!(is_dir.raw_os_error(), Some(libc::EISDIR));
+    compare(&one, dir.path(), "h", "still there");
+    one.rmdir("h").unwrap();
 }
 
 #[test]

@@ -57,9 +57,14 @@ pub(crate) struct Key {
 impl Key {
     /// Of the inode with these attributes, on a mount with this id.
     fn new(mount: u64, st: &Statx, handle: Option<FileHandle>) -> Self {
+        let device = (st.stx_dev_major, st.stx_dev_minor);
+        Self::of(mount, device, st.stx_ino, handle)
+    }
+
+    fn of(mount: u64, device: (u32, u32), ino: u64, handle: Option<FileHandle>) -> Self {
         static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let mut hasher = SEED.build_hasher();
-        hasher.write_u64(st.stx_ino);
+        hasher.write_u64(ino);
         if let Some(handle) = &handle {
             // With the number it is nearly always enough.
             hasher.write(handle.parts().1);
@@ -67,8 +72,8 @@ impl Key {
         Self {
             hash: hasher.finish(),
             mount,
-            device: (st.stx_dev_major, st.stx_dev_minor),
-            ino: st.stx_ino,
+            device,
+            ino,
             handle,
         }
     }
@@ -159,6 +164,13 @@ impl Inode {
     fn drop_ahead(&self) {
         let file = self.state().ahead.take();
         drop(file);
+    }
+
+    /// Whether these are its attributes, as far as they tell.
+    fn is(&self, st: &Statx) -> bool {
+        let device = (st.stx_dev_major, st.stx_dev_minor);
+        let same = self.key.ino == st.stx_ino && self.key.device == device;
+        same && self.mount.id == st.stx_mnt_id && self.born == born(st)
     }
 
     pub(crate) fn is_regular(&self) -> bool {
@@ -278,6 +290,13 @@ impl Inodes {
     fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
         let shard = lock(&self.shards[Self::shard(key)]);
         shard.by_key.get(key).map(|known| known.inode.clone())
+    }
+
+    /// The inode of a node number, if there are no more than so many lookups of it.
+    fn known_by(&self, node: u64, lookups: u64) -> Option<Arc<Inode>> {
+        let mut shard = lock(&self.shards[shard_of(node)]);
+        let known = shard.slots.get(node)?;
+        (known.lookups <= lookups).then(|| known.inode.clone())
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -523,11 +542,13 @@ impl Removed {
         }
     }
 
-    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+    /// Keeps a descriptor of an inode that is about to be forgotten, which then closes it: that may
+    /// take as long as all the rest, and nobody waits for it then. Whether there was none.
+    fn keep_until_forgotten(&self, inode: &Inode, fd: OwnedFd) -> bool {
         let cached = {
             let mut state = inode.state();
             if state.kept.is_some() {
-                return;
+                return false;
             }
             *lock(&self.open.count) += 1;
             state.kept = Some(Arc::new(Kept {
@@ -537,6 +558,13 @@ impl Removed {
             state.fd.take()
         };
         drop(cached);
+        true
+    }
+
+    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+        if !self.keep_until_forgotten(inode, fd) {
+            return;
+        }
         let mut too_many = VecDeque::new();
         {
             let mut queue = lock(&self.queue);
@@ -583,9 +611,13 @@ impl Removed {
     }
 }
 
-/// A name that is about to be removed.
+/// A name that is about to be removed, of what may have to be kept or told.
 pub(crate) enum Leaving {
-    /// What has a handle may have to be kept.
+    /// What is forgotten next, and its links.
+    Forgotten(Arc<Inode>, OwnedFd, u32),
+    /// What the name led to when its handle was asked for, and then was opened.
+    Known(Arc<Inode>, OwnedFd),
+    /// What else has a handle.
     Handle {
         fd: OwnedFd,
         handle: FileHandle,
@@ -680,6 +712,12 @@ impl Mount {
             no_backing: AtomicBool::new(false),
         }
     }
+}
+
+/// Whether handles of what is in a directory say which inode they are of.
+fn tells_number(directory: &Inode) -> bool {
+    let handle = directory.key.handle();
+    handle.is_some_and(|handle| handle.ino(directory.mount.fs_type).is_some())
 }
 
 /// A file's time of birth.
@@ -924,36 +962,87 @@ impl Passthrough {
         })
     }
 
-    /// To be called before a name is removed, and given to `keep_removed` afterwards.
+    /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where
+    /// the name leads to what nobody knows. `forgets` are a node and a number of lookups that are
+    /// forgotten next.
     pub(crate) fn leaving(
         &self,
         parent: &Arc<Inode>,
         dir: BorrowedFd<'_>,
         name: &CStr,
+        forgets: Option<(u64, u64)>,
     ) -> Option<Leaving> {
-        if parent.mount.fd.is_some() {
+        if parent.mount.fd.is_none() {
+            // Every inode holds a descriptor.
+            let st = sys::stat_at(dir, name).ok()?;
+            let key = Key::new(st.stx_mnt_id, &st, None);
+            return Some(Leaving::Key(key, st.stx_nlink));
+        }
+        if let Some((node, lookups)) = forgets
+            && let Some(inode) = self.inodes.known_by(node, lookups)
+        {
             let fd = self.open_name(dir, name).ok()?;
+            let st = sys::stat(fd.as_fd()).ok()?;
+            if inode.is(&st) {
+                return Some(Leaving::Forgotten(inode, fd, st.stx_nlink));
+            }
             let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
             return Some(Leaving::Handle { fd, handle, mount });
         }
-        // Every inode holds a descriptor.
-        let st = sys::stat_at(dir, name).ok()?;
-        let key = Key::new(st.stx_mnt_id, &st, None);
-        Some(Leaving::Key(key, st.stx_nlink))
+        if tells_number(parent) {
+            match sys::handle_at(dir, name) {
+                Ok((handle, mount)) if mount == parent.mount.id => {
+                    // A mount of such a file system has one device.
+                    if let Some(ino) = handle.ino(parent.mount.fs_type) {
+                        let key = Key::of(mount, parent.key.device, ino, Some(handle));
+                        let inode = self.inodes.peek(&key)?;
+                        let fd = self.open_name(dir, name).ok()?;
+                        return Some(Leaving::Known(inode, fd));
+                    }
+                }
+                Err(Errno::NOENT) => return None,
+                // On another mount, or of a kind without handles.
+                _ => {}
+            }
+        }
+        let fd = self.open_name(dir, name).ok()?;
+        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+        Some(Leaving::Handle { fd, handle, mount })
     }
 
     /// Says what lost a name, and if that was its last one keeps it reachable for those who still
     /// are in or at it.
     pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) -> Unlinked {
-        let node = |key: &Key| self.inodes.peek(key);
         match leaving {
             None => Unlinked::default(),
             Some(Leaving::Key(key, links)) => {
-                let inode = node(&key);
+                let inode = self.inodes.peek(&key);
                 let is_dir = inode.as_ref().is_some_and(|inode| inode.is_dir());
                 Unlinked {
                     node: inode.map(|inode| inode.node),
                     last: links <= 1 || is_dir,
+                }
+            }
+            Some(Leaving::Forgotten(inode, fd, links)) => {
+                let last = links <= 1;
+                if last {
+                    self.removed.keep_until_forgotten(&inode, fd);
+                }
+                let node = Some(inode.node);
+                Unlinked { node, last }
+            }
+            Some(Leaving::Known(inode, fd)) => {
+                let Ok(st) = sys::stat(fd.as_fd()) else {
+                    return Unlinked::default();
+                };
+                if inode.is(&st) {
+                    self.lost_name(Some(inode), fd, &st)
+                } else {
+                    // The name changed hands between the two calls.
+                    let handle = sys::handle_at(fd.as_fd(), c"").ok();
+                    let key = handle.map(|(handle, mount)| Key::new(mount, &st, Some(handle)));
+                    let inode = key.and_then(|key| self.inodes.peek(&key));
+                    self.lost_name(inode, fd, &st)
                 }
             }
             Some(Leaving::Handle { fd, handle, mount }) => {
@@ -961,20 +1050,24 @@ impl Passthrough {
                     return Unlinked::default();
                 };
                 let key = Key::new(mount, &st, Some(handle));
-                let inode = node(&key);
-                let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
-                let last = st.stx_nlink == 0 || is_dir;
-                if let Some(inode) = &inode
-                    && last
-                {
-                    inode.drop_ahead();
-                    self.removed.keep(inode, fd);
-                }
-                Unlinked {
-                    node: inode.map(|inode| inode.node),
-                    last,
-                }
+                self.lost_name(self.inodes.peek(&key), fd, &st)
             }
+        }
+    }
+
+    /// `fd` has lost a name: of the inode, if it is known.
+    fn lost_name(&self, inode: Option<Arc<Inode>>, fd: OwnedFd, st: &Statx) -> Unlinked {
+        let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+        let last = st.stx_nlink == 0 || is_dir;
+        if let Some(inode) = &inode
+            && last
+        {
+            inode.drop_ahead();
+            self.removed.keep(inode, fd);
+        }
+        Unlinked {
+            node: inode.map(|inode| inode.node),
+            last,
         }
     }
 

@@ -430,7 +430,18 @@ impl FileSystem for Passthrough {
     }
 
     async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
-        self.remove(parent, name)
+        self.remove(parent, name, None)
+    }
+
+    async fn unlink_forgotten(
+        &self,
+        _: &Context,
+        parent: u64,
+        name: &CStr,
+        node: u64,
+        lookups: u64,
+    ) -> Result<Unlinked> {
+        self.remove(parent, name, Some((node, lookups)))
     }
 
     async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {

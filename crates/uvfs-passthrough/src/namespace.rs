@@ -119,21 +119,33 @@ impl Passthrough {
         })
     }
 
-    pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
+    /// Removes a name, with the lookups of a node that whoever asks has no more.
+    pub(crate) fn remove(
+        &self,
+        parent: u64,
+        name: &CStr,
+        forgets: Option<(u64, u64)>,
+    ) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
-        self.remove_name(parent, name, AtFlags::empty())
+        self.remove_name(parent, name, AtFlags::empty(), forgets)
     }
 
     pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
-        self.remove_name(parent, name, AtFlags::REMOVEDIR)
+        self.remove_name(parent, name, AtFlags::REMOVEDIR, None)
     }
 
-    fn remove_name(&self, parent: u64, name: &CStr, flags: AtFlags) -> Result<Unlinked> {
+    fn remove_name(
+        &self,
+        parent: u64,
+        name: &CStr,
+        flags: AtFlags,
+        forgets: Option<(u64, u64)>,
+    ) -> Result<Unlinked> {
         let (parent, dir) = self.dir_fd(parent)?;
-        let leaving = self.leaving(&parent, dir.as_fd(), name);
+        let leaving = self.leaving(&parent, dir.as_fd(), name, forgets);
         rustix::fs::unlinkat(dir, name, flags)?;
         Ok(self.keep_removed(leaving))
     }
@@ -159,7 +171,7 @@ impl Passthrough {
             false => None,
         };
         let replaced = match flags.is_empty() {
-            true => self.leaving(&new_parent, to.as_fd(), new_name),
+            true => self.leaving(&new_parent, to.as_fd(), new_name, None),
             false => None,
         };
         rustix::fs::renameat_with(from, name, to, new_name, flags)?;

@@ -354,6 +354,118 @@ fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
 }
 
 #[test]
+fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let mut removed = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::fs::write(source.join("new"), "").unwrap();
+                    std::fs::rename(source.join("new"), source.join("name")).unwrap();
+                }
+            });
+            let _stop = Stop(&stop);
+            while removed < 3_000 {
+                let Ok(found) = served.lookup(1, "name") else {
+                    continue;
+                };
+                if let Ok(lost) = now(served.fs.unlink(&ROOT_USER, 1, c"name")) {
+                    removed += 1;
+                    assert!(lost.node.is_none_or(|node| node == found.node), "{store}");
+                }
+                if let Ok(now) = now(served.fs.getattr(&ROOT_USER, found.node, None)) {
+                    assert_eq!(now.attr.ino, found.attr.ino, "{store}");
+                }
+                served.fs.forget(found.node, 1);
+            }
+        });
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
+    });
+}
+
+#[test]
+fn what_is_forgotten_next_is_kept_for_others_only() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let unlink = |name: &str, node, lookups| {
+            let name = c(name);
+            let unlinked = served
+                .fs
+                .unlink_forgotten(&ROOT_USER, 1, &name, node, lookups);
+            let unlinked = now(unlinked).unwrap();
+            (unlinked.node, unlinked.last)
+        };
+        let links = |node| {
+            let attr = now(served.fs.getattr(&ROOT_USER, node, None));
+            attr.map(|attr| attr.attr.nlink)
+        };
+        for name in ["own", "shared", "two", "named", "moved"] {
+            std::fs::write(source.join(name), name).unwrap();
+        }
+        std::fs::hard_link(source.join("two"), source.join("names")).unwrap();
+        let [own, shared, two, named, moved] = ["own", "shared", "two", "named", "moved"]
+            .map(|name| served.lookup(1, name).unwrap().node);
+        served.lookup(1, "shared").unwrap();
+        assert_eq!(unlink("own", own, 1), (Some(own), true), "{store}");
+        served.fs.forget(own, 1);
+        assert!(links(own).is_err(), "{store}");
+        assert_eq!(unlink("shared", shared, 1), (Some(shared), true), "{store}");
+        served.fs.forget(shared, 1);
+        assert_eq!(links(shared), Ok(0), "{store}");
+        assert_eq!(unlink("two", two, 1), (Some(two), false), "{store}");
+        served.fs.forget(two, 1);
+        let two = served.lookup(1, "names").unwrap().node;
+        assert_eq!(links(two), Ok(1), "{store}");
+        // Another file than whoever asks thinks.
+        assert_eq!(unlink("named", two, 1), (Some(named), true), "{store}");
+        assert_eq!((links(named), links(two)), (Ok(0), Ok(1)), "{store}");
+        std::fs::remove_file(source.join("names")).unwrap();
+        std::fs::rename(source.join("moved"), source.join("names")).unwrap();
+        assert_eq!(unlink("names", two, 1), (Some(moved), true), "{store}");
+        served.fs.forget(two, 1);
+        assert_eq!(links(moved), Ok(0), "{store}");
+        for node in [shared, named, moved] {
+            served.fs.forget(node, 1);
+        }
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let mut open = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let ours = |to: &std::path::Path| {
+            to.starts_with(source) && to.to_string_lossy().contains("deleted")
+        };
+        assert!(!open.any(|to| ours(&to)), "{store}");
+    });
+}
+
+#[test]
+fn a_name_says_who_loses_it_if_that_is_known() {
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let unlink = |name: &str| now(served.fs.unlink(&ROOT_USER, 1, &c(name))).unwrap();
+        std::fs::write(source.join("known"), "").unwrap();
+        std::fs::write(source.join("unknown"), "").unwrap();
+        std::fs::hard_link(source.join("known"), source.join("other")).unwrap();
+        let known = served.lookup(1, "known").unwrap().node;
+        assert_eq!(unlink("unknown").node, None, "{store}");
+        let lost = unlink("other");
+        assert_eq!((lost.node, lost.last), (Some(known), false), "{store}");
+        let lost = unlink("known");
+        assert_eq!((lost.node, lost.last), (Some(known), true), "{store}");
+        let attr = now(served.fs.getattr(&ROOT_USER, known, None)).unwrap();
+        assert_eq!(attr.attr.nlink, 0, "{store}");
+        let gone = now(served.fs.unlink(&ROOT_USER, 1, c"known"));
+        assert_eq!(gone.err(), Some(Errno::NOENT), "{store}");
+        std::fs::create_dir(source.join("dir")).unwrap();
+        let is_dir = now(served.fs.unlink(&ROOT_USER, 1, c"dir"));
+        assert_eq!(is_dir.err(), Some(Errno::ISDIR), "{store}");
+        served.fs.forget(known, 1);
+        assert_eq!(served.fs.known_inodes(), 0, "{store}");
+    });
+}
+
+#[test]
 fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
     if !is_root() {
         eprintln!("skipped: needs root, to mount a small tmpfs");

@@ -113,6 +113,11 @@ pub const TOKEN: u32 = 8203;
 /// behind them: those files' times of access change now.
 pub const PEEK_AHEAD: u32 = 8204;
 
+/// UNLINK, with which the client forgets a node, mostly what the name leads to: [`RemoveIn`], and the
+/// name is the payload. Answered as UNLINK, but for ENOSYS. What nobody else has need not be kept then.
+/// The node is forgotten whether or not the name could be removed; but not where the request is
+/// refused (EINVAL for a node or a count that the client has not, EPERM for a guest).
+pub const REMOVE: u32 = 8205;
 /// CREATE, with leases to read of the directory and of the file, where they can be had at once. Answered
 /// as CREATE, with [`Leases`] between the opened file and its identity.
 pub const CREATE: u32 = 8206;
@@ -196,6 +201,18 @@ pub struct PeekedHead {
     pub len: u32,
     /// 0, or the errno for which there are none.
     pub error: u32,
+}
+
+/// What a client forgets as it removes a name.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct RemoveIn {
+    /// The node.
+    pub node: u64,
+    /// Lookups of it, as FORGET has them.
+    pub nlookup: u64,
 }
 
 /// An open file of the client's own.

@@ -881,8 +881,10 @@ impl Coherence {
             let unlinked = Unlinked {
                 node: unlinked.node.filter(|&node| {
                     // What nobody else was ever given is nobody else's to drop.
-                    let own = link.lookups().get(&node).copied();
-                    own.is_none() || session.fs().lookups(node) != own
+                    let gone = slot.forgets.filter(|gone| gone.nodeid == node);
+                    let gone = gone.map_or(0, |gone| gone.nlookup);
+                    let own = link.lookups().get(&node).map_or(0, |&own| own) + gone;
+                    own == 0 || session.fs().lookups(node) != Some(own)
                 }),
                 ..unlinked
             };
@@ -1143,6 +1145,7 @@ pub(crate) async fn attributes<F: FileSystem>(
         op_len: size_of_val(&arg),
         input: uvfs_io::Payload::default(),
         room: uvfs_io::Payload::default(),
+        forgets: None,
     };
     match crate::dispatch::answer(session, &slot, &Cell::default()).await {
         Answer::Body(body) => abi::AttrOut::read_from_prefix(&body)
@@ -1371,6 +1374,7 @@ mod tests {
             op_len: 0,
             input: uvfs_io::Payload::default(),
             room: uvfs_io::Payload::default(),
+            forgets: None,
         };
         empty.like(opcode, NODE, structure)
     }

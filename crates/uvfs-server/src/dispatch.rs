@@ -350,7 +350,14 @@ async fn dispatch<F: FileSystem>(
             };
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
-        Operation::Unlink(name) => fs.unlink(cx, node, name).await.map(lost),
+        Operation::Unlink(name) => match slot.forgets {
+            None => fs.unlink(cx, node, name).await.map(lost),
+            Some(gone) => {
+                let (gone, lookups) = (gone.nodeid, gone.nlookup);
+                let unlinked = fs.unlink_forgotten(cx, node, name, gone, lookups);
+                unlinked.await.map(lost)
+            }
+        },
         Operation::Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
         Operation::Rename { arg, name, newname } => fs
             .rename(cx, node, name, arg.newdir, newname, 0)

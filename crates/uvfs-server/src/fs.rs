@@ -386,6 +386,20 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, parent, name)
     }
 
+    /// As [`FileSystem::unlink`], by somebody whose `lookups` lookups of `node` are forgotten next:
+    /// what nobody else has of it need not be kept.
+    async fn unlink_forgotten(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        node: u64,
+        lookups: u64,
+    ) -> Result<Unlinked> {
+        let _ = (node, lookups);
+        self.unlink(cx, parent, name).await
+    }
+
     /// Removes an empty directory.
     async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
         unsupported!(cx, parent, name)

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use smallvec::SmallVec;
 use uvfs_io::Payload;
-use uvfs_proto::abi::{InHeader, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::abi::{ForgetOne, InHeader, Opcode, URING_OP_IN_OUT_SZ};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::fs::Errno;
@@ -25,6 +25,8 @@ pub struct Slot {
     pub input: Payload,
     /// Room for the answer's data. May be the same memory as `input`.
     pub room: Payload,
+    /// What the sender of an UNLINK forgets when that is answered.
+    pub forgets: Option<ForgetOne>,
 }
 
 impl Slot {
@@ -42,6 +44,7 @@ impl Slot {
             op_len: structure.len(),
             input: Payload::default(),
             room: Payload::default(),
+            forgets: None,
         }
     }
 }

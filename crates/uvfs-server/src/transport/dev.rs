@@ -286,6 +286,7 @@ impl<F: FileSystem> Worker<F> {
             op_len: structure,
             input,
             room: room.clone(),
+            forgets: None,
         })
     }
 

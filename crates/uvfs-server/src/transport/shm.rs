@@ -727,6 +727,7 @@ impl<F: FileSystem> Client<F> {
             op_len: request.op.len(),
             input,
             room,
+            forgets: None,
         };
         // One thread serves a whole client: what it sends together goes to the host side by side,
         // unless every core has a client's thread to do it.
@@ -745,6 +746,7 @@ impl<F: FileSystem> Client<F> {
             | ext::PEEK
             | ext::PEEK_AHEAD
             | ext::TOKEN => Ok(()),
+            ext::REMOVE => self.removes(&mut slot),
             _ => self.may(&slot).and_then(|()| self.own_locks(&mut slot)),
         };
         self.constrain(&mut slot);
@@ -784,6 +786,13 @@ impl<F: FileSystem> Client<F> {
                 self.identified(&slot, answer)
             }
         };
+        let answer = match answer {
+            // That would say that there is no such request, and that nothing is forgotten.
+            Answer::Error(Errno::NOSYS) if theirs.opcode == ext::REMOVE => {
+                Answer::Error(Errno::PERM)
+            }
+            answer => answer,
+        };
         // Of what is made of several, the steps were.
         self.note(&slot, &answer);
         let (error, len, body) = match &answer {
@@ -803,6 +812,10 @@ impl<F: FileSystem> Client<F> {
         self.queue.complete(request.id, header.as_bytes(), body);
         if !is_told(theirs.opcode) {
             self.queue.ring();
+        }
+        if let Some(gone) = slot.forgets {
+            // Only now: the client goes on meanwhile.
+            self.forget(gone);
         }
         self.busy.set(self.busy.get() - 1);
         if self.busy.get() == 0
@@ -1121,6 +1134,41 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// Makes a [`uvfs_proto::ext::REMOVE`] the UNLINK that it is, with what the client forgets.
+    fn removes(&self, slot: &mut Slot) -> Result<(), Errno> {
+        let (arg, _) =
+            ext::RemoveIn::read_from_prefix(&slot.op[..slot.op_len]).map_err(|_| Errno::INVAL)?;
+        slot.header.len -= slot.op_len as u32;
+        slot.header.opcode = Opcode::Unlink as u32;
+        slot.op_len = 0;
+        self.may(slot)?;
+        // From here on the client has them no more, whatever it sends next.
+        let mut lookups = self.link.lookups();
+        let Entry::Occupied(mut count) = lookups.entry(arg.node) else {
+            return Err(Errno::INVAL);
+        };
+        *count.get_mut() = count.get().checked_sub(arg.nlookup).ok_or(Errno::INVAL)?;
+        if *count.get() == 0 {
+            count.remove();
+        }
+        slot.forgets = Some(abi::ForgetOne {
+            nodeid: arg.node,
+            nlookup: arg.nlookup,
+        });
+        Ok(())
+    }
+
+    /// Forgets what the client has no more.
+    fn forget(&self, gone: abi::ForgetOne) {
+        self.stats.begin(Opcode::Forget as u32);
+        self.session.fs().forget(gone.nodeid, gone.nlookup);
+        // It may have been given the node again.
+        if !self.link.lookups().contains_key(&gone.nodeid) {
+            self.session.coherence.forget(&self.link, gone.nodeid);
+        }
+        self.stats.end(false);
+    }
+
     /// Puts the client's own name in a lock's owner, so that no client can be another's.
     fn own_locks(&self, slot: &mut Slot) -> Result<(), Errno> {
         let opcode = slot.header.opcode;
@@ -1238,6 +1286,7 @@ impl<F: FileSystem> Client<F> {
             op_len: op.len(),
             input,
             room,
+            forgets: None,
         }
     }
 

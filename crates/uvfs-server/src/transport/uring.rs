@@ -361,6 +361,7 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
         op_len: structure_len(session, &header),
         input: room.slice(0..len),
         room,
+        forgets: None,
     };
     Request {
         slot,

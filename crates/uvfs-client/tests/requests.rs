@@ -1,0 +1,279 @@
+//! Requests of clients as they go through the queue pair: what a server makes of bad ones, and what a
+//! client makes of a server that is older than it.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use uvfs_client::{Client, Config, Server};
+use uvfs_passthrough::Passthrough;
+use uvfs_proto::abi::{self, Opcode};
+use uvfs_proto::ext::{self, RemoveIn};
+use uvfs_proto::reply;
+use uvfs_queue::arena::Arena;
+use uvfs_queue::attach::{self, Message};
+use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, ServerQueue};
+use uvfs_server::{ClientLimits, FileSystem, InProcess, Session, in_process};
+use zerocopy::{FromBytes, IntoBytes};
+
+use common::{eventually, session};
+
+const ROOT: u64 = 1;
+
+/// A client that sends what it is told.
+struct Raw {
+    queue: ClientQueue,
+    _socket: UnixStream,
+    _serving: InProcess,
+}
+
+impl Raw {
+    fn attach(session: &Arc<Session<Passthrough>>) -> Self {
+        let (serving, socket) = in_process(session, ClientLimits::default()).unwrap();
+        let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(8).unwrap());
+        attach::send(&socket, hello(), &[arena.as_fd(), queue.as_fd()]).unwrap();
+        let (answer, mut fds) = attach::receive(&socket).unwrap();
+        assert_eq!(answer.errno, 0);
+        queue.wake_through(fds.pop().unwrap());
+        Self {
+            queue,
+            _socket: socket,
+            _serving: serving,
+        }
+    }
+
+    fn send(&self, opcode: u32, node: u64, op: &[u8], name: &[u8]) -> u32 {
+        let header = abi::InHeader {
+            len: (size_of::<abi::InHeader>() + op.len() + name.len()) as u32,
+            opcode,
+            nodeid: node,
+            unique: 2,
+            ..Default::default()
+        };
+        let id = self.queue.reserve().unwrap();
+        let (header, to) = (header.as_bytes(), Direction::ToServer);
+        self.queue.submit(id, header, op, name, &[], to);
+        id
+    }
+
+    /// The answer to the next request that ends.
+    fn answer(&self) -> (u32, Result<Vec<u8>, i32>) {
+        self.queue.ring();
+        loop {
+            let Some(id) = self.queue.pop().unwrap() else {
+                std::thread::sleep(Duration::from_micros(100));
+                continue;
+            };
+            let mut header = [0; size_of::<abi::OutHeader>()];
+            let mut body = vec![0; INLINE_SIZE];
+            self.queue.reply(id, &mut header, &mut body);
+            self.queue.release(id);
+            let out = abi::OutHeader::read_from_bytes(&header).unwrap();
+            body.truncate(out.len as usize - header.len());
+            let answer = match out.error {
+                0 => Ok(body),
+                code => Err(-code),
+            };
+            return (id, answer);
+        }
+    }
+
+    fn call(&self, opcode: u32, node: u64, op: &[u8], name: &[u8]) -> Result<Vec<u8>, i32> {
+        let id = self.send(opcode, node, op, name);
+        let (answered, answer) = self.answer();
+        assert_eq!(answered, id);
+        answer
+    }
+
+    fn look_up(&self, name: &[u8]) -> u64 {
+        let found = self.call(Opcode::Lookup as u32, ROOT, &[], name).unwrap();
+        let (entry, _) = abi::EntryOut::read_from_prefix(&found).unwrap();
+        entry.nodeid
+    }
+
+    fn remove(&self, name: &[u8], node: u64, nlookup: u64) -> Result<(), i32> {
+        let op = RemoveIn { node, nlookup };
+        let answer = self.call(ext::REMOVE, ROOT, op.as_bytes(), name);
+        answer.map(|body| assert!(body.is_empty()))
+    }
+
+    fn links(&self, node: u64) -> Result<u32, i32> {
+        let op = abi::GetattrIn::default();
+        let answer = self.call(Opcode::Getattr as u32, node, op.as_bytes(), &[])?;
+        Ok(abi::AttrOut::read_from_prefix(&answer)
+            .unwrap()
+            .0
+            .attr
+            .nlink)
+    }
+}
+
+fn hello() -> Message {
+    Message {
+        errno: 0,
+        max_payload: 0,
+        source: [0; 16],
+    }
+}
+
+#[test]
+fn a_node_is_forgotten_with_a_name_by_who_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = session(dir.path());
+    let (raw, other) = (Raw::attach(&session), Raw::attach(&session));
+    for name in ["f", "g", "h", "two"] {
+        std::fs::write(dir.path().join(name), name).unwrap();
+    }
+    std::fs::hard_link(dir.path().join("two"), dir.path().join("names")).unwrap();
+    let there = |name: &str| dir.path().join(name).exists();
+    let lookups = |node| session.fs().lookups(node);
+    let (f, g) = (raw.look_up(b"f\0"), other.look_up(b"g\0"));
+
+    // Refused, and nothing is forgotten: another's node, none, the root, too many; a node that the
+    // name can't be in; half of a structure.
+    for (node, nlookup) in [(g, 1), (g + 1, 1), (0, 0), (ROOT, 1), (f, 2), (f, u64::MAX)] {
+        assert_eq!(raw.remove(b"f\0", node, nlookup), Err(libc::EINVAL));
+    }
+    let op = RemoveIn {
+        node: f,
+        nlookup: 1,
+    };
+    let elsewhere = raw.call(ext::REMOVE, g, op.as_bytes(), b"f\0");
+    assert_eq!(elsewhere, Err(libc::ESTALE));
+    let half = raw.call(ext::REMOVE, ROOT, &op.as_bytes()[..8], b"f\0");
+    assert_eq!(half, Err(libc::EINVAL));
+    assert_eq!((lookups(f), lookups(g)), (Some(1), Some(1)));
+    assert!(there("f"));
+
+    // Tried, in vain: it is forgotten all the same.
+    for (name, error) in [
+        (&b"none\0"[..], libc::ENOENT),
+        (b"", libc::EINVAL),
+        (b"f", libc::EINVAL),
+        (b"../f\0", libc::EINVAL),
+    ] {
+        let f = raw.look_up(b"f\0");
+        let count = lookups(f).unwrap();
+        assert_eq!(raw.remove(name, f, count), Err(error));
+        assert_eq!(raw.links(f), Err(libc::ESTALE));
+        eventually("it is forgotten", || lookups(f).is_none());
+    }
+    assert!(there("f"));
+
+    // Two at once have it once.
+    let f = raw.look_up(b"f\0");
+    let op = RemoveIn {
+        node: f,
+        nlookup: 1,
+    };
+    let sent = [b"f\0", b"h\0"].map(|name| raw.send(ext::REMOVE, ROOT, op.as_bytes(), name));
+    let (one, two) = (raw.answer(), raw.answer());
+    let of = |id| if one.0 == id { &one.1 } else { &two.1 };
+    assert_eq!(of(sent[0]), &Ok(Vec::new()));
+    assert_eq!(of(sent[1]), &Err(libc::EINVAL));
+    assert!(!there("f") && there("h"));
+    eventually("it is forgotten", || lookups(f).is_none());
+
+    // What somebody else has stays.
+    assert_eq!((raw.look_up(b"g\0"), lookups(g)), (g, Some(2)));
+    assert_eq!(raw.remove(b"g\0", g, 1), Ok(()));
+    assert_eq!(raw.links(g), Err(libc::ESTALE));
+    assert_eq!((other.links(g), lookups(g)), (Ok(0), Some(1)));
+    // As does what has another name, or what the client only has one lookup less of.
+    let two = raw.look_up(b"two\0");
+    assert_eq!(raw.look_up(b"names\0"), two);
+    assert_eq!(raw.remove(b"two\0", two, 1), Ok(()));
+    assert_eq!(raw.links(two), Ok(1));
+    assert_eq!(raw.remove(b"names\0", two, 0), Ok(()));
+    assert_eq!(raw.links(two), Ok(0));
+    // And what is forgotten needs not be what had the name.
+    let h = raw.look_up(b"h\0");
+    assert_eq!(raw.remove(b"h\0", two, 1), Ok(()));
+    assert_eq!((raw.links(h), raw.links(two)), (Ok(0), Err(libc::ESTALE)));
+    drop((raw, other));
+    assert_eq!(session.fs().known_inodes(), 0);
+}
+
+/// A server of one directory in which there is every file, from before there was REMOVE. Answers the
+/// operations that it was asked for, without those of leases.
+fn older_server(socket: UnixStream, asked: Arc<Mutex<Vec<u32>>>) {
+    let (_, fds) = attach::receive(&socket).unwrap();
+    let [arena, queue] = <[_; 2]>::try_from(fds).unwrap();
+    let arena = Arena::open(arena, 1 << 20).unwrap();
+    let queue = ServerQueue::open(queue, arena.len(), 1 << 20).unwrap();
+    let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let agreed = Message {
+        max_payload: 1 << 20,
+        ..hello()
+    };
+    attach::send(&socket, agreed, &[bell.as_fd()]).unwrap();
+    let mut node = 10;
+    while !queue.client_closed() {
+        let Some(request) = queue.pop().unwrap() else {
+            std::thread::sleep(Duration::from_micros(100));
+            continue;
+        };
+        let (header, _) = abi::InHeader::read_from_prefix(&request.header).unwrap();
+        let (error, body) = match header.opcode {
+            ext::LOOKUP => {
+                node += 1;
+                let mut out = ext::LeasedEntry {
+                    parent: if node == 11 { 1 } else { 0 },
+                    node,
+                    ..Default::default()
+                };
+                out.entry.nodeid = node;
+                out.entry.attr.mode = libc::S_IFREG;
+                out.entry.attr.nlink = 1;
+                (out.entry.entry_valid, out.entry.attr_valid) = (60, 60);
+                (0, out.as_bytes().to_vec())
+            }
+            ext::LEASE_RETURN => (0, Vec::new()),
+            opcode => {
+                asked.lock().unwrap().push(opcode);
+                let known = matches!(
+                    Opcode::try_from(opcode),
+                    Ok(Opcode::Unlink | Opcode::Forget)
+                );
+                (if known { 0 } else { -libc::ENOSYS }, Vec::new())
+            }
+        };
+        let header = reply::header(header.unique, error, body.len());
+        queue.complete(request.id, header.as_bytes(), &body);
+        queue.ring();
+    }
+    queue.close();
+}
+
+#[test]
+fn an_older_server_is_asked_to_remove_and_then_to_forget() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let mine = asked.clone();
+    let server: JoinHandle<()> = std::thread::spawn(move || older_server(theirs, mine));
+    let config = Config {
+        memory: 1 << 20,
+        ..Config::default()
+    };
+    let client = Client::new(Server::from(ours), config).unwrap();
+    let (unlink, forget) = (Opcode::Unlink as u32, Opcode::Forget as u32);
+    for expected in [
+        &[ext::REMOVE, unlink, forget][..],
+        &[unlink, forget],
+        &[unlink, forget],
+    ] {
+        client.lstat(Path::new("file")).unwrap();
+        client.unlink("file").unwrap();
+        eventually("it is told", || {
+            asked.lock().unwrap().len() >= expected.len()
+        });
+        assert_eq!(std::mem::take(&mut *asked.lock().unwrap()), expected);
+    }
+    drop(client);
+    server.join().unwrap();
+}
