@@ -178,8 +178,8 @@ struct Shared {
     unique: AtomicU64,
     /// What could not be sent for want of an entry.
     deferred: Mutex<Vec<Told>>,
-    /// The server is one that knows no REMOVE.
-    no_remove: AtomicBool,
+    /// The server is one that knows no REMOVE, CREATE and WRITE beside FUSE's.
+    older: AtomicBool,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// As in [`Inner`], as is what follows.
@@ -1093,7 +1093,7 @@ impl Inner {
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
-            no_remove: AtomicBool::new(false),
+            older: AtomicBool::new(false),
             recalls: Mutex::new(lock(&self.recalls).clone()),
             dead: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -1763,9 +1763,7 @@ impl Backend for Server {
             Ok((at_server, joined(&[name])?, shared))
         });
         let (at_server, names, shared) = match asked {
-            Ok(asked)
-                if !asked.2.no_remove.load(Ordering::Relaxed) && asked.1.len() <= INLINE_SIZE =>
-            {
+            Ok(asked) if !asked.2.older.load(Ordering::Relaxed) && asked.1.len() <= INLINE_SIZE => {
                 asked
             }
             asked => {
@@ -1799,7 +1797,7 @@ impl Backend for Server {
         match reply {
             // An older server.
             Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                shared.no_remove.store(true, Ordering::Relaxed);
+                shared.older.store(true, Ordering::Relaxed);
                 let opcode = Opcode::Unlink as u32;
                 let reply = shared.call(opcode, at_server, &[], &names, &[]);
                 let op = abi::ForgetIn { nlookup };
@@ -1892,13 +1890,9 @@ impl Backend for Server {
         umask: u32,
         flags: i32,
     ) -> io::Result<(Looked, Entry, u64)> {
-        match self.create_by(ext::CREATE, (p, n), mode, umask, flags) {
-            // An older server.
-            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                self.create_by(Opcode::Create as u32, (p, n), mode, umask, flags)
-            }
-            made => made,
-        }
+        self.or_plain((ext::CREATE, Opcode::Create), |opcode| {
+            self.create_by(opcode, (p, n), mode, umask, flags)
+        })
     }
 
     fn release(&self, node: NodeId, handle: u64) {
@@ -2306,14 +2300,9 @@ impl Backend for Server {
             size: data.len() as u32,
             ..Default::default()
         };
-        let op = op.as_bytes();
-        let reply = match shared.call(ext::WRITE, n, op, data, &[]) {
-            // An older server.
-            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                shared.call(Opcode::Write as u32, n, op, data, &[])?
-            }
-            reply => reply?,
-        };
+        let reply = self.or_plain((ext::WRITE, Opcode::Write), |opcode| {
+            shared.call(opcode, n, op.as_bytes(), data, &[])
+        })?;
         let out: abi::WriteOut = parse(&reply)?;
         let attr = reply.get(size_of::<abi::WriteOut>()..).unwrap_or_default();
         let attr = abi::Attr::read_from_prefix(attr).ok();
@@ -2327,6 +2316,25 @@ impl Backend for Server {
 }
 
 impl Server {
+    /// Makes a call by the opcode that tells more than FUSE's, or by FUSE's at an older server.
+    fn or_plain<T>(
+        &self,
+        (more, plain): (u32, Opcode),
+        call: impl Fn(u32) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let shared = self.living()?;
+        if shared.older.load(Ordering::Relaxed) {
+            return call(plain as u32);
+        }
+        match call(more) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                shared.older.store(true, Ordering::Relaxed);
+                call(plain as u32)
+            }
+            answer => answer,
+        }
+    }
+
     /// Makes and opens a file, by CREATE or the one with a lease.
     fn create_by(
         &self,

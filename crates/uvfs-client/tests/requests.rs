@@ -4,13 +4,14 @@
 mod common;
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use uvfs_client::{Client, Config, Server};
+use uvfs_client::{Client, Config, Names, Server};
 use uvfs_passthrough::Passthrough;
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::ext::{self, RemoveIn};
@@ -19,7 +20,7 @@ use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, ServerQueue};
 use uvfs_server::{ClientLimits, FileSystem, InProcess, Session, in_process};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use common::{eventually, session};
 
@@ -199,9 +200,73 @@ fn a_node_is_forgotten_with_a_name_by_who_has_it() {
     assert_eq!(session.fs().known_inodes(), 0);
 }
 
-/// A server of one directory in which there is every file, from before there was REMOVE. Answers the
+#[test]
+fn making_and_writing_tell_more_than_fuse_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let session = session(dir.path());
+    let (raw, other) = (Raw::attach(&session), Raw::attach(&session));
+    let op = abi::CreateIn {
+        flags: (libc::O_CREAT | libc::O_EXCL | libc::O_RDWR) as u32,
+        mode: libc::S_IFREG | 0o640,
+        ..Default::default()
+    };
+    let made = raw.call(ext::CREATE, ROOT, op.as_bytes(), b"f\0").unwrap();
+    let (entry, rest) = abi::EntryOut::read_from_prefix(&made).unwrap();
+    let (opened, rest) = abi::OpenOut::read_from_prefix(rest).unwrap();
+    let (leases, identity) = ext::Leases::read_from_prefix(rest).unwrap();
+    assert_eq!(entry.attr.mode, libc::S_IFREG | 0o640);
+    assert!(leases.parent != 0 && leases.node != 0 && !identity.is_empty());
+    let again = raw.call(ext::CREATE, ROOT, op.as_bytes(), b"f\0");
+    assert_eq!(again, Err(libc::EEXIST));
+    let more = raw.call(ext::CREATE, ROOT, op.as_bytes(), b"g\0").unwrap();
+    let at = size_of::<abi::EntryOut>() + size_of::<abi::OpenOut>();
+    let (leases, _) = ext::Leases::read_from_prefix(&more[at..]).unwrap();
+    assert!(leases.parent == 0 && leases.node != 0, "one is had already");
+
+    let (node, fh) = (entry.nodeid, opened.fh);
+    let op = abi::WriteIn {
+        fh,
+        offset: 2,
+        size: 4,
+        ..Default::default()
+    };
+    let wrote = raw.call(ext::WRITE, node, op.as_bytes(), b"data").unwrap();
+    let (out, rest) = abi::WriteOut::read_from_prefix(&wrote).unwrap();
+    let attr = abi::Attr::read_from_bytes(rest).unwrap();
+    let host = std::fs::metadata(dir.path().join("f")).unwrap();
+    assert_eq!((out.size, attr.size, host.len()), (4, 6, 6));
+    let mtime = (attr.mtime as i64, i64::from(attr.mtimensec));
+    assert_eq!(mtime, (host.mtime(), host.mtime_nsec()));
+
+    // What is bad of FUSE's requests is bad of these.
+    for (who, node, op, data, error) in [
+        (&raw, node, &op.as_bytes()[..20], &b"data"[..], libc::EINVAL),
+        (&raw, node, op.as_bytes(), b"dat", libc::EINVAL),
+        (
+            &raw,
+            entry.nodeid + 1000,
+            op.as_bytes(),
+            b"data",
+            libc::ESTALE,
+        ),
+        (&other, node, op.as_bytes(), b"data", libc::ESTALE),
+    ] {
+        assert_eq!(who.call(ext::WRITE, node, op, data), Err(error));
+    }
+    assert_eq!(other.look_up(b"f\0"), node);
+    let handle = other.call(ext::WRITE, node, op.as_bytes(), b"data");
+    assert_eq!(handle, Err(libc::EBADF));
+    let short = raw.call(ext::CREATE, ROOT, &[0; 4], b"h\0");
+    assert_eq!(short, Err(libc::EINVAL));
+    let nowhere = other.call(ext::CREATE, node + 1000, &[0; 16], b"h\0");
+    assert_eq!(nowhere, Err(libc::ESTALE));
+    assert!(!dir.path().join("h").exists());
+}
+
+/// A server of one directory in which there is every file, from before there were REMOVE, CREATE and WRITE
+/// beside FUSE's. Answers the
 /// operations that it was asked for, without those of leases.
-fn older_server(socket: UnixStream, asked: Arc<Mutex<Vec<u32>>>) {
+fn older_server(socket: UnixStream, asked: Asked) {
     let (_, fds) = attach::receive(&socket).unwrap();
     let [arena, queue] = <[_; 2]>::try_from(fds).unwrap();
     let arena = Arena::open(arena, 1 << 20).unwrap();
@@ -236,11 +301,23 @@ fn older_server(socket: UnixStream, asked: Arc<Mutex<Vec<u32>>>) {
             ext::LEASE_RETURN => (0, Vec::new()),
             opcode => {
                 asked.lock().unwrap().push(opcode);
-                let known = matches!(
-                    Opcode::try_from(opcode),
-                    Ok(Opcode::Unlink | Opcode::Forget)
-                );
-                (if known { 0 } else { -libc::ENOSYS }, Vec::new())
+                match Opcode::try_from(opcode) {
+                    Ok(Opcode::Unlink | Opcode::Forget | Opcode::Release) => (0, Vec::new()),
+                    Ok(Opcode::Create) => {
+                        node += 1;
+                        let mut entry = abi::EntryOut::new_zeroed();
+                        (entry.nodeid, entry.attr.mode) = (node, libc::S_IFREG);
+                        let opened = abi::OpenOut::new_zeroed();
+                        (0, [entry.as_bytes(), opened.as_bytes()].concat())
+                    }
+                    Ok(Opcode::Write) => {
+                        let (arg, _) = abi::WriteIn::read_from_prefix(&request.op).unwrap();
+                        let mut out = abi::WriteOut::new_zeroed();
+                        out.size = arg.size;
+                        (0, out.as_bytes().to_vec())
+                    }
+                    _ => (-libc::ENOSYS, Vec::new()),
+                }
             }
         };
         let header = reply::header(header.unique, error, body.len());
@@ -250,17 +327,50 @@ fn older_server(socket: UnixStream, asked: Arc<Mutex<Vec<u32>>>) {
     queue.close();
 }
 
-#[test]
-fn an_older_server_is_asked_to_remove_and_then_to_forget() {
+type Asked = Arc<Mutex<Vec<u32>>>;
+
+fn client_of_older_server() -> (Client, Asked, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let asked = Arc::new(Mutex::new(Vec::new()));
+    let asked = Asked::default();
     let mine = asked.clone();
-    let server: JoinHandle<()> = std::thread::spawn(move || older_server(theirs, mine));
+    let server = std::thread::spawn(move || older_server(theirs, mine));
     let config = Config {
         memory: 1 << 20,
         ..Config::default()
     };
     let client = Client::new(Server::from(ours), config).unwrap();
+    (client, asked, server)
+}
+
+#[test]
+fn an_older_server_is_asked_as_fuse_has_it() {
+    let (client, asked, server) = client_of_older_server();
+    let (create, write) = (Opcode::Create as u32, Opcode::Write as u32);
+    let release = Opcode::Release as u32;
+    for expected in [
+        &[ext::CREATE, create, write, write, release][..],
+        &[create, write, write, release],
+    ] {
+        let names = Names::parse(b"new").unwrap();
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+        let file = client.open_at(&client.root(), &names, flags, 0o600, 0);
+        let file = file.unwrap();
+        assert_eq!(file.write_short(b"one", 0).unwrap().unwrap(), 3);
+        assert_eq!(file.write_short(b"four", 3).unwrap().unwrap(), 4);
+        drop(file);
+        let told = |asked: &Asked| asked.lock().unwrap().contains(&release);
+        eventually("it is told", || told(&asked));
+        let mut asked = std::mem::take(&mut *asked.lock().unwrap());
+        asked.retain(|&opcode| opcode != Opcode::Forget as u32);
+        assert_eq!(asked, expected);
+    }
+    drop(client);
+    server.join().unwrap();
+}
+
+#[test]
+fn an_older_server_is_asked_to_remove_and_then_to_forget() {
+    let (client, asked, server) = client_of_older_server();
     let (unlink, forget) = (Opcode::Unlink as u32, Opcode::Forget as u32);
     for expected in [
         &[ext::REMOVE, unlink, forget][..],
