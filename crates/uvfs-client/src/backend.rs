@@ -485,7 +485,7 @@ pub trait Backend: Send + Sync + 'static {
         unsupported()
     }
     /// As [`Backend::unlink`], and undoes lookups of a node, mostly of what has the name, whatever
-    /// becomes of that. Before it is removed, if that can be done in one.
+    /// becomes of that: in one request, if it can be.
     fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
         let removed = self.unlink(parent, name);
         self.forget(node, lookups);

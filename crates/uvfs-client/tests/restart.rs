@@ -488,3 +488,46 @@ fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
     server.end();
     assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"FOURTH");
 }
+
+#[test]
+fn names_are_removed_at_a_server_that_came_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, data) = (dir.path().join("sock"), dir.path().join("data"));
+    let serve = || {
+        let session = session(&data);
+        let clients = Clients::listen(session.clone(), &socket, ClientLimits::default()).unwrap();
+        (session, clients)
+    };
+    let (first, clients) = serve();
+    for name in ["open", "known", "new", "both", "last"] {
+        std::fs::write(data.join(name), name).unwrap();
+    }
+    std::fs::hard_link(data.join("both"), data.join("link")).unwrap();
+    let client = client(dir.path());
+    let file = client.open("open", rw()).unwrap();
+    for name in ["known", "both"] {
+        client.lstat(name).unwrap();
+    }
+    client.unlink("last").unwrap();
+    drop((clients, first));
+    let (second, _clients) = serve();
+    // Numbers of the second server's, in another order than the first one's.
+    for name in ["link", "new", "known", "both"] {
+        client.lstat(name).unwrap();
+    }
+    for name in ["known", "both", "new"] {
+        client.unlink(name).unwrap();
+        assert_eq!(code(client.lstat(name)), Some(libc::ENOENT));
+        assert!(!data.join(name).exists());
+    }
+    assert_eq!(client.lstat("link").unwrap().nlink, 1);
+    client.unlink("link").unwrap();
+    client.unlink("open").unwrap();
+    let mut bytes = [0; 4];
+    assert_eq!(file.read_at(&mut bytes, 0, Flags::empty()).unwrap(), 4);
+    assert_eq!(&bytes, b"open");
+    assert_eq!(file.stat().unwrap().nlink, 0);
+    eventually("all but the open one are forgotten", || {
+        second.fs().known_inodes() == 1
+    });
+}

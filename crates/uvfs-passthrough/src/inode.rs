@@ -613,8 +613,13 @@ impl Removed {
 
 /// A name that is about to be removed, of what may have to be kept or told.
 pub(crate) enum Leaving {
-    /// What is forgotten next, and its links.
-    Forgotten(Arc<Inode>, OwnedFd, u32),
+    /// What is forgotten next, with so many lookups, and its links.
+    Forgotten {
+        inode: Arc<Inode>,
+        fd: OwnedFd,
+        lookups: u64,
+        links: u32,
+    },
     /// What the name led to when its handle was asked for, and then was opened.
     Known(Arc<Inode>, OwnedFd),
     /// What else has a handle.
@@ -984,7 +989,12 @@ impl Passthrough {
             let fd = self.open_name(dir, name).ok()?;
             let st = sys::stat(fd.as_fd()).ok()?;
             if inode.is(&st) {
-                return Some(Leaving::Forgotten(inode, fd, st.stx_nlink));
+                return Some(Leaving::Forgotten {
+                    inode,
+                    fd,
+                    lookups,
+                    links: st.stx_nlink,
+                });
             }
             let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
             return Some(Leaving::Handle { fd, handle, mount });
@@ -1023,12 +1033,20 @@ impl Passthrough {
                     last: links <= 1 || is_dir,
                 }
             }
-            Some(Leaving::Forgotten(inode, fd, links)) => {
-                let last = links <= 1;
-                if last {
-                    self.removed.keep_until_forgotten(&inode, fd);
-                }
+            Some(Leaving::Forgotten {
+                inode,
+                fd,
+                lookups,
+                links,
+            }) => {
                 let node = Some(inode.node);
+                let last = links <= 1;
+                if last && self.inodes.known_by(inode.node, lookups).is_some() {
+                    self.removed.keep_until_forgotten(&inode, fd);
+                } else if last {
+                    // Somebody has looked it up meanwhile.
+                    self.removed.keep(&inode, fd);
+                }
                 Unlinked { node, last }
             }
             Some(Leaving::Known(inode, fd)) => {

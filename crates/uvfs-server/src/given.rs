@@ -17,10 +17,12 @@
 //! below it; and files that are open there lose their path in /proc.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use foldhash::quality::FixedState;
 
 use crate::coherence::lock;
 
@@ -45,16 +47,14 @@ pub(crate) struct Key(u64);
 
 impl Key {
     pub(crate) fn name(parent: u64, name: &[u8]) -> Self {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = FixedState::default().build_hasher();
         (parent, b'/').hash(&mut hasher);
         hasher.write(name);
         Self(hasher.finish())
     }
 
     pub(crate) fn attributes(node: u64) -> Self {
-        let mut hasher = DefaultHasher::new();
-        node.hash(&mut hasher);
-        Self(hasher.finish())
+        Self(FixedState::default().hash_one(node))
     }
 
     fn times(self) -> [usize; 2] {

@@ -15,6 +15,8 @@
 //! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, leases that only came
 //! with a name are recalled ([`Access::Direct`]).
 
+use std::collections::hash_map::Entry;
+
 use foldhash::HashMap;
 
 /// Who asks: a client's number, or [`KERNEL`].
@@ -297,14 +299,17 @@ impl Table {
 
     /// Whatever `who` has of the node is gone.
     pub(crate) fn forget(&mut self, node: u64, who: Holder) {
-        let Some(n) = self.nodes.get_mut(&node) else {
+        let Entry::Occupied(mut entry) = self.nodes.entry(node) else {
             return;
         };
+        let n = entry.get_mut();
         n.held.retain(|h| h.who != who);
         if n.granting.is_some_and(|(asker, _)| asker == who) {
             n.granting = None;
         }
-        self.tidy(node);
+        if n.is_idle() {
+            entry.remove();
+        }
     }
 
     /// The kernel is to read and write the node without asking from now on; false, and nothing

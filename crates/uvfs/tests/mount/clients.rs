@@ -391,6 +391,24 @@ pub fn names(dir: &Path, _: &str) -> String {
         client.unlink("other").unwrap();
         assert_eq!(open.metadata().unwrap().nlink(), 0);
 
+        // Of two names a client looked at one, and forgets the file with it.
+        fs::write(at("file"), "data").unwrap();
+        fs::hard_link(at("file"), at("other")).unwrap();
+        let open = File::open(at("other")).unwrap();
+        assert_eq!(client.lstat("file").unwrap().nlink, 2);
+        assert_eq!(stat("other").nlink(), 2);
+        client.unlink("file").unwrap();
+        missing("file");
+        assert_eq!(open.metadata().unwrap().nlink(), 1);
+        assert_eq!(stat("other").nlink(), 1);
+        assert_eq!(client.lstat("other").unwrap().nlink, 1);
+        client.unlink("other").unwrap();
+        missing("other");
+        assert_eq!(open.metadata().unwrap().nlink(), 0);
+        let mut data = [0; 5];
+        assert_eq!(open.read_at(&mut data, 0).unwrap(), 4);
+        assert_eq!(&data[..4], b"data");
+
         // Directories: their own attributes, and what is below one that moves.
         let (links, time) = (stat(".").nlink(), stat(".").modified().unwrap());
         client.mkdir("dir", 0o700).unwrap();
