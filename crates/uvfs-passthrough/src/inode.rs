@@ -632,6 +632,13 @@ pub(crate) enum Leaving {
     Key(Key, u32),
 }
 
+impl Leaving {
+    fn of(fd: OwnedFd) -> Option<Self> {
+        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+        Some(Self::Handle { fd, handle, mount })
+    }
+}
+
 /// A descriptor that stands for an inode, O_PATH or not, for the length of a call.
 pub(crate) enum PathFd {
     Held(Arc<Inode>),
@@ -996,8 +1003,7 @@ impl Passthrough {
                     links: st.stx_nlink,
                 });
             }
-            let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
-            return Some(Leaving::Handle { fd, handle, mount });
+            return Leaving::of(fd);
         }
         if tells_number(parent) {
             match sys::handle_at(dir, name) {
@@ -1015,9 +1021,7 @@ impl Passthrough {
                 _ => {}
             }
         }
-        let fd = self.open_name(dir, name).ok()?;
-        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
-        Some(Leaving::Handle { fd, handle, mount })
+        Leaving::of(self.open_name(dir, name).ok()?)
     }
 
     /// Says what lost a name, and if that was its last one keeps it reachable for those who still

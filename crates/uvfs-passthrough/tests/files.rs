@@ -13,7 +13,7 @@ use uvfs_io::{IoBuf, Payload};
 use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    CopyRange, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
+    CopyRange, Entry, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
 };
 
 #[test]
@@ -324,28 +324,40 @@ impl Drop for Stop<'_> {
     }
 }
 
+/// Does something while the file `name` is another one all the time. Removed ones' numbers are used
+/// again.
+fn while_a_name_is_replaced(source: &Path, work: impl FnOnce()) {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::fs::write(source.join("name"), "").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                std::fs::write(source.join("new"), "").unwrap();
+                std::fs::rename(source.join("new"), source.join("name")).unwrap();
+            }
+        });
+        let _stop = Stop(&stop);
+        work();
+    });
+}
+
+/// A node that was found is the file that it was found as, or gone by now, for which hosts have
+/// several errors.
+fn is_as_found(served: &Served, found: &Entry, store: &str) {
+    if let Ok(now) = now(served.fs.getattr(&ROOT_USER, found.node, None)) {
+        assert_eq!(now.attr.ino, found.attr.ino, "{store}");
+    }
+}
+
 #[test]
 fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        std::fs::write(source.join("name"), "").unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    // Removed ones' numbers are used again.
-                    std::fs::write(source.join("new"), "").unwrap();
-                    std::fs::rename(source.join("new"), source.join("name")).unwrap();
-                }
-            });
-            let _stop = Stop(&stop);
+        while_a_name_is_replaced(source, || {
             for _ in 0..5_000 {
                 let found = served.lookup(1, "name");
                 let found = found.unwrap_or_else(|errno| panic!("{store}: {errno}"));
-                // It may be gone by now, for which hosts have several errors.
-                if let Ok(now) = now(served.fs.getattr(&ROOT_USER, found.node, None)) {
-                    assert_eq!(now.attr.ino, found.attr.ino, "{store}");
-                }
+                is_as_found(&served, &found, store);
                 served.fs.forget(found.node, 1);
             }
         });
@@ -357,16 +369,8 @@ fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
 fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        let mut removed = 0;
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    std::fs::write(source.join("new"), "").unwrap();
-                    std::fs::rename(source.join("new"), source.join("name")).unwrap();
-                }
-            });
-            let _stop = Stop(&stop);
+        while_a_name_is_replaced(source, || {
+            let mut removed = 0;
             while removed < 3_000 {
                 let Ok(found) = served.lookup(1, "name") else {
                     continue;
@@ -375,9 +379,7 @@ fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
                     removed += 1;
                     assert!(lost.node.is_none_or(|node| node == found.node), "{store}");
                 }
-                if let Ok(now) = now(served.fs.getattr(&ROOT_USER, found.node, None)) {
-                    assert_eq!(now.attr.ino, found.attr.ino, "{store}");
-                }
+                is_as_found(&served, &found, store);
                 served.fs.forget(found.node, 1);
             }
         });
