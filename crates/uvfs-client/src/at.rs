@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use uvfs_proto::ext::PEEK_MAX;
 
-use crate::backend::{Attr, DirHandle, ListedEntry, Listing, NodeId, ROOT};
+use crate::backend::{Attr, DirHandle, ListedEntry, Listing, NewFile, NodeId, ROOT};
 use crate::cache::{Handle, errno, lock};
 use crate::client::{Client, Shared};
 use crate::dentry::{Found, Pinned, Ticket};
@@ -438,9 +438,12 @@ impl Client {
             return Err(errno(libc::EEXIST));
         }
         let change = self.cache().change(parent.node, name);
-        let asked = flags & !libc::O_TRUNC | libc::O_EXCL;
-        let backend = self.backend();
-        let (looked, entry, fh) = backend.create_leased(parent.node, name, mode, umask, asked)?;
+        let new = NewFile {
+            mode,
+            umask,
+            flags: flags & !libc::O_TRUNC | libc::O_EXCL,
+        };
+        let (looked, entry, fh) = self.backend().create_leased(parent.node, name, new)?;
         let handle = Some(Handle::new(self.cache(), entry.node, fh));
         let pin = change.made_leased(&entry, &looked);
         let client = self.0.clone();

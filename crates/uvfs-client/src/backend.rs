@@ -70,6 +70,17 @@ pub struct Looked {
     pub attr_ttl: Duration,
 }
 
+/// A file that is to be made and opened.
+#[derive(Debug, Clone, Copy)]
+pub struct NewFile {
+    /// Its permissions, as for open(2).
+    pub mode: u32,
+    /// Of who makes it; it counts unless the directory says otherwise, acl(5).
+    pub umask: u32,
+    /// As open(2).
+    pub flags: i32,
+}
+
 /// An open directory. It goes with its session.
 #[derive(Debug, Clone, Copy)]
 pub struct DirHandle {
@@ -518,16 +529,8 @@ pub trait Backend: Send + Sync + 'static {
     fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
         unsupported()
     }
-    /// Makes and opens a file, for somebody with that umask (which counts unless the directory says
-    /// otherwise, acl(5)); fails with `EEXIST` only when `flags` has `O_EXCL`.
-    fn create(
-        &self,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-    ) -> io::Result<(Entry, u64)> {
+    /// Makes and opens a file; fails with `EEXIST` only when its flags have `O_EXCL`.
+    fn create(&self, parent: NodeId, name: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
         unsupported()
     }
     /// Closes a file.
@@ -616,11 +619,9 @@ pub trait Backend: Send + Sync + 'static {
         &self,
         parent: NodeId,
         name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
+        new: NewFile,
     ) -> io::Result<(Looked, Entry, u64)> {
-        let (entry, handle) = self.create(parent, name, mode, umask, flags)?;
+        let (entry, handle) = self.create(parent, name, new)?;
         Ok((Looked::default(), entry, handle))
     }
     /// Opens a directory.

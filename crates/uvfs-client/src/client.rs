@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use crate::backend::{Attr, Backend, DirEntry, Entry, NodeId, ROOT, SetAttr, StatFs};
+use crate::backend::{Attr, Backend, DirEntry, Entry, NewFile, NodeId, ROOT, SetAttr, StatFs};
 use crate::cache::{Cache, Config, Handle, errno};
 use crate::dentry::{Found, Pinned};
 use crate::file::{File, OpenOptions, carried};
@@ -226,8 +226,12 @@ impl Client {
                 let (parent, name) = self.parent(path)?;
                 let excl = if options.create_new { libc::O_EXCL } else { 0 };
                 let change = self.cache().change(parent.node, name);
-                let (mode, flags) = (options.mode, flags | excl);
-                let made = self.backend().create(parent.node, name, mode, 0, flags)?;
+                let new = NewFile {
+                    mode: options.mode,
+                    umask: 0,
+                    flags: flags | excl,
+                };
+                let made = self.backend().create(parent.node, name, new)?;
                 (change.made(&made.0), made.1)
             }
         };

@@ -382,6 +382,7 @@ pub(crate) struct NodeChange<'a> {
     changes: u64,
     spoiled: u64,
     strays: u64,
+    /// What was answered is kept: there is nothing left to do.
     over: bool,
 }
 

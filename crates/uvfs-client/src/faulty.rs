@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Lease, Limits, LockRequest, NodeId,
-    OnReattach, OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Lease, Limits, LockRequest, NewFile,
+    NodeId, OnReattach, OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
 };
 
 /// What to do to requests. All can be changed while requests are under way.
@@ -269,15 +269,8 @@ impl<B: Backend> Backend for Faulty<B> {
     fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
         self.inner.open(node, flags)
     }
-    fn create(
-        &self,
-        p: NodeId,
-        n: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-    ) -> io::Result<(Entry, u64)> {
-        self.inner.create(p, n, mode, umask, flags)
+    fn create(&self, p: NodeId, n: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
+        self.inner.create(p, n, new)
     }
     fn release(&self, node: NodeId, handle: u64) {
         self.inner.release(node, handle);

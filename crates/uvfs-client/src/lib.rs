@@ -88,7 +88,7 @@ mod token;
 pub use at::{Directory, Names, Place};
 pub use backend::{
     Attr, Backend, DirEntry, DirHandle, Entry, Imported, ListedEntry, Listing, LockKind, Looked,
-    NodeId, RangeLock, SetAttr, StatFs,
+    NewFile, NodeId, RangeLock, SetAttr, StatFs,
 };
 pub use cache::Config;
 pub use client::Client;

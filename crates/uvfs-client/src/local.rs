@@ -17,8 +17,8 @@ use rustix::fs::{
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, LockKind, LockRequest, NodeId, Op, ROOT, RangeLock,
-    Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Entry, Limits, LockKind, LockRequest, NewFile, NodeId, Op, ROOT,
+    RangeLock, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 
@@ -589,18 +589,13 @@ impl Backend for LocalStore {
         Ok(self.new_handle(file))
     }
 
-    fn create(
-        &self,
-        p: NodeId,
-        n: &OsStr,
-        mode: u32,
-        umask: u32,
-        open: i32,
-    ) -> io::Result<(Entry, u64)> {
+    fn create(&self, p: NodeId, n: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
         let dir = self.fd(p)?;
-        let open =
-            (flags(open) - OFlags::APPEND) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(mode & !umask & 0o7777);
+        let open = (flags(new.flags) - OFlags::APPEND)
+            | OFlags::CREATE
+            | OFlags::NOFOLLOW
+            | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(new.mode & !new.umask & 0o7777);
         let file = rustix::fs::openat(&*dir, check(n)?, open, mode)?;
         let path = OFlags::PATH | OFlags::CLOEXEC;
         let entry = self.entry(rustix::fs::open(proc_path(&file), path, Mode::empty())?)?;

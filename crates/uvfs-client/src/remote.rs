@@ -31,8 +31,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
     Again, Attr, Backend, DirEntry, DirHandle, Done, Entry, Figures, Grant, Imported, Lease,
-    Limits, Listed, ListedEntry, Listing, LockKind, LockRequest, Looked, NodeId, OnReattach,
-    OnRecall, Op, Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr, StatFs,
+    Limits, Listed, ListedEntry, Listing, LockKind, LockRequest, Looked, NewFile, NodeId,
+    OnReattach, OnRecall, Op, Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr,
+    StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -592,21 +593,7 @@ impl Shared {
     }
 
     fn call(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8], segs: &[Seg]) -> Reply {
-        self.call_and(opcode, node, op, inline, segs, || {})
-    }
-
-    /// As `call`, and does something while the server is at it; whatever comes.
-    fn call_and(
-        &self,
-        opcode: u32,
-        node: NodeId,
-        op: &[u8],
-        inline: &[u8],
-        segs: &[Seg],
-        meanwhile: impl FnOnce(),
-    ) -> Reply {
         if inline.len() > INLINE_SIZE {
-            meanwhile();
             return Err(errno(libc::ENAMETOOLONG));
         }
         let direction = if segs.is_empty() {
@@ -615,13 +602,7 @@ impl Shared {
             Direction::FromServer
         };
         let answer = Arc::new(Mutex::new(None));
-        let id = match self.reserve() {
-            Ok(id) => id,
-            Err(error) => {
-                meanwhile();
-                return Err(error);
-            }
-        };
+        let id = self.reserve()?;
         self.send(
             id,
             opcode,
@@ -633,7 +614,6 @@ impl Shared {
             Waiting::Call(answer.clone(), !segs.is_empty()),
         );
         self.queue.ring();
-        meanwhile();
         let take = || lock(&answer).take();
         let mut found = None;
         self.poll(&mut || {
@@ -672,6 +652,24 @@ impl Shared {
                 op: op.to_vec(),
                 inline: inline.to_vec(),
             }),
+        }
+    }
+
+    /// Makes a call by an opcode beside FUSE's, or at an older server by FUSE's.
+    fn or_plain<T>(
+        &self,
+        (more, plain): (u32, Opcode),
+        call: impl Fn(u32) -> io::Result<T>,
+    ) -> io::Result<T> {
+        if self.older.load(Ordering::Relaxed) {
+            return call(plain as u32);
+        }
+        match call(more) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
+                self.older.store(true, Ordering::Relaxed);
+                call(plain as u32)
+            }
+            answer => answer,
         }
     }
 
@@ -1759,53 +1757,30 @@ impl Backend for Server {
 
     fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
         let asked = self.living().and_then(|shared| {
-            let at_server = self.node(&shared, parent)?;
-            Ok((at_server, joined(&[name])?, shared))
+            let names = joined(&[name])?;
+            match names.len() > INLINE_SIZE {
+                true => Err(errno(libc::ENAMETOOLONG)),
+                false => Ok((self.node(&shared, parent)?, names, shared)),
+            }
         });
-        let (at_server, names, shared) = match asked {
-            Ok(asked) if !asked.2.older.load(Ordering::Relaxed) && asked.1.len() <= INLINE_SIZE => {
-                asked
-            }
-            asked => {
-                let removed = asked.and_then(|_| self.unlink(parent, name));
-                self.forget(node, lookups);
-                return removed;
-            }
+        let (parent, names, shared) = asked.inspect_err(|_| self.forget(node, lookups))?;
+        // Before the server gives the number to another file.
+        let told = self.known().forget(shared.generation, node, lookups);
+        let Some((node, nlookup)) = told else {
+            let opcode = Opcode::Unlink as u32;
+            return shared.call(opcode, parent, &[], &names, &[]).map(drop);
         };
-        let opcode = ext::REMOVE;
-        let generation = shared.generation;
-        let forget = || self.known().forget(generation, node, lookups);
-        let (nodeid, nlookup, reply) = if generation == 0 {
-            // The number is the server's own, and what is known of it goes while the server works.
-            let op = ext::RemoveIn {
-                node,
-                nlookup: lookups,
-            };
-            let op = op.as_bytes();
-            let meanwhile = || _ = forget();
-            let reply = shared.call_and(opcode, at_server, op, &names, &[], meanwhile);
-            (node, lookups, reply)
-        } else {
-            // Before the server gives the number to another file.
-            let Some((node, nlookup)) = forget() else {
-                return self.unlink(parent, name);
-            };
-            let op = ext::RemoveIn { node, nlookup };
-            let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[]);
-            (node, nlookup, reply)
-        };
-        match reply {
-            // An older server.
-            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                shared.older.store(true, Ordering::Relaxed);
-                let opcode = Opcode::Unlink as u32;
-                let reply = shared.call(opcode, at_server, &[], &names, &[]);
-                let op = abi::ForgetIn { nlookup };
-                shared.tell(Opcode::Forget as u32, nodeid, op.as_bytes());
-                reply.map(drop)
+        let removed = shared.or_plain((ext::REMOVE, Opcode::Unlink), |opcode| {
+            if opcode == ext::REMOVE {
+                let op = ext::RemoveIn { node, nlookup };
+                return shared.call(opcode, parent, op.as_bytes(), &names, &[]);
             }
-            reply => reply.map(drop),
-        }
+            let removed = shared.call(opcode, parent, &[], &names, &[]);
+            let op = abi::ForgetIn { nlookup };
+            shared.tell(Opcode::Forget as u32, node, op.as_bytes());
+            removed
+        });
+        removed.map(drop)
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
@@ -1869,29 +1844,22 @@ impl Backend for Server {
         })
     }
 
-    fn create(
-        &self,
-        p: NodeId,
-        n: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-    ) -> io::Result<(Entry, u64)> {
+    fn create(&self, parent: NodeId, name: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
+        let shared = self.living()?;
         let opcode = Opcode::Create as u32;
-        let (_, entry, fh) = self.create_by(opcode, (p, n), mode, umask, flags)?;
+        let (_, entry, fh) = self.create_by(&shared, opcode, parent, name, new)?;
         Ok((entry, fh))
     }
 
     fn create_leased(
         &self,
-        p: NodeId,
-        n: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
+        parent: NodeId,
+        name: &OsStr,
+        new: NewFile,
     ) -> io::Result<(Looked, Entry, u64)> {
-        self.or_plain((ext::CREATE, Opcode::Create), |opcode| {
-            self.create_by(opcode, (p, n), mode, umask, flags)
+        let shared = self.living()?;
+        shared.or_plain((ext::CREATE, Opcode::Create), |opcode| {
+            self.create_by(&shared, opcode, parent, name, new)
         })
     }
 
@@ -2300,7 +2268,7 @@ impl Backend for Server {
             size: data.len() as u32,
             ..Default::default()
         };
-        let reply = self.or_plain((ext::WRITE, Opcode::Write), |opcode| {
+        let reply = shared.or_plain((ext::WRITE, Opcode::Write), |opcode| {
             shared.call(opcode, n, op.as_bytes(), data, &[])
         })?;
         let out: abi::WriteOut = parse(&reply)?;
@@ -2316,42 +2284,22 @@ impl Backend for Server {
 }
 
 impl Server {
-    /// Makes a call by the opcode that tells more than FUSE's, or by FUSE's at an older server.
-    fn or_plain<T>(
-        &self,
-        (more, plain): (u32, Opcode),
-        call: impl Fn(u32) -> io::Result<T>,
-    ) -> io::Result<T> {
-        let shared = self.living()?;
-        if shared.older.load(Ordering::Relaxed) {
-            return call(plain as u32);
-        }
-        match call(more) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                shared.older.store(true, Ordering::Relaxed);
-                call(plain as u32)
-            }
-            answer => answer,
-        }
-    }
-
     /// Makes and opens a file, by CREATE or the one with a lease.
     fn create_by(
         &self,
+        shared: &Shared,
         opcode: u32,
-        (parent, name): (NodeId, &OsStr),
-        mode: u32,
-        umask: u32,
-        flags: i32,
+        parent: NodeId,
+        name: &OsStr,
+        new: NewFile,
     ) -> io::Result<(Looked, Entry, u64)> {
         let op = abi::CreateIn {
-            flags: (flags | libc::O_CREAT) as u32,
-            mode: mode | libc::S_IFREG,
-            umask,
+            flags: (new.flags | libc::O_CREAT) as u32,
+            mode: new.mode | libc::S_IFREG,
+            umask: new.umask,
             open_flags: 0,
         };
-        let shared = self.living()?;
-        let (at_server, names) = (self.node(&shared, parent)?, joined(&[name])?);
+        let (at_server, names) = (self.node(shared, parent)?, joined(&[name])?);
         let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
         let (entry, rest) =
             abi::EntryOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
@@ -2360,7 +2308,7 @@ impl Server {
             true => ext::Leases::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?,
             false => (ext::Leases::default(), rest),
         };
-        let mut looked = looked_of(&shared, &entry, leases.node);
+        let mut looked = looked_of(shared, &entry, leases.node);
         looked.parent_lease = shared.lease_number(leases.parent);
         let mut entry = looked.entry.ok_or_else(|| errno(libc::EIO))?;
         let mut known = self.known();
@@ -2370,7 +2318,7 @@ impl Server {
             shared.generation,
             entry.node,
             out.fh,
-            flags,
+            new.flags,
             identity,
             false,
         )?;

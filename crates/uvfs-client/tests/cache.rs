@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use uvfs_client::backend::{Limits, Op, Request};
+use uvfs_client::backend::{Limits, NewFile, Op, Request};
 use uvfs_client::{
     AllocateMode, Attr, Backend, Client, Config, Entry, Faulty, File, Flags, LocalStore, NodeId,
     OpenOptions, SetAttr,
@@ -500,11 +500,9 @@ impl Backend for Single {
         &self,
         parent: NodeId,
         name: &std::ffi::OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
+        new: NewFile,
     ) -> std::io::Result<(Entry, u64)> {
-        self.0.inner.create(parent, name, mode, umask, flags)
+        self.0.inner.create(parent, name, new)
     }
     fn release(&self, node: NodeId, handle: u64) {
         self.0.inner.release(node, handle);

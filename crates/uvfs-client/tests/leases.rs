@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_client::backend::ROOT;
+use uvfs_client::backend::{NewFile, ROOT};
 use uvfs_client::{Backend, Client, Config, File, Flags, OpenOptions, Server as Socket};
 use uvfs_passthrough::Passthrough;
 use uvfs_queue::arena::Arena;
@@ -704,8 +704,12 @@ fn a_create_that_cuts_recalls_what_others_have() {
     raw.attach(&arena).unwrap();
     let name = std::ffi::OsStr::new("f");
     let create = |flags| {
-        let flags = libc::O_RDWR | libc::O_TRUNC | flags;
-        raw.create(ROOT, name, 0o644, 0, flags)
+        let new = NewFile {
+            mode: 0o644,
+            umask: 0,
+            flags: libc::O_RDWR | libc::O_TRUNC | flags,
+        };
+        raw.create(ROOT, name, new)
     };
     let file = a.open("f", rw()).unwrap();
     for synced in [false, true] {
@@ -733,8 +737,11 @@ fn a_create_that_cuts_recalls_what_others_have() {
     assert_eq!(refused.raw_os_error(), Some(libc::EEXIST));
     assert_eq!(file.stat().unwrap().size, 4);
     // A new file, which its mode keeps from being opened again for writing.
-    let mode = 0o444;
-    let flags = libc::O_RDWR | libc::O_TRUNC;
-    let (entry, _) = raw.create(ROOT, "new".as_ref(), mode, 0, flags).unwrap();
+    let new = NewFile {
+        mode: 0o444,
+        umask: 0,
+        flags: libc::O_RDWR | libc::O_TRUNC,
+    };
+    let (entry, _) = raw.create(ROOT, "new".as_ref(), new).unwrap();
     assert_eq!(entry.attr.size, 0);
 }

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use uvfs_client::backend::{Limits, Op, Request};
+use uvfs_client::backend::{Limits, NewFile, Op, Request};
 use uvfs_client::{Attr, Backend, Entry, LocalStore, NodeId, SetAttr};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 use uvfs_queue::pair::Seg;
@@ -124,15 +124,8 @@ impl Backend for Copying {
     fn setattr(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
         self.store.setattr(node, set)
     }
-    fn create(
-        &self,
-        p: NodeId,
-        n: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-    ) -> io::Result<(Entry, u64)> {
-        self.store.create(p, n, mode, umask, flags)
+    fn create(&self, p: NodeId, n: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
+        self.store.create(p, n, new)
     }
     fn release(&self, node: NodeId, handle: u64) {
         self.store.release(node, handle);
