@@ -495,17 +495,20 @@ fn close(mem: &SharedMemory, flag: usize, bell: usize, how: u32) {
     futex_wake(mem.u32_at(bell));
 }
 
-/// A request as the server took it: everything copied out of shared memory once and checked.
+/// A request as the server took it: copied out of shared memory once and checked, but for the inline
+/// payload, which [`ServerQueue::inline`] copies.
 #[derive(Debug, Clone)]
 pub struct Submission {
     /// The entry, for [`ServerQueue::complete`].
     pub id: u32,
     /// The header area.
     pub header: [u8; HEADER_SIZE],
-    /// The operation's fixed argument.
-    pub op: Vec<u8>,
-    /// The inline payload (names and the like).
-    pub inline: Vec<u8>,
+    /// The operation's fixed argument, and zeros.
+    pub op: [u8; OP_SIZE],
+    /// Bytes of `op` that count.
+    pub op_len: usize,
+    /// Bytes of the inline payload (names and the like), at most [`INLINE_SIZE`].
+    pub inline_len: usize,
     /// The payload in the arena, each segment inside it.
     pub segs: Vec<Seg>,
     /// Which way the segments go.
@@ -604,10 +607,8 @@ impl ServerQueue {
         if op_len > OP_SIZE || inline_len > INLINE_SIZE || nsegs > MAX_SEGS {
             return Err(Corrupt("an entry larger than its areas"));
         }
-        let mut op = vec![0; op_len];
-        self.mem.read(at + HEADER_SIZE, &mut op);
-        let mut inline = vec![0; inline_len];
-        self.mem.read(at + INLINE, &mut inline);
+        let mut op = [0; OP_SIZE];
+        self.mem.read(at + HEADER_SIZE, &mut op[..op_len]);
         let mut segs = Vec::with_capacity(nsegs);
         let mut total = 0usize;
         for i in 0..nsegs {
@@ -635,10 +636,31 @@ impl ServerQueue {
             id,
             header,
             op,
-            inline,
+            op_len,
+            inline_len,
             segs,
             direction,
         }))
+    }
+
+    /// Hands over the inline payload of a taken entry, part by part, each with its offset. The client
+    /// may change it meanwhile: what counts is what was handed over, so this is done once.
+    ///
+    /// # Panics
+    /// When the entry was completed already.
+    pub fn inline(&self, taken: &Submission, mut to: impl FnMut(usize, &[u8])) {
+        assert!(
+            self.taken.load(Ordering::Relaxed) & (1 << taken.id) != 0,
+            "of a taken entry"
+        );
+        let from = self.layout.entry(taken.id) + INLINE;
+        // Most are a name.
+        let mut part = [0; 256];
+        for at in (0..taken.inline_len).step_by(part.len()) {
+            let len = part.len().min(taken.inline_len - at);
+            self.mem.read(from + at, &mut part[..len]);
+            to(at, &part[..len]);
+        }
     }
 
     /// Writes the reply of a taken entry and puts it into the completion ring; wake the client
@@ -756,13 +778,20 @@ mod tests {
             offset: 4096,
             len: 100,
         }];
-        client.submit(id, b"header", b"op", b"name", &segs, Direction::ToServer);
+        let name: Vec<u8> = (0..INLINE_SIZE).map(|i| i as u8).collect();
+        client.submit(id, b"header", b"op", &name, &segs, Direction::ToServer);
         let got = server.pop().unwrap().unwrap();
         assert_eq!(&got.header[..6], b"header");
         assert_eq!(
-            (&got.op[..], &got.inline[..], &got.segs[..]),
-            (&b"op"[..], &b"name"[..], &segs[..])
+            (&got.op[..got.op_len], &got.segs[..]),
+            (&b"op"[..], &segs[..])
         );
+        let mut inline = Vec::new();
+        server.inline(&got, |at, part| {
+            assert_eq!(at, inline.len());
+            inline.extend_from_slice(part);
+        });
+        assert_eq!(inline, name);
         assert_eq!(server.in_flight(), 1);
         server.complete(got.id, b"reply!", b"attr");
         assert_eq!(client.pop().unwrap(), Some(id));

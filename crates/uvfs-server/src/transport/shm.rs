@@ -8,7 +8,6 @@
 //! it had open.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -373,10 +372,12 @@ fn attend<F: FileSystem>(
             peer.pid.as_raw_nonzero().get() as u32,
         ),
         busy: Cell::new(0),
-        todo: RefCell::default(),
+        workers: Cell::new(0),
+        lead_is_free: Cell::new(false),
         resting: RefCell::default(),
         transferring: Transferring::default(),
-        idle: RefCell::default(),
+        over: Cell::new(false),
+        end: RefCell::default(),
         gone: Cell::new(false),
         handles: RefCell::default(),
         imported: RefCell::default(),
@@ -388,14 +389,10 @@ fn attend<F: FileSystem>(
             NEXT.fetch_add(1, Ordering::Relaxed)
         },
         lock_waiters: RefCell::default(),
-        ending: Cell::new(false),
         salvaged: Cell::new(false),
     });
     runtime.block_on(async move {
-        client.serve().await;
-        client.link.end();
-        client.queue.close();
-        client.drained().await;
+        client.clone().serve().await;
         let all = client.salvage().await;
         // A client whose socket closed is gone, or was told to go as this server ends: then it may
         // come back to the next one. Others were given up.
@@ -459,14 +456,19 @@ pub(super) struct Client<F: FileSystem> {
     /// Where each entry's inline payload is copied to.
     pub(super) inline: IoBuf,
     peer: (u32, u32, u32),
-    /// Requests whose handler is not done.
+    /// Requests that were taken and are not answered.
     busy: Cell<usize>,
-    /// Those of them that no task has begun with, and the tasks that have nothing to do.
-    todo: RefCell<VecDeque<Submission>>,
-    resting: RefCell<Vec<Waker>>,
+    /// How many tasks there are that answer requests, see [`Client::work`].
+    workers: Cell<u32>,
+    /// None of them takes requests, and one that was woken is about to.
+    lead_is_free: Cell<bool>,
+    /// Those with nothing to do, by number.
+    resting: RefCell<Vec<(u32, Waker)>>,
     transferring: Transferring,
-    /// Who waits for there to be none.
-    idle: RefCell<Option<Waker>>,
+    /// No request is taken any more.
+    over: Cell<bool>,
+    /// Who waits for that, and for those that were taken to be answered.
+    end: RefCell<Option<Waker>>,
     /// The socket was closed.
     gone: Cell<bool>,
     /// Open files and directories: node, handle, whether it is a directory.
@@ -480,8 +482,6 @@ pub(super) struct Client<F: FileSystem> {
     number: u32,
     /// Requests that wait for locks.
     lock_waiters: RefCell<HashSet<u64>>,
-    /// Nobody may begin to wait any more.
-    ending: Cell<bool>,
     /// What it left dirty was seen to.
     salvaged: Cell<bool>,
 }
@@ -575,8 +575,9 @@ async fn yield_now() {
 }
 
 impl<F: FileSystem> Client<F> {
-    /// Takes requests until the client goes or breaks the protocol.
-    async fn serve(self: &Rc<Self>) {
+    /// Serves the client until it goes or breaks the protocol, and all that it had asked for is
+    /// answered. Those that wait for locks wait for nobody.
+    async fn serve(self: Rc<Self>) {
         let me = self.clone();
         runtime::spawn(async move {
             // The client sends nothing more: readable means closed.
@@ -585,62 +586,133 @@ impl<F: FileSystem> Client<F> {
             me.gone.set(true);
             let _ = rustix::io::write(&*me.bell, &1u64.to_ne_bytes());
         });
-        loop {
-            if self.link.is_over() {
-                return;
+        self.pass_lead();
+        std::future::poll_fn(|cx| {
+            if self.over.get() && self.busy.get() == 0 {
+                return Poll::Ready(());
             }
-            let mut any = false;
-            loop {
-                match self.queue.pop() {
-                    Ok(Some(request)) => {
-                        any = true;
-                        self.busy.set(self.busy.get() + 1);
-                        self.todo.borrow_mut().push_back(request);
-                        let resting = self.resting.borrow_mut().pop();
-                        match resting {
-                            Some(worker) => worker.wake(),
-                            None => runtime::spawn(self.clone().work()),
-                        }
+            *self.end.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Takes requests and answers them. Of the tasks that do so one has the lead: it takes a request
+    /// and answers it itself, and another takes the next only once that has to wait for something. As
+    /// many tasks are made as requests wait at a time, and then stay: their state is large.
+    async fn work(self: Rc<Self>, number: u32) {
+        loop {
+            self.lead(number).await;
+            while let Some(request) = self.next().await {
+                let mut leads = true;
+                let mut answers = pin!(self.one(request));
+                std::future::poll_fn(|cx| {
+                    let answered = answers.as_mut().poll(cx);
+                    if answered.is_pending() && std::mem::take(&mut leads) {
+                        self.pass_lead();
                     }
-                    Ok(None) => break,
-                    Err(error) => {
-                        tracing::warn!(%error, uid = self.peer.0, "a client is cut off");
-                        return;
-                    }
+                    answered
+                })
+                .await;
+                if !leads {
+                    break;
                 }
             }
-            if any {
-                yield_now().await;
-                continue;
-            }
-            if self.gone.get() || self.queue.client_closed() {
+            if self.over.get() {
                 return;
             }
-            self.sleep().await;
         }
     }
 
-    /// Answers requests, one after another. As many tasks do so as there were requests at a time: their
-    /// state is large, and so is made once.
-    async fn work(self: Rc<Self>) {
+    /// Has another task take requests from now on.
+    fn pass_lead(self: &Rc<Self>) {
+        let was_free = self.lead_is_free.replace(true);
+        assert!(!was_free, "who passes the lead has it");
+        let resting = self.resting.borrow_mut().pop();
+        match resting {
+            Some((_, waker)) => waker.wake(),
+            None => {
+                let number = self.workers.get();
+                assert!(number <= MAX_DEPTH, "each but the leader has a request");
+                self.workers.set(number + 1);
+                runtime::spawn(self.clone().work(number));
+            }
+        }
+    }
+
+    /// Rests until the lead is free. It may be had by one that was woken for something else; the one
+    /// that it was meant for rests on then. Who does not rest is not listed, so that the lead is only
+    /// passed to those that can take it.
+    async fn lead(&self, number: u32) {
+        std::future::poll_fn(|cx| {
+            let mut resting = self.resting.borrow_mut();
+            let listed = resting.iter().position(|&(n, _)| n == number);
+            if self.lead_is_free.take() {
+                if let Some(at) = listed {
+                    resting.swap_remove(at);
+                }
+                return Poll::Ready(());
+            }
+            if listed.is_none() {
+                resting.push((number, cx.waker().clone()));
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// The next request, for the task that has the lead; None when there will be none.
+    async fn next(&self) -> Option<Submission> {
+        let mut yielded = false;
         loop {
-            let next = self.todo.borrow_mut().pop_front();
-            if let Some(request) = next {
-                pin!(self.one(request)).await;
+            if self.link.is_over() {
+                break;
+            }
+            match self.queue.pop() {
+                Ok(Some(request)) => {
+                    self.busy.set(self.busy.get() + 1);
+                    return Some(request);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%error, uid = self.peer.0, "a client is cut off");
+                    break;
+                }
+            }
+            if self.gone.get() || self.queue.client_closed() {
+                break;
+            }
+            // Others may be able to go on, and the client then has more to ask.
+            if self.busy.get() > 0 && !std::mem::replace(&mut yielded, true) {
+                yield_now().await;
                 continue;
             }
-            std::future::poll_fn(|cx| {
-                if !self.todo.borrow().is_empty() {
-                    return Poll::Ready(());
-                }
-                // Once, also if something that an earlier request waited for wakes it now.
-                let mut resting = self.resting.borrow_mut();
-                if !resting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    resting.push(cx.waker().clone());
-                }
-                Poll::Pending
-            })
-            .await;
+            self.sleep().await;
+            yielded = false;
+        }
+        self.over();
+        None
+    }
+
+    /// Nothing more is taken.
+    fn over(&self) {
+        self.link.end();
+        self.queue.close();
+        self.over.set(true);
+        for &unique in self.lock_waiters.borrow().iter() {
+            // Not found is not waiting.
+            let _ = self.session.interrupts.interrupt(unique);
+        }
+        self.looks_for_end();
+    }
+
+    /// Wakes who waits for the end.
+    fn looks_for_end(&self) {
+        if self.over.get()
+            && self.busy.get() == 0
+            && let Some(waker) = self.end.borrow_mut().take()
+        {
+            waker.wake();
         }
     }
 
@@ -705,16 +777,15 @@ impl<F: FileSystem> Client<F> {
             self.memory.slice(start..start + seg.len as usize)
         }));
         let at = request.id as usize * INLINE_SIZE;
-        self.inline.copy_in(at, &request.inline);
-        let inline = Payload::from(self.inline.slice(at..at + request.inline.len()));
+        self.queue
+            .inline(&request, |from, part| self.inline.copy_in(at + from, part));
+        let inline = Payload::from(self.inline.slice(at..at + request.inline_len));
         let (input, room) = match request.direction {
             Direction::ToServer if !segs.is_empty() => (segs, Payload::default()),
             Direction::ToServer => (inline, Payload::default()),
             Direction::FromServer => (inline, segs),
         };
-        let mut op = [0; URING_OP_IN_OUT_SZ];
-        op[..request.op.len()].copy_from_slice(&request.op);
-        let len = size_of::<InHeader>() + request.op.len() + input.len();
+        let len = size_of::<InHeader>() + request.op_len + input.len();
         // Those of FUSE whose answers tell more.
         let (opcode, more) = match theirs.opcode {
             ext::CREATE => (Opcode::Create as u32, true),
@@ -723,8 +794,8 @@ impl<F: FileSystem> Client<F> {
         };
         let mut slot = Slot {
             header: self.header(opcode, theirs.nodeid, len),
-            op,
-            op_len: request.op.len(),
+            op: request.op,
+            op_len: request.op_len,
             input,
             room,
             forgets: None,
@@ -735,7 +806,8 @@ impl<F: FileSystem> Client<F> {
             self.transferring.begin();
         }
         let cores_left = TRANSFERRING.load(Ordering::Relaxed) < cores();
-        runtime::hand_over_large(self.busy.get() > 1 && cores_left);
+        let others = self.busy.get() > 1 || self.queue.ready();
+        runtime::hand_over_large(others && cores_left);
         let may = match opcode {
             IMPORT
             | ext::LEASE
@@ -772,7 +844,7 @@ impl<F: FileSystem> Client<F> {
                 read.unwrap_or_else(Answer::Error)
             }
             (Ok(()), ext::TOKEN) => self.token(&slot).unwrap_or_else(Answer::Error),
-            (Ok(()), opcode) if self.ending.get() && opcode == Opcode::Setlkw as u32 => {
+            (Ok(()), opcode) if self.over.get() && opcode == Opcode::Setlkw as u32 => {
                 Answer::Error(Errno::INTR)
             }
             (Ok(()), _) => {
@@ -793,8 +865,13 @@ impl<F: FileSystem> Client<F> {
             }
             answer => answer,
         };
-        // Of what is made of several, the steps were.
-        self.note(&slot, &answer);
+        // Of what is made of several, the steps were noted. All else is noted once the client is told,
+        // who goes on meanwhile: its next request is taken after that.
+        let in_room = matches!(answer, Answer::Room(_));
+        if in_room {
+            // The client could change it afterwards.
+            self.note(&slot, &answer);
+        }
         let (error, len, body) = match &answer {
             Answer::None => (0, 0, &[][..]),
             Answer::Error(errno) => (-errno.raw_os_error(), 0, &[][..]),
@@ -813,16 +890,14 @@ impl<F: FileSystem> Client<F> {
         if !is_told(theirs.opcode) {
             self.queue.ring();
         }
+        if !in_room {
+            self.note(&slot, &answer);
+        }
         if let Some(gone) = slot.forgets {
-            // Only now: the client goes on meanwhile.
             self.forget(gone);
         }
         self.busy.set(self.busy.get() - 1);
-        if self.busy.get() == 0
-            && let Some(waker) = self.idle.borrow_mut().take()
-        {
-            waker.wake();
-        }
+        self.looks_for_end();
     }
 
     /// Changes a token for a handle of the client's own.
@@ -1249,23 +1324,6 @@ impl<F: FileSystem> Client<F> {
             }
             _ => {}
         }
-    }
-
-    /// Waits until no handler is under way any more. Those that wait for locks wait for nobody.
-    async fn drained(&self) {
-        self.ending.set(true);
-        for &unique in self.lock_waiters.borrow().iter() {
-            // Not found is not waiting.
-            let _ = self.session.interrupts.interrupt(unique);
-        }
-        std::future::poll_fn(|cx| {
-            if self.busy.get() == 0 {
-                return Poll::Ready(());
-            }
-            *self.idle.borrow_mut() = Some(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
     }
 
     /// A request as if the client had sent it.
