@@ -55,9 +55,6 @@ const INVALIDATORS: usize = 8;
 /// Nodes of a shard whose invalidated pages are remembered; more are only there when clients change
 /// very many files of a mount.
 const MOST_SEEN: usize = 4096;
-/// Nodes of a shard of which it is remembered that the kernel does not know them; more are only there
-/// when clients have very many files that they made.
-const MOST_HIDDEN: usize = 16384;
 /// Names that the kernel is yet to let go of, with nobody waiting for it.
 const MOST_HINTS: usize = 256;
 /// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
@@ -155,8 +152,6 @@ struct Shard {
     wakers: HashMap<u64, Vec<Waker>>,
     /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
     seen: HashMap<u64, HashSet<u64>>,
-    /// Nodes that the kernel has not been given since there are clients, nor had before.
-    hidden: HashSet<u64>,
 }
 
 /// The pages of some bytes of a file.
@@ -463,7 +458,7 @@ impl Coherence {
             for shard in &self.shards {
                 let mut shard = lock(shard);
                 shard.seen.clear();
-                shard.hidden.clear();
+                shard.table.show_all();
             }
             if let Some(given) = self.given.get() {
                 given.settle();
@@ -539,22 +534,16 @@ impl Coherence {
         if self.kernel.get().is_none() || !alone() || !self.settled(session) {
             return;
         }
-        {
-            let mut shard = self.shard(node);
-            if shard.hidden.len() >= MOST_HIDDEN {
-                shard.hidden.clear();
-            }
-            shard.hidden.insert(node);
-        }
+        self.shard(node).table.hide(node);
         // Again: who came to have it in between either counts now, or finds it here.
         if !alone() {
-            self.shard(node).hidden.remove(&node);
+            self.shard(node).table.show(node);
         }
     }
 
     /// Whether the kernel can't have anything of a node.
     fn hides(&self, node: u64) -> bool {
-        self.shard(node).hidden.contains(&node)
+        self.shard(node).table.hides(node)
     }
 
     fn given(&self) -> &Given {
@@ -591,7 +580,7 @@ impl Coherence {
             return;
         }
         if self.tracks() {
-            self.shard(entry.nodeid).hidden.remove(&entry.nodeid);
+            self.shard(entry.nodeid).table.show(entry.nodeid);
         }
         let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
         if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), lifetime, since) {
@@ -825,7 +814,7 @@ impl Coherence {
 
     /// Whether any client may have cached something of a node.
     pub(crate) fn is_leased(&self, node: u64) -> bool {
-        !self.shard(node).table.is_unknown(node)
+        !self.shard(node).table.is_free(node)
     }
 
     fn epoch(&self) -> u64 {
@@ -1027,7 +1016,7 @@ impl Coherence {
     ) -> Option<abi::Attr> {
         if self.writes_back.load(Ordering::Relaxed) {
             self.write_back(node).await;
-        } else if self.shard(node).table.is_unknown(node) {
+        } else if self.shard(node).table.is_free(node) {
             return None;
         }
         let _entered = self
@@ -1084,7 +1073,7 @@ impl Coherence {
         let kernel = self.kernel.get();
         let asked = {
             let mut shard = self.shard(node);
-            let mounted = kernel.is_some() && !shard.hidden.contains(&node);
+            let mounted = kernel.is_some() && !shard.table.hides(node);
             shard.table.ask(node, link.id, mode, mounted)
         };
         match (asked, kernel) {
@@ -1108,7 +1097,6 @@ impl Coherence {
     pub(crate) fn forget(&self, link: &Link, node: u64) {
         let mut shard = self.shard(node);
         shard.table.forget(node, link.id);
-        shard.hidden.remove(&node);
         shard.changed(node);
     }
 
@@ -1528,7 +1516,7 @@ mod tests {
             coherence.shows_entry(Some((NODE, name)), &mut entry, since);
             (entry.entry_valid, entry.attr_valid)
         };
-        coherence.shard(OTHER).hidden.insert(OTHER);
+        coherence.shard(OTHER).table.hide(OTHER);
         let before = coherence.now();
         assert_eq!(lives(before, b"name"), (1, 2));
         // From now on the kernel knows the node.

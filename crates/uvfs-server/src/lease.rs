@@ -18,6 +18,7 @@
 use std::collections::hash_map::Entry;
 
 use foldhash::HashMap;
+use smallvec::SmallVec;
 
 /// Who asks: a client's number, or [`KERNEL`].
 pub(crate) type Holder = u64;
@@ -90,7 +91,8 @@ struct Held {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Node {
-    held: Vec<Held>,
+    /// Mostly one client's.
+    held: SmallVec<[Held; 1]>,
     /// Changes under way.
     changes: u32,
     /// Requests that wait for leases.
@@ -100,6 +102,8 @@ struct Node {
     granting: Option<(Holder, bool)>,
     /// The kernel has a backing file of it.
     passing: bool,
+    /// The kernel has nothing of it.
+    hidden: bool,
 }
 
 impl Node {
@@ -122,7 +126,16 @@ impl Node {
     }
 
     fn is_idle(&self) -> bool {
-        *self == Self::default()
+        !self.hidden && self.is_free()
+    }
+
+    /// Whether no lease, request or grant is known of it.
+    fn is_free(&self) -> bool {
+        self.held.is_empty()
+            && self.changes == 0
+            && self.waiting == 0
+            && self.granting.is_none()
+            && !self.passing
     }
 
     fn fits(&self, who: Holder, mode: Mode) -> bool {
@@ -155,7 +168,13 @@ impl Node {
 pub(crate) struct Table {
     nodes: HashMap<u64, Node>,
     seq: u64,
+    /// How many nodes are hidden, at most [`MOST_HIDDEN`].
+    hidden: usize,
 }
+
+/// Nodes of one table of which it is noted that the kernel has nothing; with more, all of these notes
+/// go. There are only so many when clients have very many files that they made.
+const MOST_HIDDEN: usize = 16384;
 
 impl Table {
     fn tidy(&mut self, node: u64) {
@@ -297,12 +316,16 @@ impl Table {
         self.tidy(node);
     }
 
-    /// Whatever `who` has of the node is gone.
+    /// Whatever `who` has of the node is gone. It may be another file's number next, so it is not
+    /// hidden any more either.
     pub(crate) fn forget(&mut self, node: u64, who: Holder) {
         let Entry::Occupied(mut entry) = self.nodes.entry(node) else {
             return;
         };
         let n = entry.get_mut();
+        if std::mem::take(&mut n.hidden) {
+            self.hidden -= 1;
+        }
         n.held.retain(|h| h.who != who);
         if n.granting.is_some_and(|(asker, _)| asker == who) {
             n.granting = None;
@@ -359,8 +382,43 @@ impl Table {
     }
 
     /// Whether no lease, request or grant is known of the node.
-    pub(crate) fn is_unknown(&self, node: u64) -> bool {
-        !self.nodes.contains_key(&node)
+    pub(crate) fn is_free(&self, node: u64) -> bool {
+        self.nodes.get(&node).is_none_or(Node::is_free)
+    }
+
+    /// The kernel has nothing of the node, until [`Table::show`] says otherwise.
+    pub(crate) fn hide(&mut self, node: u64) {
+        if self.hidden >= MOST_HIDDEN {
+            self.show_all();
+        }
+        let n = self.nodes.entry(node).or_default();
+        if !std::mem::replace(&mut n.hidden, true) {
+            self.hidden += 1;
+        }
+    }
+
+    /// The kernel may have something of the node.
+    pub(crate) fn show(&mut self, node: u64) {
+        if let Some(n) = self.nodes.get_mut(&node)
+            && std::mem::take(&mut n.hidden)
+        {
+            self.hidden -= 1;
+            self.tidy(node);
+        }
+    }
+
+    /// The kernel may have something of each node.
+    pub(crate) fn show_all(&mut self) {
+        self.nodes.retain(|_, n| {
+            n.hidden = false;
+            !n.is_idle()
+        });
+        self.hidden = 0;
+    }
+
+    /// Whether the kernel has nothing of the node; false if that is not known.
+    pub(crate) fn hides(&self, node: u64) -> bool {
+        self.nodes.get(&node).is_some_and(|n| n.hidden)
     }
 
     /// Whether attributes of the node, read without [`Table::begin`], may be kept: no lease makes
@@ -383,6 +441,33 @@ mod tests {
     use super::*;
 
     const NODE: u64 = 7;
+
+    #[test]
+    fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
+        let mut t = Table::default();
+        t.hide(NODE);
+        t.hide(NODE);
+        assert!(t.hides(NODE) && t.is_free(NODE));
+        // Leases come and go without it.
+        let Ask::Granted(seq) = t.ask(NODE, 1, Mode::Read, false) else {
+            panic!()
+        };
+        assert!(!t.is_free(NODE));
+        t.returned(NODE, 1, seq, None);
+        assert!(t.hides(NODE) && t.is_free(NODE));
+        t.show(NODE);
+        assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
+        // With a node that is forgotten it goes, and if there are too many of them all go.
+        t.hide(NODE);
+        t.forget(NODE, 1);
+        assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
+        assert!(matches!(t.ask(NODE, 1, Mode::Read, false), Ask::Granted(_)));
+        for node in 0..MOST_HIDDEN as u64 + 1 {
+            t.hide(node);
+        }
+        assert!(t.hides(MOST_HIDDEN as u64) && !t.hides(NODE) && t.has(NODE, 1));
+        assert_eq!((t.nodes.len(), t.hidden), (2, 1));
+    }
 
     #[test]
     fn one_writes_or_several_read() {
@@ -477,7 +562,7 @@ mod tests {
         assert_eq!(t.begin(NODE, 1, Access::Change), Begin::Go);
         t.ended(NODE);
         t.passed(NODE);
-        assert!(t.is_unknown(NODE));
+        assert!(t.is_free(NODE));
     }
 
     #[test]
