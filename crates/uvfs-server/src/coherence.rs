@@ -889,17 +889,17 @@ impl Coherence {
         if let Some(mut entry) = entry.filter(|entry| entry.nodeid != 0)
             && let Answer::Body(body) = answer
         {
-            if link.is_none() {
-                if !self.may_keep(entry.nodeid, since) {
-                    entry.set_attr_ttl(Duration::ZERO);
-                }
-            } else {
+            if let Some(link) = link {
                 self.learns(session, entry.nodeid);
-                // Rare, and as large as a request.
-                let current = Box::pin(self.current(session, link, slot, entry.nodeid));
-                if let Some(attr) = current.await {
-                    entry.attr = attr;
+                if self.is_anothers(link, entry.nodeid) {
+                    // Rare, and as large as a request.
+                    let current = Box::pin(self.current(session, link, slot, entry.nodeid));
+                    if let Some(attr) = current.await {
+                        entry.attr = attr;
+                    }
                 }
+            } else if !self.may_keep(entry.nodeid, since) {
+                entry.set_attr_ttl(Duration::ZERO);
             }
             body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
         }
@@ -1006,21 +1006,23 @@ impl Coherence {
         }
     }
 
-    /// A node's attributes, if those in a client's answer may be another holder's to change.
+    /// Whether a node's attributes in a client's answer may be another holder's to change.
+    fn is_anothers(&self, link: &Link, node: u64) -> bool {
+        self.writes_back.load(Ordering::Relaxed)
+            || self.shard(node).table.is_anothers(node, link.id)
+    }
+
+    /// A node's attributes, once what others may have changed is there.
     async fn current<F: FileSystem>(
         &self,
         session: &Arc<Session<F>>,
-        link: Option<&Arc<Link>>,
+        link: &Arc<Link>,
         slot: &Slot,
         node: u64,
     ) -> Option<abi::Attr> {
-        if self.writes_back.load(Ordering::Relaxed) {
-            self.write_back(node).await;
-        } else if self.shard(node).table.is_free(node) {
-            return None;
-        }
+        self.write_back(node).await;
         let _entered = self
-            .enter(link, node, Access::Look, Part::Data)
+            .enter(Some(link), node, Access::Look, Part::Data)
             .await
             .ok()?;
         attributes(session, slot, node).await.ok()

@@ -131,11 +131,12 @@ impl Node {
 
     /// Whether no lease, request or grant is known of it.
     fn is_free(&self) -> bool {
-        self.held.is_empty()
-            && self.changes == 0
-            && self.waiting == 0
-            && self.granting.is_none()
-            && !self.passing
+        self.held.is_empty() && !self.is_busy()
+    }
+
+    /// Whether requests, a grant or the kernel's own work on it are under way.
+    fn is_busy(&self) -> bool {
+        self.changes != 0 || self.waiting != 0 || self.granting.is_some() || self.passing
     }
 
     fn fits(&self, who: Holder, mode: Mode) -> bool {
@@ -384,6 +385,12 @@ impl Table {
     /// Whether no lease, request or grant is known of the node.
     pub(crate) fn is_free(&self, node: u64) -> bool {
         self.nodes.get(&node).is_none_or(Node::is_free)
+    }
+
+    /// Whether there is more to know of the node than leases of `who`'s.
+    pub(crate) fn is_anothers(&self, node: u64, who: Holder) -> bool {
+        let n = self.nodes.get(&node);
+        n.is_some_and(|n| n.is_busy() || n.held.iter().any(|h| h.who != who))
     }
 
     /// The kernel has nothing of the node, until [`Table::show`] says otherwise.
