@@ -49,8 +49,8 @@ impl Slot {
     }
 }
 
-/// Short bodies stay inline; the longest common one is that of CREATE.
-pub type Body = SmallVec<[u8; 160]>;
+/// Short bodies stay inline; the longest common one is that of CREATE, with what finds the file again.
+pub type Body = SmallVec<[u8; 184]>;
 
 thread_local! {
     /// Memory of listings that are over.
