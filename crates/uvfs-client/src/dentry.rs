@@ -173,7 +173,8 @@ pub(crate) struct Ticket {
 
 #[derive(Debug, Default)]
 struct State {
-    nodes: HashMap<NodeId, Known>,
+    /// What is known lies outside of the table, which moves all that it holds as it grows.
+    nodes: HashMap<NodeId, Box<Known>>,
     /// The names in the order in which eviction comes by; some are gone already.
     clock: VecDeque<(NodeId, Arc<OsStr>)>,
     /// Counts recalls of leases that were not known to be had yet.
