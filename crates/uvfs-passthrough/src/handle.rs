@@ -2,8 +2,8 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
@@ -442,6 +442,13 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.end_use(&file.inode, file.by);
+        {
+            let mut state = file.inode.state();
+            if std::ptr::eq(state.open.as_ptr(), &*file) {
+                // It would keep the memory, if not the file.
+                state.open = Weak::new();
+            }
+        }
         // Clients lock by handle whether the kernel asks us for locks or not.
         self.drop_locks_by(&file.inode, fh);
         Ok(())
