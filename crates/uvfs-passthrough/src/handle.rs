@@ -141,7 +141,7 @@ impl Passthrough {
         let file = self.files.get(fh)?;
         // Counted before: of two opens at a time neither takes itself for the only one.
         if file.inode.opens.load(Ordering::Acquire) != 1
-            || file.inode.state().given.replace(now) == Some(now)
+            || file.inode.state().given.replace(now.into()).as_deref() == Some(&now)
         {
             return None;
         }

@@ -102,10 +102,11 @@ pub(crate) struct Told {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackingUse {
     pub(crate) id: i32,
-    pub(crate) opens: usize,
+    pub(crate) opens: u32,
 }
 
-/// What changes in an inode.
+/// What changes in an inode. There are as many as the kernel and clients know files: what few of them
+/// have lies elsewhere.
 #[derive(Default)]
 pub(crate) struct State {
     /// An O_PATH descriptor in the cache.
@@ -120,11 +121,11 @@ pub(crate) struct State {
     /// A change since `told` would show in the file's time.
     pub(crate) settled: bool,
     /// What the file was when the kernel was given its contents, unasked.
-    pub(crate) given: Option<Told>,
+    pub(crate) given: Option<Box<Told>>,
     /// Of the kernel's opens those with a backing file, and how many there are without: never both
     /// at a time.
     pub(crate) backing: Option<BackingUse>,
-    pub(crate) plain: usize,
+    pub(crate) plain: u32,
     /// There were opens with a backing file since the last one that the kernel's cache was used by.
     pub(crate) was_backed: bool,
     /// Who locks ranges of it (with the option `host_locks`).
