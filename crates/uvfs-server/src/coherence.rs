@@ -908,8 +908,10 @@ impl Coherence {
             } else {
                 self.learns(session, entry.nodeid);
                 // Rare, and as large as a request.
-                let current = Box::pin(self.current(session, link, slot, entry.nodeid));
-                if let Some(attr) = current.await {
+                if self.may_be_anothers(entry.nodeid)
+                    && let Some(attr) =
+                        Box::pin(self.current(session, link, slot, entry.nodeid)).await
+                {
                     entry.attr = attr;
                 }
             }
@@ -1023,7 +1025,12 @@ impl Coherence {
         }
     }
 
-    /// A node's attributes, if those in a client's answer may be another holder's to change.
+    /// Whether attributes of a node in a client's answer may be another holder's to change.
+    fn may_be_anothers(&self, node: u64) -> bool {
+        self.writes_back.load(Ordering::Relaxed) || !self.shard(node).table.is_unknown(node)
+    }
+
+    /// A node's attributes, once no other holder changes them.
     async fn current<F: FileSystem>(
         &self,
         session: &Arc<Session<F>>,
@@ -1031,11 +1038,7 @@ impl Coherence {
         slot: &Slot,
         node: u64,
     ) -> Option<abi::Attr> {
-        if self.writes_back.load(Ordering::Relaxed) {
-            self.write_back(node).await;
-        } else if self.shard(node).table.is_unknown(node) {
-            return None;
-        }
+        self.write_back(node).await;
         let _entered = self
             .enter(link, node, Access::Look, Part::Data)
             .await
