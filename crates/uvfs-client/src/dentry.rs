@@ -128,8 +128,8 @@ struct Known {
     spoiled: u64,
     /// Its contents are asked for ahead.
     asked: bool,
-    /// Of a directory: what was listed.
-    order: Order,
+    /// Of a directory: what was listed. Files, of which there are most, need no room for it.
+    order: Option<Box<Order>>,
 }
 
 /// A directory's short files in the order of its listing. Who opens them in that order finds the next
@@ -173,7 +173,8 @@ pub(crate) struct Ticket {
 
 #[derive(Debug, Default)]
 struct State {
-    nodes: HashMap<NodeId, Known>,
+    /// What is known lies outside of the table, which moves all that it holds as it grows.
+    nodes: HashMap<NodeId, Box<Known>>,
     /// The names in the order in which eviction comes by; some are gone already.
     clock: VecDeque<(NodeId, Arc<OsStr>)>,
     /// Counts recalls of leases that were not known to be had yet.
@@ -628,7 +629,7 @@ impl State {
         let Some(known) = self.nodes.get_mut(&directory) else {
             return Vec::new();
         };
-        let order = &mut known.order;
+        let order = known.order.get_or_insert_default();
         let place = order.files.iter().take(SKIPS).position(|&n| n == node);
         let Some(place) = place else {
             order.run = order.run.min(0);
@@ -645,7 +646,9 @@ impl State {
         let Some(known) = self.nodes.get_mut(&directory) else {
             return batches;
         };
-        let mut order = std::mem::take(&mut known.order);
+        let Some(mut order) = known.order.take() else {
+            return batches;
+        };
         let now = Instant::now();
         let most = AHEAD.max(order.run.max(0) as usize).min(FAR_AHEAD);
         while order.run >= RUN
@@ -677,7 +680,7 @@ impl State {
             batches.push(batch);
         }
         let known = self.nodes.get_mut(&directory).expect("it was there");
-        known.order = order;
+        known.order = Some(order);
         batches
     }
 
@@ -711,9 +714,9 @@ impl State {
         let Some(known) = self.nodes.get_mut(&directory) else {
             return;
         };
-        let order = &mut known.order;
+        let order = known.order.get_or_insert_default();
         if begins {
-            *order = Order::default();
+            **order = Order::default();
         }
         let short = nodes.filter(|(_, attr)| {
             attr.mode & libc::S_IFMT == libc::S_IFREG && attr.size <= PEEK_MAX as u64
@@ -818,7 +821,10 @@ impl Dentries {
         let mut state = lock(&self.0);
         let now = state.disturbed;
         let known = state.nodes.get_mut(&node);
-        known.is_some_and(|known| std::mem::replace(&mut known.order.disturbed, now) == now)
+        known.is_some_and(|known| {
+            let order = known.order.get_or_insert_default();
+            std::mem::replace(&mut order.disturbed, now) == now
+        })
     }
 
     /// Whether what is in a directory seems to be known, by a few of its names.
@@ -1135,7 +1141,7 @@ impl Cache {
             let mut state = lock(&self.dentries.0);
             state.requests -= 1;
             if in_vain && let Some(known) = state.nodes.get_mut(&directory) {
-                known.order.run = IN_VAIN;
+                known.order.get_or_insert_default().run = IN_VAIN;
             }
             for asked in batch {
                 let known = state.nodes.get_mut(&asked.node).expect("pinned");

@@ -4,8 +4,8 @@
 //! back has other numbers for the same files, so from then on numbers are translated as requests are
 //! sent. Until then they are the server's own, and nothing is looked up.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry::Occupied;
-use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -22,20 +22,27 @@ struct Node {
     lookups: u64,
     /// How many of them the current server has counted.
     counted: u64,
-    /// What finds it again, with `place` behind it unless it says itself where it is.
-    identity: Vec<u8>,
-    placed: bool,
     /// The path below the root by which it was found last; empty when that is not known.
-    place: Vec<u8>,
+    place: Box<[u8]>,
 }
 
-impl Node {
+/// A node that has files open. Only those are found again, so what that takes goes with the last.
+#[derive(Debug, Default)]
+struct Open {
+    /// Its handles.
+    handles: usize,
+    /// What finds it again, with the node's `place` behind it unless it says itself where it is.
+    identity: Vec<u8>,
+    placed: bool,
+}
+
+impl Open {
     /// What the server is asked to find.
-    fn whole_identity(&self) -> Vec<u8> {
+    fn whole_identity(&self, place: &[u8]) -> Vec<u8> {
         let mut whole = self.identity.clone();
         // Too deep: by the rest of the identity alone, then.
-        if !whole.is_empty() && !self.placed && whole.len() + self.place.len() <= IDENTITY_MAX {
-            whole.extend_from_slice(&self.place);
+        if !whole.is_empty() && !self.placed && whole.len() + place.len() <= IDENTITY_MAX {
+            whole.extend_from_slice(place);
         }
         whole
     }
@@ -95,6 +102,8 @@ pub(crate) struct Known {
     nodes: foldhash::HashMap<NodeId, Node>,
     /// By node and number.
     handles: foldhash::HashMap<(NodeId, u64), Handle>,
+    /// The nodes that those are of.
+    open: foldhash::HashMap<NodeId, Open>,
     /// From the current server's numbers to ours; empty for the first server.
     ours: foldhash::HashMap<u64, NodeId>,
     /// Numbers for what the server calls as it called something else before.
@@ -122,18 +131,20 @@ impl Known {
     }
 
     /// The path below the root of a name in a directory; empty when it is not known.
-    fn place(&self, parent: NodeId, name: &OsStr) -> Vec<u8> {
+    fn place(&self, parent: NodeId, name: &OsStr) -> Box<[u8]> {
+        if parent == ROOT {
+            return name.as_bytes().into();
+        }
         match self.nodes.get(&parent) {
-            _ if parent == ROOT => name.as_bytes().to_vec(),
-            Some(dir) if !dir.place.is_empty() => [&dir.place, name.as_bytes()].join(&b'/'),
-            _ => Vec::new(),
+            Some(dir) if !dir.place.is_empty() => [&dir.place, name.as_bytes()].join(&b'/').into(),
+            _ => Box::default(),
         }
     }
 
     /// The path below the root by which a node was found last.
     pub(crate) fn found_at(&self, ours: NodeId) -> Option<Vec<u8>> {
         let node = self.nodes.get(&ours)?;
-        Some(node.place.clone()).filter(|place| !place.is_empty())
+        Some(node.place.to_vec()).filter(|place| !place.is_empty())
     }
 
     /// Counts a lookup of a name in a directory (or without one) that a server answered; our number
@@ -157,14 +168,12 @@ impl Known {
                 ours
             }
         };
-        let place = by.map_or_else(Vec::new, |(parent, name)| self.place(parent, name));
+        let place = by.map_or_else(Box::default, |(parent, name)| self.place(parent, name));
         let node = self.nodes.entry(ours).or_insert_with(|| Node {
             at_server: Ok(at_server),
             lookups: 0,
             counted: 0,
-            identity: Vec::new(),
-            placed: false,
-            place: Vec::new(),
+            place: Box::default(),
         });
         if !place.is_empty() {
             node.place = place;
@@ -190,6 +199,10 @@ impl Known {
             entry.remove();
             if let Some(at_server) = at_server {
                 self.ours.remove(&at_server);
+            }
+            // The number may be another file's next.
+            if let Some(open) = self.open.get_mut(&ours) {
+                open.identity.clear();
             }
         }
         let told = tell > 0 && generation == self.generation;
@@ -243,20 +256,24 @@ impl Known {
         };
         // What is there is neither made nor cut once more.
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
-        let handle = self.handles.entry((node, ours)).or_insert(Handle {
-            opens: 0,
-            at_server: Ok(at_server),
-            flags,
-            locks: Vec::new(),
+        let open = self.open.entry(node).or_default();
+        let handle = self.handles.entry((node, ours)).or_insert_with(|| {
+            open.handles += 1;
+            Handle {
+                opens: 0,
+                at_server: Ok(at_server),
+                flags,
+                locks: Vec::new(),
+            }
         });
         handle.opens += 1;
         if (handle.flags ^ flags) & libc::O_ACCMODE != 0 {
             handle.flags = handle.flags & !libc::O_ACCMODE | libc::O_RDWR;
         }
-        if let Some(node) = self.nodes.get_mut(&node) {
+        if self.nodes.contains_key(&node) {
             // The last one knows best where the file is.
-            node.identity = identity.to_vec();
-            node.placed = placed;
+            open.identity = identity.to_vec();
+            open.placed = placed;
         }
         Ok(ours)
     }
@@ -268,6 +285,12 @@ impl Known {
         let at_server = handle.at_server.ok();
         if handle.opens == 0 {
             self.handles.remove(&(node, ours));
+            if let Occupied(mut open) = self.open.entry(node) {
+                open.get_mut().handles -= 1;
+                if open.get().handles == 0 {
+                    open.remove();
+                }
+            }
         }
         at_server.filter(|_| generation == self.generation)
     }
@@ -276,9 +299,11 @@ impl Known {
     /// that was count no more.
     pub(crate) fn nodes(&mut self) -> Vec<(NodeId, Vec<u8>)> {
         self.counted = true;
-        let open: HashSet<_> = self.handles.keys().map(|&(node, _)| node).collect();
-        let nodes = self.nodes.iter().filter(|(node, _)| open.contains(node));
-        nodes.map(|(&n, node)| (n, node.whole_identity())).collect()
+        let open = self.open.iter();
+        let nodes = open.filter_map(|(n, open)| Some((*n, open, self.nodes.get(n)?)));
+        nodes
+            .map(|(n, open, node)| (n, open.whole_identity(&node.place)))
+            .collect()
     }
 
     /// A handle's locks were changed.
@@ -376,6 +401,44 @@ mod tests {
         assert_eq!(known.forget(1, 7, 2), Some((8, 2)));
         assert_eq!(known.forget(1, 8, 1), None);
         assert_eq!(known.closed(1, 7, 3), Some(4));
+    }
+
+    #[test]
+    fn an_identity_goes_with_the_last_handle_or_with_its_node() {
+        let mut known = Known::default();
+        let open = |known: &mut Known, handle, identity: &[u8]| {
+            known
+                .opened(0, 7, handle, libc::O_RDONLY, identity, false)
+                .unwrap();
+        };
+        known.looked_up(0, 7, None).unwrap();
+        // One number for two opens, as some file systems have it.
+        open(&mut known, 3, b"first");
+        open(&mut known, 3, b"first");
+        open(&mut known, 4, b"second");
+        let second = [(7, b"second".to_vec())];
+        for handle in [4, 3] {
+            assert_eq!(known.nodes(), second);
+            known.counted = false;
+            known.closed(0, 7, handle);
+        }
+        assert_eq!(known.nodes(), second, "open once more");
+        known.counted = false;
+        known.closed(0, 7, 3);
+        assert!(known.nodes().is_empty() && known.open.is_empty());
+        known.counted = false;
+        open(&mut known, 5, b"third");
+        assert_eq!(known.nodes(), [(7, b"third".to_vec())]);
+        known.counted = false;
+        known.forget(0, 7, 1);
+        assert!(known.nodes().is_empty());
+        known.counted = false;
+        // Not the file that had the number before.
+        known.looked_up(0, 7, None).unwrap();
+        assert_eq!(known.nodes(), [(7, Vec::new())]);
+        known.counted = false;
+        known.closed(0, 7, 5);
+        assert!(known.open.is_empty());
     }
 
     #[test]

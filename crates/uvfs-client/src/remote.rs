@@ -74,6 +74,9 @@ thread_local! {
 /// A reply to a request other than read and write.
 type Reply = io::Result<Vec<u8>>;
 
+/// What is done with one that nobody waits for.
+type Then = Box<dyn FnOnce(Reply) + Send>;
+
 /// A request that needs no answer.
 struct Told {
     opcode: u32,
@@ -89,7 +92,7 @@ enum Waiting {
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
     /// A request that blocks nobody, and whether the reply's data is in a segment.
-    Later(Box<dyn FnOnce(Reply) + Send>, bool),
+    Later(Then, bool),
     /// Nobody waits: release, forget.
     Ignored,
 }
@@ -683,8 +686,8 @@ impl Shared {
 
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
-        let mut ended: Vec<(Waiting, i32, usize, u32)> = Vec::new();
-        let mut later: Vec<(Waiting, Reply)> = Vec::new();
+        let mut ended: Vec<(Done, i32, usize)> = Vec::new();
+        let mut later: Vec<(Then, Reply)> = Vec::new();
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -703,36 +706,29 @@ impl Shared {
                         let out = abi::OutHeader::read_from_bytes(&header)
                             .expect("the array has its size");
                         let len = (out.len as usize).saturating_sub(header.len());
-                        match &waiting {
-                            Waiting::Later(_, in_segs) => {
-                                let in_segs = *in_segs;
-                                let n = if in_segs { 0 } else { len.min(INLINE_SIZE) };
-                                let mut inline = vec![0; n];
-                                self.queue.reply(id, &mut header, &mut inline);
-                                self.queue.release(id);
-                                let reply = take_reply(out.error, in_segs, len, &inline);
-                                later.push((waiting, reply));
+                        match waiting {
+                            Waiting::Later(done, in_segs) => {
+                                let reply = self.take_reply(id, out.error, in_segs, len);
+                                later.push((done, reply));
                             }
                             Waiting::Call(answer, in_segs) => {
-                                let n = if *in_segs { 0 } else { len.min(INLINE_SIZE) };
-                                let mut inline = [0; INLINE_SIZE];
-                                self.queue.reply(id, &mut header, &mut inline[..n]);
-                                *lock(answer) =
-                                    Some(take_reply(out.error, *in_segs, len, &inline[..n]));
-                                self.queue.release(id);
+                                let reply = self.take_reply(id, out.error, in_segs, len);
+                                *lock(&answer) = Some(reply);
                             }
-                            Waiting::Data(Op::Write, ..) => {
+                            Waiting::Data(op, most, done) => {
                                 let mut size = [0; 4];
-                                self.queue.reply(id, &mut header, &mut size);
-                                let size = u32::from_ne_bytes(size);
-                                self.queue.release(id);
-                                ended.push((waiting, out.error, size as usize, id));
+                                let n = match op {
+                                    Op::Read => len,
+                                    Op::Write => {
+                                        self.queue.reply(id, &mut [], &mut size);
+                                        u32::from_ne_bytes(size) as usize
+                                    }
+                                };
+                                ended.push((done, out.error, n.min(most)));
                             }
-                            _ => {
-                                self.queue.release(id);
-                                ended.push((waiting, out.error, len, id));
-                            }
+                            Waiting::Nobody | Waiting::Ignored => {}
                         }
+                        self.queue.release(id);
                     }
                     Ok(None) => break,
                     Err(error) => {
@@ -756,19 +752,15 @@ impl Shared {
         if self.queue.server_closed() {
             self.dead.store(true, Ordering::Release);
         }
-        for (waiting, error, n, _) in ended {
-            if let Waiting::Data(_, len, done) = waiting {
-                done(if error == 0 {
-                    Ok(n.min(len))
-                } else {
-                    Err(errno(-error))
-                });
-            }
+        for (done, error, n) in ended {
+            done(if error == 0 {
+                Ok(n)
+            } else {
+                Err(errno(-error))
+            });
         }
-        for (waiting, reply) in later {
-            if let Waiting::Later(done, _) = waiting {
-                done(reply);
-            }
+        for (done, reply) in later {
+            done(reply);
         }
         if any {
             *found = true;
@@ -780,6 +772,19 @@ impl Shared {
             return false;
         }
         true
+    }
+
+    /// A call's reply: inline, or, when the data is in a segment, its length as eight bytes.
+    fn take_reply(&self, id: u32, error: i32, in_segs: bool, len: usize) -> Reply {
+        match (error, in_segs) {
+            (0, true) => Ok((len as u64).to_ne_bytes().to_vec()),
+            (0, false) => {
+                let mut inline = vec![0; len.min(INLINE_SIZE)];
+                self.queue.reply(id, &mut [], &mut inline);
+                Ok(inline)
+            }
+            _ => Err(errno(-error)),
+        }
     }
 
     fn send_deferred(&self) {
@@ -829,7 +834,9 @@ impl Shared {
         self.queue.disarm();
         let start = Instant::now();
         loop {
-            self.drain();
+            if self.queue.ready() {
+                self.drain();
+            }
             if done() || start.elapsed() > spin {
                 break;
             }
@@ -1338,15 +1345,6 @@ fn peeked(mut reply: &[u8]) -> io::Result<Vec<io::Result<Vec<u8>>>> {
         reply = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
     }
     Ok(found)
-}
-
-/// A call's reply: inline, or, when the data is in a segment, its length as eight bytes.
-fn take_reply(error: i32, in_segs: bool, len: usize, inline: &[u8]) -> Reply {
-    match (error, in_segs) {
-        (0, true) => Ok((len as u64).to_ne_bytes().to_vec()),
-        (0, false) => Ok(inline.to_vec()),
-        _ => Err(errno(-error)),
-    }
 }
 
 impl Drop for Server {

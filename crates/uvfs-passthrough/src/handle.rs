@@ -2,8 +2,8 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
@@ -141,7 +141,7 @@ impl Passthrough {
         let file = self.files.get(fh)?;
         // Counted before: of two opens at a time neither takes itself for the only one.
         if file.inode.opens.load(Ordering::Acquire) != 1
-            || file.inode.state().given.replace(now) == Some(now)
+            || file.inode.state().given.replace(now.into()).as_deref() == Some(&now)
         {
             return None;
         }
@@ -442,6 +442,13 @@ impl Passthrough {
     pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.end_use(&file.inode, file.by);
+        {
+            let mut state = file.inode.state();
+            if std::ptr::eq(state.open.as_ptr(), &*file) {
+                // It would keep the memory, if not the file.
+                state.open = Weak::new();
+            }
+        }
         // Clients lock by handle whether the kernel asks us for locks or not.
         self.drop_locks_by(&file.inode, fh);
         Ok(())

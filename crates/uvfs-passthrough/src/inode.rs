@@ -102,10 +102,11 @@ pub(crate) struct Told {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackingUse {
     pub(crate) id: i32,
-    pub(crate) opens: usize,
+    pub(crate) opens: u32,
 }
 
-/// What changes in an inode.
+/// What changes in an inode. There are as many as the kernel and clients know files: what few of them
+/// have lies elsewhere.
 #[derive(Default)]
 pub(crate) struct State {
     /// An O_PATH descriptor in the cache.
@@ -120,11 +121,11 @@ pub(crate) struct State {
     /// A change since `told` would show in the file's time.
     pub(crate) settled: bool,
     /// What the file was when the kernel was given its contents, unasked.
-    pub(crate) given: Option<Told>,
+    pub(crate) given: Option<Box<Told>>,
     /// Of the kernel's opens those with a backing file, and how many there are without: never both
     /// at a time.
     pub(crate) backing: Option<BackingUse>,
-    pub(crate) plain: usize,
+    pub(crate) plain: u32,
     /// There were opens with a backing file since the last one that the kernel's cache was used by.
     pub(crate) was_backed: bool,
     /// Who locks ranges of it (with the option `host_locks`).
@@ -292,11 +293,12 @@ impl Inodes {
         shard.by_key.get(key).map(|known| known.inode.clone())
     }
 
-    /// The inode of a node number, if there are no more than so many lookups of it.
-    fn known_by(&self, node: u64, lookups: u64) -> Option<Arc<Inode>> {
+    /// Does something with the inode of a node number, if there are no more than so many lookups of
+    /// it, and none comes meanwhile.
+    fn known_by<T>(&self, node: u64, lookups: u64, then: impl FnOnce(&Inode) -> T) -> Option<T> {
         let mut shard = lock(&self.shards[shard_of(node)]);
         let known = shard.slots.get(node)?;
-        (known.lookups <= lookups).then(|| known.inode.clone())
+        (known.lookups <= lookups).then(|| then(&known.inode))
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -542,29 +544,31 @@ impl Removed {
         }
     }
 
-    /// Keeps a descriptor of an inode that is about to be forgotten, which then closes it: that may
-    /// take as long as all the rest, and nobody waits for it then. Whether there was none.
-    fn keep_until_forgotten(&self, inode: &Inode, fd: OwnedFd) -> bool {
-        let cached = {
-            let mut state = inode.state();
-            if state.kept.is_some() {
-                return false;
-            }
-            *lock(&self.open.count) += 1;
-            state.kept = Some(Arc::new(Kept {
-                fd: Some(fd),
-                open: self.open.clone(),
-            }));
-            state.fd.take()
-        };
-        drop(cached);
-        true
+    /// Keeps a descriptor of an inode until that is forgotten, which closes it: that may take as long
+    /// as all the rest, and nobody waits for it then. The descriptor that is not needed instead, to be
+    /// closed without a lock; there was one before if it is that.
+    fn keep_until_forgotten(
+        &self,
+        inode: &Inode,
+        fd: OwnedFd,
+    ) -> std::result::Result<Option<Arc<OwnedFd>>, OwnedFd> {
+        let mut state = inode.state();
+        if state.kept.is_some() {
+            return Err(fd);
+        }
+        *lock(&self.open.count) += 1;
+        state.kept = Some(Arc::new(Kept {
+            fd: Some(fd),
+            open: self.open.clone(),
+        }));
+        Ok(state.fd.take())
     }
 
     fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
-        if !self.keep_until_forgotten(inode, fd) {
+        let Ok(cached) = self.keep_until_forgotten(inode, fd) else {
             return;
-        }
+        };
+        drop(cached);
         let mut too_many = VecDeque::new();
         {
             let mut queue = lock(&self.queue);
@@ -615,7 +619,7 @@ impl Removed {
 pub(crate) enum Leaving {
     /// What is forgotten next, with so many lookups, and its links.
     Forgotten {
-        inode: Arc<Inode>,
+        node: u64,
         fd: OwnedFd,
         lookups: u64,
         links: u32,
@@ -990,14 +994,13 @@ impl Passthrough {
             let key = Key::new(st.stx_mnt_id, &st, None);
             return Some(Leaving::Key(key, st.stx_nlink));
         }
-        if let Some((node, lookups)) = forgets
-            && let Some(inode) = self.inodes.known_by(node, lookups)
-        {
+        if let Some((node, lookups)) = forgets {
             let fd = self.open_name(dir, name).ok()?;
             let st = sys::stat(fd.as_fd()).ok()?;
-            if inode.is(&st) {
+            let same = self.inodes.known_by(node, lookups, |inode| inode.is(&st));
+            if same == Some(true) {
                 return Some(Leaving::Forgotten {
-                    inode,
+                    node,
                     fd,
                     lookups,
                     links: st.stx_nlink,
@@ -1038,20 +1041,19 @@ impl Passthrough {
                 }
             }
             Some(Leaving::Forgotten {
-                inode,
+                node,
                 fd,
                 lookups,
                 links,
             }) => {
-                let node = Some(inode.node);
                 let last = links <= 1;
-                if last && self.inodes.known_by(inode.node, lookups).is_some() {
-                    self.removed.keep_until_forgotten(&inode, fd);
-                } else if last {
-                    // Somebody has looked it up meanwhile.
-                    self.removed.keep(&inode, fd);
+                if last {
+                    self.keep_forgotten(node, lookups, fd);
                 }
-                Unlinked { node, last }
+                Unlinked {
+                    node: Some(node),
+                    last,
+                }
             }
             Some(Leaving::Known(inode, fd)) => {
                 let Ok(st) = sys::stat(fd.as_fd()) else {
@@ -1074,6 +1076,23 @@ impl Passthrough {
                 let key = Key::new(mount, &st, Some(handle));
                 self.lost_name(self.inodes.peek(&key), fd, &st)
             }
+        }
+    }
+
+    /// `fd` has lost its last name: of a node that is forgotten next, with so many lookups.
+    fn keep_forgotten(&self, node: u64, lookups: u64, fd: OwnedFd) {
+        let mut fd = Some(fd);
+        let kept = self.inodes.known_by(node, lookups, |inode| {
+            let fd = fd.take()?;
+            Some(self.removed.keep_until_forgotten(inode, fd))
+        });
+        // What is not needed closes here, without the lock.
+        drop(kept);
+        // Somebody has looked it up meanwhile.
+        if let Some(fd) = fd
+            && let Ok(inode) = self.inode(node)
+        {
+            self.removed.keep(&inode, fd);
         }
     }
 

@@ -38,9 +38,10 @@ struct Owner {
     fh: u64,
 }
 
-/// The owners of an inode's POSIX locks. Most inodes have none.
+/// The owners of an inode's POSIX locks. Most inodes have none, and then no room for the map either.
 #[derive(Default)]
-pub(crate) struct Owners(Option<HashMap<u64, Owner>>);
+#[allow(clippy::box_collection)]
+pub(crate) struct Owners(Option<Box<HashMap<u64, Owner>>>);
 
 impl Owners {
     fn get(&self, owner: u64) -> Option<Arc<OwnedFd>> {

@@ -712,6 +712,12 @@ pub(crate) unsafe fn look(
     }
 }
 
+/// A system call: for who can't do without.
+fn is_root() -> bool {
+    // SAFETY: no arguments.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// faccessat(2), of what is asked for everybody who may do everything.
 ///
 /// # Safety
@@ -721,9 +727,7 @@ pub(crate) unsafe fn access(
     mode: c_int,
     follow: bool,
 ) -> Option<Result<c_int, c_int>> {
-    // SAFETY: no arguments.
-    let root = unsafe { libc::geteuid() } == 0;
-    if mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 || (mode != libc::F_OK && !root) {
+    if mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 || (mode != libc::F_OK && !is_root()) {
         return None;
     }
     // SAFETY: the caller's duty.
@@ -807,8 +811,7 @@ pub(crate) unsafe fn rename(from: Given, to: Given, flags: u32) -> Option<Result
 /// # Safety
 /// As for linkat(2), without flags.
 pub(crate) unsafe fn link(from: Given, to: Given) -> Option<Result<c_int, c_int>> {
-    // SAFETY: no arguments.
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         // fs.protected_hardlinks is for the kernel to judge.
         return None;
     }
@@ -898,14 +901,12 @@ pub(crate) unsafe fn open(given: Given, flags: c_int, mode: u32) -> Option<Resul
     if !on() || !HOLDS.load(Ordering::Relaxed) || !opens(flags) {
         return None;
     }
-    // SAFETY: no arguments.
-    let root = unsafe { libc::geteuid() } == 0;
     let wants = match flags & libc::O_ACCMODE {
         libc::O_RDONLY => 0o400,
         libc::O_WRONLY => 0o200,
         _ => 0o600,
     };
-    if flags & libc::O_CREAT != 0 && !root && mode & wants != wants {
+    if flags & libc::O_CREAT != 0 && mode & wants != wants && !is_root() {
         // It can't be opened again, when the kernel needs it.
         return None;
     }

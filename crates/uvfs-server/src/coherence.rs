@@ -636,8 +636,8 @@ impl Coherence {
         if let Ok(opcode @ (Opcode::Rename | Opcode::Rename2)) =
             Opcode::try_from(slot.header.opcode)
         {
-            for (parent, name) in names(opcode, slot) {
-                self.given().moves(Key::name(parent, name.to_bytes()));
+            for (parent, name) in names(opcode, slot, &mut Input::new()) {
+                self.given().moves(Key::name(parent, name));
             }
         }
     }
@@ -653,7 +653,7 @@ impl Coherence {
         let who = link.map_or(KERNEL, |link| link.id);
         let mut waiting = None;
         let mut sent: SmallVec<[Recall; 4]> = SmallVec::new();
-        let began = Instant::now();
+        let mut began = None;
         loop {
             let (recalls, version) = {
                 let mut shard = self.shard(node);
@@ -686,6 +686,7 @@ impl Coherence {
             if link.is_some_and(|link| link.is_over()) {
                 return Err(Errno::NOTCONN);
             }
+            let began = *began.get_or_insert_with(Instant::now);
             for recall in recalls {
                 let Some(holder) = lock(&self.attached).links.get(&recall.who).cloned() else {
                     continue;
@@ -963,7 +964,8 @@ impl Coherence {
         let given = self.given();
         // What lost a name lost the last of them.
         let mut gone = unlinked.node.filter(|&node| !self.hides(node));
-        for (parent, name) in names(opcode, slot).into_iter().rev() {
+        let mut input = Input::new();
+        for (parent, name) in names(opcode, slot, &mut input).into_iter().rev() {
             let key = Key::attributes(parent);
             if let Some(version) = given.change(key) {
                 // From here, as nobody has to be served for it: a directory has nothing to write
@@ -975,17 +977,21 @@ impl Coherence {
             }
             let gone = gone.take();
             stale.extend(gone.and_then(|node| self.stale_links(node)));
-            let key = Key::name(parent, name.to_bytes());
+            let key = Key::name(parent, name);
+            let name = || CString::new(name).expect("a name ends at a zero");
             if let Some(version) = given.change(key) {
                 stale.push(Stale {
-                    job: Job::Entry { parent, name },
+                    job: Job::Entry {
+                        parent,
+                        name: name(),
+                    },
                     given: Some((key, version)),
                 });
             } else if let Some(node) = gone
                 && unlinked.last
             {
                 // It may still be there, to be looked up when it is used; and with it the file.
-                kernel.hint(parent, node, name);
+                kernel.hint(parent, node, name());
             }
         }
         stale
@@ -1159,8 +1165,16 @@ fn range(slot: &Slot) -> (i64, i64) {
     }
 }
 
-/// The names that a request has changed, and their directories.
-fn names(opcode: Opcode, slot: &Slot) -> SmallVec<[(u64, CString); 2]> {
+/// The payload of a request that is about names. Most need no memory but this.
+type Input = SmallVec<[u8; 64]>;
+
+fn copy_input(slot: &Slot, input: &mut Input) {
+    input.resize(slot.input.len(), 0);
+    slot.input.copy_out(0, input);
+}
+
+/// The names that a request has changed, and their directories. They lie in `input`.
+fn names<'a>(opcode: Opcode, slot: &Slot, input: &'a mut Input) -> SmallVec<[(u64, &'a [u8]); 2]> {
     let node = slot.header.nodeid;
     let directories: &[u64] = match opcode {
         Opcode::Create
@@ -1173,20 +1187,15 @@ fn names(opcode: Opcode, slot: &Slot) -> SmallVec<[(u64, CString); 2]> {
         Opcode::Rename | Opcode::Rename2 => &[node, word(slot, 0)],
         _ => return SmallVec::new(),
     };
-    let mut input = vec![0; slot.input.len()];
-    slot.input.copy_out(0, &mut input);
+    copy_input(slot, input);
     let names = input.split(|&b| b == 0);
-    directories
-        .iter()
-        .copied()
-        .zip(names.filter_map(|name| CString::new(name).ok()))
-        .collect()
+    directories.iter().copied().zip(names).collect()
 }
 
 /// The first name in a request.
-fn first_name(slot: &Slot) -> Option<SmallVec<[u8; 64]>> {
-    let mut name = SmallVec::from_elem(0, slot.input.len());
-    slot.input.copy_out(0, &mut name);
+fn first_name(slot: &Slot) -> Option<Input> {
+    let mut name = Input::new();
+    copy_input(slot, &mut name);
     let end = name.iter().position(|&b| b == 0)?;
     name.truncate(end);
     Some(name)
@@ -1484,9 +1493,10 @@ mod tests {
         };
         let found = |slot: &Slot| {
             let opcode = Opcode::try_from(slot.header.opcode).unwrap();
-            let names = names(opcode, slot).into_iter();
+            let mut input = Input::new();
+            let names = names(opcode, slot, &mut input).into_iter();
             names
-                .map(|(node, name)| (node, name.into_bytes()))
+                .map(|(node, name)| (node, name.to_vec()))
                 .collect::<Vec<_>>()
         };
         let made = with(Opcode::Symlink, &[], b"name\0target\0");
@@ -1496,6 +1506,9 @@ mod tests {
         let moved = with(Opcode::Rename, moved.as_bytes(), b"from\0to\0");
         let both = [(NODE, b"from".to_vec()), (OTHER, b"to".to_vec())];
         assert_eq!(found(&moved), both);
+        let long = [vec![b'x'; 255], b"\0".to_vec()].concat();
+        let removed = with(Opcode::Unlink, &[], &long);
+        assert_eq!(found(&removed), [(NODE, long[..255].to_vec())]);
         assert_eq!(found(&with(Opcode::Lookup, &[], b"name\0")), []);
         assert_eq!(first_name(&slot(Opcode::Lookup, &[])), None);
     }
