@@ -16,6 +16,7 @@ use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
 
 pub mod dev;
+mod lead;
 mod names;
 pub mod shm;
 pub mod uring;

@@ -49,6 +49,7 @@ use crate::lease::Mode;
 use crate::session::Session;
 use crate::slot::{Answer, Scratch, Slot};
 use crate::stats::{Attached, QueueStats};
+use crate::transport::lead::Lead;
 use crate::transport::serve_for;
 
 /// A client that says nothing for so long while it attaches is dropped.
@@ -372,9 +373,7 @@ fn attend<F: FileSystem>(
             peer.pid.as_raw_nonzero().get() as u32,
         ),
         busy: Cell::new(0),
-        workers: Cell::new(0),
-        lead_is_free: Cell::new(false),
-        resting: RefCell::default(),
+        lead: Lead::default(),
         transferring: Transferring::default(),
         over: Cell::new(false),
         end: RefCell::default(),
@@ -458,12 +457,8 @@ pub(super) struct Client<F: FileSystem> {
     peer: (u32, u32, u32),
     /// Requests that were taken and are not answered.
     busy: Cell<usize>,
-    /// How many tasks there are that answer requests, see [`Client::work`].
-    workers: Cell<u32>,
-    /// None of them takes requests, and one that was woken is about to.
-    lead_is_free: Cell<bool>,
-    /// Those with nothing to do, by number.
-    resting: RefCell<Vec<(u32, Waker)>>,
+    /// Which of the tasks that answer requests takes them, see [`Client::work`].
+    lead: Lead,
     transferring: Transferring,
     /// No request is taken any more.
     over: Cell<bool>,
@@ -597,12 +592,11 @@ impl<F: FileSystem> Client<F> {
         .await;
     }
 
-    /// Takes requests and answers them. Of the tasks that do so one has the lead: it takes a request
-    /// and answers it itself, and another takes the next only once that has to wait for something. As
-    /// many tasks are made as requests wait at a time, and then stay: their state is large.
+    /// Takes requests and answers them, while it has the lead. As many tasks are made as requests wait at
+    /// a time, and then stay: their state is large.
     async fn work(self: Rc<Self>, number: u32) {
         loop {
-            self.lead(number).await;
+            self.lead.taken(number).await;
             while let Some(request) = self.next().await {
                 let mut leads = true;
                 let mut answers = pin!(self.one(request));
@@ -626,39 +620,10 @@ impl<F: FileSystem> Client<F> {
 
     /// Has another task take requests from now on.
     fn pass_lead(self: &Rc<Self>) {
-        let was_free = self.lead_is_free.replace(true);
-        assert!(!was_free, "who passes the lead has it");
-        let resting = self.resting.borrow_mut().pop();
-        match resting {
-            Some((_, waker)) => waker.wake(),
-            None => {
-                let number = self.workers.get();
-                assert!(number <= MAX_DEPTH, "each but the leader has a request");
-                self.workers.set(number + 1);
-                runtime::spawn(self.clone().work(number));
-            }
+        if let Some(number) = self.lead.pass() {
+            assert!(number <= MAX_DEPTH, "each but the leader has a request");
+            runtime::spawn(self.clone().work(number));
         }
-    }
-
-    /// Rests until the lead is free. It may be had by one that was woken for something else; the one
-    /// that it was meant for rests on then. Who does not rest is not listed, so that the lead is only
-    /// passed to those that can take it.
-    async fn lead(&self, number: u32) {
-        std::future::poll_fn(|cx| {
-            let mut resting = self.resting.borrow_mut();
-            let listed = resting.iter().position(|&(n, _)| n == number);
-            if self.lead_is_free.take() {
-                if let Some(at) = listed {
-                    resting.swap_remove(at);
-                }
-                return Poll::Ready(());
-            }
-            if listed.is_none() {
-                resting.push((number, cx.waker().clone()));
-            }
-            Poll::Pending
-        })
-        .await;
     }
 
     /// The next request, for the task that has the lead; None when there will be none.

@@ -1,0 +1,151 @@
+//! Which of several tasks takes requests: the one that has the lead.
+//!
+//! It takes a request and answers it itself; only when that has to wait for something, the lead passes
+//! on ([`Lead::pass`]), to a task that rests or to a new one. So a request that waits for nothing costs
+//! no hand-over, and one that does keeps none from being taken.
+//!
+//! Tasks of a [`uvfs_io::runtime::Runtime`] may be woken for what they no longer wait for. So the lead
+//! is nobody's until a task has taken it, whoever that is, and a task is listed as resting exactly while
+//! it rests: the lead is never left to one that is busy.
+
+use std::cell::{Cell, RefCell};
+use std::task::{Poll, Waker};
+
+/// The lead among tasks of one thread.
+#[derive(Debug, Default)]
+pub(super) struct Lead {
+    /// Nobody has it, and a task that was woken, or is new, is about to.
+    free: Cell<bool>,
+    /// Tasks that rest, by number.
+    resting: RefCell<Vec<(u32, Waker)>>,
+    /// How many tasks there are.
+    tasks: Cell<u32>,
+}
+
+impl Lead {
+    /// Gives the lead away. When no task rests the number of one to be made, which begins with
+    /// [`Lead::taken`].
+    ///
+    /// # Panics
+    /// When it was given away already.
+    pub(super) fn pass(&self) -> Option<u32> {
+        let was_free = self.free.replace(true);
+        assert!(!was_free, "who passes the lead has it");
+        // Not in the condition: the borrow would last while the task is woken.
+        let resting = self.resting.borrow_mut().pop();
+        if let Some((_, waker)) = resting {
+            waker.wake();
+            return None;
+        }
+        let number = self.tasks.get();
+        self.tasks.set(number + 1);
+        Some(number)
+    }
+
+    /// Rests until the lead is free, and takes it.
+    pub(super) async fn taken(&self, number: u32) {
+        std::future::poll_fn(|cx| {
+            let mut resting = self.resting.borrow_mut();
+            let listed = resting.iter().position(|&(n, _)| n == number);
+            if self.free.take() {
+                if let Some(at) = listed {
+                    resting.swap_remove(at);
+                }
+                return Poll::Ready(());
+            }
+            if listed.is_none() {
+                resting.push((number, cx.waker().clone()));
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::{Pin, pin};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A task that takes the lead, and its waker's calls.
+    struct Task<'a>(Pin<&'a mut dyn Future<Output = ()>>, Arc<Woken>);
+
+    impl Task<'_> {
+        fn takes(&mut self) -> bool {
+            let waker = Waker::from(self.1.clone());
+            self.0
+                .as_mut()
+                .poll(&mut Context::from_waker(&waker))
+                .is_ready()
+        }
+
+        fn woken(&self) -> usize {
+            self.1.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn numbers(lead: &Lead) -> Vec<u32> {
+        lead.resting.borrow().iter().map(|&(n, _)| n).collect()
+    }
+
+    #[test]
+    fn one_has_it_and_the_next_is_made_only_when_none_rests() {
+        let lead = Lead::default();
+        assert_eq!(lead.pass(), Some(0));
+        let (mut first, mut second) = (pin!(lead.taken(0)), pin!(lead.taken(1)));
+        let mut first = Task(first.as_mut(), Arc::default());
+        let mut second = Task(second.as_mut(), Arc::default());
+        assert!(first.takes(), "it was free");
+        // Busy: nobody rests.
+        assert_eq!(lead.pass(), Some(1));
+        assert!(second.takes());
+        // Done with its request, the first rests, and is the next to lead.
+        let again = pin!(lead.taken(0));
+        let mut again = Task(again, Arc::default());
+        assert!(!again.takes() && !again.takes());
+        assert_eq!(numbers(&lead), [0], "listed once");
+        assert_eq!((lead.pass(), again.woken()), (None, 1));
+        assert!(again.takes() && numbers(&lead).is_empty());
+        assert_eq!(lead.tasks.get(), 2);
+    }
+
+    #[test]
+    fn who_is_woken_for_something_else_may_take_it_and_is_not_listed_then() {
+        let lead = Lead::default();
+        assert_eq!(lead.pass(), Some(0));
+        assert!(Task(pin!(lead.taken(0)), Arc::default()).takes());
+        let (mut early, mut late) = (pin!(lead.taken(1)), pin!(lead.taken(2)));
+        let mut early = Task(early.as_mut(), Arc::default());
+        let mut late = Task(late.as_mut(), Arc::default());
+        assert!(!early.takes() && !late.takes());
+        // The lead is meant for one, and the other comes by first.
+        assert_eq!((lead.pass(), early.woken(), late.woken()), (None, 0, 1));
+        assert!(early.takes(), "it is free");
+        assert!(!late.takes(), "it was taken");
+        // It is busy from now on. What comes is left to the one that rests, not to it.
+        assert_eq!(numbers(&lead), [2]);
+        assert_eq!((lead.pass(), early.woken(), late.woken()), (None, 0, 2));
+        assert!(late.takes() && numbers(&lead).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "who passes the lead has it")]
+    fn it_is_passed_once() {
+        let lead = Lead::default();
+        lead.pass();
+        lead.pass();
+    }
+}
