@@ -29,6 +29,9 @@ use crate::cache::{Cache, errno, lock};
 
 /// Names that are kept at most.
 const MOST: usize = 32 << 10;
+/// Bytes of short files' contents that are kept at most, with what it takes to remember one.
+const MOST_CONTENTS: usize = 32 << 20;
+const CONTENTS: usize = 128;
 /// How long a name that this client made is kept at most: as long as a server lets others be.
 const KEPT: Duration = Duration::from_secs(1);
 /// How many files of a directory are opened in the order of its listing before the next ones are
@@ -155,6 +158,11 @@ impl Known {
     fn stale(&mut self) {
         self.spoiled += 1;
         self.attr = None;
+        self.drop_contents();
+    }
+
+    /// Its contents are kept no longer, so that nobody would say when they change.
+    fn drop_contents(&mut self) {
         if let Some(short) = self.short.take() {
             short.valid.store(false, Ordering::SeqCst);
         }
@@ -177,6 +185,10 @@ struct State {
     nodes: HashMap<NodeId, Box<Known>>,
     /// The names in the order in which eviction comes by; some are gone already.
     clock: VecDeque<(NodeId, Arc<OsStr>)>,
+    /// The nodes whose contents are kept, oldest first, and their lengths; of some they are not any more.
+    contents: VecDeque<(NodeId, usize)>,
+    /// What those sum up to, at most [`MOST_CONTENTS`].
+    contents_size: usize,
     /// Counts recalls of leases that were not known to be had yet.
     strays: u64,
     /// Counts all recalls, and this client's own changes.
@@ -415,12 +427,15 @@ impl NodeChange<'_> {
         // Others asked for contents meanwhile, perhaps.
         known.stale();
         known.attr = Some((*attr, until));
-        known.short = contents;
         known.changing -= 1;
         known.changes += 1;
         debug_assert!(known.pins > 0, "who writes has it open");
         self.over = true;
-        Some(known.spoiled)
+        let spoiled = known.spoiled;
+        if let Some(contents) = contents {
+            state.keep_contents(self.node, contents);
+        }
+        Some(spoiled)
     }
 }
 
@@ -619,9 +634,24 @@ impl State {
         let same = known.spoiled == asked.spoiled && self.strays == asked.ticket.strays;
         let keep = same && known.lease != 0;
         if keep {
-            known.short = Some(short.clone());
+            self.keep_contents(asked.node, short.clone());
         }
         keep
+    }
+
+    /// Keeps a node's contents, and lets go of those that were kept first when there are too many bytes.
+    fn keep_contents(&mut self, node: NodeId, short: Arc<Short>) {
+        let size = short.bytes.len() + CONTENTS;
+        self.nodes.get_mut(&node).expect("pinned").short = Some(short);
+        self.contents.push_back((node, size));
+        self.contents_size += size;
+        while self.contents_size > MOST_CONTENTS {
+            let (oldest, size) = self.contents.pop_front().expect("they sum up to more");
+            self.contents_size -= size;
+            if let Some(known) = self.nodes.get_mut(&oldest) {
+                known.drop_contents();
+            }
+        }
     }
 
     /// A short file of a directory is opened. What is to be asked for ahead then, in requests.
@@ -1209,5 +1239,40 @@ impl Cache {
             ticket,
             left,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_are_bounded_by_bytes() {
+        const LEN: usize = 4000;
+        const FILES: usize = MOST_CONTENTS / LEN + 100;
+        let mut state = State::default();
+        let mut kept = Vec::new();
+        for node in 2..FILES as u64 {
+            state.nodes.entry(node).or_default();
+            let short = Short::new(vec![1; LEN], false);
+            kept.push((node, short.clone()));
+            state.keep_contents(node, short);
+            assert!(state.contents_size <= MOST_CONTENTS);
+        }
+        let valid = |short: &Short| short.read(&mut [0; 8], 0).is_some();
+        let holds: Vec<bool> = kept.iter().map(|(_, short)| valid(short)).collect();
+        let first = holds.iter().position(|&holds| holds).expect("the last");
+        assert!(first > 0 && holds[first..].iter().all(|&holds| holds));
+        assert_eq!(holds.len() - first, MOST_CONTENTS / (LEN + CONTENTS));
+        for (node, short) in &kept {
+            assert_eq!(state.nodes[node].short.is_some(), valid(short));
+        }
+        // What is written again and again is one file's, but counts each time; so what is small goes, too.
+        for _ in 0..2 * MOST_CONTENTS / CONTENTS {
+            state.keep_contents(2, Short::new(Vec::new(), false));
+        }
+        assert!(state.contents.len() <= MOST_CONTENTS / CONTENTS);
+        let left = state.nodes.values().filter(|known| known.short.is_some());
+        assert!(left.count() <= 1);
     }
 }

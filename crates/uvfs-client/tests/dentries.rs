@@ -306,6 +306,38 @@ fn more_names_than_are_kept() {
     });
 }
 
+#[test]
+fn more_contents_than_are_kept() {
+    // 36 MB, of which 32 MiB may be kept.
+    const FILES: usize = 9000;
+    let dir = directory_of(1, |_| b"");
+    let session = session(dir.path());
+    let (client, other) = (client(&session), client(&session));
+    let holds = |n: usize| vec![n as u8; 4000 - n % 7];
+    let path = |n: usize| format!("d/{n}");
+    let file = |n: usize| {
+        let file = open(&client, &path(n), libc::O_RDWR | libc::O_CREAT).unwrap();
+        write_at(&file, &holds(n), 0).unwrap();
+        file
+    };
+    let first = file(0);
+    for n in 1..FILES {
+        file(n);
+    }
+    // Who has it open, and who opens it, both find what is kept no longer.
+    assert!(contents(&first, 4000) == holds(0));
+    for n in (0..FILES).step_by(100).chain(FILES - 10..FILES) {
+        assert!(read(&client, &path(n)) == holds(n), "{n}");
+    }
+    // And what others write is seen.
+    for n in [0, 5, FILES / 2, FILES - 1] {
+        let new = open(&other, &path(n), libc::O_WRONLY | libc::O_TRUNC).unwrap();
+        write_at(&new, b"new", 0).unwrap();
+        assert_eq!(read(&client, &path(n)), b"new", "{n}");
+    }
+    assert_eq!(contents(&first, 4000), b"new");
+}
+
 /// Opens a directory's files in the order of its listing, part by part, and gives their names to
 /// `look`, until that has enough.
 fn in_order(client: &Client, path: &str, mut look: impl FnMut(&str) -> bool) {
