@@ -374,6 +374,7 @@ fn attend<F: FileSystem>(
         ),
         busy: Cell::new(0),
         lead: Lead::default(),
+        taken: Cell::new(0),
         transferring: Transferring::default(),
         over: Cell::new(false),
         end: RefCell::default(),
@@ -459,6 +460,8 @@ pub(super) struct Client<F: FileSystem> {
     busy: Cell<usize>,
     /// Which of the tasks that answer requests takes them, see [`Client::work`].
     lead: Lead,
+    /// Requests that were taken since other tasks could run.
+    taken: Cell<u32>,
     transferring: Transferring,
     /// No request is taken any more.
     over: Cell<bool>,
@@ -628,14 +631,19 @@ impl<F: FileSystem> Client<F> {
 
     /// The next request, for the task that has the lead; None when there will be none.
     async fn next(&self) -> Option<Submission> {
-        let mut yielded = false;
         loop {
             if self.link.is_over() {
                 break;
             }
+            // Those that wait may be able to go on, also while there is always another request.
+            if self.busy.get() > 0 && self.taken.get() >= MAX_DEPTH {
+                self.taken.set(0);
+                yield_now().await;
+            }
             match self.queue.pop() {
                 Ok(Some(request)) => {
                     self.busy.set(self.busy.get() + 1);
+                    self.taken.set(self.taken.get().saturating_add(1));
                     return Some(request);
                 }
                 Ok(None) => {}
@@ -647,13 +655,13 @@ impl<F: FileSystem> Client<F> {
             if self.gone.get() || self.queue.client_closed() {
                 break;
             }
-            // Others may be able to go on, and the client then has more to ask.
-            if self.busy.get() > 0 && !std::mem::replace(&mut yielded, true) {
+            let taken = self.taken.replace(0);
+            if self.busy.get() > 0 && taken > 0 {
+                // The client may then have more to ask.
                 yield_now().await;
                 continue;
             }
             self.sleep().await;
-            yielded = false;
         }
         self.over();
         None
