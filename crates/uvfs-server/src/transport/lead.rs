@@ -14,8 +14,11 @@ use std::task::{Poll, Waker};
 /// The lead among tasks of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Lead {
-    /// Nobody has it, and a task that was woken, or is new, is about to.
+    /// Nobody has it.
     free: Cell<bool>,
+    /// The task that was called, or made, to take it and has not come by yet. There is one while it is
+    /// free.
+    called: Cell<Option<u32>>,
     /// Tasks that rest, by number.
     resting: RefCell<Vec<(u32, Waker)>>,
     /// How many tasks there are.
@@ -23,7 +26,7 @@ pub(super) struct Lead {
 }
 
 impl Lead {
-    /// Gives the lead away. When no task rests the number of one to be made, which begins with
+    /// Gives the lead away. Where all other tasks are busy, the number of one to be made, which begins with
     /// [`Lead::taken`].
     ///
     /// # Panics
@@ -31,20 +34,33 @@ impl Lead {
     pub(super) fn pass(&self) -> Option<u32> {
         let was_free = self.free.replace(true);
         assert!(!was_free, "who passes the lead has it");
-        // Not in the condition: the borrow would last while the task is woken.
-        let resting = self.resting.borrow_mut().pop();
-        if let Some((_, waker)) = resting {
-            waker.wake();
+        if self.called.get().is_some() {
+            // Another came by before it. It takes the lead now, if nobody does that again.
             return None;
         }
-        let number = self.tasks.get();
-        self.tasks.set(number + 1);
-        Some(number)
+        // Not in the condition: the borrow would last while the task is woken.
+        let resting = self.resting.borrow_mut().pop();
+        let (number, made) = match resting {
+            Some((number, waker)) => {
+                waker.wake();
+                (number, None)
+            }
+            None => {
+                let number = self.tasks.get();
+                self.tasks.set(number + 1);
+                (number, Some(number))
+            }
+        };
+        self.called.set(Some(number));
+        made
     }
 
     /// Rests until the lead is free, and takes it.
     pub(super) async fn taken(&self, number: u32) {
         std::future::poll_fn(|cx| {
+            if self.called.get() == Some(number) {
+                self.called.set(None);
+            }
             let mut resting = self.resting.borrow_mut();
             let listed = resting.iter().position(|&(n, _)| n == number);
             if self.free.take() {
@@ -139,6 +155,27 @@ mod tests {
         assert_eq!(numbers(&lead), [2]);
         assert_eq!((lead.pass(), early.woken(), late.woken()), (None, 0, 2));
         assert!(late.takes() && numbers(&lead).is_empty());
+    }
+
+    #[test]
+    fn no_more_tasks_are_made_while_one_that_was_called_is_yet_to_come() {
+        let lead = Lead::default();
+        assert_eq!(lead.pass(), Some(0));
+        // It has not begun, and others that are done with their requests come by before it.
+        for number in [7, 8, 9] {
+            assert!(Task(pin!(lead.taken(number)), Arc::default()).takes());
+            assert_eq!(lead.pass(), None);
+        }
+        let mut new = pin!(lead.taken(0));
+        assert!(Task(new.as_mut(), Arc::default()).takes());
+        assert_eq!((lead.pass(), lead.tasks.get()), (Some(1), 2));
+        // One that comes too late rests, and is called when the lead is passed on.
+        assert!(Task(pin!(lead.taken(7)), Arc::default()).takes());
+        let late = pin!(lead.taken(1));
+        let mut late = Task(late, Arc::default());
+        assert!(!late.takes());
+        assert_eq!((lead.pass(), late.woken()), (None, 1));
+        assert!(late.takes());
     }
 
     #[test]
