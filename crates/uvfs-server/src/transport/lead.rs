@@ -113,6 +113,8 @@ mod tests {
         }
     }
 
+    type Boxed<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
     fn numbers(lead: &Lead) -> Vec<u32> {
         lead.resting.borrow().iter().map(|&(n, _)| n).collect()
     }
@@ -176,6 +178,105 @@ mod tests {
         assert!(!late.takes());
         assert_eq!((lead.pass(), late.woken()), (None, 1));
         assert!(late.takes());
+    }
+
+    /// Tasks as a client's, over requests that wait or not, polled in any order and also for nothing.
+    #[test]
+    fn in_no_order_is_a_request_left_or_a_task_too_many_made() {
+        const DEPTH: u32 = 4;
+        const REQUESTS: u32 = 60;
+        #[derive(Default)]
+        struct World {
+            lead: Lead,
+            /// Requests that were sent, taken, and answered.
+            sent: Cell<u32>,
+            taken: Cell<u32>,
+            answered: Cell<u32>,
+            /// Who has the lead and nothing to take.
+            sleeps: RefCell<Option<Waker>>,
+            made: RefCell<Vec<u32>>,
+        }
+        impl World {
+            fn pass(&self) {
+                if let Some(number) = self.lead.pass() {
+                    assert!(number <= DEPTH, "a task too many");
+                    self.made.borrow_mut().push(number);
+                }
+            }
+
+            async fn work(&self, number: u32, waits: u64) {
+                loop {
+                    self.lead.taken(number).await;
+                    let mut leads = true;
+                    while leads {
+                        std::future::poll_fn(|cx| {
+                            if self.taken.get() < self.sent.get() {
+                                return Poll::Ready(());
+                            }
+                            *self.sleeps.borrow_mut() = Some(cx.waker().clone());
+                            Poll::Pending
+                        })
+                        .await;
+                        let request = self.taken.replace(self.taken.get() + 1);
+                        let mut polls = waits >> (request % 60) & 3;
+                        std::future::poll_fn(|cx| {
+                            polls = polls.saturating_sub(1);
+                            if polls == 0 {
+                                return Poll::Ready(());
+                            }
+                            if std::mem::take(&mut leads) {
+                                self.pass();
+                            }
+                            cx.waker().wake_by_ref();
+                            Poll::Pending
+                        })
+                        .await;
+                        self.answered.set(self.answered.get() + 1);
+                    }
+                }
+            }
+        }
+        let mut random = 1u64;
+        let mut next = || {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            random >> 20
+        };
+        for _ in 0..2000 {
+            let world = World::default();
+            let waits = next() << 20 ^ next();
+            let mut tasks: Vec<(Boxed<'_>, Arc<Woken>)> = Vec::new();
+            world.pass();
+            while world.answered.get() < REQUESTS {
+                for number in world.made.take() {
+                    let new = Arc::new(Woken(AtomicUsize::new(1)));
+                    tasks.push((Box::pin(world.work(number, waits)), new));
+                }
+                let under_way = world.sent.get() - world.answered.get();
+                if world.sent.get() < REQUESTS && under_way < DEPTH && next() & 1 == 0 {
+                    world.sent.set(world.sent.get() + 1);
+                    if let Some(leader) = world.sleeps.take() {
+                        leader.wake();
+                    }
+                }
+                let woken = tasks.iter().enumerate();
+                let woken = woken.filter(|(_, task)| task.1.0.load(Ordering::Relaxed) > 0);
+                let woken: Vec<usize> = woken.map(|(at, _)| at).collect();
+                let under_way = world.sent.get() - world.answered.get();
+                assert!(!woken.is_empty() || under_way == 0, "a request is left");
+                // Now and then for nothing.
+                let at = match (next() & 7, woken.len()) {
+                    (0, _) | (_, 0) => next() as usize % tasks.len(),
+                    (_, n) => woken[next() as usize % n],
+                };
+                let (task, woken) = &mut tasks[at];
+                woken.0.store(0, Ordering::Relaxed);
+                let waker = Waker::from(woken.clone());
+                let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending());
+            }
+        }
     }
 
     #[test]
