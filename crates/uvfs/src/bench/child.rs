@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::interrupt;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// How often a wait looks for an interrupt that came just before it slept.
 const SLICE: Duration = Duration::from_millis(200);
@@ -101,6 +101,25 @@ impl Process {
         true
     }
 
+    /// Waits until the process has ended. Ends it when it takes longer than `limit`, when `server`
+    /// ends first, or when the benchmark is interrupted.
+    pub fn finish(&mut self, server: Option<&Process>, limit: Duration) -> Result<()> {
+        let mut processes = vec![&*self];
+        processes.extend(server);
+        let error = match wait_any(&processes, limit) {
+            Waited::Ended(0) => return Ok(()),
+            Waited::Ended(_) => Error::new("the server ended"),
+            Waited::TimedOut => Error::new(format!("no end after {} s", limit.as_secs())),
+            Waited::Interrupted => interrupt::check()
+                .err()
+                .unwrap_or(Error::new("interrupted")),
+        };
+        self.signal(Signal::KILL);
+        // It may hang in the file system until the server is gone; the caller ends that next.
+        self.wait(Duration::from_secs(1));
+        Err(error)
+    }
+
     /// CPU seconds that the process has used so far, all threads, ended ones too.
     pub fn cpu_seconds(&self) -> Result<f64> {
         let mut clock: libc::clockid_t = 0;
@@ -121,6 +140,16 @@ impl Process {
         }
         Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
     }
+}
+
+/// CPU seconds of all children that have ended and were waited for, and of theirs.
+pub fn ended_cpu_seconds() -> f64 {
+    // SAFETY: all zeros is a valid value of this plain C structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is valid for the write. The call fails only for another first argument.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
 /// Waits until one of the processes has ended, the time is up or the benchmark is interrupted.

@@ -18,9 +18,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::aio;
-use super::child::{Process, Waited, wait_any};
+use super::child::Process;
 use super::direct;
-use super::interrupt;
 use super::uncached;
 use super::writeback;
 use crate::error::{Context, Error, Result};
@@ -179,20 +178,8 @@ impl Job {
             _ => PATIENCE,
         };
         let mut client = self.spawn()?;
-        let mut processes = vec![&client];
-        processes.extend(server);
-        let error = match wait_any(&processes, limit) {
-            Waited::Ended(0) => return finished(&mut client),
-            Waited::Ended(_) => Error::new("the server ended"),
-            Waited::TimedOut => Error::new(format!("no end after {} s", limit.as_secs())),
-            Waited::Interrupted => interrupt::check()
-                .err()
-                .unwrap_or(Error::new("interrupted")),
-        };
-        client.signal(Signal::KILL);
-        // It may hang in the file system until the server is gone; the caller ends that next.
-        client.wait(Duration::from_secs(1));
-        Err(error)
+        client.finish(server, limit)?;
+        finished(&mut client)
     }
 }
 
@@ -287,10 +274,11 @@ fn pin(cpu: usize) -> Result<()> {
 }
 
 /// SplitMix64: a fixed sequence for a fixed seed.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -299,7 +287,7 @@ impl Random {
     }
 
     /// The numbers below `count` in random order.
-    fn shuffled(&mut self, count: u64) -> Vec<u64> {
+    pub fn shuffled(&mut self, count: u64) -> Vec<u64> {
         let mut numbers: Vec<u64> = (0..count).collect();
         for i in (1..numbers.len()).rev() {
             numbers.swap(i, self.below(i as u64 + 1) as usize);

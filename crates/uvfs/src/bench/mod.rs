@@ -15,9 +15,11 @@ mod client;
 mod common;
 mod direct;
 mod interrupt;
+mod programs;
 mod report;
 mod runner;
 mod server;
+mod sides;
 mod stats;
 mod uncached;
 mod wakeup;
@@ -35,6 +37,7 @@ Examples:
   uvfs bench writeback --quick
   uvfs bench direct --quick
   uvfs bench uncached --quick
+  uvfs bench programs --quick
   uvfs bench wakeup --help";
 
 /// The benchmarks.
@@ -57,6 +60,8 @@ enum Bench {
     Direct(direct::Args),
     /// Streams through a cache that is too small, second by second, with and without DONTCACHE.
     Uncached(uncached::Args),
+    /// Real programs on a source tree: native, mounted, under `uvfs run`, other servers.
+    Programs(programs::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -70,6 +75,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Bench::Writeback(args) => writeback::run(args),
         Bench::Direct(args) => direct::run(args),
         Bench::Uncached(args) => uncached::run(args),
+        Bench::Programs(args) => programs::bench(args),
         Bench::Client(args) => client::run(args),
     }
 }

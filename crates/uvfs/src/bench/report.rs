@@ -1,5 +1,7 @@
 //! What a benchmark found: one structure, shown as a table or as JSON.
 
+mod times;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -17,10 +19,10 @@ JSON (--json), one object on standard output:
   uvfs, kernel  versions
   cpus          CPUs that the benchmark may run on
   settings      the run's settings: rounds, pinned and the benchmark's own
-  targets       what was measured: name, kind (native, uvfs, client, peer), options or command, for a
+  targets       what was measured: name, kind (native, uvfs, run, client, peer), options or command, for a
                 client served (over shared memory) and base (others are compared with it), and
                 error (why it could not be measured) or null
-  works         name, title, unit (op or MiB), and results by target, without those that failed:
+  works         name, title, unit (op, MiB or run), and results by target, without those that failed:
     target      its name
     samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
                 memory_mib and host_cache_mib where they were measured, and server_cpu_seconds (null where there is no server)
@@ -33,6 +35,9 @@ JSON (--json), one object on standard output:
                 MiB by which the host's page cache has grown since the start, where that was
                 measured: median, min, max
     ratio       median rate divided by that of native, of each peer and of a base, by name
+    run_seconds, time_ratio
+                only where the unit is run: seconds of a run (median, min, max), and their median
+                divided by that of each other target, by name
 Fields may be added to it; those named here stay.";
 
 /// What a work's amount counts.
@@ -44,6 +49,9 @@ pub enum Unit {
     /// 2^20 bytes.
     #[serde(rename = "MiB")]
     MiB,
+    /// Runs of a program.
+    #[serde(rename = "run")]
+    Run,
 }
 
 impl Unit {
@@ -51,6 +59,7 @@ impl Unit {
         match self {
             Unit::Op => "op",
             Unit::MiB => "MiB",
+            Unit::Run => "run",
         }
     }
 }
@@ -105,6 +114,10 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     host_cache_mib: Option<Summary>,
     ratio: BTreeMap<String, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_seconds: Option<Summary>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    time_ratio: BTreeMap<String, f64>,
 }
 
 impl Row {
@@ -123,7 +136,18 @@ impl Row {
             host_cache_mib: Summary::of(samples.iter().filter_map(|s| s.client.host_cache_mib)),
             samples: samples.to_vec(),
             ratio: BTreeMap::new(),
+            run_seconds: None,
+            time_ratio: BTreeMap::new(),
         })
+    }
+
+    /// Adds how long a run took.
+    fn add_time(&mut self) {
+        let seconds = self
+            .samples
+            .iter()
+            .map(|s| s.client.seconds / s.client.amount);
+        self.run_seconds = Summary::of(seconds);
     }
 }
 
@@ -152,6 +176,10 @@ impl Report {
                 row.ratio = ratios
                     .map(|(base, rate)| (base.clone(), row.rate.median / rate))
                     .collect();
+            }
+            if work.unit == Unit::Run {
+                results.iter_mut().for_each(Row::add_time);
+                times::compare(&mut results);
             }
             WorkReport { work, results }
         });
@@ -198,6 +226,10 @@ impl Report {
             "uvfs {} bench {}, Linux {}, {} CPUs\n",
             self.uvfs, self.bench, self.kernel, self.cpus
         );
+        if self.works.iter().all(|work| work.work.unit == Unit::Run) {
+            text += &times::table(self);
+            return text;
+        }
         let bases: Vec<&Target> = self
             .targets
             .iter()

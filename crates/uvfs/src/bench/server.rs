@@ -1,6 +1,6 @@
 //! The serving side of a benchmark: what is measured, and a file server's life.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -44,6 +44,11 @@ pub enum Kind {
     /// `uvfs mount`.
     Uvfs {
         /// Its options before the source.
+        options: Vec<String>,
+    },
+    /// `uvfs mount`, with each program that uses it under `uvfs run`.
+    Run {
+        /// Options of `uvfs run`.
         options: Vec<String>,
     },
     /// `uvfs-client`, without a mount.
@@ -152,7 +157,7 @@ impl Target {
         match self.kind {
             Kind::Native | Kind::Peer { .. } => true,
             Kind::Client { base, .. } => base,
-            Kind::Uvfs { .. } => false,
+            Kind::Uvfs { .. } | Kind::Run { .. } => false,
         }
     }
 
@@ -167,7 +172,22 @@ impl Target {
             Some(_) => workspace.mountpoint(),
             None => workspace.source(),
         };
-        Ok(Running { server, path })
+        let wrapper = match &self.kind {
+            Kind::Run { options } => {
+                let words = ["run"]
+                    .into_iter()
+                    .chain(options.iter().map(String::as_str));
+                let mut wrapper = vec![own_path()?.into_os_string()];
+                wrapper.extend(words.chain(["--"]).map(OsString::from));
+                wrapper
+            }
+            _ => Vec::new(),
+        };
+        Ok(Running {
+            server,
+            path,
+            wrapper,
+        })
     }
 
     fn is_served(&self) -> bool {
@@ -178,16 +198,17 @@ impl Target {
         let (source, mountpoint) = (workspace.source(), workspace.mountpoint());
         Ok(Some(match &self.kind {
             Kind::Native | Kind::Client { served: false, .. } => return Ok(None),
-            Kind::Uvfs { options } => {
-                let exe = std::env::current_exe().context(|| "finding the uvfs command".into())?;
-                let mut command = Command::new(exe);
-                command.args(["mount", "--foreground"]).args(options);
+            Kind::Uvfs { .. } | Kind::Run { .. } => {
+                let mut command = Command::new(own_path()?);
+                command.args(["mount", "--foreground"]);
+                if let Kind::Uvfs { options } = &self.kind {
+                    command.args(options);
+                }
                 command.args([source, mountpoint]);
                 command
             }
             Kind::Client { .. } => {
-                let exe = std::env::current_exe().context(|| "finding the uvfs command".into())?;
-                let mut command = Command::new(exe);
+                let mut command = Command::new(own_path()?);
                 command.args(["serve", "--socket"]);
                 command.args([workspace.socket(), source]);
                 command
@@ -207,6 +228,11 @@ impl Target {
     }
 }
 
+/// The path of this command.
+pub fn own_path() -> Result<PathBuf> {
+    std::env::current_exe().context(|| "finding the uvfs command".into())
+}
+
 /// An error when two targets have the same name.
 pub fn check_names(targets: &[Target]) -> Result<()> {
     for (i, target) in targets.iter().enumerate() {
@@ -224,12 +250,26 @@ pub fn check_names(targets: &[Target]) -> Result<()> {
 pub struct Running<'w> {
     server: Option<Server<'w>>,
     path: PathBuf,
+    /// What stands before a program's own words.
+    wrapper: Vec<OsString>,
 }
 
 impl Running<'_> {
     /// Where the client finds what is in the source: a directory, or a server's socket.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A command that runs `program` as this target's users do.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match self.wrapper.split_first() {
+            None => Command::new(program),
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+        }
     }
 
     /// The server's process.

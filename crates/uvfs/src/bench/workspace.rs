@@ -79,6 +79,11 @@ impl Workspace {
         self.root.join("socket")
     }
 
+    /// A file or directory of the benchmark's own, outside of the source and the mount.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
     /// What the present server writes to its standard output and error.
     pub fn log(&self) -> PathBuf {
         self.root.join("server.log")

@@ -8,6 +8,7 @@
 
 mod aio;
 mod bad_days;
+mod bench;
 mod child;
 mod clients;
 mod command_line;

@@ -1,0 +1,74 @@
+//! The targets of the benchmarks that compare programs on a mount, inside and outside `uvfs run`.
+
+use super::server::{Kind, Peer, Target, check_names};
+use crate::error::Result;
+
+/// Which targets to measure.
+#[derive(clap::Args)]
+pub struct Sides {
+    /// What to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "native,mount,run",
+        value_name = "LIST"
+    )]
+    sides: Vec<Side>,
+    /// Another file server: it is run without a shell, has to stay in the foreground, and is
+    /// unmounted at the end
+    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
+    peer: Vec<Peer>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Side {
+    /// the source directory itself
+    Native,
+    /// `uvfs mount`
+    Mount,
+    /// `uvfs mount`, with the programs under `uvfs run`
+    Run,
+    /// the same, under `uvfs run --metadata`
+    RunMetadata,
+}
+
+impl From<Side> for Target {
+    fn from(side: Side) -> Self {
+        let options = |list: &[&str]| list.iter().map(|word| (*word).to_string()).collect();
+        let (name, kind) = match side {
+            Side::Native => return Target::native(),
+            Side::Mount => (
+                "mount",
+                Kind::Uvfs {
+                    options: options(&[]),
+                },
+            ),
+            Side::Run => (
+                "run",
+                Kind::Run {
+                    options: options(&[]),
+                },
+            ),
+            Side::RunMetadata => {
+                let options = options(&["--metadata"]);
+                ("run-metadata", Kind::Run { options })
+            }
+        };
+        Target {
+            name: name.into(),
+            kind,
+        }
+    }
+}
+
+impl Sides {
+    /// The sides that were asked for, in a fixed order, and the peers.
+    pub fn targets(&self) -> Result<Vec<Target>> {
+        let all = [Side::Native, Side::Mount, Side::Run, Side::RunMetadata];
+        let sides = all.into_iter().filter(|side| self.sides.contains(side));
+        let mut targets: Vec<Target> = sides.map(Target::from).collect();
+        targets.extend(self.peer.iter().cloned().map(Target::from));
+        check_names(&targets)?;
+        Ok(targets)
+    }
+}

@@ -1,0 +1,181 @@
+//! The benchmarks that use mounts, as short as they can be: what they measure and print, and that
+//! nothing stays behind, not how fast anything is.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::*;
+use crate::preload::library;
+
+/// `uvfs bench NAME --quick --json` in a directory.
+fn bench(name: &str, rounds: u32, dir: &Path) -> Command {
+    let mut command = uvfs();
+    command.env("UVFS_PRELOAD", library());
+    command.args(["bench", name, "--quick", "--json", "--rounds"]);
+    command.args([&rounds.to_string(), "--dir"]).arg(dir);
+    command
+}
+
+fn report(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+fn names(list: &Value, field: &str) -> Vec<String> {
+    let list = list.as_array().unwrap().iter();
+    list.map(|item| item[field].as_str().unwrap().into())
+        .collect()
+}
+
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).unwrap().next().is_none()
+}
+
+#[test]
+fn programs_run_on_each_side() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("git"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("bench");
+    let only = [
+        "git-clone",
+        "git-status",
+        "cp",
+        "tar-create",
+        "sh-cat",
+        "rm",
+    ];
+    let mut command = bench("programs", 1, &dir);
+    command.args(["--only", &only.join(",")]);
+    command.args(["--sides", "native,mount,run,run-metadata"]);
+    let report = report(&run_within(LATER, &mut command).ok());
+    assert_eq!(report["bench"], "programs");
+    let sides = ["native", "mount", "run", "run-metadata"];
+    assert_eq!(names(&report["targets"], "name"), sides);
+    let works = [
+        "git-clone",
+        "git-status-first",
+        "git-status-second",
+        "cp",
+        "tar-create-first",
+        "tar-create-second",
+        "sh-cat",
+        "rm",
+        "total",
+    ];
+    assert_eq!(names(&report["works"], "name"), works);
+    for work in report["works"].as_array().unwrap() {
+        assert_eq!(work["unit"], "run");
+        assert_eq!(names(&work["results"], "target"), sides, "{work}");
+        for result in work["results"].as_array().unwrap() {
+            assert!(result["run_seconds"]["median"].as_f64().unwrap() > 0.0);
+        }
+        let ratio = &work["results"][2]["time_ratio"];
+        assert!(ratio["native"].as_f64().unwrap() > 0.0, "{work}");
+        assert!(ratio["mount"].as_f64().unwrap() > 0.0, "{work}");
+    }
+    assert!(is_empty(&dir));
+}
+
+/// Every program that is installed, in the source itself.
+#[test]
+fn every_program_runs_twice_in_the_same_way() {
+    if !has(&[Need::Program("git"), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("bench");
+    let mut command = bench("programs", 2, &dir);
+    command.args(["--sides", "native"]);
+    let outcome = run_within(LATER, &mut command);
+    let missing = outcome.stderr.clone();
+    let report = report(&outcome.ok());
+    let works = names(&report["works"], "name").join(" ");
+    for name in [
+        "git-log",
+        "find-second",
+        "make",
+        "python",
+        "sqlite",
+        "ripgrep",
+    ] {
+        let left_out = missing.contains(&format!("{name}: left out"));
+        assert_ne!(works.contains(name), left_out, "{works}\n{missing}");
+    }
+    assert!(is_empty(&dir));
+}
+
+#[test]
+fn a_side_on_which_a_program_fails_or_differs_is_named() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("git"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("bench");
+    let server = format!("{} mount --foreground", env!("CARGO_BIN_EXE_uvfs"));
+    let readonly = format!("readonly={server} -o ro {{source}} {{mountpoint}}");
+    let other = format!(
+        "other=sh -ec 'cp -a $0 $0.new; head -c 99999 /dev/zero >$0.new/work/tree/new; \
+         exec {server} $0.new $1' {{source}} {{mountpoint}}"
+    );
+    let mut command = bench("programs", 1, &dir);
+    command.args(["--only", "find,rm", "--sides", "native"]);
+    command.args(["--peer", &readonly, "--peer", &other]);
+    let outcome = run_within(LATER, &mut command);
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    let report = report(&outcome.stdout);
+    let error = |index: usize| report["targets"][index]["error"].clone();
+    assert_eq!(error(0), Value::Null);
+    let (readonly, other) = (error(1).to_string(), error(2).to_string());
+    assert!(readonly.contains("rm: exit status: 1"), "{readonly}");
+    assert!(other.contains("find-first: it printed"), "{other}");
+    assert!(other.contains("than on native"), "{other}");
+    assert!(outcome.stderr.contains("readonly: not measured"));
+    assert!(is_empty(&dir));
+}
+
+#[test]
+fn an_interrupted_suite_leaves_nothing_behind() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("git"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("bench");
+    let mut command = bench("programs", 1, &dir);
+    command.args(["--only", "sh-true", "--sides", "mount"]);
+    let mut running = Running::start(&mut command);
+    let place = format!("{}/", dir.display());
+    wait_for("a mount", || {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.contains(&place)
+    });
+    running.signal(Signal::TERM);
+    let outcome = running.wait(SOON).expect("an end");
+    assert_eq!(outcome.status.code(), Some(130), "{outcome}");
+    assert!(is_empty(&dir));
+}
+
+#[test]
+fn a_program_that_does_not_exist_is_refused() {
+    let mut command = uvfs();
+    command.args(["bench", "programs", "--only", "emacs"]);
+    let outcome = run(&mut command);
+    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    assert!(outcome.stderr.contains("git-clone"), "{outcome}");
+}
