@@ -23,15 +23,22 @@ pub fn table(report: &Report) -> String {
     let measured = report.targets.iter().filter(|t| t.error.is_none());
     let targets: Vec<&Target> = measured.map(|t| &t.target).collect();
     let pairs = pairs(&targets);
-    let mut head = vec![String::new()];
+    let mut times = vec![vec![String::new()]];
     for target in &targets {
-        head.extend([format!("{} ms", target.name), "min..max".into()]);
+        times[0].extend([target.name.clone(), "min..max".into()]);
     }
-    head.extend(pairs.iter().map(|(a, b)| format!("{a}/{b}")));
-    let mut lines = vec![head];
-    lines.extend(report.works.iter().map(|work| line(work, &targets, &pairs)));
-    let head = "Milliseconds of a run; where a ratio is below 1, the first of the two is faster";
-    format!("\n{head}\n{}", columns(&lines))
+    let mut ratios = vec![vec![String::new()]];
+    ratios[0].extend(pairs.iter().map(|(a, b)| format!("{a}/{b}")));
+    for work in &report.works {
+        times.push(times_of(work, &targets));
+        ratios.push(ratios_of(work, &pairs));
+    }
+    let mut text = format!("\nMilliseconds of a run, median:\n{}", columns(&times));
+    if !pairs.is_empty() {
+        text += "\nRatios of the medians; below 1, the first of the two is faster:\n";
+        text += &columns(&ratios);
+    }
+    text
 }
 
 /// Which targets are compared in the table: each with native, `uvfs run` with a mount of uvfs, and
@@ -52,11 +59,15 @@ fn pairs<'t>(targets: &[&'t Target]) -> Vec<(&'t str, &'t str)> {
     pairs
 }
 
-fn line(work: &WorkReport, targets: &[&Target], pairs: &[(&str, &str)]) -> Vec<String> {
-    let row = |name: &str| work.results.iter().find(|row| row.target == name);
+fn row<'r>(work: &'r WorkReport, name: &str) -> Option<&'r Row> {
+    work.results.iter().find(|row| row.target == name)
+}
+
+fn times_of(work: &WorkReport, targets: &[&Target]) -> Vec<String> {
     let mut line = vec![work.work.name.clone()];
     for target in targets {
-        line.extend(match row(&target.name).and_then(|row| row.run_seconds) {
+        let time = row(work, &target.name).and_then(|row| row.run_seconds);
+        line.extend(match time {
             Some(time) => [
                 milliseconds(time.median),
                 format!("{}..{}", milliseconds(time.min), milliseconds(time.max)),
@@ -64,8 +75,13 @@ fn line(work: &WorkReport, targets: &[&Target], pairs: &[(&str, &str)]) -> Vec<S
             None => ["-", "-"].map(String::from),
         });
     }
+    line
+}
+
+fn ratios_of(work: &WorkReport, pairs: &[(&str, &str)]) -> Vec<String> {
+    let mut line = vec![work.work.name.clone()];
     line.extend(pairs.iter().map(|(a, b)| {
-        let ratio = row(a).and_then(|row| row.time_ratio.get(*b));
+        let ratio = row(work, a).and_then(|row| row.time_ratio.get(*b));
         ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"))
     }));
     line
@@ -77,5 +93,66 @@ fn milliseconds(seconds: f64) -> String {
         ms if ms < 9.995 => format!("{ms:.2}"),
         ms if ms < 99.95 => format!("{ms:.1}"),
         ms => thousands(ms),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::client::Measured;
+    use super::super::super::runner::{Outcome, Sample};
+    use super::super::super::server::Peer;
+    use super::super::{Unit, Work};
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_program_and_compares_the_sides() {
+        let target = |name: &str, kind| Target {
+            name: name.into(),
+            kind,
+        };
+        let options = Vec::new;
+        let peer: Peer = "hp=hp {source} {mountpoint}".parse().unwrap();
+        let targets = vec![
+            Target::native(),
+            target("mount", Kind::Uvfs { options: options() }),
+            target("run", Kind::Run { options: options() }),
+            peer.into(),
+        ];
+        let sample = |seconds| Sample {
+            client: Measured {
+                amount: 2.0,
+                seconds,
+                ..Measured::default()
+            },
+            server_cpu_seconds: None,
+        };
+        // Two runs each time.
+        let outcomes = [0.002, 0.02, 0.2, 2.0].map(|seconds| Outcome {
+            samples: vec![[1.0, 2.0, 4.0].map(|n| sample(n * seconds)).into()],
+            error: None,
+        });
+        let work = Work {
+            name: "make".into(),
+            title: "make".into(),
+            unit: Unit::Run,
+        };
+        let report = Report::new("programs", ().into(), targets, vec![work], &outcomes);
+        let table = report.table();
+        let lines: Vec<Vec<&str>> = table
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let times = "make 2.00 1.00..4.00 20.0 10.0..40.0 200 100..400 2,000 1,000..4,000";
+        assert_eq!(lines[4], times.split(' ').collect::<Vec<_>>());
+        let names = [
+            "mount/native",
+            "run/native",
+            "hp/native",
+            "run/mount",
+            "mount/hp",
+        ];
+        assert_eq!(lines[7], names);
+        let ratios = "make 10.00 100.00 1000.00 10.00 0.01";
+        assert_eq!(lines[8], ratios.split(' ').collect::<Vec<_>>());
     }
 }
