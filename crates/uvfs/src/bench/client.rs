@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 use super::aio;
 use super::child::Process;
 use super::direct;
+use super::load;
+use super::server::own_path;
 use super::uncached;
 use super::writeback;
 use crate::error::{Context, Error, Result};
@@ -113,8 +115,12 @@ pub enum Job {
     Direct(direct::job::Job),
     /// See [`writeback::job`].
     Writeback(writeback::job::Job),
-    /// See [`uncached::job`]; the only one with more than one result.
+    /// See [`uncached::job`].
     Uncached(uncached::job::Job),
+    /// See [`load::job`].
+    Load(load::job::Job),
+    /// Keep a CPU busy until the process is ended.
+    Spin,
     /// Do a work and measure it.
     Work {
         work: Work,
@@ -148,6 +154,18 @@ pub struct Measured {
     /// MiB by which the host's page cache grew, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_cache_mib: Option<f64>,
+    /// How long an operation took, where that is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<Latency>,
+}
+
+/// How long operations took, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Half of them took no longer.
+    pub median: f64,
+    /// 99% of them took no longer.
+    pub p99: f64,
 }
 
 /// The name of small file number `number`.
@@ -158,10 +176,14 @@ pub fn file_name(number: u64) -> String {
 impl Job {
     /// Starts a client process for this job.
     pub fn spawn(&self) -> Result<Process> {
+        self.spawn_by(Command::new(own_path()?))
+    }
+
+    /// The same by a command that runs uvfs with the arguments that are added.
+    pub fn spawn_by(&self, mut command: Command) -> Result<Process> {
         let job = serde_json::to_string(self).context(|| "describing a job".into())?;
-        let exe = std::env::current_exe().context(|| "finding the uvfs command".into())?;
         Process::spawn(
-            Command::new(exe)
+            command
                 .args(["bench", "client", &job])
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
@@ -184,7 +206,7 @@ impl Job {
 }
 
 /// The result of a client that has ended.
-fn finished<T: DeserializeOwned>(client: &mut Process) -> Result<T> {
+pub fn finished<T: DeserializeOwned>(client: &mut Process) -> Result<T> {
     let (out, err) = client.output();
     client.wait(PATIENCE);
     match client.status() {
@@ -212,6 +234,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         serde_json::from_str(&args.job).map_err(|e| Error::usage(format!("the job: {e}")))?;
     let measured = match job {
         Job::Uncached(job) => return answer(&job.run().context(|| "a stream".into())?),
+        Job::Load(job) => return answer(&job.run().context(|| "one of many".into())?),
+        Job::Spin => loop {
+            std::hint::spin_loop();
+        },
         Job::WaitMounted { path, old_dev } => wait_mounted(&path, old_dev)?,
         Job::WaitSocket { path } => wait_socket(&path),
         Job::Direct(job) => job.run().context(|| "direct calls".into())?,
@@ -315,8 +341,7 @@ impl Watch {
             amount,
             seconds: self.start.elapsed().as_secs_f64(),
             cpu_seconds: cpu_seconds() - self.cpu,
-            memory_mib: None,
-            host_cache_mib: None,
+            ..Measured::default()
         }
     }
 }
@@ -344,7 +369,7 @@ pub fn for_a_while(
     repeat(seconds)
 }
 
-fn open_direct(path: &Path) -> io::Result<(File, u64)> {
+pub fn open_direct(path: &Path) -> io::Result<(File, u64)> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_DIRECT)
@@ -357,7 +382,7 @@ fn open_direct(path: &Path) -> io::Result<(File, u64)> {
 }
 
 /// A fast server that returns other bytes has measured nothing.
-fn check_block(number: u64, data: &[u8]) -> io::Result<()> {
+pub fn check_block(number: u64, data: &[u8]) -> io::Result<()> {
     if data.len() == BLOCK && data[..8] == number.to_le_bytes() {
         return Ok(());
     }

@@ -15,6 +15,7 @@ mod client;
 mod common;
 mod direct;
 mod interrupt;
+mod load;
 mod programs;
 mod report;
 mod runner;
@@ -38,6 +39,7 @@ Examples:
   uvfs bench direct --quick
   uvfs bench uncached --quick
   uvfs bench programs --quick
+  uvfs bench load --quick
   uvfs bench wakeup --help";
 
 /// The benchmarks.
@@ -62,6 +64,8 @@ enum Bench {
     Uncached(uncached::Args),
     /// Real programs on a source tree: native, mounted, under `uvfs run`, other servers.
     Programs(programs::Args),
+    /// Many processes at a time, beside busy neighbours: rate and latency, on the same sides.
+    Load(load::Args),
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
@@ -76,6 +80,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Bench::Direct(args) => direct::run(args),
         Bench::Uncached(args) => uncached::run(args),
         Bench::Programs(args) => programs::bench(args),
+        Bench::Load(args) => load::run(args),
         Bench::Client(args) => client::run(args),
     }
 }

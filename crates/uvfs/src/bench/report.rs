@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::client::Latency;
 use super::runner::{Outcome, Sample};
 use super::server::Target;
 use super::stats::Summary;
@@ -19,13 +20,15 @@ JSON (--json), one object on standard output:
   uvfs, kernel  versions
   cpus          CPUs that the benchmark may run on
   settings      the run's settings: rounds, pinned and the benchmark's own
-  targets       what was measured: name, kind (native, uvfs, run, client, peer), options or command, for a
-                client served (over shared memory) and base (others are compared with it), and
-                error (why it could not be measured) or null
-  works         name, title, unit (op, MiB or run), and results by target, without those that failed:
+  targets       what was measured: name, kind (native, uvfs, run, client, peer), options or
+                command, for a client served (over shared memory) and base (others are compared
+                with it), and error (why it could not be measured) or null
+  works         name, title, unit (op, MiB or run), and results by target, without those that
+                failed:
     target      its name
     samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
-                memory_mib and host_cache_mib where they were measured, and server_cpu_seconds (null where there is no server)
+                memory_mib, host_cache_mib and latency_us (median and p99) where they were
+                measured, and server_cpu_seconds (null where there is no server)
     rate        units in a second: median, min, max over the rounds
     client_cpu_us, server_cpu_us
                 CPU microseconds for a unit: median, min, max, or null
@@ -34,6 +37,9 @@ JSON (--json), one object on standard output:
     host_cache_mib
                 MiB by which the host's page cache has grown since the start, where that was
                 measured: median, min, max
+    latency_us, latency_p99_us
+                microseconds of an operation, where they were measured: median, min, max over the
+                rounds of a round's median and of its 99th percentile
     ratio       median rate divided by that of native, of each peer and of a base, by name
     run_seconds, time_ratio
                 only where the unit is run: seconds of a run (median, min, max), and their median
@@ -113,6 +119,10 @@ struct Row {
     memory_mib: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host_cache_mib: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_us: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latency_p99_us: Option<Summary>,
     ratio: BTreeMap<String, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     run_seconds: Option<Summary>,
@@ -127,6 +137,9 @@ impl Row {
         let server = samples
             .iter()
             .filter_map(|s| Some(per_unit(s.server_cpu_seconds?, s)));
+        let latency = |pick: fn(Latency) -> f64| {
+            Summary::of(samples.iter().filter_map(|s| s.client.latency_us.map(pick)))
+        };
         Some(Self {
             target: target.name.clone(),
             rate: Summary::of(samples.iter().map(|s| s.client.amount / s.client.seconds))?,
@@ -134,6 +147,8 @@ impl Row {
             server_cpu_us: Summary::of(server),
             memory_mib: Summary::of(samples.iter().filter_map(|s| s.client.memory_mib)),
             host_cache_mib: Summary::of(samples.iter().filter_map(|s| s.client.host_cache_mib)),
+            latency_us: latency(|l| l.median),
+            latency_p99_us: latency(|l| l.p99),
             samples: samples.to_vec(),
             ratio: BTreeMap::new(),
             run_seconds: None,
@@ -255,6 +270,10 @@ impl Report {
             if host {
                 lines[0].push("host MiB".into());
             }
+            let latency = work.results.iter().any(|row| row.latency_us.is_some());
+            if latency {
+                lines[0].extend(["median µs", "99% µs"].map(String::from));
+            }
             lines[0].extend(bases.iter().map(|base| format!("× {}", base.name)));
             for row in &work.results {
                 let mut line = vec![
@@ -272,6 +291,11 @@ impl Report {
                 if host {
                     let grown = row.host_cache_mib.map(|grown| thousands(grown.median));
                     line.push(grown.unwrap_or("-".into()));
+                }
+                if latency {
+                    let times = [row.latency_us, row.latency_p99_us];
+                    let cell = |time: Summary| format!("{:.1}", time.median);
+                    line.extend(times.map(|time| time.map_or("-".into(), cell)));
                 }
                 line.extend(bases.iter().map(|base| {
                     row.ratio
@@ -332,8 +356,7 @@ mod tests {
                 amount: rate * 2.0,
                 seconds: 2.0,
                 cpu_seconds: 1.0,
-                memory_mib: None,
-                host_cache_mib: None,
+                ..Measured::default()
             },
             server_cpu_seconds: server,
         }
@@ -424,7 +447,11 @@ mod tests {
             "client_cpu_us",
             "server_cpu_us",
             "memory_mib",
+            "latency_us",
+            "latency_p99_us",
             "ratio",
+            "run_seconds",
+            "time_ratio",
         ] {
             assert!(JSON_HELP.contains(field), "{field} is documented");
         }

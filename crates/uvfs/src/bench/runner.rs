@@ -110,8 +110,7 @@ mod tests {
                 amount,
                 seconds: 1.0,
                 cpu_seconds: 0.5,
-                memory_mib: None,
-                host_cache_mib: None,
+                ..Measured::default()
             },
             server_cpu_seconds: None,
         }

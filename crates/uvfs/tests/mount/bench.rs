@@ -179,3 +179,71 @@ fn a_program_that_does_not_exist_is_refused() {
     assert_eq!(outcome.status.code(), Some(2), "{outcome}");
     assert!(outcome.stderr.contains("git-clone"), "{outcome}");
 }
+
+#[test]
+fn load_measures_each_point_on_each_side() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // Direct reads need a file system that has them.
+    let dir = scratch.ext4("bench");
+    let before = fs::read_dir(&dir).unwrap().count();
+    let mut command = bench("load", 1, &dir);
+    command.args([
+        "--processes",
+        "1,3",
+        "--neighbours",
+        "0,1",
+        "--seconds",
+        "0.05",
+    ]);
+    command.args(["--sides", "native,mount,run,run-metadata"]);
+    let report = report(&run_within(LATER, &mut command).ok());
+    assert_eq!(report["bench"], "load");
+    let works = ["direct", "buffered", "create", "stat", "open"]
+        .map(|work| ["1p-0n", "3p-0n", "1p-1n", "3p-1n"].map(|point| format!("{work}-{point}")));
+    assert_eq!(names(&report["works"], "name"), works.concat());
+    let sides = ["native", "mount", "run", "run-metadata"];
+    for work in report["works"].as_array().unwrap() {
+        assert_eq!(names(&work["results"], "target"), sides, "{work}");
+        for result in work["results"].as_array().unwrap() {
+            let median = |field: &str| result[field]["median"].as_f64().unwrap();
+            assert!(median("rate") > 0.0, "{work}");
+            assert!(median("latency_us") > 0.0, "{work}");
+            assert!(median("latency_us") <= median("latency_p99_us"), "{work}");
+        }
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), before);
+}
+
+#[test]
+fn an_interrupted_load_ends_its_processes() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let dir = scratch.dir("bench");
+    let mut command = bench("load", 1, &dir);
+    command.args(["--work", "stat", "--processes", "2", "--neighbours", "2"]);
+    command.args(["--seconds", "60", "--sides", "mount"]);
+    let mut running = Running::start(&mut command);
+    // The server, the clients and the neighbours.
+    let children = || {
+        let path = format!("/proc/{0}/task/{0}/children", running.pid());
+        let children = fs::read_to_string(path).unwrap_or_default();
+        children
+            .split_whitespace()
+            .map(String::from)
+            .collect::<Vec<_>>()
+    };
+    wait_for("all processes", || children().len() == 5);
+    let children = children();
+    running.signal(Signal::TERM);
+    let outcome = running.wait(SOON).expect("an end");
+    assert_eq!(outcome.status.code(), Some(130), "{outcome}");
+    for child in children {
+        assert!(!Path::new("/proc").join(child).exists());
+    }
+    assert!(is_empty(&dir));
+}

@@ -124,6 +124,7 @@ fn sum(sum: Measured, one: &Measured) -> Measured {
         cpu_seconds: sum.cpu_seconds + one.cpu_seconds,
         memory_mib: most(sum.memory_mib, one.memory_mib),
         host_cache_mib: most(sum.host_cache_mib, one.host_cache_mib),
+        latency_us: None,
     }
 }
 
