@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -165,6 +166,9 @@ fn an_interrupted_suite_leaves_nothing_behind() {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         table.contains(&place)
     });
+    // As timeout(1) does: to the process, and to its group.
+    running.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(20));
     running.signal(Signal::TERM);
     let outcome = running.wait(SOON).expect("an end");
     assert_eq!(outcome.status.code(), Some(130), "{outcome}");
