@@ -27,6 +27,7 @@ use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, End, INLINE_SIZE, Published, Seg};
+use uvfs_queue::wait::Patience;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
@@ -177,6 +178,9 @@ struct Shared {
     consumer: Mutex<()>,
     /// Threads that poll now.
     pollers: AtomicU32,
+    /// The reaper leaves completions to them, for a moment.
+    reaper_rests: AtomicBool,
+    patience: Patience,
     /// A reply came, or an entry became free.
     event: Event,
     unique: AtomicU64,
@@ -829,16 +833,39 @@ impl Shared {
         self.poll_for(SPIN, done);
     }
 
-    fn poll_for(&self, spin: Duration, done: &mut dyn FnMut() -> bool) {
+    /// As [`Shared::poll`], for at most `longest`.
+    fn poll_for(&self, longest: Duration, done: &mut dyn FnMut() -> bool) {
         self.pollers.fetch_add(1, Ordering::AcqRel);
         self.queue.disarm();
+        let spin = self.patience.budget(longest);
+        let answered = self.spin(spin, done);
+        if !spin.is_zero() {
+            self.patience.ended(answered);
+        }
+        if self.pollers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // From now on the reaper is to be woken; what came meanwhile is ours to take.
+            self.queue.arm();
+            if self.queue.ready() {
+                self.drain();
+            }
+            if !answered && self.reaper_rests.load(Ordering::Acquire) {
+                // It has to take what this thread goes on to wait for.
+                self.unpark_reaper();
+            }
+        }
+    }
+
+    fn spin(&self, longest: Duration, done: &mut dyn FnMut() -> bool) -> bool {
         let start = Instant::now();
         loop {
             if self.queue.ready() {
                 self.drain();
             }
-            if done() || start.elapsed() > spin {
-                break;
+            if done() {
+                return true;
+            }
+            if start.elapsed() >= longest {
+                return false;
             }
             for _ in 0..8 {
                 if self.queue.ready() {
@@ -847,12 +874,11 @@ impl Shared {
                 std::hint::spin_loop();
             }
         }
-        if self.pollers.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // From now on the reaper is to be woken; what came meanwhile is ours to take.
-            self.queue.arm();
-            if self.queue.ready() {
-                self.drain();
-            }
+    }
+
+    fn unpark_reaper(&self) {
+        if let Some(reaper) = &*lock(&self.reaper) {
+            reaper.thread().unpark();
         }
     }
 
@@ -971,7 +997,9 @@ impl Shared {
                 published = Some(Instant::now());
             }
             if self.pollers.load(Ordering::Acquire) > 0 {
+                self.reaper_rests.store(true, Ordering::Release);
                 std::thread::park_timeout(Duration::from_millis(1));
+                self.reaper_rests.store(false, Ordering::Release);
                 continue;
             }
             self.queue.arm();
@@ -1095,6 +1123,8 @@ impl Inner {
             slots: std::array::from_fn(|_| Mutex::new(Waiting::Nobody)),
             consumer: Mutex::default(),
             pollers: AtomicU32::new(0),
+            reaper_rests: AtomicBool::new(false),
+            patience: Patience::default(),
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),

@@ -24,6 +24,7 @@ use libc::{SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit, timesp
 use uvfs_client::{Driver, Flags};
 
 use crate::calls::{self, aside, flags_of, is_plausible, vectors};
+use crate::engage::Moves;
 use crate::import::{self, Wants, described};
 use crate::paths;
 use crate::real::{errno, set_errno};
@@ -567,7 +568,12 @@ unsafe fn served(context: &Arc<Context>, at: *const Iocb) -> Option<Call> {
     if moves && (len == 0 || offset.checked_add(len as u64)? > i64::MAX as u64) {
         return None;
     }
-    let one = described(fd, if moves { Wants::File } else { Wants::Imported })?;
+    let wants = match request.opcode {
+        PREAD | PREADV => Wants::File(Moves::Read(len)),
+        PWRITE | PWRITEV => Wants::File(Moves::Write(len)),
+        _ => Wants::Imported,
+    };
+    let one = described(fd, wants)?;
     let opened = one.opened()?;
     let refusing = match request.opcode {
         PREAD | PREADV => libc::O_WRONLY,

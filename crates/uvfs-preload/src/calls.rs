@@ -11,6 +11,7 @@ use libc::{iovec, off_t, size_t, ssize_t};
 use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 
 use crate::aio;
+use crate::engage::{self, Moves, Passing};
 use crate::import::{self, Wants, described};
 use crate::names::{look, lookx};
 use crate::paths;
@@ -194,10 +195,11 @@ fn with<T>(
 fn transfer(
     fd: c_int,
     at: Option<off_t>,
+    moves: Moves,
     call: impl FnOnce(&Opened, u64) -> io::Result<usize>,
 ) -> Option<Result<usize, c_int>> {
     let Some(at) = at else {
-        return with(fd, Wants::Position, |one, opened| {
+        return with(fd, Wants::Position(moves), |one, opened| {
             let mut position = lock(&one.position);
             let Position::Here(at) = *position else {
                 return Step::Kernel;
@@ -210,7 +212,9 @@ fn transfer(
         });
     };
     let at = u64::try_from(at).ok()?;
-    with(fd, Wants::File, |_, opened| Step::Done(call(opened, at)))
+    with(fd, Wants::File(moves), |_, opened| {
+        Step::Done(call(opened, at))
+    })
 }
 
 fn read_at(
@@ -219,7 +223,8 @@ fn read_at(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    let done = transfer(fd, at, |opened, at| {
+    let moves = Moves::Read(bufs.iter().map(|buf| buf.len()).sum());
+    let done = transfer(fd, at, moves, |opened, at| {
         let how = flags | opened.how();
         if let (Some((file, _)), [buf], true) = (opened.file.held(), &mut *bufs, how.is_empty())
             && let Some(n) = file.read_short(buf, at)
@@ -240,7 +245,8 @@ fn write_at(
     at: Option<off_t>,
     flags: Flags,
 ) -> Option<Result<usize, c_int>> {
-    let done = transfer(fd, at, |opened, at| {
+    let moves = Moves::Write(bufs.iter().map(|buf| buf.len()).sum());
+    let done = transfer(fd, at, moves, |opened, at| {
         let how = flags | opened.how();
         if let (Some((file, _)), [buf], true) = (opened.file.held(), bufs, how.is_empty())
             && let Some(done) = file.write_short(buf, at)
@@ -544,6 +550,7 @@ fn allocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> Option<Result<c_
 }
 
 fn sync(fd: c_int, data_only: bool) -> Option<Result<c_int, c_int>> {
+    engage::synced(fd);
     with(fd, Wants::Imported, |_, opened| {
         let done = match data_only {
             true => opened.file.sync_data(),
@@ -822,9 +829,13 @@ mod exported {
         }
     }
 
+    /// The call neither reads nor moves the kernel's position, or moves it to where it says.
+    fn no_position(_: c_int) {}
+
     /// Functions whose result comes from an expression in `served`, or from the next definition.
+    /// What the first function returns lives until the call is over.
     macro_rules! serves {
-        ($($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
+        ($begin:path => $($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
             = $served:expr;)*) => {
             $(
                 /// As the manual says.
@@ -833,6 +844,8 @@ mod exported {
                 /// As the manual says.
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($fd: $first $(, $arg: $type)*) -> $result {
+                    #[allow(clippy::let_unit_value)] // Most hold nothing.
+                    let _passing = $begin($fd);
                     // SAFETY: the caller's own arguments.
                     #[allow(unused_unsafe)]
                     let done = unsafe { $served };
@@ -849,35 +862,16 @@ mod exported {
     }
 
     serves! {
+        Passing::begin =>
         read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t = read_one(fd, to, len, None);
         __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t =
             if len > room { None } else { read_one(fd, to, len, None) };
-        pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
-            read_one(fd, to, len, Some(at));
-        pread64(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
-            read_one(fd, to, len, Some(at));
-        __pread_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
-            if len > room { None } else { read_one(fd, to, len, Some(at)) };
-        __pread64_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
-            if len > room { None } else { read_one(fd, to, len, Some(at)) };
         write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
             write_one(fd, from, len, None);
-        pwrite(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
-            write_one(fd, from, len, Some(at));
-        pwrite64(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
-            write_one(fd, from, len, Some(at));
         readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
             read_many(fd, vector, count, None, Flags::empty());
         writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
             write_many(fd, vector, count, None, Flags::empty());
-        preadv(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
-            read_many(fd, vector, count, Some(at), Flags::empty());
-        preadv64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
-            read_many(fd, vector, count, Some(at), Flags::empty());
-        pwritev(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
-            write_many(fd, vector, count, Some(at), Flags::empty());
-        pwritev64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
-            write_many(fd, vector, count, Some(at), Flags::empty());
         preadv2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t =
             flags_of(flags).and_then(|f| read_many(fd, vector, count, place(at), f));
         preadv64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
@@ -886,6 +880,30 @@ mod exported {
             -> ssize_t = flags_of(flags).and_then(|f| write_many(fd, vector, count, place(at), f));
         pwritev64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
             -> ssize_t = flags_of(flags).and_then(|f| write_many(fd, vector, count, place(at), f));
+    }
+
+    serves! {
+        no_position =>
+        pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
+            read_one(fd, to, len, Some(at));
+        pread64(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
+            read_one(fd, to, len, Some(at));
+        __pread_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
+            if len > room { None } else { read_one(fd, to, len, Some(at)) };
+        __pread64_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
+            if len > room { None } else { read_one(fd, to, len, Some(at)) };
+        pwrite(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
+            write_one(fd, from, len, Some(at));
+        pwrite64(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
+            write_one(fd, from, len, Some(at));
+        preadv(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            read_many(fd, vector, count, Some(at), Flags::empty());
+        preadv64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            read_many(fd, vector, count, Some(at), Flags::empty());
+        pwritev(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            write_many(fd, vector, count, Some(at), Flags::empty());
+        pwritev64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+            write_many(fd, vector, count, Some(at), Flags::empty());
         lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
         lseek64(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
         fsync(fd: c_int) -> c_int = sync(fd, false);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
 use crate::aio;
+use crate::engage::{self, Moves};
 use crate::paths;
 use crate::real::Calm;
 use crate::report::{self, say};
@@ -66,11 +67,8 @@ pub(crate) fn trouble(what: &str, error: &io::Error) {
 fn attach(socket: PathBuf) -> Attached {
     SESSION.store(true, Ordering::Relaxed);
     let _making = table::Apart::makes();
-    let memory = std::env::var("UVFS_RUN_CACHE")
-        .ok()
-        .and_then(|bytes| bytes.parse().ok());
     let config = Config {
-        memory: memory.unwrap_or(Config::default().memory),
+        memory: memory(),
         ..Config::default()
     };
     let bound = std::env::var("UVFS_RUN_RECONNECT")
@@ -228,21 +226,24 @@ pub(crate) fn client_at(socket: PathBuf) -> Option<Client> {
 /// What a call needs of a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wants {
-    /// It says where: any open file will do, and is imported.
-    File,
-    /// The position: only a description that no other process has, which is imported.
-    Position,
-    /// What is imported already.
+    /// The call says where it reads or writes: any open file may be imported for it.
+    File(Moves),
+    /// The call uses the position: only a description that no other process has may be imported.
+    Position(Moves),
+    /// A file that is imported already.
     Imported,
 }
 
 /// The description of a descriptor, imported now if it is time for that; nothing where it is the
 /// kernel's.
 pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
-    let worth = |private: bool| match wants {
-        Wants::File => true,
-        Wants::Position => private,
-        Wants::Imported => false,
+    // Duplicates share a position, which calls on either may be using in the kernel.
+    let worth = |private: bool, shared: bool| match wants {
+        Wants::File(moves) => engage::pays(fd, moves, any),
+        Wants::Position(moves) if private && (!shared || engage::is_eager()) => {
+            engage::pays(fd, moves, any)
+        }
+        Wants::Position(_) | Wants::Imported => false,
     };
     if !READY.load(Ordering::Relaxed) {
         return None;
@@ -252,11 +253,11 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             Known::Foreign | Known::Own => return None,
             Known::Described(one) if one.is_kernels() => return None,
             Known::Described(one) if one.opened().is_some() => return Some(one),
-            Known::Described(one) if worth(one.private.load(Ordering::Relaxed)) => {
+            Known::Described(one) if worth(one.private.load(Ordering::Relaxed), true) => {
                 import(fd, &one);
                 continue;
             }
-            Known::Undecided(seen, private) if worth(private) => (seen, private),
+            Known::Undecided(seen, private) if worth(private, false) => (seen, private),
             Known::Described(_) | Known::Undecided(..) => return None,
         };
         let mut state = lock(&STATE);
@@ -268,10 +269,30 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             table::decide(fd, seen, None);
             continue;
         };
-        settle(fd, &one, opened, flags);
-        table::decide(fd, seen, Some(one));
+        // From here on other threads' calls wait for `STATE`, but for those in the kernel already.
+        if !table::decide(fd, seen, Some(one.again())) {
+            continue;
+        }
+        let position = matches!(wants, Wants::Position(_));
+        match private && engage::others_pass(fd, position) {
+            true => one.give_to_kernel(),
+            false => settle(fd, &one, opened, flags),
+        }
     }
     None
+}
+
+/// Bytes of shared memory of each session.
+pub(crate) fn memory() -> usize {
+    let memory = std::env::var("UVFS_RUN_CACHE").ok();
+    let memory = memory.and_then(|bytes| bytes.parse().ok());
+    memory.unwrap_or(Config::default().memory)
+}
+
+/// The size of a descriptor's file, if that is a regular one.
+pub(crate) fn size_of(fd: c_int) -> Option<usize> {
+    let st = stat(fd).filter(|st| st.st_mode & libc::S_IFMT == libc::S_IFREG)?;
+    usize::try_from(st.st_size).ok()
 }
 
 /// Imports what a duplicated descriptor shares.
@@ -281,7 +302,13 @@ fn import(fd: c_int, one: &Use) {
         return;
     }
     match open(&mut state, fd) {
-        Some((opened, flags)) => settle(fd, one, opened, flags),
+        Some((opened, flags)) => {
+            if !engage::is_eager() {
+                // A call on a duplicate may be using the kernel's position.
+                one.private.store(false, Ordering::Relaxed);
+            }
+            settle(fd, one, opened, flags);
+        }
         None => one.give_to_kernel(),
     }
 }
@@ -467,6 +494,8 @@ impl Hold {
             std::mem::forget(one);
         }
         table::forget_all();
+        ANY.store(false, Ordering::Relaxed);
+        engage::child();
         report::forget();
     }
 }

@@ -50,6 +50,7 @@
 mod aio;
 mod calls;
 mod dirs;
+mod engage;
 mod import;
 mod mounts;
 mod names;

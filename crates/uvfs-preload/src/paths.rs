@@ -28,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use uvfs_client::{Client, Directory, Names, Place, ShortFile};
 
 use crate::calls::{Attributes, aside, is_borrowed};
+use crate::engage;
 use crate::import;
 use crate::mounts::{Seen, below, field, served_mounts};
 use crate::real::Calm;
@@ -491,6 +492,9 @@ impl State {
     fn of_path(&mut self, path: &[u8]) -> Option<(Base, Names)> {
         let at = |(seen, _): &(Seen, Attached)| below(&seen.point, path).is_some();
         let index = self.mounts.iter().position(at)?;
+        if matches!(self.mounts[index].1, Attached::NotYet) && !engage::paths_pay() {
+            return None;
+        }
         let names = match below(&self.mounts[index].0.point, path)? {
             b"" => Names::default(),
             rest => Names::parse(rest)?,
@@ -520,6 +524,11 @@ impl State {
         if self.current.is_none() {
             let found =
                 stat(libc::AT_FDCWD, c".", 0).and_then(|st| self.behind("/proc/self/cwd", &st));
+            let waits = |(_, attached): &(Seen, Attached)| matches!(attached, Attached::NotYet);
+            if found.is_none() && self.mounts.iter().any(waits) {
+                // It may be served later.
+                return None;
+            }
             self.current = Some(found);
         }
         self.current.clone().flatten()

@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 use crate::aio;
 use crate::calls;
 use crate::dirs;
+use crate::engage;
 use crate::import::{self, Hold};
 use crate::paths::{self, Pause};
 use crate::real::Inside;
@@ -96,6 +97,7 @@ extern "C" fn begin() {
     // SAFETY: functions that live as long as the process, as a preloaded library is never unloaded.
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    engage::begin();
     calls::aside(report::begin);
     calls::aside(paths::begin);
     import::READY.store(true, std::sync::atomic::Ordering::Release);

@@ -349,6 +349,7 @@ fn replace(fd: c_int, new: u64) {
     match word(fd) {
         Some(slot) => {
             saw(fd);
+            crate::engage::forget(fd);
             let old = slot.swap(new, Ordering::AcqRel);
             // The word's own reference.
             drop(pointed(old).map(Use));
@@ -542,6 +543,7 @@ pub(crate) fn hold() -> MutexGuard<'static, Vec<&'static Description>> {
 pub(crate) fn forget_all() {
     for fd in all() {
         let Some(slot) = word(fd) else { continue };
+        crate::engage::forget(fd);
         let now = slot.load(Ordering::Relaxed);
         if pointed(now).is_some() || now & TAG == OWN || now & TAG == FRESH {
             slot.store(0, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! How a queue's thread waits for the next request: the one policy that every transport uses.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// What to do while there is nothing to do.
@@ -114,6 +114,43 @@ impl Spinner {
     }
 }
 
+/// Decides for threads that wait for an answer whether to spin, from what came of the last spins.
+///
+/// A spin that ends without an answer has kept a core from whoever could have used it, perhaps from
+/// the very thread that answers. So after each such spin twice as many waits sleep at once, up to
+/// 256; an answer while spinning ends that.
+#[derive(Debug, Default)]
+pub struct Patience {
+    /// Spins in a row that brought nothing.
+    failed: AtomicU32,
+    /// Waits that are still to sleep at once.
+    sleeps: AtomicU32,
+}
+
+impl Patience {
+    /// How long to spin, of `longest`.
+    pub fn budget(&self, longest: Duration) -> Duration {
+        let less = |n: u32| n.checked_sub(1);
+        let order = Ordering::Relaxed;
+        match self.sleeps.fetch_update(order, order, less) {
+            Ok(_) => Duration::ZERO,
+            Err(_) => longest,
+        }
+    }
+
+    /// A spin has ended, with an answer or without.
+    pub fn ended(&self, answered: bool) {
+        if answered {
+            if self.failed.load(Ordering::Relaxed) != 0 {
+                self.failed.store(0, Ordering::Relaxed);
+            }
+            return;
+        }
+        let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(7);
+        self.sleeps.store(2 << failed, Ordering::Relaxed);
+    }
+}
+
 /// Held while spinning.
 #[derive(Debug)]
 pub struct SpinLeave(());
@@ -152,6 +189,25 @@ mod tests {
             spinner.ended(Duration::from_secs(1), true);
         }
         assert_eq!(spinner.budget(), Duration::ZERO);
+    }
+
+    #[test]
+    fn spins_without_an_answer_make_the_next_waits_sleep() {
+        let longest = Duration::from_micros(50);
+        let patience = Patience::default();
+        let sleeps = |patience: &Patience| {
+            let asleep = |_: &i32| patience.budget(longest) == Duration::ZERO;
+            (0..1000).take_while(asleep).count()
+        };
+        assert_eq!(sleeps(&patience), 0);
+        for expected in [2, 4, 8, 16, 32, 64, 128, 256, 256] {
+            patience.ended(false);
+            assert_eq!(sleeps(&patience), expected);
+        }
+        patience.ended(true);
+        assert_eq!(sleeps(&patience), 0);
+        patience.ended(false);
+        assert_eq!(sleeps(&patience), 2);
     }
 
     #[test]

@@ -12,8 +12,8 @@
 //! not at all if something came in between.
 //!
 //! A node that the kernel has a backing file of it reads and writes without asking: nobody has a
-//! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, leases that only came
-//! with a name are recalled ([`Access::Direct`]).
+//! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, all leases are recalled
+//! ([`Access::Direct`]).
 
 use std::collections::hash_map::Entry;
 
@@ -82,9 +82,6 @@ struct Held {
     who: Holder,
     mode: Mode,
     seq: u64,
-    /// It came with a name that was looked up: for attributes, of a file that the holder may never
-    /// open.
-    of_name: bool,
     /// Somebody waits for it to be no more than this.
     recalled: Option<Option<Mode>>,
 }
@@ -151,13 +148,12 @@ impl Node {
             }
     }
 
-    fn grant(&mut self, who: Holder, mode: Mode, seq: u64, of_name: bool) {
+    fn grant(&mut self, who: Holder, mode: Mode, seq: u64) {
         self.held.retain(|h| h.who != who);
         self.held.push(Held {
             who,
             mode,
             seq,
-            of_name,
             recalled: None,
         });
         self.check();
@@ -200,8 +196,6 @@ impl Table {
             let keep = match (access, h.mode) {
                 (Access::Look, Mode::Read) => continue,
                 (Access::Look, Mode::Write) => Some(Mode::Read),
-                // Who reads or writes the file keeps what it has: the open goes without.
-                (Access::Direct, _) if !h.of_name => continue,
                 (Access::Change | Access::Direct, _) => None,
             };
             let keep = h.recalled.map_or(keep, |before| before.min(keep));
@@ -248,19 +242,6 @@ impl Table {
     /// Asks for a lease. `mounted`: there is a kernel that caches too. A holder's earlier lease of
     /// the node becomes the new one.
     pub(crate) fn ask(&mut self, node: u64, who: Holder, mode: Mode, mounted: bool) -> Ask {
-        self.ask_as(node, who, mode, mounted, false)
-    }
-
-    /// Asks for a lease to read of a node whose name was looked up, for one who has none.
-    pub(crate) fn ask_with_name(&mut self, node: u64, who: Holder) -> Option<u64> {
-        debug_assert!(!self.has(node, who));
-        match self.ask_as(node, who, Mode::Read, true, true) {
-            Ask::Granted(seq) => Some(seq),
-            Ask::Invalidate | Ask::Refused => None,
-        }
-    }
-
-    fn ask_as(&mut self, node: u64, who: Holder, mode: Mode, mounted: bool, of_name: bool) -> Ask {
         debug_assert_ne!(who, KERNEL);
         let n = self.nodes.entry(node).or_default();
         let answer = if n.granting.is_some() || !n.fits(who, mode) {
@@ -270,11 +251,20 @@ impl Table {
             Ask::Invalidate
         } else {
             self.seq += 1;
-            n.grant(who, mode, self.seq, of_name);
+            n.grant(who, mode, self.seq);
             Ask::Granted(self.seq)
         };
         self.tidy(node);
         answer
+    }
+
+    /// Asks for a lease to read of a node whose name was looked up, for one who has none.
+    pub(crate) fn ask_with_name(&mut self, node: u64, who: Holder) -> Option<u64> {
+        debug_assert!(!self.has(node, who));
+        match self.ask(node, who, Mode::Read, true) {
+            Ask::Granted(seq) => Some(seq),
+            Ask::Invalidate | Ask::Refused => None,
+        }
     }
 
     /// After [`Ask::Invalidate`]: the kernel has dropped what it had. The lease's number, unless
@@ -290,7 +280,7 @@ impl Table {
         let mut seq = None;
         if !disturbed && n.fits(who, Mode::Write) {
             self.seq += 1;
-            n.grant(who, Mode::Write, self.seq, false);
+            n.grant(who, Mode::Write, self.seq);
             seq = Some(self.seq);
         }
         self.tidy(node);
@@ -524,30 +514,30 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_open_has_only_leases_of_names_given_back() {
+    fn a_direct_open_recalls_all_leases() {
         let mut t = Table::default();
         let a = t.ask_with_name(NODE, 1).unwrap();
         let Ask::Granted(b) = t.ask(NODE, 2, Mode::Read, true) else {
             panic!()
         };
-        let recall = Recall {
-            who: 1,
-            seq: a,
+        let recall = |who, seq| Recall {
+            who,
+            seq,
             keep: None,
         };
         let direct = |t: &mut Table| t.begin(NODE, KERNEL, Access::Direct);
-        assert_eq!(direct(&mut t), Begin::Wait(vec![recall]));
+        assert_eq!(
+            direct(&mut t),
+            Begin::Wait(vec![recall(1, a), recall(2, b)])
+        );
         t.returned(NODE, 1, a, None);
-        assert_eq!(direct(&mut t), Begin::Go);
-        assert!(t.has(NODE, 2) && !t.pass(NODE));
+        assert_eq!(direct(&mut t), Begin::Wait(vec![recall(2, b)]));
         t.returned(NODE, 2, b, None);
+        assert_eq!(direct(&mut t), Begin::Go);
         assert!(t.pass(NODE));
         assert_eq!(t.ask_with_name(NODE, 1), None);
         t.passed(NODE);
-        // One that the page cache asked for later is no longer of the name.
         assert!(t.ask_with_name(NODE, 1).is_some());
-        assert!(matches!(t.ask(NODE, 1, Mode::Read, true), Ask::Granted(_)));
-        assert_eq!(direct(&mut t), Begin::Go);
     }
 
     #[test]
@@ -910,7 +900,7 @@ mod tests {
                 Access::Look => Step::Looks { since: self.acked },
                 Access::Direct => {
                     let held = self.table.nodes.get(&NODE).map(|n| &n.held[..]);
-                    assert!(held.unwrap_or_default().iter().all(|h| !h.of_name));
+                    assert!(held.unwrap_or_default().is_empty());
                     Step::Idle
                 }
                 Access::Change => {

@@ -18,10 +18,12 @@ Examples:
   uvfs run -- dd if=/mnt/large of=/dev/null bs=1M
   uvfs run --report -- fio --filename=/mnt/file --rw=randread --size=1G --name=job
 
-The program runs as always; only its reads and writes of files on uvfs mounts, and those of its
-children, don't go through the kernel. Whatever can't be served that way (other file systems, mmap,
-io_uring, a mount with -o writeback, a server that ends and doesn't come back in time) goes through
-the kernel. Static programs, and those with the set-user-id bit, run as without this command.
+The program and its children run as always. A process that writes much to files on a uvfs mount, or
+reads the same file again and again, attaches to the mount's server, and its reads and writes of those
+files no longer go through the kernel. Other processes and files stay with the kernel, where they are
+as fast as without this command. So does whatever can't be served (other file systems, mmap, io_uring,
+a mount with -o writeback, a server that ends and doesn't come back in time). Static programs, and
+those with the set-user-id bit, run as without this command.
 
 With --metadata a file that is opened has no descriptor of the kernel's until something needs one. Don't
 use it for programs that open files by the C library and use them by system calls of their own.
@@ -44,6 +46,9 @@ pub struct Args {
     /// Also open, look up, make and remove files below uvfs mounts without the kernel
     #[arg(long)]
     metadata: bool,
+    /// Serve every file from its first call on, also where that does not pay
+    #[arg(long)]
+    eager: bool,
     /// Say on standard error, at the end of each process, what was served
     #[arg(long)]
     report: bool,
@@ -82,6 +87,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.metadata {
         true => command.env("UVFS_RUN_METADATA", "1"),
         false => command.env_remove("UVFS_RUN_METADATA"),
+    };
+    match args.eager {
+        true => command.env("UVFS_RUN_EAGER", "1"),
+        false => command.env_remove("UVFS_RUN_EAGER"),
     };
     let error = command.exec();
     let code = match error.kind() {

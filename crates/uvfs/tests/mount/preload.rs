@@ -42,7 +42,7 @@ pub fn uvfs_run(how: How) -> Command {
     command
         .env("UVFS_PRELOAD", library())
         .env("LC_ALL", "C")
-        .args(["run", "--report"]);
+        .args(["run", "--report", "--eager"]);
     if how == How::Paths {
         command.arg("--metadata");
     }

@@ -1,0 +1,223 @@
+//! When a file moves from the kernel to this library: once it has shown that this pays.
+//!
+//! The kernel's path costs nothing to enter, and every process shares its page cache. Attaching to a
+//! server takes a process about 13 ms, and importing a file about 0.1 ms. So a program's calls go to
+//! the kernel at first, and are counted for each descriptor:
+//!
+//! - *Writes.* Each write(2) to a mount is a request to its server; a served one is a copy. The
+//!   difference is about 6.5 µs a call, and 0.2 ms for each MiB. It is the unit of a score, and a
+//!   descriptor is imported once its score has paid for that. A sync takes the score back, as what
+//!   is synced after a few writes gains nothing from a cache.
+//! - *Buffered reads.* The kernel has the pages as well, so only a program that reads the same bytes
+//!   over and over gains: one that has read a file's whole size twice, in many calls.
+//! - *Direct reads.* They are requests as well. Files whose direct I/O the kernel does without the
+//!   server refuse to be imported.
+//!
+//! The first import of a process attaches it, so a process pays for that from what it has moved in
+//! all. `uvfs run --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::table::DESCRIPTORS;
+
+/// The score of one descriptor that pays for its import.
+const IMPORT: u64 = 16;
+/// The score of all descriptors of a process that pays for attaching it.
+const ATTACH: u64 = 2_000;
+/// Paths that pay for attaching a process: a request of the kernel's takes some 15 µs more than a
+/// served one.
+const ATTACH_PATHS: u32 = 800;
+/// Bytes that count as one more call.
+const BYTES: u64 = 32 << 10;
+/// Direct reads of one descriptor that pay for all.
+const DIRECT_READS: u32 = 1 << 10;
+/// Buffered reads of one descriptor before it is looked at whether they repeat themselves.
+const REPEATED_READS: u32 = 1 << 14;
+
+/// What one descriptor's calls have moved through the kernel.
+struct Traffic {
+    /// The score of its writes.
+    written: AtomicU64,
+    reads: AtomicU32,
+    read: AtomicU64,
+    /// Calls that use the kernel's position at this moment.
+    passing: AtomicU32,
+}
+
+static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
+    Traffic {
+        written: AtomicU64::new(0),
+        reads: AtomicU32::new(0),
+        read: AtomicU64::new(0),
+        passing: AtomicU32::new(0),
+    }
+}; DESCRIPTORS];
+/// The score of all descriptors.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// Paths below mounts that calls of this process have named.
+static PATHS: AtomicU32 = AtomicU32::new(0);
+static EAGER: AtomicBool = AtomicBool::new(false);
+
+/// What a call moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moves {
+    Read(usize),
+    Write(usize),
+}
+
+fn of(fd: c_int) -> Option<&'static Traffic> {
+    TRAFFIC.get(usize::try_from(fd).ok()?)
+}
+
+/// Reads the environment.
+pub(crate) fn begin() {
+    let eager = std::env::var_os("UVFS_RUN_EAGER").is_some();
+    EAGER.store(eager, Ordering::Relaxed);
+}
+
+/// Whether everything is served from its first call on.
+pub(crate) fn is_eager() -> bool {
+    EAGER.load(Ordering::Relaxed)
+}
+
+/// A descriptor is another one from now on.
+pub(crate) fn forget(fd: c_int) {
+    let Some(traffic) = of(fd) else { return };
+    traffic.written.store(0, Ordering::Relaxed);
+    traffic.reads.store(0, Ordering::Relaxed);
+    traffic.read.store(0, Ordering::Relaxed);
+    traffic.passing.store(0, Ordering::Relaxed);
+}
+
+/// In a child process, which has to pay for a session of its own.
+pub(crate) fn child() {
+    WRITTEN.store(0, Ordering::Relaxed);
+    PATHS.store(0, Ordering::Relaxed);
+}
+
+/// Counts a call of a descriptor that is not imported, and says whether it should be from now on.
+/// `attached` says whether the process has a session already.
+pub(crate) fn pays(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> bool {
+    if is_eager() {
+        return true;
+    }
+    let Some(traffic) = of(fd) else { return false };
+    match moves {
+        Moves::Write(bytes) => {
+            let score = 1 + bytes as u64 / BYTES;
+            let all = WRITTEN.fetch_add(score, Ordering::Relaxed) + score;
+            let one = traffic.written.fetch_add(score, Ordering::Relaxed) + score;
+            one >= IMPORT && (all >= ATTACH || attached())
+        }
+        Moves::Read(bytes) => {
+            let read = traffic.read.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+            let reads = traffic.reads.fetch_add(1, Ordering::Relaxed) + 1;
+            // Looked at ever more rarely, as looking takes system calls.
+            reads.is_power_of_two()
+                && (reads >= REPEATED_READS && repeats(fd, read)
+                    || reads >= DIRECT_READS && is_direct(fd))
+        }
+    }
+}
+
+/// Whether a descriptor's reads have gone over its file twice.
+fn repeats(fd: c_int, read: u64) -> bool {
+    crate::import::size_of(fd).is_some_and(|size| {
+        let fits = size <= crate::import::memory() / 2;
+        fits && read >= 2 * size as u64
+    })
+}
+
+fn is_direct(fd: c_int) -> bool {
+    // SAFETY: without a third argument.
+    let flags = unsafe { crate::calls::next::fcntl(fd, libc::F_GETFL, 0) };
+    flags >= 0 && flags & libc::O_DIRECT != 0
+}
+
+/// Counts a path below a mount that this process is not attached to, and says whether it should be
+/// from now on.
+pub(crate) fn paths_pay() -> bool {
+    is_eager() || PATHS.fetch_add(1, Ordering::Relaxed) >= ATTACH_PATHS
+}
+
+/// A descriptor's writes were synced: what came before needed no cache.
+pub(crate) fn synced(fd: c_int) {
+    if let Some(traffic) = of(fd)
+        && traffic.written.load(Ordering::Relaxed) != 0
+    {
+        traffic.written.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A call that uses the position that the kernel has. It begins before the descriptor is looked at,
+/// so an import either sees it or comes first ([`others_pass`]).
+pub(crate) struct Passing(&'static AtomicU32);
+
+impl Passing {
+    /// Nothing for a descriptor that is never imported.
+    #[inline]
+    pub(crate) fn begin(fd: c_int) -> Option<Self> {
+        if crate::table::is_foreign(fd) {
+            return None;
+        }
+        let passing = &of(fd)?.passing;
+        passing.fetch_add(1, Ordering::SeqCst);
+        Some(Self(passing))
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        // The number may have become another descriptor's meanwhile.
+        let less = |n: u32| n.checked_sub(1);
+        let _ = (self.0).fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
+    }
+}
+
+/// Whether calls other than the caller's use the kernel's position of a descriptor at this moment.
+pub(crate) fn others_pass(fd: c_int, own: bool) -> bool {
+    of(fd).is_none_or(|traffic| traffic.passing.load(Ordering::SeqCst) > u32::from(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that no test opens.
+    const WRITER: c_int = 60_001;
+    const SYNCER: c_int = 60_002;
+    const SECOND: c_int = 60_003;
+
+    #[test]
+    fn a_descriptor_pays_once_it_has_written_enough() {
+        let not = || false;
+        let calls = (0..).take_while(|_| !pays(WRITER, Moves::Write(100), not));
+        assert!(calls.count() < ATTACH as usize);
+        // The process has paid for attaching: the next descriptor pays for itself alone.
+        let calls = (1..).take_while(|_| !pays(SECOND, Moves::Write(100), not));
+        assert_eq!(calls.count() as u64, IMPORT - 1);
+        for _ in 0..100 {
+            assert!(!pays(SYNCER, Moves::Write(100), || true));
+            synced(SYNCER);
+        }
+        assert!(pays(SYNCER, Moves::Write(1 << 20), || true), "a large one");
+        forget(SYNCER);
+        assert!(!pays(SYNCER, Moves::Write(100), || true), "another file");
+    }
+
+    #[test]
+    fn a_call_under_way_is_seen() {
+        let fd = 60_004;
+        let own = Passing::begin(fd);
+        assert!(!others_pass(fd, true));
+        assert!(others_pass(fd, false));
+        let other = Passing::begin(fd);
+        assert!(others_pass(fd, true));
+        drop(other);
+        assert!(!others_pass(fd, true));
+        forget(fd);
+        drop(own);
+        assert!(!others_pass(fd, false), "the number is another file's");
+    }
+}
