@@ -573,6 +573,9 @@ unsafe fn served(context: &Arc<Context>, at: *const Iocb) -> Option<Call> {
         PWRITE | PWRITEV => Wants::File(Moves::Write(len)),
         _ => Wants::Imported,
     };
+    if !import::may_serve(fd, wants) {
+        return None;
+    }
     let one = described(fd, wants)?;
     let opened = one.opened()?;
     let refusing = match request.opcode {

@@ -161,7 +161,7 @@ fn with<T>(
     wants: Wants,
     call: impl FnOnce(&Use, &Opened) -> Step<T>,
 ) -> Option<Result<T, c_int>> {
-    if table::is_foreign(fd) {
+    if table::is_foreign(fd) || !import::may_serve(fd, wants) {
         report::passed();
         return None;
     }

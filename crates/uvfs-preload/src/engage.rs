@@ -96,9 +96,12 @@ pub(crate) fn child() {
     PATHS.store(0, Ordering::Relaxed);
 }
 
-/// Counts a call of a descriptor that is not imported, and says whether it should be from now on.
+/// Counts a call of a descriptor that is not imported, and says whether [`pays`] is worth asking.
 /// `attached` says whether the process has a session already.
-pub(crate) fn pays(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> bool {
+///
+/// Every call to the kernel comes by here: no locks, no system calls.
+#[inline]
+pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> bool {
     if is_eager() {
         return true;
     }
@@ -111,14 +114,23 @@ pub(crate) fn pays(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> 
             one >= IMPORT && (all >= ATTACH || attached())
         }
         Moves::Read(bytes) => {
-            let read = traffic.read.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+            traffic.read.fetch_add(bytes as u64, Ordering::Relaxed);
             let reads = traffic.reads.fetch_add(1, Ordering::Relaxed) + 1;
-            // Looked at ever more rarely, as looking takes system calls.
-            reads.is_power_of_two()
-                && (reads >= REPEATED_READS && repeats(fd, read)
-                    || reads >= DIRECT_READS && is_direct(fd))
+            // Ever more rarely, as looking takes system calls.
+            reads >= DIRECT_READS && reads.is_power_of_two()
         }
     }
+}
+
+/// Whether a descriptor should be imported, once [`count`] says that it may be worth it.
+pub(crate) fn pays(fd: c_int, moves: Moves) -> bool {
+    if is_eager() || matches!(moves, Moves::Write(_)) {
+        return true;
+    }
+    let Some(traffic) = of(fd) else { return false };
+    let reads = traffic.reads.load(Ordering::Relaxed);
+    let read = traffic.read.load(Ordering::Relaxed);
+    reads >= REPEATED_READS && repeats(fd, read) || is_direct(fd)
 }
 
 /// Whether a descriptor's reads have gone over its file twice.
@@ -192,18 +204,18 @@ mod tests {
     #[test]
     fn a_descriptor_pays_once_it_has_written_enough() {
         let not = || false;
-        let calls = (0..).take_while(|_| !pays(WRITER, Moves::Write(100), not));
+        let calls = (0..).take_while(|_| !count(WRITER, Moves::Write(100), not));
         assert!(calls.count() < ATTACH as usize);
         // The process has paid for attaching: the next descriptor pays for itself alone.
-        let calls = (1..).take_while(|_| !pays(SECOND, Moves::Write(100), not));
+        let calls = (1..).take_while(|_| !count(SECOND, Moves::Write(100), not));
         assert_eq!(calls.count() as u64, IMPORT - 1);
         for _ in 0..100 {
-            assert!(!pays(SYNCER, Moves::Write(100), || true));
+            assert!(!count(SYNCER, Moves::Write(100), || true));
             synced(SYNCER);
         }
-        assert!(pays(SYNCER, Moves::Write(1 << 20), || true), "a large one");
+        assert!(count(SYNCER, Moves::Write(1 << 20), || true), "a large one");
         forget(SYNCER);
-        assert!(!pays(SYNCER, Moves::Write(100), || true), "another file");
+        assert!(!count(SYNCER, Moves::Write(100), || true), "another file");
     }
 
     #[test]

@@ -234,16 +234,24 @@ pub(crate) enum Wants {
     Imported,
 }
 
+/// Whether [`described`] may find something for a call; counts the call.
+#[inline]
+pub(crate) fn may_serve(fd: c_int, wants: Wants) -> bool {
+    match wants {
+        Wants::File(moves) | Wants::Position(moves) => {
+            table::is_imported(fd) || engage::count(fd, moves, any)
+        }
+        Wants::Imported => table::is_imported(fd),
+    }
+}
+
 /// The description of a descriptor, imported now if it is time for that; nothing where it is the
 /// kernel's.
 pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
-    // Duplicates share a position, which calls on either may be using in the kernel.
-    let worth = |private: bool, shared: bool| match wants {
-        Wants::File(moves) => engage::pays(fd, moves, any),
-        Wants::Position(moves) if private && (!shared || engage::is_eager()) => {
-            engage::pays(fd, moves, any)
-        }
-        Wants::Position(_) | Wants::Imported => false,
+    let worth = |private: bool| match wants {
+        Wants::File(moves) => engage::pays(fd, moves),
+        Wants::Position(moves) => private && engage::pays(fd, moves),
+        Wants::Imported => false,
     };
     if !READY.load(Ordering::Relaxed) {
         return None;
@@ -253,11 +261,15 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             Known::Foreign | Known::Own => return None,
             Known::Described(one) if one.is_kernels() => return None,
             Known::Described(one) if one.opened().is_some() => return Some(one),
-            Known::Described(one) if worth(one.private.load(Ordering::Relaxed), true) => {
+            Known::Described(one) if worth(one.private.load(Ordering::Relaxed)) => {
+                // A call on a duplicate may be using the kernel's position.
+                if matches!(wants, Wants::Position(_)) && !engage::is_eager() {
+                    return None;
+                }
                 import(fd, &one);
                 continue;
             }
-            Known::Undecided(seen, private) if worth(private, false) => (seen, private),
+            Known::Undecided(seen, private) if worth(private) => (seen, private),
             Known::Described(_) | Known::Undecided(..) => return None,
         };
         let mut state = lock(&STATE);
@@ -304,7 +316,7 @@ fn import(fd: c_int, one: &Use) {
     match open(&mut state, fd) {
         Some((opened, flags)) => {
             if !engage::is_eager() {
-                // A call on a duplicate may be using the kernel's position.
+                // As above.
                 one.private.store(false, Ordering::Relaxed);
             }
             settle(fd, one, opened, flags);

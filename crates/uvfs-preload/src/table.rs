@@ -292,6 +292,14 @@ pub(crate) fn is_foreign(fd: c_int) -> bool {
     })
 }
 
+/// Whether a descriptor has a description that was imported.
+#[inline]
+pub(crate) fn is_imported(fd: c_int) -> bool {
+    word(fd)
+        .and_then(|word| pointed(word.load(Ordering::Acquire)))
+        .is_some_and(|one| !one.opened.load(Ordering::Relaxed).is_null())
+}
+
 /// What is known of a descriptor.
 pub(crate) fn look(fd: c_int) -> Known {
     let Some(slot) = word(fd) else {
