@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use uvfs_io::blocking;
 use uvfs_io::ops::{self, File};
 use uvfs_server::fs::{
-    Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Payload,
+    Context, CopyRange, Entry, IoHow, NewNode, OpenFlags, OpenHow, Opened, Origin, Payload,
 };
 
 use crate::inode::{BackingUse, Inode, Told};
@@ -211,9 +211,9 @@ impl Passthrough {
     ) -> Result<Opened> {
         let asked = how.flags;
         let mut flags = OpenFlags::empty();
-        let (by, backing) = match how.kernel {
-            true => self.begin_use(&inode, fd.as_fd(), asked, mode),
-            false => (By::Client, 0),
+        let (by, backing) = match how.origin {
+            Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, mode),
+            Origin::Client(()) => (By::Client, 0),
         };
         if by == By::Backed {
             flags |= OpenFlags::PASSTHROUGH;

@@ -13,7 +13,8 @@ use uvfs_io::{IoBuf, Payload};
 use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    CopyRange, Entry, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, SetAttr, SetTime,
+    CopyRange, Entry, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, Origin, SetAttr,
+    SetTime,
 };
 
 #[test]
@@ -637,7 +638,7 @@ fn nameless_files_get_names() {
         let how = OpenHow {
             flags: libc::O_RDWR as u32,
             kill_suidgid: false,
-            kernel: true,
+            origin: Origin::Kernel,
         };
         let (entry, opened) = now(served.fs.tmpfile(&USER, 1, &new, &how)).unwrap();
         assert_eq!(entry.attr.nlink, 0, "{store}");
@@ -1093,7 +1094,7 @@ fn a_backing_file_is_for_direct_opens_of_what_is_not_open_otherwise() {
     let how = OpenHow {
         flags: direct as u32,
         kill_suidgid: false,
-        kernel: false,
+        origin: Origin::Client(()),
     };
     let client = now(served.fs.open(&ROOT_USER, file, &how)).unwrap();
     assert_eq!(client.backing, 0);

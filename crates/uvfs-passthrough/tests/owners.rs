@@ -8,7 +8,7 @@ use std::path::Path;
 use common::*;
 use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{Context, Errno, IoHow, NewNode, OpenHow, SetAttr};
+use uvfs_server::fs::{Context, Errno, IoHow, NewNode, OpenHow, Origin, SetAttr};
 
 fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -208,7 +208,7 @@ fn writing_takes_privileges_when_it_is_said_to() {
         let kill = OpenHow {
             flags: (libc::O_WRONLY | libc::O_TRUNC) as u32,
             kill_suidgid: true,
-            kernel: true,
+            origin: Origin::Kernel,
         };
         let truncated = now(fs.open(&ROOT_USER, entry.node, &kill)).unwrap();
         assert_eq!(mode(), 0o755);

@@ -35,9 +35,9 @@ use uvfs_proto::reply;
 use uvfs_queue::pair::ServerQueue;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fs::{FileSystem, Unlinked};
+use crate::fs::{FileSystem, Origin, Unlinked};
 use crate::given::{Given, Key, Version};
-use crate::lease::{Access, Ask, Begin, Holder, KERNEL, Mode, Recall, Table};
+use crate::lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
 use crate::notify::Notifier;
 use crate::session::Session;
 use crate::slot::{Answer, Slot};
@@ -215,6 +215,11 @@ pub(crate) struct Coherence {
     writes_back: AtomicBool,
     /// The kernel takes backing files.
     backs: AtomicBool,
+    /// The kernel reads and writes every file without asking, or keeps dirty pages and a size of its
+    /// own for as long as it likes: no lease is granted.
+    alone: AtomicBool,
+    /// Every queue of the session, to know of requests that began untracked.
+    queues: Mutex<Vec<Arc<QueueStats>>>,
 }
 
 /// A request that waits for leases: until it is dropped, none is granted.
@@ -405,11 +410,18 @@ impl Coherence {
         self.tracking.load(Ordering::SeqCst)
     }
 
-    /// A client has come. `kernel` tells the session's mount, if it has one.
+    /// Watches a queue of the session for requests that begin untracked.
+    pub(crate) fn watch(&self, queue: Arc<QueueStats>) {
+        lock(&self.queues).push(queue);
+    }
+
+    /// A client has come. `kernel` tells the session's mount, if it has one; `all_backed` says that
+    /// every open of that kernel is to have a backing file.
     pub(crate) fn attach(
         &self,
         kernel: Option<Notifier>,
         agreed: InitFlags,
+        all_backed: bool,
         queue: Arc<ServerQueue>,
         bell: Arc<File>,
         deadline: Duration,
@@ -421,6 +433,8 @@ impl Coherence {
             self.writes_back.store(writes_back, Ordering::Relaxed);
             let backs = agreed.contains(InitFlags::PASSTHROUGH);
             self.backs.store(backs, Ordering::Relaxed);
+            let alone = writes_back || (all_backed && backs);
+            self.alone.store(alone, Ordering::Relaxed);
         }
         let mut attached = lock(&self.attached);
         attached.next += 1;
@@ -473,33 +487,20 @@ impl Coherence {
     }
 
     /// A lease to read, if it can be had at once; 0 if the client has one already.
-    pub(crate) fn try_read<F: FileSystem>(
-        &self,
-        session: &Arc<Session<F>>,
-        link: &Arc<Link>,
-        node: u64,
-    ) -> Option<u64> {
+    pub(crate) fn try_read(&self, link: &Link, node: u64) -> Option<u64> {
         if link.is_over() {
             return None;
         }
         if self.shard(node).table.has(node, link.id) {
             return Some(0);
         }
-        if self.is_alone(session) || !self.settled(session) {
+        if self.alone.load(Ordering::Relaxed) || !self.settled() {
             return None;
         }
         // Nobody else asks for this client.
         let seq = self.shard(node).table.ask_with_name(node, link.id)?;
         self.epoch.fetch_add(1, Ordering::SeqCst);
         Some(seq)
-    }
-
-    /// Whether the kernel reads and writes every file without asking, or keeps dirty pages and a size
-    /// of its own for as long as it likes: then there are no leases.
-    fn is_alone<F: FileSystem>(&self, session: &Session<F>) -> bool {
-        let agreed = session.negotiated().flags;
-        let all = session.options.all_backed && agreed.contains(InitFlags::PASSTHROUGH);
-        self.kernel.get().is_some() && (all || agreed.contains(InitFlags::WRITEBACK_CACHE))
     }
 
     /// The kernel is to be given a backing file of a node. Whether it may: nobody has a lease of it,
@@ -514,24 +515,19 @@ impl Coherence {
     }
 
     /// Whether nothing is under way that the table does not know.
-    fn is_quiet(&self, queues: &[Arc<QueueStats>]) -> bool {
+    fn settled(&self) -> bool {
         let mut attached = lock(&self.attached);
-        attached.quiet = attached.quiet || queues.iter().all(|queue| queue.untracked() == 0);
+        if !attached.quiet {
+            attached.quiet = (lock(&self.queues).iter()).all(|queue| queue.untracked() == 0);
+        }
         attached.quiet
-    }
-
-    /// As [`Coherence::is_quiet`], once it was.
-    fn settled<F: FileSystem>(&self, session: &Session<F>) -> bool {
-        // Not in one expression: the lock would be held to its end.
-        let quiet = lock(&self.attached).quiet;
-        quiet || self.is_quiet(&session.queues())
     }
 
     /// A client was given a node. Remembers it as one that the kernel does not know, if nobody else
     /// has a lookup of it.
-    fn learns<F: FileSystem>(&self, session: &Session<F>, node: u64) {
-        let alone = || session.fs().lookups(node) == Some(1);
-        if self.kernel.get().is_none() || !alone() || !self.settled(session) {
+    fn learns<F: FileSystem>(&self, fs: &F, node: u64) {
+        let alone = || fs.lookups(node) == Some(1);
+        if self.kernel.get().is_none() || !alone() || !self.settled() {
             return;
         }
         self.shard(node).table.hide(node);
@@ -650,7 +646,7 @@ impl Coherence {
         access: Access,
         part: Part,
     ) -> Result<Entered<'_>, Errno> {
-        let who = link.map_or(KERNEL, |link| link.id);
+        let who = link.map_or(Origin::Kernel, |link| Origin::Client(link.id));
         let mut waiting = None;
         let mut sent: SmallVec<[Recall; 4]> = SmallVec::new();
         let mut began = None;
@@ -891,7 +887,7 @@ impl Coherence {
             && let Answer::Body(body) = answer
         {
             if let Some(link) = link {
-                self.learns(session, entry.nodeid);
+                self.learns(session.fs(), entry.nodeid);
                 if self.is_anothers(link, entry.nodeid) {
                     // Rare, and as large as a request.
                     let current = Box::pin(self.current(session, link, slot, entry.nodeid));
@@ -1035,9 +1031,8 @@ impl Coherence {
     }
 
     /// Grants a lease: its number, or why not.
-    pub(crate) async fn grant<F: FileSystem>(
+    pub(crate) async fn grant(
         &self,
-        session: &Arc<Session<F>>,
         link: &Arc<Link>,
         node: u64,
         mode: Mode,
@@ -1046,7 +1041,7 @@ impl Coherence {
             retry: Duration::from_millis(1),
             passing: false,
         };
-        if self.is_alone(session) {
+        if self.alone.load(Ordering::Relaxed) {
             return Err(Refusal {
                 retry: Duration::from_secs(3600),
                 passing: true,
@@ -1058,7 +1053,7 @@ impl Coherence {
                 passing: true,
             });
         }
-        if link.is_over() || !self.is_quiet(&session.queues()) {
+        if link.is_over() || !self.settled() {
             return Err(SOON);
         }
         let access = match mode {

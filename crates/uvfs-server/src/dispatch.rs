@@ -286,17 +286,20 @@ async fn dispatch<F: FileSystem>(
     let entry = |entry: Entry| Answer::of(&entry_out(&entry));
     let attr = |attributes: Attributes| Answer::of(&attr_out(&attributes));
     let opened = |opened: Opened| Answer::of(&open_out(&opened));
-    let kernel = slot.header.unique & shm::OURS == 0;
+    let origin = match slot.header.unique & shm::OURS {
+        0 => Origin::Kernel,
+        _ => Origin::Client(()),
+    };
     let how = |flags: u32, open_flags: u32| OpenHow {
         flags,
         kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
-        kernel,
+        origin,
     };
     match request.operation {
         Operation::Lookup(name) => {
             // Of the kernel alone: a client has the file already.
             if node == ROOT
-                && kernel
+                && origin == Origin::Kernel
                 && let Some(token) = token_of_name(name.to_bytes())
             {
                 return session.look_up_token(cx, &token).await.map(entry);

@@ -14,7 +14,27 @@ pub type Result<T> = std::result::Result<T, Errno>;
 /// The number of the root directory's node.
 pub const ROOT: u64 = 1;
 
-/// Who asks.
+/// The sender of a request: the kernel of the mount, or a client over shared memory (`C` names which).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Origin<C = ()> {
+    /// The kernel of the mount.
+    #[default]
+    Kernel,
+    /// A client over shared memory.
+    Client(C),
+}
+
+impl<C> Origin<C> {
+    /// Names the client in another way.
+    pub fn map<T>(self, name: impl FnOnce(C) -> T) -> Origin<T> {
+        match self {
+            Self::Kernel => Origin::Kernel,
+            Self::Client(client) => Origin::Client(name(client)),
+        }
+    }
+}
+
+/// The caller of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context {
     /// The kernel's number of the request, unique among those under way.
@@ -63,7 +83,7 @@ pub struct Opened {
     /// FOPEN_* flags.
     pub flags: OpenFlags,
     /// A backing file registered with [`crate::Session::register_backing`], for
-    /// [`OpenFlags::PASSTHROUGH`]; only where [`OpenHow::kernel`] said so.
+    /// [`OpenFlags::PASSTHROUGH`]; only where [`OpenHow::origin`] is the kernel.
     pub backing: i32,
     /// All that is in a small file, which the kernel then has in its cache before the open returns:
     /// reading it needs no further request. Of use only with [`OpenFlags::KEEP_CACHE`], and only
@@ -115,8 +135,8 @@ pub struct OpenHow {
     /// Set-user-id and set-group-id are to be cleared as the file is truncated
     /// (FUSE_OPEN_KILL_SUIDGID).
     pub kill_suidgid: bool,
-    /// The kernel of the mount opens it, which may be given a backing file. Clients are not.
-    pub kernel: bool,
+    /// The sender of the request. Only the kernel may be given a backing file.
+    pub origin: Origin,
 }
 
 /// What a new name gets.
@@ -478,7 +498,7 @@ pub trait FileSystem: Send + Sync + 'static {
         let how = OpenHow {
             flags: libc::O_RDONLY as u32,
             kill_suidgid: false,
-            kernel: false,
+            origin: Origin::Client(()),
         };
         let opened = self.open(cx, node, &how).await?;
         let how = IoHow {

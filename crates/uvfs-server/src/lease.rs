@@ -20,11 +20,10 @@ use std::collections::hash_map::Entry;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-/// Who asks: a client's number, or [`KERNEL`].
-pub(crate) type Holder = u64;
+use crate::fs::Origin;
 
-/// The kernel of the mount.
-pub(crate) const KERNEL: Holder = 0;
+/// A client's number.
+pub(crate) type Holder = u64;
 
 /// What a lease allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,7 +117,7 @@ impl Node {
             self.held
                 .iter()
                 .enumerate()
-                .all(|(i, a)| { a.who != KERNEL && self.held[..i].iter().all(|b| b.who != a.who) })
+                .all(|(i, a)| self.held[..i].iter().all(|b| b.who != a.who))
         );
     }
 
@@ -181,7 +180,7 @@ impl Table {
     }
 
     /// Begins a request, or says what is in its way; that counts as recalled from now on.
-    pub(crate) fn begin(&mut self, node: u64, who: Holder, access: Access) -> Begin {
+    pub(crate) fn begin(&mut self, node: u64, who: Origin<Holder>, access: Access) -> Begin {
         if access != Access::Change && !self.nodes.contains_key(&node) {
             return Begin::Go;
         }
@@ -189,7 +188,7 @@ impl Table {
         let mut recalls = Vec::new();
         let mut own = false;
         for h in &mut n.held {
-            if h.who == who {
+            if Origin::Client(h.who) == who {
                 own = h.mode == Mode::Write;
                 continue;
             }
@@ -210,7 +209,7 @@ impl Table {
             return Begin::Wait(recalls);
         }
         if let Some((_, disturbed)) = &mut n.granting
-            && (who == KERNEL || access == Access::Change)
+            && (who == Origin::Kernel || access == Access::Change)
         {
             *disturbed = true;
         }
@@ -242,7 +241,6 @@ impl Table {
     /// Asks for a lease. `mounted`: there is a kernel that caches too. A holder's earlier lease of
     /// the node becomes the new one.
     pub(crate) fn ask(&mut self, node: u64, who: Holder, mode: Mode, mounted: bool) -> Ask {
-        debug_assert_ne!(who, KERNEL);
         let n = self.nodes.entry(node).or_default();
         let answer = if n.granting.is_some() || !n.fits(who, mode) {
             Ask::Refused
@@ -476,31 +474,31 @@ mod tests {
             panic!()
         };
         assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
-        assert_eq!(t.begin(NODE, 3, Access::Look), Begin::Go);
+        assert_eq!(t.begin(NODE, Origin::Client(3), Access::Look), Begin::Go);
         let recall = |who, seq, keep| Recall { who, seq, keep };
         assert_eq!(
-            t.begin(NODE, 1, Access::Change),
+            t.begin(NODE, Origin::Client(1), Access::Change),
             Begin::Wait(vec![recall(2, b, None)])
         );
         t.returned(NODE, 2, b, None);
-        assert_eq!(t.begin(NODE, 1, Access::Change), Begin::Go);
+        assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
         assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
         t.ended(NODE);
         let Ask::Granted(w) = t.ask(NODE, 1, Mode::Write, false) else {
             panic!()
         };
         assert!(w > a && t.writes(NODE, 1));
-        assert_eq!(t.begin(NODE, 1, Access::Look), Begin::Own);
+        assert_eq!(t.begin(NODE, Origin::Client(1), Access::Look), Begin::Own);
         assert_eq!(
-            t.begin(NODE, KERNEL, Access::Look),
+            t.begin(NODE, Origin::Kernel, Access::Look),
             Begin::Wait(vec![recall(1, w, Some(Mode::Read))])
         );
         // An old number means nothing; the right one keeps what may be kept.
         t.returned(NODE, 1, a, None);
         t.returned(NODE, 1, w, Some(Mode::Read));
-        assert_eq!(t.begin(NODE, KERNEL, Access::Look), Begin::Go);
+        assert_eq!(t.begin(NODE, Origin::Kernel, Access::Look), Begin::Go);
         assert_eq!(
-            t.begin(NODE, 2, Access::Change),
+            t.begin(NODE, Origin::Client(2), Access::Change),
             Begin::Wait(vec![recall(1, w, None)])
         );
         t.forget(NODE, 1);
@@ -525,7 +523,7 @@ mod tests {
             seq,
             keep: None,
         };
-        let direct = |t: &mut Table| t.begin(NODE, KERNEL, Access::Direct);
+        let direct = |t: &mut Table| t.begin(NODE, Origin::Kernel, Access::Direct);
         assert_eq!(
             direct(&mut t),
             Begin::Wait(vec![recall(1, a), recall(2, b)])
@@ -556,7 +554,7 @@ mod tests {
         assert!(t.pass(NODE) && t.passes(NODE) && !t.passes(NODE + 1));
         assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
         assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Refused);
-        assert_eq!(t.begin(NODE, 1, Access::Change), Begin::Go);
+        assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
         t.ended(NODE);
         t.passed(NODE);
         assert!(t.is_free(NODE));
@@ -567,8 +565,8 @@ mod tests {
         let mut t = Table::default();
         assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
         assert_eq!(t.ask(NODE, 2, Mode::Read, true), Ask::Refused);
-        assert_eq!(t.begin(NODE, 2, Access::Look), Begin::Go);
-        assert_eq!(t.begin(NODE, KERNEL, Access::Look), Begin::Go);
+        assert_eq!(t.begin(NODE, Origin::Client(2), Access::Look), Begin::Go);
+        assert_eq!(t.begin(NODE, Origin::Kernel, Access::Look), Begin::Go);
         assert_eq!(t.granted(NODE, 1), None);
         assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
         assert!(t.granted(NODE, 1).is_some());
@@ -697,7 +695,10 @@ mod tests {
             // Writeback, a recall that came, or a lease given up: flush, drop, return.
             if c.dirty {
                 go(&mut |w| {
-                    assert_eq!(w.table.begin(NODE, who, Access::Change), Begin::Own);
+                    assert_eq!(
+                        w.table.begin(NODE, Origin::Client(who), Access::Change),
+                        Begin::Own
+                    );
                     w.server = w.clients[i].cached.unwrap();
                     w.clients[i].dirty = false;
                     w.table.ended(NODE);
@@ -717,10 +718,12 @@ mod tests {
             }
             // It fills its cache in one step: the server takes it in one.
             if c.lease.is_some() && c.cached.is_none() {
-                go(&mut |w| match w.table.begin(NODE, who, Access::Look) {
-                    Begin::Wait(_) => panic!("a holder waits for its own read: {w:#?}"),
-                    _ => w.clients[i].cached = Some(w.server),
-                });
+                go(
+                    &mut |w| match w.table.begin(NODE, Origin::Client(who), Access::Look) {
+                        Begin::Wait(_) => panic!("a holder waits for its own read: {w:#?}"),
+                        _ => w.clients[i].cached = Some(w.server),
+                    },
+                );
             }
             // Death: the server writes what is dirty, then drops the leases.
             go(&mut |w| {
@@ -766,7 +769,7 @@ mod tests {
                     }
                 }
                 Step::Wants(access, waits) => go(&mut |w| {
-                    w.clients[i].step = w.enter(who, access, waits);
+                    w.clients[i].step = w.enter(Origin::Client(who), access, waits);
                 }),
                 Step::Looks { since } => go(&mut |w| {
                     w.read(w.server, since, "a client's request");
@@ -860,7 +863,7 @@ mod tests {
                     go(&mut |w| w.kernel = Step::Wants(Access::Direct, false));
                 }
                 Step::Wants(access, waits) => go(&mut |w| {
-                    w.kernel = w.enter(KERNEL, access, waits);
+                    w.kernel = w.enter(Origin::Kernel, access, waits);
                 }),
                 Step::Looks { since } => go(&mut |w| {
                     w.read(w.server, since, "the kernel's request");
@@ -880,7 +883,7 @@ mod tests {
 
         /// A request tries to begin. Values grow with the order in which changes begin, and only
         /// one is let be under way, so that it is clear which is the newest.
-        fn enter(&mut self, who: Holder, access: Access, waits: bool) -> Step {
+        fn enter(&mut self, who: Origin<Holder>, access: Access, waits: bool) -> Step {
             let changing = self.table.nodes.get(&NODE).is_some_and(|n| n.changes > 0);
             if access == Access::Change && (changing || self.last == WRITES) {
                 return Step::Wants(access, waits);

@@ -422,14 +422,10 @@ impl<F: FileSystem> Session<F> {
             .then(|| Notifier::new(self.device.clone(), nobody))
     }
 
-    /// The counts of all queues.
-    pub(crate) fn queues(&self) -> Vec<Arc<QueueStats>> {
-        lock(&self.queues).clone()
-    }
-
     /// Counts of a new queue.
     pub(crate) fn add_queue(&self) -> Arc<QueueStats> {
         let stats = Arc::new(QueueStats::default());
+        self.coherence.watch(stats.clone());
         lock(&self.queues).push(stats.clone());
         stats
     }

@@ -16,7 +16,7 @@ use uvfs_queue::wait::WaitConfig;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     Config, Context, DirEntry, DirSink, Entry, Errno, InitFlags, IoHow, NewNode, OpenHow, Opened,
-    Payload, Result,
+    Origin, Payload, Result,
 };
 
 /// Who root is to the file system.
@@ -174,7 +174,7 @@ impl Served {
         let how = OpenHow {
             flags,
             kill_suidgid: false,
-            kernel: true,
+            origin: Origin::Kernel,
         };
         now(self.fs.create(cx, parent, &c(name), &new, &how))
     }
@@ -192,7 +192,7 @@ impl Served {
         let how = OpenHow {
             flags: flags as u32,
             kill_suidgid: false,
-            kernel: true,
+            origin: Origin::Kernel,
         };
         now(self.fs.open(&ROOT_USER, node, &how))
     }

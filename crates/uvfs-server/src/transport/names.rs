@@ -66,7 +66,7 @@ impl<F: FileSystem> Client<F> {
     /// A lease to read, if it can be had at once and the client has none; else 0.
     fn leased(&self, node: u64) -> u64 {
         let coherence = &self.session.coherence;
-        let lease = coherence.try_read(&self.session, &self.link, node);
+        let lease = coherence.try_read(&self.link, node);
         lease.unwrap_or(0)
     }
 
@@ -231,7 +231,7 @@ impl<F: FileSystem> Client<F> {
             return Err(Errno::OPNOTSUPP);
         }
         let coherence = &self.session.coherence;
-        let lease = coherence.try_read(&self.session, &self.link, node);
+        let lease = coherence.try_read(&self.link, node);
         let lease = lease.ok_or(Errno::AGAIN)?;
         self.stats.begin(ext::PEEK);
         let unique = slot.header.unique;

@@ -345,6 +345,7 @@ fn attend<F: FileSystem>(
     let link = session.coherence.attach(
         session.invalidator(),
         session.negotiated().flags,
+        session.options.all_backed,
         queue.clone(),
         bell.clone(),
         limits.recall,
@@ -999,7 +1000,7 @@ impl<F: FileSystem> Client<F> {
             return Err(Errno::ACCESS);
         }
         let coherence = &self.session.coherence;
-        let seq = match coherence.grant(&self.session, &self.link, node, mode).await {
+        let seq = match coherence.grant(&self.link, node, mode).await {
             Ok(seq) => seq,
             Err(refusal) => {
                 return Ok(Answer::of(&ext::LeaseOut {
