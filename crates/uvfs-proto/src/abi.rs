@@ -93,6 +93,11 @@ macro_rules! opcodes {
                     $(Opcode::$variant => $name,)*
                 }
             }
+
+            /// Whether a request of it is answered; if not, an error of it is not either.
+            pub const fn has_answer(self) -> bool {
+                !matches!(self, Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply)
+            }
         }
 
         impl TryFrom<u32> for Opcode {

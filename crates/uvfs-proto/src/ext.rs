@@ -1,11 +1,14 @@
 //! What uvfs's own clients and servers say beyond FUSE, over shared memory. The kernel never sends
 //! these; their numbers begin at 8192, far from FUSE's.
 
+use std::ffi::CStr;
 use std::fmt::Write as _;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::{Attr, EntryOut};
+use crate::abi::{Attr, EntryOut, ReadIn};
+use crate::import::{IMPORT, ImportIn};
+use crate::request::{Payload, Problem, Records, arg};
 
 /// Asks for a lease of the header's node: [`LeaseIn`], answered by [`LeaseOut`].
 pub const LEASE: u32 = 8192;
@@ -225,6 +228,66 @@ pub struct TokenIn {
     pub fh: u64,
 }
 
+/// A client's request beyond FUSE, as [`crate::request::Operation`] has those of FUSE. CREATE and
+/// WRITE are not among them: they differ from FUSE's in their answers alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the opcode of the same name has a description")]
+pub enum Operation<'a> {
+    Import(ImportIn),
+    Lease(LeaseIn),
+    LeaseReturn(LeaseReturnIn),
+    Find(&'a [u8]),
+    Lookup(&'a CStr),
+    List(ReadIn),
+    Peek,
+    PeekAhead {
+        ahead: Records<'a, u64>,
+        used: Records<'a, u64>,
+    },
+    Token(TokenIn),
+    /// The node is forgotten also where the name is none.
+    Remove(RemoveIn, Result<&'a CStr, Problem>),
+}
+
+impl<'a> Operation<'a> {
+    /// Parses the structure and the payload of an opcode; nothing for one that is not of these.
+    pub fn parse(opcode: u32, op: &[u8], bytes: &'a [u8]) -> Option<Result<Self, Problem>> {
+        let mut payload = Payload::new(bytes);
+        let parsed = match opcode {
+            IMPORT => arg(op).map(Self::Import),
+            LEASE => arg(op).map(Self::Lease),
+            LEASE_RETURN => arg(op).map(Self::LeaseReturn),
+            FIND => Ok(Self::Find(bytes)),
+            LOOKUP => payload.name("name").map(Self::Lookup),
+            LIST => arg(op).map(Self::List),
+            PEEK => Ok(Self::Peek),
+            PEEK_AHEAD => arg(op).and_then(|arg| peek_ahead(arg, bytes)),
+            TOKEN => arg(op).map(Self::Token),
+            REMOVE => arg(op).map(|arg| Self::Remove(arg, payload.name("name"))),
+            _ => return None,
+        };
+        Some(parsed)
+    }
+}
+
+fn peek_ahead(arg: PeekAheadIn, bytes: &[u8]) -> Result<Operation<'_>, Problem> {
+    const NODE: usize = size_of::<u64>();
+    let most = AHEAD_MAX * NODE;
+    let (ahead, used) = (arg.ahead as usize, arg.used as usize);
+    let (ahead, used) = (ahead.saturating_mul(NODE), used.saturating_mul(NODE));
+    if ahead > most || used > most || bytes.len() != ahead + used {
+        return Err(Problem::Payload {
+            need: ahead.saturating_add(used) as u64,
+            have: bytes.len(),
+        });
+    }
+    let (ahead, used) = bytes.split_at(ahead);
+    Ok(Operation::PeekAhead {
+        ahead: Records::new(ahead),
+        used: Records::new(used),
+    })
+}
+
 const TOKEN_NAME: &[u8] = b".uvfs-open-";
 
 /// The name by which a token's file is found in the mount's root.
@@ -254,6 +317,41 @@ pub fn token_of_name(name: &[u8]) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_are_parsed_or_refused_whatever_they_say() {
+        let parse = |opcode, op: &[u8], payload| Operation::parse(opcode, op, payload);
+        let remove = RemoveIn {
+            node: 5,
+            nlookup: 1,
+        };
+        let no_name = Err(Problem::Name("name"));
+        for (name, parsed) in [(&b"f\0"[..], Ok(c"f")), (b"a/b\0", no_name)] {
+            let parsed = Some(Ok(Operation::Remove(remove, parsed)));
+            assert_eq!(parse(REMOVE, remove.as_bytes(), name), parsed);
+        }
+        assert!(matches!(parse(REMOVE, &[0; 8], b"f\0"), Some(Err(_))));
+        assert!(matches!(parse(LOOKUP, &[], b"f"), Some(Err(_))));
+        let nodes = [3u64, 4, 5];
+        for (ahead, used, len, fits) in [
+            (2, 1, 24, true),
+            (0, 0, 0, true),
+            (2, 1, 23, false),
+            (u32::MAX, u32::MAX, 24, false),
+            (AHEAD_MAX as u32 + 1, 0, 24, false),
+        ] {
+            let op = PeekAheadIn { ahead, used };
+            let parsed = parse(PEEK_AHEAD, op.as_bytes(), &nodes.as_bytes()[..len]);
+            let Some(Ok(Operation::PeekAhead { ahead: a, used: u })) = parsed else {
+                assert!(!fits && matches!(parsed, Some(Err(_))));
+                continue;
+            };
+            assert!(fits && (a.len(), u.len()) == (ahead as usize, used as usize));
+        }
+        for opcode in [0, crate::abi::Opcode::Read as u32, CREATE, WRITE, u32::MAX] {
+            assert_eq!(parse(opcode, &[0; 128], b"f\0"), None);
+        }
+    }
 
     #[test]
     fn a_token_has_a_name_and_no_other_name_a_token() {

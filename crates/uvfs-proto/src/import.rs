@@ -37,7 +37,7 @@ pub struct TokenOut {
 
 /// The argument of IMPORT.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ImportIn {
     /// What the ioctl gave.
     pub token: [u8; 32],

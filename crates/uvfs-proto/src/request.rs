@@ -359,12 +359,17 @@ pub fn split(bytes: &[u8], negotiated: Negotiated) -> Result<(InHeader, &[u8], &
 }
 
 /// Reads names and values off the front of a payload.
-struct Payload<'a> {
+pub(crate) struct Payload<'a> {
     rest: &'a [u8],
     dots: bool,
 }
 
 impl<'a> Payload<'a> {
+    /// All of a payload in which no name is "." or "..".
+    pub(crate) fn new(rest: &'a [u8]) -> Self {
+        Self { rest, dots: false }
+    }
+
     /// A string of any content.
     fn string(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
         let string =
@@ -374,7 +379,7 @@ impl<'a> Payload<'a> {
     }
 
     /// The name of a directory entry.
-    fn name(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
+    pub(crate) fn name(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
         let name = self.string(what)?;
         match name.to_bytes() {
             b"" => Err(Problem::Name(what)),
@@ -404,7 +409,7 @@ impl<'a> Payload<'a> {
 }
 
 /// A copy of the structure at the start of `op`.
-fn arg<T: FromBytes>(op: &[u8]) -> Result<T, Problem> {
+pub(crate) fn arg<T: FromBytes>(op: &[u8]) -> Result<T, Problem> {
     match T::read_from_prefix(op) {
         Ok((arg, _)) => Ok(arg),
         Err(_) => Err(Problem::Structure {
@@ -454,8 +459,8 @@ impl<'a> Operation<'a> {
     ) -> Result<Self, Problem> {
         let dots = opcode == Opcode::Lookup && negotiated.flags.contains(InitFlags::EXPORT_SUPPORT);
         let mut payload = Payload {
-            rest: payload,
             dots,
+            ..Payload::new(payload)
         };
         Ok(match opcode {
             Opcode::Lookup => Operation::Lookup(payload.name("name")?),
@@ -734,7 +739,7 @@ impl<'a> Request<'a> {
             } else if header.r#type == EXT_GROUPS {
                 let (groups, rest) = SuppGroups::read_from_prefix(body)
                     .map_err(|_| Problem::Extension("no number of groups"))?;
-                self.supp_groups = Payload { rest, dots: false }
+                self.supp_groups = Payload::new(rest)
                     .records(groups.nr_groups)
                     .map_err(|_| Problem::Extension("groups are cut off"))?;
             }
