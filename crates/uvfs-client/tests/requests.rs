@@ -12,115 +12,19 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use uvfs_client::{Client, Config, Names, Server};
-use uvfs_passthrough::Passthrough;
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::ext::{self, RemoveIn};
 use uvfs_proto::reply;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
-use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, ServerQueue};
-use uvfs_server::{ClientLimits, FileSystem, InProcess, Session, in_process};
+use uvfs_queue::pair::ServerQueue;
+use uvfs_server::FileSystem;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use common::raw::{Raw, hello};
 use common::{eventually, session};
 
 const ROOT: u64 = 1;
-
-/// A client that sends what it is told.
-struct Raw {
-    queue: ClientQueue,
-    _socket: UnixStream,
-    _serving: InProcess,
-}
-
-impl Raw {
-    fn attach(session: &Arc<Session<Passthrough>>) -> Self {
-        let (serving, socket) = in_process(session, ClientLimits::default()).unwrap();
-        let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(8).unwrap());
-        attach::send(&socket, hello(), &[arena.as_fd(), queue.as_fd()]).unwrap();
-        let (answer, mut fds) = attach::receive(&socket).unwrap();
-        assert_eq!(answer.errno, 0);
-        queue.wake_through(fds.pop().unwrap());
-        Self {
-            queue,
-            _socket: socket,
-            _serving: serving,
-        }
-    }
-
-    fn send(&self, opcode: u32, node: u64, op: &[u8], name: &[u8]) -> u32 {
-        let header = abi::InHeader {
-            len: (size_of::<abi::InHeader>() + op.len() + name.len()) as u32,
-            opcode,
-            nodeid: node,
-            unique: 2,
-            ..Default::default()
-        };
-        let id = self.queue.reserve().unwrap();
-        let (header, to) = (header.as_bytes(), Direction::ToServer);
-        self.queue.submit(id, header, op, name, &[], to);
-        id
-    }
-
-    /// The answer to the next request that ends.
-    fn answer(&self) -> (u32, Result<Vec<u8>, i32>) {
-        self.queue.ring();
-        loop {
-            let Some(id) = self.queue.pop().unwrap() else {
-                std::thread::sleep(Duration::from_micros(100));
-                continue;
-            };
-            let mut header = [0; size_of::<abi::OutHeader>()];
-            let mut body = vec![0; INLINE_SIZE];
-            self.queue.reply(id, &mut header, &mut body);
-            self.queue.release(id);
-            let out = abi::OutHeader::read_from_bytes(&header).unwrap();
-            body.truncate(out.len as usize - header.len());
-            let answer = match out.error {
-                0 => Ok(body),
-                code => Err(-code),
-            };
-            return (id, answer);
-        }
-    }
-
-    fn call(&self, opcode: u32, node: u64, op: &[u8], name: &[u8]) -> Result<Vec<u8>, i32> {
-        let id = self.send(opcode, node, op, name);
-        let (answered, answer) = self.answer();
-        assert_eq!(answered, id);
-        answer
-    }
-
-    fn look_up(&self, name: &[u8]) -> u64 {
-        let found = self.call(Opcode::Lookup as u32, ROOT, &[], name).unwrap();
-        let (entry, _) = abi::EntryOut::read_from_prefix(&found).unwrap();
-        entry.nodeid
-    }
-
-    fn remove(&self, name: &[u8], node: u64, nlookup: u64) -> Result<(), i32> {
-        let op = RemoveIn { node, nlookup };
-        let answer = self.call(ext::REMOVE, ROOT, op.as_bytes(), name);
-        answer.map(|body| assert!(body.is_empty()))
-    }
-
-    fn links(&self, node: u64) -> Result<u32, i32> {
-        let op = abi::GetattrIn::default();
-        let answer = self.call(Opcode::Getattr as u32, node, op.as_bytes(), &[])?;
-        Ok(abi::AttrOut::read_from_prefix(&answer)
-            .unwrap()
-            .0
-            .attr
-            .nlink)
-    }
-}
-
-fn hello() -> Message {
-    Message {
-        errno: 0,
-        max_payload: 0,
-        source: [0; 16],
-    }
-}
 
 #[test]
 fn a_node_is_forgotten_with_a_name_by_who_has_it() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::stats::Report;
-use crate::transport::shm::{self, ClientLimits, Clients};
+use crate::transport::attach::{self, ClientLimits, Clients};
 
 /// The longest request.
 const LINE: u64 = 256;
@@ -78,7 +78,7 @@ pub(crate) fn listen_for_clients<F: FileSystem>(
     session: &Arc<Session<F>>,
     limits: ClientLimits,
 ) -> io::Result<Clients> {
-    let source = shm::source(session);
+    let source = attach::source(session);
     if source == [0; 16] {
         return Clients::listen(session.clone(), &socket_path(".clients")?, limits);
     }

@@ -3,19 +3,19 @@
 use std::cell::Cell;
 use std::pin::pin;
 
-use smallvec::SmallVec;
-use uvfs_proto::abi::{self, GetattrFlags, InitFlags, Opcode, ReadFlags, SetattrValid, WriteFlags};
+use uvfs_proto::abi::{self, GetattrFlags, InitFlags, ReadFlags, SetattrValid, WriteFlags};
 use uvfs_proto::ext::token_of_name;
 use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
 use uvfs_proto::reply::{self, DirBuf};
-use uvfs_proto::request::{Operation, Request};
-use zerocopy::{FromBytes, IntoBytes};
+use uvfs_proto::request::Operation;
+use zerocopy::IntoBytes;
 
 use crate::coherence::Since;
 use crate::fs::*;
+use crate::reply::{Body, Listed, Outcome, Reply, Scratch};
+use crate::request::Request;
 use crate::session::Session;
-use crate::slot::{Answer, Body, Scratch, Slot};
-use crate::transport::{DEPTH, shm};
+use crate::transport::DEPTH;
 
 /// The extended attribute of the root that names the control socket.
 pub const CONTROL_XATTR: &str = "user.uvfs.control";
@@ -35,139 +35,48 @@ const ACL_KILL_SGID: u32 = 1;
 /// `unlinked`.
 pub(crate) async fn answer<F: FileSystem>(
     session: &Session<F>,
-    slot: &Slot,
+    request: &Request<'_>,
     unlinked: &Cell<Unlinked>,
-) -> Answer {
+) -> Outcome {
     // Where it is made: it is large to move.
-    let handler = pin!(handle(session, slot, unlinked));
-    match session.interrupts.guard(slot.header.unique, handler).await {
-        Some(Ok(answer)) => answer,
-        Some(Err(errno)) => Answer::Error(errno),
-        None => {
-            let name = Opcode::try_from(slot.header.opcode).map_or("?", Opcode::name);
-            tracing::error!(
-                opcode = name,
-                node = slot.header.nodeid,
-                "a handler panicked: EIO"
-            );
-            Answer::Error(Errno::IO)
-        }
-    }
+    let handler = pin!(dispatch(session, request, unlinked));
+    let answered = session.interrupts.guard(request.cx.unique, handler).await;
+    answered.unwrap_or_else(|| {
+        let (opcode, node) = (request.operation.opcode().name(), request.node);
+        tracing::error!(opcode, node, "a handler panicked: EIO");
+        Err(Errno::IO)
+    })
 }
 
-async fn handle<F: FileSystem>(
+/// A node's attributes now, on behalf of a request.
+pub(crate) async fn attributes<F: FileSystem>(
     session: &Session<F>,
-    slot: &Slot,
-    unlinked: &Cell<Unlinked>,
-) -> Result<Answer> {
-    // The two whose payload is data, which is not looked at here.
-    if slot.header.opcode == Opcode::Write as u32 {
-        return write(session, slot).await;
-    }
-    if slot.header.opcode == Opcode::NotifyReply as u32 {
-        return retrieved(session, slot);
-    }
-    // Names and values are copied before they are checked: the memory may be shared.
-    let mut payload: SmallVec<[u8; 320]> = SmallVec::new();
-    payload.resize(slot.input.len(), 0);
-    slot.input.copy_out(0, &mut payload);
-    let op = &slot.op[..slot.op_len];
-    let request = match Request::parse(&slot.header, op, &payload, session.negotiated()) {
-        Ok(request) => request,
-        Err(error) => {
-            tracing::warn!(%error, "refused");
-            return Err(error.errno());
-        }
-    };
-    let cx = Context {
-        group: request.supp_groups.iter().next(),
-        ..context(&slot.header)
-    };
-    dispatch(session, slot, &cx, &request, unlinked).await
-}
-
-pub(crate) fn context(header: &abi::InHeader) -> Context {
-    Context {
-        unique: header.unique,
-        uid: header.uid,
-        gid: header.gid,
-        pid: header.pid,
-        group: None,
+    of: &Request<'_>,
+    node: u64,
+) -> Result<abi::Attr> {
+    let mut request = of.like(node, Operation::Getattr(abi::GetattrIn::default()));
+    // Apart from the kernel's and from clients' own.
+    request.cx.unique |= 1 << 61;
+    match answer(session, &request, &Cell::default()).await? {
+        Reply::Attributes(out) => Ok(out.attr),
+        _ => Err(Errno::IO),
     }
 }
 
 /// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those
 /// of our own clients that ask for it. The flag means nothing in a request of the kernel.
-fn uncached<F: FileSystem>(session: &Session<F>, slot: &Slot, asked: bool) -> bool {
-    let asked = asked && slot.header.unique & shm::OURS != 0;
+fn uncached<F: FileSystem>(session: &Session<F>, request: &Request<'_>, asked: bool) -> bool {
+    let asked = asked && matches!(request.origin, Origin::Client(_));
     (session.options.uncached || asked) && session.fs.takes_uncached()
 }
 
 /// The kernel may have cached what a request of its own moved.
-fn moved<F: FileSystem>(session: &Session<F>, slot: &Slot, offset: u64, len: usize) {
+fn moved<F: FileSystem>(session: &Session<F>, request: &Request<'_>, offset: u64, len: usize) {
     if let Some(recent) = session.recent.get()
-        && slot.header.unique & shm::OURS == 0
+        && matches!(request.origin, Origin::Kernel)
     {
-        recent.add(slot.header.nodeid, offset, len);
+        recent.add(request.node, offset, len);
     }
-}
-
-async fn write<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
-    let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len])
-        .map_err(|_| Errno::INVAL)?
-        .0;
-    let size = arg.size as usize;
-    if size > slot.input.len() {
-        tracing::warn!(
-            size,
-            have = slot.input.len(),
-            "refused: a WRITE without its data"
-        );
-        return Err(Errno::INVAL);
-    }
-    let flags = WriteFlags::from_bits_retain(arg.write_flags);
-    let how = IoHow {
-        fh: arg.fh,
-        offset: arg.offset,
-        flags: arg.flags,
-        from_cache: flags.contains(WriteFlags::CACHE),
-        kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
-        uncached: uncached(session, slot, flags.contains(WriteFlags::DONTCACHE)),
-    };
-    let data = slot.input.slice(0..size);
-    let written = session
-        .fs
-        .write(&context(&slot.header), slot.header.nodeid, &how, &data)
-        .await?
-        .min(size);
-    moved(session, slot, arg.offset, written);
-    Ok(Answer::of(&abi::WriteOut {
-        size: written as u32,
-        padding: 0,
-    }))
-}
-
-fn retrieved<F: FileSystem>(session: &Session<F>, slot: &Slot) -> Result<Answer> {
-    const STRUCTURE: usize = size_of::<abi::NotifyRetrieveIn>();
-    let mut structure = [0; STRUCTURE];
-    let mut data = slot.input.clone();
-    // Over io_uring (seen with 6.18) the structure comes in the payload, before the data.
-    let all = (slot.header.len as usize).checked_sub(size_of::<abi::InHeader>());
-    if all == Some(data.len()) && data.len() >= STRUCTURE {
-        data.copy_out(0, &mut structure);
-        data = data.slice(STRUCTURE..data.len());
-    } else {
-        structure.copy_from_slice(
-            slot.op[..slot.op_len]
-                .get(..STRUCTURE)
-                .ok_or(Errno::INVAL)?,
-        );
-    }
-    let arg: abi::NotifyRetrieveIn = zerocopy::transmute!(structure);
-    let mut bytes = vec![0; (arg.size as usize).min(data.len())];
-    data.copy_out(0, &mut bytes);
-    session.retrieved(slot.header.unique, arg.offset, bytes);
-    Ok(Answer::None)
 }
 
 pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
@@ -253,12 +162,12 @@ fn lock(arg: &abi::LkIn, wait: bool) -> (LockHow, Lock) {
 }
 
 /// What getxattr(2) and listxattr(2) give for a buffer of `size` bytes; 0 asks for the length.
-fn sized(value: &[u8], size: u32) -> Result<Answer> {
+fn sized(value: &[u8], size: u32) -> Outcome {
     if value.len() > XATTR_MAX {
         return Err(Errno::TOOBIG);
     }
     if size == 0 {
-        return Ok(Answer::of(&abi::GetxattrOut {
+        return Ok(Reply::of(&abi::GetxattrOut {
             size: value.len() as u32,
             padding: 0,
         }));
@@ -266,30 +175,25 @@ fn sized(value: &[u8], size: u32) -> Result<Answer> {
     if value.len() > size as usize {
         return Err(Errno::RANGE);
     }
-    Ok(Answer::Body(Body::from_slice(value)))
+    Ok(Reply::Bytes(Body::from_slice(value)))
 }
 
 async fn dispatch<F: FileSystem>(
     session: &Session<F>,
-    slot: &Slot,
-    cx: &Context,
     request: &Request<'_>,
     unlinked: &Cell<Unlinked>,
-) -> Result<Answer> {
+) -> Outcome {
     let fs = &session.fs;
-    let node = slot.header.nodeid;
-    let done = |(): ()| Answer::empty();
+    let (cx, node) = (&request.cx, request.node);
+    let done = |(): ()| Reply::Empty;
     let lost = |what: Unlinked| {
         unlinked.set(what);
-        Answer::empty()
+        Reply::Empty
     };
-    let entry = |entry: Entry| Answer::of(&entry_out(&entry));
-    let attr = |attributes: Attributes| Answer::of(&attr_out(&attributes));
-    let opened = |opened: Opened| Answer::of(&open_out(&opened));
-    let origin = match slot.header.unique & shm::OURS {
-        0 => Origin::Kernel,
-        _ => Origin::Client(()),
-    };
+    let entry = |entry: Entry| Reply::Entry(entry_out(&entry));
+    let attr = |attributes: Attributes| Reply::Attributes(attr_out(&attributes));
+    let opened = |opened: Opened| Reply::Opened(open_out(&opened));
+    let origin = request.origin.map(|_| ());
     let how = |flags: u32, open_flags: u32| OpenHow {
         flags,
         kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
@@ -308,13 +212,13 @@ async fn dispatch<F: FileSystem>(
         }
         Operation::Forget(arg) => {
             fs.forget(node, arg.nlookup);
-            Ok(Answer::None)
+            Ok(Reply::None)
         }
         Operation::BatchForget(_, records) => {
             for one in records.iter() {
                 fs.forget(one.nodeid, one.nlookup);
             }
-            Ok(Answer::None)
+            Ok(Reply::None)
         }
         Operation::Getattr(arg) => {
             let fh = with_fh(arg.getattr_flags, arg.fh);
@@ -324,7 +228,7 @@ async fn dispatch<F: FileSystem>(
             let fh = with_fh(arg.getattr_flags, arg.fh);
             let (stat, ttl) = fs.statx(cx, node, fh, arg.sx_mask).await?;
             let (attr_valid, attr_valid_nsec) = reply::ttl(ttl);
-            Ok(Answer::of(&abi::StatxOut {
+            Ok(Reply::Statx(abi::StatxOut {
                 attr_valid,
                 attr_valid_nsec,
                 stat,
@@ -335,7 +239,7 @@ async fn dispatch<F: FileSystem>(
         Operation::Readlink => fs
             .readlink(cx, node)
             .await
-            .map(|target| Answer::Body(Body::from_vec(target))),
+            .map(|target| Reply::Bytes(Body::from_vec(target))),
         Operation::Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
         Operation::Mknod(arg, name) => {
             let new = NewNode {
@@ -353,7 +257,7 @@ async fn dispatch<F: FileSystem>(
             };
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
-        Operation::Unlink(name) => match slot.forgets {
+        Operation::Unlink(name) => match request.forgets {
             None => fs.unlink(cx, node, name).await.map(lost),
             Some(gone) => {
                 let (gone, lookups) = (gone.nodeid, gone.nlookup);
@@ -373,7 +277,7 @@ async fn dispatch<F: FileSystem>(
         Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
         Operation::Open(arg) => {
             let file = fs.open(cx, node, &how(arg.flags, arg.open_flags)).await?;
-            session.tell_of_open(slot.header.unique, node, &file);
+            session.tell_of_open(origin, node, &file);
             session.count_open(&file);
             Ok(opened(file))
         }
@@ -401,32 +305,53 @@ async fn dispatch<F: FileSystem>(
         }
         Operation::Read(arg) => {
             let size = arg.size as usize;
-            if size > slot.room.len() {
-                tracing::warn!(size, room = slot.room.len(), "refused: a READ without room");
+            let room = request.room.len();
+            if size > room {
+                tracing::warn!(size, room, "refused: a READ without room");
                 return Err(Errno::INVAL);
             }
+            let flags = ReadFlags::from_bits_retain(arg.read_flags);
             let how = IoHow {
                 fh: arg.fh,
                 offset: arg.offset,
                 flags: arg.flags,
                 from_cache: false,
                 kill_suidgid: false,
-                uncached: uncached(
-                    session,
-                    slot,
-                    ReadFlags::from_bits_retain(arg.read_flags).contains(ReadFlags::DONTCACHE),
-                ),
+                uncached: uncached(session, request, flags.contains(ReadFlags::DONTCACHE)),
             };
-            let data = slot.room.slice(0..size);
+            let data = request.room.slice(0..size);
             let read = fs.read(cx, node, &how, &data).await?.min(size);
-            moved(session, slot, arg.offset, read);
-            Ok(Answer::Room(read))
+            moved(session, request, arg.offset, read);
+            Ok(Reply::Read(read))
         }
-        Operation::Write(_) | Operation::NotifyReply(_) => Err(Errno::INVAL),
+        Operation::Write(arg) => {
+            let flags = WriteFlags::from_bits_retain(arg.write_flags);
+            let how = IoHow {
+                fh: arg.fh,
+                offset: arg.offset,
+                flags: arg.flags,
+                from_cache: flags.contains(WriteFlags::CACHE),
+                kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
+                uncached: uncached(session, request, flags.contains(WriteFlags::DONTCACHE)),
+            };
+            let data = &request.data;
+            let written = fs.write(cx, node, &how, data).await?.min(data.len());
+            moved(session, request, arg.offset, written);
+            Ok(Reply::Written(abi::WriteOut {
+                size: written as u32,
+                padding: 0,
+            }))
+        }
+        Operation::NotifyReply(arg) => {
+            let mut bytes = vec![0; (arg.size as usize).min(request.data.len())];
+            request.data.copy_out(0, &mut bytes);
+            session.retrieved(cx.unique, arg.offset, bytes);
+            Ok(Reply::None)
+        }
         Operation::Statfs => fs
             .statfs(cx, node)
             .await
-            .map(|st| Answer::of(&abi::StatfsOut { st })),
+            .map(|st| Reply::of(&abi::StatfsOut { st })),
         Operation::Release(arg) => {
             let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
             let flock = flags
@@ -447,8 +372,8 @@ async fn dispatch<F: FileSystem>(
             .opendir(cx, node, &how(arg.flags, arg.open_flags))
             .await
             .map(opened),
-        Operation::Readdir(arg) => listing(session, slot, cx, &arg, false).await,
-        Operation::Readdirplus(arg) => listing(session, slot, cx, &arg, true).await,
+        Operation::Readdir(arg) => listing(session, request, &arg, false).await,
+        Operation::Readdirplus(arg) => listing(session, request, &arg, true).await,
         Operation::Releasedir(arg) => fs.releasedir(cx, node, arg.fh).await.map(done),
         Operation::Setxattr(arg, name, value) => {
             let kill_sgid = session.negotiated().flags.contains(InitFlags::SETXATTR_EXT)
@@ -484,7 +409,7 @@ async fn dispatch<F: FileSystem>(
                 r#type: found.kind,
                 pid: found.pid,
             };
-            Ok(Answer::of(&abi::LkOut { lk }))
+            Ok(Reply::of(&abi::LkOut { lk }))
         }
         Operation::Setlk(arg) | Operation::Setlkw(arg) => {
             let wait = matches!(request.operation, Operation::Setlkw(_));
@@ -498,19 +423,19 @@ async fn dispatch<F: FileSystem>(
             .map(done),
         Operation::Lseek(arg) => {
             let offset = fs.lseek(cx, node, arg.fh, arg.offset, arg.whence).await?;
-            Ok(Answer::of(&abi::LseekOut { offset }))
+            Ok(Reply::of(&abi::LseekOut { offset }))
         }
         Operation::CopyFileRange(arg) => {
             // Its answer has 32 bits.
             let copied = copy(fs, cx, node, &arg, u64::from(!4095u32)).await?;
-            Ok(Answer::of(&abi::WriteOut {
+            Ok(Reply::of(&abi::WriteOut {
                 size: copied as u32,
                 padding: 0,
             }))
         }
         Operation::CopyFileRange64(arg) => {
             let bytes_copied = copy(fs, cx, node, &arg, u64::MAX).await?;
-            Ok(Answer::of(&abi::CopyFileRangeOut { bytes_copied }))
+            Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
         }
         Operation::Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => {
             let body = session.token_for(node, arg.fh)?;
@@ -518,7 +443,7 @@ async fn dispatch<F: FileSystem>(
             answer.extend_from_slice(
                 &body.as_bytes()[..size_of::<TokenOut>().min(arg.out_size as usize)],
             );
-            Ok(Answer::Body(answer))
+            Ok(Reply::Bytes(answer))
         }
         Operation::Ioctl(arg, input) => {
             let ioctl = Ioctl {
@@ -536,25 +461,25 @@ async fn dispatch<F: FileSystem>(
             };
             let mut body = Body::from_slice(out.as_bytes());
             body.extend_from_slice(&data[..data.len().min(arg.out_size as usize)]);
-            Ok(Answer::Body(body))
+            Ok(Reply::Bytes(body))
         }
         Operation::Poll(arg) => {
             let revents = fs.poll(cx, node, arg.fh, arg.events).await?;
-            Ok(Answer::of(&abi::PollOut {
+            Ok(Reply::of(&abi::PollOut {
                 revents,
                 padding: 0,
             }))
         }
         Operation::Bmap(arg) => {
             let block = fs.bmap(cx, node, arg.block, arg.blocksize).await?;
-            Ok(Answer::of(&abi::BmapOut { block }))
+            Ok(Reply::of(&abi::BmapOut { block }))
         }
         Operation::Syncfs(_) => fs.syncfs(cx, node).await.map(done),
         Operation::Interrupt(arg) => session
             .interrupts
             .interrupt(arg.unique)
-            .map(|()| Answer::None),
-        Operation::Destroy => Ok(Answer::empty()),
+            .map(|()| Reply::None),
+        Operation::Destroy => Ok(Reply::Empty),
         // Answered before any queue starts; a second one is nonsense.
         Operation::Init(_) => Err(Errno::INVAL),
         Operation::Setupmapping(_) | Operation::Removemapping(..) | Operation::CuseInit(_) => {
@@ -596,10 +521,8 @@ fn with_fh(flags: u32, fh: u64) -> Option<u64> {
         .then_some(fh)
 }
 
-fn created((entry, opened): &(Entry, Opened)) -> Answer {
-    let mut body = Body::from_slice(entry_out(entry).as_bytes());
-    body.extend_from_slice(open_out(opened).as_bytes());
-    Answer::Body(body)
+fn created((entry, opened): &(Entry, Opened)) -> Reply {
+    Reply::Created(entry_out(entry), open_out(opened))
 }
 
 async fn copy<F: FileSystem>(
@@ -626,21 +549,29 @@ struct Listing<'a, F: FileSystem> {
     directory: u64,
     /// Since when what it says may be old.
     since: Since,
-    /// The kernel is given it.
-    kernel: bool,
+    origin: Origin,
+    /// Of a client's, the entries' nodes.
+    nodes: Vec<u64>,
     buf: DirBuf<'a>,
     room: usize,
     plus: bool,
 }
 
+impl<F: FileSystem> Listing<'_, F> {
+    fn push(&mut self, dir: DirEntry<'_>, entry: &abi::EntryOut) -> bool {
+        let buf = &mut self.buf;
+        let pushed = buf.push_plus(entry, dir.ino, dir.next, dir.kind, dir.name);
+        if pushed.is_ok() && self.origin != Origin::Kernel {
+            self.nodes.push(entry.nodeid);
+        }
+        pushed.is_ok()
+    }
+}
+
 impl<F: FileSystem> DirSink for Listing<'_, F> {
     fn add(&mut self, dir: DirEntry<'_>) -> bool {
         if self.plus {
-            let nothing = abi::EntryOut::default();
-            return self
-                .buf
-                .push_plus(&nothing, dir.ino, dir.next, dir.kind, dir.name)
-                .is_ok();
+            return self.push(dir, &abi::EntryOut::default());
         }
         self.buf.push(dir.ino, dir.next, dir.kind, dir.name).is_ok()
     }
@@ -670,38 +601,35 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
             return added;
         }
         let mut out = entry_out(entry);
-        if self.kernel {
+        if self.origin == Origin::Kernel {
             coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
         }
-        self.buf
-            .push_plus(&out, dir.ino, dir.next, dir.kind, dir.name)
-            .is_ok()
+        self.push(dir, &out)
     }
 }
 
 async fn listing<F: FileSystem>(
     session: &Session<F>,
-    slot: &Slot,
-    cx: &Context,
+    request: &Request<'_>,
     arg: &abi::ReadIn,
     plus: bool,
-) -> Result<Answer> {
-    let room = (arg.size as usize).min(slot.room.len()).min(LISTING_MAX);
+) -> Outcome {
+    let (cx, node) = (&request.cx, request.node);
+    let room = (arg.size as usize).min(request.room.len()).min(LISTING_MAX);
     let mut bytes = Scratch::new(room);
     let mut sink = Listing {
         session,
-        directory: slot.header.nodeid,
+        directory: node,
         since: session.coherence.now(),
-        kernel: slot.header.unique & shm::OURS == 0,
+        origin: request.origin.map(|_| ()),
+        nodes: Vec::new(),
         buf: DirBuf::new(&mut bytes),
         room,
         plus,
     };
-    session
-        .fs
-        .readdir(cx, slot.header.nodeid, arg.fh, arg.offset, &mut sink)
-        .await?;
-    let len = sink.buf.len();
-    slot.room.copy_in(0, &bytes[..len]);
-    Ok(Answer::Room(len))
+    let fs = &session.fs;
+    fs.readdir(cx, node, arg.fh, arg.offset, &mut sink).await?;
+    let (len, nodes) = (sink.buf.len(), sink.nodes);
+    bytes.truncate(len);
+    Ok(Reply::Listing(Listed { bytes, nodes }))
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::quality::FixedState;
 
-use crate::coherence::lock;
+use crate::lock;
 
 /// Times that are kept: 1 MiB of them.
 const TIMES: usize = 1 << 17;

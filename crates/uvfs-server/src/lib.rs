@@ -6,6 +6,7 @@
 //! request's handling stays on its queue's thread.
 
 mod behind;
+mod client;
 mod coherence;
 pub mod control;
 mod dispatch;
@@ -15,9 +16,11 @@ pub mod interrupt;
 mod lease;
 pub mod mount;
 pub mod notify;
+mod pipeline;
+mod reply;
+mod request;
 pub mod server;
 pub mod session;
-mod slot;
 pub mod stats;
 mod token;
 mod transport;
@@ -26,4 +29,10 @@ pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, FileSystem};
 pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
-pub use transport::shm::{ClientLimits, Clients, InProcess, in_process};
+pub use transport::attach::{ClientLimits, Clients, InProcess, in_process};
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -17,7 +17,7 @@ use crate::control::{self, Control};
 use crate::fs::FileSystem;
 use crate::mount;
 use crate::session::{Init, Session};
-use crate::transport::shm::{ClientLimits, Clients};
+use crate::transport::attach::{ClientLimits, Clients};
 use crate::transport::{dev, uring};
 
 /// How requests come by.

@@ -9,16 +9,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use rustix::io::Errno;
-use uvfs_proto::abi::{self, InitFlags, Opcode};
+use uvfs_proto::abi::{self, InitFlags};
 use uvfs_proto::notify::Notification;
 use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
 use crate::behind::{Behind, Recent};
-use crate::coherence::{Coherence, lock};
-use crate::fs::{Config, FileSystem, Opened};
+use crate::coherence::Coherence;
+use crate::fs::{Config, FileSystem, Opened, Origin};
 use crate::interrupt;
+use crate::lock;
 use crate::notify::{Notifier, Retrieved};
 use crate::stats::{self, Attached, QueueStats, Report};
 use crate::token;
@@ -216,10 +217,10 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
-    /// Tells the kernel what goes with the answer to `request`, an open. What fails is asked for
+    /// Tells the kernel what goes with the answer to an open of its own. What fails is asked for
     /// later.
-    pub(crate) fn tell_of_open(&self, request: u64, node: u64, file: &Opened) {
-        if request & crate::transport::shm::OURS != 0 {
+    pub(crate) fn tell_of_open(&self, origin: Origin, node: u64, file: &Opened) {
+        if origin != Origin::Kernel {
             return;
         }
         let attributes = file.changed.then_some(Notification::InvalInode {
@@ -496,12 +497,4 @@ impl<F: FileSystem> Session<F> {
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }
-}
-
-/// Opcodes that have no answer, so that an error of theirs is not sent either.
-pub(crate) fn has_no_answer(opcode: u32) -> bool {
-    matches!(
-        Opcode::try_from(opcode),
-        Ok(Opcode::Forget | Opcode::BatchForget | Opcode::NotifyReply)
-    )
 }

@@ -10,10 +10,7 @@ use uvfs_proto::abi::Opcode;
 use uvfs_queue::pair::ServerQueue;
 use uvfs_queue::wait::WaitCounts;
 
-use crate::slot::{Answer, Slot};
-
-const READ: u32 = Opcode::Read as u32;
-const WRITE: u32 = Opcode::Write as u32;
+use crate::reply::{Outcome, Reply};
 
 /// Opcodes below this are counted one by one.
 const OPCODES: usize = 64;
@@ -114,15 +111,10 @@ impl QueueStats {
     }
 
     /// Counts what a READ gave or a WRITE took.
-    pub(crate) fn count_bytes(&self, slot: &Slot, answer: &Answer) {
-        match (slot.header.opcode, answer) {
-            (READ, Answer::Room(read)) => self.moved(*read, 0),
-            (WRITE, Answer::Body(body)) => {
-                let written = body
-                    .first_chunk()
-                    .map_or(0, |size| u32::from_ne_bytes(*size));
-                self.moved(0, written as usize);
-            }
+    pub(crate) fn count_bytes(&self, outcome: &Outcome) {
+        match outcome {
+            Ok(Reply::Read(read)) => self.moved(*read, 0),
+            Ok(Reply::Written(out)) => self.moved(0, out.size as usize),
             _ => {}
         }
     }
@@ -371,7 +363,7 @@ mod tests {
         let fd = client.as_fd().try_clone_to_owned().unwrap();
         let queue = Arc::new(ServerQueue::open(fd, 1 << 20, 1 << 20).unwrap());
         let stats = Arc::new(QueueStats::default());
-        stats.begin(READ);
+        stats.begin(Opcode::Read as u32);
         let one = Attached::new(7, 8, stats.clone(), queue);
         assert_eq!(one.report().says, ClientSays::default());
         client.publish(&Published {
@@ -382,7 +374,7 @@ mod tests {
             bytes_written: u64::MAX,
             waited_ns: u64::MAX,
         });
-        stats.begin(READ);
+        stats.begin(Opcode::Read as u32);
         stats.moved(100, 0);
         let report = one.report();
         assert_eq!((report.pid, report.uid, report.requests), (7, 8, 1));

@@ -1,6 +1,8 @@
 //! What several tests of the client need.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
+pub mod raw;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

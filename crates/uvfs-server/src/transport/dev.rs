@@ -25,10 +25,12 @@ use uvfs_queue::wait::{Spinner, WaitConfig, WaitMode};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::FileSystem;
+use crate::pipeline::serve;
+use crate::reply::{Outcome, Reply, header_of};
+use crate::request::Message;
 use crate::session::Session;
-use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, serve, structure_len};
+use crate::transport::{DEPTH, structure_len};
 
 /// What precedes the data of a WRITE. The buffer begins so far before a page, so that the data
 /// begins with one and can go straight to a device.
@@ -255,15 +257,15 @@ impl<F: FileSystem> Worker<F> {
             self.forgot.set(is_forget(opcode));
             self.pass_turn();
             if let Some(slot) = slot {
-                let answer = serve(&self.session, &self.stats, &slot).await;
-                self.answer(&slot, &answer, &buffer.slice(PAGE..buffer.len()));
+                let outcome = serve(&self.session, &self.stats, &slot).await;
+                self.answer(&slot.header, &outcome, &buffer.slice(PAGE..buffer.len()));
             }
             self.busy.set(self.busy.get() - 1);
         }
     }
 
     /// A message's parts; nothing, and a log line, when it is none.
-    fn take_apart(&self, message: &IoBuf, len: usize, room: &Payload) -> Option<Slot> {
+    fn take_apart(&self, message: &IoBuf, len: usize, room: &Payload) -> Option<Message> {
         const HEADER: usize = size_of::<InHeader>();
         let mut head = [0; HEADER + URING_OP_IN_OUT_SZ];
         let head = &mut head[..len.min(HEADER + URING_OP_IN_OUT_SZ)];
@@ -280,43 +282,39 @@ impl<F: FileSystem> Worker<F> {
         let mut op = [0; URING_OP_IN_OUT_SZ];
         op[..structure].copy_from_slice(&head[HEADER..HEADER + structure]);
         let input = Payload::from(message.slice(HEADER + structure..len));
-        Some(Slot {
+        Some(Message {
             header,
             op,
             op_len: structure,
             input,
             room: room.clone(),
-            forgets: None,
         })
     }
 
-    fn answer(&self, slot: &Slot, answer: &Answer, room: &IoBuf) {
-        let unique = slot.header.unique;
-        let (error, len) = match answer {
-            Answer::None => return,
-            Answer::Error(errno) => (-errno.raw_os_error(), 0),
-            Answer::Body(body) => (0, body.len()),
-            Answer::Room(len) => (0, *len),
-        };
+    fn answer(&self, request: &InHeader, outcome: &Outcome, room: &IoBuf) {
+        let unique = request.unique;
+        let (error, len) = header_of(outcome);
         let header = reply::header(unique, error, len);
-        let written = match answer {
-            Answer::Room(len) => {
+        let written = match outcome {
+            Ok(Reply::None) => return,
+            Ok(Reply::Read(len)) => {
                 crate::mount::write_raw(self.device.as_fd(), header.as_bytes(), room, *len)
             }
-            Answer::Body(body) => {
-                let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
+            Ok(reply) => {
+                let [first, second] = reply.parts();
+                let parts = [header.as_bytes(), first, second].map(IoSlice::new);
                 rustix::io::writev(&self.device, &parts)
             }
-            _ => rustix::io::write(&self.device, header.as_bytes()),
+            Err(_) => rustix::io::write(&self.device, header.as_bytes()),
         };
         match written {
             Ok(_) => {}
             // The caller is gone, or the mount.
             Err(Errno::NOENT | Errno::NODEV | Errno::PERM | Errno::CONNABORTED) => {}
             Err(error) => {
-                let opcode = Opcode::try_from(slot.header.opcode).map_or("?", Opcode::name);
+                let opcode = Opcode::try_from(request.opcode).map_or("?", Opcode::name);
                 tracing::warn!(opcode, %error, len, "the kernel refused an answer");
-                if !matches!(answer, Answer::Error(_)) {
+                if outcome.is_ok() {
                     let header = reply::header(unique, -Errno::IO.raw_os_error(), 0);
                     let _ = rustix::io::write(&self.device, header.as_bytes());
                 }

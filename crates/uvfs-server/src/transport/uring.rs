@@ -27,12 +27,14 @@ use uvfs_proto::reply;
 use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::coherence::lock;
 use crate::fs::FileSystem;
+use crate::lock;
+use crate::pipeline::serve;
+use crate::reply::{Outcome, header_of};
+use crate::request::Message;
 use crate::session::Session;
-use crate::slot::{Answer, Slot};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, serve, structure_len};
+use crate::transport::{DEPTH, structure_len};
 
 /// Offsets in [`UringReqHeader`].
 const OP_AT: usize = 128;
@@ -131,7 +133,7 @@ impl<F: FileSystem> Crew<F> {
     }
 
     /// Which thread is to serve a request of a queue.
-    fn place(&self, queue: &Queue, request: &Slot) -> usize {
+    fn place(&self, queue: &Queue, request: &Message) -> usize {
         let other = (queue.home + 1) % self.members.len();
         let relieved = &self.members[other].relieved;
         match queue.is_streaming(request) && !relieved.get().is_some_and(Relieved::get) {
@@ -172,7 +174,7 @@ struct Queue {
 
 impl Queue {
     /// Whether a request goes on with a stream.
-    fn is_streaming(&self, request: &Slot) -> bool {
+    fn is_streaming(&self, request: &Message) -> bool {
         let streak = self.streak.load(Ordering::Relaxed);
         if !is_streamed(request) {
             if streak != 0 {
@@ -188,7 +190,7 @@ impl Queue {
 }
 
 /// Whether it is a large read for the page cache. A caller of a direct one waits for it.
-fn is_streamed(request: &Slot) -> bool {
+fn is_streamed(request: &Message) -> bool {
     if request.header.opcode != Opcode::Read as u32 {
         return false;
     }
@@ -205,7 +207,7 @@ struct Entry {
 
 /// A request as an entry brought it, and what its answer is committed by.
 struct Request {
-    slot: Slot,
+    slot: Message,
     commit_id: u64,
 }
 
@@ -297,8 +299,8 @@ async fn serve_entry<F: FileSystem>(
     loop {
         let (next, registration) = match request {
             Some(Request { slot, commit_id }) => {
-                let answer = serve(session, stats, &slot).await;
-                give_answer(&entry, slot.header.unique, &answer);
+                let outcome = serve(session, stats, &slot).await;
+                give_answer(&entry, slot.header.unique, &outcome);
                 let commit = IO_URING_CMD_COMMIT_AND_FETCH;
                 (command(device, commit, qid, commit_id, None), None)
             }
@@ -355,13 +357,12 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
     op.copy_from_slice(&bytes[OP_AT..ENTRY_AT]);
     let len = (entry.payload_sz as usize).min(memory.payload.len());
     let room = Payload::from(memory.payload.clone());
-    let slot = Slot {
+    let slot = Message {
         header,
         op,
         op_len: structure_len(session, &header),
         input: room.slice(0..len),
         room,
-        forgets: None,
     };
     Request {
         slot,
@@ -369,17 +370,14 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
     }
 }
 
-fn give_answer(memory: &Entry, unique: u64, answer: &Answer) {
-    let (error, len) = match answer {
-        // Has to be committed all the same.
-        Answer::None => (0, 0),
-        Answer::Error(errno) => (-errno.raw_os_error(), 0),
-        Answer::Body(body) => {
-            memory.payload.copy_in(0, body);
-            (0, body.len())
-        }
-        Answer::Room(len) => (0, *len),
-    };
+fn give_answer(memory: &Entry, unique: u64, outcome: &Outcome) {
+    let (error, len) = header_of(outcome);
+    if let Ok(reply) = outcome {
+        let [first, second] = reply.parts();
+        memory.payload.copy_in(0, first);
+        memory.payload.copy_in(first.len(), second);
+    }
+    // One without an answer has to be committed all the same.
     let header = reply::header(unique, error, len);
     memory.header.copy_in(0, header.as_bytes());
     let entry = UringEntInOut {

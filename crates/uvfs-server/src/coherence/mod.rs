@@ -14,7 +14,8 @@
 //! The kernel is told only of what it may have: names and attributes that it was given lately
 //! (`given.rs`), and nothing of nodes that only clients ever were given.
 
-use std::cell::Cell;
+mod access;
+
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::future::Future;
@@ -29,18 +30,22 @@ use foldhash::{HashMap, HashSet};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops::{self, File};
-use uvfs_proto::abi::{self, InitFlags, Opcode, SetattrValid};
-use uvfs_proto::ext::{LEASE_NONE, LEASE_READ, LEASE_WRITE, NOTIFY_RECALL, NotifyRecallOut};
+use uvfs_proto::abi::{self, InitFlags};
 use uvfs_proto::reply;
+use uvfs_proto::request::Operation;
 use uvfs_queue::pair::ServerQueue;
-use zerocopy::{FromBytes, IntoBytes};
 
+pub(crate) use access::AccessSet;
+use access::{Part, Use};
+
+use crate::client::link::Link;
 use crate::fs::{FileSystem, Origin, Unlinked};
 use crate::given::{Given, Key, Version};
 use crate::lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
+use crate::lock;
 use crate::notify::Notifier;
-use crate::session::Session;
-use crate::slot::{Answer, Slot};
+use crate::reply::{Outcome, Reply};
+use crate::request::Request;
 use crate::stats::QueueStats;
 
 const SHARDS: usize = 16;
@@ -48,8 +53,6 @@ const SHARDS: usize = 16;
 const PASSING: Duration = Duration::from_millis(20);
 /// How often a waiting request looks again: a recall may not have fit into its ring.
 const TICK: Duration = Duration::from_millis(100);
-/// A client that writes back all the while may take so many deadlines for a recall.
-const MOST_DEADLINES: u32 = 12;
 /// Invalidations under way at once.
 const INVALIDATORS: usize = 8;
 /// Nodes of a shard whose invalidated pages are remembered; more are only there when clients change
@@ -60,89 +63,6 @@ const MOST_HINTS: usize = 256;
 /// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
 /// be locked if the kernel threw them away by itself, and then they have to be answered first.
 const DROP_WRITTEN: Duration = Duration::from_millis(50);
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// A mode as the wire has it.
-pub(crate) fn wire(mode: Option<Mode>) -> u32 {
-    match mode {
-        None => LEASE_NONE,
-        Some(Mode::Read) => LEASE_READ,
-        Some(Mode::Write) => LEASE_WRITE,
-    }
-}
-
-/// How a client is reached from other threads.
-pub(crate) struct Link {
-    pub(crate) id: Holder,
-    queue: Arc<ServerQueue>,
-    bell: Arc<File>,
-    /// Its session ends: what waits on its behalf gives up.
-    over: AtomicBool,
-    /// It did not answer a recall.
-    cut: AtomicBool,
-    deadline: Duration,
-    /// Milliseconds since `began` at which its last writeback ended.
-    progress: AtomicU64,
-    began: Instant,
-    /// Lookups that it has not undone.
-    lookups: Mutex<HashMap<u64, u64>>,
-}
-
-impl Link {
-    /// The lookups of nodes that the client has not undone.
-    pub(crate) fn lookups(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        lock(&self.lookups)
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
-    }
-
-    /// Ends its session: its thread finds out when it is woken.
-    pub(crate) fn end(&self) {
-        self.over.store(true, Ordering::Release);
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
-    }
-
-    fn recall(&self, node: u64, recall: Recall) -> bool {
-        let body = NotifyRecallOut {
-            node,
-            seq: recall.seq,
-            keep: wire(recall.keep),
-            padding: 0,
-        };
-        let header = reply::header(0, NOTIFY_RECALL, size_of_val(&body));
-        let mut bytes = [0; size_of::<abi::OutHeader>() + size_of::<NotifyRecallOut>()];
-        let (head, tail) = bytes.split_at_mut(size_of::<abi::OutHeader>());
-        head.copy_from_slice(header.as_bytes());
-        tail.copy_from_slice(body.as_bytes());
-        self.queue.notify(&bytes)
-    }
-
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
-    }
-
-    /// A writeback of its has ended: it is at work.
-    fn progressed(&self) {
-        self.progress.store(self.now(), Ordering::Relaxed);
-    }
-
-    /// Whether it had long enough for a recall that was made at `since`.
-    fn is_late(&self, since: Instant) -> bool {
-        let waited = since.elapsed();
-        let idle = self
-            .now()
-            .saturating_sub(self.progress.load(Ordering::Relaxed));
-        waited >= self.deadline * MOST_DEADLINES
-            || waited.min(Duration::from_millis(idle)) >= self.deadline
-    }
-}
 
 #[derive(Default)]
 struct Shard {
@@ -231,21 +151,20 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A request under way.
-struct Entered<'a> {
+/// A request under way, on one node.
+pub(crate) struct Entered<'a> {
     coherence: &'a Coherence,
-    node: u64,
-    access: Access,
-    part: Part,
+    what: Use,
     /// By the holder of the node's write lease.
     own: bool,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        if self.access == Access::Change {
+        let Use { node, access, .. } = self.what;
+        if access == Access::Change {
             self.coherence.changes.fetch_add(1, Ordering::SeqCst);
-            self.coherence.shard(self.node).table.ended(self.node);
+            self.coherence.shard(node).table.ended(node);
         }
     }
 }
@@ -263,139 +182,6 @@ pub(crate) struct Refusal {
 pub(crate) struct Under<'a> {
     entered: SmallVec<[Entered<'a>; 2]>,
     since: Since,
-}
-
-/// What of a node a request looks at or changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// Its bytes and its attributes.
-    Data,
-    /// Attributes alone, of those that the kernel may cache without a lifetime.
-    Attributes,
-    /// How many names it has.
-    Links,
-    /// The names in a directory, and with them its size and times.
-    Names,
-}
-
-fn word(slot: &Slot, at: usize) -> u64 {
-    let op = &slot.op[..slot.op_len];
-    op.get(at..at + 8)
-        .map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight")))
-}
-
-/// The nodes that a request looks at or changes, as far as it says which. What UNLINK, RMDIR and
-/// RENAME take a name from is not said; who caches attributes that change with that has to hold a
-/// lease of the directory as well, which is recalled.
-fn touches(slot: &Slot) -> SmallVec<[(u64, Access, Part); 2]> {
-    use Access::{Change, Direct, Look};
-    let node = slot.header.nodeid;
-    let mut list = SmallVec::new();
-    let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
-        return list;
-    };
-    match opcode {
-        Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
-            list.push((node, Look, Part::Data));
-        }
-        Opcode::Write | Opcode::Fallocate => list.push((node, Change, Part::Data)),
-        Opcode::Setattr => {
-            let valid = SetattrValid::from_bits_retain(word(slot, 0) as u32);
-            let part = match valid.contains(SetattrValid::SIZE) {
-                true => Part::Data,
-                false => Part::Attributes,
-            };
-            list.push((node, Change, part));
-        }
-        Opcode::Setxattr | Opcode::Removexattr => list.push((node, Change, Part::Attributes)),
-        Opcode::Open if word(slot, 0) as u32 & libc::O_TRUNC as u32 != 0 => {
-            list.push((node, Change, Part::Data));
-        }
-        Opcode::Open if word(slot, 0) as u32 & libc::O_DIRECT as u32 != 0 => {
-            list.push((node, Direct, Part::Data));
-        }
-        Opcode::Ioctl => {
-            // Flags are set by commands that bring data, which the number of one tells (ioctl(2)).
-            let arg = abi::IoctlIn::read_from_prefix(&slot.op[..slot.op_len]);
-            let brings = arg.is_ok_and(|(arg, _)| arg.cmd >> 30 & 1 != 0);
-            if brings {
-                list.push((node, Change, Part::Attributes));
-            }
-        }
-        Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
-            let out = word(slot, 16);
-            if out != node {
-                list.push((node, Look, Part::Data));
-            }
-            list.push((out, Change, Part::Data));
-        }
-        Opcode::Create
-        | Opcode::Mknod
-        | Opcode::Mkdir
-        | Opcode::Symlink
-        | Opcode::Unlink
-        | Opcode::Rmdir => list.push((node, Change, Part::Names)),
-        Opcode::Link => {
-            list.push((word(slot, 0), Change, Part::Links));
-            list.push((node, Change, Part::Names));
-        }
-        Opcode::Rename | Opcode::Rename2 => {
-            let to = word(slot, 0);
-            list.push((node, Change, Part::Names));
-            if to != node {
-                list.push((to, Change, Part::Names));
-            }
-        }
-        _ => {}
-    }
-    list
-}
-
-/// The structure of a CREATE that cuts the file if there is one: `touches` can't know which.
-pub(crate) fn cuts(slot: &Slot) -> Option<abi::CreateIn> {
-    if slot.header.opcode != Opcode::Create as u32 {
-        return None;
-    }
-    let (arg, _) = abi::CreateIn::read_from_prefix(&slot.op[..slot.op_len]).ok()?;
-    let (cut, new) = (libc::O_TRUNC as u32, libc::O_EXCL as u32);
-    (arg.flags & (cut | new) == cut).then_some(arg)
-}
-
-/// Whether a request changes something that may be cached, or brings attributes without naming
-/// their node: those that have to be known of even before there are clients.
-pub(crate) fn counts(opcode: u32) -> bool {
-    !matches!(
-        Opcode::try_from(opcode),
-        Ok(Opcode::Read
-            | Opcode::Getattr
-            | Opcode::Statx
-            | Opcode::Release
-            | Opcode::Releasedir
-            | Opcode::Flush
-            | Opcode::Forget
-            | Opcode::BatchForget
-            | Opcode::Getlk
-            | Opcode::Setlk
-            | Opcode::Setlkw
-            | Opcode::Interrupt
-            | Opcode::Poll
-            | Opcode::NotifyReply)
-            | Err(_)
-    )
-}
-
-/// Requests whose answer begins with an entry.
-fn answers_entry(opcode: Opcode) -> bool {
-    matches!(
-        opcode,
-        Opcode::Lookup
-            | Opcode::Create
-            | Opcode::Mknod
-            | Opcode::Mkdir
-            | Opcode::Symlink
-            | Opcode::Link
-            | Opcode::Tmpfile
-    )
 }
 
 impl Coherence {
@@ -438,17 +224,7 @@ impl Coherence {
         }
         let mut attached = lock(&self.attached);
         attached.next += 1;
-        let link = Arc::new(Link {
-            id: attached.next,
-            queue,
-            bell,
-            over: AtomicBool::new(false),
-            cut: AtomicBool::new(false),
-            deadline,
-            progress: AtomicU64::new(0),
-            began: Instant::now(),
-            lookups: Mutex::default(),
-        });
+        let link = Arc::new(Link::new(attached.next, queue, bell, deadline));
         attached.links.insert(link.id, link.clone());
         self.tracking.store(true, Ordering::SeqCst);
         link
@@ -456,7 +232,7 @@ impl Coherence {
 
     /// A client has gone, its dirty pages are written: whoever waits for its leases goes on.
     pub(crate) fn detach(&self, link: &Link) {
-        link.over.store(true, Ordering::Release);
+        link.ended();
         for shard in &self.shards {
             let mut shard = lock(shard);
             for node in shard.table.nodes_of(link.id) {
@@ -585,68 +361,56 @@ impl Coherence {
     }
 
     /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
-    pub(crate) fn shows(&self, slot: &Slot, answer: &mut Answer, since: Since) {
-        let Answer::Body(body) = answer else { return };
-        let Ok(opcode) = Opcode::try_from(slot.header.opcode) else {
-            return;
-        };
-        match opcode {
-            _ if answers_entry(opcode) => {
-                let Ok((mut entry, _)) = abi::EntryOut::read_from_prefix(body) else {
-                    return;
-                };
-                let name = match opcode {
-                    Opcode::Tmpfile => None,
-                    _ => first_name(slot),
-                };
-                let name = name.as_deref().map(|name| (slot.header.nodeid, name));
-                self.shows_entry(name, &mut entry, since);
-                body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
+    pub(crate) fn shows(
+        &self,
+        node: u64,
+        operation: &Operation<'_>,
+        access: &AccessSet<'_>,
+        reply: &mut Reply,
+        since: Since,
+    ) {
+        match reply {
+            Reply::Entry(entry) | Reply::Created(entry, _) => {
+                let name = access.entry.map(|(parent, name)| (parent, name.to_bytes()));
+                self.shows_entry(name, entry, since);
             }
-            Opcode::Getattr | Opcode::Setattr | Opcode::Statx => {
-                // STATX's answer begins like the others'.
-                let Ok((mut out, _)) = abi::AttrOut::read_from_prefix(body) else {
-                    return;
-                };
-                let lifetime = reply::duration(out.attr_valid, out.attr_valid_nsec);
-                let key = Key::attributes(slot.header.nodeid);
-                if !lifetime.is_zero() && !self.may_give(key, lifetime, since) {
-                    (out.attr_valid, out.attr_valid_nsec) = (0, 0);
-                    body[..size_of::<abi::AttrOut>()].copy_from_slice(out.as_bytes());
+            Reply::Attributes(abi::AttrOut {
+                attr_valid: secs,
+                attr_valid_nsec: nanos,
+                ..
+            })
+            | Reply::Statx(abi::StatxOut {
+                attr_valid: secs,
+                attr_valid_nsec: nanos,
+                ..
+            }) => {
+                let lifetime = reply::duration(*secs, *nanos);
+                if !lifetime.is_zero() && !self.may_give(Key::attributes(node), lifetime, since) {
+                    (*secs, *nanos) = (0, 0);
                 }
             }
             // A listing that the kernel keeps would only be looked at again when the directory's
             // time has changed, and that may be no finer than the clock's ticks.
-            Opcode::Opendir if self.tracks() => {
-                if let Ok((mut out, _)) = abi::OpenOut::read_from_prefix(body) {
-                    out.open_flags &= !abi::OpenFlags::CACHE_DIR.bits();
-                    body[..size_of::<abi::OpenOut>()].copy_from_slice(out.as_bytes());
-                }
+            Reply::Opened(out) if matches!(operation, Operation::Opendir(_)) && self.tracks() => {
+                out.open_flags &= !abi::OpenFlags::CACHE_DIR.bits();
             }
             _ => {}
         }
     }
 
     /// A RENAME of the kernel's is about to begin: names move, and keep the lifetime that they had.
-    pub(crate) fn moves(&self, slot: &Slot) {
-        if let Ok(opcode @ (Opcode::Rename | Opcode::Rename2)) =
-            Opcode::try_from(slot.header.opcode)
-        {
-            for (parent, name) in names(opcode, slot, &mut Input::new()) {
-                self.given().moves(Key::name(parent, name));
+    pub(crate) fn moves(&self, access: &AccessSet<'_>) {
+        if let [from, to] = access.names[..] {
+            for (parent, name) in [from, to] {
+                self.given().moves(Key::name(parent, name.to_bytes()));
             }
         }
     }
 
     /// Begins a request's work on one node; waits until no lease is in its way.
-    async fn enter(
-        &self,
-        link: Option<&Arc<Link>>,
-        node: u64,
-        access: Access,
-        part: Part,
-    ) -> Result<Entered<'_>, Errno> {
-        let who = link.map_or(Origin::Kernel, |link| Origin::Client(link.id));
+    async fn enter(&self, origin: Origin<&Link>, what: Use) -> Result<Entered<'_>, Errno> {
+        let who = origin.map(|link| link.id);
+        let Use { node, access, .. } = what;
         let mut waiting = None;
         let mut sent: SmallVec<[Recall; 4]> = SmallVec::new();
         let mut began = None;
@@ -664,9 +428,7 @@ impl Coherence {
                         drop(waiting);
                         return Ok(Entered {
                             coherence: self,
-                            node,
-                            access,
-                            part,
+                            what,
                             own,
                         });
                     }
@@ -679,7 +441,9 @@ impl Coherence {
                     }
                 }
             };
-            if link.is_some_and(|link| link.is_over()) {
+            if let Origin::Client(link) = origin
+                && link.is_over()
+            {
                 return Err(Errno::NOTCONN);
             }
             let began = *began.get_or_insert_with(Instant::now);
@@ -690,7 +454,7 @@ impl Coherence {
                 if !sent.contains(&recall) && holder.recall(node, recall) {
                     sent.push(recall);
                 }
-                if holder.is_late(began) && !holder.cut.swap(true, Ordering::AcqRel) {
+                if holder.is_late(began) && holder.cut_off() {
                     tracing::warn!(
                         client = holder.id,
                         node,
@@ -727,24 +491,26 @@ impl Coherence {
     /// ENOTCONN when the client that it comes from is being ended.
     pub(crate) async fn begin(
         &self,
-        link: Option<&Arc<Link>>,
-        slot: &Slot,
+        request: &Request<'_>,
+        access: &AccessSet<'_>,
     ) -> Result<Under<'_>, Errno> {
         let since = self.now();
         let mut entered = SmallVec::new();
-        for (node, access, part) in touches(slot) {
-            if access == Access::Direct && !(link.is_none() && self.backs.load(Ordering::Relaxed)) {
+        let is_kernels = matches!(request.origin, Origin::Kernel);
+        for &what in &access.nodes {
+            if what.access == Access::Direct && !(is_kernels && self.backs.load(Ordering::Relaxed))
+            {
                 continue;
             }
-            if link.is_some() && part != Part::Names {
-                self.write_back(node).await;
+            if !is_kernels && what.part != Part::Names {
+                self.write_back(what.node).await;
             }
-            entered.push(self.enter(link, node, access, part).await?);
+            entered.push(self.enter(request.origin, what).await?);
         }
-        if link.is_none() {
-            self.moves(slot);
-            if slot.header.opcode == Opcode::Read as u32 {
-                self.sees(slot);
+        if is_kernels {
+            self.moves(access);
+            if let Operation::Read(arg) = request.operation {
+                self.sees(request.node, &arg, request.room.len());
             }
         }
         Ok(Under { entered, since })
@@ -769,17 +535,10 @@ impl Coherence {
     }
 
     /// A read of the kernel's begins, which may bring a page back that it was told to drop.
-    fn sees(&self, slot: &Slot) {
-        let Ok((arg, _)) = abi::ReadIn::read_from_prefix(&slot.op[..slot.op_len]) else {
-            return;
-        };
-        if let Some(seen) = self
-            .shard(slot.header.nodeid)
-            .seen
-            .get_mut(&slot.header.nodeid)
-        {
+    fn sees(&self, node: u64, arg: &abi::ReadIn, room: usize) {
+        if let Some(seen) = self.shard(node).seen.get_mut(&node) {
             // No more than a request has room for.
-            let size = u64::from(arg.size).min(slot.room.len() as u64);
+            let size = u64::from(arg.size).min(room as u64);
             seen.extend(pages(arg.offset, size));
         }
     }
@@ -787,11 +546,7 @@ impl Coherence {
     /// A write of the kernel's has been applied. The kernel puts the data into its page and lets go
     /// of it before it sends the request. If the page was dropped in between, and read again before
     /// the data was there, the kernel now has an old page: it goes before the write is answered.
-    async fn drop_written(&self, slot: &Slot) {
-        let Ok((arg, _)) = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len]) else {
-            return;
-        };
-        let node = slot.header.nodeid;
+    async fn drop_written(&self, node: u64, arg: abi::WriteIn) {
         let seen = {
             let shard = self.shard(node);
             let mut written = pages(arg.offset, arg.size.into());
@@ -833,101 +588,82 @@ impl Coherence {
     }
 
     /// After a request's handler, which took a name from `unlinked`: tells the kernel what a client
-    /// has changed, and mends what in the answer may be old.
+    /// has changed, and mends what in the reply may be old. Gives the node of a client's reply whose
+    /// attributes may be another holder's to change: they have to be asked for, see
+    /// [`Coherence::looks`].
     pub(crate) async fn end<F: FileSystem>(
         &self,
-        session: &Arc<Session<F>>,
-        link: Option<&Arc<Link>>,
-        slot: &Slot,
+        fs: &F,
+        request: &Request<'_>,
+        access: &AccessSet<'_>,
         under: Under<'_>,
         unlinked: Unlinked,
-        answer: &mut Answer,
-    ) {
-        let opcode = Opcode::try_from(slot.header.opcode);
-        if let Some(link) = link
-            && opcode == Ok(Opcode::Write)
-        {
+        outcome: &mut Outcome,
+    ) -> Option<u64> {
+        if let (Origin::Client(link), Operation::Write(_)) = (request.origin, &request.operation) {
             link.progressed();
         }
-        if matches!(answer, Answer::Error(_)) && under.entered.is_empty() {
-            return;
+        if outcome.is_err() && under.entered.is_empty() {
+            return None;
         }
-        if let Some(link) = link {
-            self.tell(self.stale(link, slot, &under)).await;
-        } else if opcode == Ok(Opcode::Write) {
-            Box::pin(self.drop_written(slot)).await;
+        match (request.origin, &request.operation) {
+            (Origin::Client(link), _) => self.tell(self.stale(link, access, &under)).await,
+            (Origin::Kernel, &Operation::Write(arg)) => {
+                Box::pin(self.drop_written(request.node, arg)).await;
+            }
+            (Origin::Kernel, _) => {}
         }
         let since = under.since;
         drop(under);
-        let Ok(opcode) = opcode else { return };
-        if matches!(answer, Answer::Error(_)) {
-            return;
-        }
-        if let Some(link) = link {
-            let unlinked = Unlinked {
-                node: unlinked.node.filter(|&node| {
-                    // What nobody else was ever given is nobody else's to drop.
-                    let gone = slot.forgets.filter(|gone| gone.nodeid == node);
-                    let gone = gone.map_or(0, |gone| gone.nlookup);
-                    let own = link.lookups().get(&node).map_or(0, |&own| own) + gone;
-                    own == 0 || session.fs().lookups(node) != Some(own)
-                }),
-                ..unlinked
-            };
-            self.tell(self.stale_names(opcode, slot, unlinked)).await;
-        }
-        let entry = match answer {
-            Answer::Body(body) if answers_entry(opcode) => {
-                let entry = abi::EntryOut::read_from_prefix(body);
-                entry.ok().map(|(entry, _)| entry)
-            }
-            _ => None,
-        };
-        if let Some(mut entry) = entry.filter(|entry| entry.nodeid != 0)
-            && let Answer::Body(body) = answer
-        {
-            if let Some(link) = link {
-                self.learns(session.fs(), entry.nodeid);
-                if self.is_anothers(link, entry.nodeid) {
-                    // Rare, and as large as a request.
-                    let current = Box::pin(self.current(session, link, slot, entry.nodeid));
-                    if let Some(attr) = current.await {
-                        entry.attr = attr;
-                    }
-                }
-            } else if !self.may_keep(entry.nodeid, since) {
+        let Ok(reply) = outcome else { return None };
+        let Origin::Client(link) = request.origin else {
+            if let Some(entry) = reply.entry_mut()
+                && !self.may_keep(entry.nodeid, since)
+            {
                 entry.set_attr_ttl(Duration::ZERO);
             }
-            body[..size_of::<abi::EntryOut>()].copy_from_slice(entry.as_bytes());
-        }
-        if link.is_none() {
-            self.shows(slot, answer, since);
-        }
+            self.shows(request.node, &request.operation, access, reply, since);
+            return None;
+        };
+        let unlinked = Unlinked {
+            node: unlinked.node.filter(|&node| {
+                // What nobody else was ever given is nobody else's to drop.
+                let gone = request.forgets.filter(|gone| gone.nodeid == node);
+                let gone = gone.map_or(0, |gone| gone.nlookup);
+                let own = link.lookups().get(&node).map_or(0, |&own| own) + gone;
+                own == 0 || fs.lookups(node) != Some(own)
+            }),
+            ..unlinked
+        };
+        self.tell(self.stale_names(access, unlinked)).await;
+        let entry = reply.entry_mut()?;
+        self.learns(fs, entry.nodeid);
+        self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
     }
 
     /// What the kernel has to drop before a change of a client's is answered, but for names. A failed
     /// change may have changed something all the same.
-    fn stale(&self, link: &Link, slot: &Slot, under: &Under<'_>) -> Vec<Stale> {
+    fn stale(&self, link: &Link, access: &AccessSet<'_>, under: &Under<'_>) -> Vec<Stale> {
         let mut stale = Vec::new();
         for one in &under.entered {
-            let node = one.node;
+            let node = one.what.node;
             // A holder may have given its lease back meanwhile, and the kernel may have looked before
             // the change.
             let own = one.own && self.writes(link, node);
-            if one.access != Access::Change || one.part == Part::Names || own {
+            if one.what.access != Access::Change || one.what.part == Part::Names || own {
                 continue;
             }
             self.epoch.fetch_add(1, Ordering::SeqCst);
             if self.kernel.get().is_none() || self.hides(node) {
                 continue;
             }
-            let (offset, len) = match one.part {
+            let (offset, len) = match one.what.part {
                 Part::Links => {
                     stale.extend(self.stale_links(node));
                     continue;
                 }
                 Part::Attributes => (-1, 0),
-                _ => range(slot),
+                _ => access.range,
             };
             if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
                 self.shard(node).drops(node, offset, len);
@@ -952,7 +688,7 @@ impl Coherence {
     }
 
     /// As [`Coherence::stale`], after a client has changed names.
-    fn stale_names(&self, opcode: Opcode, slot: &Slot, unlinked: Unlinked) -> Vec<Stale> {
+    fn stale_names(&self, access: &AccessSet<'_>, unlinked: Unlinked) -> Vec<Stale> {
         let mut stale = Vec::new();
         let Some(kernel) = self.kernel.get() else {
             return stale;
@@ -960,8 +696,7 @@ impl Coherence {
         let given = self.given();
         // What lost a name lost the last of them.
         let mut gone = unlinked.node.filter(|&node| !self.hides(node));
-        let mut input = Input::new();
-        for (parent, name) in names(opcode, slot, &mut input).into_iter().rev() {
+        for &(parent, name) in access.names.iter().rev() {
             let key = Key::attributes(parent);
             if let Some(version) = given.change(key) {
                 // From here, as nobody has to be served for it: a directory has nothing to write
@@ -973,13 +708,12 @@ impl Coherence {
             }
             let gone = gone.take();
             stale.extend(gone.and_then(|node| self.stale_links(node)));
-            let key = Key::name(parent, name);
-            let name = || CString::new(name).expect("a name ends at a zero");
+            let key = Key::name(parent, name.to_bytes());
             if let Some(version) = given.change(key) {
                 stale.push(Stale {
                     job: Job::Entry {
                         parent,
-                        name: name(),
+                        name: name.to_owned(),
                     },
                     given: Some((key, version)),
                 });
@@ -987,7 +721,7 @@ impl Coherence {
                 && unlinked.last
             {
                 // It may still be there, to be looked up when it is used; and with it the file.
-                kernel.hint(parent, node, name());
+                kernel.hint(parent, node, name.to_owned());
             }
         }
         stale
@@ -1014,29 +748,19 @@ impl Coherence {
             || self.shard(node).table.is_anothers(node, link.id)
     }
 
-    /// A node's attributes, once what others may have changed is there.
-    async fn current<F: FileSystem>(
-        &self,
-        session: &Arc<Session<F>>,
-        link: &Arc<Link>,
-        slot: &Slot,
-        node: u64,
-    ) -> Option<abi::Attr> {
+    /// Lets a client look at a node's attributes, once what others may have changed is there.
+    pub(crate) async fn looks(&self, link: &Link, node: u64) -> Result<Entered<'_>, Errno> {
         self.write_back(node).await;
-        let _entered = self
-            .enter(Some(link), node, Access::Look, Part::Data)
-            .await
-            .ok()?;
-        attributes(session, slot, node).await.ok()
+        let what = Use {
+            node,
+            access: Access::Look,
+            part: Part::Data,
+        };
+        self.enter(Origin::Client(link), what).await
     }
 
     /// Grants a lease: its number, or why not.
-    pub(crate) async fn grant(
-        &self,
-        link: &Arc<Link>,
-        node: u64,
-        mode: Mode,
-    ) -> Result<u64, Refusal> {
+    pub(crate) async fn grant(&self, link: &Link, node: u64, mode: Mode) -> Result<u64, Refusal> {
         const SOON: Refusal = Refusal {
             retry: Duration::from_millis(1),
             passing: false,
@@ -1063,7 +787,12 @@ impl Coherence {
         let mut asked = self.ask(link, node, mode).await;
         if asked.is_none() {
             // Others' leases come back first. Somebody may be faster; then the caller does without.
-            let entered = self.enter(Some(link), node, access, Part::Data).await;
+            let what = Use {
+                node,
+                access,
+                part: Part::Data,
+            };
+            let entered = self.enter(Origin::Client(link), what).await;
             drop(entered.map_err(|_| SOON)?);
             asked = self.ask(link, node, mode).await;
         }
@@ -1112,88 +841,6 @@ impl Coherence {
     pub(crate) fn writes(&self, link: &Link, node: u64) -> bool {
         self.shard(node).table.writes(node, link.id)
     }
-}
-
-/// A node's attributes now.
-pub(crate) async fn attributes<F: FileSystem>(
-    session: &Arc<Session<F>>,
-    of: &Slot,
-    node: u64,
-) -> Result<abi::Attr, Errno> {
-    let arg = abi::GetattrIn::default();
-    let mut op = [0; abi::URING_OP_IN_OUT_SZ];
-    op[..size_of_val(&arg)].copy_from_slice(arg.as_bytes());
-    let slot = Slot {
-        header: abi::InHeader {
-            opcode: Opcode::Getattr as u32,
-            nodeid: node,
-            len: (size_of::<abi::InHeader>() + size_of_val(&arg)) as u32,
-            // Apart from the kernel's and from clients' own.
-            unique: of.header.unique | 1 << 61,
-            ..of.header
-        },
-        op,
-        op_len: size_of_val(&arg),
-        input: uvfs_io::Payload::default(),
-        room: uvfs_io::Payload::default(),
-        forgets: None,
-    };
-    match crate::dispatch::answer(session, &slot, &Cell::default()).await {
-        Answer::Body(body) => abi::AttrOut::read_from_prefix(&body)
-            .map(|(out, _)| out.attr)
-            .map_err(|_| Errno::IO),
-        Answer::Error(errno) => Err(errno),
-        Answer::None | Answer::Room(_) => Err(Errno::IO),
-    }
-}
-
-/// The bytes that a change touches, as an invalidation names them.
-fn range(slot: &Slot) -> (i64, i64) {
-    match Opcode::try_from(slot.header.opcode) {
-        Ok(Opcode::Write) => {
-            let arg = abi::WriteIn::read_from_prefix(&slot.op[..slot.op_len]);
-            arg.map_or((0, 0), |(arg, _)| {
-                (arg.offset.min(i64::MAX as u64) as i64, arg.size.into())
-            })
-        }
-        _ => (0, 0),
-    }
-}
-
-/// The payload of a request that is about names. Most need no memory but this.
-type Input = SmallVec<[u8; 64]>;
-
-fn copy_input(slot: &Slot, input: &mut Input) {
-    input.resize(slot.input.len(), 0);
-    slot.input.copy_out(0, input);
-}
-
-/// The names that a request has changed, and their directories. They lie in `input`.
-fn names<'a>(opcode: Opcode, slot: &Slot, input: &'a mut Input) -> SmallVec<[(u64, &'a [u8]); 2]> {
-    let node = slot.header.nodeid;
-    let directories: &[u64] = match opcode {
-        Opcode::Create
-        | Opcode::Mknod
-        | Opcode::Mkdir
-        | Opcode::Symlink
-        | Opcode::Link
-        | Opcode::Unlink
-        | Opcode::Rmdir => &[node],
-        Opcode::Rename | Opcode::Rename2 => &[node, word(slot, 0)],
-        _ => return SmallVec::new(),
-    };
-    copy_input(slot, input);
-    let names = input.split(|&b| b == 0);
-    directories.iter().copied().zip(names).collect()
-}
-
-/// The first name in a request.
-fn first_name(slot: &Slot) -> Option<Input> {
-    let mut name = Input::new();
-    copy_input(slot, &mut name);
-    let end = name.iter().position(|&b| b == 0)?;
-    name.truncate(end);
-    Some(name)
 }
 
 /// What the kernel is to drop.
@@ -1360,153 +1007,6 @@ mod tests {
 
     const NODE: u64 = 40;
     const OTHER: u64 = 50;
-
-    fn slot(opcode: Opcode, structure: &[u8]) -> Slot {
-        let empty = Slot {
-            header: abi::InHeader::default(),
-            op: [0; abi::URING_OP_IN_OUT_SZ],
-            op_len: 0,
-            input: uvfs_io::Payload::default(),
-            room: uvfs_io::Payload::default(),
-            forgets: None,
-        };
-        empty.like(opcode, NODE, structure)
-    }
-
-    /// Every opcode, and what of it has to recall leases: those of who cached names in a directory,
-    /// attributes or data.
-    #[test]
-    fn requests_say_what_they_change() {
-        use Access::{Change, Look};
-        use Part::{Attributes, Data, Links, Names};
-        let of = |opcode, structure: &[u8]| touches(&slot(opcode, structure)).to_vec();
-        let size = abi::SetattrIn {
-            valid: (SetattrValid::SIZE | SetattrValid::MODE).bits(),
-            ..Default::default()
-        };
-        let mode = abi::SetattrIn {
-            valid: SetattrValid::MODE.bits(),
-            ..Default::default()
-        };
-        let open = |flags: i32| abi::OpenIn {
-            flags: flags as u32,
-            open_flags: 0,
-        };
-        let copy = |nodeid_out| abi::CopyFileRangeIn {
-            nodeid_out,
-            ..Default::default()
-        };
-        let ioctl = |cmd| abi::IoctlIn {
-            cmd,
-            ..Default::default()
-        };
-        let rename = |newdir| abi::RenameIn { newdir };
-        let rename2 = |newdir| abi::Rename2In {
-            newdir,
-            ..Default::default()
-        };
-        let link = abi::LinkIn { oldnodeid: OTHER };
-        for number in 0..=u32::from(u16::MAX) {
-            let Ok(opcode) = Opcode::try_from(number) else {
-                continue;
-            };
-            let expected: &[_] = match opcode {
-                Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
-                    &[(NODE, Look, Data)]
-                }
-                Opcode::Write | Opcode::Fallocate => &[(NODE, Change, Data)],
-                Opcode::Setattr | Opcode::Setxattr | Opcode::Removexattr => {
-                    &[(NODE, Change, Attributes)]
-                }
-                // Also one that finds the file there: that is not known before.
-                Opcode::Create
-                | Opcode::Mknod
-                | Opcode::Mkdir
-                | Opcode::Symlink
-                | Opcode::Unlink
-                | Opcode::Rmdir => &[(NODE, Change, Names)],
-                // Below.
-                Opcode::Link
-                | Opcode::Rename
-                | Opcode::Rename2
-                | Opcode::CopyFileRange
-                | Opcode::CopyFileRange64 => continue,
-                _ => &[],
-            };
-            assert_eq!(of(opcode, &[]), expected, "{opcode:?}");
-        }
-        assert_eq!(of(Opcode::Setattr, size.as_bytes()), [(NODE, Change, Data)]);
-        assert_eq!(
-            of(Opcode::Setattr, mode.as_bytes()),
-            [(NODE, Change, Attributes)]
-        );
-        let direct = open(libc::O_RDONLY | libc::O_DIRECT);
-        assert_eq!(
-            of(Opcode::Open, direct.as_bytes()),
-            [(NODE, Access::Direct, Data)]
-        );
-        assert_eq!(of(Opcode::Open, open(libc::O_RDWR).as_bytes()), []);
-        assert_eq!(
-            of(
-                Opcode::Open,
-                open(libc::O_WRONLY | libc::O_TRUNC).as_bytes()
-            ),
-            [(NODE, Change, Data)]
-        );
-        for opcode in [Opcode::CopyFileRange, Opcode::CopyFileRange64] {
-            let (to, within) = (copy(OTHER), copy(NODE));
-            let both = [(NODE, Look, Data), (OTHER, Change, Data)];
-            assert_eq!(of(opcode, to.as_bytes()), both);
-            assert_eq!(of(opcode, within.as_bytes()), [(NODE, Change, Data)]);
-        }
-        // FS_IOC_SETFLAGS, FS_IOC_GETFLAGS, and what imports ask for.
-        let change = [(NODE, Change, Attributes)];
-        assert_eq!(of(Opcode::Ioctl, ioctl(0x4008_6602).as_bytes()), change);
-        assert_eq!(of(Opcode::Ioctl, ioctl(0x8008_6601).as_bytes()), []);
-        let token = ioctl(uvfs_proto::import::TOKEN_IOCTL);
-        assert_eq!(of(Opcode::Ioctl, token.as_bytes()), []);
-        assert_eq!(
-            of(Opcode::Link, link.as_bytes()),
-            [(OTHER, Change, Links), (NODE, Change, Names)]
-        );
-        let both = [(NODE, Change, Names), (OTHER, Change, Names)];
-        assert_eq!(of(Opcode::Rename, rename(OTHER).as_bytes()), both);
-        assert_eq!(of(Opcode::Rename2, rename2(OTHER).as_bytes()), both);
-        assert_eq!(of(Opcode::Rename, rename(NODE).as_bytes()), both[..1]);
-        assert_eq!(of(Opcode::Rename2, rename2(NODE).as_bytes()), both[..1]);
-    }
-
-    #[test]
-    fn names_are_found_in_requests() {
-        let with = |opcode, structure: &[u8], input: &[u8]| Slot {
-            input: {
-                let memory = uvfs_io::IoBuf::alloc(4096).unwrap();
-                memory.copy_in(0, input);
-                uvfs_io::Payload::from(memory.slice(0..input.len()))
-            },
-            ..slot(opcode, structure)
-        };
-        let found = |slot: &Slot| {
-            let opcode = Opcode::try_from(slot.header.opcode).unwrap();
-            let mut input = Input::new();
-            let names = names(opcode, slot, &mut input).into_iter();
-            names
-                .map(|(node, name)| (node, name.to_vec()))
-                .collect::<Vec<_>>()
-        };
-        let made = with(Opcode::Symlink, &[], b"name\0target\0");
-        assert_eq!(found(&made), [(NODE, b"name".to_vec())]);
-        assert_eq!(first_name(&made).as_deref(), Some(&b"name"[..]));
-        let moved = abi::RenameIn { newdir: OTHER };
-        let moved = with(Opcode::Rename, moved.as_bytes(), b"from\0to\0");
-        let both = [(NODE, b"from".to_vec()), (OTHER, b"to".to_vec())];
-        assert_eq!(found(&moved), both);
-        let long = [vec![b'x'; 255], b"\0".to_vec()].concat();
-        let removed = with(Opcode::Unlink, &[], &long);
-        assert_eq!(found(&removed), [(NODE, long[..255].to_vec())]);
-        assert_eq!(found(&with(Opcode::Lookup, &[], b"name\0")), []);
-        assert_eq!(first_name(&slot(Opcode::Lookup, &[])), None);
-    }
 
     #[test]
     fn the_kernel_is_given_no_lifetime_of_what_a_client_changes() {

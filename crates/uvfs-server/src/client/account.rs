@@ -1,0 +1,111 @@
+//! What a client has of the file system, by the replies that it got: its open files and its lookups,
+//! to be taken back when it goes.
+
+use std::collections::hash_map::Entry;
+
+use uvfs_proto::abi::{ForgetOne, Opcode};
+use uvfs_proto::ext::RemoveIn;
+use uvfs_proto::request::Operation;
+
+use super::Client;
+use crate::fs::{Errno, FileSystem, ROOT, Result};
+use crate::reply::{Outcome, Reply};
+use crate::request::Request;
+
+impl<F: FileSystem> Client<F> {
+    /// Whether the client was given a node.
+    pub(super) fn knows_node(&self, node: u64) -> bool {
+        (node == ROOT && !self.guest) || self.link.lookups().contains_key(&node)
+    }
+
+    /// The client is given a node; 0 is none.
+    pub(super) fn looked_up(&self, node: u64) {
+        if node != 0 {
+            *self.link.lookups().entry(node).or_default() += 1;
+        }
+    }
+
+    /// Remembers what a reply gives to the client, or takes from it.
+    pub(super) fn account(&self, request: &Request<'_>, outcome: &Outcome) {
+        let Ok(reply) = outcome else { return };
+        let node = request.node;
+        let mut handles = self.handles.borrow_mut();
+        match reply {
+            Reply::Entry(entry) => self.looked_up(entry.nodeid),
+            Reply::Created(entry, opened) => {
+                handles.insert((entry.nodeid, opened.fh, false));
+                self.looked_up(entry.nodeid);
+            }
+            Reply::Opened(opened) => {
+                let is_directory = matches!(request.operation, Operation::Opendir(_));
+                handles.insert((node, opened.fh, is_directory));
+            }
+            Reply::Listing(listed) => {
+                for &node in &listed.nodes {
+                    self.looked_up(node);
+                }
+            }
+            _ => {}
+        }
+        match &request.operation {
+            Operation::Release(arg) => {
+                handles.remove(&(node, arg.fh, false));
+                self.imported.borrow_mut().remove(&(node, arg.fh));
+            }
+            Operation::Releasedir(arg) => drop(handles.remove(&(node, arg.fh, true))),
+            Operation::Forget(arg) => self.forgot(ForgetOne {
+                nodeid: node,
+                nlookup: arg.nlookup,
+            }),
+            Operation::BatchForget(_, records) => records.iter().for_each(|one| self.forgot(one)),
+            _ => {}
+        }
+    }
+
+    /// The client has given up lookups, which it had.
+    fn forgot(&self, gone: ForgetOne) {
+        let mut lookups = self.link.lookups();
+        let Entry::Occupied(mut count) = lookups.entry(gone.nodeid) else {
+            return;
+        };
+        *count.get_mut() = count.get().saturating_sub(gone.nlookup);
+        if *count.get() == 0 {
+            count.remove();
+            self.session.coherence.forget(&self.link, gone.nodeid);
+        }
+    }
+
+    /// Takes the lookups that come with a REMOVE from a client that may remove names of `directory`:
+    /// it has them no more, whatever it sends next.
+    pub(super) fn gives_up(&self, directory: u64, arg: RemoveIn) -> Result<ForgetOne> {
+        if !self.knows_node(directory) {
+            return Err(Errno::STALE);
+        }
+        if self.guest {
+            return Err(Errno::PERM);
+        }
+        let mut lookups = self.link.lookups();
+        let Entry::Occupied(mut count) = lookups.entry(arg.node) else {
+            return Err(Errno::INVAL);
+        };
+        *count.get_mut() = count.get().checked_sub(arg.nlookup).ok_or(Errno::INVAL)?;
+        if *count.get() == 0 {
+            count.remove();
+        }
+        Ok(ForgetOne {
+            nodeid: arg.node,
+            nlookup: arg.nlookup,
+        })
+    }
+
+    /// Forgets what the client has no more.
+    pub(super) fn forget(&self, gone: ForgetOne) {
+        self.stats.begin(Opcode::Forget as u32);
+        self.session.fs().forget(gone.nodeid, gone.nlookup);
+        // It may have been given the node again.
+        if !self.link.lookups().contains_key(&gone.nodeid) {
+            self.session.coherence.forget(&self.link, gone.nodeid);
+        }
+        self.stats.end(false);
+    }
+}

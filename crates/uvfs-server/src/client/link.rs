@@ -1,0 +1,125 @@
+//! How other threads reach a client: recalls of its leases, its end, and the lookups that it has.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use foldhash::HashMap;
+use uvfs_io::ops::File;
+use uvfs_proto::abi;
+use uvfs_proto::ext::{LEASE_NONE, LEASE_READ, LEASE_WRITE, NOTIFY_RECALL, NotifyRecallOut};
+use uvfs_proto::reply;
+use uvfs_queue::pair::ServerQueue;
+use zerocopy::IntoBytes;
+
+use crate::lease::{Holder, Mode, Recall};
+use crate::lock;
+
+/// A client that writes back all the while may take so many deadlines for a recall.
+const MOST_DEADLINES: u32 = 12;
+
+/// A mode as the wire has it.
+fn wire(mode: Option<Mode>) -> u32 {
+    match mode {
+        None => LEASE_NONE,
+        Some(Mode::Read) => LEASE_READ,
+        Some(Mode::Write) => LEASE_WRITE,
+    }
+}
+
+/// How a client is reached from other threads.
+pub(crate) struct Link {
+    pub(crate) id: Holder,
+    queue: Arc<ServerQueue>,
+    bell: Arc<File>,
+    /// Its session ends: what waits on its behalf gives up.
+    over: AtomicBool,
+    /// It did not answer a recall.
+    cut: AtomicBool,
+    deadline: Duration,
+    /// Milliseconds since `began` at which its last writeback ended.
+    progress: AtomicU64,
+    began: Instant,
+    /// Lookups that it has not undone.
+    lookups: Mutex<HashMap<u64, u64>>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        id: Holder,
+        queue: Arc<ServerQueue>,
+        bell: Arc<File>,
+        deadline: Duration,
+    ) -> Self {
+        Self {
+            id,
+            queue,
+            bell,
+            over: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            deadline,
+            progress: AtomicU64::new(0),
+            began: Instant::now(),
+            lookups: Mutex::default(),
+        }
+    }
+
+    /// The lookups of nodes that the client has not undone.
+    pub(crate) fn lookups(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        lock(&self.lookups)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Its session has ended.
+    pub(crate) fn ended(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
+    /// Whether it is to be cut off for an unanswered recall; true once.
+    pub(crate) fn cut_off(&self) -> bool {
+        !self.cut.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends its session: its thread finds out when it is woken.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn recall(&self, node: u64, recall: Recall) -> bool {
+        let body = NotifyRecallOut {
+            node,
+            seq: recall.seq,
+            keep: wire(recall.keep),
+            padding: 0,
+        };
+        let header = reply::header(0, NOTIFY_RECALL, size_of_val(&body));
+        let mut bytes = [0; size_of::<abi::OutHeader>() + size_of::<NotifyRecallOut>()];
+        let (head, tail) = bytes.split_at_mut(size_of::<abi::OutHeader>());
+        head.copy_from_slice(header.as_bytes());
+        tail.copy_from_slice(body.as_bytes());
+        self.queue.notify(&bytes)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// A writeback of its has ended: it is at work.
+    pub(crate) fn progressed(&self) {
+        self.progress.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// Whether it had long enough for a recall that was made at `since`.
+    pub(crate) fn is_late(&self, since: Instant) -> bool {
+        let waited = since.elapsed();
+        let idle = self
+            .now()
+            .saturating_sub(self.progress.load(Ordering::Relaxed));
+        waited >= self.deadline * MOST_DEADLINES
+            || waited.min(Duration::from_millis(idle)) >= self.deadline
+    }
+}

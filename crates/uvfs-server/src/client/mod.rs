@@ -1,0 +1,398 @@
+//! A client over shared memory, as the server sees it: what it is allowed, what it was given, and the
+//! requests that only clients have.
+//!
+//! A guest, another user than the server's, may import open files that it has tokens for
+//! (`token.rs`), and use those.
+
+mod account;
+mod authorize;
+pub(crate) mod link;
+mod names;
+mod recovery;
+
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use foldhash::{HashMap, HashSet};
+use uvfs_io::ops::File;
+use uvfs_io::{IoBuf, Payload};
+use uvfs_proto::abi::{self, InHeader, Opcode};
+use uvfs_proto::ext::{self, LeaseIn};
+use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
+use uvfs_proto::request::Operation;
+use uvfs_queue::arena::Arena;
+use uvfs_queue::pair::{End, ServerQueue};
+
+use crate::dispatch::{attributes, entry_out};
+use crate::fs::{Context, Errno, FileSystem, Origin};
+use crate::lease::Mode;
+use crate::pipeline::{execute, refuse};
+use crate::reply::{Body, Outcome, Reply};
+use crate::request::{Message, Request};
+use crate::session::Session;
+use crate::stats::{Attached, QueueStats};
+
+use link::Link;
+
+/// Numbers of clients' requests have this bit, which the kernel's never have: the table of requests
+/// that can be interrupted has both.
+const OURS: u64 = 1 << 62;
+
+pub(crate) struct Client<F: FileSystem> {
+    pub(crate) session: Arc<Session<F>>,
+    /// How others recall its leases.
+    pub(crate) link: Arc<Link>,
+    pub(crate) stats: Arc<QueueStats>,
+    /// As people see it.
+    pub(crate) listed: Arc<Attached>,
+    /// Another user's: may use what it imported and nothing else.
+    pub(crate) guest: bool,
+    pub(crate) queue: Arc<ServerQueue>,
+    pub(crate) arena: Arc<Arena>,
+    /// The arena's memory.
+    pub(crate) memory: IoBuf,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+    /// Tells its locks from other clients'.
+    pub(crate) number: u32,
+    /// Open files and directories: node, handle, whether it is a directory.
+    pub(crate) handles: RefCell<HashSet<(u64, u64, bool)>>,
+    /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
+    pub(crate) imported: RefCell<HashMap<(u64, u64), u32>>,
+    /// Requests that wait for locks.
+    pub(crate) lock_waiters: RefCell<HashSet<u64>>,
+    /// No request is taken any more.
+    pub(crate) over: Cell<bool>,
+    /// What it left dirty was seen to.
+    pub(crate) salvaged: Cell<bool>,
+    pub(crate) socket: Arc<File>,
+}
+
+/// Takes its request off the list when that ends.
+struct LockWaiter<'a> {
+    list: &'a RefCell<HashSet<u64>>,
+    unique: u64,
+}
+
+impl Drop for LockWaiter<'_> {
+    fn drop(&mut self) {
+        self.list.borrow_mut().remove(&self.unique);
+    }
+}
+
+/// Whatever ends a session, a panic too, the client hears of it.
+impl<F: FileSystem> Drop for Client<F> {
+    fn drop(&mut self) {
+        if !self.salvaged.get() {
+            self.queue.close_as(End::CutOff);
+        }
+        self.session.client_gone(&self.listed);
+        self.session.client_queue_ended(self.stats.clone());
+        self.session.coherence.detach(&self.link);
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+impl<F: FileSystem> Client<F> {
+    /// The session ends: nothing more is taken, and requests that wait for locks wait no longer.
+    pub(crate) fn ends(&self) {
+        self.link.end();
+        self.over.set(true);
+        for &unique in self.lock_waiters.borrow().iter() {
+            // Not found is not waiting.
+            let _ = self.session.interrupts.interrupt(unique);
+        }
+    }
+
+    /// The header of a new request of the client's, but for what is asked.
+    pub(crate) fn header(&self) -> InHeader {
+        let cx = self.context();
+        InHeader {
+            unique: cx.unique,
+            uid: cx.uid,
+            gid: cx.gid,
+            pid: cx.pid,
+            ..Default::default()
+        }
+    }
+
+    /// The caller of a new request.
+    fn context(&self) -> Context {
+        static UNIQUE: AtomicU64 = AtomicU64::new(0);
+        Context {
+            // In steps of two, as the kernel's: the lowest bit marks interrupts.
+            unique: OURS | UNIQUE.fetch_add(2, Ordering::Relaxed),
+            uid: self.uid,
+            gid: self.gid,
+            pid: self.pid,
+            group: None,
+        }
+    }
+
+    /// A request as if the client had sent it.
+    fn request<'a>(
+        &'a self,
+        node: u64,
+        operation: Operation<'a>,
+        data: Payload,
+        room: &'a Payload,
+    ) -> Request<'a> {
+        Request {
+            origin: Origin::Client(&self.link),
+            cx: self.context(),
+            node,
+            operation,
+            data,
+            room,
+            forgets: None,
+        }
+    }
+
+    /// Serves one request. `spare` is private memory of it; `send` is told what becomes of it: the
+    /// outcome, what the answer has beyond FUSE's, and the room for it.
+    pub(crate) async fn serve(
+        self: &Rc<Self>,
+        mut message: Message,
+        spare: &IoBuf,
+        send: impl FnOnce(&Outcome, &[u8], &Payload),
+    ) {
+        let asked = message.header.opcode;
+        // Those of FUSE whose answers tell more.
+        let tells_more = match asked {
+            ext::CREATE => Some(Opcode::Create),
+            ext::WRITE => Some(Opcode::Write),
+            _ => None,
+        };
+        message.header.opcode = tells_more.map_or(asked, |opcode| opcode as u32);
+        let private = message.private();
+        let mut tail = Body::new();
+        match ext::Operation::parse(asked, message.structure(), &private) {
+            None => {
+                let origin = Origin::Client(&*self.link);
+                let negotiated = self.session.negotiated();
+                let mut request = Request::decode(&message, &private, origin, negotiated);
+                let outcome = match &mut request {
+                    Ok(request) => match self.authorize(request) {
+                        Ok(()) => {
+                            let more = tells_more.is_some();
+                            pin!(self.fuse(request, more, &mut tail)).await
+                        }
+                        Err(errno) => Err(errno),
+                    },
+                    Err(errno) => refuse(&self.stats, asked, *errno),
+                };
+                // Accounted once the client is told, who goes on meanwhile: its next request is
+                // taken after that.
+                send(&outcome, &tail, &message.room);
+                if let Ok(request) = &request {
+                    self.account(request, &outcome);
+                }
+            }
+            Some(Ok(ext::Operation::Remove(arg, name))) => {
+                let gone = self.gives_up(message.header.nodeid, arg);
+                let outcome = match (&gone, name) {
+                    (Err(errno), _) => Err(*errno),
+                    (Ok(_), Err(_)) => Err(Errno::INVAL),
+                    (Ok(gone), Ok(name)) => {
+                        let node = message.header.nodeid;
+                        let unlink = Operation::Unlink(name);
+                        let mut request =
+                            self.request(node, unlink, Payload::default(), &message.room);
+                        request.forgets = Some(*gone);
+                        pin!(execute(&self.session, &self.stats, &request)).await
+                    }
+                };
+                // ENOSYS would say that there is no such request, and that nothing is forgotten.
+                let outcome = outcome.map_err(|errno| match errno {
+                    Errno::NOSYS => Errno::PERM,
+                    errno => errno,
+                });
+                send(&outcome, &tail, &message.room);
+                if let Ok(gone) = gone {
+                    self.forget(gone);
+                }
+            }
+            Some(Ok(operation)) => {
+                // The steps of these account for themselves.
+                let outcome = pin!(self.own(operation, &message, spare, &mut tail)).await;
+                send(&outcome, &tail, &message.room);
+            }
+            Some(Err(_)) => send(&Err(Errno::INVAL), &tail, &message.room),
+        }
+    }
+
+    /// Answers an authorized request of FUSE's.
+    async fn fuse(&self, request: &Request<'_>, more: bool, tail: &mut Body) -> Outcome {
+        let unique = request.cx.unique;
+        let _waits = match request.operation {
+            Operation::Setlkw(_) if self.over.get() => return Err(Errno::INTR),
+            Operation::Setlkw(_) => {
+                let list = &self.lock_waiters;
+                list.borrow_mut().insert(unique);
+                Some(LockWaiter { list, unique })
+            }
+            _ => None,
+        };
+        let more = more.then(|| self.more(request));
+        let mut outcome = pin!(execute(&self.session, &self.stats, request)).await;
+        if let Some(more) = more {
+            pin!(self.tell_more(request, &mut outcome, more, tail)).await;
+        }
+        match &outcome {
+            Ok(Reply::Opened(_)) if matches!(request.operation, Operation::Open(_)) => {
+                self.identify(request.node, false, tail);
+            }
+            Ok(Reply::Created(entry, _)) if matches!(request.operation, Operation::Create(..)) => {
+                self.identify(entry.nodeid, false, tail);
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    /// Answers a request that only clients have.
+    async fn own(
+        &self,
+        operation: ext::Operation<'_>,
+        message: &Message,
+        spare: &IoBuf,
+        tail: &mut Body,
+    ) -> Outcome {
+        let (cx, node) = (&message.context(), message.header.nodeid);
+        match operation {
+            ext::Operation::Import(arg) => pin!(self.import(cx, &arg, tail)).await,
+            ext::Operation::Lease(arg) => pin!(self.lease(node, &arg)).await,
+            ext::Operation::LeaseReturn(arg) => {
+                let keep = (arg.keep == ext::LEASE_READ).then_some(Mode::Read);
+                let coherence = &self.session.coherence;
+                coherence.returned(&self.link, node, arg.seq, keep);
+                Ok(Reply::Empty)
+            }
+            ext::Operation::Find(identity) => pin!(self.find(cx, identity)).await,
+            ext::Operation::Lookup(name) => pin!(self.lookup_leased(node, name)).await,
+            ext::Operation::List(arg) => pin!(self.list(node, arg, &message.room)).await,
+            ext::Operation::Peek => pin!(self.peek(cx, node, spare)).await,
+            ext::Operation::PeekAhead { ahead, used } => {
+                pin!(self.peek_ahead(cx, ahead, used, spare)).await
+            }
+            ext::Operation::Token(arg) => self.token(node, arg.fh),
+            ext::Operation::Remove(..) => Err(Errno::INVAL),
+        }
+    }
+
+    /// Changes a token for a handle of the client's own.
+    async fn import(&self, cx: &Context, asked: &ImportIn, tail: &mut Body) -> Outcome {
+        let (session, stats) = (&self.session, &self.stats);
+        let grant = session.tokens.take(&asked.token, Instant::now());
+        let grant = grant.ok_or(Errno::ACCESS)?;
+        stats.begin(IMPORT);
+        let fs = session.fs();
+        let work = async {
+            let fh = fs.share(grant.node, grant.fh).await?;
+            // From here on it goes when the client goes.
+            self.handles.borrow_mut().insert((grant.node, fh, false));
+            (self.imported.borrow_mut()).insert((grant.node, fh), grant.flags);
+            self.looked_up(grant.node);
+            if fs.open_flags(grant.node, fh)? != grant.flags {
+                return Err(Errno::BADF);
+            }
+            let attributes = fs.getattr(cx, grant.node, Some(fh)).await?;
+            Ok(ImportOut {
+                nodeid: grant.node,
+                fh,
+                flags: grant.flags,
+                padding: 0,
+                attr: attributes.attr,
+            })
+        };
+        let done = session.interrupts.guard(cx.unique, work).await;
+        stats.end(!matches!(done, Some(Ok(_))));
+        let out = done.unwrap_or(Err(Errno::IO))?;
+        if !self.guest {
+            self.identify(grant.node, true, tail);
+        }
+        Ok(Reply::of(&out))
+    }
+
+    /// Grants a lease, if that can be now.
+    async fn lease(&self, node: u64, arg: &LeaseIn) -> Outcome {
+        let mode = match arg.mode {
+            ext::LEASE_READ => Mode::Read,
+            ext::LEASE_WRITE => Mode::Write,
+            _ => return Err(Errno::INVAL),
+        };
+        if !self.link.lookups().contains_key(&node) {
+            return Err(Errno::STALE);
+        }
+        let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
+        if self.guest && mode == Mode::Write && !self.imported.borrow().iter().any(writable) {
+            return Err(Errno::ACCESS);
+        }
+        let coherence = &self.session.coherence;
+        let seq = match coherence.grant(&self.link, node, mode).await {
+            Ok(seq) => seq,
+            Err(refusal) => {
+                return Ok(Reply::of(&ext::LeaseOut {
+                    retry_ms: refusal.retry.as_millis() as u32,
+                    seq: u64::from(refusal.passing),
+                    ..Default::default()
+                }));
+            }
+        };
+        // Of a moment at which nobody else could change them any more.
+        let (none, getattr) = (Payload::default(), abi::GetattrIn::default());
+        let getattr = Operation::Getattr(getattr);
+        let request = self.request(node, getattr, Payload::default(), &none);
+        let attr = attributes(&self.session, &request, node).await;
+        let attr = attr.inspect_err(|_| coherence.returned(&self.link, node, seq, None))?;
+        Ok(Reply::of(&ext::LeaseOut {
+            granted: arg.mode,
+            retry_ms: 0,
+            seq,
+            attr,
+        }))
+    }
+
+    /// Finds again what the client had at a server before this one. Not for guests: an identity
+    /// can be made up, and leads to any file of the source.
+    async fn find(&self, cx: &Context, identity: &[u8]) -> Outcome {
+        if self.guest {
+            return Err(Errno::PERM);
+        }
+        if identity.len() > ext::IDENTITY_MAX {
+            return Err(Errno::INVAL);
+        }
+        let (session, stats) = (&self.session, &self.stats);
+        stats.begin(ext::FIND);
+        let work = session.fs().find(cx, identity);
+        let done = session.interrupts.guard(cx.unique, work).await;
+        stats.end(!matches!(done, Some(Ok(_))));
+        let entry = done.unwrap_or(Err(Errno::IO))?;
+        self.looked_up(entry.node);
+        Ok(Reply::Entry(entry_out(&entry)))
+    }
+
+    /// Adds what finds an opened file again after a restart; with its path for a client that did not
+    /// look it up.
+    fn identify(&self, node: u64, with_path: bool, tail: &mut Body) {
+        let fs = self.session.fs();
+        let Some(identity) = fs.identity(node) else {
+            return;
+        };
+        let path = match with_path {
+            true => fs.path(node).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        if identity.len() <= ext::IDENTITY_MAX {
+            tail.extend_from_slice(&identity);
+            if identity.len() + path.len() <= ext::IDENTITY_MAX {
+                tail.extend_from_slice(&path);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The stages that every request goes through, whoever sent it and however it came:
+//!
+//! 1. It is decoded, once, from a private copy of its bytes (`request.rs`).
+//! 2. A client's request is authorized, and made no more than its sender may ask for
+//!    (`client/authorize.rs`). The kernel is trusted.
+//! 3. It waits until no lease is in its way (`coherence/`), which goes by its access set.
+//! 4. The file system's handler is called (`dispatch.rs`).
+//! 5. The kernel is told what a client has changed, and the reply is mended where it may be old.
+//! 6. What the reply gives to a client, or takes from it, is accounted (`client/account.rs`).
+//! 7. The transport encodes the reply, once, into the memory that it is sent from (`reply.rs`).
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::time::Instant;
+
+use uvfs_proto::abi::{self, Opcode};
+use uvfs_proto::request::Operation;
+
+use crate::coherence::AccessSet;
+use crate::dispatch::{self, attributes};
+use crate::fs::{Errno, FileSystem, Origin, Result};
+use crate::reply::{Outcome, Reply};
+use crate::request::{Message, Request};
+use crate::session::Session;
+use crate::stats::QueueStats;
+
+/// Serves a request of the kernel's.
+pub(crate) async fn serve<F: FileSystem>(
+    session: &Session<F>,
+    stats: &QueueStats,
+    message: &Message,
+) -> Outcome {
+    let private = message.private();
+    match Request::decode(message, &private, Origin::Kernel, session.negotiated()) {
+        Ok(request) => pin!(execute(session, stats, &request)).await,
+        Err(errno) => refuse(stats, message.header.opcode, errno),
+    }
+}
+
+/// Answers what can't be decoded, or is not allowed.
+pub(crate) fn refuse(stats: &QueueStats, opcode: u32, errno: Errno) -> Outcome {
+    stats.begin(opcode);
+    stats.end(true);
+    match Opcode::try_from(opcode).is_ok_and(|opcode| !opcode.has_answer()) {
+        true => Ok(Reply::None),
+        false => Err(errno),
+    }
+}
+
+/// Takes a decoded request, which its sender may make, through the stages up to its reply, and
+/// counts it.
+pub(crate) async fn execute<F: FileSystem>(
+    session: &Session<F>,
+    stats: &QueueStats,
+    request: &Request<'_>,
+) -> Outcome {
+    let opcode = request.operation.opcode();
+    let began = stats.begin(opcode as u32).then(Instant::now);
+    // Here and below: futures are pinned where they are made, as they are large to move.
+    let mut outcome = pin!(coherent(session, stats, request)).await;
+    if let Some(began) = began {
+        stats.timed(began.elapsed());
+    }
+    stats.end(outcome.is_err());
+    stats.count_bytes(&outcome);
+    if !opcode.has_answer() {
+        outcome = Ok(Reply::None);
+    }
+    outcome
+}
+
+/// Answers a request when no lease is in its way.
+async fn coherent<F: FileSystem>(
+    session: &Session<F>,
+    stats: &QueueStats,
+    request: &Request<'_>,
+) -> Outcome {
+    let coherence = &session.coherence;
+    let access = AccessSet::of(request.node, &request.operation);
+    if matches!(request.origin, Origin::Kernel) && !coherence.tracks() {
+        if !access.counted {
+            return untracked(session, request, &access).await;
+        }
+        stats.without_leases(true);
+        // If the first client came meanwhile, it may not have seen the count.
+        if !coherence.tracks() {
+            let outcome = untracked(session, request, &access).await;
+            stats.without_leases(false);
+            return outcome;
+        }
+        stats.without_leases(false);
+    }
+    match request.truncating_create() {
+        // Larger than all others.
+        Some(create) => Box::pin(create_and_truncate(session, request, create)).await,
+        None => pin!(under_leases(session, request, &access)).await,
+    }
+}
+
+/// Answers a request of the kernel's while there are no leases.
+async fn untracked<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    access: &AccessSet<'_>,
+) -> Outcome {
+    let coherence = &session.coherence;
+    let since = coherence.now();
+    coherence.moves(access);
+    let mut outcome = dispatch::answer(session, request, &Cell::default()).await;
+    if let Ok(reply) = &mut outcome {
+        coherence.shows(request.node, &request.operation, access, reply, since);
+    }
+    outcome
+}
+
+/// Lets a request begin once no lease is in its way, and answers it.
+async fn under_leases<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    access: &AccessSet<'_>,
+) -> Outcome {
+    let coherence = &session.coherence;
+    let under = pin!(coherence.begin(request, access)).await?;
+    let unlinked = Cell::default();
+    let mut outcome = pin!(dispatch::answer(session, request, &unlinked)).await;
+    let (fs, unlinked) = (session.fs(), unlinked.get());
+    let ended = pin!(coherence.end(fs, request, access, under, unlinked, &mut outcome)).await;
+    if let Some(node) = ended
+        && let Origin::Client(link) = request.origin
+        && let Ok(reply) = &mut outcome
+        && let Some(entry) = reply.entry_mut()
+    {
+        // Rare, and as large as a request.
+        let current = Box::pin(async {
+            let _looks = coherence.looks(link, node).await?;
+            attributes(session, request, node).await
+        });
+        if let Ok(attr) = current.await {
+            entry.attr = attr;
+        }
+    }
+    outcome
+}
+
+/// A part of a request that is made of several.
+async fn step<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    node: u64,
+    operation: Operation<'_>,
+) -> Outcome {
+    let step = request.like(node, operation);
+    let access = AccessSet::of(node, &step.operation);
+    under_leases(session, &step, &access).await
+}
+
+/// CREATE with O_TRUNC. Whose leases are in its way is known only when the file is found: it is found
+/// or made first, and truncated by an OPEN if there is anything to truncate.
+async fn create_and_truncate<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    create: abi::CreateIn,
+) -> Outcome {
+    let Operation::Create(_, name) = request.operation else {
+        return Err(Errno::INVAL);
+    };
+    let without = abi::CreateIn {
+        flags: create.flags & !(libc::O_TRUNC as u32),
+        ..create
+    };
+    let found = Operation::Create(without, name);
+    let (mut entry, opened) = match step(session, request, request.node, found).await? {
+        Reply::Created(entry, opened) => (entry, opened),
+        reply => return Ok(reply),
+    };
+    let node = entry.nodeid;
+    if entry.attr.size == 0 && !session.coherence.is_leased(node) {
+        return Ok(Reply::Created(entry, opened));
+    }
+    let open = Operation::Open(abi::OpenIn {
+        flags: create.flags & !(libc::O_CREAT as u32),
+        open_flags: create.open_flags,
+    });
+    let truncated = step(session, request, node, open).await;
+    let release = Operation::Release(abi::ReleaseIn {
+        fh: opened.fh,
+        flags: create.flags,
+        ..Default::default()
+    });
+    let _ = step(session, request, node, release).await;
+    match truncated_file(session, request, node, truncated).await {
+        Ok((opened, attr)) => {
+            entry.attr = attr;
+            // It may have changed again.
+            (entry.attr_valid, entry.attr_valid_nsec) = (0, 0);
+            Ok(Reply::Created(entry, opened))
+        }
+        Err(errno) => {
+            let forget = Operation::Forget(abi::ForgetIn { nlookup: 1 });
+            let _ = step(session, request, node, forget).await;
+            Err(errno)
+        }
+    }
+}
+
+async fn truncated_file<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    node: u64,
+    opened: Outcome,
+) -> Result<(abi::OpenOut, abi::Attr)> {
+    match opened? {
+        Reply::Opened(opened) => Ok((opened, attributes(session, request, node).await?)),
+        _ => Err(Errno::IO),
+    }
+}

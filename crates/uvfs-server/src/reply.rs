@@ -1,0 +1,152 @@
+//! The answer to a request: typed until the transport sends it, so that nobody parses it again.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+use smallvec::SmallVec;
+use uvfs_proto::abi;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::fs::Errno;
+
+/// Bytes of an answer. Short ones stay inline; the longest common one is that of CREATE, with a
+/// client's identity of the file.
+pub(crate) type Body = SmallVec<[u8; 184]>;
+
+/// What became of a request.
+pub(crate) type Outcome = Result<Reply, Errno>;
+
+/// Success, and what the sender gets.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// The request has no answer.
+    None,
+    /// An answer without a body.
+    Empty,
+    /// A node that was found or made.
+    Entry(abi::EntryOut),
+    /// A file that was made and opened.
+    Created(abi::EntryOut, abi::OpenOut),
+    /// An open file or directory.
+    Opened(abi::OpenOut),
+    /// Attributes.
+    Attributes(abi::AttrOut),
+    /// Attributes as statx(2) has them.
+    Statx(abi::StatxOut),
+    /// How much a WRITE took.
+    Written(abi::WriteOut),
+    /// How much a READ put into the request's room.
+    Read(usize),
+    /// Entries of a directory.
+    Listing(Listed),
+    /// Any other body.
+    Bytes(Body),
+}
+
+/// A listing, in private memory.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    /// The entries.
+    pub(crate) bytes: Scratch,
+    /// Of a client's READDIRPLUS: each entry's node, or 0 for one that counts no lookup.
+    pub(crate) nodes: Vec<u64>,
+}
+
+impl Reply {
+    /// A structure.
+    pub(crate) fn of<T: IntoBytes + Immutable>(value: &T) -> Self {
+        Self::Bytes(Body::from_slice(value.as_bytes()))
+    }
+
+    /// The node that was found or made, to be given on.
+    pub(crate) fn entry_mut(&mut self) -> Option<&mut abi::EntryOut> {
+        match self {
+            Self::Entry(entry) | Self::Created(entry, _) if entry.nodeid != 0 => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// The body, in two pieces. What a READ gave is not in them: it lies in the room already.
+    pub(crate) fn parts(&self) -> [&[u8]; 2] {
+        match self {
+            Self::None | Self::Empty | Self::Read(_) => [&[], &[]],
+            Self::Entry(out) => [out.as_bytes(), &[]],
+            Self::Created(entry, opened) => [entry.as_bytes(), opened.as_bytes()],
+            Self::Opened(out) => [out.as_bytes(), &[]],
+            Self::Attributes(out) => [out.as_bytes(), &[]],
+            Self::Statx(out) => [out.as_bytes(), &[]],
+            Self::Written(out) => [out.as_bytes(), &[]],
+            Self::Listing(listed) => [&listed.bytes, &[]],
+            Self::Bytes(body) => [body, &[]],
+        }
+    }
+
+    /// Bytes of the body, those in the room too.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Read(len) => *len,
+            _ => self.parts().iter().map(|part| part.len()).sum(),
+        }
+    }
+}
+
+/// What an answer's header says: the error, and the length of the body.
+pub(crate) fn header_of(outcome: &Outcome) -> (i32, usize) {
+    match outcome {
+        Ok(reply) => (0, reply.len()),
+        Err(errno) => (-errno.raw_os_error(), 0),
+    }
+}
+
+thread_local! {
+    /// Memory of listings that are over.
+    static LISTINGS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Memory that a listing lies in for a moment. It is kept for the next: of so much at a time the
+/// allocator gives the pages back to the system, and gets new ones.
+#[derive(Debug)]
+pub(crate) struct Scratch(Vec<u8>);
+
+impl Scratch {
+    /// So many bytes of anything.
+    pub(crate) fn new(len: usize) -> Self {
+        let mut bytes = LISTINGS.with_borrow_mut(Vec::pop).unwrap_or_default();
+        bytes.resize(len, 0);
+        Self(bytes)
+    }
+
+    /// Keeps the first `len` bytes.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.0.truncate(len);
+    }
+}
+
+impl Deref for Scratch {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        const MOST: usize = 4;
+        const LARGEST: usize = 128 << 10;
+        let bytes = std::mem::take(&mut self.0);
+        // As a thread ends there is nothing to keep it in.
+        let _ = LISTINGS.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            if kept.len() < MOST && bytes.capacity() <= LARGEST {
+                kept.push(bytes);
+            }
+        });
+    }
+}

@@ -1,0 +1,375 @@
+//! Clients come: each attaches through a unix socket with a page arena and a queue pair, and gets a
+//! thread and a runtime of its own. Its user and group are those of its socket.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use uvfs_io::IoBuf;
+use uvfs_io::buf::Region;
+use uvfs_io::ops::File;
+use uvfs_io::runtime::Runtime;
+use uvfs_queue::arena::Arena;
+use uvfs_queue::attach::{self, Message};
+use uvfs_queue::pair::{End, MAX_SEGS, ServerQueue};
+use uvfs_queue::wait::WaitConfig;
+
+use crate::client::Client;
+use crate::fs::{FileSystem, ROOT};
+use crate::session::Session;
+use crate::stats::Attached;
+use crate::transport::shm::Channel;
+
+/// A client that says nothing for so long while it attaches is dropped.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What one server allows its clients.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientLimits {
+    /// Clients at a time; further ones get EAGAIN.
+    pub clients: usize,
+    /// Pages of 4 KiB of each one's arena; larger ones get EINVAL.
+    pub arena_pages: u32,
+    /// How its thread waits.
+    pub wait: WaitConfig,
+    /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
+    /// import by tokens.
+    pub guests: bool,
+    /// A client that holds on to a recalled lease for so long, without writing anything back, is
+    /// cut off.
+    pub recall: Duration,
+}
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        Self {
+            clients: 64,
+            arena_pages: 1 << 20,
+            wait: WaitConfig::default(),
+            guests: false,
+            recall: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A socket that clients attach to; dropping it ends their sessions.
+pub struct Clients {
+    path: PathBuf,
+    listener: UnixListener,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Clients {
+    /// Listens at `path`, which only this user may reach unless there may be guests; a dead server's
+    /// socket there is replaced. Tokens of the session name this socket from now on.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` when a server answers there; those of bind(2).
+    pub fn listen<F: FileSystem>(
+        session: Arc<Session<F>>,
+        path: &Path,
+        limits: ClientLimits,
+    ) -> io::Result<Self> {
+        if path.exists() && UnixStream::connect(path).is_ok() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        match std::fs::symlink_metadata(path) {
+            Ok(meta) if std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()) => {
+                std::fs::remove_file(path)?;
+            }
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let mode = if limits.guests { 0o666 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        session.set_socket_path(path);
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = stop.clone();
+        let other = listener.try_clone()?;
+        let thread = std::thread::Builder::new()
+            .name("uvfs-clients".into())
+            .spawn(move || accept(&other, &session, limits, &flag))?;
+        Ok(Self {
+            path: path.to_owned(),
+            listener,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // First, so that a server that comes after this one finds the name free, and keeps it.
+        let _ = std::fs::remove_file(&self.path);
+        // Wakes the accept, also where somebody removed the socket's name.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The server's side of a client in the same program, from [`in_process`]. Dropping it ends the
+/// client's session.
+pub struct InProcess {
+    socket: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Serves one client of this program, on a thread of its own: without a path, a mount or another
+/// process, but else like any client. It attaches to the descriptor that comes with it (see
+/// `uvfs_client::Server::from`).
+///
+/// # Errors
+/// When the thread or the pair of sockets can't be had.
+pub fn in_process<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+) -> io::Result<(InProcess, UnixStream)> {
+    let (theirs, ours) = UnixStream::pair()?;
+    let (session, socket) = (session.clone(), ours.try_clone()?);
+    let thread = std::thread::Builder::new()
+        .name("uvfs-client".into())
+        .spawn(move || {
+            if let Err(error) = attend(&session, ours, limits, &AtomicUsize::new(0)) {
+                tracing::warn!(%error, "a client's session ended");
+            }
+        })?;
+    let server = InProcess {
+        socket,
+        thread: Some(thread),
+    };
+    Ok((server, theirs))
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept<F: FileSystem>(
+    listener: &UnixListener,
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+    stop: &Arc<AtomicBool>,
+) {
+    let (now, guests) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut threads: Vec<(JoinHandle<()>, UnixStream)> = Vec::new();
+    for client in listener.incoming() {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let Ok(client) = client else {
+            // Out of descriptors, say: not a reason to spin.
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        threads.retain(|(thread, _)| !thread.is_finished());
+        if now.load(Ordering::Acquire) >= limits.clients {
+            let _ = refuse(&client, Errno::AGAIN);
+            continue;
+        }
+        let Ok(other) = client.try_clone() else {
+            continue;
+        };
+        now.fetch_add(1, Ordering::AcqRel);
+        let (session, count, guests) = (session.clone(), now.clone(), guests.clone());
+        let thread = std::thread::Builder::new()
+            .name("uvfs-client".into())
+            .spawn(move || {
+                if let Err(error) = attend(&session, client, limits, &guests) {
+                    tracing::warn!(%error, "a client's session ended");
+                }
+                count.fetch_sub(1, Ordering::AcqRel);
+            });
+        match thread {
+            Ok(thread) => threads.push((thread, other)),
+            Err(error) => {
+                tracing::error!(%error, "no thread for a client");
+                now.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+    for (thread, socket) in threads {
+        // The other end is closed when what the client left dirty has been written.
+        let _ = socket.shutdown(std::net::Shutdown::Read);
+        let _ = thread.join();
+    }
+}
+
+fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
+    attach::send(
+        client,
+        Message {
+            errno: errno.raw_os_error(),
+            max_payload: 0,
+            source: [0; 16],
+        },
+        &[],
+    )
+}
+
+/// One of a bounded number of places.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let more = |n| (n < most).then_some(n + 1);
+        taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .ok()
+            .map(|_| Self(taken))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What tells a source from others, for clients that come back: FNV-1a of the root's identity.
+pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
+    let Some(identity) = session.fs().identity(ROOT) else {
+        return [0; 16];
+    };
+    const PRIME: u128 = (1 << 88) + 0x13b;
+    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    for byte in identity {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+    }
+    hash.to_ne_bytes()
+}
+
+struct ArenaRegion(Arc<Arena>);
+
+// SAFETY: the arena's mapping stays, whole and writable, as long as the arena that is held here.
+unsafe impl Region for ArenaRegion {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+    fn len(&self) -> usize {
+        self.0.len() as usize
+    }
+}
+
+/// Takes a client's descriptors, serves it until it goes, and cleans up behind it.
+fn attend<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    socket: UnixStream,
+    limits: ClientLimits,
+    guests: &AtomicUsize,
+) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    let guest = !peer.uid.is_root() && peer.uid != rustix::process::geteuid();
+    if guest && !limits.guests {
+        return refuse(&socket, Errno::PERM);
+    }
+    let _place = match guest.then(|| Place::take(guests, limits.clients / 2)) {
+        Some(None) => return refuse(&socket, Errno::AGAIN),
+        place => place.flatten(),
+    };
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let (_, fds) = match attach::receive(&socket) {
+        // Somebody who only looked whether we are there.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        other => other?,
+    };
+    let Ok([arena, queue]) = <[OwnedFd; 2]>::try_from(fds) else {
+        return refuse(&socket, Errno::INVAL);
+    };
+    let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
+    let opened = Arena::open(arena, limits.arena_pages).and_then(|arena| {
+        let queue = ServerQueue::open(queue, arena.len(), max_payload)?;
+        Ok((Arc::new(arena), queue))
+    });
+    let (arena, queue) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            refuse(&socket, Errno::INVAL)?;
+            return Err(error);
+        }
+    };
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let agreed = Message {
+        errno: 0,
+        max_payload: max_payload as u32,
+        source: source(session),
+    };
+    attach::send(&socket, agreed, &[bell.as_fd()])?;
+    socket.set_read_timeout(None)?;
+    let runtime = Runtime::new(limits.wait)?;
+    let queue = Arc::new(queue);
+    let bell = Arc::new(File::from(bell));
+    let link = session.coherence.attach(
+        session.invalidator(),
+        session.negotiated().flags,
+        session.options.all_backed,
+        queue.clone(),
+        bell.clone(),
+        limits.recall,
+    );
+    let stats = session.client_queue();
+    let listed = Arc::new(Attached::new(
+        peer.pid.as_raw_nonzero().get() as u32,
+        peer.uid.as_raw(),
+        stats.clone(),
+        queue.clone(),
+    ));
+    session.client_attached(&listed);
+    let number = {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+    let client = Rc::new(Client {
+        link,
+        session: session.clone(),
+        stats,
+        listed,
+        guest,
+        queue,
+        memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
+        arena,
+        uid: peer.uid.as_raw(),
+        gid: peer.gid.as_raw(),
+        pid: peer.pid.as_raw_nonzero().get() as u32,
+        number,
+        handles: RefCell::default(),
+        imported: RefCell::default(),
+        lock_waiters: RefCell::default(),
+        over: Cell::new(false),
+        salvaged: Cell::new(false),
+        socket: Arc::new(File::from(OwnedFd::from(socket))),
+    });
+    let channel = Rc::new(Channel::new(client.clone(), bell, limits.wait)?);
+    runtime.block_on(async move {
+        channel.clone().serve().await;
+        let all = client.salvage().await;
+        // A client whose socket closed is gone, or was told to go as this server ends: then it may
+        // come back to the next one. Others were given up.
+        client.queue.close_as(match (channel.is_gone(), all) {
+            (false, _) => End::CutOff,
+            (true, true) => End::Written,
+            (true, false) => End::Lost,
+        });
+        client.session.coherence.detach(&client.link);
+        client.release().await;
+    })
+}
