@@ -110,37 +110,24 @@ fn open_out(opened: &Opened) -> abi::OpenOut {
 }
 
 fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
-    let valid = SetattrValid::from_bits_retain(arg.valid);
+    use SetattrValid as Valid;
+    let valid = Valid::from_bits_retain(arg.valid);
     let has = |flag| valid.contains(flag);
-    let time = |flag, now, secs: u64, nanos| {
-        has(flag).then(|| {
-            if has(now) {
-                SetTime::Now
-            } else {
-                SetTime::At(secs as i64, nanos)
-            }
-        })
+    let time = |flag, now, secs: u64, nanos| match has(now) {
+        _ if !has(flag) => None,
+        true => Some(SetTime::Now),
+        false => Some(SetTime::At(secs as i64, nanos)),
     };
     SetAttr {
-        mode: has(SetattrValid::MODE).then_some(arg.mode),
-        uid: has(SetattrValid::UID).then_some(arg.uid),
-        gid: has(SetattrValid::GID).then_some(arg.gid),
-        size: has(SetattrValid::SIZE).then_some(arg.size),
-        atime: time(
-            SetattrValid::ATIME,
-            SetattrValid::ATIME_NOW,
-            arg.atime,
-            arg.atimensec,
-        ),
-        mtime: time(
-            SetattrValid::MTIME,
-            SetattrValid::MTIME_NOW,
-            arg.mtime,
-            arg.mtimensec,
-        ),
-        ctime: has(SetattrValid::CTIME).then_some(SetTime::At(arg.ctime as i64, arg.ctimensec)),
-        fh: has(SetattrValid::FH).then_some(arg.fh),
-        kill_suidgid: has(SetattrValid::KILL_SUIDGID),
+        mode: has(Valid::MODE).then_some(arg.mode),
+        uid: has(Valid::UID).then_some(arg.uid),
+        gid: has(Valid::GID).then_some(arg.gid),
+        size: has(Valid::SIZE).then_some(arg.size),
+        atime: time(Valid::ATIME, Valid::ATIME_NOW, arg.atime, arg.atimensec),
+        mtime: time(Valid::MTIME, Valid::MTIME_NOW, arg.mtime, arg.mtimensec),
+        ctime: has(Valid::CTIME).then_some(SetTime::At(arg.ctime as i64, arg.ctimensec)),
+        fh: has(Valid::FH).then_some(arg.fh),
+        kill_suidgid: has(Valid::KILL_SUIDGID),
     }
 }
 
@@ -199,8 +186,9 @@ async fn dispatch<F: FileSystem>(
         kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
         origin,
     };
+    use Operation::*;
     match request.operation {
-        Operation::Lookup(name) => {
+        Lookup(name) => {
             // Of the kernel alone: a client has the file already.
             if node == ROOT
                 && origin == Origin::Kernel
@@ -210,21 +198,21 @@ async fn dispatch<F: FileSystem>(
             }
             fs.lookup(cx, node, name).await.map(entry)
         }
-        Operation::Forget(arg) => {
+        Forget(arg) => {
             fs.forget(node, arg.nlookup);
             Ok(Reply::None)
         }
-        Operation::BatchForget(_, records) => {
+        BatchForget(_, records) => {
             for one in records.iter() {
                 fs.forget(one.nodeid, one.nlookup);
             }
             Ok(Reply::None)
         }
-        Operation::Getattr(arg) => {
+        Getattr(arg) => {
             let fh = with_fh(arg.getattr_flags, arg.fh);
             fs.getattr(cx, node, fh).await.map(attr)
         }
-        Operation::Statx(arg) => {
+        Statx(arg) => {
             let fh = with_fh(arg.getattr_flags, arg.fh);
             let (stat, ttl) = fs.statx(cx, node, fh, arg.sx_mask).await?;
             let (attr_valid, attr_valid_nsec) = reply::ttl(ttl);
@@ -235,29 +223,21 @@ async fn dispatch<F: FileSystem>(
                 ..Default::default()
             }))
         }
-        Operation::Setattr(arg) => fs.setattr(cx, node, &set_attr(&arg)).await.map(attr),
-        Operation::Readlink => fs
+        Setattr(arg) => fs.setattr(cx, node, &set_attr(&arg)).await.map(attr),
+        Readlink => fs
             .readlink(cx, node)
             .await
             .map(|target| Reply::Bytes(Body::from_vec(target))),
-        Operation::Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
-        Operation::Mknod(arg, name) => {
-            let new = NewNode {
-                mode: arg.mode,
-                umask: arg.umask,
-                rdev: arg.rdev,
-            };
+        Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
+        Mknod(arg, name) => {
+            let new = new_node(arg.mode, arg.umask, arg.rdev);
             fs.mknod(cx, node, name, &new).await.map(entry)
         }
-        Operation::Mkdir(arg, name) => {
-            let new = NewNode {
-                mode: arg.mode,
-                umask: arg.umask,
-                rdev: 0,
-            };
+        Mkdir(arg, name) => {
+            let new = new_node(arg.mode, arg.umask, 0);
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
-        Operation::Unlink(name) => match request.forgets {
+        Unlink(name) => match request.forgets {
             None => fs.unlink(cx, node, name).await.map(lost),
             Some(gone) => {
                 let (gone, lookups) = (gone.nodeid, gone.nlookup);
@@ -265,45 +245,37 @@ async fn dispatch<F: FileSystem>(
                 unlinked.await.map(lost)
             }
         },
-        Operation::Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
-        Operation::Rename { arg, name, newname } => fs
+        Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
+        Rename { arg, name, newname } => fs
             .rename(cx, node, name, arg.newdir, newname, 0)
             .await
             .map(lost),
-        Operation::Rename2 { arg, name, newname } => fs
+        Rename2 { arg, name, newname } => fs
             .rename(cx, node, name, arg.newdir, newname, arg.flags)
             .await
             .map(lost),
-        Operation::Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
-        Operation::Open(arg) => {
+        Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
+        Open(arg) => {
             let file = fs.open(cx, node, &how(arg.flags, arg.open_flags)).await?;
             session.tell_of_open(origin, node, &file);
             session.count_open(&file);
             Ok(opened(file))
         }
-        Operation::Create(arg, name) => {
-            let new = NewNode {
-                mode: arg.mode,
-                umask: arg.umask,
-                rdev: 0,
-            };
+        Create(arg, name) => {
+            let new = new_node(arg.mode, arg.umask, 0);
             let how = how(arg.flags, arg.open_flags);
             let made = fs.create(cx, node, name, &new, &how).await?;
             session.count_open(&made.1);
             Ok(created(&made))
         }
-        Operation::Tmpfile(arg, _) => {
-            let new = NewNode {
-                mode: arg.mode,
-                umask: arg.umask,
-                rdev: 0,
-            };
+        Tmpfile(arg, _) => {
+            let new = new_node(arg.mode, arg.umask, 0);
             let how = how(arg.flags, 0);
             let made = fs.tmpfile(cx, node, &new, &how).await?;
             session.count_open(&made.1);
             Ok(created(&made))
         }
-        Operation::Read(arg) => {
+        Read(arg) => {
             let size = arg.size as usize;
             let room = request.room.len();
             if size > room {
@@ -315,16 +287,15 @@ async fn dispatch<F: FileSystem>(
                 fh: arg.fh,
                 offset: arg.offset,
                 flags: arg.flags,
-                from_cache: false,
-                kill_suidgid: false,
                 uncached: uncached(session, request, flags.contains(ReadFlags::DONTCACHE)),
+                ..IoHow::default()
             };
             let data = request.room.slice(0..size);
             let read = fs.read(cx, node, &how, &data).await?.min(size);
             moved(session, request, arg.offset, read);
             Ok(Reply::Read(read))
         }
-        Operation::Write(arg) => {
+        Write(arg) => {
             let flags = WriteFlags::from_bits_retain(arg.write_flags);
             let how = IoHow {
                 fh: arg.fh,
@@ -342,65 +313,58 @@ async fn dispatch<F: FileSystem>(
                 padding: 0,
             }))
         }
-        Operation::NotifyReply(arg) => {
+        NotifyReply(arg) => {
             let mut bytes = vec![0; (arg.size as usize).min(request.data.len())];
             request.data.copy_out(0, &mut bytes);
             session.retrieved(cx.unique, arg.offset, bytes);
             Ok(Reply::None)
         }
-        Operation::Statfs => fs
+        Statfs => fs
             .statfs(cx, node)
             .await
             .map(|st| Reply::of(&abi::StatfsOut { st })),
-        Operation::Release(arg) => {
+        Release(arg) => {
             let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
             let flock = flags
                 .contains(abi::ReleaseFlags::FLOCK_UNLOCK)
                 .then_some(arg.lock_owner);
             fs.release(cx, node, arg.fh, flock).await.map(done)
         }
-        Operation::Flush(arg) => fs.flush(cx, node, arg.fh, arg.lock_owner).await.map(done),
-        Operation::Fsync(arg) => {
-            let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
-            fs.fsync(cx, node, arg.fh, data_only).await.map(done)
-        }
-        Operation::Fsyncdir(arg) => {
-            let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
-            fs.fsyncdir(cx, node, arg.fh, data_only).await.map(done)
-        }
-        Operation::Opendir(arg) => fs
+        Flush(arg) => fs.flush(cx, node, arg.fh, arg.lock_owner).await.map(done),
+        Fsync(arg) => fs.fsync(cx, node, arg.fh, data_only(&arg)).await.map(done),
+        Fsyncdir(arg) => fs
+            .fsyncdir(cx, node, arg.fh, data_only(&arg))
+            .await
+            .map(done),
+        Opendir(arg) => fs
             .opendir(cx, node, &how(arg.flags, arg.open_flags))
             .await
             .map(opened),
-        Operation::Readdir(arg) => listing(session, request, &arg, false).await,
-        Operation::Readdirplus(arg) => listing(session, request, &arg, true).await,
-        Operation::Releasedir(arg) => fs.releasedir(cx, node, arg.fh).await.map(done),
-        Operation::Setxattr(arg, name, value) => {
+        Readdir(arg) => listing(session, request, &arg, false).await,
+        Readdirplus(arg) => listing(session, request, &arg, true).await,
+        Releasedir(arg) => fs.releasedir(cx, node, arg.fh).await.map(done),
+        Setxattr(arg, name, value) => {
             let kill_sgid = session.negotiated().flags.contains(InitFlags::SETXATTR_EXT)
                 && arg.setxattr_flags & ACL_KILL_SGID != 0;
             fs.setxattr(cx, node, name, value, arg.flags, kill_sgid)
                 .await
                 .map(done)
         }
-        Operation::Getxattr(arg, name) => {
-            if node == ROOT
-                && name.to_bytes() == CONTROL_XATTR.as_bytes()
-                && let Some(path) = session.control_path()
-            {
-                return sized(path.as_os_str().as_encoded_bytes(), arg.size);
-            }
-            if node == ROOT
-                && name.to_bytes() == SOCKET_XATTR.as_bytes()
-                && let Some(path) = session.socket_path()
-            {
+        Getxattr(arg, name) => {
+            let own = match name.to_str() {
+                Ok(CONTROL_XATTR) => session.control_path(),
+                Ok(SOCKET_XATTR) => session.socket_path(),
+                _ => None,
+            };
+            if let Some(path) = own.filter(|_| node == ROOT) {
                 return sized(path.as_os_str().as_encoded_bytes(), arg.size);
             }
             sized(&fs.getxattr(cx, node, name).await?, arg.size)
         }
-        Operation::Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
-        Operation::Removexattr(name) => fs.removexattr(cx, node, name).await.map(done),
-        Operation::Access(arg) => fs.access(cx, node, arg.mask).await.map(done),
-        Operation::Getlk(arg) => {
+        Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
+        Removexattr(name) => fs.removexattr(cx, node, name).await.map(done),
+        Access(arg) => fs.access(cx, node, arg.mask).await.map(done),
+        Getlk(arg) => {
             let (how, wanted) = lock(&arg, false);
             let found = fs.getlk(cx, node, &how, &wanted).await?;
             let lk = abi::FileLock {
@@ -411,21 +375,21 @@ async fn dispatch<F: FileSystem>(
             };
             Ok(Reply::of(&abi::LkOut { lk }))
         }
-        Operation::Setlk(arg) | Operation::Setlkw(arg) => {
-            let wait = matches!(request.operation, Operation::Setlkw(_));
+        Setlk(arg) | Setlkw(arg) => {
+            let wait = matches!(request.operation, Setlkw(_));
             let _place = if wait { Some(LockWait::begin()?) } else { None };
             let (how, wanted) = lock(&arg, wait);
             fs.setlk(cx, node, &how, &wanted).await.map(done)
         }
-        Operation::Fallocate(arg) => fs
+        Fallocate(arg) => fs
             .fallocate(cx, node, arg.fh, arg.offset, arg.length, arg.mode)
             .await
             .map(done),
-        Operation::Lseek(arg) => {
+        Lseek(arg) => {
             let offset = fs.lseek(cx, node, arg.fh, arg.offset, arg.whence).await?;
             Ok(Reply::of(&abi::LseekOut { offset }))
         }
-        Operation::CopyFileRange(arg) => {
+        CopyFileRange(arg) => {
             // Its answer has 32 bits.
             let copied = copy(fs, cx, node, &arg, u64::from(!4095u32)).await?;
             Ok(Reply::of(&abi::WriteOut {
@@ -433,11 +397,11 @@ async fn dispatch<F: FileSystem>(
                 padding: 0,
             }))
         }
-        Operation::CopyFileRange64(arg) => {
+        CopyFileRange64(arg) => {
             let bytes_copied = copy(fs, cx, node, &arg, u64::MAX).await?;
             Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
         }
-        Operation::Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => {
+        Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => {
             let body = session.token_for(node, arg.fh)?;
             let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
             answer.extend_from_slice(
@@ -445,8 +409,8 @@ async fn dispatch<F: FileSystem>(
             );
             Ok(Reply::Bytes(answer))
         }
-        Operation::Ioctl(arg, input) => {
-            let ioctl = Ioctl {
+        Ioctl(arg, input) => {
+            let ioctl = crate::fs::Ioctl {
                 fh: arg.fh,
                 cmd: arg.cmd,
                 arg: arg.arg,
@@ -463,28 +427,26 @@ async fn dispatch<F: FileSystem>(
             body.extend_from_slice(&data[..data.len().min(arg.out_size as usize)]);
             Ok(Reply::Bytes(body))
         }
-        Operation::Poll(arg) => {
+        Poll(arg) => {
             let revents = fs.poll(cx, node, arg.fh, arg.events).await?;
             Ok(Reply::of(&abi::PollOut {
                 revents,
                 padding: 0,
             }))
         }
-        Operation::Bmap(arg) => {
+        Bmap(arg) => {
             let block = fs.bmap(cx, node, arg.block, arg.blocksize).await?;
             Ok(Reply::of(&abi::BmapOut { block }))
         }
-        Operation::Syncfs(_) => fs.syncfs(cx, node).await.map(done),
-        Operation::Interrupt(arg) => session
+        Syncfs(_) => fs.syncfs(cx, node).await.map(done),
+        Interrupt(arg) => session
             .interrupts
             .interrupt(arg.unique)
             .map(|()| Reply::None),
-        Operation::Destroy => Ok(Reply::Empty),
+        Destroy => Ok(Reply::Empty),
         // Answered before any queue starts; a second one is nonsense.
-        Operation::Init(_) => Err(Errno::INVAL),
-        Operation::Setupmapping(_) | Operation::Removemapping(..) | Operation::CuseInit(_) => {
-            Err(Errno::NOSYS)
-        }
+        Init(_) => Err(Errno::INVAL),
+        Setupmapping(_) | Removemapping(..) | CuseInit(_) => Err(Errno::NOSYS),
     }
 }
 
@@ -513,6 +475,14 @@ impl Drop for LockWait {
     fn drop(&mut self) {
         LOCK_WAITS.set(LOCK_WAITS.get() - 1);
     }
+}
+
+fn data_only(arg: &abi::FsyncIn) -> bool {
+    arg.fsync_flags & abi::FSYNC_FDATASYNC != 0
+}
+
+fn new_node(mode: u32, umask: u32, rdev: u32) -> NewNode {
+    NewNode { mode, umask, rdev }
 }
 
 fn with_fh(flags: u32, fh: u64) -> Option<u64> {

@@ -437,6 +437,14 @@ mod tests {
 
     const NODE: u64 = 7;
 
+    /// A lease where there is no mount.
+    fn granted(table: &mut Table, who: Holder, mode: Mode) -> u64 {
+        match table.ask(NODE, who, mode, false) {
+            Ask::Granted(seq) => seq,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
         let mut t = Table::default();
@@ -444,9 +452,7 @@ mod tests {
         t.hide(NODE);
         assert!(t.hides(NODE) && t.is_free(NODE));
         // Leases come and go without it.
-        let Ask::Granted(seq) = t.ask(NODE, 1, Mode::Read, false) else {
-            panic!()
-        };
+        let seq = granted(&mut t, 1, Mode::Read);
         assert!(!t.is_free(NODE));
         t.returned(NODE, 1, seq, None);
         assert!(t.hides(NODE) && t.is_free(NODE));
@@ -467,12 +473,8 @@ mod tests {
     #[test]
     fn one_writes_or_several_read() {
         let mut t = Table::default();
-        let Ask::Granted(a) = t.ask(NODE, 1, Mode::Read, false) else {
-            panic!()
-        };
-        let Ask::Granted(b) = t.ask(NODE, 2, Mode::Read, false) else {
-            panic!()
-        };
+        let a = granted(&mut t, 1, Mode::Read);
+        let b = granted(&mut t, 2, Mode::Read);
         assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
         assert_eq!(t.begin(NODE, Origin::Client(3), Access::Look), Begin::Go);
         let recall = |who, seq, keep| Recall { who, seq, keep };
@@ -484,9 +486,7 @@ mod tests {
         assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
         assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
         t.ended(NODE);
-        let Ask::Granted(w) = t.ask(NODE, 1, Mode::Write, false) else {
-            panic!()
-        };
+        let w = granted(&mut t, 1, Mode::Write);
         assert!(w > a && t.writes(NODE, 1));
         assert_eq!(t.begin(NODE, Origin::Client(1), Access::Look), Begin::Own);
         assert_eq!(

@@ -91,9 +91,7 @@ impl<F: FileSystem> Session<F> {
         out.path[..path.len()].copy_from_slice(path);
         Ok(out)
     }
-}
 
-impl<F: FileSystem> Session<F> {
     /// The open file of a client's that the kernel looks up by its token (`uvfs_proto::ext::TOKEN`),
     /// with a lookup counted.
     pub(crate) async fn look_up_token(

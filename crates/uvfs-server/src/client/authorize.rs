@@ -74,20 +74,11 @@ impl<F: FileSystem> Client<F> {
 
     /// Whether a request is one that a guest may make.
     fn guest_may(operation: &Operation<'_>) -> bool {
+        use Operation::*;
         match operation {
-            Operation::Read(_)
-            | Operation::Write(_)
-            | Operation::Flush(_)
-            | Operation::Release(_)
-            | Operation::Fsync(_)
-            | Operation::Fallocate(_)
-            | Operation::Lseek(_)
-            | Operation::CopyFileRange(_)
-            | Operation::CopyFileRange64(_)
-            | Operation::Getattr(_)
-            | Operation::Statx(_)
-            | Operation::Forget(_) => true,
-            Operation::Setattr(arg) => {
+            Read(_) | Write(_) | Flush(_) | Release(_) | Fsync(_) | Fallocate(_) | Lseek(_)
+            | CopyFileRange(_) | CopyFileRange64(_) | Getattr(_) | Statx(_) | Forget(_) => true,
+            Setattr(arg) => {
                 let size = SetattrValid::SIZE | SetattrValid::FH | SetattrValid::LOCKOWNER;
                 let valid = SetattrValid::from_bits_retain(arg.valid);
                 valid.contains(SetattrValid::SIZE | SetattrValid::FH) && size.contains(valid)
@@ -113,8 +104,9 @@ impl<F: FileSystem> Client<F> {
     /// Refuses what the client may not do, and constrains the rest. Every operation has an arm, so
     /// that a new one does not compile without an answer.
     pub(super) fn authorize(&self, request: &mut Request<'_>) -> Result<()> {
+        use Operation::*;
         let node = request.node;
-        if !matches!(request.operation, Operation::Statfs) {
+        if !matches!(request.operation, Statfs) {
             self.knows_too(node)?;
         }
         if self.guest && !Self::guest_may(&request.operation) {
@@ -122,26 +114,19 @@ impl<F: FileSystem> Client<F> {
         }
         match &mut request.operation {
             // Between the kernel and the server alone, or about others' requests.
-            Operation::Init(_)
-            | Operation::CuseInit(_)
-            | Operation::Destroy
-            | Operation::Interrupt(_)
-            | Operation::NotifyReply(_)
-            | Operation::Poll(_)
-            | Operation::Ioctl(..)
-            | Operation::Setupmapping(_)
-            | Operation::Removemapping(..) => Err(Errno::NOSYS),
-            Operation::Forget(arg) => {
+            Init(_) | CuseInit(_) | Destroy | Interrupt(_) | NotifyReply(_) | Poll(_)
+            | Ioctl(..) | Setupmapping(_) | Removemapping(..) => Err(Errno::NOSYS),
+            Forget(arg) => {
                 let has = self.link.lookups().get(&node).copied();
                 let may = has.is_some_and(|has| arg.nlookup <= has);
                 may.then_some(()).ok_or(Errno::INVAL)
             }
-            Operation::BatchForget(_, records) => self.may_forget(records.iter().collect()),
-            Operation::Read(arg) => {
+            BatchForget(_, records) => self.may_forget(records.iter().collect()),
+            Read(arg) => {
                 self.reads(node, arg.fh)?;
                 self.owns(&mut arg.lock_owner)
             }
-            Operation::Write(arg) => {
+            Write(arg) => {
                 self.writes(node, arg.fh)?;
                 if let Some(&flags) = self.imported.borrow().get(&(node, arg.fh)) {
                     arg.flags = flags;
@@ -151,59 +136,57 @@ impl<F: FileSystem> Client<F> {
                 }
                 self.owns(&mut arg.lock_owner)
             }
-            Operation::Fallocate(arg) => self.writes(node, arg.fh),
-            Operation::Release(arg) => {
+            Fallocate(arg) => self.writes(node, arg.fh),
+            Release(arg) => {
                 self.has(node, arg.fh, false)?;
                 self.owns(&mut arg.lock_owner)
             }
-            Operation::Flush(arg) => {
+            Flush(arg) => {
                 self.has(node, arg.fh, false)?;
                 self.owns(&mut arg.lock_owner)
             }
-            Operation::Fsync(arg) => self.has(node, arg.fh, false),
-            Operation::Lseek(arg) => self.has(node, arg.fh, false),
-            Operation::Getlk(arg) | Operation::Setlk(arg) | Operation::Setlkw(arg) => {
-                self.locks(node, arg)
-            }
-            Operation::Readdir(arg) | Operation::Readdirplus(arg) => {
+            Fsync(arg) => self.has(node, arg.fh, false),
+            Lseek(arg) => self.has(node, arg.fh, false),
+            Getlk(arg) | Setlk(arg) | Setlkw(arg) => self.locks(node, arg),
+            Readdir(arg) | Readdirplus(arg) => {
                 self.has(node, arg.fh, true)?;
                 self.owns(&mut arg.lock_owner)
             }
-            Operation::Releasedir(arg) => {
+            Releasedir(arg) => {
                 self.has(node, arg.fh, true)?;
                 self.owns(&mut arg.lock_owner)
             }
-            Operation::Fsyncdir(arg) => self.has(node, arg.fh, true),
-            Operation::CopyFileRange(arg) | Operation::CopyFileRange64(arg) => {
+            Fsyncdir(arg) => self.has(node, arg.fh, true),
+            CopyFileRange(arg) | CopyFileRange64(arg) => {
                 self.reads(node, arg.fh_in)?;
                 self.writes(arg.nodeid_out, arg.fh_out)
             }
-            Operation::Getattr(arg) => self.may_look(node, arg.getattr_flags, arg.fh),
-            Operation::Statx(arg) => self.may_look(node, arg.getattr_flags, arg.fh),
-            Operation::Setattr(arg) => self.may_setattr(node, arg),
-            Operation::Rename { arg, .. } => self.knows_too(arg.newdir),
-            Operation::Rename2 { arg, .. } => self.knows_too(arg.newdir),
-            Operation::Link(arg, _) => self.knows_too(arg.oldnodeid),
+            Getattr(arg) => self.may_look(node, arg.getattr_flags, arg.fh),
+            Statx(arg) => self.may_look(node, arg.getattr_flags, arg.fh),
+            Setattr(arg) => self.may_setattr(node, arg),
+            Rename { arg, .. } => self.knows_too(arg.newdir),
+            Rename2 { arg, .. } => self.knows_too(arg.newdir),
+            Link(arg, _) => self.knows_too(arg.oldnodeid),
             // Of the request's own node, and names in it.
-            Operation::Lookup(_)
-            | Operation::Readlink
-            | Operation::Symlink { .. }
-            | Operation::Mknod(..)
-            | Operation::Mkdir(..)
-            | Operation::Unlink(_)
-            | Operation::Rmdir(_)
-            | Operation::Open(_)
-            | Operation::Statfs
-            | Operation::Setxattr(..)
-            | Operation::Getxattr(..)
-            | Operation::Listxattr(_)
-            | Operation::Removexattr(_)
-            | Operation::Opendir(_)
-            | Operation::Access(_)
-            | Operation::Create(..)
-            | Operation::Bmap(_)
-            | Operation::Syncfs(_)
-            | Operation::Tmpfile(..) => Ok(()),
+            Lookup(_)
+            | Readlink
+            | Symlink { .. }
+            | Mknod(..)
+            | Mkdir(..)
+            | Unlink(_)
+            | Rmdir(_)
+            | Open(_)
+            | Statfs
+            | Setxattr(..)
+            | Getxattr(..)
+            | Listxattr(_)
+            | Removexattr(_)
+            | Opendir(_)
+            | Access(_)
+            | Create(..)
+            | Bmap(_)
+            | Syncfs(_)
+            | Tmpfile(..) => Ok(()),
         }
     }
 

@@ -30,6 +30,14 @@ pub(crate) struct Use {
     pub(crate) part: Part,
 }
 
+impl Use {
+    /// The whole of a node.
+    pub(crate) fn data(node: u64, access: Access) -> Self {
+        let part = Part::Data;
+        Self { node, access, part }
+    }
+}
+
 /// The access set of one request.
 ///
 /// UNLINK, RMDIR and RENAME don't say which node loses a name, and it is not in the set; a client
@@ -116,17 +124,16 @@ impl<'a> AccessSet<'a> {
     /// The access set of a request about `node`. Every operation has an arm, so that a new one does
     /// not compile without an answer.
     pub(crate) fn of(node: u64, operation: &Operation<'a>) -> Self {
+        use Operation::*;
         match *operation {
-            Operation::Read(_) | Operation::Getattr(_) | Operation::Statx(_) => {
-                Self::uses(&[(node, Look, Part::Data)]).uncounted()
-            }
-            Operation::Lseek(_) | Operation::Bmap(_) => Self::uses(&[(node, Look, Part::Data)]),
-            Operation::Write(arg) => Self {
+            Read(_) | Getattr(_) | Statx(_) => Self::uses(&[(node, Look, Part::Data)]).uncounted(),
+            Lseek(_) | Bmap(_) => Self::uses(&[(node, Look, Part::Data)]),
+            Write(arg) => Self {
                 range: (arg.offset.min(i64::MAX as u64) as i64, arg.size.into()),
                 ..Self::uses(&[(node, Change, Part::Data)])
             },
-            Operation::Fallocate(_) => Self::uses(&[(node, Change, Part::Data)]),
-            Operation::Setattr(arg) => {
+            Fallocate(_) => Self::uses(&[(node, Change, Part::Data)]),
+            Setattr(arg) => {
                 let valid = SetattrValid::from_bits_retain(arg.valid);
                 let part = match valid.contains(SetattrValid::SIZE) {
                     true => Part::Data,
@@ -134,23 +141,18 @@ impl<'a> AccessSet<'a> {
                 };
                 Self::uses(&[(node, Change, part)])
             }
-            Operation::Setxattr(..) | Operation::Removexattr(_) => {
-                Self::uses(&[(node, Change, Part::Attributes)])
-            }
+            Setxattr(..) | Removexattr(_) => Self::uses(&[(node, Change, Part::Attributes)]),
             // Flags are set by commands that bring data, which the number of one tells (ioctl(2)).
-            Operation::Ioctl(arg, _) if arg.cmd >> 30 & 1 != 0 => {
+            Ioctl(arg, _) if arg.cmd >> 30 & 1 != 0 => {
                 Self::uses(&[(node, Change, Part::Attributes)])
             }
-            Operation::Open(arg) => Self::opens(node, &arg),
-            Operation::CopyFileRange(arg) | Operation::CopyFileRange64(arg) => {
-                Self::copies(node, &arg)
-            }
+            Open(arg) => Self::opens(node, &arg),
+            CopyFileRange(arg) | CopyFileRange64(arg) => Self::copies(node, &arg),
             // CREATE also where it finds the file there: that is not known before.
-            Operation::Create(_, name)
-            | Operation::Mknod(_, name)
-            | Operation::Mkdir(_, name)
-            | Operation::Symlink { name, .. } => Self::makes(node, name),
-            Operation::Link(arg, name) => {
+            Create(_, name) | Mknod(_, name) | Mkdir(_, name) | Symlink { name, .. } => {
+                Self::makes(node, name)
+            }
+            Link(arg, name) => {
                 let nodes = [
                     (arg.oldnodeid, Change, Part::Links),
                     (node, Change, Part::Names),
@@ -160,47 +162,23 @@ impl<'a> AccessSet<'a> {
                     ..Self::makes(node, name)
                 }
             }
-            Operation::Unlink(name) | Operation::Rmdir(name) => Self::removes(node, name),
-            Operation::Rename { arg, name, newname } => {
-                Self::moves((node, name), (arg.newdir, newname))
-            }
-            Operation::Rename2 { arg, name, newname } => {
-                Self::moves((node, name), (arg.newdir, newname))
-            }
-            Operation::Lookup(name) => Self {
+            Unlink(name) | Rmdir(name) => Self::removes(node, name),
+            Rename { arg, name, newname } => Self::moves((node, name), (arg.newdir, newname)),
+            Rename2 { arg, name, newname } => Self::moves((node, name), (arg.newdir, newname)),
+            Lookup(name) => Self {
                 entry: Some((node, name)),
                 ..Self::nothing()
             },
             // Nothing that anybody caches, or, in answers, what is checked as it is read.
-            Operation::Readlink
-            | Operation::Statfs
-            | Operation::Fsync(_)
-            | Operation::Getxattr(..)
-            | Operation::Listxattr(_)
-            | Operation::Init(_)
-            | Operation::Opendir(_)
-            | Operation::Readdir(_)
-            | Operation::Readdirplus(_)
-            | Operation::Fsyncdir(_)
-            | Operation::Access(_)
-            | Operation::Destroy
-            | Operation::Ioctl(..)
-            | Operation::Setupmapping(_)
-            | Operation::Removemapping(..)
-            | Operation::Syncfs(_)
-            | Operation::Tmpfile(..)
-            | Operation::CuseInit(_) => Self::nothing(),
-            Operation::Forget(_)
-            | Operation::BatchForget(..)
-            | Operation::Release(_)
-            | Operation::Releasedir(_)
-            | Operation::Flush(_)
-            | Operation::Getlk(_)
-            | Operation::Setlk(_)
-            | Operation::Setlkw(_)
-            | Operation::Interrupt(_)
-            | Operation::Poll(_)
-            | Operation::NotifyReply(_) => Self::nothing().uncounted(),
+            Readlink | Statfs | Fsync(_) | Getxattr(..) | Listxattr(_) | Init(_) | Opendir(_)
+            | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy | Ioctl(..)
+            | Setupmapping(_) | Removemapping(..) | Syncfs(_) | Tmpfile(..) | CuseInit(_) => {
+                Self::nothing()
+            }
+            Forget(_) | BatchForget(..) | Release(_) | Releasedir(_) | Flush(_) | Getlk(_)
+            | Setlk(_) | Setlkw(_) | Interrupt(_) | Poll(_) | NotifyReply(_) => {
+                Self::nothing().uncounted()
+            }
         }
     }
 }
@@ -239,93 +217,60 @@ mod tests {
     #[test]
     fn requests_say_what_they_change() {
         use Part::{Attributes, Data, Links, Names};
-        let of = |opcode, structure: &[u8]| set(opcode, structure, b"name\0to\0").0;
-        let size = abi::SetattrIn {
-            valid: (SetattrValid::SIZE | SetattrValid::MODE).bits(),
-            ..Default::default()
-        };
-        let mode = abi::SetattrIn {
-            valid: SetattrValid::MODE.bits(),
-            ..Default::default()
-        };
-        let open = |flags: i32| abi::OpenIn {
-            flags: flags as u32,
-            open_flags: 0,
-        };
-        let copy = |nodeid_out| abi::CopyFileRangeIn {
-            nodeid_out,
-            ..Default::default()
-        };
-        let ioctl = |cmd| abi::IoctlIn {
-            cmd,
-            ..Default::default()
-        };
-        let rename = |newdir| abi::RenameIn { newdir };
-        let rename2 = |newdir| abi::Rename2In {
-            newdir,
-            ..Default::default()
-        };
-        let link = abi::LinkIn { oldnodeid: OTHER };
+        // What the structure does not decide.
         for &opcode in Opcode::ALL {
+            use Opcode::*;
             let expected: &[_] = match opcode {
-                Opcode::Read | Opcode::Getattr | Opcode::Statx | Opcode::Lseek | Opcode::Bmap => {
-                    &[(NODE, Look, Data)]
-                }
-                Opcode::Write | Opcode::Fallocate => &[(NODE, Change, Data)],
-                Opcode::Setattr | Opcode::Setxattr | Opcode::Removexattr => {
-                    &[(NODE, Change, Attributes)]
-                }
-                // Also one that finds the file there: that is not known before.
-                Opcode::Create
-                | Opcode::Mknod
-                | Opcode::Mkdir
-                | Opcode::Symlink
-                | Opcode::Unlink
-                | Opcode::Rmdir => &[(NODE, Change, Names)],
-                // Below.
-                Opcode::Link
-                | Opcode::Rename
-                | Opcode::Rename2
-                | Opcode::CopyFileRange
-                | Opcode::CopyFileRange64 => continue,
+                Read | Getattr | Statx | Lseek | Bmap => &[(NODE, Look, Data)],
+                Write | Fallocate => &[(NODE, Change, Data)],
+                Setattr | Setxattr | Removexattr => &[(NODE, Change, Attributes)],
+                // CREATE also where it finds the file there: that is not known before.
+                Create | Mknod | Mkdir | Symlink | Unlink | Rmdir => &[(NODE, Change, Names)],
+                Link | Rename | Rename2 | CopyFileRange | CopyFileRange64 => continue,
                 _ => &[],
             };
-            assert_eq!(of(opcode, &[]), expected, "{opcode:?}");
+            assert_eq!(set(opcode, &[], b"name\0to\0").0, expected, "{opcode:?}");
         }
-        assert_eq!(of(Opcode::Setattr, size.as_bytes()), [(NODE, Change, Data)]);
-        assert_eq!(
-            of(Opcode::Setattr, mode.as_bytes()),
-            [(NODE, Change, Attributes)]
-        );
-        let direct = open(libc::O_RDONLY | libc::O_DIRECT);
-        assert_eq!(of(Opcode::Open, direct.as_bytes()), [(NODE, Direct, Data)]);
-        assert_eq!(of(Opcode::Open, open(libc::O_RDWR).as_bytes()), []);
-        let truncates = open(libc::O_WRONLY | libc::O_TRUNC);
-        assert_eq!(
-            of(Opcode::Open, truncates.as_bytes()),
-            [(NODE, Change, Data)]
-        );
+        let of = |opcode, words: &[u32]| set(opcode, words.as_bytes(), b"name\0to\0").0;
+        // The first field of the structures of SETATTR and OPEN.
+        let (size, mode) = (SetattrValid::SIZE.bits(), SetattrValid::MODE.bits());
+        assert_eq!(of(Opcode::Setattr, &[size | mode]), [(NODE, Change, Data)]);
+        assert_eq!(of(Opcode::Setattr, &[mode]), [(NODE, Change, Attributes)]);
+        let open = |flags: i32| of(Opcode::Open, &[flags as u32]);
+        assert_eq!(open(libc::O_DIRECT), [(NODE, Direct, Data)]);
+        assert_eq!(open(libc::O_RDWR), []);
+        assert_eq!(open(libc::O_TRUNC | libc::O_DIRECT), [(NODE, Change, Data)]);
         for opcode in [Opcode::CopyFileRange, Opcode::CopyFileRange64] {
-            let (to, within) = (copy(OTHER), copy(NODE));
-            let both = [(NODE, Look, Data), (OTHER, Change, Data)];
-            assert_eq!(of(opcode, to.as_bytes()), both);
-            assert_eq!(of(opcode, within.as_bytes()), [(NODE, Change, Data)]);
+            let copy = |nodeid_out| abi::CopyFileRangeIn {
+                nodeid_out,
+                ..Default::default()
+            };
+            let both = vec![(NODE, Look, Data), (OTHER, Change, Data)];
+            assert_eq!(set(opcode, copy(OTHER).as_bytes(), &[]).0, both);
+            assert_eq!(
+                set(opcode, copy(NODE).as_bytes(), &[]).0,
+                [(NODE, Change, Data)]
+            );
         }
         // FS_IOC_SETFLAGS, FS_IOC_GETFLAGS, and what imports ask for.
-        let change = [(NODE, Change, Attributes)];
-        assert_eq!(of(Opcode::Ioctl, ioctl(0x4008_6602).as_bytes()), change);
-        assert_eq!(of(Opcode::Ioctl, ioctl(0x8008_6601).as_bytes()), []);
-        let token = ioctl(uvfs_proto::import::TOKEN_IOCTL);
-        assert_eq!(of(Opcode::Ioctl, token.as_bytes()), []);
-        assert_eq!(
-            of(Opcode::Link, link.as_bytes()),
-            [(OTHER, Change, Links), (NODE, Change, Names)]
-        );
+        let token = uvfs_proto::import::TOKEN_IOCTL;
+        for (cmd, changes) in [(0x4008_6602, true), (0x8008_6601, false), (token, false)] {
+            let ioctl = abi::IoctlIn {
+                cmd,
+                ..Default::default()
+            };
+            let nodes = set(Opcode::Ioctl, ioctl.as_bytes(), &[]).0;
+            assert_eq!(!nodes.is_empty(), changes, "{nodes:?}");
+        }
+        // The other node is the first field.
+        let first = |opcode, node: u64| set(opcode, node.as_bytes(), b"name\0to\0").0;
+        let linked = vec![(OTHER, Change, Links), (NODE, Change, Names)];
+        assert_eq!(first(Opcode::Link, OTHER), linked);
         let both = [(NODE, Change, Names), (OTHER, Change, Names)];
-        assert_eq!(of(Opcode::Rename, rename(OTHER).as_bytes()), both);
-        assert_eq!(of(Opcode::Rename2, rename2(OTHER).as_bytes()), both);
-        assert_eq!(of(Opcode::Rename, rename(NODE).as_bytes()), both[..1]);
-        assert_eq!(of(Opcode::Rename2, rename2(NODE).as_bytes()), both[..1]);
+        for opcode in [Opcode::Rename, Opcode::Rename2] {
+            assert_eq!(first(opcode, OTHER), both);
+            assert_eq!(first(opcode, NODE), both[..1]);
+        }
     }
 
     #[test]

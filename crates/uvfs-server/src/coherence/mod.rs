@@ -80,8 +80,12 @@ fn pages(offset: u64, len: u64) -> std::ops::RangeInclusive<u64> {
 }
 
 impl Shard {
-    /// The kernel is about to drop a range of a node's pages; with a `len` of 0, all from there on.
-    fn drops(&mut self, node: u64, offset: u64, len: u64) {
+    /// The kernel is about to drop a range of a node's pages; with a `len` of 0, all from there on,
+    /// and with a negative offset none.
+    fn drops(&mut self, node: u64, offset: i64, len: i64) {
+        let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) else {
+            return;
+        };
         if self.seen.len() >= MOST_SEEN && !self.seen.contains_key(&node) {
             self.seen.clear();
         }
@@ -176,6 +180,13 @@ pub(crate) struct Refusal {
     pub(crate) retry: Duration,
     /// Not because others have leases or requests under way: the kernel asks nobody.
     pub(crate) passing: bool,
+}
+
+impl Refusal {
+    fn of_passing(retry: Duration) -> Self {
+        let passing = true;
+        Self { retry, passing }
+    }
 }
 
 /// What one request touches, and since when its answer's attributes may be old.
@@ -528,9 +539,7 @@ impl Coherence {
         let Some(kernel) = self.kernel.get() else {
             return;
         };
-        if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
-            self.shard(node).drops(node, offset, len);
-        }
+        self.shard(node).drops(node, offset, len);
         Box::pin(kernel.inode(node, offset, len)).await;
     }
 
@@ -665,11 +674,9 @@ impl Coherence {
                 Part::Attributes => (-1, 0),
                 _ => access.range,
             };
-            if let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) {
-                self.shard(node).drops(node, offset, len);
-            }
+            self.shard(node).drops(node, offset, len);
             stale.push(Stale {
-                job: Job::Inode { node, offset, len },
+                job: Job::Inode(node, offset, len),
                 given: None,
             });
         }
@@ -680,9 +687,8 @@ impl Coherence {
     fn stale_links(&self, node: u64) -> Option<Stale> {
         let key = Key::attributes(node);
         let version = self.given().change(key)?;
-        let (offset, len) = (-1, 0);
         Some(Stale {
-            job: Job::Inode { node, offset, len },
+            job: Job::Inode(node, -1, 0),
             given: Some((key, version)),
         })
     }
@@ -711,10 +717,7 @@ impl Coherence {
             let key = Key::name(parent, name.to_bytes());
             if let Some(version) = given.change(key) {
                 stale.push(Stale {
-                    job: Job::Entry {
-                        parent,
-                        name: name.to_owned(),
-                    },
+                    job: Job::Entry(parent, name.to_owned()),
                     given: Some((key, version)),
                 });
             } else if let Some(node) = gone
@@ -751,11 +754,7 @@ impl Coherence {
     /// Lets a client look at a node's attributes, once what others may have changed is there.
     pub(crate) async fn looks(&self, link: &Link, node: u64) -> Result<Entered<'_>, Errno> {
         self.write_back(node).await;
-        let what = Use {
-            node,
-            access: Access::Look,
-            part: Part::Data,
-        };
+        let what = Use::data(node, Access::Look);
         self.enter(Origin::Client(link), what).await
     }
 
@@ -766,16 +765,10 @@ impl Coherence {
             passing: false,
         };
         if self.alone.load(Ordering::Relaxed) {
-            return Err(Refusal {
-                retry: Duration::from_secs(3600),
-                passing: true,
-            });
+            return Err(Refusal::of_passing(Duration::from_secs(3600)));
         }
         if self.shard(node).table.passes(node) {
-            return Err(Refusal {
-                retry: PASSING,
-                passing: true,
-            });
+            return Err(Refusal::of_passing(PASSING));
         }
         if link.is_over() || !self.settled() {
             return Err(SOON);
@@ -787,11 +780,7 @@ impl Coherence {
         let mut asked = self.ask(link, node, mode).await;
         if asked.is_none() {
             // Others' leases come back first. Somebody may be faster; then the caller does without.
-            let what = Use {
-                node,
-                access,
-                part: Part::Data,
-            };
+            let what = Use::data(node, access);
             let entered = self.enter(Origin::Client(link), what).await;
             drop(entered.map_err(|_| SOON)?);
             asked = self.ask(link, node, mode).await;
@@ -845,21 +834,12 @@ impl Coherence {
 
 /// What the kernel is to drop.
 enum Job {
-    Inode {
-        node: u64,
-        offset: i64,
-        len: i64,
-    },
-    Entry {
-        parent: u64,
-        name: CString,
-    },
-    /// If it is still this node's.
-    Removed {
-        parent: u64,
-        node: u64,
-        name: CString,
-    },
+    /// A node's attributes, and its pages from an offset on unless that is negative.
+    Inode(u64, i64, i64),
+    /// A name in a directory.
+    Entry(u64, CString),
+    /// A name in a directory, if it is still this node's.
+    Removed(u64, CString, u64),
 }
 
 /// Something that the kernel has to drop, and what is noted of it then.
@@ -906,7 +886,7 @@ impl Invalidator {
     }
 
     async fn inode(&self, node: u64, offset: i64, len: i64) {
-        self.run(Job::Inode { node, offset, len }).await;
+        self.run(Job::Inode(node, offset, len)).await;
     }
 
     async fn run(&self, job: Job) {
@@ -934,7 +914,7 @@ impl Invalidator {
     fn hint(&self, parent: u64, node: u64, name: CString) {
         let mut jobs = lock(&self.jobs.0);
         if jobs.hints.len() < MOST_HINTS {
-            jobs.hints.push_back(Job::Removed { parent, node, name });
+            jobs.hints.push_back(Job::Removed(parent, name, node));
             // Without a thread it waits for the next one.
             let _ = self.wake(&mut jobs);
         }
@@ -981,9 +961,9 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
         };
         drop(now);
         let told = match job {
-            Job::Inode { node, offset, len } => notifier.invalidate_inode(node, offset, len),
-            Job::Entry { parent, name } => notifier.invalidate_entry(parent, &name),
-            Job::Removed { parent, node, name } => notifier.deleted(parent, node, &name),
+            Job::Inode(node, offset, len) => notifier.invalidate_inode(node, offset, len),
+            Job::Entry(parent, name) => notifier.invalidate_entry(parent, &name),
+            Job::Removed(parent, name, node) => notifier.deleted(parent, node, &name),
         };
         if let Err(error) = told {
             // The mount has ended, or the name is in use as a mount point or a directory.
