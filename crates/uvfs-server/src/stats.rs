@@ -32,7 +32,7 @@ pub struct QueueStats {
     spins: AtomicU64,
     sleeps: AtomicU64,
     enters: AtomicU64,
-    /// Requests under way that `coherence.rs` has to know of and does not.
+    /// Requests under way that coherence has to know of and does not.
     untracked: AtomicU64,
 }
 
@@ -83,7 +83,7 @@ impl QueueStats {
         }
     }
 
-    /// A request begins (or, with `false`, ends) without `coherence.rs`. Ordered with its flag.
+    /// A request begins (or, with `false`, ends) without leases. Ordered with its flag.
     pub(crate) fn without_leases(&self, begins: bool) {
         let one = if begins { 1 } else { u64::MAX };
         self.untracked.fetch_add(one, Ordering::SeqCst);

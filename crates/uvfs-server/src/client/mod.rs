@@ -27,9 +27,9 @@ use uvfs_proto::request::Operation;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::{End, ServerQueue};
 
+use crate::coherence::lease::Mode;
 use crate::dispatch::{attributes, entry_out};
 use crate::fs::{Context, Errno, FileSystem, Origin};
-use crate::lease::Mode;
 use crate::pipeline::{execute, refuse};
 use crate::reply::{Body, Outcome, Reply};
 use crate::request::{Message, Request};

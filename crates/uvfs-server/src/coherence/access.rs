@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use uvfs_proto::abi::{self, SetattrValid};
 use uvfs_proto::request::Operation;
 
-use crate::lease::Access::{self, Change, Direct, Look};
+use super::lease::Access::{self, Change, Direct, Look};
 
 /// The part of a node that a request looks at or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

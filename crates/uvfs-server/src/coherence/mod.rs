@@ -12,9 +12,11 @@
 //! passes, and needs none, for while it holds a write lease the kernel knows nothing.
 //!
 //! The kernel is told only of what it may have: names and attributes that it was given lately
-//! (`given.rs`), and nothing of nodes that only clients ever were given.
+//! (`kernel_cache.rs`), and nothing of nodes that only clients ever were given.
 
 mod access;
+mod kernel_cache;
+pub(crate) mod lease;
 
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -37,11 +39,11 @@ use uvfs_queue::pair::ServerQueue;
 
 pub(crate) use access::AccessSet;
 use access::{Part, Use};
+use kernel_cache::{KernelCache, Key, Version};
+use lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
 
 use crate::client::link::Link;
 use crate::fs::{FileSystem, Origin, Unlinked};
-use crate::given::{Given, Key, Version};
-use crate::lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
 use crate::lock;
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
@@ -134,7 +136,7 @@ pub(crate) struct Coherence {
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
     /// What that may have.
-    given: std::sync::OnceLock<Given>,
+    given: std::sync::OnceLock<KernelCache>,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
     /// The kernel takes backing files.
@@ -329,8 +331,8 @@ impl Coherence {
         self.shard(node).table.hides(node)
     }
 
-    fn given(&self) -> &Given {
-        self.given.get_or_init(Given::default)
+    fn given(&self) -> &KernelCache {
+        self.given.get_or_init(KernelCache::default)
     }
 
     /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
@@ -586,7 +588,7 @@ impl Coherence {
     pub(crate) fn now(&self) -> Since {
         Since {
             epoch: self.epoch(),
-            last: self.given.get().map_or(0, Given::last),
+            last: self.given.get().map_or(0, KernelCache::last),
         }
     }
 

@@ -1,5 +1,5 @@
 //! Who may cache what: the table of leases. Pure state, no I/O and no waiting, so that all of it
-//! can be tested; `coherence.rs` does the rest.
+//! can be tested; `mod.rs` does the rest.
 //!
 //! A node's pages, size and times are cached by clients that hold a lease of it: several may hold
 //! [`Mode::Read`], or one [`Mode::Write`]. A request of somebody else that would see old data, or

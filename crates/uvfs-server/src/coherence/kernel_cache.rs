@@ -1,5 +1,5 @@
-//! What the kernel of a mount may still have in its caches of names and attributes, so that clients'
-//! changes of what it can't have cost it, and them, nothing.
+//! Tracks which names and attributes the kernel of a mount may still have in its caches, so that a
+//! client's change of anything else costs neither of them a notification.
 //!
 //! The kernel keeps a name, or a file's attributes, for as long as an answer said (their lifetime),
 //! and then asks again before it uses them. So every answer with a lifetime is noted here, by a hash
@@ -84,8 +84,8 @@ struct Told {
     at: Instant,
 }
 
-/// What the kernel may have.
-pub(crate) struct Given {
+/// Tracks which names and attributes the kernel may still have.
+pub(crate) struct KernelCache {
     began: Instant,
     times: Box<[AtomicU64]>,
     /// The number of the last change of any key that is counted here.
@@ -103,7 +103,7 @@ fn ticks(time: Duration) -> u32 {
     u32::try_from(time.as_millis() / 16 + 1).unwrap_or(u32::MAX)
 }
 
-impl Default for Given {
+impl Default for KernelCache {
     fn default() -> Self {
         let zeros = |n| (0..n).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -117,7 +117,7 @@ impl Default for Given {
     }
 }
 
-impl Given {
+impl KernelCache {
     fn now(&self) -> u32 {
         ticks(self.began.elapsed())
     }
@@ -171,7 +171,7 @@ impl Given {
             .is_some_and(|told| told.at.elapsed() < CONTENDED)
     }
 
-    /// A client has changed `key`. If the kernel may have it, what [`Given::dropped`] is to be given
+    /// A client has changed `key`. If the kernel may have it, what [`KernelCache::dropped`] is to be given
     /// after the kernel was told.
     pub(crate) fn change(&self, key: Key) -> Option<Version> {
         let number = self.last.fetch_add(1, Ordering::SeqCst) + 1;
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_was_given_is_told_once() {
-        let given = Given::default();
+        let given = KernelCache::default();
         let (name, other) = (Key::name(1, b"name"), Key::name(1, b"other"));
         assert_ne!(name, other);
         assert_ne!(name, Key::name(2, b"name"));
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_change_shows_in_answers_that_began_before() {
-        let given = Given::default();
+        let given = KernelCache::default();
         let key = Key::attributes(5);
         let before = given.last();
         given.give(key, SECOND);
@@ -256,11 +256,11 @@ mod tests {
 
     #[test]
     fn times_pass() {
-        let mut given = Given::default();
+        let mut given = KernelCache::default();
         let key = Key::name(3, b"x");
         given.give(key, Duration::from_secs(90));
         given.moves(Key::name(3, b"y"));
-        let back = |given: &mut Given, secs| given.began -= Duration::from_secs(secs);
+        let back = |given: &mut KernelCache, secs| given.began -= Duration::from_secs(secs);
         back(&mut given, 110);
         assert!(given.change(key).is_some());
         assert!(given.change(Key::name(3, b"y")).is_some());
