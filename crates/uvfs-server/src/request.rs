@@ -46,6 +46,15 @@ impl Message {
         copy
     }
 
+    /// Whether it is a READ of so many bytes for the page cache; a caller of a direct one waits for it.
+    /// For a transport that chooses the thread before it is decoded there.
+    pub(crate) fn is_large_read(&self, size: u32) -> bool {
+        let arg = || abi::ReadIn::read_from_prefix(self.structure());
+        let direct = libc::O_DIRECT as u32;
+        self.header.opcode == Opcode::Read as u32
+            && arg().is_ok_and(|(arg, _)| arg.size >= size && arg.flags & direct == 0)
+    }
+
     /// The structure.
     pub(crate) fn structure(&self) -> &[u8] {
         &self.op[..self.op_len]

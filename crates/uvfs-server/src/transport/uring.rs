@@ -20,8 +20,8 @@ use rustix::io::Errno;
 use uvfs_io::runtime::{self, Keep, Remote, Runtime, Sqe};
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{
-    self, IO_URING_CMD_COMMIT_AND_FETCH, IO_URING_CMD_REGISTER, InHeader, Opcode,
-    URING_OP_IN_OUT_SZ, UringCmdReq, UringEntInOut, UringReqHeader,
+    IO_URING_CMD_COMMIT_AND_FETCH, IO_URING_CMD_REGISTER, InHeader, URING_OP_IN_OUT_SZ,
+    UringCmdReq, UringEntInOut, UringReqHeader,
 };
 use uvfs_proto::reply;
 use uvfs_queue::placement::Relieved;
@@ -176,7 +176,7 @@ impl Queue {
     /// Whether a request goes on with a stream.
     fn is_streaming(&self, request: &Message) -> bool {
         let streak = self.streak.load(Ordering::Relaxed);
-        if !is_streamed(request) {
+        if !request.is_large_read(LARGE) {
             if streak != 0 {
                 self.streak.store(0, Ordering::Relaxed);
             }
@@ -187,15 +187,6 @@ impl Queue {
         }
         streak == STREAM
     }
-}
-
-/// Whether it is a large read for the page cache. A caller of a direct one waits for it.
-fn is_streamed(request: &Message) -> bool {
-    if request.header.opcode != Opcode::Read as u32 {
-        return false;
-    }
-    abi::ReadIn::read_from_prefix(&request.op)
-        .is_ok_and(|(arg, _)| arg.size >= LARGE && arg.flags & libc::O_DIRECT as u32 == 0)
 }
 
 /// One of a queue's entries.
