@@ -164,10 +164,8 @@ fn is_locked(file: &std::fs::File) -> bool {
         l_pid: 0,
     };
     // SAFETY: F_OFD_GETLK takes a struct flock, which outlives the call.
-    assert_eq!(
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut flock) },
-        0
-    );
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut flock) };
+    assert_eq!(asked, 0);
     i32::from(flock.l_type) != libc::F_UNLCK
 }
 

@@ -14,8 +14,7 @@ use crate::coherence::Since;
 use crate::fs::*;
 use crate::reply::{Body, Listed, Outcome, Reply, Scratch};
 use crate::request::Request;
-use crate::session::Session;
-use crate::transport::DEPTH;
+use crate::session::{DEPTH, Session};
 
 /// The extended attribute of the root that names the control socket.
 pub const CONTROL_XATTR: &str = "user.uvfs.control";
@@ -216,12 +215,12 @@ async fn dispatch<F: FileSystem>(
             let fh = with_fh(arg.getattr_flags, arg.fh);
             let (stat, ttl) = fs.statx(cx, node, fh, arg.sx_mask).await?;
             let (attr_valid, attr_valid_nsec) = reply::ttl(ttl);
-            Ok(Reply::Statx(abi::StatxOut {
+            Ok(Reply::Statx(Box::new(abi::StatxOut {
                 attr_valid,
                 attr_valid_nsec,
                 stat,
                 ..Default::default()
-            }))
+            })))
         }
         Setattr(arg) => fs.setattr(cx, node, &set_attr(&arg)).await.map(attr),
         Readlink => fs

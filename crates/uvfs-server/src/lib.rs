@@ -1,9 +1,9 @@
 //! Serving a file system: the [`FileSystem`] trait, sessions and transports.
 //!
 //! A [`Session`] is one mount. Its [`Server`] has a thread for each queue of the transport
-//! (`transport/`), which hands every request, as a `Slot`, to the dispatcher (`dispatch.rs`), which
-//! calls the handler of the [`FileSystem`] and turns what it gives into an answer. All of a
-//! request's handling stays on its queue's thread.
+//! (`transport/`), which hands the bytes of every request to the pipeline (`pipeline.rs`): there it is
+//! decoded once, checked, given to the handler of the [`FileSystem`] and answered. All of a request's
+//! handling stays on its queue's thread.
 
 mod behind;
 mod client;
@@ -29,6 +29,7 @@ pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
 pub use transport::attach::{ClientLimits, Clients, InProcess, in_process};
 
+/// Locks, also after a panic of another holder.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()

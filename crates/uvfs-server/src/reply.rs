@@ -31,8 +31,8 @@ pub(crate) enum Reply {
     Opened(abi::OpenOut),
     /// Attributes.
     Attributes(abi::AttrOut),
-    /// Attributes as statx(2) has them.
-    Statx(abi::StatxOut),
+    /// Attributes as statx(2) has them; twice as large as all others.
+    Statx(Box<abi::StatxOut>),
     /// How much a WRITE took.
     Written(abi::WriteOut),
     /// How much a READ put into the request's room.

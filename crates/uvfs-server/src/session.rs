@@ -29,6 +29,9 @@ const MAX_PAGES: u32 = 256;
 /// Requests that the kernel may have under way in the background (readahead, writeback).
 const MAX_BACKGROUND: u16 = 64;
 
+/// Requests that one queue has under way at most; further ones wait in the kernel.
+pub(crate) const DEPTH: usize = 64;
+
 /// How a session serves.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {

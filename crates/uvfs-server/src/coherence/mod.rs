@@ -368,6 +368,13 @@ impl Coherence {
         }
     }
 
+    fn shows_attributes(&self, node: u64, secs: &mut u64, nanos: &mut u32, since: Since) {
+        let lifetime = reply::duration(*secs, *nanos);
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(node), lifetime, since) {
+            (*secs, *nanos) = (0, 0);
+        }
+    }
+
     /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
     pub(crate) fn shows(
         &self,
@@ -382,20 +389,11 @@ impl Coherence {
                 let name = access.entry.map(|(parent, name)| (parent, name.to_bytes()));
                 self.shows_entry(name, entry, since);
             }
-            Reply::Attributes(abi::AttrOut {
-                attr_valid: secs,
-                attr_valid_nsec: nanos,
-                ..
-            })
-            | Reply::Statx(abi::StatxOut {
-                attr_valid: secs,
-                attr_valid_nsec: nanos,
-                ..
-            }) => {
-                let lifetime = reply::duration(*secs, *nanos);
-                if !lifetime.is_zero() && !self.may_give(Key::attributes(node), lifetime, since) {
-                    (*secs, *nanos) = (0, 0);
-                }
+            Reply::Attributes(out) => {
+                self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
+            }
+            Reply::Statx(out) => {
+                self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
             }
             // A listing that the kernel keeps would only be looked at again when the directory's
             // time has changed, and that may be no finer than the clock's ticks.

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -17,7 +16,6 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use uvfs_io::IoBuf;
-use uvfs_io::buf::Region;
 use uvfs_io::ops::File;
 use uvfs_io::runtime::Runtime;
 use uvfs_queue::arena::Arena;
@@ -29,7 +27,7 @@ use crate::client::Client;
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
-use crate::transport::shm::Channel;
+use crate::transport::shm::{ArenaRegion, Channel};
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -256,18 +254,6 @@ pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
         hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
     }
     hash.to_ne_bytes()
-}
-
-struct ArenaRegion(Arc<Arena>);
-
-// SAFETY: the arena's mapping stays, whole and writable, as long as the arena that is held here.
-unsafe impl Region for ArenaRegion {
-    fn base(&self) -> NonNull<u8> {
-        self.0.base()
-    }
-    fn len(&self) -> usize {
-        self.0.len() as usize
-    }
 }
 
 /// Takes a client's descriptors, serves it until it goes, and cleans up behind it.

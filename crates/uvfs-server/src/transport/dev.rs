@@ -28,9 +28,9 @@ use crate::fs::FileSystem;
 use crate::pipeline::serve;
 use crate::reply::{Outcome, Reply, header_of};
 use crate::request::Message;
-use crate::session::Session;
+use crate::session::{DEPTH, Session};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, structure_len};
+use crate::transport::structure_len;
 
 /// What precedes the data of a WRITE. The buffer begins so far before a page, so that the data
 /// begins with one and can go straight to a device.

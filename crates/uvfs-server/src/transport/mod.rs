@@ -12,9 +12,6 @@ mod lead;
 mod shm;
 pub mod uring;
 
-/// Requests that one queue has under way at most; further ones wait in the kernel.
-pub(crate) const DEPTH: usize = 64;
-
 /// How long the structure behind a header is; 0 of an opcode that is not known.
 fn structure_len<F: FileSystem>(session: &Session<F>, header: &InHeader) -> usize {
     Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()))

@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::pin;
+use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -13,10 +14,12 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use uvfs_io::buf::Region;
 use uvfs_io::ops::{self, File};
 use uvfs_io::{IoBuf, Payload, runtime};
 use uvfs_proto::abi::{InHeader, Opcode};
 use uvfs_proto::{ext, reply};
+use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::{Direction, INLINE_SIZE, MAX_DEPTH, Submission};
 use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
@@ -26,6 +29,19 @@ use crate::fs::FileSystem;
 use crate::reply::{Body, Outcome, Reply, header_of};
 use crate::request::Message;
 use crate::transport::lead::Lead;
+
+/// A client's arena, as memory for I/O.
+pub(super) struct ArenaRegion(pub(super) Arc<Arena>);
+
+// SAFETY: the arena's mapping stays, whole and writable, as long as the arena that is held here.
+unsafe impl Region for ArenaRegion {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+    fn len(&self) -> usize {
+        self.0.len() as usize
+    }
+}
 
 /// How many clients' threads are busy with large transfers.
 static TRANSFERRING: AtomicUsize = AtomicUsize::new(0);

@@ -32,9 +32,9 @@ use crate::lock;
 use crate::pipeline::serve;
 use crate::reply::{Outcome, header_of};
 use crate::request::Message;
-use crate::session::Session;
+use crate::session::{DEPTH, Session};
 use crate::stats::QueueStats;
-use crate::transport::{DEPTH, structure_len};
+use crate::transport::structure_len;
 
 /// Offsets in [`UringReqHeader`].
 const OP_AT: usize = 128;
