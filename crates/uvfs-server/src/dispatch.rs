@@ -147,7 +147,7 @@ fn lock(arg: &abi::LkIn, wait: bool) -> (LockHow, Lock) {
     (how, lock)
 }
 
-/// What getxattr(2) and listxattr(2) give for a buffer of `size` bytes; 0 asks for the length.
+/// The answer of getxattr(2) and listxattr(2) for a buffer of `size` bytes; 0 asks for the length.
 fn sized(value: &[u8], size: u32) -> Outcome {
     if value.len() > XATTR_MAX {
         return Err(Errno::TOOBIG);

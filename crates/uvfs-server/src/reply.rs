@@ -13,7 +13,7 @@ use crate::fs::Errno;
 /// client's identity of the file.
 pub(crate) type Body = SmallVec<[u8; 184]>;
 
-/// What became of a request.
+/// The result of a request.
 pub(crate) type Outcome = Result<Reply, Errno>;
 
 /// Success, and what the sender gets.
@@ -90,7 +90,7 @@ impl Reply {
     }
 }
 
-/// What an answer's header says: the error, and the length of the body.
+/// The error and the length of the body, for an answer's header.
 pub(crate) fn header_of(outcome: &Outcome) -> (i32, usize) {
     match outcome {
         Ok(reply) => (0, reply.len()),

@@ -1,5 +1,5 @@
-//! What a client has of the file system, by the replies that it got: its open files and its lookups,
-//! to be taken back when it goes.
+//! The open files and lookups of a client, counted by the replies that it got. The server takes them
+//! back when the client goes.
 
 use std::collections::hash_map::Entry;
 

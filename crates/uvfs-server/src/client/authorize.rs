@@ -9,8 +9,8 @@ use crate::fs::{Errno, FileSystem, Result};
 use crate::request::Request;
 
 impl<F: FileSystem> Client<F> {
-    /// What an imported handle was opened for: whether for reading, whether for writing. Others
-    /// the file system checks itself.
+    /// Whether a handle may be read from, and whether it may be written to. The server checks this for
+    /// imported handles alone; the file system checks its own.
     pub(super) fn access(&self, node: u64, fh: u64) -> (bool, bool) {
         match self.imported.borrow().get(&(node, fh)) {
             None => (true, true),

@@ -68,7 +68,7 @@ pub(crate) struct Client<F: FileSystem> {
     pub(crate) lock_waiters: RefCell<HashSet<u64>>,
     /// No request is taken any more.
     pub(crate) over: Cell<bool>,
-    /// What it left dirty was seen to.
+    /// Its dirty pages have been written, or are lost.
     pub(crate) salvaged: Cell<bool>,
     pub(crate) socket: Arc<File>,
 }
@@ -85,7 +85,7 @@ impl Drop for LockWaiter<'_> {
     }
 }
 
-/// Whatever ends a session, a panic too, the client hears of it.
+/// The client hears of the end of its session, also when a panic ends it.
 impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         if !self.salvaged.get() {
@@ -162,7 +162,7 @@ impl<F: FileSystem> Client<F> {
         send: impl FnOnce(&Outcome, &[u8], &Payload),
     ) {
         let asked = message.header.opcode;
-        // Those of FUSE whose answers tell more.
+        // FUSE requests whose answers tell more than FUSE's.
         let tells_more = match asked {
             ext::CREATE => Some(Opcode::Create),
             ext::WRITE => Some(Opcode::Write),

@@ -1,4 +1,4 @@
-//! What clients ask about names beyond FUSE (`uvfs_proto::ext`): names and listings that come with
+//! Clients' requests about names beyond FUSE (`uvfs_proto::ext`): names and listings that come with
 //! leases, so that the client may keep them, the contents of short files, and the names by which
 //! the mount finds what a client has open.
 //!

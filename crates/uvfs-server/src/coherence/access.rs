@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn requests_say_what_they_change() {
         use Part::{Attributes, Data, Links, Names};
-        // What the structure does not decide.
+        // With a structure of zeros.
         for &opcode in Opcode::ALL {
             use Opcode::*;
             let expected: &[_] = match opcode {

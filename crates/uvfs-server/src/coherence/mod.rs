@@ -117,7 +117,7 @@ struct Attached {
     quiet: bool,
 }
 
-/// What one session's clients and kernel may cache.
+/// Coordinates the caches of one session's clients and kernel.
 #[derive(Default)]
 pub(crate) struct Coherence {
     /// There are clients. Only written under `attached`'s lock.
@@ -130,7 +130,7 @@ pub(crate) struct Coherence {
     changes: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
-    /// What that may have.
+    /// Tracks what that kernel may have cached.
     given: std::sync::OnceLock<KernelCache>,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
@@ -186,7 +186,7 @@ impl Refusal {
     }
 }
 
-/// What one request touches, and since when its answer's attributes may be old.
+/// A request under way: the nodes that it has entered, and since when its attributes may be old.
 pub(crate) struct Under<'a> {
     entered: SmallVec<[Entered<'a>; 2]>,
     since: Since,
@@ -631,7 +631,7 @@ impl Coherence {
         };
         let unlinked = Unlinked {
             node: unlinked.node.filter(|&node| {
-                // What nobody else was ever given is nobody else's to drop.
+                // The kernel has nothing to drop of a node that only this client was given.
                 let gone = request.forgets.filter(|gone| gone.nodeid == node);
                 let gone = gone.map_or(0, |gone| gone.nlookup);
                 let own = link.lookups().get(&node).map_or(0, |&own| own) + gone;

@@ -1,4 +1,4 @@
-//! Clients come: each attaches through a unix socket with a page arena and a queue pair, and gets a
+//! Lets clients in: each attaches through a unix socket with a page arena and a queue pair, and gets a
 //! thread and a runtime of its own. Its user and group are those of its socket.
 
 use std::cell::{Cell, RefCell};
@@ -31,7 +31,7 @@ use crate::transport::shm::{ArenaRegion, Channel};
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What one server allows its clients.
+/// The limits that a server sets for its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
     /// Clients at a time; further ones get EAGAIN.
@@ -243,7 +243,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// What tells a source from others, for clients that come back: FNV-1a of the root's identity.
+/// A hash of the source (FNV-1a of the root's identity), by which a client that comes back knows it.
 pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
     let Some(identity) = session.fs().identity(ROOT) else {
         return [0; 16];

@@ -269,9 +269,7 @@ impl<F: FileSystem> Channel<F> {
                     for _ in 0..16 {
                         if self.client.queue.ready() {
                             self.spinner.borrow_mut().ended(start.elapsed(), false);
-                            self.client
-                                .stats
-                                .waited_here(self.spinner.borrow().counts());
+                            self.count_waits();
                             return;
                         }
                         std::hint::spin_loop();
@@ -293,10 +291,13 @@ impl<F: FileSystem> Channel<F> {
         self.client.queue.disarm();
         if self.busy.get() == 0 {
             self.spinner.borrow_mut().ended(start.elapsed(), true);
-            self.client
-                .stats
-                .waited_here(self.spinner.borrow().counts());
+            self.count_waits();
         }
+    }
+
+    fn count_waits(&self) {
+        let counts = self.spinner.borrow().counts();
+        self.client.stats.waited_here(counts);
     }
 
     /// Serves one request: takes its bytes out of the entry, and puts those of the answer there.
