@@ -54,7 +54,8 @@ pub struct Extent {
     pub len: u32,
 }
 
-/// Judges the content of a kind of buffer, after it was read and before it is written.
+/// Judges the content of a kind of buffer, after it was read and before it is written, and
+/// completes it before it is written.
 pub trait Verifier: Sync {
     /// What kind it is, for messages; two verifiers of the same name are taken to be the same.
     fn name(&self) -> &'static str;
@@ -65,6 +66,12 @@ pub trait Verifier: Sync {
     /// # Errors
     /// What is wrong with them.
     fn verify(&self, daddr: u64, bytes: &[u8]) -> Result<(), Corrupt>;
+
+    /// Completes the content of the buffer at `daddr` before it is written: puts in what follows
+    /// from the rest, a checksum for one. [`Verifier::verify`] judges what this leaves.
+    fn seal(&self, daddr: u64, bytes: &mut [u8]) {
+        let _ = (daddr, bytes);
+    }
 
     /// How many looks of reclaim a buffer of this kind survives after its last use: more for
     /// what is needed again and again, such as the roots of trees and group headers.

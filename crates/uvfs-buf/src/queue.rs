@@ -138,7 +138,7 @@ impl WriteQueue {
                     inner.content_mut()
                 }
             };
-            let Some(bytes) = content.as_deref() else {
+            let Some(bytes) = content.as_deref_mut() else {
                 // Somebody else is writing it.
                 drop(content);
                 self.end(run, plug);
@@ -154,7 +154,10 @@ impl WriteQueue {
                 return Ok(None);
             }
             if let Some(verifier) = verifier
-                && let Err(what) = verifier.verify(inner.daddr(), bytes)
+                && let Err(what) = {
+                    verifier.seal(inner.daddr(), bytes);
+                    verifier.verify(inner.daddr(), bytes)
+                }
             {
                 count(&shared.counters.verify_errors, 1);
                 return Err(BufError::Verify {

@@ -54,6 +54,14 @@ pub trait Layout: Sized + FromBytes + IntoBytes + Immutable + KnownLayout + Unal
                 have: bytes.len(),
             })
     }
+
+    /// Writes the structure at byte `offset` of `bytes`: the inverse of [`Layout::at`].
+    ///
+    /// # Panics
+    /// If it does not fit.
+    fn put(&self, bytes: &mut [u8], offset: usize) {
+        bytes[offset..offset + Self::SIZE].copy_from_slice(self.as_bytes());
+    }
 }
 impl<T: Sized + FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned> Layout for T {}
 
@@ -845,6 +853,16 @@ impl InodeChunk {
 }
 
 impl InobtRecord {
+    /// The record of a chunk on a file system with sparse inodes: the inverse of
+    /// [`InobtRecord::unpack`].
+    pub fn pack(c: &InodeChunk) -> InobtRecord {
+        InobtRecord {
+            startino: Be32::new(c.startino),
+            counts: Be32::new(u32::from(c.holemask) << 16 | c.count << 8 | c.freecount),
+            free: Be64::new(c.free),
+        }
+    }
+
     /// The chunk; `sparse` is whether the file system has sparse inodes.
     pub fn unpack(&self, sparse: bool) -> InodeChunk {
         let c = self.counts.get();
@@ -909,7 +927,21 @@ pub struct Extent {
     pub unwritten: bool,
 }
 
+/// Most blocks of one extent record: its count has 21 bits.
+pub const MAX_EXTENT_BLOCKS: u32 = (1 << 21) - 1;
+
 impl ExtentRecord {
+    /// The record of an extent: the inverse of [`ExtentRecord::unpack`]. Values wider than their
+    /// bit fields lose their high bits.
+    pub fn pack(e: &Extent) -> ExtentRecord {
+        let startoff = e.startoff & ((1 << 54) - 1);
+        let startblock = e.startblock & ((1 << 52) - 1);
+        ExtentRecord {
+            l0: Be64::new(u64::from(e.unwritten) << 63 | startoff << 9 | startblock >> 43),
+            l1: Be64::new(startblock << 21 | u64::from(e.blockcount & MAX_EXTENT_BLOCKS)),
+        }
+    }
+
     /// The extent: 1 bit unwritten, 54 bits offset, 52 bits block, 21 bits count.
     pub fn unpack(&self) -> Extent {
         let (l0, l1) = (self.l0.get(), self.l1.get());
@@ -1085,6 +1117,21 @@ pub fn timestamp(raw: u64, bigtime: bool) -> (i64, u32) {
         )
     } else {
         ((raw >> 32) as u32 as i32 as i64, raw as u32)
+    }
+}
+
+/// The bigtime stamp of a moment, the inverse of [`timestamp`]; moments outside of what a stamp can
+/// express (December 1901 to July 2486) become the nearest one.
+pub fn bigtime_stamp(sec: i64, nsec: u32) -> u64 {
+    /// `XFS_BIGTIME_TIME_MAX`: the last second, counted from the first.
+    const LAST: i64 = (u64::MAX / 1_000_000_000) as i64 & !3;
+    match sec.checked_add(BIGTIME_EPOCH_OFFSET) {
+        Some(s) if s < 0 => 0,
+        Some(s) if s <= LAST => {
+            (s as u64 * 1_000_000_000).saturating_add(u64::from(nsec.min(999_999_999)))
+        }
+        _ if sec < 0 => 0,
+        _ => LAST as u64 * 1_000_000_000,
     }
 }
 
@@ -2250,6 +2297,44 @@ mod tests {
         assert_eq!(timestamp(0xffff_ffff_0000_0005, false), (-1, 5));
         assert_eq!(timestamp(0, true), (-(1 << 31), 0));
         assert_eq!(timestamp((1u64 << 31) * 1_000_000_000 + 7, true), (0, 7));
+    }
+
+    #[test]
+    fn records_pack_as_they_unpack() {
+        for e in [
+            Extent {
+                startoff: (1 << 54) - 1,
+                startblock: (1 << 52) - 1,
+                blockcount: MAX_EXTENT_BLOCKS,
+                unwritten: false,
+            },
+            Extent {
+                startoff: 0x12_3456_789a,
+                startblock: 0x1_2345_6789,
+                blockcount: 1,
+                unwritten: true,
+            },
+        ] {
+            assert_eq!(ExtentRecord::pack(&e).unpack(), e);
+        }
+        let c = InodeChunk {
+            startino: 128,
+            holemask: 0xff00,
+            count: 32,
+            freecount: 16,
+            free: u64::MAX << 16,
+        };
+        assert_eq!(InobtRecord::pack(&c).unpack(true), c);
+        for t in [
+            (0, 7),
+            (-1, 999_999_999),
+            (13_569_465_600, 123),
+            (-(1 << 31), 0),
+        ] {
+            assert_eq!(timestamp(bigtime_stamp(t.0, t.1), true), t);
+        }
+        assert_eq!(bigtime_stamp(i64::MIN, 5), 0);
+        assert_eq!(bigtime_stamp(i64::MAX, 5), bigtime_stamp(1 << 60, 0));
     }
 
     #[test]

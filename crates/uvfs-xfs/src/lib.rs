@@ -8,6 +8,7 @@
 
 mod attr;
 pub mod blocks;
+pub mod bulk;
 mod cached;
 pub mod check;
 mod dir;
@@ -17,7 +18,9 @@ pub mod fs;
 pub mod geometry;
 mod inode;
 mod log;
+pub mod mkfs;
 pub mod tools;
+mod verifier;
 mod volume;
 mod wait;
 

@@ -380,6 +380,22 @@ impl<'a, B: Blocks> Log<'a, B> {
     }
 }
 
+/// The checksum of a record of `bytes` bytes of data that begins with `heads` blocks of headers.
+pub(crate) fn record_checksum(record: &[u8], heads: usize, bytes: usize) -> u32 {
+    let r = Record {
+        at: 0,
+        heads: heads as u64,
+        data: 0,
+        ops: 0,
+        tail: None,
+        crc: 0,
+        bytes,
+        extended: heads > 1,
+    };
+    let (heads, data) = record.split_at(heads * BLOCK);
+    r.checksum(LogRecordHeader::SIZE, heads, data)
+}
+
 /// A record of the log.
 #[derive(Debug, Clone, Copy)]
 struct Record {

@@ -100,7 +100,7 @@ impl From<Strategy> for Prefetch {
 }
 
 /// Bytes, with K, M, G or T for powers of 1024.
-fn parse_size(s: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(s: &str) -> Result<u64, String> {
     let digits = s.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match s[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -174,7 +174,7 @@ fn finding_json(f: &Finding) -> Value {
 }
 
 /// The most memory that this process has had at a time, in bytes.
-fn peak_memory() -> Option<u64> {
+pub(crate) fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;

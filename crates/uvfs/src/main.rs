@@ -10,6 +10,7 @@ mod daemon;
 mod error;
 mod helper;
 mod image;
+mod mkfs;
 mod mount;
 mod options;
 mod run;
@@ -33,6 +34,7 @@ Examples:
   uvfs stats /mnt                  what it has done
   uvfs run -- make -C /mnt/src     a program over shared memory instead of the kernel
   uvfs umount /mnt
+  uvfs mkfs --from root disk.img   an XFS image of a directory, without root
   uvfs check disk.img              is an XFS file system sound?
   uvfs mount disk.img /mnt         serve an XFS image, read-only
   uvfs ls -lR disk.img /etc        look into one without mounting it
@@ -85,6 +87,8 @@ commands! {
     Stats => stats,
     /// Check an XFS image or device.
     Check => check,
+    /// Make an XFS image, empty or from a directory.
+    Mkfs => mkfs,
     /// List a directory of an XFS image.
     Ls => ls,
     /// Write a file of an XFS image to standard output.

@@ -1,0 +1,151 @@
+//! How large a file system has to be for a source, and what is told of a source before it is copied.
+
+use super::fill::{AttrForm, block_runs, divide};
+use super::layout::{MIN_ORDINARY_BYTES, Plan};
+use super::pool::{Pool, Walk};
+use super::source::{Root, Time};
+use super::{MkfsError, Options};
+use crate::bulk::btree::{Shape, fork_root_room};
+use crate::bulk::dir::{DirLayout, NewEntry, layout};
+use crate::format::*;
+use crate::geometry::Geometry;
+use std::collections::HashSet;
+
+/// What a source comes to.
+#[derive(Debug, Default)]
+pub(crate) struct Sum {
+    pub inodes: u64,
+    /// Blocks of data and of metadata, without inodes.
+    pub blocks: u64,
+    /// Of the latest change of contents.
+    pub newest: Time,
+    /// Of all names, attributes and link targets, but of no contents.
+    pub digest: u128,
+}
+
+/// The 128-bit FNV-1a hash.
+pub(crate) struct Digest(u128);
+
+impl Digest {
+    pub fn new() -> Digest {
+        Digest(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+
+    pub fn add(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.0 ^= u128::from(*b);
+            self.0 = self
+                .0
+                .wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+    }
+
+    pub fn get(&self) -> u128 {
+        self.0
+    }
+}
+
+/// Walks a source without reading any contents.
+pub(crate) fn sum(g: &Geometry, pool: &Pool<'_>, root: &Root) -> Result<Sum, MkfsError> {
+    let mut sum = Sum {
+        inodes: 1,
+        newest: root.meta.mtime,
+        ..Sum::default()
+    };
+    let mut digest = Digest::new();
+    let mut seen = HashSet::new();
+    let mut walk = Walk::new(pool, root.dir.clone(), root.attrs.clone());
+    while let Some(((dir, entries), attrs)) = walk.next()? {
+        let names: Vec<NewEntry<'_>> = entries
+            .iter()
+            .map(|e| NewEntry {
+                name: &e.name,
+                // Numbers that need 8 bytes take the most room.
+                ino: u64::MAX >> 8,
+                file_type: FileType::from_mode(e.meta.mode),
+            })
+            .collect();
+        let (form, room) = divide(g, &attrs, false);
+        sum.blocks += attr_blocks(&form);
+        if let DirLayout::Blocks(plan) = layout(g, 0, &names, room) {
+            let blocks: usize = plan.runs(g).iter().map(|(_, n)| n).sum();
+            sum.blocks += (blocks as u64) << g.dirblklog;
+        }
+        let mut below = Vec::new();
+        for e in entries {
+            let m = &e.meta;
+            digest.add(&e.name);
+            digest.add(&[0]);
+            for word in [m.mode.into(), m.uid.into(), m.gid.into(), m.size] {
+                digest.add(&u64::to_le_bytes(word));
+            }
+            digest.add(&m.mtime.sec.to_le_bytes());
+            digest.add(&e.target);
+            sum.newest = sum.newest.max(m.mtime);
+            if e.links.is_some_and(|id| !seen.insert(id)) {
+                continue;
+            }
+            sum.inodes += 1;
+            if m.is_dir() {
+                below.push((e.name, e.attrs));
+                continue;
+            }
+            let kind = FileType::from_mode(m.mode);
+            let special = !matches!(kind, FileType::Regular | FileType::Symlink);
+            let (form, room) = divide(g, &e.attrs, special);
+            sum.blocks += attr_blocks(&form);
+            match kind {
+                FileType::Regular => {
+                    let runs = block_runs(g, m.size, &e.data);
+                    sum.blocks += runs.iter().map(|(_, n)| n).sum::<u64>();
+                    if runs.len() * ExtentRecord::SIZE > room {
+                        let root = fork_root_room(room);
+                        let shape = Shape::of_fork(g.block_size as usize, runs.len(), root);
+                        sum.blocks += shape.blocks() as u64;
+                    }
+                }
+                FileType::Symlink if e.target.len() > room => {
+                    let payload = g.block_size as usize - RemoteHeader::SIZE;
+                    sum.blocks += e.target.len().div_ceil(payload) as u64;
+                }
+                _ => {}
+            }
+        }
+        walk.descend(&dir, below);
+    }
+    sum.digest = digest.get();
+    Ok(sum)
+}
+
+fn attr_blocks(form: &AttrForm) -> u64 {
+    match form {
+        AttrForm::Blocks(plan) => plan.blocks() as u64,
+        _ => 0,
+    }
+}
+
+/// The size in bytes for a source that comes to `sum`: everything, a twentieth of that for later,
+/// and the file system's own blocks; at least what mkfs.xfs makes.
+pub(crate) fn size(o: &Options, sum: &Sum) -> Result<u64, MkfsError> {
+    const ROUND: u64 = 4 << 20;
+    let block = u64::from(o.block_size);
+    let inodes = sum.inodes.next_multiple_of(64) * u64::from(o.inode_size);
+    let content = sum.blocks * block + inodes;
+    let content = content + content / 20;
+    let mut bytes = MIN_ORDINARY_BYTES;
+    // The log and the number of groups follow from the size, which they are part of.
+    for _ in 0..8 {
+        let l = Plan::new(o, bytes, [0; 16])?;
+        let log = u64::from(l.g.logblocks) * block;
+        let groups = u64::from(l.g.agcount);
+        // What regions that are not full leave over, and the B-trees.
+        let each = u64::from(l.first_free(u32::MAX)) * block + (6 << 20);
+        let need = content + log + groups * each + bytes / 100;
+        let need = need.next_multiple_of(ROUND).max(MIN_ORDINARY_BYTES);
+        if need <= bytes {
+            break;
+        }
+        bytes = need;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,332 @@
+//! The sizes of a new file system: chosen as mkfs.xfs of xfsprogs 6.1 chooses them (mkfs.xfs(8)).
+
+use super::{MkfsError, Options};
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+
+/// Smallest allocation group: 16 MiB.
+const MIN_AG_BYTES: u64 = 16 << 20;
+/// Largest allocation group: a block less than 1 TiB.
+const MAX_AG_BYTES: u64 = 1 << 40;
+/// Smallest file system whose log is of an ordinary size, and the smallest that mkfs.xfs makes.
+pub const MIN_ORDINARY_BYTES: u64 = 300 << 20;
+/// Smallest file system that can be made at all.
+pub const MIN_BYTES: u64 = 32 << 20;
+/// Smallest log of an ordinary file system.
+const MIN_LOG_BYTES: u64 = 64 << 20;
+/// Largest log.
+const MAX_LOG_BYTES: u64 = (2 << 30) - (10 << 20);
+/// The log takes this part of the file system, between those bounds.
+const LOG_RATIO: u64 = 2048;
+
+/// The blocks of a new file system that are at fixed places.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// The superblock, with counters of 0; not in progress.
+    pub sb: Superblock,
+    /// The geometry of that.
+    pub g: Geometry,
+    /// Blocks of the headers at the start of each allocation group.
+    pub header_blocks: u32,
+    /// Blocks in each allocation group's free list.
+    pub free_list: u32,
+    /// The allocation group with the log.
+    pub log_ag: u32,
+}
+
+/// The roots of the B-trees of an allocation group lie after the headers, in this order.
+pub(crate) const ROOTS: [Btree; 5] = [
+    Btree::Bno,
+    Btree::Cnt,
+    Btree::Ino,
+    Btree::Fino,
+    Btree::Refcount,
+];
+
+impl Plan {
+    /// The block of the root of a tree, in its allocation group.
+    pub fn root(&self, tree: Btree) -> u32 {
+        let i = ROOTS.iter().position(|t| *t == tree).unwrap_or(0);
+        self.header_blocks + i as u32
+    }
+
+    /// The first block after the roots: the log's, or the free list's.
+    pub fn after_roots(&self) -> u32 {
+        self.header_blocks + ROOTS.len() as u32
+    }
+
+    /// The first block of an allocation group that is not taken by headers, roots, log and free
+    /// list.
+    pub fn first_free(&self, agno: u32) -> u32 {
+        self.free_list_start(agno) + self.free_list
+    }
+
+    /// The first block of the free list.
+    pub fn free_list_start(&self, agno: u32) -> u32 {
+        self.after_roots()
+            + if agno == self.log_ag {
+                self.g.logblocks
+            } else {
+                0
+            }
+    }
+
+    /// Inodes that are allocated together, at least a chunk and at least a block.
+    pub fn unit_inodes(&self) -> u32 {
+        INODES_PER_CHUNK.max(1 << self.g.inopblog)
+    }
+
+    /// Their blocks.
+    pub fn unit_blocks(&self) -> u32 {
+        self.g.chunk_blocks()
+    }
+
+    /// Chooses all sizes for a file system of `bytes` bytes.
+    pub fn new(o: &Options, bytes: u64, uuid: Uuid) -> Result<Plan, MkfsError> {
+        let bad = |why: String| MkfsError::Options(why);
+        let block = o.block_size;
+        if !block.is_power_of_two() || !(1024..=65536).contains(&block) {
+            return Err(bad(format!(
+                "a block size of {block}: powers of two from 1024 to 65536 are possible"
+            )));
+        }
+        let sector = o.sector_size;
+        if !sector.is_power_of_two() || !(512..=32768).contains(&sector) || sector > block {
+            return Err(bad(format!(
+                "a sector size of {sector}: powers of two from 512 to 32768, at most the block \
+                 size, are possible"
+            )));
+        }
+        let inode = o.inode_size;
+        if !inode.is_power_of_two() || !(512..=2048).contains(&inode) || inode > block / 2 {
+            return Err(bad(format!(
+                "an inode size of {inode}: powers of two from 512 to 2048, at most half of a \
+                 block, are possible"
+            )));
+        }
+        if o.label.len() > 12 {
+            return Err(bad("a label of more than 12 bytes".into()));
+        }
+        if bytes < MIN_BYTES {
+            return Err(bad(format!(
+                "{bytes} bytes are too few: at least {}M are needed",
+                MIN_BYTES >> 20
+            )));
+        }
+        let blocklog = block.trailing_zeros();
+        let mut dblocks = bytes >> blocklog;
+        let (agblocks, mut agcount) = groups(o, dblocks, blocklog)?;
+        // A last group that is too small is left out.
+        let rest = dblocks % agblocks;
+        if rest != 0 && rest < MIN_AG_BYTES >> blocklog {
+            if agcount == 1 {
+                return Err(bad("the only allocation group is too small".into()));
+            }
+            dblocks -= rest;
+            agcount -= 1;
+        }
+        let agcount = u32::try_from(agcount)
+            .map_err(|_| bad(format!("{agcount} allocation groups are too many")))?;
+        let agblocks = agblocks as u32;
+        let agblklog = 32 - (agblocks - 1).leading_zeros();
+        let inopblog = blocklog - inode.trailing_zeros();
+        if agblklog + inopblog > 32 {
+            return Err(bad("allocation groups with more than 2^32 inodes".into()));
+        }
+        let max_pct = match o.max_pct {
+            Some(p) if p > 100 => return Err(bad(format!("maxpct={p}: at most 100"))),
+            Some(p) => p,
+            None if bytes < 1 << 40 => 25,
+            None if bytes < 50 << 40 => 5,
+            None => 1,
+        };
+        // Directory blocks are of 4 KiB at least.
+        let dirblklog = 12u32.saturating_sub(blocklog);
+        let header_blocks = (4 * sector).div_ceil(block);
+        let free_list = 2 * alloc_levels(agblocks, block).min(2);
+        let log_ag = agcount / 2;
+        // Leave the log's group some room of its own.
+        let last = dblocks - u64::from(agcount - 1) * u64::from(agblocks);
+        let ag = match log_ag == agcount - 1 {
+            true => last as u32,
+            false => agblocks,
+        };
+        let fixed = header_blocks + ROOTS.len() as u32 + free_list;
+        let most = ag.saturating_sub(fixed + 64 + ag / 16);
+        let log = log_blocks(o, dblocks, blocklog, most)?;
+        let cluster = 8192 * (inode / 256);
+        let sectors = sector > 512;
+        let zero = [0u8; 16];
+        let mut sb = Superblock::read_from_bytes_or_zero();
+        sb.magicnum.set(SB_MAGIC);
+        sb.blocksize.set(block);
+        sb.dblocks.set(dblocks);
+        sb.uuid = uuid;
+        let logstart =
+            u64::from(log_ag) << agblklog | u64::from(header_blocks + ROOTS.len() as u32);
+        sb.logstart.set(logstart);
+        sb.rextsize.set(1);
+        sb.agblocks.set(agblocks);
+        sb.agcount.set(agcount);
+        sb.logblocks.set(log);
+        let align = (INODES_PER_CHUNK * inode) >> blocklog;
+        sb.versionnum.set(
+            5 | VERSION_NLINK
+                | VERSION_ALIGN
+                | VERSION_LOGV2
+                | VERSION_EXTFLG
+                | VERSION_DIRV2
+                | VERSION_MOREBITS
+                | if sectors { VERSION_SECTOR } else { 0 },
+        );
+        sb.sectsize.set(sector as u16);
+        sb.inodesize.set(inode as u16);
+        sb.inopblock.set((block / inode) as u16);
+        sb.fname[..o.label.len()].copy_from_slice(&o.label);
+        sb.blocklog = blocklog as u8;
+        sb.sectlog = sector.trailing_zeros() as u8;
+        sb.inodelog = inode.trailing_zeros() as u8;
+        sb.inopblog = inopblog as u8;
+        sb.agblklog = agblklog as u8;
+        sb.imax_pct = max_pct;
+        sb.inoalignmt.set(align);
+        sb.dirblklog = dirblklog as u8;
+        if sectors {
+            sb.logsectlog = sb.sectlog;
+            sb.logsectsize.set(sector as u16);
+        }
+        // A log stripe of a block where sectors are large; 1 stands for none.
+        sb.logsunit.set(if sectors { block } else { 1 });
+        let features2 = VERSION2_LAZYSBCOUNT | VERSION2_ATTR2 | VERSION2_PROJID32 | VERSION2_CRC;
+        sb.features2.set(features2);
+        sb.bad_features2.set(features2);
+        sb.features_ro_compat
+            .set(RO_COMPAT_FINOBT | RO_COMPAT_REFLINK | RO_COMPAT_INOBTCNT);
+        sb.features_incompat
+            .set(INCOMPAT_FTYPE | INCOMPAT_SPINODES | INCOMPAT_BIGTIME);
+        sb.spino_align.set(cluster >> blocklog);
+        sb.meta_uuid = zero;
+        // The root directory has the first inode that there can be.
+        let mut first = header_blocks + ROOTS.len() as u32 + free_list;
+        if log_ag == 0 {
+            first += log;
+        }
+        let root = u64::from(first.next_multiple_of(align.max(1))) << inopblog;
+        sb.rootino.set(root);
+        sb.rbmino.set(root + 1);
+        sb.rsumino.set(root + 2);
+        let g = Geometry::new(&sb).map_err(|e| bad(e.to_string()))?;
+        Ok(Plan {
+            sb,
+            g,
+            header_blocks,
+            free_list,
+            log_ag,
+        })
+    }
+
+    /// Where the log begins.
+    pub fn log(&self) -> AgBlock {
+        AgBlock {
+            agno: self.log_ag,
+            agbno: self.after_roots(),
+        }
+    }
+}
+
+impl Superblock {
+    fn read_from_bytes_or_zero() -> Superblock {
+        use zerocopy::FromZeros;
+        Superblock::new_zeroed()
+    }
+}
+
+/// Blocks of each allocation group and their number. The last one may be smaller.
+fn groups(o: &Options, dblocks: u64, blocklog: u32) -> Result<(u64, u64), MkfsError> {
+    let most = (MAX_AG_BYTES >> blocklog) - 1;
+    let least = MIN_AG_BYTES >> blocklog;
+    let agblocks = match (o.agcount, o.agsize) {
+        (Some(_), Some(_)) => {
+            return Err(MkfsError::Options(
+                "agcount and agsize cannot both be given".into(),
+            ));
+        }
+        (Some(0), _) => return Err(MkfsError::Options("agcount=0".into())),
+        (Some(n), None) => dblocks.div_ceil(n),
+        (None, Some(bytes)) => {
+            if !bytes.is_multiple_of(1 << blocklog) {
+                return Err(MkfsError::Options(format!(
+                    "agsize={bytes} is no multiple of the block size"
+                )));
+            }
+            (bytes >> blocklog).min(dblocks)
+        }
+        (None, None) => {
+            let bytes = dblocks << blocklog;
+            let shift = match bytes {
+                b if b >= 4 << 40 => None,
+                b if b >= 64 << 20 => Some(2),
+                b if b >= 32 << 20 => Some(1),
+                _ => Some(0),
+            };
+            match shift {
+                None => most,
+                Some(s) => dblocks.div_ceil(1 << s).min(most),
+            }
+        }
+    };
+    if agblocks > most || agblocks < least {
+        return Err(MkfsError::Options(format!(
+            "allocation groups of {} bytes: from 16M to a block less than 1T are possible",
+            agblocks << blocklog
+        )));
+    }
+    Ok((agblocks, dblocks.div_ceil(agblocks)))
+}
+
+/// Levels that a free space tree of an allocation group can have, at most (`m_alloc_maxlevels`).
+fn alloc_levels(agblocks: u32, block: u32) -> u32 {
+    let least = |level| Btree::Bno.max_records(block as usize, true, level) / 2;
+    let mut n = (agblocks as usize).div_ceil(2).div_ceil(least(0));
+    let mut levels = 1;
+    while n > 1 {
+        n = n.div_ceil(least(1));
+        levels += 1;
+    }
+    levels
+}
+
+/// The smallest log that the largest transaction allows, in blocks, for each block size from 1 KiB
+/// (what mkfs.xfs 6.1 says for these features, rounded up to the next multiple of 64).
+const LEAST_LOG: [u32; 7] = [4224, 2496, 1984 + 64, 1152, 1024, 960, 960];
+
+fn log_blocks(o: &Options, dblocks: u64, blocklog: u32, most: u32) -> Result<u32, MkfsError> {
+    let least = LEAST_LOG[(blocklog - 10) as usize];
+    let blocks = match o.log_size {
+        Some(bytes) => {
+            let max = MAX_LOG_BYTES >> blocklog;
+            let n = bytes >> blocklog;
+            if n < u64::from(least) || n > max {
+                return Err(MkfsError::Options(format!(
+                    "a log of {bytes} bytes: from {} to {} are possible",
+                    u64::from(least) << blocklog,
+                    max << blocklog
+                )));
+            }
+            n
+        }
+        None if dblocks << blocklog < MIN_ORDINARY_BYTES => u64::from(2 * least).min(most.into()),
+        None => (dblocks / LOG_RATIO)
+            .clamp(MIN_LOG_BYTES >> blocklog, MAX_LOG_BYTES >> blocklog)
+            .max(least.into())
+            .min(most.into()),
+    };
+    if blocks > u64::from(most) || blocks < u64::from(least) {
+        return Err(MkfsError::Options(format!(
+            "a log of {} bytes does not fit in an allocation group: ask for a smaller log, or for \
+             fewer or larger allocation groups",
+            blocks.max(least.into()) << blocklog
+        )));
+    }
+    Ok(blocks as u32)
+}

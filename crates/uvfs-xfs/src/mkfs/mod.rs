@@ -1,0 +1,518 @@
+//! Makes an XFS file system in a file or on a device, and fills it from a directory.
+//!
+//! The format is version 5 with the features that mkfs.xfs of xfsprogs 6.1 gives by default:
+//! checksums, free inode B-tree, sparse inodes, reflink, bigtime, inode B-tree counters.
+//!
+//! | | |
+//! |---|---|
+//! | `layout` | chooses the sizes |
+//! | `space` | allocates blocks and inodes |
+//! | `source` | what it is filled from |
+//! | `estimate` | how large it has to be for that |
+//! | `pool` | threads that list directories ahead and copy contents |
+//! | `fill` | the walk that allocates everything and writes inodes and directories |
+//! | `inode` | encodes inodes |
+//! | `meta` | metadata on its way through the buffer cache |
+//! | `groups` | headers and B-trees of the allocation groups |
+//! | `log` | the empty log |
+//!
+//! [`mkfs`] writes a superblock that says that it is in progress, then everything else, and the
+//! superblock proper when that is durable. So an interrupted mkfs leaves nothing that looks like a file
+//! system. Memory is bounded but for three things: the entries of the largest directories (of each
+//! level on the way down, the subdirectories still to come), files with several names (some 50 bytes
+//! each), and four bytes for each chunk of 64 inodes.
+
+mod estimate;
+mod fill;
+mod groups;
+mod inode;
+mod layout;
+mod log;
+mod meta;
+mod pool;
+pub mod source;
+mod space;
+mod target;
+
+pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES};
+
+use crate::format::*;
+use crate::geometry::AgBlock;
+use fill::{Filler, Times};
+use inode::{ForkData, NewInode};
+use layout::Plan;
+use meta::Metadata;
+use pool::{Output, Pool};
+use source::{HostDir, Meta, Root, Time};
+use space::Space;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+use uvfs_buf::Target;
+use uvfs_io::device::OpenError;
+use uvfs_io::engine::EngineKind;
+
+/// What is asked for; sizes are in bytes.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Size of the file system; `None`: that of the device or of a file that is not empty, otherwise
+    /// what the source needs.
+    pub size: Option<u64>,
+    /// Block size.
+    pub block_size: u32,
+    /// Sector size; a device with larger sectors takes its own.
+    pub sector_size: u32,
+    /// Inode size.
+    pub inode_size: u32,
+    /// Most of the space for inodes, in percent.
+    pub max_pct: Option<u8>,
+    /// Number of allocation groups.
+    pub agcount: Option<u64>,
+    /// Size of an allocation group.
+    pub agsize: Option<u64>,
+    /// Size of the log.
+    pub log_size: Option<u64>,
+    /// Label: at most 12 bytes.
+    pub label: Vec<u8>,
+    /// UUID; `None`: a random one, or with `reproducible` one that follows from the input.
+    pub uuid: Option<Uuid>,
+    /// Overwrite what is there.
+    pub force: bool,
+    /// Give the same bytes for the same input: all times are the last change of contents, and not
+    /// later than `epoch`.
+    pub reproducible: bool,
+    /// Seconds since 1970 (`SOURCE_DATE_EPOCH`); `None`: the newest change in the source.
+    pub epoch: Option<i64>,
+    /// Write through the kernel's page cache.
+    pub buffered: bool,
+    /// The engine that writes; `None`: io_uring or what there is.
+    pub engine: Option<EngineKind>,
+    /// Threads that read the source; 0: one for each CPU, two at least.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            size: None,
+            block_size: 4096,
+            sector_size: 512,
+            inode_size: 512,
+            max_pct: None,
+            agcount: None,
+            agsize: None,
+            log_size: None,
+            label: Vec::new(),
+            uuid: None,
+            force: false,
+            reproducible: false,
+            epoch: None,
+            buffered: false,
+            engine: None,
+            threads: 0,
+        }
+    }
+}
+
+/// How far [`mkfs`] is; read by other threads.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pub(crate) inodes: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+impl Progress {
+    /// Inodes made and bytes of contents copied.
+    pub fn get(&self) -> (u64, u64) {
+        (
+            self.inodes.load(Ordering::Relaxed),
+            self.bytes.load(Ordering::Relaxed),
+        )
+    }
+}
+
+/// What was made.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// Inodes in use, the root directory's and those of the realtime section included.
+    pub inodes: u64,
+    /// Bytes of contents copied, counted in blocks.
+    pub bytes: u64,
+    /// The engine that wrote.
+    pub engine: EngineKind,
+    /// Past the kernel's page cache.
+    pub direct: bool,
+}
+
+/// Why no file system was made.
+#[derive(Debug, thiserror::Error)]
+pub enum MkfsError {
+    /// The options contradict each other or the format.
+    #[error("{0}")]
+    Options(String),
+    /// There is something already.
+    #[error("{}: {what} (--force overwrites it)", image.display())]
+    Exists {
+        /// The image.
+        image: PathBuf,
+        /// What there is.
+        what: String,
+    },
+    /// The image could not be opened.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// The image could not be made ready.
+    #[error("{}: {what}: {error}", image.display())]
+    Image {
+        /// The image.
+        image: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// The image could not be written.
+    #[error("{}: writing: {error}", image.display())]
+    Write {
+        /// The image.
+        image: PathBuf,
+        /// What went wrong.
+        error: String,
+    },
+    /// The source could not be read.
+    #[error("{}: {what}: {error}", path.display())]
+    Source {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// The source has something that XFS has not.
+    #[error("{}: {why}", path.display())]
+    Unfit {
+        /// The file or directory.
+        path: PathBuf,
+        /// What it is.
+        why: &'static str,
+    },
+    /// The file system is full.
+    #[error("{}: no space left in a file system of {size} bytes", path.display())]
+    NoSpace {
+        /// What there was no room for.
+        path: PathBuf,
+        /// The file system's size.
+        size: u64,
+    },
+    /// Another thread met an error, which is reported instead.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl MkfsError {
+    pub(crate) fn source(path: PathBuf, what: &'static str, error: io::Error) -> MkfsError {
+        MkfsError::Source { path, what, error }
+    }
+
+    pub(crate) fn unfit(path: PathBuf, why: &'static str) -> MkfsError {
+        MkfsError::Unfit { path, why }
+    }
+}
+
+/// What a file system is filled from.
+pub enum From {
+    /// Nothing.
+    Nothing,
+    /// A directory of the host.
+    Directory(PathBuf),
+}
+
+/// Makes a file system.
+///
+/// # Errors
+/// [`MkfsError`]. A file that did not exist before is removed then.
+pub fn mkfs(
+    image: &Path,
+    options: &Options,
+    from: &From,
+    progress: &Progress,
+) -> Result<Made, MkfsError> {
+    let place = target::Place::prepare(image, options)?;
+    let made = make(&place, options, from, progress);
+    if made.is_err() {
+        place.give_up();
+    }
+    made
+}
+
+fn make(
+    place: &target::Place,
+    options: &Options,
+    from: &From,
+    progress: &Progress,
+) -> Result<Made, MkfsError> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match options.threads {
+        0 => cpus.max(2),
+        n => n,
+    };
+    let mut options = options.clone();
+    options.sector_size = options.sector_size.max(place.sector);
+    let root = match from {
+        From::Nothing => None,
+        From::Directory(dir) => Some(HostDir::root(dir, Some(place.id))?),
+    };
+    // What there is to know before anything is written.
+    let known = place.size(&options);
+    let mut sum = estimate::Sum::default();
+    if let Some(root) = &root
+        && (known.is_none() || options.reproducible)
+    {
+        // Only the sizes of blocks and inodes count.
+        let l = Plan::new(
+            &options,
+            known.unwrap_or(1 << 40).max(MIN_ORDINARY_BYTES),
+            [0; 16],
+        )?;
+        let idle = Progress::default();
+        let pool = Pool::new(threads, &idle);
+        sum = pool.run(None, || estimate::sum(&l.g, &pool, root))?;
+    }
+    let bytes = match (known, &root) {
+        (Some(bytes), _) => bytes,
+        (None, Some(_)) => estimate::size(&options, &sum)?,
+        (None, None) => {
+            return Err(MkfsError::Options(
+                "a size is needed for a new image without contents".into(),
+            ));
+        }
+    };
+    let times = match options.reproducible {
+        false => Times::Kept,
+        true => Times::Until(match options.epoch {
+            Some(sec) => Time { sec, nsec: 0 },
+            None => sum.newest,
+        }),
+    };
+    let now = match times {
+        Times::Kept => now(),
+        Times::Until(t) => t,
+    };
+    let uuid = match options.uuid {
+        Some(u) => u,
+        None if options.reproducible => derived_uuid(&options, bytes, now, &sum),
+        None => random_uuid().map_err(|error| place.failed("getting a random UUID", error))?,
+    };
+    let l = Plan::new(&options, bytes, uuid)?;
+    let (output, direct) = place.open(&options, bytes, &l)?;
+
+    let config = uvfs_buf::Config {
+        limit: meta::CACHE_BYTES,
+        ..uvfs_buf::Config::default()
+    };
+    let target = Target::open(output.device.clone(), output.kind, config)
+        .map_err(|error| place.failed("starting the engine", error))?;
+    target.set_groups(u64::from(l.g.agblocks) << (l.g.blocklog - 9));
+    let mut meta = Metadata::new(&l, target, place.image.clone());
+    let made = write(&l, root, times, now, &mut meta, &output, threads, progress);
+    let (superblock, inodes) = match made {
+        Ok(m) => m,
+        Err(e) => {
+            meta.abandon();
+            return Err(e);
+        }
+    };
+    Ok(Made {
+        superblock,
+        inodes,
+        bytes: progress.get().1,
+        engine: output.kind,
+        direct,
+    })
+}
+
+/// Writes everything.
+#[expect(clippy::too_many_arguments, reason = "one call")]
+fn write<'a>(
+    l: &'a Plan,
+    root: Option<Root>,
+    times: Times,
+    now: Time,
+    meta: &mut Metadata<'a>,
+    output: &Output,
+    threads: usize,
+    progress: &'a Progress,
+) -> Result<(Superblock, u64), MkfsError> {
+    let g = &l.g;
+    // From here on nobody takes it for what it was before, nor for a file system.
+    let mut unfinished = vec![0; l.header_blocks as usize * g.block_size as usize];
+    let mut sb = l.sb;
+    sb.inprogress = 1;
+    sb.put(&mut unfinished, 0);
+    store_crc(&mut unfinished[..g.sector_size as usize], SB_CRC_OFFSET);
+    meta.put(0, &unfinished, &uvfs_buf::Anything)?;
+    meta.finish()?;
+
+    /// Inodes in use besides those of the source: root directory, realtime bitmap and summary.
+    const FIXED: u32 = 3;
+    let mut space = Space::new(l, FIXED);
+    meta.new_unit(g.rootino, |i| fill::generation(g, i))?;
+    for (ino, flags) in [(g.rbmino, DIFLAG_NEWRTBM), (g.rsumino, 0)] {
+        let file = Meta {
+            mode: 0o100_000,
+            atime: Time::default(),
+            ..directory(now)
+        };
+        inode_without_contents(l, meta, ino, &file, 1, flags, ForkData::empty())?;
+    }
+    let pool = Pool::new(threads, progress);
+    let (inodes, has_attrs) = match root {
+        None => {
+            // The short form of a directory without entries: no entries, and the parent.
+            let mut bytes = vec![0, 0];
+            bytes.extend_from_slice(&(g.rootino as u32).to_be_bytes());
+            let data = ForkData::local(FORMAT_LOCAL, bytes);
+            inode_without_contents(l, meta, g.rootino, &directory(now), 2, 0, data)?;
+            (1, false)
+        }
+        Some(root) => pool.run(Some(output), || {
+            let mut filler = Filler::new(l, &mut space, meta, &pool, progress, times);
+            filler.fill(root)?;
+            Ok((filler.inodes, filler.has_attrs))
+        })?,
+    };
+    let (counts, headers) = groups::trees(l, &mut space, meta)?;
+    let mut sb = l.sb;
+    sb.icount.set(counts.inodes);
+    sb.ifree.set(counts.free_inodes);
+    sb.fdblocks.set(counts.free_blocks);
+    if has_attrs {
+        sb.versionnum.set(sb.versionnum.get() | VERSION_ATTR);
+    }
+    // The copies of the superblock stay in progress, as those of mkfs.xfs.
+    sb.inprogress = 1;
+    let mut first = Vec::new();
+    for (agno, mut bytes) in (0..).zip(headers) {
+        sb.put(&mut bytes, 0);
+        if agno == 0 {
+            first = bytes;
+            continue;
+        }
+        let daddr = g.daddr(AgBlock { agno, agbno: 0 });
+        meta.put(daddr, &bytes, crate::verifier::AG_HEADERS)?;
+    }
+    let sizes = uvfs_io::device::Device::geometry(&output.device);
+    let log = log::start(l, &sizes);
+    meta.put(g.daddr(l.log()), &log, &uvfs_buf::Anything)?;
+    meta.finish()?;
+
+    sb.inprogress = 0;
+    sb.put(&mut first, 0);
+    meta.put(0, &first, crate::verifier::AG_HEADERS)?;
+    meta.finish()?;
+    Ok((sb, inodes + u64::from(FIXED) - 1))
+}
+
+fn inode_without_contents(
+    l: &Plan,
+    meta: &mut Metadata<'_>,
+    ino: u64,
+    m: &Meta,
+    nlink: u32,
+    flags: u16,
+    data: ForkData,
+) -> Result<(), MkfsError> {
+    let new = NewInode {
+        ino,
+        generation: fill::generation(&l.g, ino),
+        meta: m,
+        nlink,
+        size: data.bytes.len() as u64,
+        flags,
+        data,
+        forkoff: 0,
+        attr: ForkData::empty(),
+    };
+    meta.inode(ino, true, |b| inode::put(&l.g, &new, b))
+}
+
+/// The root directory of an empty file system.
+fn directory(now: Time) -> Meta {
+    Meta {
+        mode: 0o040_755,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        rdev: (0, 0),
+        atime: now,
+        mtime: now,
+        ctime: now,
+        crtime: now,
+    }
+}
+
+fn now() -> Time {
+    let t = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Time {
+        sec: t.as_secs() as i64,
+        nsec: t.subsec_nanos(),
+    }
+}
+
+/// Marks 128 bits as a UUID of this version (RFC 9562).
+fn as_uuid(mut bytes: Uuid, version: u8) -> Uuid {
+    bytes[6] = bytes[6] & 0x0f | version << 4;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    bytes
+}
+
+fn random_uuid() -> io::Result<Uuid> {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(as_uuid(bytes, 4))
+}
+
+/// A UUID that follows from what the file system is made of, but for contents.
+fn derived_uuid(o: &Options, bytes: u64, now: Time, sum: &estimate::Sum) -> Uuid {
+    let mut d = estimate::Digest::new();
+    for word in [
+        bytes,
+        o.block_size.into(),
+        o.inode_size.into(),
+        now.sec as u64,
+    ] {
+        d.add(&word.to_le_bytes());
+    }
+    d.add(&o.label);
+    d.add(&sum.digest.to_le_bytes());
+    as_uuid(d.get().to_be_bytes(), 8)
+}
+
+/// Reads a UUID the way people write it.
+pub fn parse_uuid(text: &str) -> Option<Uuid> {
+    let mut digits = Vec::with_capacity(32);
+    for (i, c) in text.bytes().enumerate() {
+        match c {
+            b'-' if matches!(i, 8 | 13 | 18 | 23) => {}
+            c => digits.push((c as char).to_digit(16)? as u8),
+        }
+    }
+    if digits.len() != 32 || text.len() != 36 {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    for (b, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *b = pair[0] << 4 | pair[1];
+    }
+    Some(uuid)
+}
+
+/// The device that is shared by all that write.
+type Shared = Arc<uvfs_io::device::Device>;

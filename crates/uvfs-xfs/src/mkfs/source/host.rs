@@ -1,0 +1,311 @@
+//! A directory of the host as a source.
+
+use super::{Data, Dir, Entry, Meta, Reader, Root, Time, as_path};
+use crate::bulk::attr::{NewAttr, acl_from_xattr};
+use crate::format::*;
+use crate::mkfs::MkfsError;
+use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What all directories of a tree share.
+#[derive(Debug)]
+struct Tree {
+    path: PathBuf,
+    /// A file that is not to be seen: the image itself (device and inode).
+    hidden: Option<(u64, u64)>,
+    /// Files may be read without changing their access times.
+    noatime: AtomicBool,
+}
+
+/// A directory of the host. It keeps a descriptor, so that the length of paths has no bound.
+#[derive(Debug)]
+pub struct HostDir {
+    tree: Arc<Tree>,
+    fd: OwnedFd,
+    parent: Option<Arc<HostDir>>,
+    name: Box<[u8]>,
+}
+
+const STATX: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+const OPEN: OFlags = OFlags::CLOEXEC
+    .union(OFlags::RDONLY)
+    .union(OFlags::NOFOLLOW);
+
+impl HostDir {
+    /// The directory at `path`. `hidden` is a file in it that is to be left out, by device and inode:
+    /// the image that is being made.
+    ///
+    /// # Errors
+    /// [`MkfsError::Source`] if it is no directory or cannot be read.
+    pub fn root(path: &Path, hidden: Option<(u64, u64)>) -> Result<Root, MkfsError> {
+        let failed =
+            |what: &'static str| move |e: Errno| MkfsError::source(path.into(), what, e.into());
+        let flags = OFlags::CLOEXEC | OFlags::RDONLY | OFlags::DIRECTORY;
+        let fd = rfs::open(path, flags, Mode::empty()).map_err(failed("opening it"))?;
+        let stat = rfs::statx(&fd, c"", AtFlags::EMPTY_PATH, STATX).map_err(failed("stat"))?;
+        let dir = HostDir {
+            tree: Arc::new(Tree {
+                path: path.into(),
+                hidden,
+                noatime: AtomicBool::new(true),
+            }),
+            fd,
+            parent: None,
+            name: Box::default(),
+        };
+        let attrs = dir.attrs(b".")?;
+        Ok(Root {
+            meta: meta(&stat),
+            attrs,
+            dir: Arc::new(dir),
+        })
+    }
+
+    fn failed(&self, name: &[u8], what: &'static str, e: Errno) -> MkfsError {
+        MkfsError::source(self.path(name), what, e.into())
+    }
+
+    /// The extended attributes of an entry.
+    fn attrs(&self, name: &[u8]) -> Result<Vec<NewAttr>, MkfsError> {
+        // There is no listxattrat(2) before Linux 6.13.
+        let mut path = format!("/proc/self/fd/{}/", self.fd.as_raw_fd()).into_bytes();
+        path.extend_from_slice(name);
+        let Ok(path) = CString::new(path) else {
+            return Ok(Vec::new());
+        };
+        let failed = |e| self.failed(name, "reading its extended attributes", e);
+        let mut names = [0u8; 1024];
+        let mut more = Vec::new();
+        let names = match rfs::llistxattr(&path, &mut names) {
+            Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+            Ok(n) => &names[..n],
+            Err(Errno::RANGE) => {
+                more.resize(65536, 0);
+                let n = rfs::llistxattr(&path, &mut more).map_err(failed)?;
+                &more[..n]
+            }
+            Err(e) => return Err(failed(e)),
+        };
+        let mut attrs = Vec::new();
+        let mut value = vec![0u8; 4096];
+        for full in names.split(|b| *b == 0).filter(|n| !n.is_empty()) {
+            let Some((flags, short)) = namespace(full) else {
+                continue;
+            };
+            let Ok(c) = CString::new(full) else {
+                continue;
+            };
+            let n = loop {
+                match rfs::lgetxattr(&path, &c, &mut value[..]) {
+                    Ok(n) => break n,
+                    Err(Errno::RANGE) if value.len() < ATTR_MAX_VALUE => {
+                        value.resize(ATTR_MAX_VALUE, 0);
+                    }
+                    // It was removed meanwhile.
+                    Err(Errno::NODATA) => break usize::MAX,
+                    Err(e) => return Err(failed(e)),
+                }
+            };
+            if n == usize::MAX {
+                continue;
+            }
+            let value: Box<[u8]> = match full.starts_with(b"system.posix_acl_") {
+                true => match acl_from_xattr(&value[..n]) {
+                    Some(acl) => acl.into(),
+                    None => continue,
+                },
+                false => value[..n].into(),
+            };
+            attrs.push(NewAttr {
+                flags,
+                name: short.into(),
+                value,
+            });
+        }
+        // An XFS source lists its ACLs under both names.
+        attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
+        attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
+        Ok(attrs)
+    }
+
+    fn entry(&self, name: &[u8]) -> Result<Option<Entry>, MkfsError> {
+        let stat = rfs::statx(
+            &self.fd,
+            name,
+            AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT,
+            STATX,
+        );
+        let stat = match stat {
+            // It was removed meanwhile.
+            Err(Errno::NOENT) => return Ok(None),
+            other => other.map_err(|e| self.failed(name, "stat", e))?,
+        };
+        let id = (
+            rfs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+            stat.stx_ino,
+        );
+        if self.tree.hidden == Some(id) {
+            return Ok(None);
+        }
+        let meta = meta(&stat);
+        let kind = FileType::from_mode(meta.mode);
+        let target = match kind {
+            FileType::Symlink => rfs::readlinkat(&self.fd, name, Vec::new())
+                .map_err(|e| self.failed(name, "reading the link", e))?
+                .into_bytes()
+                .into(),
+            _ => Box::default(),
+        };
+        let holes = kind == FileType::Regular && stat.stx_blocks * 512 < meta.size;
+        let data = match holes {
+            true => self.runs(name, meta.size)?,
+            false => Data::Dense,
+        };
+        let attrs = self.attrs(name)?;
+        let several = kind != FileType::Directory && stat.stx_nlink > 1;
+        Ok(Some(Entry {
+            name: name.into(),
+            meta,
+            links: several.then_some(id),
+            attrs,
+            target,
+            data,
+        }))
+    }
+
+    /// Where a file has data.
+    fn runs(&self, name: &[u8], size: u64) -> Result<Data, MkfsError> {
+        let fd = self.open_fd(name)?;
+        let failed = |e| self.failed(name, "looking for its holes", e);
+        let mut runs = Vec::new();
+        let mut at = 0;
+        while at < size {
+            let start = match rfs::seek(&fd, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => break,
+                // Not known there: all of it is data.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Data::Dense),
+                Err(e) => return Err(failed(e)),
+            };
+            let end = rfs::seek(&fd, SeekFrom::Hole(start))
+                .map_err(failed)?
+                .min(size);
+            if end <= start {
+                break;
+            }
+            runs.push((start, end - start));
+            at = end;
+        }
+        Ok(Data::Runs(runs))
+    }
+
+    fn open_fd(&self, name: &[u8]) -> Result<OwnedFd, MkfsError> {
+        if self.tree.noatime.load(Ordering::Relaxed) {
+            match rfs::openat(&self.fd, name, OPEN | OFlags::NOATIME, Mode::empty()) {
+                Ok(fd) => return Ok(fd),
+                // Only the owner may.
+                Err(Errno::PERM) => self.tree.noatime.store(false, Ordering::Relaxed),
+                Err(e) => return Err(self.failed(name, "opening it", e)),
+            }
+        }
+        rfs::openat(&self.fd, name, OPEN, Mode::empty())
+            .map_err(|e| self.failed(name, "opening it", e))
+    }
+}
+
+impl Dir for HostDir {
+    fn list(&self) -> Result<Vec<Entry>, MkfsError> {
+        let failed = |e| self.failed(b"", "listing it", e);
+        let mut names = Vec::new();
+        for e in rfs::Dir::read_from(&self.fd).map_err(failed)? {
+            let e = e.map_err(failed)?;
+            let name = e.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push((e.ino(), Box::<[u8]>::from(name)));
+            }
+        }
+        // Inodes in the order of their numbers lie together on disk.
+        names.sort_unstable();
+        let mut entries = Vec::with_capacity(names.len());
+        for (_, name) in names {
+            entries.extend(self.entry(&name)?);
+        }
+        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError> {
+        let flags = OPEN | OFlags::DIRECTORY;
+        let fd = rfs::openat(&self.fd, name, flags, Mode::empty())
+            .map_err(|e| self.failed(name, "opening it", e))?;
+        Ok(Arc::new(HostDir {
+            tree: self.tree.clone(),
+            fd,
+            name: name.into(),
+            parent: Some(self),
+        }))
+    }
+
+    fn open(&self, name: &[u8]) -> Result<Reader, MkfsError> {
+        self.open_fd(name).map(Reader::Host)
+    }
+
+    fn path(&self, name: &[u8]) -> PathBuf {
+        let mut names = vec![name];
+        let mut dir = self;
+        while let Some(parent) = &dir.parent {
+            names.push(&dir.name);
+            dir = parent;
+        }
+        let mut path = self.tree.path.clone();
+        for name in names.iter().rev().filter(|n| !n.is_empty()) {
+            path.push(as_path(name));
+        }
+        path
+    }
+}
+
+/// The namespace flags of an attribute's full name, and its name on disk. `None` for what is not
+/// kept: attributes that the source's file system makes up.
+fn namespace(full: &[u8]) -> Option<(u8, &[u8])> {
+    for (prefix, flags) in [
+        (&b"user."[..], 0),
+        (b"trusted.", ATTR_ROOT),
+        (b"security.", ATTR_SECURE),
+    ] {
+        if let Some(name) = full.strip_prefix(prefix).filter(|n| !n.is_empty()) {
+            // Under these names an XFS source shows its ACLs as it stores them.
+            let acl = matches!(name, b"SGI_ACL_FILE" | b"SGI_ACL_DEFAULT");
+            return (flags != ATTR_ROOT || !acl).then_some((flags, name));
+        }
+    }
+    match full {
+        b"system.posix_acl_access" => Some((ATTR_ROOT, b"SGI_ACL_FILE")),
+        b"system.posix_acl_default" => Some((ATTR_ROOT, b"SGI_ACL_DEFAULT")),
+        _ => None,
+    }
+}
+
+fn meta(s: &rfs::Statx) -> Meta {
+    let time = |t: rfs::StatxTimestamp| Time {
+        sec: t.tv_sec,
+        nsec: t.tv_nsec,
+    };
+    let birth = StatxFlags::from_bits_retain(s.stx_mask).contains(StatxFlags::BTIME);
+    Meta {
+        mode: s.stx_mode,
+        uid: s.stx_uid,
+        gid: s.stx_gid,
+        size: s.stx_size,
+        rdev: (s.stx_rdev_major, s.stx_rdev_minor),
+        atime: time(s.stx_atime),
+        mtime: time(s.stx_mtime),
+        ctime: time(s.stx_ctime),
+        crtime: time(if birth { s.stx_btime } else { s.stx_mtime }),
+    }
+}

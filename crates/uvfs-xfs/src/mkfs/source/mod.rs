@@ -1,0 +1,166 @@
+//! What a new file system is filled from.
+
+mod host;
+
+pub use host::HostDir;
+
+use super::MkfsError;
+use crate::bulk::attr::NewAttr;
+pub use crate::inode::Time;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// An inode's attributes as the source has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meta {
+    /// Type and permissions.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Major and minor number of a device.
+    pub rdev: (u32, u32),
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the contents.
+    pub mtime: Time,
+    /// Last change of the inode.
+    pub ctime: Time,
+    /// Birth.
+    pub crtime: Time,
+}
+
+impl Meta {
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+}
+
+/// Which parts of a file hold data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// All of it.
+    Dense,
+    /// These ranges of bytes (start, length), in order and apart; the rest is holes.
+    Runs(Vec<(u64, u64)>),
+}
+
+/// A name in a directory, with the inode that it leads to.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The name: 1 to 255 bytes.
+    pub name: Box<[u8]>,
+    /// The inode.
+    pub meta: Meta,
+    /// The same for all names of an inode that has several; `None` if this is the only one.
+    pub links: Option<(u64, u64)>,
+    /// Extended attributes in the order of their names.
+    pub attrs: Vec<NewAttr>,
+    /// The target of a symbolic link; empty for others.
+    pub target: Box<[u8]>,
+    /// Where a regular file has data.
+    pub data: Data,
+}
+
+/// A directory of a source.
+pub trait Dir: Send + Sync {
+    /// All entries in the order of their names' bytes, without "." and "..".
+    ///
+    /// # Errors
+    /// [`MkfsError::Source`], which names the path.
+    fn list(&self) -> Result<Vec<Entry>, MkfsError>;
+
+    /// The directory `name` in this one.
+    ///
+    /// # Errors
+    /// As [`Dir::list`].
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError>;
+
+    /// The regular file `name` in this directory.
+    ///
+    /// # Errors
+    /// As [`Dir::list`].
+    fn open(&self, name: &[u8]) -> Result<Reader, MkfsError>;
+
+    /// The path of the entry `name`, or of the directory itself if that is empty, for messages.
+    fn path(&self, name: &[u8]) -> PathBuf;
+}
+
+/// A source: its root directory, whose own attributes become those of the new root directory.
+#[derive(Clone)]
+pub struct Root {
+    /// The directory.
+    pub dir: Arc<dyn Dir>,
+    /// Its inode.
+    pub meta: Meta,
+    /// Its extended attributes.
+    pub attrs: Vec<NewAttr>,
+}
+
+/// An open file of a source.
+#[derive(Debug)]
+pub enum Reader {
+    /// A file of the host.
+    Host(OwnedFd),
+    /// Parts of another file.
+    Parts {
+        /// The file.
+        file: Arc<File>,
+        /// Where the contents are: offset, length, and where that is in the other file. Sorted;
+        /// what is in between reads as zeros.
+        parts: Arc<[(u64, u64, u64)]>,
+    },
+}
+
+impl Reader {
+    /// Reads all of `buf` from `offset`; an error if the file ends before.
+    ///
+    /// # Errors
+    /// What the kernel said, or `UnexpectedEof`.
+    pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            Reader::Host(fd) => pread(fd, offset, buf),
+            Reader::Parts { file, parts } => {
+                buf.fill(0);
+                let end = offset + buf.len() as u64;
+                for (start, len, at) in parts.iter() {
+                    let from = offset.max(*start);
+                    let to = end.min(start + len);
+                    if from < to {
+                        let part = (from - offset) as usize..(to - offset) as usize;
+                        pread(&**file, at + (from - start), &mut buf[part])?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn pread(fd: impl AsFd, mut offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < buf.len() {
+        match rustix::io::pread(&fd, &mut buf[done..], offset) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                done += n;
+                offset += n as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+fn as_path(bytes: &[u8]) -> PathBuf {
+    OsStr::from_bytes(bytes).into()
+}

@@ -1,0 +1,469 @@
+//! The allocator: which blocks of which allocation group become what.
+//!
+//! Each allocation group has a few free extents. Inodes, directories and attributes, and the data of
+//! small files are taken from regions of about 1 MiB each, so that what is written together lies
+//! together and goes to the device in large writes. At the end what is left of a region is free
+//! again. A part of each group is held back for its B-trees, whose size is known last.
+
+use super::layout::Plan;
+use crate::bulk::btree::Shape;
+use crate::format::*;
+use crate::geometry::AgBlock;
+use std::collections::BTreeMap;
+
+/// Bytes of a region.
+pub(crate) const REGION_BYTES: u32 = 1 << 20;
+
+/// Consecutive blocks of an allocation group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub agno: u32,
+    pub agbno: u32,
+    pub len: u32,
+}
+
+impl Run {
+    pub fn start(&self) -> AgBlock {
+        AgBlock {
+            agno: self.agno,
+            agbno: self.agbno,
+        }
+    }
+}
+
+/// A part of a group from which blocks are taken in order.
+#[derive(Debug, Default)]
+struct Region {
+    at: u32,
+    left: u32,
+}
+
+impl Region {
+    fn take(&mut self, n: u32) -> u32 {
+        let at = self.at;
+        self.at += n;
+        self.left -= n;
+        at
+    }
+}
+
+/// The free extents of an allocation group.
+#[derive(Debug, Default)]
+struct Free {
+    /// Start and length.
+    extents: BTreeMap<u32, u32>,
+    blocks: u32,
+}
+
+/// One allocation group's space.
+#[derive(Debug)]
+struct Group {
+    free: Free,
+    /// Held back for the B-trees.
+    reserve: Option<(u32, u32)>,
+    inodes: Region,
+    metadata: Region,
+    /// First block of each unit of inodes, in the order in which they were allocated.
+    units: Vec<u32>,
+    /// Inodes in use in the last unit.
+    used: u32,
+}
+
+impl Free {
+    fn give(&mut self, mut at: u32, mut len: u32) {
+        if len == 0 {
+            return;
+        }
+        self.blocks += len;
+        if let Some((&before, &n)) = self.extents.range(..at).next_back()
+            && before + n == at
+        {
+            self.extents.remove(&before);
+            (at, len) = (before, n + len);
+        }
+        if let Some(n) = self.extents.remove(&(at + len)) {
+            len += n;
+        }
+        self.extents.insert(at, len);
+    }
+
+    /// Takes these blocks, which are free.
+    fn carve(&mut self, at: u32, len: u32) {
+        let Some((&start, &n)) = self.extents.range(..=at).next_back() else {
+            return;
+        };
+        debug_assert!(at >= start && at + len <= start + n);
+        self.extents.remove(&start);
+        if at > start {
+            self.extents.insert(start, at - start);
+        }
+        if at + len < start + n {
+            self.extents.insert(at + len, start + n - at - len);
+        }
+        self.blocks -= len;
+    }
+
+    /// Takes `want` consecutive blocks; if there are none, the longest free extent, cut to a
+    /// multiple of `granule`.
+    fn take(&mut self, want: u32, granule: u32) -> Option<(u32, u32)> {
+        let whole = self.extents.iter().find(|(_, n)| **n >= want);
+        let (at, len) = match whole {
+            Some((at, _)) => (*at, want),
+            None => {
+                let (at, n) = self.extents.iter().max_by_key(|(_, n)| **n)?;
+                (*at, n / granule * granule)
+            }
+        };
+        if len == 0 {
+            return None;
+        }
+        self.carve(at, len);
+        Some((at, len))
+    }
+
+    /// Takes `len` blocks whose first one is a multiple of `align`.
+    fn take_aligned(&mut self, len: u32, align: u32) -> Option<u32> {
+        let fit = self.extents.iter().find_map(|(at, n)| {
+            let start = at.checked_next_multiple_of(align)?;
+            (start - at < *n && n - (start - at) >= len).then_some(start)
+        })?;
+        self.carve(fit, len);
+        Some(fit)
+    }
+
+    fn longest(&self) -> u32 {
+        self.extents.values().copied().max().unwrap_or(0)
+    }
+
+    /// Takes blocks for the B-trees one by one, from the end of the longest free extent: that
+    /// changes the number of extents only when there is nothing else left.
+    fn take_for_trees(&mut self) -> Option<u32> {
+        let (at, n) = self.extents.iter().max_by_key(|(_, n)| **n)?;
+        let block = at + n - 1;
+        self.carve(block, 1);
+        Some(block)
+    }
+}
+
+/// All space of the file system.
+#[derive(Debug)]
+pub(crate) struct Space {
+    groups: Vec<Group>,
+    region: u32,
+    unit_blocks: u32,
+    unit_inodes: u32,
+    align: u32,
+    inopblog: u8,
+}
+
+/// There is no such space left.
+#[derive(Debug)]
+pub(crate) struct Full;
+
+impl Space {
+    /// All space but what is at fixed places; the root directory's unit of inodes is allocated, with
+    /// `used` inodes in use.
+    pub fn new(l: &Plan, used: u32) -> Space {
+        let g = &l.g;
+        let align = g.inoalignmt.max(1);
+        let mut space = Space {
+            groups: Vec::new(),
+            region: (REGION_BYTES >> g.blocklog).max(16),
+            unit_blocks: l.unit_blocks(),
+            unit_inodes: l.unit_inodes(),
+            align,
+            inopblog: g.inopblog,
+        };
+        for agno in 0..g.agcount {
+            let mut group = Group {
+                free: Free::default(),
+                reserve: None,
+                inodes: Region::default(),
+                metadata: Region::default(),
+                units: Vec::new(),
+                used: l.unit_inodes(),
+            };
+            let blocks = g.ag_blocks(agno);
+            let start = l.first_free(agno);
+            group.free.give(start, blocks.saturating_sub(start));
+            if agno == 0 {
+                let root = (g.rootino >> g.inopblog) as u32;
+                group.free.carve(root, space.unit_blocks);
+                group.units.push(root);
+                group.used = used;
+            }
+            // As many inodes as fit, and free extents as many as there are regions.
+            let chunks = blocks / l.unit_blocks() * (l.unit_inodes() / INODES_PER_CHUNK);
+            let trees = [Btree::Ino, Btree::Fino]
+                .map(|t| most_blocks(t, g.block_size, chunks as usize))
+                .iter()
+                .sum::<usize>()
+                + 2 * most_blocks(
+                    Btree::Bno,
+                    g.block_size,
+                    (blocks / space.region.min(64)) as usize + 64,
+                );
+            let last = group
+                .free
+                .extents
+                .iter()
+                .next_back()
+                .map(|(at, n)| (*at, *n));
+            if let Some((at, len)) = last {
+                let n = (trees as u32).min(group.free.blocks / 8).min(len / 2);
+                if n > 0 {
+                    group.free.carve(at + len - n, n);
+                    group.reserve = Some((at + len - n, n));
+                }
+            }
+            space.groups.push(group);
+        }
+        space
+    }
+
+    /// A group to put more into: `near` unless another has twice as much free.
+    pub fn choose(&self, near: u32) -> u32 {
+        let free = |a: u32| self.groups[a as usize].free.blocks;
+        let best = self.emptiest();
+        if u64::from(free(near)) * 2 >= u64::from(free(best)) {
+            near
+        } else {
+            best
+        }
+    }
+
+    fn emptiest(&self) -> u32 {
+        let free = self.groups.iter().map(|g| g.free.blocks);
+        let best = free.enumerate().rev().max_by_key(|(_, n)| *n);
+        best.map_or(0, |(i, _)| i as u32)
+    }
+
+    /// Free blocks of all groups.
+    pub fn free_blocks(&self) -> u64 {
+        self.groups.iter().map(|g| u64::from(g.free.blocks)).sum()
+    }
+
+    /// The number within its group of a new inode, in `near` or wherever there is room: (group, inode,
+    /// and whether it is the first of a unit that nobody has written).
+    pub fn inode(&mut self, near: u32) -> Result<(u32, u32, bool), Full> {
+        let (unit_inodes, inopblog) = (self.unit_inodes, self.inopblog);
+        let mut agno = near;
+        for _ in 0..=self.groups.len() {
+            let group = &mut self.groups[agno as usize];
+            let mut new = false;
+            if group.used == unit_inodes {
+                match self.unit(agno) {
+                    Some(at) => {
+                        let group = &mut self.groups[agno as usize];
+                        group.units.push(at);
+                        group.used = 0;
+                        new = true;
+                    }
+                    None => {
+                        agno = (agno + 1) % self.groups.len() as u32;
+                        continue;
+                    }
+                }
+            }
+            let group = &mut self.groups[agno as usize];
+            let unit = *group.units.last().expect("there is one with room");
+            let agino = (unit << inopblog) + group.used;
+            group.used += 1;
+            return Ok((agno, agino, new));
+        }
+        Err(Full)
+    }
+
+    /// Blocks for a unit of inodes.
+    fn unit(&mut self, agno: u32) -> Option<u32> {
+        let (blocks, align) = (self.unit_blocks, self.align.max(1));
+        let region = self.region / blocks * blocks;
+        let group = &mut self.groups[agno as usize];
+        if group.inodes.left < blocks {
+            let Region { at, left } = std::mem::take(&mut group.inodes);
+            group.free.give(at, left);
+            let len = [region.max(blocks), blocks];
+            let found = len
+                .into_iter()
+                .find_map(|len| Some((group.free.take_aligned(len, align)?, len)))?;
+            group.inodes = Region {
+                at: found.0,
+                left: found.1,
+            };
+        }
+        Some(group.inodes.take(blocks))
+    }
+
+    /// `blocks` blocks for metadata, in runs that are multiples of `granule`.
+    pub fn metadata(&mut self, near: u32, blocks: u32, granule: u32) -> Result<Vec<Run>, Full> {
+        let region = self.region;
+        if blocks <= region / 4 {
+            let group = &mut self.groups[near as usize];
+            if group.metadata.left < blocks {
+                let Region { at, left } = std::mem::take(&mut group.metadata);
+                group.free.give(at, left);
+                if let Some((at, left)) = group.free.take(region, 1) {
+                    group.metadata = Region { at, left };
+                }
+            }
+            if group.metadata.left >= blocks {
+                return Ok(vec![Run {
+                    agno: near,
+                    agbno: group.metadata.take(blocks),
+                    len: blocks,
+                }]);
+            }
+        }
+        self.runs(near, u64::from(blocks), granule)
+    }
+
+    /// `blocks` blocks in few runs, each a multiple of `granule`, the first ones in `near`.
+    pub fn runs(&mut self, near: u32, blocks: u64, granule: u32) -> Result<Vec<Run>, Full> {
+        let longest = MAX_EXTENT_BLOCKS / granule * granule;
+        let mut left = blocks;
+        let mut runs = Vec::new();
+        let mut agno = near;
+        while left > 0 {
+            let want = left.min(longest.into()) as u32;
+            match self.groups[agno as usize].free.take(want, granule) {
+                Some((agbno, len)) => {
+                    runs.push(Run { agno, agbno, len });
+                    left -= u64::from(len);
+                }
+                None => {
+                    let next = self.emptiest();
+                    if self.groups[next as usize].free.longest() < granule {
+                        for r in runs {
+                            self.give(r);
+                        }
+                        return Err(Full);
+                    }
+                    agno = next;
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    /// A region for the data of small files.
+    pub fn data_region(&mut self, near: u32) -> Result<Run, Full> {
+        for agno in [near, self.emptiest()] {
+            if let Some((agbno, len)) = self.groups[agno as usize].free.take(self.region, 1) {
+                return Ok(Run { agno, agbno, len });
+            }
+        }
+        Err(Full)
+    }
+
+    /// Makes blocks free again.
+    pub fn give(&mut self, r: Run) {
+        self.groups[r.agno as usize].free.give(r.agbno, r.len);
+    }
+
+    /// Ends the allocation in a group: everything that was held back is free. Takes what its trees
+    /// need and gives their blocks, roots first, with what is free then.
+    pub fn finish(&mut self, l: &Plan, agno: u32) -> Result<Finished, Full> {
+        let size = l.g.block_size as usize;
+        let group = &mut self.groups[agno as usize];
+        for r in [&mut group.inodes, &mut group.metadata] {
+            let Region { at, left } = std::mem::take(r);
+            group.free.give(at, left);
+        }
+        if let Some((at, n)) = group.reserve.take() {
+            group.free.give(at, n);
+        }
+        let chunks = chunks(group, l);
+        let with_free: Vec<InodeChunk> =
+            chunks.iter().filter(|c| c.freecount > 0).copied().collect();
+        let blocks = |tree: Btree, records: usize, group: &mut Group| {
+            let mut at = vec![l.root(tree)];
+            let shape = Shape::new(tree, size, records);
+            while at.len() < shape.blocks() {
+                at.push(group.free.take_for_trees().ok_or(Full)?);
+            }
+            Ok::<_, Full>(at)
+        };
+        let ino = blocks(Btree::Ino, chunks.len(), group)?;
+        let fino = blocks(Btree::Fino, with_free.len(), group)?;
+        let refcount = blocks(Btree::Refcount, 0, group)?;
+        // The free space trees take blocks from what they describe.
+        let mut extra = Vec::new();
+        let each = loop {
+            let each = Shape::new(Btree::Bno, size, group.free.extents.len()).blocks() - 1;
+            // There are more than needed if an extent went with the last block taken. The free list
+            // takes those, so that this ends.
+            if extra.len() >= 2 * each {
+                break each;
+            }
+            extra.push(group.free.take_for_trees().ok_or(Full)?);
+        };
+        let tree = |root, part: &[u32]| {
+            let mut at = vec![root];
+            at.extend_from_slice(part);
+            at
+        };
+        let bno = tree(l.root(Btree::Bno), &extra[..each]);
+        let cnt = tree(l.root(Btree::Cnt), &extra[each..2 * each]);
+        Ok(Finished {
+            free: group.free.extents.iter().map(|(a, n)| (*a, *n)).collect(),
+            chunks,
+            with_free,
+            bno,
+            cnt,
+            ino,
+            fino,
+            refcount,
+            left_over: extra[2 * each..].to_vec(),
+        })
+    }
+}
+
+/// What is in an allocation group once everything is allocated.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// The free extents in order.
+    pub free: Vec<(u32, u32)>,
+    /// The inode chunks in order.
+    pub chunks: Vec<InodeChunk>,
+    /// Those with free inodes.
+    pub with_free: Vec<InodeChunk>,
+    /// The blocks of each tree, its root first.
+    pub bno: Vec<u32>,
+    pub cnt: Vec<u32>,
+    pub ino: Vec<u32>,
+    pub fino: Vec<u32>,
+    pub refcount: Vec<u32>,
+    /// Blocks for the free list, besides those that it has anyway.
+    pub left_over: Vec<u32>,
+}
+
+/// The inode chunks of a group, in order.
+fn chunks(group: &Group, l: &Plan) -> Vec<InodeChunk> {
+    let unit = l.unit_inodes();
+    let mut chunks = Vec::new();
+    for (i, at) in group.units.iter().enumerate() {
+        let used = if i + 1 == group.units.len() {
+            group.used
+        } else {
+            unit
+        };
+        let first = at << l.g.inopblog;
+        for start in (0..unit).step_by(INODES_PER_CHUNK as usize) {
+            let used = used.saturating_sub(start).min(INODES_PER_CHUNK);
+            chunks.push(InodeChunk {
+                startino: first + start,
+                holemask: 0,
+                count: INODES_PER_CHUNK,
+                freecount: INODES_PER_CHUNK - used,
+                free: u64::MAX.checked_shl(used).unwrap_or(0),
+            });
+        }
+    }
+    chunks.sort_unstable_by_key(|c| c.startino);
+    chunks
+}
+
+/// The most blocks that a tree of so many records takes.
+fn most_blocks(tree: Btree, block_size: u32, records: usize) -> usize {
+    Shape::new(tree, block_size as usize, records).blocks()
+}

@@ -1,0 +1,256 @@
+//! The file or device that becomes a file system: looked at, made ready, opened.
+
+use super::layout::Plan;
+use super::pool::Output;
+use super::{MkfsError, Options, Shared};
+use crate::format::{Layout as _, Superblock};
+use rustix::fs::FallocateFlags;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uvfs_io::device::{Device, OpenError, OpenOptions as DeviceOptions};
+use uvfs_io::engine::{self, EngineConfig, EngineKind};
+
+/// How much of the start and the end of a device is wiped, so that nobody finds what was there.
+const WIPED: u64 = 128 << 10;
+
+/// Signatures of what is commonly found on a device: offset, bytes, name.
+const SIGNATURES: &[(u64, &[u8], &str)] = &[
+    (0, b"XFSB", "an XFS file system"),
+    (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 file system"),
+    (65_600, b"_BHRfS_M", "a Btrfs file system"),
+    (0, b"LUKS\xba\xbe", "a LUKS volume"),
+    (0, b"hsqs", "a SquashFS file system"),
+    (1024, &[0xe2, 0xe1, 0xf5, 0xe0], "an EROFS file system"),
+    (1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS file system"),
+    (3, b"NTFS    ", "an NTFS file system"),
+    (3, b"EXFAT   ", "an exFAT file system"),
+    (54, b"FAT", "a FAT file system"),
+    (82, b"FAT", "a FAT file system"),
+    (4086, b"SWAPSPACE2", "a swap area"),
+    (536, b"LVM2 001", "an LVM physical volume"),
+    (4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a RAID member"),
+    (32_769, b"CD001", "an ISO 9660 file system"),
+    (512, b"EFI PART", "a GPT partition table"),
+    (510, &[0x55, 0xaa], "a partition table or boot sector"),
+];
+
+/// Where a file system is to be made.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub image: PathBuf,
+    /// Device and inode.
+    pub id: (u64, u64),
+    /// The device's own sectors, at least 512.
+    pub sector: u32,
+    /// Bytes there are; 0 for an empty file.
+    bytes: u64,
+    block_device: bool,
+    /// It did not exist.
+    created: bool,
+}
+
+impl Place {
+    /// Looks at what is there, and makes a file if nothing is.
+    pub fn prepare(image: &Path, options: &Options) -> Result<Place, MkfsError> {
+        let failed = |what| {
+            move |error: io::Error| MkfsError::Image {
+                image: image.into(),
+                what,
+                error,
+            }
+        };
+        let made = OpenOptions::new().write(true).create_new(true).open(image);
+        let (created, meta) = match made {
+            Ok(f) => (true, f.metadata()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (false, std::fs::metadata(image)),
+            Err(e) => return Err(failed("making it")(e)),
+        };
+        let meta = meta.map_err(failed("stat"))?;
+        let block_device = meta.file_type().is_block_device();
+        if !block_device && !meta.file_type().is_file() {
+            return Err(OpenError::Kind(image.into()).into());
+        }
+        let mut place = Place {
+            image: image.into(),
+            id: (meta.dev(), meta.ino()),
+            sector: 512,
+            bytes: meta.len(),
+            block_device,
+            created,
+        };
+        if !created {
+            // It refuses what is mounted or otherwise in use.
+            let device = Device::open(
+                image,
+                DeviceOptions {
+                    write: true,
+                    ..DeviceOptions::default()
+                },
+            )?;
+            place.bytes = device.geometry().size;
+            if block_device {
+                place.sector = device.geometry().block.max(512);
+            }
+            drop(device);
+            if !options.force {
+                place.refuse_used()?;
+            }
+        }
+        Ok(place)
+    }
+
+    pub fn failed(&self, what: &'static str, error: io::Error) -> MkfsError {
+        MkfsError::Image {
+            image: self.image.clone(),
+            what,
+            error,
+        }
+    }
+
+    /// Refuses to overwrite what can be told to be something.
+    fn refuse_used(&self) -> Result<(), MkfsError> {
+        let file = File::open(&self.image).map_err(|e| self.failed("opening it", e))?;
+        let len = self.bytes.min(WIPED) as usize;
+        let mut start = vec![0; len];
+        file.read_exact_at(&mut start, 0)
+            .map_err(|e| self.failed("reading it", e))?;
+        // What an interrupted mkfs left is nothing.
+        if Superblock::at(&start, 0).is_ok_and(|s| &start[..4] == b"XFSB" && s.inprogress == 1) {
+            return Ok(());
+        }
+        let found = SIGNATURES.iter().find(|(at, bytes, _)| {
+            let at = *at as usize;
+            start.get(at..at + bytes.len()) == Some(*bytes)
+        });
+        let what = match found {
+            Some((_, _, name)) => format!("it holds {name}"),
+            None if !self.block_device && start.iter().any(|b| *b != 0) => {
+                "it is not empty, nor a file of zeros".into()
+            }
+            None => return Ok(()),
+        };
+        Err(MkfsError::Exists {
+            image: self.image.clone(),
+            what,
+        })
+    }
+
+    /// The size of the file system if that does not depend on what comes into it.
+    pub fn size(&self, options: &Options) -> Option<u64> {
+        options.size.or((self.bytes > 0).then_some(self.bytes))
+    }
+
+    /// Gives it its size and opens it. What of the new file system is expected to be zeros is.
+    pub fn open(
+        &self,
+        options: &Options,
+        bytes: u64,
+        l: &Plan,
+    ) -> Result<(Output, bool), MkfsError> {
+        if self.block_device {
+            if bytes > self.bytes {
+                return Err(MkfsError::Options(format!(
+                    "{}: it has only {} bytes",
+                    self.image.display(),
+                    self.bytes
+                )));
+            }
+        } else {
+            let file = OpenOptions::new().write(true).open(&self.image);
+            let file = file.map_err(|e| self.failed("opening it", e))?;
+            let sized = match options.size.is_some() || self.bytes == 0 {
+                // All of it is a hole then.
+                true => file.set_len(0).and_then(|()| file.set_len(bytes)),
+                false => Ok(()),
+            };
+            sized.map_err(|e| self.failed("setting its size", e))?;
+        }
+        let (device, direct) = self.device(options)?;
+        let whole = !self.block_device && (options.size.is_some() || self.bytes == 0);
+        if !whole {
+            let log = l.g.daddr(l.log()) << 9;
+            let log_bytes = u64::from(l.g.logblocks) << l.g.blocklog;
+            let size = device.geometry().size;
+            for (at, len) in [
+                (0, WIPED),
+                (size.saturating_sub(WIPED), WIPED),
+                (log, log_bytes),
+            ] {
+                self.zero(at, len.min(size - at))?;
+            }
+        }
+        let kinds: &[EngineKind] = match (options.engine, direct) {
+            (Some(kind), _) => &[kind],
+            (None, true) => &[EngineKind::Uring, EngineKind::Aio, EngineKind::Sync],
+            (None, false) => &[EngineKind::Sync],
+        };
+        let mut last = None;
+        for kind in kinds {
+            match engine::open(*kind, device.clone(), EngineConfig::default()) {
+                Ok(_) => {
+                    let output = Output {
+                        device,
+                        kind: *kind,
+                        image: self.image.clone(),
+                    };
+                    return Ok((output, direct));
+                }
+                Err(e) => last = Some(e),
+            }
+        }
+        let error = last.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
+        Err(self.failed("starting the engine", error))
+    }
+
+    /// Opens it past the page cache, or through it where that cannot be.
+    fn device(&self, options: &Options) -> Result<(Shared, bool), MkfsError> {
+        let open = |direct| {
+            let how = DeviceOptions {
+                write: true,
+                direct,
+                ..DeviceOptions::default()
+            };
+            Device::open(&self.image, how)
+        };
+        if !options.buffered {
+            match open(true) {
+                Ok(d) if options.block_size.is_multiple_of(d.geometry().block) => {
+                    return Ok((Arc::new(d), true));
+                }
+                Ok(_) | Err(OpenError::NoDirect(_)) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok((Arc::new(open(false)?), false))
+    }
+
+    /// Fills a range with zeros: by the device or file system if it can, otherwise by writing them.
+    fn zero(&self, at: u64, len: u64) -> Result<(), MkfsError> {
+        let failed = |e| self.failed("filling it with zeros", e);
+        let file = OpenOptions::new().write(true).open(&self.image);
+        let file = file.map_err(failed)?;
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(&file, flags, at, len).is_ok() {
+            return Ok(());
+        }
+        let zeros = vec![0; 1 << 20];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(zeros.len() as u64);
+            file.write_all_at(&zeros[..n as usize], at + done)
+                .map_err(failed)?;
+            done += n;
+        }
+        file.sync_data().map_err(failed)
+    }
+
+    /// Removes the file if it did not exist before.
+    pub fn give_up(&self) {
+        if self.created {
+            let _ = std::fs::remove_file(&self.image);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `uvfs mkfs`: makes an XFS image, empty or filled from a directory.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use uvfs_io::engine::EngineKind;
+use uvfs_xfs::format::format_uuid;
+use uvfs_xfs::mkfs::{From, Made, MkfsError, Options, Progress, mkfs, parse_uuid};
+
+use crate::check::{parse_size, peak_memory};
+use crate::error::{Error, Result, printed};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs mkfs --size 10G disk.img
+  uvfs mkfs --from rootfs disk.img                 as large as the contents need
+  uvfs mkfs --from rootfs --size 4G -L root disk.img
+  uvfs mkfs -f -b size=4096 -d agcount=8 -m uuid=6f5e3c1a-0a3f-4a68-9a3f-3f4b5a9f3a10 /dev/sdb1
+  SOURCE_DATE_EPOCH=1700000000 uvfs mkfs --reproducible --from rootfs disk.img
+
+Needs no mount and no root, only the right to read the source and to write the image. The file system
+is of version 5 with the features that mkfs.xfs 6.1 gives; its sizes are chosen as there, and the
+options -b, -d, -i, -l, -m, -s and -L are those of mkfs.xfs(8).
+
+With --from, names, types, modes, owners, times, hard and symbolic links, devices, FIFOs, sockets,
+extended attributes, ACLs and holes are kept. An image inside of the source is left out.
+
+A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
+source needs with a twentieth to spare, at least 300M. Sizes take K, M, G and T.
+
+What is there already is not overwritten without --force, but what an interrupted mkfs left is. The
+superblock is completed last: until then nobody takes the image for a file system.
+
+Exit status: 0 made, 1 failure (a file that was not there before is removed), 2 wrong usage.";
+
+const JSON_HELP: &str = "\
+JSON: one object with
+  image, uuid, label, size, block_size, sector_size, inode_size
+  agcount, agblocks, log_blocks
+  inodes      in use
+  free_blocks, blocks
+  bytes       of contents copied, in whole blocks
+  engine, direct, seconds
+  peak_memory in bytes, null where /proc is not mounted";
+
+/// Options of the command.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
+pub struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Fill it from this directory
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+    /// Size of the file system, such as 10G
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Overwrite what is there
+    #[arg(long, short)]
+    force: bool,
+    /// The same input gives the same bytes: UUID and generation numbers follow from it, all times are
+    /// the last change of contents, but not after SOURCE_DATE_EPOCH
+    #[arg(long)]
+    reproducible: bool,
+    /// Label, at most 12 bytes
+    #[arg(short = 'L', long, value_name = "LABEL", default_value = "")]
+    label: String,
+    /// Block size: size=BYTES
+    #[arg(short = 'b', value_name = "OPTIONS")]
+    block: Vec<String>,
+    /// Data: agcount=N, agsize=BYTES, size=BYTES, sectsize=BYTES
+    #[arg(short = 'd', value_name = "OPTIONS")]
+    data: Vec<String>,
+    /// Inodes: size=BYTES, maxpct=PERCENT
+    #[arg(short = 'i', value_name = "OPTIONS")]
+    inode: Vec<String>,
+    /// Log: size=BYTES
+    #[arg(short = 'l', value_name = "OPTIONS")]
+    log: Vec<String>,
+    /// Metadata: uuid=UUID
+    #[arg(short = 'm', value_name = "OPTIONS")]
+    metadata: Vec<String>,
+    /// Sectors: size=BYTES
+    #[arg(short = 's', value_name = "OPTIONS")]
+    sector: Vec<String>,
+    /// How to write: sync, aio or uring [default: uring, or what there is; sync with --buffered]
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<EngineKind>,
+    /// Threads that read the source [default: one for each CPU, at least two]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Write through the kernel's page cache instead of past it
+    #[arg(long)]
+    buffered: bool,
+    /// Say nothing but errors
+    #[arg(long, short)]
+    quiet: bool,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// The `key=value` parts of one of the options of mkfs.xfs.
+fn parts(option: char, given: &[String]) -> Result<Vec<(&str, &str)>> {
+    let part = |p: &'_ str| Error::usage(format!("-{option} {p}: NAME=VALUE is expected"));
+    given
+        .iter()
+        .flat_map(|g| g.split(','))
+        .map(|p| p.split_once('=').ok_or_else(|| part(p)))
+        .collect()
+}
+
+fn unknown(option: char, name: &str) -> Error {
+    Error::usage(format!("-{option} {name}: there is no such option"))
+}
+
+fn bytes(option: char, name: &str, value: &str) -> Result<u64> {
+    parse_size(value).map_err(|e| Error::usage(format!("-{option} {name}={value}: {e}")))
+}
+
+fn number<T: std::str::FromStr>(option: char, name: &str, value: &str) -> Result<T> {
+    let no = || Error::usage(format!("-{option} {name}={value}: not such a number"));
+    value.parse().map_err(|_| no())
+}
+
+/// A size that has to fit into 32 bits.
+fn small(option: char, name: &str, value: &str) -> Result<u32> {
+    let n = bytes(option, name, value)?;
+    u32::try_from(n).map_err(|_| Error::usage(format!("-{option} {name}={value}: too much")))
+}
+
+fn options(args: &Args) -> Result<Options> {
+    let mut o = Options {
+        size: args.size,
+        label: args.label.clone().into_bytes(),
+        force: args.force,
+        reproducible: args.reproducible,
+        buffered: args.buffered,
+        engine: args.engine,
+        threads: args.threads.map_or(0, |n| n as usize),
+        ..Options::default()
+    };
+    for (name, value) in parts('b', &args.block)? {
+        match name {
+            "size" => o.block_size = small('b', name, value)?,
+            _ => return Err(unknown('b', name)),
+        }
+    }
+    for (name, value) in parts('d', &args.data)? {
+        match name {
+            "agcount" => o.agcount = Some(number('d', name, value)?),
+            "agsize" => o.agsize = Some(bytes('d', name, value)?),
+            "size" => o.size = Some(bytes('d', name, value)?),
+            "sectsize" => o.sector_size = small('d', name, value)?,
+            _ => return Err(unknown('d', name)),
+        }
+    }
+    for (name, value) in parts('i', &args.inode)? {
+        match name {
+            "size" => o.inode_size = small('i', name, value)?,
+            "maxpct" => o.max_pct = Some(number('i', name, value)?),
+            _ => return Err(unknown('i', name)),
+        }
+    }
+    for (name, value) in parts('l', &args.log)? {
+        match name {
+            "size" => o.log_size = Some(bytes('l', name, value)?),
+            _ => return Err(unknown('l', name)),
+        }
+    }
+    for (name, value) in parts('m', &args.metadata)? {
+        match name {
+            "uuid" => {
+                let no = || Error::usage(format!("-m uuid={value}: not a UUID"));
+                o.uuid = Some(parse_uuid(value).ok_or_else(no)?);
+            }
+            _ => return Err(unknown('m', name)),
+        }
+    }
+    for (name, value) in parts('s', &args.sector)? {
+        match name {
+            "size" => o.sector_size = small('s', name, value)?,
+            _ => return Err(unknown('s', name)),
+        }
+    }
+    if o.reproducible
+        && let Some(epoch) = std::env::var_os("SOURCE_DATE_EPOCH")
+    {
+        let no = || Error::usage("SOURCE_DATE_EPOCH is not a number of seconds");
+        let epoch = epoch.to_str().and_then(|e| e.parse().ok());
+        o.epoch = Some(epoch.ok_or_else(no)?);
+    }
+    Ok(o)
+}
+
+/// Shows on a terminal how far it is, until `done`.
+fn watch(progress: &Progress, done: &AtomicBool) {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    while !done.load(Ordering::Relaxed) {
+        let (inodes, bytes) = progress.get();
+        bar.set_message(format!("{inodes} inodes, {} MiB", bytes >> 20));
+        bar.tick();
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    bar.finish_and_clear();
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let start = Instant::now();
+    let options = options(&args)?;
+    let from = match &args.from {
+        None => From::Nothing,
+        Some(dir) => From::Directory(dir.clone()),
+    };
+    let progress = Progress::default();
+    let done = AtomicBool::new(false);
+    let shown = !args.json && !args.quiet && io::stderr().is_terminal();
+    let made = std::thread::scope(|s| {
+        let watcher = shown.then(|| s.spawn(|| watch(&progress, &done)));
+        let made = mkfs(&args.image, &options, &from, &progress);
+        done.store(true, Ordering::Relaxed);
+        if let Some(w) = watcher {
+            w.thread().unpark();
+        }
+        made
+    });
+    let made = made.map_err(|e| match &e {
+        MkfsError::Options(_) => Error::usage(e.to_string()),
+        _ => Error::new(e.to_string()),
+    })?;
+    let mut out = io::stdout().lock();
+    let written = if args.json {
+        writeln!(out, "{:#}", as_json(&args, &made, start))
+    } else if args.quiet {
+        Ok(())
+    } else {
+        let sb = &made.superblock;
+        writeln!(
+            out,
+            "{}: XFS {}, {} blocks of {} bytes, {} allocation groups, a log of {} blocks, {} inodes",
+            args.image.display(),
+            format_uuid(&sb.uuid),
+            sb.dblocks,
+            sb.blocksize,
+            sb.agcount,
+            sb.logblocks,
+            made.inodes,
+        )
+    };
+    printed(written.and_then(|()| out.flush()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
+    let sb = &made.superblock;
+    json!({
+        "image": args.image.display().to_string(),
+        "uuid": format_uuid(&sb.uuid),
+        "label": args.label,
+        "size": sb.dblocks.get() * u64::from(sb.blocksize.get()),
+        "block_size": sb.blocksize.get(),
+        "sector_size": sb.sectsize.get(),
+        "inode_size": sb.inodesize.get(),
+        "agcount": sb.agcount.get(),
+        "agblocks": sb.agblocks.get(),
+        "log_blocks": sb.logblocks.get(),
+        "blocks": sb.dblocks.get(),
+        "free_blocks": sb.fdblocks.get(),
+        "inodes": made.inodes,
+        "bytes": made.bytes,
+        "engine": made.engine.name(),
+        "direct": made.direct,
+        "peak_memory": peak_memory(),
+        "seconds": start.elapsed().as_secs_f64(),
+    })
+}
