@@ -165,7 +165,8 @@ impl Plan {
         let logstart =
             u64::from(log_ag) << agblklog | u64::from(header_blocks + ROOTS.len() as u32);
         sb.logstart.set(logstart);
-        sb.rextsize.set(1);
+        // Realtime extents are of 4 KiB at least.
+        sb.rextsize.set((4096 >> blocklog).max(1));
         sb.agblocks.set(agblocks);
         sb.agcount.set(agcount);
         sb.logblocks.set(log);
