@@ -691,9 +691,16 @@ impl Shared {
 
     fn verify(&self, buffer: &Buffer, verifier: &'static dyn Verifier) -> Result<(), BufError> {
         let inner = &buffer.inner;
-        let known = match &inner.state().verified {
-            Some((name, outcome)) if *name == verifier.name() => Some(outcome.clone()),
-            _ => None,
+        let known = {
+            let state = inner.state();
+            match &state.verified {
+                Some((name, outcome)) if *name == verifier.name() => Some(outcome.clone()),
+                // Changed content is sealed and judged when it is written.
+                _ if state.dirty && state.verifier.is_some_and(|v| v.name() == verifier.name()) => {
+                    Some(Ok(()))
+                }
+                _ => None,
+            }
         };
         let outcome = match known {
             Some(outcome) => outcome,

@@ -45,8 +45,13 @@ impl Digest {
     }
 }
 
-/// Walks a source without reading any contents.
-pub(crate) fn sum(g: &Geometry, pool: &Pool<'_>, root: &Root) -> Result<Sum, MkfsError> {
+/// Walks a source without reading any contents. `last`: no later change of contents counts.
+pub(crate) fn sum(
+    g: &Geometry,
+    pool: &Pool<'_>,
+    root: &Root,
+    last: Option<Time>,
+) -> Result<Sum, MkfsError> {
     let mut sum = Sum {
         inodes: 1,
         newest: root.meta.mtime,
@@ -76,10 +81,14 @@ pub(crate) fn sum(g: &Geometry, pool: &Pool<'_>, root: &Root) -> Result<Sum, Mkf
             let m = &e.meta;
             digest.add(&e.name);
             digest.add(&[0]);
-            for word in [m.mode.into(), m.uid.into(), m.gid.into(), m.size] {
+            // The size of a directory is its file system's affair.
+            let size = if m.is_dir() { 0 } else { m.size };
+            for word in [m.mode.into(), m.uid.into(), m.gid.into(), size] {
                 digest.add(&u64::to_le_bytes(word));
             }
-            digest.add(&m.mtime.sec.to_le_bytes());
+            let mtime = last.map_or(m.mtime, |l| m.mtime.min(l));
+            digest.add(&mtime.sec.to_le_bytes());
+            digest.add(&mtime.nsec.to_le_bytes());
             digest.add(&e.target);
             sum.newest = sum.newest.max(m.mtime);
             if e.links.is_some_and(|id| !seen.insert(id)) {

@@ -270,18 +270,22 @@ fn make(
     // What there is to know before anything is written.
     let known = place.size(&options);
     let mut sum = estimate::Sum::default();
+    let epoch = options.epoch.filter(|_| options.reproducible);
+    let epoch = epoch.map(|sec| Time { sec, nsec: 0 });
     if let Some(root) = &root
         && (known.is_none() || options.reproducible)
     {
-        // Only the sizes of blocks and inodes count.
-        let l = Plan::new(
-            &options,
-            known.unwrap_or(1 << 40).max(MIN_ORDINARY_BYTES),
-            [0; 16],
-        )?;
+        // Only the sizes of blocks and inodes count here.
+        let any = Options {
+            agcount: None,
+            agsize: None,
+            log_size: None,
+            ..options.clone()
+        };
+        let l = Plan::new(&any, 1 << 40, [0; 16])?;
         let idle = Progress::default();
         let pool = Pool::new(threads, &idle);
-        sum = pool.run(None, || estimate::sum(&l.g, &pool, root))?;
+        sum = pool.run(None, || estimate::sum(&l.g, &pool, root, epoch))?;
     }
     let bytes = match (known, &root) {
         (Some(bytes), _) => bytes,
@@ -294,10 +298,7 @@ fn make(
     };
     let times = match options.reproducible {
         false => Times::Kept,
-        true => Times::Until(match options.epoch {
-            Some(sec) => Time { sec, nsec: 0 },
-            None => sum.newest,
-        }),
+        true => Times::Until(epoch.unwrap_or(sum.newest)),
     };
     let now = match times {
         Times::Kept => now(),
