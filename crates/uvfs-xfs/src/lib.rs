@@ -1,10 +1,10 @@
-//! An XFS reader and checker.
+//! An XFS reader, checker and mkfs.
 //!
 //! [`format`](mod@format) has the on-disk structures and the checks on each, [`geometry`] the sizes
 //! and address conversions of one file system. [`Volume`] reads a file system through [`Blocks`]:
-//! a plain image or device ([`blocks::FileBlocks`]) or a cache. Nothing is ever written, and
-//! nothing that is read is trusted: a damaged image gives errors that name the structure and what
-//! is wrong with it. [`fs::XfsFs`] serves a volume, [`tools`] are what the command line does with one.
+//! a plain image or device ([`blocks::FileBlocks`]) or a cache. It never writes, and nothing that it
+//! reads is trusted: a damaged image gives errors that name the structure and what is wrong with it.
+//! [`mod@mkfs`] makes file systems, from trees that [`bulk`] builds. [`fs::XfsFs`] serves a volume, [`tools`] are what the command line does with one.
 
 mod attr;
 pub mod blocks;

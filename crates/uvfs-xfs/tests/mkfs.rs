@@ -24,7 +24,7 @@ fn scratch() -> tempfile::TempDir {
         .unwrap()
 }
 
-fn make(image: &Path, options: &Options, from: &From) -> Result<Made, MkfsError> {
+fn make(image: &Path, options: &Options, from: From) -> Result<Made, MkfsError> {
     mkfs(image, options, from, &Progress::default())
 }
 
@@ -108,7 +108,7 @@ fn empty_images_are_sound_over_a_sweep_of_options() {
     let dir = scratch();
     for (name, options) in sweep() {
         let image = dir.path().join("image");
-        let made = make(&image, &options, &From::Nothing).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let made = make(&image, &options, From::Nothing).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(made.inodes, 3);
         sound(&image, name);
         fs::remove_file(&image).unwrap();
@@ -123,7 +123,7 @@ fn the_kernel_writes_to_empty_images() {
     let dir = scratch();
     for (name, options) in sweep() {
         let image = dir.path().join("image");
-        make(&image, &options, &From::Nothing).unwrap();
+        make(&image, &options, From::Nothing).unwrap();
         let mount = match Mount::new(&image, "rw") {
             Ok(m) => m,
             // Blocks larger than pages: Linux 6.12 and later.
@@ -173,7 +173,7 @@ fn sizes_are_those_of_mkfs_xfs() {
             if bytes > 16 << 30 && block < 4096 {
                 continue;
             }
-            let made = make(&ours, &options, &From::Nothing).unwrap();
+            let made = make(&ours, &options, From::Nothing).unwrap();
             fs::File::create(&theirs).unwrap().set_len(bytes).unwrap();
             let mut args = vec!["-q".to_string(), "-f".into()];
             args.extend(word("-b", block.into()));
@@ -329,7 +329,7 @@ fn a_filled_image_shows_what_the_source_has() {
         options.size = None;
         let image = dir.path().join("image");
         let from = From::Directory(at.path().into());
-        make(&image, &options, &from).unwrap_or_else(|e| panic!("{name}: {e}"));
+        make(&image, &options, from).unwrap_or_else(|e| panic!("{name}: {e}"));
         sound(&image, name);
         match Mount::new(&image, "ro,norecovery") {
             Ok(m) => same(&tree(m.path()), &expected, name),
@@ -384,7 +384,7 @@ fn the_same_input_gives_the_same_bytes() {
         .iter()
         .map(|name| {
             let image = dir.path().join("image");
-            let from = From::Directory(source(name));
+            let source = source(name);
             for threads in [1, 7] {
                 let options = Options {
                     threads,
@@ -392,7 +392,7 @@ fn the_same_input_gives_the_same_bytes() {
                     ..options.clone()
                 };
                 let _ = fs::remove_file(&image);
-                make(&image, &options, &from).unwrap();
+                make(&image, &options, From::Directory(source.clone())).unwrap();
             }
             sound(&image, name);
             fs::read(&image).unwrap()
@@ -405,18 +405,18 @@ fn the_same_input_gives_the_same_bytes() {
 fn what_is_there_is_not_overwritten_unasked() {
     let dir = scratch();
     let image = dir.path().join("image");
-    make(&image, &sized(300 << 20), &From::Nothing).unwrap();
-    let again = make(&image, &sized(300 << 20), &From::Nothing);
+    make(&image, &sized(300 << 20), From::Nothing).unwrap();
+    let again = make(&image, &sized(300 << 20), From::Nothing);
     assert!(matches!(again, Err(MkfsError::Exists { .. })), "{again:?}");
     let force = Options {
         force: true,
         ..sized(300 << 20)
     };
-    make(&image, &force, &From::Nothing).unwrap();
+    make(&image, &force, From::Nothing).unwrap();
     sound(&image, "made again");
     let text = dir.path().join("text");
     fs::write(&text, "not an image").unwrap();
-    let over = make(&text, &sized(300 << 20), &From::Nothing);
+    let over = make(&text, &sized(300 << 20), From::Nothing);
     assert!(matches!(over, Err(MkfsError::Exists { .. })), "{over:?}");
     assert_eq!(fs::read(&text).unwrap(), b"not an image");
 }
@@ -428,20 +428,86 @@ fn errors_name_the_path_and_leave_no_file() {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("large"), vec![1; 64 << 20]).unwrap();
     let image = dir.path().join("image");
-    let from = From::Directory(source.clone());
-    let full = make(&image, &sized(40 << 20), &from).unwrap_err();
+    let from = || From::Directory(source.clone());
+    let full = make(&image, &sized(40 << 20), from()).unwrap_err();
     assert!(matches!(full, MkfsError::NoSpace { .. }), "{full}");
     assert!(full.to_string().contains("large"), "{full}");
     assert!(!image.exists());
     let target = "x/".repeat(600);
     symlink(&target, source.join("long")).unwrap();
-    let unfit = make(&image, &sized(400 << 20), &from).unwrap_err();
+    let unfit = make(&image, &sized(400 << 20), from()).unwrap_err();
     assert!(unfit.to_string().contains("long"), "{unfit}");
     assert!(!image.exists());
     let none = From::Directory(dir.path().join("none"));
-    let missing = make(&image, &Options::default(), &none).unwrap_err();
+    let missing = make(&image, &Options::default(), none).unwrap_err();
     assert!(missing.to_string().contains("none"), "{missing}");
     assert!(!image.exists());
+}
+
+/// What `tar` writes about a tree becomes that tree.
+#[test]
+fn an_archive_becomes_an_image() {
+    if !can_run() {
+        return;
+    }
+    let dir = scratch();
+    let source = dir.path().join("source");
+    fs::create_dir_all(source.join("a/b")).unwrap();
+    for i in 0..300u64 {
+        fs::write(source.join(format!("a/{i}")), pattern(i, i as usize * 50)).unwrap();
+    }
+    fs::hard_link(source.join("a/7"), source.join("a/b/seven")).unwrap();
+    symlink("a/9", source.join("link")).unwrap();
+    symlink("x".repeat(900), source.join("long")).unwrap();
+    fs::write(source.join("n".repeat(250)), "a long name").unwrap();
+    let sparse = fs::File::create(source.join("sparse")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", 40 << 20).unwrap();
+    run("mkfifo", &[source.join("fifo")]);
+    run(
+        "chown",
+        &[
+            "-h".as_ref(),
+            "1234:99".as_ref(),
+            source.join("link").as_os_str(),
+        ],
+    );
+    let expected = tree(&source);
+    for format in ["pax", "gnu"] {
+        let archive = dir.path().join("archive");
+        let mut tar = Command::new("tar");
+        tar.arg(format!("--format={format}")).arg("-C").arg(&source);
+        if format == "gnu" {
+            tar.arg("--sparse");
+        }
+        assert!(
+            tar.arg("-cf")
+                .arg(&archive)
+                .arg(".")
+                .status()
+                .unwrap()
+                .success()
+        );
+        let image = dir.path().join("image");
+        let from = From::Tar(Box::new(fs::File::open(&archive).unwrap()));
+        make(&image, &Options::default(), from).unwrap();
+        sound(&image, format);
+        let mount = Mount::new(&image, "ro,norecovery").unwrap();
+        // Other formats have no fractions of seconds.
+        let whole = |lines: &[String]| -> Vec<String> {
+            let cut = |l: &String| match l.split_once('.') {
+                Some((a, b)) if format == "gnu" => format!("{a} {}", &b[9..]),
+                _ => l.clone(),
+            };
+            lines.iter().map(cut).collect()
+        };
+        same(&whole(&tree(mount.path())), &whole(&expected), format);
+        if format == "gnu" {
+            let blocks = fs::metadata(mount.path().join("sparse")).unwrap().blocks();
+            assert!(blocks <= 64, "{blocks} blocks of a sparse file");
+        }
+        drop(mount);
+        fs::remove_file(&image).unwrap();
+    }
 }
 
 /// A file of a random tree.
@@ -608,7 +674,7 @@ fn random_trees_are_read_back() {
                 block_size,
                 ..Options::default()
             };
-            make(&image, &options, &From::Directory(source.clone())).unwrap();
+            make(&image, &options, From::Directory(source.clone())).unwrap();
             assert_eq!(findings(&image), Vec::<String>::new());
             let v = Volume::open(FileBlocks::open(&image).unwrap()).unwrap();
             compare(&v, &source, &v.root().unwrap());

@@ -20,6 +20,7 @@ Examples:
   uvfs mkfs --size 10G disk.img
   uvfs mkfs --from rootfs disk.img                 as large as the contents need
   uvfs mkfs --from rootfs --size 4G -L root disk.img
+  docker export box | uvfs mkfs --from - disk.img
   uvfs mkfs -f -b size=4096 -d agcount=8 -m uuid=6f5e3c1a-0a3f-4a68-9a3f-3f4b5a9f3a10 /dev/sdb1
   SOURCE_DATE_EPOCH=1700000000 uvfs mkfs --reproducible --from rootfs disk.img
 
@@ -28,7 +29,8 @@ is of version 5 with the features that mkfs.xfs 6.1 gives; its sizes are chosen 
 options -b, -d, -i, -l, -m, -s and -L are those of mkfs.xfs(8).
 
 With --from, names, types, modes, owners, times, hard and symbolic links, devices, FIFOs, sockets,
-extended attributes, ACLs and holes are kept. An image inside of the source is left out.
+extended attributes, ACLs and holes are kept. An image inside of the source is left out. An archive is
+read as a whole first, into a temporary file beside the image.
 
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
 source needs with a twentieth to spare, at least 300M. Sizes take K, M, G and T.
@@ -54,7 +56,7 @@ JSON: one object with
 pub struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Fill it from this directory
+    /// Fill it from this directory, or from a tar archive on standard input (-)
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
     /// Size of the file system, such as 10G
@@ -91,7 +93,7 @@ pub struct Args {
     /// How to write: sync, aio or uring [default: uring, or what there is; sync with --buffered]
     #[arg(long, value_name = "ENGINE")]
     engine: Option<EngineKind>,
-    /// Threads that read the source [default: one for each CPU, at least two]
+    /// Threads that read the source [default: four for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Write through the kernel's page cache instead of past it
@@ -219,6 +221,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let options = options(&args)?;
     let from = match &args.from {
         None => From::Nothing,
+        Some(dir) if dir.as_os_str() == "-" => From::Tar(Box::new(io::stdin())),
         Some(dir) => From::Directory(dir.clone()),
     };
     let progress = Progress::default();
@@ -226,7 +229,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let shown = !args.json && !args.quiet && io::stderr().is_terminal();
     let made = std::thread::scope(|s| {
         let watcher = shown.then(|| s.spawn(|| watch(&progress, &done)));
-        let made = mkfs(&args.image, &options, &from, &progress);
+        let made = mkfs(&args.image, &options, from, &progress);
         done.store(true, Ordering::Relaxed);
         if let Some(w) = watcher {
             w.thread().unpark();

@@ -89,7 +89,7 @@ pub struct Options {
     pub buffered: bool,
     /// The engine that writes; `None`: io_uring or what there is.
     pub engine: Option<EngineKind>,
-    /// Threads that read the source; 0: one for each CPU, two at least.
+    /// Threads that read the source; 0: four for each CPU.
     pub threads: usize,
 }
 
@@ -230,6 +230,8 @@ pub enum From {
     Nothing,
     /// A directory of the host.
     Directory(PathBuf),
+    /// A tar archive. It is read as a whole first, into a temporary file beside the image.
+    Tar(Box<dyn io::Read + Send>),
 }
 
 /// Makes a file system.
@@ -239,13 +241,14 @@ pub enum From {
 pub fn mkfs(
     image: &Path,
     options: &Options,
-    from: &From,
+    from: From,
     progress: &Progress,
 ) -> Result<Made, MkfsError> {
     let place = target::Place::prepare(image, options)?;
     let made = make(&place, options, from, progress);
-    if made.is_err() {
-        place.give_up();
+    match made {
+        Ok(_) => place.await_release(),
+        Err(_) => place.give_up(),
     }
     made
 }
@@ -253,19 +256,23 @@ pub fn mkfs(
 fn make(
     place: &target::Place,
     options: &Options,
-    from: &From,
+    from: From,
     progress: &Progress,
 ) -> Result<Made, MkfsError> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match options.threads {
-        0 => cpus.max(2),
+        // More than CPUs: they wait for the source's device.
+        0 => (cpus * 4).clamp(4, 32),
         n => n,
     };
     let mut options = options.clone();
-    options.sector_size = options.sector_size.max(place.sector);
+    if place.sector > 512 {
+        options.sector_size = options.sector_size.max(place.sector);
+    }
     let root = match from {
         From::Nothing => None,
-        From::Directory(dir) => Some(HostDir::root(dir, Some(place.id))?),
+        From::Directory(dir) => Some(HostDir::root(&dir, Some(place.id))?),
+        From::Tar(archive) => Some(source::tar::read(archive, &place.beside())?),
     };
     // What there is to know before anything is written.
     let known = place.size(&options);

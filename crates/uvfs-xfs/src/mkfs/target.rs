@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use uvfs_io::device::{Device, OpenError, OpenOptions as DeviceOptions};
 use uvfs_io::engine::{self, EngineConfig, EngineKind};
 
@@ -245,6 +246,30 @@ impl Place {
             done += n;
         }
         file.sync_data().map_err(failed)
+    }
+
+    /// The directory for a large temporary file: the image's, but not that of a device.
+    pub fn beside(&self) -> PathBuf {
+        match self.image.parent() {
+            Some(dir) if !self.block_device && !dir.as_os_str().is_empty() => dir.into(),
+            None | Some(_) if !self.block_device => ".".into(),
+            _ => std::env::temp_dir(),
+        }
+    }
+
+    /// Waits until the device can be opened by others: a ring that had it as a registered file lets
+    /// go of it some time after it was closed, and until then nobody can mount it.
+    pub fn await_release(&self) {
+        const TRIES: u32 = 500;
+        for _ in 0..TRIES {
+            let opened = Device::open(&self.image, DeviceOptions::default());
+            match opened {
+                Err(OpenError::Busy(_)) if self.block_device => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                _ => break,
+            }
+        }
     }
 
     /// Removes the file if it did not exist before.

@@ -1,5 +1,5 @@
 //! The commands on XFS images, against the kernel's view of the same image: `ls`, `cat`, `stat`,
-//! `cp`, `check`, and `mount` over both transports.
+//! `cp`, `check`, `mkfs`, and `mount` over both transports.
 //!
 //! Needs root, loop devices, mkfs.xfs, XFS in the kernel and, for mounting, /dev/fuse; a test that
 //! misses something says so and is skipped, except where the environment has `CI`. Run by `./test`
@@ -12,4 +12,5 @@ mod harness;
 mod check;
 mod commands;
 mod fixture;
+mod mkfs;
 mod served;

@@ -94,9 +94,9 @@ impl HostDir {
         let mut attrs = Vec::new();
         let mut value = vec![0u8; 4096];
         for full in names.split(|b| *b == 0).filter(|n| !n.is_empty()) {
-            let Some((flags, short)) = namespace(full) else {
+            if namespace(full).is_none() {
                 continue;
-            };
+            }
             let Ok(c) = CString::new(full) else {
                 continue;
             };
@@ -114,18 +114,7 @@ impl HostDir {
             if n == usize::MAX {
                 continue;
             }
-            let value: Box<[u8]> = match full.starts_with(b"system.posix_acl_") {
-                true => match acl_from_xattr(&value[..n]) {
-                    Some(acl) => acl.into(),
-                    None => continue,
-                },
-                false => value[..n].into(),
-            };
-            attrs.push(NewAttr {
-                flags,
-                name: short.into(),
-                value,
-            });
+            attrs.extend(attribute(full, &value[..n]));
         }
         // An XFS source lists its ACLs under both names.
         attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
@@ -268,6 +257,20 @@ impl Dir for HostDir {
         }
         path
     }
+}
+
+/// An attribute by its full name, as it is stored; `None` for one that is not kept.
+pub(super) fn attribute(full: &[u8], value: &[u8]) -> Option<NewAttr> {
+    let (flags, name) = namespace(full)?;
+    let acl = full.starts_with(b"system.posix_acl_");
+    Some(NewAttr {
+        flags,
+        name: name.into(),
+        value: match acl {
+            true => acl_from_xattr(value)?.into(),
+            false => value.into(),
+        },
+    })
 }
 
 /// The namespace flags of an attribute's full name, and its name on disk. `None` for what is not

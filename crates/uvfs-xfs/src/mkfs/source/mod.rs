@@ -1,6 +1,7 @@
 //! What a new file system is filled from.
 
 mod host;
+pub mod tar;
 
 pub use host::HostDir;
 

@@ -1,0 +1,414 @@
+//! A tar archive as a source.
+//!
+//! An archive has its members in any order and tells sizes only as it goes, so all of it is read
+//! first: names and attributes into memory, contents into a temporary file without a name.
+
+use super::{Data, Dir, Entry, Meta, Reader, Root, Time, as_path};
+use crate::bulk::attr::NewAttr;
+use crate::mkfs::MkfsError;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tar::{Archive, EntryType};
+
+/// What messages call the archive.
+const NAME: &str = "the tar archive";
+/// The unit in which zeros of a sparse member become holes.
+const GRAIN: usize = 4096;
+
+/// A member, or a directory that members lie in.
+#[derive(Debug)]
+struct Node {
+    meta: Meta,
+    attrs: Vec<NewAttr>,
+    target: Box<[u8]>,
+    /// Where its contents are: offset, length, offset in the temporary file.
+    parts: Vec<(u64, u64, u64)>,
+    sparse: bool,
+    names: u32,
+    below: BTreeMap<Box<[u8]>, usize>,
+}
+
+#[derive(Debug)]
+struct Tree {
+    nodes: Vec<Node>,
+    contents: Arc<File>,
+}
+
+#[derive(Debug)]
+struct TarDir {
+    tree: Arc<Tree>,
+    node: usize,
+    path: PathBuf,
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> MkfsError {
+    move |error| MkfsError::source(NAME.into(), what, error)
+}
+
+fn directory() -> Node {
+    let meta = Meta {
+        mode: 0o040_755,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        rdev: (0, 0),
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+        crtime: Time::default(),
+    };
+    Node {
+        meta,
+        attrs: Vec::new(),
+        target: Box::default(),
+        parts: Vec::new(),
+        sparse: false,
+        names: 1,
+        below: BTreeMap::new(),
+    }
+}
+
+/// Reads an archive. Contents go to a temporary file in the directory `beside`.
+///
+/// # Errors
+/// [`MkfsError::Source`] and [`MkfsError::Unfit`], which name the member.
+pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
+    let contents = tempfile::tempfile_in(beside).map_err(failed("making a temporary file"))?;
+    let mut tree = Tree {
+        nodes: vec![directory()],
+        contents: Arc::new(contents),
+    };
+    let mut end = 0;
+    let mut archive = Archive::new(archive);
+    for member in archive.entries().map_err(failed("reading it"))? {
+        tree.add(member.map_err(failed("reading it"))?, &mut end)?;
+    }
+    let (meta, attrs) = (tree.nodes[0].meta.clone(), tree.nodes[0].attrs.clone());
+    let dir = TarDir {
+        tree: Arc::new(tree),
+        node: 0,
+        path: PathBuf::new(),
+    };
+    Ok(Root {
+        dir: Arc::new(dir),
+        meta,
+        attrs,
+    })
+}
+
+/// The names on the way to a member, without "." and leading slashes; `None` if one is "..".
+fn names(path: &[u8]) -> Option<Vec<&[u8]>> {
+    let names: Vec<&[u8]> = path
+        .split(|b| *b == b'/')
+        .filter(|n| !n.is_empty() && *n != b".")
+        .collect();
+    let fits = |n: &&[u8]| *n != b".." && n.len() <= 255 && !n.contains(&0);
+    names.iter().all(fits).then_some(names)
+}
+
+/// Decimal seconds with a fraction, as PAX headers have times.
+fn pax_time(text: &str) -> Option<Time> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let sec: i64 = whole.parse().ok()?;
+    let mut digits = fraction.get(..fraction.len().min(9))?.to_string();
+    while digits.len() < 9 {
+        digits.push('0');
+    }
+    let nsec: u32 = digits.parse().ok()?;
+    Some(match whole.starts_with('-') && nsec > 0 {
+        true => Time {
+            sec: sec - 1,
+            nsec: 1_000_000_000 - nsec,
+        },
+        false => Time { sec, nsec },
+    })
+}
+
+impl Tree {
+    /// The directory that these names lead to, made where it is missing.
+    fn directory(&mut self, names: &[&[u8]]) -> Option<usize> {
+        let mut at = 0;
+        for name in names {
+            at = match self.nodes[at].below.get(*name) {
+                Some(next) => *next,
+                None => {
+                    let next = self.nodes.len();
+                    self.nodes.push(directory());
+                    self.nodes[at].below.insert((*name).into(), next);
+                    next
+                }
+            };
+            if !self.nodes[at].meta.is_dir() {
+                return None;
+            }
+        }
+        Some(at)
+    }
+
+    fn find(&self, names: &[&[u8]]) -> Option<usize> {
+        let mut at = 0;
+        for name in names {
+            at = *self.nodes[at].below.get(*name)?;
+        }
+        Some(at)
+    }
+
+    fn add(&mut self, mut m: tar::Entry<'_, impl Read>, end: &mut u64) -> Result<(), MkfsError> {
+        let path = m.path_bytes().into_owned();
+        let shown = || as_path(&path);
+        let bad = |error: io::Error| MkfsError::source(as_path(&path), "reading it", error);
+        let unfit = |why| MkfsError::unfit(as_path(&path), why);
+        let kind = m.header().entry_type();
+        let link = m.link_name_bytes().map(|l| l.into_owned());
+        let header = m.header();
+        let mtime = Time {
+            sec: header.mtime().map_err(bad)? as i64,
+            nsec: 0,
+        };
+        let type_bits: u16 = match kind {
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => 0o100_000,
+            EntryType::Link => 0,
+            EntryType::Symlink => 0o120_000,
+            EntryType::Char => 0o020_000,
+            EntryType::Block => 0o060_000,
+            EntryType::Directory => 0o040_000,
+            EntryType::Fifo => 0o010_000,
+            // Headers about the archive.
+            EntryType::XGlobalHeader => return Ok(()),
+            _ => return Err(unfit("a kind of member that is not known")),
+        };
+        let device = matches!(kind, EntryType::Char | EntryType::Block);
+        let rdev = match device {
+            true => (
+                header.device_major().map_err(bad)?.unwrap_or(0),
+                header.device_minor().map_err(bad)?.unwrap_or(0),
+            ),
+            false => (0, 0),
+        };
+        let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX);
+        let mut meta = Meta {
+            mode: type_bits | (header.mode().map_err(bad)? as u16 & 0o7777),
+            uid: narrow(header.uid().map_err(bad)?),
+            gid: narrow(header.gid().map_err(bad)?),
+            size: m.size(),
+            rdev,
+            atime: mtime,
+            mtime,
+            ctime: mtime,
+            crtime: mtime,
+        };
+        let mut attrs = Vec::new();
+        let mut accessed = None;
+        if let Some(extensions) = m.pax_extensions().map_err(bad)? {
+            for x in extensions {
+                let x = x.map_err(bad)?;
+                let key = x.key_bytes();
+                let text = std::str::from_utf8(x.value_bytes()).unwrap_or("");
+                match key {
+                    b"mtime" => {
+                        if let Some(t) = pax_time(text) {
+                            (meta.mtime, meta.ctime, meta.crtime) = (t, t, t);
+                        }
+                    }
+                    b"atime" => accessed = pax_time(text),
+                    b"uid" => meta.uid = text.parse().unwrap_or(meta.uid),
+                    b"gid" => meta.gid = text.parse().unwrap_or(meta.gid),
+                    b"GNU.sparse.major" | b"GNU.sparse.map" => {
+                        return Err(unfit(
+                            "a sparse member in PAX format, which is not supported (GNU tar's \
+                             --format=gnu writes another)",
+                        ));
+                    }
+                    _ => {
+                        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                            attrs.extend(super::host::attribute(name, x.value_bytes()));
+                        }
+                    }
+                }
+            }
+        }
+        meta.atime = accessed.unwrap_or(meta.mtime);
+        attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
+        attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
+        let names_of = names(&path).ok_or_else(|| unfit("a path with \"..\" or a long name"))?;
+        let Some((name, above)) = names_of.split_last() else {
+            // The root itself.
+            if meta.is_dir() {
+                (self.nodes[0].meta, self.nodes[0].attrs) = (meta, attrs);
+            }
+            return Ok(());
+        };
+        let inside = || unfit("it lies in something that is no directory");
+        let above = self.directory(above).ok_or_else(inside)?;
+        if kind == EntryType::Link {
+            let to = link.unwrap_or_default();
+            let to = names(&to).and_then(|n| self.find(&n));
+            let to = to.filter(|n| !self.nodes[*n].meta.is_dir());
+            let to = to.ok_or_else(|| unfit("a hard link to nothing that came before"))?;
+            self.put(above, name, to);
+            self.nodes[to].names += 1;
+            return Ok(());
+        }
+        if meta.is_dir()
+            && let Some(&old) = self.nodes[above].below.get(*name)
+            && self.nodes[old].meta.is_dir()
+        {
+            (self.nodes[old].meta, self.nodes[old].attrs) = (meta, attrs);
+            return Ok(());
+        }
+        let regular = type_bits == 0o100_000;
+        let sparse = kind == EntryType::GNUSparse;
+        let parts = match regular {
+            true => self
+                .store(&mut m, sparse, end)
+                .map_err(|error| MkfsError::source(shown(), "reading its contents", error))?,
+            false => Vec::new(),
+        };
+        let node = self.nodes.len();
+        self.nodes.push(Node {
+            meta: Meta {
+                size: if regular { meta.size } else { 0 },
+                ..meta
+            },
+            attrs,
+            target: match kind {
+                EntryType::Symlink => link.unwrap_or_default().into(),
+                _ => Box::default(),
+            },
+            parts,
+            sparse,
+            names: 1,
+            below: BTreeMap::new(),
+        });
+        self.put(above, name, node);
+        Ok(())
+    }
+
+    /// Gives a node a name; what had the name before loses it.
+    fn put(&mut self, above: usize, name: &[u8], node: usize) {
+        if let Some(old) = self.nodes[above].below.insert(name.into(), node) {
+            self.nodes[old].names -= 1;
+        }
+    }
+
+    /// Copies a member's contents to the temporary file.
+    fn store(
+        &mut self,
+        m: &mut impl Read,
+        sparse: bool,
+        end: &mut u64,
+    ) -> io::Result<Vec<(u64, u64, u64)>> {
+        let mut parts: Vec<(u64, u64, u64)> = Vec::new();
+        let mut buf = vec![0; 256 << 10];
+        let mut at = 0;
+        loop {
+            let mut n = 0;
+            while n < buf.len() {
+                match m.read(&mut buf[n..])? {
+                    0 => break,
+                    more => n += more,
+                }
+            }
+            if n == 0 {
+                return Ok(parts);
+            }
+            let grain = if sparse { GRAIN } else { buf.len() };
+            for part in buf[..n].chunks(grain) {
+                let len = part.len() as u64;
+                if !sparse || part.iter().any(|b| *b != 0) {
+                    self.contents.write_all_at(part, *end)?;
+                    match parts.last_mut() {
+                        Some((start, had, _)) if *start + *had == at => *had += len,
+                        _ => parts.push((at, len, *end)),
+                    }
+                    *end += len;
+                }
+                at += len;
+            }
+        }
+    }
+}
+
+impl Dir for TarDir {
+    fn list(&self) -> Result<Vec<Entry>, MkfsError> {
+        let below = &self.tree.nodes[self.node].below;
+        let entry = |(name, node): (&Box<[u8]>, &usize)| {
+            let n = &self.tree.nodes[*node];
+            Entry {
+                name: name.clone(),
+                meta: n.meta.clone(),
+                links: (n.names > 1).then_some((0, *node as u64)),
+                attrs: n.attrs.clone(),
+                target: n.target.clone(),
+                data: match n.sparse {
+                    true => Data::Runs(n.parts.iter().map(|p| (p.0, p.1)).collect()),
+                    false => Data::Dense,
+                },
+            }
+        };
+        Ok(below.iter().map(entry).collect())
+    }
+
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError> {
+        let node = self.node_of(name)?;
+        Ok(Arc::new(TarDir {
+            tree: self.tree.clone(),
+            node,
+            path: self.path(name),
+        }))
+    }
+
+    fn open(&self, name: &[u8]) -> Result<Reader, MkfsError> {
+        let node = self.node_of(name)?;
+        Ok(Reader::Parts {
+            file: self.tree.contents.clone(),
+            parts: self.tree.nodes[node].parts.as_slice().into(),
+        })
+    }
+
+    fn path(&self, name: &[u8]) -> PathBuf {
+        match name.is_empty() {
+            true => self.path.clone(),
+            false => self.path.join(as_path(name)),
+        }
+    }
+}
+
+impl TarDir {
+    fn node_of(&self, name: &[u8]) -> Result<usize, MkfsError> {
+        let node = self.tree.nodes[self.node].below.get(name);
+        node.copied().ok_or_else(|| {
+            MkfsError::source(
+                self.path(name),
+                "opening it",
+                io::ErrorKind::NotFound.into(),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_fractions() {
+        let t = |sec, nsec| Some(Time { sec, nsec });
+        assert_eq!(pax_time("12.5"), t(12, 500_000_000));
+        assert_eq!(pax_time("12"), t(12, 0));
+        assert_eq!(pax_time("-1.25"), t(-2, 750_000_000));
+        assert_eq!(pax_time("1.1234567891"), t(1, 123_456_789));
+        assert_eq!(pax_time("x"), None);
+    }
+
+    #[test]
+    fn names_stay_inside() {
+        assert_eq!(names(b"./a//b/"), Some(vec![&b"a"[..], b"b"]));
+        assert_eq!(names(b"/etc"), Some(vec![&b"etc"[..]]));
+        assert_eq!(names(b"a/../b"), None);
+    }
+}
