@@ -197,7 +197,7 @@ fn sizes_are_those_of_mkfs_xfs() {
                 format!("{theirs:?}"),
                 "{bytes} bytes, {options:?}"
             );
-            fs::remove_file(&dir.path().join("ours")).unwrap();
+            fs::remove_file(dir.path().join("ours")).unwrap();
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Short form (in the inode) if they fit; otherwise one leaf, or a tree of nodes and leaves. A value
 //! for which a leaf is too small lies in blocks of its own behind them ("remote").
 
+use super::Put;
 use super::dir::{Links, da_header, fill_nodes};
 use crate::format::*;
 use crate::geometry::Geometry;
@@ -138,7 +139,7 @@ impl Plan {
         ino: u64,
         attrs: &[NewAttr],
         daddr: &dyn Fn(u64) -> u64,
-        put: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+        put: &mut Put<'_, E>,
     ) -> Result<(), E> {
         let size = g.block_size as usize;
         let n = self.leaves.len();

@@ -5,6 +5,7 @@
 //! of index blocks, and blocks that list the free space of the data blocks). Entries keep the order
 //! in which they are given; that is the order of a listing.
 
+use super::Put;
 use crate::format::*;
 use crate::geometry::Geometry;
 
@@ -186,7 +187,7 @@ pub fn fill<E>(
     entries: &[NewEntry<'_>],
     plan: &Plan,
     daddr: &dyn Fn(u64) -> u64,
-    put: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    put: &mut Put<'_, E>,
 ) -> Result<(), E> {
     let size = g.dir_block_size as usize;
     let per_block = 1u64 << g.dirblklog;
@@ -376,7 +377,7 @@ pub(super) fn fill_nodes<E>(
     leaves: Vec<(u32, u64)>,
     blocks: &[u64],
     daddr: &dyn Fn(u64) -> u64,
-    put: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    put: &mut Put<'_, E>,
 ) -> Result<(), E> {
     let per_node = (node_size - da_header_len(true)) / DaNodeEntry::SIZE;
     let mut below = leaves;
@@ -434,7 +435,7 @@ fn fill_index<E>(
     index: &[(u32, u32)],
     first: u64,
     daddr: &dyn Fn(u64) -> u64,
-    put: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    put: &mut Put<'_, E>,
 ) -> Result<(), E> {
     let size = g.dir_block_size as usize;
     let per_block = 1u64 << g.dirblklog;
@@ -473,7 +474,7 @@ fn fill_free<E>(
     ino: u64,
     bests: &[u16],
     daddr: &dyn Fn(u64) -> u64,
-    put: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
+    put: &mut Put<'_, E>,
 ) -> Result<(), E> {
     let size = g.dir_block_size as usize;
     let slots = per_free_block(g);

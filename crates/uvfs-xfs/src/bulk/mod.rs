@@ -12,3 +12,6 @@
 pub mod attr;
 pub mod btree;
 pub mod dir;
+
+/// Takes a block that was built: which block of the fork it is, and its bytes without the checksum.
+pub type Put<'a, E> = dyn FnMut(u64, &[u8]) -> Result<(), E> + 'a;

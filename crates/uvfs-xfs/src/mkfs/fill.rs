@@ -4,7 +4,7 @@
 use super::inode::{ForkData, NewInode, device, put};
 use super::layout::Plan;
 use super::meta::Metadata;
-use super::pool::{FileRef, Job, Piece, Pool, Walk};
+use super::pool::{Below, FileRef, Job, Piece, Pool, Walk};
 use super::source::{Data, Dir, Entry, Meta, Root, Time};
 use super::space::{Full, REGION_BYTES, Run, Space};
 use super::{MkfsError, Progress};
@@ -213,7 +213,7 @@ impl<'p, 'a> Filler<'p, 'a> {
         dir: &Arc<dyn Dir>,
         entries: Vec<Entry>,
         pending: Pending,
-    ) -> Result<Vec<(Box<[u8]>, Pending)>, MkfsError> {
+    ) -> Result<Below<Pending>, MkfsError> {
         let agno = self.space.choose(pending.agno);
         let mut inos = Vec::with_capacity(entries.len());
         let mut fresh = Vec::with_capacity(entries.len());

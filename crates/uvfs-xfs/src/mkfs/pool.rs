@@ -93,6 +93,9 @@ pub(crate) struct Job {
 /// A listed directory.
 pub(crate) type Listing = (Arc<dyn Dir>, Vec<Entry>);
 
+/// Subdirectories by name, with what the walk carries for each.
+pub(crate) type Below<T> = Vec<(Box<[u8]>, T)>;
+
 enum Slot {
     Waiting,
     Running,
@@ -469,7 +472,7 @@ impl<'p, 'a, T> Walk<'p, 'a, T> {
     }
 
     /// Adds the subdirectories of the directory that was given last, in the order of names.
-    pub fn descend(&mut self, dir: &Arc<dyn Dir>, below: Vec<(Box<[u8]>, T)>) {
+    pub fn descend(&mut self, dir: &Arc<dyn Dir>, below: Below<T>) {
         let tickets = below
             .into_iter()
             .rev()

@@ -336,7 +336,7 @@ impl Tree {
 impl Dir for TarDir {
     fn list(&self) -> Result<Vec<Entry>, MkfsError> {
         let below = &self.tree.nodes[self.node].below;
-        let entry = |(name, node): (&Box<[u8]>, &usize)| {
+        let entries = below.iter().map(|(name, node)| {
             let n = &self.tree.nodes[*node];
             Entry {
                 name: name.clone(),
@@ -349,8 +349,8 @@ impl Dir for TarDir {
                     false => Data::Dense,
                 },
             }
-        };
-        Ok(below.iter().map(entry).collect())
+        });
+        Ok(entries.collect())
     }
 
     fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError> {
