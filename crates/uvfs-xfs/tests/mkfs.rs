@@ -444,6 +444,37 @@ fn errors_name_the_path_and_leave_no_file() {
     assert!(!image.exists());
 }
 
+#[test]
+fn the_longest_file_keeps_its_holes() {
+    let dir = scratch();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let file = fs::File::create(source.join("long")).unwrap();
+    let size = i64::MAX as u64;
+    if file.set_len(size).is_err() {
+        eprintln!(
+            "skipped: {} has no files of 2^63-1 bytes",
+            dir.path().display()
+        );
+        return;
+    }
+    for at in [0, 1 << 40, size - 5] {
+        std::os::unix::fs::FileExt::write_all_at(&file, b"here!", at).unwrap();
+    }
+    let image = dir.path().join("image");
+    make(&image, &Options::default(), From::Directory(source)).unwrap();
+    sound(&image, "the longest file");
+    let v = Volume::open(FileBlocks::open(&image).unwrap()).unwrap();
+    let ino = v.lookup(&v.root().unwrap(), b"long").unwrap();
+    let inode = v.inode(ino).unwrap();
+    assert_eq!(inode.size, size);
+    for at in [0, 1 << 40, size - 5] {
+        let mut bytes = [0; 5];
+        assert_eq!(v.read(&inode, at, &mut bytes).unwrap(), 5);
+        assert_eq!(&bytes, b"here!", "at {at}");
+    }
+}
+
 /// What `tar` writes about a tree becomes that tree.
 #[test]
 fn an_archive_becomes_an_image() {
