@@ -14,7 +14,8 @@
 //!   server refuse to be imported.
 //!
 //! The first import of a process attaches it, so a process pays for that from what it has moved in
-//! all. `uvfs run --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
+//! all, within a few seconds: a daemon that logs a line now and then never attaches. `uvfs run
+//! --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -25,6 +26,8 @@ use crate::table::DESCRIPTORS;
 const IMPORT: u64 = 16;
 /// The score of all descriptors of a process that pays for attaching it.
 const ATTACH: u64 = 2_000;
+/// Seconds within which a process has to reach that score.
+const WINDOW: u64 = 3;
 /// Paths that pay for attaching a process: a request of the kernel's takes some 15 µs more than a
 /// served one.
 const ATTACH_PATHS: u32 = 800;
@@ -53,8 +56,10 @@ static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
         passing: AtomicU32::new(0),
     }
 }; DESCRIPTORS];
-/// The score of all descriptors.
+/// The score of all descriptors since [`BEGAN`].
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// When that began, in seconds of the monotonic clock.
+static BEGAN: AtomicU64 = AtomicU64::new(0);
 /// Paths below mounts that calls of this process have named.
 static PATHS: AtomicU32 = AtomicU32::new(0);
 static EAGER: AtomicBool = AtomicBool::new(false);
@@ -74,6 +79,26 @@ fn of(fd: c_int) -> Option<&'static Traffic> {
 pub(crate) fn begin() {
     let eager = std::env::var_os("UVFS_RUN_EAGER").is_some();
     EAGER.store(eager, Ordering::Relaxed);
+    BEGAN.store(now(), Ordering::Relaxed);
+}
+
+/// Seconds of the monotonic clock, without a system call.
+fn now() -> u64 {
+    // SAFETY: plain data, filled by the call.
+    let mut now: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: a timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec.unsigned_abs()
+}
+
+/// Whether the process has reached its score within [`WINDOW`]. If not, it begins anew.
+fn is_fast(now: u64) -> bool {
+    let fast = now.saturating_sub(BEGAN.load(Ordering::Relaxed)) <= WINDOW;
+    if !fast {
+        BEGAN.store(now, Ordering::Relaxed);
+        WRITTEN.store(0, Ordering::Relaxed);
+    }
+    fast
 }
 
 /// Whether everything is served from its first call on.
@@ -93,6 +118,7 @@ pub(crate) fn forget(fd: c_int) {
 /// In a child process, which has to pay for a session of its own.
 pub(crate) fn child() {
     WRITTEN.store(0, Ordering::Relaxed);
+    BEGAN.store(now(), Ordering::Relaxed);
     PATHS.store(0, Ordering::Relaxed);
 }
 
@@ -124,8 +150,11 @@ pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) ->
 
 /// Whether a descriptor should be imported, once [`count`] says that it may be worth it.
 pub(crate) fn pays(fd: c_int, moves: Moves) -> bool {
-    if is_eager() || matches!(moves, Moves::Write(_)) {
+    if is_eager() {
         return true;
+    }
+    if let Moves::Write(_) = moves {
+        return crate::import::any() || is_fast(now());
     }
     let Some(traffic) = of(fd) else { return false };
     let reads = traffic.reads.load(Ordering::Relaxed);
@@ -216,6 +245,12 @@ mod tests {
         assert!(count(SYNCER, Moves::Write(1 << 20), || true), "a large one");
         forget(SYNCER);
         assert!(!count(SYNCER, Moves::Write(100), || true), "another file");
+        // A slow writer begins anew.
+        let began = BEGAN.load(Ordering::Relaxed);
+        assert!(is_fast(began + WINDOW));
+        assert!(!is_fast(began + WINDOW + 1));
+        assert!(is_fast(began + WINDOW + 1));
+        assert_eq!(WRITTEN.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -18,7 +18,7 @@ Examples:
   uvfs run -- dd if=/mnt/large of=/dev/null bs=1M
   uvfs run --report -- fio --filename=/mnt/file --rw=randread --size=1G --name=job
 
-The program and its children run as always. A process that writes much to files on a uvfs mount, or
+The program and its children run as always. A process that writes fast to files on a uvfs mount, or
 reads the same file again and again, attaches to the mount's server, and its reads and writes of those
 files no longer go through the kernel. Other processes and files stay with the kernel, where they are
 as fast as without this command. So does whatever can't be served (other file systems, mmap, io_uring,

@@ -25,9 +25,11 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// What `uvfs run` serves: each test of it is made in both ways.
+/// What `uvfs run` serves: most tests of it are made in both of the eager ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
+    /// What pays, as people run it.
+    AsItPays,
     /// Reads and writes.
     Data,
     /// Paths as well, with `--metadata`.
@@ -42,7 +44,10 @@ pub fn uvfs_run(how: How) -> Command {
     command
         .env("UVFS_PRELOAD", library())
         .env("LC_ALL", "C")
-        .args(["run", "--report", "--eager"]);
+        .args(["run", "--report"]);
+    if how != How::AsItPays {
+        command.arg("--eager");
+    }
     if how == How::Paths {
         command.arg("--metadata");
     }
@@ -134,6 +139,61 @@ fn everyday_programs() {
         let outcome = same_as_host(how, transport, &["tar"], script);
         assert!(served_any(&outcome), "{outcome}");
     }
+}
+
+#[test]
+fn short_programs_are_left_to_the_kernel() {
+    if !can() {
+        return;
+    }
+    let script = r#"
+        seq 1000 >numbers
+        for i in 1 2 3 4 5; do cat numbers >>all; done
+        cp -a numbers copy; grep -c 7 all; tail -n 1 copy; wc -c numbers all
+    "#;
+    let outcome = same_as_host(How::AsItPays, Transport::Dev, &[], script);
+    assert!(!outcome.stderr.contains("uvfs run:"), "{outcome}");
+}
+
+/// A descriptor is imported in the middle of its use.
+#[test]
+fn a_file_that_pays_moves_with_its_position() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let script = r##"python3 - <<'END'
+import os, threading
+def check(a, b):
+    if a != b: raise SystemExit(f"{a!r} is not {b!r}")
+fd = os.open("log", os.O_RDWR | os.O_CREAT, 0o644)
+for i in range(5000):
+    check(os.write(fd, b"%06d\n" % i), 7)
+check(os.lseek(fd, 0, os.SEEK_CUR), 35000)
+os.lseek(fd, 7 * 4000, os.SEEK_SET)
+check(os.read(fd, 7), b"004000\n")
+check(os.pread(fd, 7, 7 * 1999), b"001999\n")
+check(os.fstat(fd).st_size, 35000)
+copy = os.dup(fd)
+check(os.write(copy, b"hello"), 5)
+check(os.lseek(fd, 0, os.SEEK_CUR), 7 * 4001 + 5)
+# Threads that share a position while the file moves: no record is written over another.
+def work(fd, name):
+    for i in range(40):
+        os.write(fd, b"%s%05d\n" % (name, i))
+for round in range(200):
+    fd = os.open("shared", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    threads = [threading.Thread(target=work, args=(fd, name)) for name in (b"a", b"b", b"c")]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    os.lseek(fd, 0, os.SEEK_SET)
+    lines = os.read(fd, 1 << 16).splitlines()
+    check((len(lines), len(set(lines))), (120, 120))
+    os.close(fd)
+os.unlink("shared")
+print("ok")
+END"##;
+    let outcome = same_as_host(How::AsItPays, Transport::Dev, &["python3"], script);
+    assert!(served_any(&outcome), "{outcome}");
 }
 
 #[test]
