@@ -131,7 +131,7 @@ impl Geometry {
     /// Takes the geometry from a superblock that [`check_superblock`] passed.
     ///
     /// Fails with [`Error::Unsupported`] for a feature that cannot be read and with
-    /// [`Error::Corrupt`] for sizes that contradict each other.
+    /// [`Error::Corrupt`] for sizes that contradict each other, or if mkfs was interrupted.
     pub fn new(sb: &Superblock) -> Result<Geometry> {
         let features = features(sb)?;
         let bad = |name, expected, found: u64| {
@@ -494,7 +494,8 @@ fn features(sb: &Superblock) -> Result<Features> {
         return refuse(format!("XFS version {version} is"));
     }
     if sb.inprogress != 0 {
-        return refuse("a file system that mkfs has not finished is".into());
+        let fault = Fault::field("sb_inprogress", "0, as mkfs leaves it", sb.inprogress);
+        return Err(Error::corrupt("superblock", At::Disk(0), fault));
     }
     if v & VERSION_SHARED != 0 || sb.shared_vn != 0 {
         return refuse("shared read-only XFS is".into());

@@ -230,7 +230,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         outcome
     });
-    let outcome = outcome.map_err(|e| failed(e.to_string()))?;
+    let outcome = outcome.map_err(|e| match e {
+        // Nothing is left to check it by.
+        uvfs_xfs::Error::Corrupt { .. } => failed(e.to_string()).with_code(CORRUPT),
+        e => failed(e.to_string()),
+    })?;
     let (verdict, code) = verdict(&outcome);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = if args.json {
