@@ -60,6 +60,11 @@ fn a_device_becomes_a_file_system() {
     let checked = run(uvfs().args(["check", device]));
     let repaired = run(&mut command("xfs_repair", ["-n", device]));
     run(&mut command("losetup", ["--detach", device])).ok();
+    // A ring lets go of its files some time after it was closed, and the device goes only then.
+    wait_for("the end of the loop device", || {
+        let left = run(&mut command("losetup", ["--associated", image.arg()]));
+        left.ok().is_empty()
+    });
     refused(&kept, &["an XFS file system", "--force"]);
     over.ok();
     checked.ok();
