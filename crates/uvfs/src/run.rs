@@ -15,8 +15,8 @@ const LIBRARY: &str = "libuvfs_preload.so";
 
 const EXAMPLES: &str = "\
 Examples:
-  uvfs run -- dd if=/mnt/large of=/dev/null bs=1M
-  uvfs run --report -- fio --filename=/mnt/file --rw=randread --size=1G --name=job
+  uvfs run -- dd if=/dev/zero of=/mnt/large bs=4k count=100000
+  uvfs run --report -- fio --filename=/mnt/file --rw=write --bs=4k --size=1G --name=job
 
 The program and its children run as always. A process that writes fast to files on a uvfs mount, or
 reads the same file again and again, attaches to the mount's server, and its reads and writes of those
