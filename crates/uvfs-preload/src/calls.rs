@@ -492,7 +492,13 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
             Some(one) => {
                 let other = one.again();
                 match table::decide(from, seen, Some(one)) {
-                    true => table::duplicate(to, other),
+                    true => {
+                        if engage::passes(from) {
+                            // It is not counted as one of the description's.
+                            other.give_to_kernel();
+                        }
+                        table::duplicate(to, other);
+                    }
                     false => table::made(to),
                 }
             }

@@ -20,7 +20,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::table::DESCRIPTORS;
+use crate::table::{self, DESCRIPTORS, Known, Use};
 
 /// The score of one descriptor that pays for its import.
 const IMPORT: u64 = 16;
@@ -193,32 +193,53 @@ pub(crate) fn synced(fd: c_int) {
 
 /// A call that uses the position that the kernel has. It begins before the descriptor is looked at,
 /// so an import either sees it or comes first ([`others_pass`]).
-pub(crate) struct Passing(&'static AtomicU32);
+pub(crate) enum Passing {
+    /// Of a descriptor without a description.
+    Number(&'static AtomicU32),
+    /// Of a description that several descriptors may share.
+    Shared(Use),
+}
 
 impl Passing {
-    /// Nothing for a descriptor that is never imported.
+    /// Nothing for a descriptor that is not going to be imported.
     #[inline]
     pub(crate) fn begin(fd: c_int) -> Option<Self> {
-        if crate::table::is_foreign(fd) {
+        if table::is_foreign(fd) || table::is_imported(fd) {
             return None;
+        }
+        if let Known::Described(one) = table::look(fd) {
+            one.passing.fetch_add(1, Ordering::SeqCst);
+            return Some(Self::Shared(one));
         }
         let passing = &of(fd)?.passing;
         passing.fetch_add(1, Ordering::SeqCst);
-        Some(Self(passing))
+        Some(Self::Number(passing))
     }
 }
 
 impl Drop for Passing {
     fn drop(&mut self) {
+        let passing = match self {
+            Self::Number(passing) => passing,
+            Self::Shared(one) => &one.passing,
+        };
         // The number may have become another descriptor's meanwhile.
         let less = |n: u32| n.checked_sub(1);
-        let _ = (self.0).fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
+        let _ = passing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
     }
 }
 
-/// Whether calls other than the caller's use the kernel's position of a descriptor at this moment.
-pub(crate) fn others_pass(fd: c_int, own: bool) -> bool {
-    of(fd).is_none_or(|traffic| traffic.passing.load(Ordering::SeqCst) > u32::from(own))
+/// Whether calls other than the caller's use the kernel's position of a descriptor, or of the
+/// description that it has, at this moment.
+pub(crate) fn others_pass(fd: c_int, one: &Use, own: bool) -> bool {
+    let number = of(fd).map_or(0, |traffic| traffic.passing.load(Ordering::SeqCst));
+    let shared = one.passing.load(Ordering::SeqCst);
+    number + shared > u32::from(own)
+}
+
+/// Whether a call uses the kernel's position of a descriptor that has no description.
+pub(crate) fn passes(fd: c_int) -> bool {
+    of(fd).is_some_and(|traffic| traffic.passing.load(Ordering::SeqCst) > 0)
 }
 
 #[cfg(test)]
@@ -256,15 +277,24 @@ mod tests {
     #[test]
     fn a_call_under_way_is_seen() {
         let fd = 60_004;
+        let one = Use::new(true).unwrap();
+        table::opened(fd);
         let own = Passing::begin(fd);
-        assert!(!others_pass(fd, true));
-        assert!(others_pass(fd, false));
+        assert!(!others_pass(fd, &one, true));
+        assert!(others_pass(fd, &one, false));
         let other = Passing::begin(fd);
-        assert!(others_pass(fd, true));
+        assert!(others_pass(fd, &one, true) && passes(fd));
         drop(other);
-        assert!(!others_pass(fd, true));
-        forget(fd);
+        let Known::Undecided(word, true) = table::look(fd) else {
+            panic!("opened here");
+        };
+        assert!(table::decide(fd, word, Some(one.again())));
+        let shared = Passing::begin(fd);
+        assert!(others_pass(fd, &one, true));
         drop(own);
-        assert!(!others_pass(fd, false), "the number is another file's");
+        assert!(!others_pass(fd, &one, true));
+        drop(shared);
+        assert!(!others_pass(fd, &one, false));
+        table::foreign(fd);
     }
 }

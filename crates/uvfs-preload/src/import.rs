@@ -262,11 +262,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             Known::Described(one) if one.is_kernels() => return None,
             Known::Described(one) if one.opened().is_some() => return Some(one),
             Known::Described(one) if worth(one.private.load(Ordering::Relaxed)) => {
-                // A call on a duplicate may be using the kernel's position.
-                if matches!(wants, Wants::Position(_)) && !engage::is_eager() {
-                    return None;
-                }
-                import(fd, &one);
+                import(fd, &one, wants);
                 continue;
             }
             Known::Undecided(seen, private) if worth(private) => (seen, private),
@@ -285,11 +281,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
         if !table::decide(fd, seen, Some(one.again())) {
             continue;
         }
-        let position = matches!(wants, Wants::Position(_));
-        match private && engage::others_pass(fd, position) {
-            true => one.give_to_kernel(),
-            false => settle(fd, &one, opened, flags),
-        }
+        settle(fd, &one, opened, flags, wants);
     }
     None
 }
@@ -308,33 +300,34 @@ pub(crate) fn size_of(fd: c_int) -> Option<usize> {
 }
 
 /// Imports what a duplicated descriptor shares.
-fn import(fd: c_int, one: &Use) {
+fn import(fd: c_int, one: &Use, wants: Wants) {
     let mut state = lock(&STATE);
     if one.opened().is_some() || one.is_kernels() {
         return;
     }
     match open(&mut state, fd) {
-        Some((opened, flags)) => {
-            if !engage::is_eager() {
-                // As above.
-                one.private.store(false, Ordering::Relaxed);
-            }
-            settle(fd, one, opened, flags);
-        }
+        Some((opened, flags)) => settle(fd, one, opened, flags, wants),
         None => one.give_to_kernel(),
     }
 }
 
-fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int) {
+/// Makes a description that of an open file, with its position if that is private. If other calls
+/// use that in the kernel, all of the description stays there.
+fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int, wants: Wants) {
     let here = one.private.load(Ordering::Relaxed) && flags & libc::O_APPEND == 0;
-    if here {
+    let own = matches!(wants, Wants::Position(_));
+    // Calls that begin from here on see the file, and wait for its position.
+    let mut position = lock(&one.position);
+    one.set_opened(opened);
+    if here && engage::others_pass(fd, one, own) {
+        one.give_to_kernel();
+    } else if here {
         // SAFETY: no pointers.
         let at = unsafe { crate::calls::next::lseek(fd, 0, libc::SEEK_CUR) };
         if let Ok(at) = u64::try_from(at) {
-            *lock(&one.position) = Position::Here(at);
+            *position = Position::Here(at);
         }
     }
-    one.set_opened(opened);
 }
 
 /// Puts a description's position back into the kernel, where others see it.

@@ -148,6 +148,8 @@ pub(crate) struct Description {
     pub(crate) position: Mutex<Position>,
     /// The position is known to nobody else when it is imported.
     pub(crate) private: AtomicBool,
+    /// Calls that use the kernel's position at this moment.
+    pub(crate) passing: AtomicU32,
 }
 
 /// A reference to a description.
@@ -191,6 +193,7 @@ impl Use {
                     held: AtomicBool::new(false),
                     position: Mutex::new(Position::Kernel),
                     private: AtomicBool::new(false),
+                    passing: AtomicU32::new(0),
                 }))
             }
             None => {
@@ -200,6 +203,7 @@ impl Use {
         };
         one.kernel.store(false, Ordering::Relaxed);
         one.private.store(private, Ordering::Relaxed);
+        one.passing.store(0, Ordering::Relaxed);
         *lock(&one.position) = Position::Kernel;
         one.users.store(1, Ordering::Release);
         Some(Self(one))
@@ -230,7 +234,7 @@ impl Use {
     pub(crate) fn set_opened(&self, opened: Opened) {
         let before = self
             .opened
-            .swap(Box::into_raw(Box::new(opened)), Ordering::AcqRel);
+            .swap(Box::into_raw(Box::new(opened)), Ordering::SeqCst);
         debug_assert!(before.is_null(), "imported once");
     }
 

@@ -182,17 +182,27 @@ def work(fd, name):
         os.write(fd, b"%s%05d\n" % (name, i))
 for round in range(200):
     fd = os.open("shared", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-    threads = [threading.Thread(target=work, args=(fd, name)) for name in (b"a", b"b", b"c")]
+    other = os.dup(fd) if round % 2 else fd
+    users = ((fd, b"a"), (other, b"b"), (fd, b"c"))
+    threads = [threading.Thread(target=work, args=user) for user in users]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     os.lseek(fd, 0, os.SEEK_SET)
     lines = os.read(fd, 1 << 16).splitlines()
     check((len(lines), len(set(lines))), (120, 120))
     os.close(fd)
+    if other != fd: os.close(other)
 os.unlink("shared")
 print("ok")
 END"##;
     let outcome = same_as_host(How::AsItPays, Transport::Dev, &["python3"], script);
+    assert!(served_any(&outcome), "{outcome}");
+    // dd writes to a duplicate of what it has opened.
+    let script = "
+        dd if=/dev/zero of=zeros bs=1k count=5000 status=none; wc -c zeros
+        dd if=zeros of=part bs=1k count=3000 seek=100 status=none; md5sum part
+    ";
+    let outcome = same_as_host(How::AsItPays, Transport::Dev, &[], script);
     assert!(served_any(&outcome), "{outcome}");
 }
 
