@@ -100,7 +100,7 @@ fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
             if answer.is_ok() {
                 assert_eq!(raw.look_up(b"own\0"), own);
             }
-            // What was forgotten is what was accounted.
+            // The server forgot exactly the lookups that were accounted.
             assert_eq!(session.fs().lookups(own), Some(2));
         }
     });
@@ -154,7 +154,7 @@ fn a_listing_that_changes_in_the_arena_gives_no_node() {
     assert_eq!(session.fs().lookups(others), Some(1));
 }
 
-/// What an open file's owner may do: an OFD lock of another program.
+/// The owner of an open file takes an OFD lock, as another program would.
 fn is_locked(file: &std::fs::File) -> bool {
     let mut flock = libc::flock {
         l_type: libc::F_WRLCK as _,

@@ -839,7 +839,7 @@ mod exported {
     fn no_position(_: c_int) {}
 
     /// Functions whose result comes from an expression in `served`, or from the next definition.
-    /// What the first function returns lives until the call is over.
+    /// The first function's result lives until the call is over.
     macro_rules! serves {
         ($begin:path => $($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
             = $served:expr;)*) => {

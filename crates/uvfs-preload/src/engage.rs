@@ -38,7 +38,7 @@ const DIRECT_READS: u32 = 1 << 10;
 /// Buffered reads of one descriptor before it is looked at whether they repeat themselves.
 const REPEATED_READS: u32 = 1 << 14;
 
-/// What one descriptor's calls have moved through the kernel.
+/// The calls of one descriptor that went to the kernel.
 struct Traffic {
     /// The score of its writes.
     written: AtomicU64,
@@ -64,7 +64,7 @@ static BEGAN: AtomicU64 = AtomicU64::new(0);
 static PATHS: AtomicU32 = AtomicU32::new(0);
 static EAGER: AtomicBool = AtomicBool::new(false);
 
-/// What a call moves.
+/// The bytes that a call moves, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moves {
     Read(usize),

@@ -28,7 +28,7 @@ fn make(image: &Path, options: &Options, from: From) -> Result<Made, MkfsError> 
     mkfs(image, options, from, &Progress::default())
 }
 
-/// What the checker finds.
+/// The findings of the checker.
 fn findings(image: &Path) -> Vec<String> {
     let blocks = Arc::new(FileBlocks::open(image).unwrap());
     let progress = check::Progress::default();

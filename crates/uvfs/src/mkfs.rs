@@ -35,7 +35,7 @@ read as a whole first, into a temporary file beside the image.
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
 source needs with a twentieth to spare, at least 300M. Sizes take K, M, G and T.
 
-What is there already is not overwritten without --force, but what an interrupted mkfs left is. The
+Existing contents are not overwritten without --force, but the remains of an interrupted mkfs are. The
 superblock is completed last: until then nobody takes the image for a file system.
 
 Exit status: 0 made, 1 failure (a file that was not there before is removed), 2 wrong usage.";

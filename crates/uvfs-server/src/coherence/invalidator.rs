@@ -73,7 +73,7 @@ impl Invalidator {
             let mut jobs = lock(&self.jobs.0);
             jobs.queue.push_back((job, done.clone()));
             if let Err(error) = self.wake(&mut jobs) {
-                // Those that are there get to it; without any, nothing is known to be dropped.
+                // Existing clients get to it; without any, there is nothing to drop.
                 assert!(jobs.threads > 0, "no thread to tell the kernel: {error}");
             }
         }

@@ -645,7 +645,7 @@ impl Coherence {
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
     }
 
-    /// What the kernel has to drop before a change of a client's is answered, but for names. A failed
+    /// The kernel caches that must go before a client's change is answered, but for names. A failed
     /// change may have changed something all the same.
     fn stale(&self, link: &Link, access: &AccessSet<'_>, under: &Under<'_>) -> Vec<Stale> {
         let mut stale = Vec::new();
@@ -695,7 +695,7 @@ impl Coherence {
             return stale;
         };
         let given = self.given();
-        // What lost a name lost the last of them.
+        // The file that lost a name lost its last one.
         let mut gone = unlinked.node.filter(|&node| !self.hides(node));
         for &(parent, name) in access.names.iter().rev() {
             let key = Key::attributes(parent);

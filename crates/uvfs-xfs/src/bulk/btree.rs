@@ -126,7 +126,7 @@ struct Level<A> {
     low: Vec<u8>,
     /// The high key of each entry (reverse mapping tree).
     high: Vec<[u8; RmapKey::SIZE]>,
-    /// What each entry points to.
+    /// The block or file that each entry points to.
     ptrs: Vec<A>,
 }
 

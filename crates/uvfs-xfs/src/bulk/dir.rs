@@ -169,7 +169,7 @@ pub fn layout(g: &Geometry, parent: u64, entries: &[NewEntry<'_>], room: usize) 
     DirLayout::Blocks(Plan { data, form })
 }
 
-/// Who the blocks belong to.
+/// The owner of the blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner {
     /// The directory.

@@ -11,7 +11,7 @@ use crate::format::*;
 use crate::geometry::Geometry;
 use std::collections::HashSet;
 
-/// What a source comes to.
+/// The blocks and inodes that a source needs.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     pub inodes: u64,
@@ -147,7 +147,7 @@ pub(crate) fn size(o: &Options, sum: &Sum) -> Result<u64, MkfsError> {
         let l = Plan::new(o, bytes, [0; 16])?;
         let log = u64::from(l.g.logblocks) * block;
         let groups = u64::from(l.g.agcount);
-        // What regions that are not full leave over, and the B-trees.
+        // The unused part of regions that are not full, and the B-trees.
         let each = u64::from(l.first_free(u32::MAX)) * block + (6 << 20);
         let need = content + log + groups * each + bytes / 100;
         let need = need.next_multiple_of(ROUND).max(MIN_ORDINARY_BYTES);

@@ -27,7 +27,7 @@ const MIN_DATA_ROOM: usize = 56;
 /// Which times the new inodes get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Times {
-    /// Those of the source.
+    /// The times of the source.
     Kept,
     /// The time of the last change of contents, but none later than this one, for all of them.
     Until(Time),

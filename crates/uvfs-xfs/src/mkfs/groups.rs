@@ -9,7 +9,7 @@ use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::verifier;
 
-/// What the superblock counts.
+/// The counters of the superblock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counts {
     pub inodes: u64,

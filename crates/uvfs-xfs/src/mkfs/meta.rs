@@ -81,7 +81,7 @@ impl<'a> Metadata<'a> {
             return Ok(());
         }
         self.queued = 0;
-        // Those before have been on their way for long.
+        // Earlier writes have been on their way for long.
         let done = self.queue.wait();
         self.queue.submit();
         done.map_err(|e| self.failed(e))

@@ -54,7 +54,7 @@ use uvfs_buf::Target;
 use uvfs_io::device::OpenError;
 use uvfs_io::engine::EngineKind;
 
-/// What is asked for; sizes are in bytes.
+/// The choices of a caller; sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Size of the file system; `None`: that of the device or of a file that is not empty, otherwise
@@ -133,7 +133,7 @@ impl Progress {
     }
 }
 
-/// What was made.
+/// The file system that was made.
 #[derive(Debug, Clone)]
 pub struct Made {
     /// The superblock.
@@ -159,7 +159,7 @@ pub enum MkfsError {
     Exists {
         /// The image.
         image: PathBuf,
-        /// What there is.
+        /// The size that there is.
         what: String,
     },
     /// The image could not be opened.
@@ -170,9 +170,9 @@ pub enum MkfsError {
     Image {
         /// The image.
         image: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The image could not be written.
@@ -180,7 +180,7 @@ pub enum MkfsError {
     Write {
         /// The image.
         image: PathBuf,
-        /// What went wrong.
+        /// The error.
         error: String,
     },
     /// The source could not be read.
@@ -188,9 +188,9 @@ pub enum MkfsError {
     Source {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The source has something that XFS has not.
@@ -198,13 +198,13 @@ pub enum MkfsError {
     Unfit {
         /// The file or directory.
         path: PathBuf,
-        /// What it is.
+        /// The kind of content that was found.
         why: &'static str,
     },
     /// The file system is full.
     #[error("{}: no space left in a file system of {size} bytes", path.display())]
     NoSpace {
-        /// What there was no room for.
+        /// The structure that had no room.
         path: PathBuf,
         /// The file system's size.
         size: u64,
@@ -224,7 +224,7 @@ impl MkfsError {
     }
 }
 
-/// What a file system is filled from.
+/// The source that a file system is filled from.
 pub enum From {
     /// Nothing.
     Nothing,
@@ -274,7 +274,7 @@ fn make(
         From::Directory(dir) => Some(HostDir::root(&dir, Some(place.id))?),
         From::Tar(archive) => Some(source::tar::read(archive, &place.beside())?),
     };
-    // What there is to know before anything is written.
+    // Everything that has to be known before the first write.
     let known = place.size(&options);
     let mut sum = estimate::Sum::default();
     let epoch = options.epoch.filter(|_| options.reproducible);

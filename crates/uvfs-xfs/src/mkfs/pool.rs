@@ -220,7 +220,7 @@ impl<'a> Pool<'a> {
             led
         });
         match lock(&self.state).error.take() {
-            // What a thread met is why the lead gave up, if it did.
+            // A thread's error is the reason for which the walk gave up, if it did.
             Some(e) => Err(e),
             None => led,
         }

@@ -418,14 +418,14 @@ impl Space {
     }
 }
 
-/// What is in an allocation group once everything is allocated.
+/// The contents of an allocation group once everything is allocated.
 #[derive(Debug)]
 pub(crate) struct Finished {
     /// The free extents in order.
     pub free: Vec<(u32, u32)>,
     /// The inode chunks in order.
     pub chunks: Vec<InodeChunk>,
-    /// Those with free inodes.
+    /// The chunks with free inodes.
     pub with_free: Vec<InodeChunk>,
     /// The blocks of each tree, its root first.
     pub bno: Vec<u32>,

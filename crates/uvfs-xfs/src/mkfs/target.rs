@@ -118,7 +118,7 @@ impl Place {
         let mut start = vec![0; len];
         file.read_exact_at(&mut start, 0)
             .map_err(|e| self.failed("reading it", e))?;
-        // What an interrupted mkfs left is nothing.
+        // An interrupted mkfs leaves no file system.
         if Superblock::at(&start, 0).is_ok_and(|s| &start[..4] == b"XFSB" && s.inprogress == 1) {
             return Ok(());
         }

@@ -250,7 +250,7 @@ pub fn check_names(targets: &[Target]) -> Result<()> {
 pub struct Running<'w> {
     server: Option<Server<'w>>,
     path: PathBuf,
-    /// What stands before a program's own words.
+    /// The prefix of a program's own words.
     wrapper: Vec<OsString>,
 }
 

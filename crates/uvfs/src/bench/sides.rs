@@ -6,7 +6,7 @@ use crate::error::Result;
 /// Which targets to measure.
 #[derive(clap::Args)]
 pub struct Sides {
-    /// What to measure
+    /// The sides to measure
     #[arg(
         long,
         value_delimiter = ',',

@@ -115,7 +115,7 @@ fn an_interrupted_one_is_no_file_system() {
         };
         assert_eq!(checked.status.code(), Some(expected), "{checked}");
         if expected != 0 && image.exists() {
-            // What is left is overwritten without being asked.
+            // mkfs overwrites the remains without being asked.
             let again = run(uvfs().args(["mkfs", "--size", "300M"]).arg(&image));
             again.ok();
         }

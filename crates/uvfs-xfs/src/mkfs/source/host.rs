@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What all directories of a tree share.
+/// The state that all directories of a tree share.
 #[derive(Debug)]
 struct Tree {
     path: PathBuf,

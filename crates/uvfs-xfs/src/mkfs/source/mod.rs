@@ -1,4 +1,4 @@
-//! What a new file system is filled from.
+//! The sources that a new file system is filled from.
 
 mod host;
 pub mod tar;
@@ -125,7 +125,7 @@ impl Reader {
     /// Reads all of `buf` from `offset`; an error if the file ends before.
     ///
     /// # Errors
-    /// What the kernel said, or `UnexpectedEof`.
+    /// The kernel's error, or `UnexpectedEof`.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
         match self {
             Reader::Host(fd) => pread(fd, offset, buf),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tar::{Archive, EntryType};
 
-/// What messages call the archive.
+/// The name of the archive in messages.
 const NAME: &str = "the tar archive";
 /// The unit in which zeros of a sparse member become holes.
 const GRAIN: usize = 4096;

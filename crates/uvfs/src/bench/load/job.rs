@@ -14,7 +14,7 @@ use super::super::client::{
 };
 use super::super::stats::Histogram;
 
-/// What a process does. By calls of the C library: `uvfs run` sees no others.
+/// The work of a process, by calls of the C library: `uvfs run` sees no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
@@ -30,7 +30,7 @@ pub enum Work {
     Open,
 }
 
-/// What to do, and when.
+/// The work, and when it begins and ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// What.
@@ -49,7 +49,7 @@ pub struct Job {
     pub gate: PathBuf,
 }
 
-/// What a process measured.
+/// The figures of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Loaded {
     /// Operations and time.

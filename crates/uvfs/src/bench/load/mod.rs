@@ -74,14 +74,14 @@ const FILES: u64 = 1000;
 /// Processes that take this much longer than they should are stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(
     after_help = EXAMPLES,
     after_long_help = [EXAMPLES, "\n", JSON_HELP, JSON_NOTE].concat()
 )]
 pub struct Args {
-    /// What each process does
+    /// The work of each process
     #[arg(
         long,
         value_delimiter = ',',
@@ -175,7 +175,7 @@ impl Drop for Group {
     }
 }
 
-/// What does not change from point to point.
+/// The settings that all points share.
 struct Load<'w> {
     workspace: &'w Workspace,
     points: Vec<Point>,
@@ -282,7 +282,7 @@ impl Load<'_> {
     }
 }
 
-/// What the processes measured together.
+/// The figures of all processes together.
 fn together(results: &[Loaded]) -> Measured {
     let sum = |value: fn(&Measured) -> f64| results.iter().map(|r| value(&r.measured)).sum::<f64>();
     let mut latency = Histogram::default();

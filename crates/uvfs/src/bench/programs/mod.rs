@@ -63,7 +63,7 @@ the tree and, as `missing`, the programs that are left out.";
 /// The directory in the source where the programs work.
 const WORK: &str = "work";
 
-/// What a program prints on its standard output and error, beside the source.
+/// The files for a program's standard output and error, beside the source.
 const OUTPUT: [&str; 2] = ["program.out", "program.err"];
 
 /// The programs' directory for temporary files and home, beside the source.
@@ -72,7 +72,7 @@ const TMP: &str = "tmp";
 /// A program that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(
     after_help = EXAMPLES,
@@ -134,7 +134,7 @@ fn run(workspace: &Workspace, command: &mut Command, server: Option<&Process>) -
     }
 }
 
-/// What a program that failed said last.
+/// The last words of a program that failed.
 fn failure(status: Option<ExitStatus>, err: &Path) -> Error {
     let said = fs::read(err).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
@@ -143,7 +143,7 @@ fn failure(status: Option<ExitStatus>, err: &Path) -> Error {
     Error::new(format!("{status}: {}", line.unwrap_or("no word")))
 }
 
-/// What a run of a program printed and left.
+/// The output of a program's run, and the tree that it left.
 #[derive(Clone, Copy, PartialEq)]
 struct Outputs {
     printed: Digest,
@@ -154,7 +154,7 @@ struct Outputs {
 struct Suite<'w> {
     workspace: &'w Workspace,
     programs: Vec<&'static Program>,
-    /// What each run has to print and leave, and the side that did so first. By the run's name.
+    /// The output and tree that each run has to have, by its name, and the side that had them first.
     expected: BTreeMap<String, (String, Outputs)>,
 }
 
@@ -166,7 +166,7 @@ impl Suite<'_> {
         for program in self.programs.clone() {
             interrupt::check()?;
             progress.set_message(format!("{} {}", target.name, program.name));
-            // What earlier programs wrote is not to be written during this one.
+            // Writeback of earlier programs' data must not run during this one.
             sync(&self.workspace.source())?;
             let running = target.start(self.workspace)?;
             for name in program.runs() {
@@ -188,7 +188,7 @@ impl Suite<'_> {
         running: &Running<'_>,
     ) -> Result<Sample> {
         let sample = measure(self.workspace, program, running)?;
-        // What the kernel of the mount has not written yet.
+        // Data that the kernel of the mount has not written yet.
         sync(running.path())?;
         let outputs =
             outputs(self.workspace, program).context(|| "looking at its output".into())?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 pub struct Program {
     /// The name on the command line.
     pub name: &'static str,
-    /// What it does.
+    /// The commands that it runs.
     pub title: &'static str,
     /// The programs that have to be installed for it.
     pub needs: &'static [&'static str],
@@ -16,7 +16,7 @@ pub struct Program {
     pub twice: bool,
     /// How many times it is started for one measurement.
     pub starts: u32,
-    /// What it makes or changes, and the name of the files therein that differ from run to run.
+    /// The tree that it makes or changes, and the names of files in it that differ from run to run.
     pub leaves: Option<(&'static str, &'static str)>,
 }
 

@@ -1,4 +1,4 @@
-//! What the programs work on: a source tree as a git repository with history, C files, Python
+//! The files that the programs work on: a source tree as a git repository with history, C files, Python
 //! modules, SQL statements. It is the same each time.
 
 use std::fmt::Write;
