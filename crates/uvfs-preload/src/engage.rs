@@ -18,7 +18,7 @@
 //! --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::table::{self, DESCRIPTORS, Known, Use};
 
@@ -102,7 +102,7 @@ fn is_fast(now: u64) -> bool {
 }
 
 /// Whether everything is served from its first call on.
-pub(crate) fn is_eager() -> bool {
+fn is_eager() -> bool {
     EAGER.load(Ordering::Relaxed)
 }
 
@@ -209,10 +209,12 @@ impl Passing {
         }
         if let Known::Described(one) = table::look(fd) {
             one.passing.fetch_add(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             return Some(Self::Shared(one));
         }
         let passing = &of(fd)?.passing;
         passing.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         Some(Self::Number(passing))
     }
 }
@@ -230,8 +232,10 @@ impl Drop for Passing {
 }
 
 /// Whether calls other than the caller's use the kernel's position of a descriptor, or of the
-/// description that it has, at this moment.
+/// description that it has, at this moment. The fences here and in [`Passing::begin`] pair: either
+/// this sees the call, or the call sees what the importer has changed before.
 pub(crate) fn others_pass(fd: c_int, one: &Use, own: bool) -> bool {
+    fence(Ordering::SeqCst);
     let number = of(fd).map_or(0, |traffic| traffic.passing.load(Ordering::SeqCst));
     let shared = one.passing.load(Ordering::SeqCst);
     number + shared > u32::from(own)
@@ -239,6 +243,7 @@ pub(crate) fn others_pass(fd: c_int, one: &Use, own: bool) -> bool {
 
 /// Whether a call uses the kernel's position of a descriptor that has no description.
 pub(crate) fn passes(fd: c_int) -> bool {
+    fence(Ordering::SeqCst);
     of(fd).is_some_and(|traffic| traffic.passing.load(Ordering::SeqCst) > 0)
 }
 
