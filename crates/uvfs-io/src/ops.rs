@@ -5,8 +5,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use io_uring::{opcode, squeue, types};
@@ -376,6 +378,16 @@ pub async fn sleep(time: Duration) {
     };
     // SAFETY: the timespec is in `keep`. The only results are ETIME and cancellation.
     let _ = unsafe { submit(Sqe::from(entry), keep) }.await;
+}
+
+/// What `future` gives if it ends within `time`; else it is dropped.
+pub async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, mut sleep) = (pin!(future), pin!(sleep(time)));
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => sleep.as_mut().poll(cx).map(|()| None),
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -187,6 +187,12 @@ pub fn hand_over_large(on: bool) {
     });
 }
 
+/// Whether the calling thread's runtime has something to do besides the task that asks: a task that can
+/// go on, an operation to submit, a completion to take. False outside of a runtime.
+pub fn has_work() -> bool {
+    with_current(|core| core.is_some_and(|core| core.has_work()))
+}
+
 /// See [`hand_over_large`].
 pub(crate) fn hands_over() -> bool {
     with_current(|core| core.is_some_and(|core| core.hands_over.get()))
@@ -412,6 +418,15 @@ impl Core {
 
     fn inbox_is_empty(&self) -> bool {
         self.shared.inbox().as_ref().is_none_or(Vec::is_empty)
+    }
+
+    fn has_work(&self) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        let submission = ring.submission();
+        let submits = !submission.is_empty() || submission.taskrun();
+        drop(submission);
+        let completes = !ring.completion().is_empty();
+        submits || completes || !self.ready.borrow().is_empty() || !self.inbox_is_empty()
     }
 
     /// Waits for a completion or for another thread, by the wait policy.

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -63,11 +63,53 @@ pub fn connect(socket: &UnixStream, path: &Path) -> io::Result<()> {
     Ok(rustix::net::connect(socket, &address)?)
 }
 
+/// The process at the other end of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number, 0 when it is in a pid namespace that this process doesn't see.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// Who connected a socket (SO_PEERCRED, unix(7)).
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the structure and its length live over the call, and any bits are a ucred.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer {
+        pid: peer.pid as u32,
+        uid: peer.uid,
+        gid: peer.gid,
+    })
+}
+
 /// Sends a message with up to two descriptors.
 ///
 /// # Errors
 /// Those of sendmsg(2).
-pub fn send(socket: &UnixStream, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send(socket: impl AsFd, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     assert!(fds.len() <= MAX_FDS);
     let mut bytes = [0; SIZE];
     for (i, word) in [MAGIC, VERSION, message.errno as u32, message.max_payload]
@@ -85,7 +127,7 @@ pub fn send(socket: &UnixStream, message: Message, fds: &[BorrowedFd<'_>]) -> io
     }
     let sent = rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(
-            socket,
+            &socket,
             &[IoSlice::new(&bytes)],
             &mut control,
             SendFlags::NOSIGNAL,
@@ -102,14 +144,14 @@ pub fn send(socket: &UnixStream, message: Message, fds: &[BorrowedFd<'_>]) -> io
 ///
 /// # Errors
 /// `InvalidData` for what is no such message; those of recvmsg(2).
-pub fn receive(socket: &UnixStream) -> io::Result<(Message, Vec<OwnedFd>)> {
+pub fn receive(socket: impl AsFd) -> io::Result<(Message, Vec<OwnedFd>)> {
     let mut bytes = [0; SIZE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     // With a timeout even a stop and its end interrupt it (signal(7)).
     let received = rustix::io::retry_on_intr(|| {
         rustix::net::recvmsg(
-            socket,
+            &socket,
             &mut [IoSliceMut::new(&mut bytes)],
             &mut control,
             RecvFlags::CMSG_CLOEXEC,

@@ -11,6 +11,9 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
+/// `f_type` of statfs(2) for tmpfs, which memfds without huge pages are on (linux/magic.h).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
 /// A mapping of a sealed memfd. The other side may change its bytes at any time, so nothing here
 /// hands out a reference to plain memory: bytes are copied, and words are atomics.
 #[derive(Debug)]
@@ -44,7 +47,7 @@ impl SharedMemory {
     /// is at most `max_len` bytes.
     ///
     /// # Errors
-    /// `EINVAL` when it is not sealed, empty or too large; otherwise those of mmap(2).
+    /// `EINVAL` when it is not sealed, of huge pages, empty or too large; otherwise those of mmap(2).
     pub fn open(fd: OwnedFd, max_len: usize) -> io::Result<Self> {
         let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why.to_owned());
         let seals = rustix::fs::fcntl_get_seals(&fd)
@@ -56,6 +59,10 @@ impl SharedMemory {
         }
         if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(bad("shared memory must be writable by both sides"));
+        }
+        // A huge page that somebody punches out may not come back: then a look at it is SIGBUS.
+        if rustix::fs::fstatfs(&fd)?.f_type != TMPFS_MAGIC {
+            return Err(bad("shared memory must not be of huge pages"));
         }
         let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
         if len == 0 || len > max_len || !len.is_multiple_of(4096) {

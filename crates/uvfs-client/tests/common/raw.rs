@@ -1,7 +1,8 @@
 //! A client without a library: the test decides what goes into the shared memory, and when.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,21 +20,34 @@ pub const ROOT: u64 = 1;
 pub struct Raw {
     pub arena: Arena,
     pub queue: ClientQueue,
+    /// What the server gave to ring it by.
+    pub bell: OwnedFd,
     _socket: UnixStream,
-    _serving: InProcess,
+    _serving: Option<InProcess>,
 }
 
 impl Raw {
     pub fn attach<F: FileSystem>(session: &Arc<Session<F>>) -> Self {
         let (serving, socket) = in_process(session, ClientLimits::default()).unwrap();
+        Self::over(socket, Some(serving))
+    }
+
+    /// Of a server that listens at a path.
+    pub fn connect(path: &Path) -> Self {
+        Self::over(UnixStream::connect(path).unwrap(), None)
+    }
+
+    fn over(socket: UnixStream, serving: Option<InProcess>) -> Self {
         let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(8).unwrap());
         attach::send(&socket, hello(), &[arena.as_fd(), queue.as_fd()]).unwrap();
         let (answer, mut fds) = attach::receive(&socket).unwrap();
         assert_eq!(answer.errno, 0);
-        queue.wake_through(fds.pop().unwrap());
+        let bell = fds.pop().unwrap();
+        queue.wake_through(bell.try_clone().unwrap());
         Self {
             arena,
             queue,
+            bell,
             _socket: socket,
             _serving: serving,
         }

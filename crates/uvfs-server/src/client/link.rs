@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
-use uvfs_io::ops::File;
 use uvfs_proto::abi;
 use uvfs_proto::ext::{LEASE_NONE, LEASE_READ, LEASE_WRITE, NOTIFY_RECALL, NotifyRecallOut};
 use uvfs_proto::reply;
@@ -31,7 +31,8 @@ fn wire(mode: Option<Mode>) -> u32 {
 pub(crate) struct Link {
     pub(crate) id: Holder,
     queue: Arc<ServerQueue>,
-    bell: Arc<File>,
+    /// Wakes the task that takes its requests.
+    waker: Mutex<Option<Waker>>,
     /// Its session ends: what waits on its behalf gives up.
     over: AtomicBool,
     /// It did not answer a recall.
@@ -45,16 +46,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(
-        id: Holder,
-        queue: Arc<ServerQueue>,
-        bell: Arc<File>,
-        deadline: Duration,
-    ) -> Self {
+    pub(crate) fn new(id: Holder, queue: Arc<ServerQueue>, deadline: Duration) -> Self {
         Self {
             id,
             queue,
-            bell,
+            waker: Mutex::default(),
             over: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             deadline,
@@ -83,10 +79,25 @@ impl Link {
         !self.cut.swap(true, Ordering::AcqRel)
     }
 
-    /// Ends its session: its thread finds out when it is woken.
+    /// Ends its session.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        self.wake();
+    }
+
+    /// Has the task woken that takes the client's requests, from now on. It looks once more whether the
+    /// session is over after this.
+    pub(crate) fn wakes(&self, waker: &Waker) {
+        *lock(&self.waker) = Some(waker.clone());
+    }
+
+    /// Wakes the task that takes the client's requests. Not through the eventfd that the client rings: it
+    /// shares that one's flags, and could make a write to it wait for ever.
+    pub(crate) fn wake(&self) {
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     pub(crate) fn recall(&self, node: u64, recall: Recall) -> bool {

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use foldhash::{HashMap, HashSet};
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uvfs_io::ops::{self, File};
+use uvfs_io::ops;
 use uvfs_proto::abi::{self, InitFlags};
 use uvfs_proto::reply;
 use uvfs_proto::request::Operation;
@@ -217,7 +217,6 @@ impl Coherence {
         agreed: InitFlags,
         all_backed: bool,
         queue: Arc<ServerQueue>,
-        bell: Arc<File>,
         deadline: Duration,
     ) -> Arc<Link> {
         if let Some(notifier) = kernel {
@@ -232,7 +231,7 @@ impl Coherence {
         }
         let mut attached = lock(&self.attached);
         attached.next += 1;
-        let link = Arc::new(Link::new(attached.next, queue, bell, deadline));
+        let link = Arc::new(Link::new(attached.next, queue, deadline));
         attached.links.insert(link.id, link.clone());
         self.tracking.store(true, Ordering::SeqCst);
         link

@@ -1,5 +1,5 @@
-//! Lets clients in: each attaches through a unix socket with a page arena and a queue pair, and gets a
-//! thread and a runtime of its own. Its user and group are those of its socket.
+//! Lets clients in: each attaches through a unix socket with a page arena and a queue pair, and is
+//! served by a thread of the pool (`pool.rs`). Its user and group are those of its socket.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use uvfs_io::IoBuf;
-use uvfs_io::ops::File;
+use uvfs_io::ops::{self, File, within};
 use uvfs_io::runtime::Runtime;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
@@ -27,6 +28,7 @@ use crate::client::Client;
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
+use crate::transport::pool::Pool;
 use crate::transport::shm::{ArenaRegion, Channel};
 
 /// A client that says nothing for so long while it attaches is dropped.
@@ -38,7 +40,7 @@ pub struct ClientLimits {
     pub clients: usize,
     /// Pages of 4 KiB of each one's arena; larger ones get EINVAL.
     pub arena_pages: u32,
-    /// How its thread waits.
+    /// How the threads that serve clients wait.
     pub wait: WaitConfig,
     /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
     /// import by tokens.
@@ -51,7 +53,7 @@ pub struct ClientLimits {
 impl Default for ClientLimits {
     fn default() -> Self {
         Self {
-            clients: 64,
+            clients: 2048,
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
             guests: false,
@@ -96,7 +98,7 @@ impl Clients {
         let flag = stop.clone();
         let other = listener.try_clone()?;
         let thread = std::thread::Builder::new()
-            .name("uvfs-clients".into())
+            .name("uvfs-attach".into())
             .spawn(move || accept(&other, &session, limits, &flag))?;
         Ok(Self {
             path: path.to_owned(),
@@ -123,7 +125,7 @@ impl Drop for Clients {
 /// The server's side of a client in the same program, from [`in_process`]. Dropping it ends the
 /// client's session.
 pub struct InProcess {
-    socket: UnixStream,
+    socket: Arc<File>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -138,12 +140,15 @@ pub fn in_process<F: FileSystem>(
     limits: ClientLimits,
 ) -> io::Result<(InProcess, UnixStream)> {
     let (theirs, ours) = UnixStream::pair()?;
-    let (session, socket) = (session.clone(), ours.try_clone()?);
+    let socket = ours_alone(ours)?;
+    let (session, ours) = (session.clone(), socket.clone());
     let thread = std::thread::Builder::new()
         .name("uvfs-client".into())
         .spawn(move || {
-            if let Err(error) = attend(&session, ours, limits, &AtomicUsize::new(0)) {
-                tracing::warn!(%error, "a client's session ended");
+            let served = Runtime::new(limits.wait)
+                .and_then(|runtime| runtime.block_on(serve(session, ours, limits, Arc::default())));
+            if let Err(error) = served {
+                tracing::warn!(%error, "no runtime for a client");
             }
         })?;
     let server = InProcess {
@@ -155,11 +160,17 @@ pub fn in_process<F: FileSystem>(
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
+}
+
+/// The server's end of a client's socket. No call on it blocks.
+fn ours_alone(socket: UnixStream) -> io::Result<Arc<File>> {
+    socket.set_nonblocking(true)?;
+    Ok(Arc::new(File::from(OwnedFd::from(socket))))
 }
 
 fn accept<F: FileSystem>(
@@ -168,51 +179,41 @@ fn accept<F: FileSystem>(
     limits: ClientLimits,
     stop: &Arc<AtomicBool>,
 ) {
-    let (now, guests) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let mut threads: Vec<(JoinHandle<()>, UnixStream)> = Vec::new();
+    let (all, guests) = (Arc::default(), Arc::default());
+    let mut pool = None;
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
             break;
         }
-        let Ok(client) = client else {
+        let Ok(socket) = client.and_then(ours_alone) else {
             // Out of descriptors, say: not a reason to spin.
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
-        threads.retain(|(thread, _)| !thread.is_finished());
-        if now.load(Ordering::Acquire) >= limits.clients {
-            let _ = refuse(&client, Errno::AGAIN);
-            continue;
-        }
-        let Ok(other) = client.try_clone() else {
+        let Some(place) = Place::take(&all, limits.clients) else {
+            let _ = refuse(&socket, Errno::AGAIN);
             continue;
         };
-        now.fetch_add(1, Ordering::AcqRel);
-        let (session, count, guests) = (session.clone(), now.clone(), guests.clone());
-        let thread = std::thread::Builder::new()
-            .name("uvfs-client".into())
-            .spawn(move || {
-                if let Err(error) = attend(&session, client, limits, &guests) {
-                    tracing::warn!(%error, "a client's session ended");
+        let pool = match &mut pool {
+            Some(pool) => pool,
+            None => match Pool::start(limits.wait) {
+                Ok(started) => pool.insert(started),
+                Err(error) => {
+                    tracing::error!(%error, "no threads to serve clients");
+                    let _ = refuse(&socket, Errno::AGAIN);
+                    continue;
                 }
-                count.fetch_sub(1, Ordering::AcqRel);
-            });
-        match thread {
-            Ok(thread) => threads.push((thread, other)),
-            Err(error) => {
-                tracing::error!(%error, "no thread for a client");
-                now.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-    }
-    for (thread, socket) in threads {
-        // The other end is closed when what the client left dirty has been written.
-        let _ = socket.shutdown(std::net::Shutdown::Read);
-        let _ = thread.join();
+            },
+        };
+        let (session, guests, ours) = (session.clone(), Arc::clone(&guests), socket.clone());
+        pool.serve(socket, move || async move {
+            serve(session, ours, limits, guests).await;
+            drop(place);
+        });
     }
 }
 
-fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
+fn refuse(client: &File, errno: Errno) -> io::Result<()> {
     attach::send(
         client,
         Message {
@@ -225,19 +226,19 @@ fn refuse(client: &UnixStream, errno: Errno) -> io::Result<()> {
 }
 
 /// One of a bounded number of places.
-struct Place<'a>(&'a AtomicUsize);
+struct Place(Arc<AtomicUsize>);
 
-impl<'a> Place<'a> {
-    fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
+impl Place {
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let more = |n| (n < most).then_some(n + 1);
         taken
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
             .ok()
-            .map(|_| Self(taken))
+            .map(|_| Self(taken.clone()))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -256,15 +257,95 @@ pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
     hash.to_ne_bytes()
 }
 
-/// Takes a client's descriptors, serves it until it goes, and cleans up behind it.
-fn attend<F: FileSystem>(
-    session: &Arc<Session<F>>,
-    socket: UnixStream,
+/// Serves a client until it goes.
+async fn serve<F: FileSystem>(
+    session: Arc<Session<F>>,
+    socket: Arc<File>,
     limits: ClientLimits,
-    guests: &AtomicUsize,
+    guests: Arc<AtomicUsize>,
+) {
+    if let Err(error) = attend(session, socket, limits, &guests).await {
+        tracing::warn!(%error, "a client's session ended");
+    }
+}
+
+/// Descriptors that a client sent and that are being closed.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+/// Clients are refused while so many descriptors that are no memfds are being closed.
+const MOST_CLOSING: usize = 32;
+
+/// The two memfds that a client sent.
+///
+/// Closing a file may wait for whoever serves it, for ever if that is the client itself. So
+/// descriptors of anything else are closed by a thread that nobody waits for.
+fn memfds(fds: Vec<OwnedFd>) -> Option<[OwnedFd; 2]> {
+    let is_memfd = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_ok();
+    let (fds, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_memfd);
+    if others.is_empty() {
+        return fds.try_into().ok();
+    }
+    let count = others.len();
+    CLOSING.fetch_add(count, Ordering::Relaxed);
+    let (sender, receiver) = channel();
+    let close = move || {
+        drop::<Option<Vec<OwnedFd>>>(receiver.recv().ok());
+        CLOSING.fetch_sub(count, Ordering::Relaxed);
+    };
+    let thread = std::thread::Builder::new().name("uvfs-close".into());
+    // Without a thread they stay open, and are counted.
+    let left = match thread.spawn(close) {
+        Ok(_) => sender.send(others).err().map(|unsent| unsent.0),
+        Err(_) => Some(others),
+    };
+    if let Some(left) = left {
+        tracing::error!("no thread to close a client's descriptors: they stay open");
+        std::mem::forget(left);
+    }
+    None
+}
+
+/// Waits for a client's message, and takes its arena and queue pair.
+async fn introduce<F: FileSystem>(
+    session: &Session<F>,
+    socket: &Arc<File>,
+    limits: ClientLimits,
+) -> io::Result<Option<(Arc<Arena>, ServerQueue, usize)>> {
+    let readable = ops::poll(socket, (libc::POLLIN | libc::POLLRDHUP) as u32);
+    if within(PATIENCE, readable).await.is_none() {
+        return Err(Errno::TIMEDOUT.into());
+    }
+    if CLOSING.load(Ordering::Relaxed) >= MOST_CLOSING {
+        refuse(socket, Errno::AGAIN)?;
+        return Ok(None);
+    }
+    let fds = match attach::receive(&**socket) {
+        // Somebody who only looked whether we are there.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?.1,
+    };
+    let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
+    let opened = match memfds(fds) {
+        None => Err(Errno::INVAL.into()),
+        Some([arena, queue]) => Arena::open(arena, limits.arena_pages).and_then(|arena| {
+            let queue = ServerQueue::open(queue, arena.len(), max_payload)?;
+            Ok((Arc::new(arena), queue, max_payload))
+        }),
+    };
+    if opened.is_err() {
+        refuse(socket, Errno::INVAL)?;
+    }
+    opened.map(Some)
+}
+
+/// Lets a client attach, serves it until it goes, and cleans up behind it.
+async fn attend<F: FileSystem>(
+    session: Arc<Session<F>>,
+    socket: Arc<File>,
+    limits: ClientLimits,
+    guests: &Arc<AtomicUsize>,
 ) -> io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    let guest = !peer.uid.is_root() && peer.uid != rustix::process::geteuid();
+    let peer = attach::peer(&*socket)?;
+    let guest = peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw();
     if guest && !limits.guests {
         return refuse(&socket, Errno::PERM);
     }
@@ -272,50 +353,28 @@ fn attend<F: FileSystem>(
         Some(None) => return refuse(&socket, Errno::AGAIN),
         place => place.flatten(),
     };
-    socket.set_read_timeout(Some(PATIENCE))?;
-    let (_, fds) = match attach::receive(&socket) {
-        // Somebody who only looked whether we are there.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-        other => other?,
-    };
-    let Ok([arena, queue]) = <[OwnedFd; 2]>::try_from(fds) else {
-        return refuse(&socket, Errno::INVAL);
-    };
-    let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
-    let opened = Arena::open(arena, limits.arena_pages).and_then(|arena| {
-        let queue = ServerQueue::open(queue, arena.len(), max_payload)?;
-        Ok((Arc::new(arena), queue))
-    });
-    let (arena, queue) = match opened {
-        Ok(opened) => opened,
-        Err(error) => {
-            refuse(&socket, Errno::INVAL)?;
-            return Err(error);
-        }
+    let Some((arena, queue, max_payload)) = introduce(&session, &socket, limits).await? else {
+        return Ok(());
     };
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let agreed = Message {
         errno: 0,
         max_payload: max_payload as u32,
-        source: source(session),
+        source: source(&session),
     };
-    attach::send(&socket, agreed, &[bell.as_fd()])?;
-    socket.set_read_timeout(None)?;
-    let runtime = Runtime::new(limits.wait)?;
+    attach::send(&*socket, agreed, &[bell.as_fd()])?;
     let queue = Arc::new(queue);
-    let bell = Arc::new(File::from(bell));
     let link = session.coherence.attach(
         session.invalidator(),
         session.negotiated().flags,
         session.options.all_backed,
         queue.clone(),
-        bell.clone(),
         limits.recall,
     );
     let stats = session.client_queue();
     let listed = Arc::new(Attached::new(
-        peer.pid.as_raw_nonzero().get() as u32,
-        peer.uid.as_raw(),
+        peer.pid,
+        peer.uid,
         stats.clone(),
         queue.clone(),
     ));
@@ -326,36 +385,36 @@ fn attend<F: FileSystem>(
     };
     let client = Rc::new(Client {
         link,
-        session: session.clone(),
+        session,
         stats,
         listed,
         guest,
         queue,
         memory: IoBuf::from_region(Arc::new(ArenaRegion(arena.clone()))),
         arena,
-        uid: peer.uid.as_raw(),
-        gid: peer.gid.as_raw(),
-        pid: peer.pid.as_raw_nonzero().get() as u32,
+        uid: peer.uid,
+        gid: peer.gid,
+        pid: peer.pid,
         number,
         handles: RefCell::default(),
         imported: RefCell::default(),
         lock_waiters: RefCell::default(),
         over: Cell::new(false),
         salvaged: Cell::new(false),
-        socket: Arc::new(File::from(OwnedFd::from(socket))),
+        socket,
     });
+    let bell = Arc::new(File::from(bell));
     let channel = Rc::new(Channel::new(client.clone(), bell, limits.wait)?);
-    runtime.block_on(async move {
-        channel.clone().serve().await;
-        let all = client.salvage().await;
-        // A client whose socket closed is gone, or was told to go as this server ends: then it may
-        // come back to the next one. Others were given up.
-        client.queue.close_as(match (channel.is_gone(), all) {
-            (false, _) => End::CutOff,
-            (true, true) => End::Written,
-            (true, false) => End::Lost,
-        });
-        client.session.coherence.detach(&client.link);
-        client.release().await;
-    })
+    channel.clone().serve().await;
+    let all = client.salvage().await;
+    // A client whose socket closed is gone, or was told to go as this server ends: then it may
+    // come back to the next one. Others were given up.
+    client.queue.close_as(match (channel.is_gone(), all) {
+        (false, _) => End::CutOff,
+        (true, true) => End::Written,
+        (true, false) => End::Lost,
+    });
+    client.session.coherence.detach(&client.link);
+    client.release().await;
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The ways that requests come by. Each has queues; a queue has one thread and one runtime.
+//! The ways that requests come by. Each has queues, and each queue is served by one thread.
 
 use uvfs_proto::abi::{InHeader, Opcode};
 use uvfs_proto::request::op_len;
@@ -9,6 +9,7 @@ use crate::session::Session;
 pub mod attach;
 pub mod dev;
 mod lead;
+mod pool;
 mod shm;
 pub mod uring;
 

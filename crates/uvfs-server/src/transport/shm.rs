@@ -4,7 +4,7 @@
 //! for requests are replaced. A client that breaks the protocol loses its session.
 
 use std::cell::{Cell, RefCell};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::pin::pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use uvfs_io::buf::Region;
 use uvfs_io::ops::{self, File};
 use uvfs_io::{IoBuf, Payload, runtime};
@@ -29,6 +29,7 @@ use crate::fs::FileSystem;
 use crate::reply::{Body, Outcome, Reply, header_of};
 use crate::request::Message;
 use crate::transport::lead::Lead;
+use crate::transport::pool::contained;
 
 /// A client's arena, as memory for I/O.
 pub(super) struct ArenaRegion(pub(super) Arc<Arena>);
@@ -43,7 +44,10 @@ unsafe impl Region for ArenaRegion {
     }
 }
 
-/// How many clients' threads are busy with large transfers.
+/// The position that makes preadv2(2) read like readv(2).
+const CURRENT: u64 = u64::MAX;
+
+/// How many clients have large transfers under way.
 static TRANSFERRING: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads can run at once.
@@ -53,8 +57,8 @@ fn cores() -> usize {
     *CORES
 }
 
-/// Whether a client is one of those that [`TRANSFERRING`] counts: from a large transfer on until its
-/// thread sleeps.
+/// Whether a client is one of those that [`TRANSFERRING`] counts: from a large transfer on until the
+/// server waits for its next request.
 #[derive(Default)]
 struct Transferring(Cell<bool>);
 
@@ -117,6 +121,8 @@ pub(super) struct Channel<F: FileSystem> {
     end: RefCell<Option<Waker>>,
     /// The socket was closed.
     gone: Cell<bool>,
+    /// A task of the client's panicked.
+    broken: Cell<bool>,
     bell: Arc<File>,
     spinner: RefCell<Spinner>,
 }
@@ -136,6 +142,7 @@ impl<F: FileSystem> Channel<F> {
             transferring: Transferring::default(),
             end: RefCell::default(),
             gone: Cell::new(false),
+            broken: Cell::new(false),
             bell,
             spinner: RefCell::new(Spinner::new(wait)),
         })
@@ -156,11 +163,11 @@ impl<F: FileSystem> Channel<F> {
             while let Err(Errno::INTR | Errno::AGAIN) = ops::poll(&me.client.socket, events).await {
             }
             me.gone.set(true);
-            let _ = rustix::io::write(&*me.bell, &1u64.to_ne_bytes());
+            me.client.link.wake();
         });
         self.pass_lead();
         std::future::poll_fn(|cx| {
-            if self.client.over.get() && self.busy.get() == 0 {
+            if self.is_done() {
                 return Poll::Ready(());
             }
             *self.end.borrow_mut() = Some(cx.waker().clone());
@@ -199,7 +206,13 @@ impl<F: FileSystem> Channel<F> {
     fn pass_lead(self: &Rc<Self>) {
         if let Some(number) = self.lead.pass() {
             assert!(number <= MAX_DEPTH, "each but the leader has a request");
-            runtime::spawn(self.clone().work(number));
+            let me = self.clone();
+            runtime::spawn(async move {
+                if contained(me.clone().work(number)).await.is_none() {
+                    me.broken.set(true);
+                    me.over();
+                }
+            });
         }
     }
 
@@ -248,51 +261,83 @@ impl<F: FileSystem> Channel<F> {
         self.looks_for_end();
     }
 
-    /// Wakes who waits for the end.
+    /// Whether nothing is taken any more, and all that was is answered or lost by a panic.
+    fn is_done(&self) -> bool {
+        self.client.over.get() && (self.busy.get() == 0 || self.broken.get())
+    }
+
+    /// Wakes the task that waits for the end.
     fn looks_for_end(&self) {
-        if self.client.over.get()
-            && self.busy.get() == 0
+        if self.is_done()
             && let Some(waker) = self.end.borrow_mut().take()
         {
             waker.wake();
         }
     }
 
+    /// Waits for a request, or for the end of the session.
     async fn sleep(&self) {
         let start = Instant::now();
-        if self.busy.get() == 0 {
-            let budget = self.spinner.borrow().budget();
-            // Not in the condition: the borrow would last as long as its body.
-            let leave = self.spinner.borrow().begin();
-            if !budget.is_zero() && leave.is_some() {
-                while start.elapsed() < budget {
-                    for _ in 0..16 {
-                        if self.client.queue.ready() {
-                            self.spinner.borrow_mut().ended(start.elapsed(), false);
-                            self.count_waits();
-                            return;
-                        }
-                        std::hint::spin_loop();
-                    }
-                }
-            }
+        let idle = self.busy.get() == 0;
+        if idle && self.spin(start) {
+            self.spinner.borrow_mut().ended(start.elapsed(), false);
+            self.count_waits();
+            return;
         }
-        self.client.queue.arm();
-        if !self.client.queue.ready() && !self.gone.get() && !self.client.link.is_over() {
-            if self.busy.get() == 0 {
+        let queue = &self.client.queue;
+        queue.arm();
+        if !queue.ready() {
+            if idle {
                 self.transferring.end();
             }
-            while let Err(Errno::INTR | Errno::AGAIN) =
-                ops::poll(&self.bell, libc::POLLIN as u32).await
-            {}
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&*self.bell, &mut count);
+            self.rung().await;
         }
-        self.client.queue.disarm();
-        if self.busy.get() == 0 {
+        queue.disarm();
+        if idle {
             self.spinner.borrow_mut().ended(start.elapsed(), true);
             self.count_waits();
         }
+    }
+
+    /// Spins for as long as the wait policy says and nothing else is to be done on this thread; whether a
+    /// request came.
+    fn spin(&self, start: Instant) -> bool {
+        let budget = self.spinner.borrow().budget();
+        if budget.is_zero() || runtime::has_work() {
+            return false;
+        }
+        let Some(_leave) = self.spinner.borrow().begin() else {
+            return false;
+        };
+        while start.elapsed() < budget {
+            for _ in 0..16 {
+                if self.client.queue.ready() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if runtime::has_work() {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Waits until the client rings, or its session ends.
+    async fn rung(&self) {
+        let mut rings = pin!(ops::poll(&self.bell, libc::POLLIN as u32));
+        std::future::poll_fn(|cx| {
+            self.client.link.wakes(cx.waker());
+            if self.gone.get() || self.client.link.is_over() {
+                return Poll::Ready(());
+            }
+            rings.as_mut().poll(cx).map(drop)
+        })
+        .await;
+        // The client shares the descriptor's flags and may have read it first: a plain read could wait.
+        let mut count = [0; 8];
+        let mut to = [IoSliceMut::new(&mut count)];
+        let _ = rustix::io::preadv2(&*self.bell, &mut to, CURRENT, ReadWriteFlags::NOWAIT);
     }
 
     fn count_waits(&self) {
@@ -318,8 +363,8 @@ impl<F: FileSystem> Channel<F> {
             Direction::ToServer => (inline, Payload::default()),
             Direction::FromServer => (inline, segs),
         };
-        // One thread serves a whole client: what it sends together goes to the host side by side,
-        // unless every core has a client's thread to do it.
+        // One thread serves a whole client: what the client sends together goes to the host side by side,
+        // unless there are transfers of other clients for every core.
         if input.len().max(room.len()) >= ops::LARGE {
             self.transferring.begin();
         }

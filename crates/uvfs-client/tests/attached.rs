@@ -1,0 +1,192 @@
+//! How a server serves many clients, and clients that attack it while they attach or through what they
+//! share with it.
+
+mod common;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use common::raw::{ROOT, Raw, hello};
+use common::session;
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use uvfs_proto::ext::{LEASE, LEASE_WRITE, LeaseIn, LeaseOut};
+use uvfs_queue::arena::Arena;
+use uvfs_queue::attach;
+use uvfs_queue::pair::ClientQueue;
+use uvfs_server::{ClientLimits, Clients};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// One test at a time: they count this process's threads.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Nothing here takes long, unless it never ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn listen(dir: &Path, limits: ClientLimits) -> Clients {
+    let data = dir.join("data");
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(data.join("f"), "contents").unwrap();
+    Clients::listen(session(data), &dir.join("sock"), limits).unwrap()
+}
+
+/// The threads of this process that have a name.
+fn threads(name: &str) -> usize {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter(|task| {
+            let comm = task.as_ref().unwrap().path().join("comm");
+            std::fs::read_to_string(comm).is_ok_and(|comm| comm.trim() == name)
+        })
+        .count()
+}
+
+/// Fails if `work` doesn't end.
+fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, ended) = channel();
+    std::thread::spawn(move || done.send(work()));
+    ended.recv_timeout(PATIENCE).expect(what)
+}
+
+/// If each client had a thread at the server, a thousand programs would have a thousand.
+#[test]
+fn a_thousand_clients_share_one_thread_for_each_core() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let server = listen(dir.path(), ClientLimits::default());
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(threads("uvfs-clients"), 0, "nobody needs them yet");
+    let clients: Vec<Raw> = (0..1000)
+        .map(|_| Raw::connect(&dir.path().join("sock")))
+        .collect();
+    let node = clients[0].look_up(b"f\0");
+    for client in &clients {
+        assert_eq!(client.look_up(b"f\0"), node);
+    }
+    assert_eq!(threads("uvfs-clients"), cores);
+    let queues: Vec<ClientQueue> = clients.into_iter().map(Raw::die).collect();
+    common::eventually("all sessions end", || {
+        queues.iter().all(ClientQueue::server_closed)
+    });
+    drop(server);
+    assert_eq!(threads("uvfs-clients"), 0);
+}
+
+/// The eventfd by which a client rings is shared with it. If the server wrote to it, or read it as it is,
+/// this client would stop whoever wants its lease, and the server's end.
+#[test]
+fn a_bell_that_blocks_stops_nobody() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let limits = ClientLimits {
+        recall: Duration::from_millis(200),
+        ..ClientLimits::default()
+    };
+    let server = listen(dir.path(), limits);
+    let hostile = Raw::connect(&dir.path().join("sock"));
+    let node = hostile.look_up(b"f\0");
+    let lease = LeaseIn {
+        mode: LEASE_WRITE,
+        padding: 0,
+    };
+    let granted = hostile.call(LEASE, node, lease.as_bytes(), &[]).unwrap();
+    let (granted, _) = LeaseOut::read_from_prefix(&granted).unwrap();
+    assert_eq!(granted.granted, LEASE_WRITE);
+    // Now a write to it waits until somebody reads, and a read until somebody writes.
+    rustix::fs::fcntl_setfl(&hostile.bell, OFlags::empty()).unwrap();
+    let full = (u64::MAX - 1).to_ne_bytes();
+    rustix::io::write(&hostile.bell, &full).unwrap();
+
+    let path = dir.path().join("sock");
+    let links = ends("the recall of the hostile client's lease", move || {
+        let other = Raw::connect(&path);
+        let node = other.look_up(b"f\0");
+        other.links(node)
+    });
+    assert_eq!(links, Ok(1));
+    assert!(hostile.queue.server_closed(), "it was cut off");
+
+    // One that rings all the time and sends nothing.
+    let ringing = Raw::connect(&dir.path().join("sock"));
+    rustix::fs::fcntl_setfl(&ringing.bell, OFlags::empty()).unwrap();
+    let bell = ringing.bell.try_clone().unwrap();
+    std::thread::spawn(move || {
+        for _ in 0..10_000 {
+            let _ = rustix::io::write(&bell, &1u64.to_ne_bytes());
+            std::thread::yield_now();
+        }
+    });
+    let path = dir.path().join("sock");
+    let served = ends("the next client's request", move || {
+        Raw::connect(&path).links(ROOT).is_ok()
+    });
+    assert!(served);
+    ends("the server's end", move || drop(server));
+}
+
+fn attaches_with(dir: &Path, fds: &[BorrowedFd<'_>]) -> i32 {
+    let socket = UnixStream::connect(dir.join("sock")).unwrap();
+    attach::send(&socket, hello(), fds).unwrap();
+    attach::receive(&socket).unwrap().0.errno
+}
+
+fn huge() -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let fd = rustix::fs::memfd_create("huge", flags).unwrap();
+    rustix::fs::ftruncate(&fd, 2 << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .unwrap();
+    fd
+}
+
+/// If the server took what is no memfd of ordinary pages, it could be made to wait, or to die of SIGBUS.
+#[test]
+fn odd_descriptors_are_refused_and_harm_nobody() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let server = listen(dir.path(), ClientLimits::default());
+    let good = Raw::connect(&dir.path().join("sock"));
+    let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(8).unwrap());
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&unsealed, 1 << 20).unwrap();
+    let huge = huge();
+    let odd: [&[BorrowedFd<'_>]; 8] = [
+        &[],
+        &[arena.as_fd()],
+        &[queue.as_fd(), arena.as_fd()],
+        &[read.as_fd(), write.as_fd()],
+        &[arena.as_fd(), write.as_fd()],
+        &[unsealed.as_fd(), queue.as_fd()],
+        &[huge.as_fd(), queue.as_fd()],
+        &[arena.as_fd(), huge.as_fd()],
+    ];
+    for (at, fds) in odd.iter().enumerate() {
+        // More often than descriptors may be waiting to be closed.
+        for _ in 0..50 {
+            let errno = attaches_with(dir.path(), fds);
+            let busy = errno == libc::EAGAIN && fds.iter().any(|fd| is_pipe(*fd));
+            assert!(errno == libc::EINVAL || busy, "{at}: {errno}");
+        }
+    }
+    assert_eq!(
+        attaches_with(dir.path(), &[arena.as_fd(), queue.as_fd()]),
+        0
+    );
+    good.look_up(b"f\0");
+    drop((good, server));
+}
+
+fn is_pipe(fd: BorrowedFd<'_>) -> bool {
+    let stat = rustix::fs::fstat(fd).unwrap();
+    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Fifo
+}
