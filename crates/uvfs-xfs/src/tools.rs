@@ -570,17 +570,22 @@ impl Copy<'_> {
 
     /// Copies anything but a directory.
     fn file(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path, inode: &Inode) {
-        if inode.nlink > 1 {
-            if let Some(first) = self.links.get(&inode.ino) {
-                let first = self.root.join(first);
-                let linked = rfs::linkat(rfs::CWD, &first, dir, name, AtFlags::empty());
-                if self.check_os(path, "linking", linked).is_some() {
-                    self.done.links += 1;
-                }
-                return;
+        if let Some(first) = self.links.get(&inode.ino) {
+            let first = self.root.join(first);
+            let linked = rfs::linkat(rfs::CWD, &first, dir, name, AtFlags::empty());
+            if self.check_os(path, "linking", linked).is_some() {
+                self.done.links += 1;
             }
+            return;
+        }
+        if self.make(dir, name, path, inode) && inode.nlink > 1 {
+            // Only of a file that this copy made: another name becomes a link to it.
             self.links.insert(inode.ino, path.to_path_buf());
         }
+    }
+
+    /// Makes and fills a file that is no directory; whether it was made.
+    fn make(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path, inode: &Inode) -> bool {
         let kind = inode.file_type();
         match kind {
             FileType::Regular => {
@@ -591,33 +596,35 @@ impl Copy<'_> {
                     | OFlags::CLOEXEC;
                 let fd = rfs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR);
                 let Some(fd) = self.check_os(path, "making", fd) else {
-                    return;
+                    return false;
                 };
                 let copied = self.bytes(fd.as_fd(), inode);
                 self.check(path, copied);
                 self.done.files += 1;
                 self.attributes(fd.as_fd(), path, inode);
+                return true;
             }
             FileType::Symlink => {
                 let Some(target) = self.check(path, self.volume.readlink(inode)) else {
-                    return;
+                    return false;
                 };
                 let made = rfs::symlinkat(OsStr::from_bytes(&target), dir, name);
-                if self.check_os(path, "making", made).is_some() {
-                    self.done.files += 1;
-                    self.special_attributes(dir, name, path, inode);
+                if self.check_os(path, "making", made).is_none() {
+                    return false;
                 }
             }
             _ => {
                 let kind = rfs::FileType::from_raw_mode(kind.mode_bits());
                 let dev = rfs::makedev(inode.rdev.0, inode.rdev.1);
                 let made = rfs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, dev);
-                if self.check_os(path, "making", made).is_some() {
-                    self.done.files += 1;
-                    self.special_attributes(dir, name, path, inode);
+                if self.check_os(path, "making", made).is_none() {
+                    return false;
                 }
             }
         }
+        self.done.files += 1;
+        self.special_attributes(dir, name, path, inode);
+        true
     }
 
     /// Copies data where there is any, and sets the size.

@@ -190,6 +190,29 @@ fn copied_with_everything() {
     refused(&nowhere, &["/no: "]);
 }
 
+/// If the copy remembered a file that it could not make, a later name of it would become a link to a
+/// file of somebody else.
+#[test]
+fn a_copy_makes_no_links_to_what_was_there() {
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "links");
+    image.write("echo copied > one && ln one two && ln one three");
+    let to = scratch.dir("to");
+    fs::write(to.join("one"), "somebody else's").unwrap();
+    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    assert_eq!(copied.status.code(), Some(1), "{copied}");
+    assert!(copied.stderr.contains("one"), "{copied}");
+    let read = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+    assert_eq!(read("one"), "somebody else's");
+    assert_eq!((&*read("two"), &*read("three")), ("copied\n", "copied\n"));
+    let file = |name: &str| fs::metadata(to.join(name)).unwrap();
+    assert_eq!(file("one").nlink(), 1);
+    assert_eq!(file("two").ino(), file("three").ino());
+}
+
 #[test]
 fn errors_are_one_line() {
     if !has(&NEEDS) {
