@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::fs::FileSystem;
 use crate::session::Session;
@@ -20,8 +20,10 @@ use crate::transport::attach::{self, ClientLimits, Clients};
 const LINE: u64 = 256;
 /// The longest answer that a client takes.
 const ANSWER: u64 = 1 << 20;
-/// A client that says nothing for so long is dropped.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client may take in all: the server's end waits for it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a server may take to answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A listening control socket; dropping it removes it.
 pub struct Control {
@@ -148,11 +150,44 @@ fn listen<F: FileSystem>(listener: &UnixListener, session: &Weak<Session<F>>, st
     }
 }
 
-fn answer<F: FileSystem>(mut client: &UnixStream, session: &Session<F>) -> io::Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
+/// A stream, all calls on which end at one time.
+struct Until<'a> {
+    stream: &'a UnixStream,
+    end: Instant,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.end.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(to)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn answer<F: FileSystem>(stream: &UnixStream, session: &Session<F>) -> io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    let mut client = Until { stream, end };
     let mut line = String::new();
-    BufReader::new(client.take(LINE)).read_line(&mut line)?;
+    BufReader::new((&mut client).take(LINE)).read_line(&mut line)?;
     match line.trim() {
         "stats" => {
             let mut text = serde_json::to_vec(&session.report())?;
@@ -169,7 +204,7 @@ fn answer<F: FileSystem>(mut client: &UnixStream, session: &Session<F>) -> io::R
 /// ECONNREFUSED or ENOENT when it is gone, EACCES for a socket of somebody else's.
 pub fn ask_stats(socket: &Path) -> io::Result<Report> {
     let mut server = UnixStream::connect(socket)?;
-    server.set_read_timeout(Some(PATIENCE))?;
+    server.set_read_timeout(Some(ANSWERS_WITHIN))?;
     server.write_all(b"stats\n")?;
     let mut text = String::new();
     BufReader::new(server.take(ANSWER)).read_line(&mut text)?;
