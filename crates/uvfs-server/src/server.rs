@@ -46,6 +46,20 @@ pub struct ServerOptions {
 /// Threads that take longer to start never will.
 const START: Duration = Duration::from_secs(20);
 
+/// Ends the process when a queue's thread panics. Nobody would answer that queue any more, and its callers
+/// would wait for ever; when the process ends, the kernel fails their calls, and clients look for the next
+/// server.
+struct EndsWithIt;
+
+impl Drop for EndsWithIt {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("a queue's thread panicked: this server ends");
+            std::process::abort();
+        }
+    }
+}
+
 /// A running server. It ends when its mount does.
 pub struct Server<F: FileSystem> {
     session: Arc<Session<F>>,
@@ -142,6 +156,7 @@ impl<F: FileSystem> Server<F> {
         let mut start = |name: String, run: Box<dyn FnOnce() -> io::Result<()> + Send>| {
             let end = end.clone();
             let thread = std::thread::Builder::new().name(name).spawn(move || {
+                let _ends = EndsWithIt;
                 if let Err(error) = run() {
                     tracing::error!(%error, "a queue ended");
                 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
@@ -170,6 +171,7 @@ fn serve(
         }
     };
     raise_limit();
+    obey_quotas();
     let served = match opened {
         Opened::Directory(root) => Passthrough::new(root, options.passthrough.clone())
             .context(|| source.display().to_string())
@@ -213,12 +215,25 @@ fn mount_image(
     mounted(fs, |_| {}, source, place, &options, report)
 }
 
+/// Whether the mount point lies in the source, whatever path leads there: a bind mount of the source that
+/// shares its mounts would show the mount in the source, and the server would come to serve itself.
+fn contains(source: &Path, mountpoint: &Path) -> io::Result<bool> {
+    let identity = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    let source = identity(source)?;
+    for part in mountpoint.ancestors() {
+        if identity(part)? == source {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn open_directory(source: &Path, mountpoint: &Path) -> Result<OwnedFd> {
     let name = || source.display().to_string();
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     // Opened for reading to be sure that it can be; served from a descriptor that needs no right.
     rustix::fs::open(source, flags | OFlags::RDONLY, Mode::empty()).context(name)?;
-    if mountpoint.starts_with(source) {
+    if contains(source, mountpoint).context(name)? {
         return mount::clone_tree(source).map_err(|error| {
             Error::new(format!(
                 "{}: contains its own mount point, which only root can serve: {error}",
@@ -334,6 +349,20 @@ fn unmount_on_signal(signals: Signals, path: PathBuf) {
             }
         }
     });
+}
+
+/// Gives up the capability to exceed disk quotas (CAP_SYS_RESOURCE), which would let the mount's users
+/// exceed theirs. For this thread, and those that it starts.
+fn obey_quotas() {
+    let given_up = rustix::thread::capabilities(None).and_then(|mut now| {
+        now.effective -= CapabilitySet::SYS_RESOURCE;
+        now.permitted -= CapabilitySet::SYS_RESOURCE;
+        now.inheritable -= CapabilitySet::SYS_RESOURCE;
+        rustix::thread::set_capabilities(None, now)
+    });
+    if let Err(error) = given_up {
+        tracing::warn!(%error, "disk quotas do not bind the users of this mount");
+    }
 }
 
 /// As many descriptors as this process may have.

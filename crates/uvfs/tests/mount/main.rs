@@ -15,6 +15,7 @@ mod command_line;
 mod direct;
 mod fsx;
 mod harness;
+mod hostile;
 mod listings;
 mod metadata;
 mod pjdfstest;
