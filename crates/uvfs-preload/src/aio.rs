@@ -26,7 +26,6 @@ use uvfs_client::{Driver, Flags};
 use crate::calls::{self, aside, flags_of, is_plausible, vectors};
 use crate::engage::Moves;
 use crate::import::{self, Wants, described};
-use crate::paths;
 use crate::real::{errno, set_errno};
 use crate::report;
 use crate::signals;
@@ -648,8 +647,6 @@ unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
         let kernel = |from: usize, to: usize| {
             // SAFETY: a part of the program's list.
             let list = unsafe { list.add(from) };
-            // SAFETY: as above.
-            unsafe { solid(list, to - from) };
             let done = kernel!(SYS_io_submit, ring, to - from, list);
             match usize::try_from(done) {
                 Ok(done) if from + done == to => Ok(()),
@@ -709,29 +706,7 @@ unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
     } else {
         None
     };
-    done.unwrap_or_else(|| {
-        // SAFETY: the caller's list.
-        aside(|| unsafe { solid(list, usize::try_from(count).unwrap_or(0)) });
-        kernel!(SYS_io_submit, ring, count, list)
-    })
-}
-
-/// Has the kernel know the descriptors of requests that it gets.
-///
-/// # Safety
-/// As for io_submit(2).
-unsafe fn solid(list: *const *mut Iocb, count: usize) {
-    if !paths::on() || !is_plausible(list.cast(), count.saturating_mul(size_of::<usize>())) {
-        return;
-    }
-    for index in 0..count {
-        // SAFETY: the program's list has so many entries.
-        let at = unsafe { list.add(index).read() };
-        if is_plausible(at.cast(), size_of::<Iocb>()) {
-            // SAFETY: the program's request.
-            let _ = paths::solid_at_work(unsafe { (*at).fd } as c_int);
-        }
-    }
+    done.unwrap_or_else(|| kernel!(SYS_io_submit, ring, count, list))
 }
 
 /// The kernel's io_getevents(2), or with a mask io_pgetevents(2).

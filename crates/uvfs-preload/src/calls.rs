@@ -13,8 +13,6 @@ use uvfs_client::{Advice, AllocateMode, Attr, Flags};
 use crate::aio;
 use crate::engage::{self, Moves, Passing};
 use crate::import::{self, Wants, described};
-use crate::names::{look, lookx};
-use crate::paths;
 use crate::real::{Inside, errno, is_inside, set_errno};
 use crate::report;
 use crate::table::{self, Known, Opened, Position, Use, lock};
@@ -24,11 +22,21 @@ use crate::table::{self, Known, Opened, Position, Use, lock};
 pub(crate) mod next {
     use std::ffi::{CStr, c_char, c_int, c_void};
 
-    use libc::{FILE, iovec, msghdr, off_t, size_t, ssize_t};
+    use libc::{FILE, iovec, mode_t, msghdr, off_t, size_t, ssize_t};
 
     use crate::real::{Next, next};
 
     next! {
+        open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        creat(path: *const c_char, mode: mode_t) -> c_int;
+        creat64(path: *const c_char, mode: mode_t) -> c_int;
+        __open_2(path: *const c_char, flags: c_int) -> c_int;
+        __open64_2(path: *const c_char, flags: c_int) -> c_int;
+        __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+        __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
         mkstemp(path: *mut c_char) -> c_int;
         mkstemp64(path: *mut c_char) -> c_int;
         mkostemp(path: *mut c_char, flags: c_int) -> c_int;
@@ -72,8 +80,6 @@ pub(crate) mod next {
         fstat64(fd: c_int, to: *mut libc::stat) -> c_int;
         __fxstat(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int;
         __fxstat64(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int;
-        fstatat(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int;
-        fstatat64(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int;
         statx(fd: c_int, path: *const c_char, flags: c_int, mask: u32, to: *mut libc::statx) -> c_int;
         ftruncate(fd: c_int, len: off_t) -> c_int;
         ftruncate64(fd: c_int, len: off_t) -> c_int;
@@ -148,7 +154,6 @@ macro_rules! served {
         }
     };
 }
-pub(crate) use served;
 
 enum Step<T> {
     Done(io::Result<T>),
@@ -177,8 +182,7 @@ fn with<T>(
                 Some(libc::ENOTCONN | libc::ESTALE) => {
                     import::trouble("the server's session", &error);
                     import::give_up(fd, &one);
-                    // The kernel has nothing of what it can't be given any more.
-                    one.is_held().then_some(Err(libc::ENOTCONN))
+                    None
                 }
                 code => Some(Err(code.unwrap_or(libc::EIO))),
             },
@@ -226,11 +230,6 @@ fn read_at(
     let moves = Moves::Read(bufs.iter().map(|buf| buf.len()).sum());
     let done = transfer(fd, at, moves, |opened, at| {
         let how = flags | opened.how();
-        if let (Some((file, _)), [buf], true) = (opened.file.held(), &mut *bufs, how.is_empty())
-            && let Some(n) = file.read_short(buf, at)
-        {
-            return Ok(n);
-        }
         opened.file.read_vectored_at(bufs, at, how)
     });
     if let Some(Ok(n)) = done {
@@ -248,11 +247,6 @@ fn write_at(
     let moves = Moves::Write(bufs.iter().map(|buf| buf.len()).sum());
     let done = transfer(fd, at, moves, |opened, at| {
         let how = flags | opened.how();
-        if let (Some((file, _)), [buf], true) = (opened.file.held(), bufs, how.is_empty())
-            && let Some(done) = file.write_short(buf, at)
-        {
-            return done;
-        }
         let done = opened.file.write_vectored_at(bufs, at, how)?;
         if opened.syncs_all() {
             opened.file.sync_all()?;
@@ -313,8 +307,6 @@ unsafe fn read_one(
 ) -> Option<Result<usize, c_int>> {
     // What a foreign descriptor gets may be anything: looked at by the kernel alone.
     if table::is_foreign(fd) || !is_plausible(to.cast(), len.min(MOST)) {
-        // It may be a pipe, or a terminal.
-        paths::idle();
         report::passed();
         return None;
     }
@@ -441,7 +433,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
 }
 
 /// Tells the table of a descriptor that was opened.
-pub(crate) fn noted(fd: c_int) -> c_int {
+fn noted(fd: c_int) -> c_int {
     if fd < 0 || is_borrowed() {
         return fd;
     }
@@ -455,7 +447,7 @@ pub(crate) fn noted(fd: c_int) -> c_int {
 }
 
 /// For what this library itself opens.
-pub(crate) fn making() -> Option<table::Apart> {
+fn making() -> Option<table::Apart> {
     (is_inside() && !is_borrowed()).then(table::Apart::makes)
 }
 
@@ -611,7 +603,7 @@ fn advise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> bool {
 }
 
 /// Whether owners are numbered here as at the server: not so in a user namespace.
-pub(crate) fn owners_agree() -> bool {
+fn owners_agree() -> bool {
     static AGREE: OnceLock<bool> = OnceLock::new();
     *AGREE.get_or_init(|| {
         ["/proc/self/uid_map", "/proc/self/gid_map"]
@@ -624,18 +616,12 @@ pub(crate) fn owners_agree() -> bool {
 }
 
 /// Attributes, and the device and inode numbers that the mount gives.
-pub(crate) type Attributes = (Attr, (u64, u64));
+type Attributes = (Attr, (u64, u64));
 
 /// The attributes of what is imported.
 fn attributes(fd: c_int) -> Option<Result<Attributes, c_int>> {
     with(fd, Wants::Imported, |_, opened| match owners_agree() {
-        true => {
-            let attr = match opened.file.held() {
-                Some((file, _)) => file.stat(),
-                None => opened.file.stat(),
-            };
-            Step::Done(attr.map(|attr| (attr, opened.inode)))
-        }
+        true => Step::Done(opened.file.stat().map(|attr| (attr, opened.inode))),
         false => Step::Kernel,
     })
 }
@@ -666,7 +652,7 @@ fn device(number: u32) -> libc::dev_t {
 }
 
 /// As stat(2) gives them.
-pub(crate) fn stat_of((attr, (dev, ino)): &Attributes) -> libc::stat {
+fn stat_of((attr, (dev, ino)): &Attributes) -> libc::stat {
     let (dev, ino) = (*dev, *ino);
     // SAFETY: plain data.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
@@ -726,7 +712,7 @@ unsafe fn status_of(
 }
 
 /// As statx(2) gives them.
-pub(crate) fn statx_of((attr, (dev, ino)): &Attributes) -> libc::statx {
+fn statx_of((attr, (dev, ino)): &Attributes) -> libc::statx {
     let (dev, ino) = (*dev, *ino);
     // SAFETY: plain data.
     let mut st: libc::statx = unsafe { std::mem::zeroed() };
@@ -761,7 +747,6 @@ fn published(fd: c_int) {
 
 /// A mapping that writes to the file, if it is of one that can be.
 fn mapping(prot_shared: c_int, fd: c_int) {
-    let _ = paths::solid(fd);
     let shared = prot_shared & libc::MAP_TYPE;
     if fd < 0 || (shared != libc::MAP_SHARED && shared != libc::MAP_SHARED_VALIDATE) {
         return;
@@ -791,7 +776,7 @@ pub(crate) fn ending() {
 #[cfg(not(test))]
 #[allow(non_snake_case)]
 mod exported {
-    use libc::{FILE, msghdr};
+    use libc::{FILE, mode_t, msghdr};
 
     use super::*;
 
@@ -804,6 +789,7 @@ mod exported {
                 /// As the manual says.
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    let _making = making();
                     // SAFETY: the caller's own arguments.
                     noted(unsafe { next::$name($($arg),*) })
                 }
@@ -812,6 +798,16 @@ mod exported {
     }
 
     opens! {
+        open(path: *const c_char, flags: c_int, mode: mode_t);
+        open64(path: *const c_char, flags: c_int, mode: mode_t);
+        openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+        openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+        creat(path: *const c_char, mode: mode_t);
+        creat64(path: *const c_char, mode: mode_t);
+        __open_2(path: *const c_char, flags: c_int);
+        __open64_2(path: *const c_char, flags: c_int);
+        __openat_2(dir: c_int, path: *const c_char, flags: c_int);
+        __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
         mkstemp(path: *mut c_char);
         mkstemp64(path: *mut c_char);
         mkostemp(path: *mut c_char, flags: c_int);
@@ -855,12 +851,6 @@ mod exported {
                     // SAFETY: the caller's own arguments.
                     #[allow(unused_unsafe)]
                     let done = unsafe { $served };
-                    if done.is_none()
-                        && let Err(code) = paths::solid($fd)
-                    {
-                        set_errno(code);
-                        return -1;
-                    }
                     served!(done, next::$name($fd $(, $arg)*))
                 }
             )*
@@ -920,16 +910,8 @@ mod exported {
         fstat64(fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
         __fxstat(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
         __fxstat64(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
-        fstatat(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int =
-            if is_itself(fd, path, flags) { status(fd, to) } else { look(fd, path, to, flags) };
-        fstatat64(fd: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) -> c_int =
-            if is_itself(fd, path, flags) { status(fd, to) } else { look(fd, path, to, flags) };
         statx(fd: c_int, path: *const c_char, flags: c_int, mask: u32, to: *mut libc::statx)
-            -> c_int = if is_itself(fd, path, flags) {
-                status_of(fd, path, flags, mask, to)
-            } else {
-                lookx(fd, path, flags, mask, to)
-            };
+            -> c_int = status_of(fd, path, flags, mask, to);
         ftruncate(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
         ftruncate64(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
         fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
@@ -960,8 +942,6 @@ mod exported {
     fn published_unless(fd: c_int, at: *mut off_t) {
         if at.is_null() {
             published(fd);
-        } else {
-            let _ = paths::solid(fd);
         }
     }
 
@@ -1141,7 +1121,6 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-        let _ = paths::solid(fd);
         // SAFETY: the caller's own argument.
         duplicated(fd, unsafe { next::dup(fd) })
     }
@@ -1156,8 +1135,6 @@ mod exported {
             // SAFETY: the caller's own arguments.
             return unsafe { next::dup2(fd, to) };
         }
-        // A stream of that number would use it inside the C library.
-        let _ = paths::solid(fd);
         let _closing = vacate(to);
         // SAFETY: the caller's own arguments.
         duplicated(fd, unsafe { next::dup2(fd, to) })
@@ -1169,30 +1146,9 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-        let _ = paths::solid(fd);
         let _closing = if fd == to { None } else { vacate(to) };
         // SAFETY: the caller's own arguments.
         duplicated(fd, unsafe { next::dup3(fd, to, flags) })
-    }
-
-    /// Gives the kernel the descriptor, unless the command is about its number or can be answered.
-    fn before_control(fd: c_int, command: c_int) -> Option<c_int> {
-        match command {
-            libc::F_GETFD | libc::F_SETFD => None,
-            libc::F_GETFL if paths::on() && !table::is_foreign(fd) => aside(|| {
-                let Known::Described(one) = table::look(fd) else {
-                    return None;
-                };
-                one.opened()
-                    .filter(|_| one.is_held())
-                    .map(|opened| opened.flags)
-            })
-            .flatten(),
-            _ => {
-                let _ = paths::solid(fd);
-                None
-            }
-        }
     }
 
     fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
@@ -1223,9 +1179,6 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
-        if let Some(flags) = before_control(fd, command) {
-            return flags;
-        }
         // SAFETY: the caller's own arguments.
         controlled(fd, command, arg, unsafe { next::fcntl(fd, command, arg) })
     }
@@ -1236,9 +1189,6 @@ mod exported {
     /// As the manual says.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
-        if let Some(flags) = before_control(fd, command) {
-            return flags;
-        }
         // SAFETY: the caller's own arguments.
         controlled(fd, command, arg, unsafe { next::fcntl64(fd, command, arg) })
     }

@@ -28,9 +28,6 @@ const IMPORT: u64 = 16;
 const ATTACH: u64 = 2_000;
 /// Seconds within which a process has to reach that score.
 const WINDOW: u64 = 3;
-/// Paths that pay for attaching a process: a request of the kernel's takes some 15 µs more than a
-/// served one.
-const ATTACH_PATHS: u32 = 800;
 /// Bytes that count as one more call.
 const BYTES: u64 = 32 << 10;
 /// Direct reads of one descriptor that pay for all.
@@ -60,8 +57,6 @@ static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 /// When that began, in seconds of the monotonic clock.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
-/// Paths below mounts that calls of this process have named.
-static PATHS: AtomicU32 = AtomicU32::new(0);
 static EAGER: AtomicBool = AtomicBool::new(false);
 
 /// The bytes that a call moves, and the direction.
@@ -119,7 +114,6 @@ pub(crate) fn forget(fd: c_int) {
 pub(crate) fn child() {
     WRITTEN.store(0, Ordering::Relaxed);
     BEGAN.store(now(), Ordering::Relaxed);
-    PATHS.store(0, Ordering::Relaxed);
 }
 
 /// Counts a call of a descriptor that is not imported, and says whether [`pays`] is worth asking.
@@ -174,12 +168,6 @@ fn is_direct(fd: c_int) -> bool {
     // SAFETY: without a third argument.
     let flags = unsafe { crate::calls::next::fcntl(fd, libc::F_GETFL, 0) };
     flags >= 0 && flags & libc::O_DIRECT != 0
-}
-
-/// Counts a path below a mount that this process is not attached to, and says whether it should be
-/// from now on.
-pub(crate) fn paths_pay() -> bool {
-    is_eager() || PATHS.fetch_add(1, Ordering::Relaxed) >= ATTACH_PATHS
 }
 
 /// A descriptor's writes were synced: what came before needed no cache.

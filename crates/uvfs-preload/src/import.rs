@@ -12,7 +12,6 @@ use uvfs_client::{Client, Config, Server, Stats, Token};
 
 use crate::aio;
 use crate::engage::{self, Moves};
-use crate::paths;
 use crate::real::Calm;
 use crate::report::{self, say};
 use crate::table::{self, Known, Opened, Position, Use, lock};
@@ -180,11 +179,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
         Ok(file) => {
             ANY.store(true, Ordering::Relaxed);
             report::imported();
-            let opened = Opened {
-                file: file.into(),
-                inode,
-                flags,
-            };
+            let opened = Opened { file, inode, flags };
             Some((opened, flags))
         }
         Err(error) => {
@@ -210,17 +205,6 @@ fn server(state: &mut State, socket: &Path) -> Option<usize> {
         }
         None => None,
     }
-}
-
-/// The session with the server at this socket.
-pub(crate) fn client_at(socket: PathBuf) -> Option<Client> {
-    if OVER.load(Ordering::Relaxed) {
-        return None;
-    }
-    let _calm = Calm::new();
-    let mut state = lock(&STATE);
-    let index = server(&mut state, &socket)?;
-    state.attached[index].client.clone()
 }
 
 /// What a call needs of a descriptor.
@@ -332,13 +316,6 @@ fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int, wants: Wants) {
 
 /// Puts a description's position back into the kernel, where others see it.
 pub(crate) fn publish(fd: c_int, one: &Use) {
-    if one.is_held() {
-        if let Err(code) = paths::give(fd, one) {
-            // Its server is gone, most likely: it stays what it is.
-            return trouble("opening a file", &io::Error::from_raw_os_error(code));
-        }
-        table::no_longer_private(fd);
-    }
     one.private.store(false, Ordering::Relaxed);
     let mut position = lock(&one.position);
     if let Position::Here(at) = *position {
@@ -386,12 +363,8 @@ pub(crate) fn all_to_kernel() {
 
 /// Leaves an imported description to the kernel.
 pub(crate) fn give_up(fd: c_int, one: &Use) {
-    let held = one.is_held();
     publish(fd, one);
     one.give_to_kernel();
-    if held && !one.is_held() {
-        table::foreign(fd);
-    }
 }
 
 /// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
@@ -435,7 +408,6 @@ pub(crate) fn flush() {
 /// now on, and the sessions end.
 pub(crate) fn retire() {
     OVER.store(true, Ordering::Relaxed);
-    paths::off();
     aio::retire();
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
@@ -444,7 +416,6 @@ pub(crate) fn retire() {
         }
     }
     flush();
-    paths::retire();
     let mut state = lock(&STATE);
     for one in std::mem::take(&mut state.attached) {
         for fd in one.client.iter().flat_map(Client::descriptors) {

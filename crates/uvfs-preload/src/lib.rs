@@ -15,9 +15,8 @@
 //! system calls made without the C library, sees a position that is only as new as the last of
 //! those moments.
 //!
-//! *Paths* are served with `uvfs run --metadata` (`paths.rs`, `names.rs`, `dirs.rs`); files that were
-//! opened so have no descriptor of the kernel's until something needs one. A program whose system
-//! calls don't go through the C library would use such a descriptor unseen: it fails (EBADF).
+//! *Paths* go to the kernel. Opening functions are intercepted only to note that nobody else has the
+//! new descriptor yet.
 //!
 //! *Signals* that come during a served call are handled at its end, as with the kernel's calls on
 //! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The
@@ -25,21 +24,17 @@
 //!
 //! *Locks*, in the order in which they are taken; a thread that has one may take any below it:
 //!
-//! 1. `paths::OPENING`: shared while a descriptor is made that the kernel doesn't know; by a fork
-//!    against all others
-//! 2. `paths::STATE`
-//! 3. `import::STATE`
-//! 4. a description's position
-//! 5. `dirs::OPEN`, or a stream's state (never both, but for a child that is alone)
-//! 6. `aio::CONTEXTS`, or a context's state
-//! 7. `table::FREE`
+//! 1. `import::STATE`
+//! 2. a description's position
+//! 3. `aio::CONTEXTS`, or a context's state
+//! 4. `table::FREE`
 //!
 //! All but the last two are held over waits for the server, and for the kernel's side of the mount.
 //! That is safe because nothing that they wait for needs any: the threads that answer recalls, look
 //! for servers and write what is dirty are this library's own, which never come back into it
-//! (`process::after::pthread_create`), and the client's locks are all below these. A fork takes all
+//! (`process::around::pthread_create`), and the client's locks are all below these. A fork takes all
 //! of them, so that a child finds them free. Descriptions are dropped, and their files closed, with
-//! any of 1 to 5 held, but never with 6 or 7.
+//! 1 or 2 held, but never with 3 or 4.
 //!
 //! `table::Apart` is no lock: it keeps the program's closing and this library's making of descriptors
 //! apart for some milliseconds at most, and whoever waits longer goes on.
@@ -49,12 +44,8 @@
 
 mod aio;
 mod calls;
-mod dirs;
 mod engage;
 mod import;
-mod mounts;
-mod names;
-mod paths;
 mod process;
 mod real;
 mod report;

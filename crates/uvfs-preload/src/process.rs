@@ -6,10 +6,8 @@ use std::sync::MutexGuard;
 
 use crate::aio;
 use crate::calls;
-use crate::dirs;
 use crate::engage;
 use crate::import::{self, Hold};
-use crate::paths::{self, Pause};
 use crate::real::Inside;
 use crate::report;
 use crate::signals;
@@ -19,9 +17,7 @@ use crate::table::{self, Description};
 struct Held {
     free: MutexGuard<'static, Vec<&'static Description>>,
     contexts: aio::Held,
-    streams: dirs::Held,
     hold: Hold,
-    pause: Pause,
     _inside: Inside,
 }
 
@@ -36,17 +32,13 @@ extern "C" fn before_fork() {
         return;
     };
     // In the order of all locks.
-    let pause = paths::pause();
     let hold = Hold::new();
-    let streams = dirs::hold();
     let contexts = aio::hold();
     let free = table::hold();
     let held = Held {
         free,
         contexts,
-        streams,
         hold,
-        pause,
         _inside: inside,
     };
     HELD.with(|cell| *cell.borrow_mut() = Some(held));
@@ -54,10 +46,8 @@ extern "C" fn before_fork() {
 
 extern "C" fn in_parent() {
     if let Some(held) = HELD.with(|held| held.borrow_mut().take()) {
-        drop((held.free, held.contexts, held.streams));
-        // Before anything can be imported or opened.
+        drop((held.free, held.contexts));
         held.hold.parent();
-        drop(held.pause);
     }
 }
 
@@ -69,14 +59,11 @@ extern "C" fn in_child() {
         Some(held) => {
             drop(held.free);
             aio::child(held.contexts);
-            dirs::child(held.streams);
             held.hold.child();
-            held.pause.child();
         }
         None => {
             // Locks may be held for ever here.
             import::READY.store(false, std::sync::atomic::Ordering::Relaxed);
-            paths::off();
             table::forget_all();
         }
     }
@@ -99,7 +86,6 @@ extern "C" fn begin() {
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     engage::begin();
     calls::aside(report::begin);
-    calls::aside(paths::begin);
     import::READY.store(true, std::sync::atomic::Ordering::Release);
 }
 
@@ -117,9 +103,9 @@ static BEGIN: extern "C" fn() = begin;
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// Functions that other processes come from, or that this one ends by; and some whose arguments
-/// can't be passed on by a function of Rust's: each calls what prepares it, with its arguments left
-/// in their registers, and then jumps to the next definition.
+/// Functions that make other processes or replace this one, and some whose arguments a Rust function
+/// can't pass on. Each calls its hook with the arguments left in their registers, and then jumps to
+/// the next definition.
 #[cfg(not(test))]
 mod before {
     use std::arch::naked_asm;
@@ -128,7 +114,6 @@ mod before {
 
     use crate::calls;
     use crate::import;
-    use crate::paths;
     use crate::real::Next;
     use crate::table;
 
@@ -145,73 +130,6 @@ mod before {
         if !table::is_foreign(first) {
             calls::aside(|| import::publish_fd(first));
         }
-    }
-
-    /// It gets a descriptor of the kernel's, if it has none.
-    fn number(first: c_int) {
-        let _ = paths::solid(first);
-    }
-
-    /// Nobody knows any more whose paths these are, or what other processes do with descriptors.
-    fn elsewhere(first: c_int) {
-        paths::off();
-        everything(first);
-    }
-
-    /// It may wait for long.
-    fn waiting(_: c_int) {
-        paths::idle();
-    }
-
-    /// With all its arguments, the number first.
-    extern "C" fn before_syscall(saved: *const [usize; 7]) -> *mut c_void {
-        static NEXT: Next = Next::new(c"syscall");
-        // SAFETY: saved below, in the order of the arguments on aarch64 and against it on x86_64.
-        let mut words = unsafe { *saved };
-        if cfg!(target_arch = "x86_64") {
-            words.reverse();
-        }
-        let [number, ref arguments @ .., _] = words;
-        paths::calls_the_kernel(number as i64, arguments);
-        NEXT.get()
-    }
-
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    #[unsafe(naked)]
-    pub unsafe extern "C" fn syscall() {
-        #[cfg(target_arch = "x86_64")]
-        naked_asm!(
-            "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
-            "push rax",
-            "mov rdi, rsp",
-            "call {hook}",
-            "mov r11, rax",
-            "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-            "jmp r11",
-            hook = sym before_syscall,
-        );
-        #[cfg(target_arch = "aarch64")]
-        naked_asm!(
-            "stp x29, x30, [sp, #-80]!",
-            "stp x0, x1, [sp, #16]",
-            "stp x2, x3, [sp, #32]",
-            "stp x4, x5, [sp, #48]",
-            "stp x6, x7, [sp, #64]",
-            "add x0, sp, #16",
-            "bl {hook}",
-            "mov x16, x0",
-            "ldp x6, x7, [sp, #64]",
-            "ldp x4, x5, [sp, #48]",
-            "ldp x2, x3, [sp, #32]",
-            "ldp x0, x1, [sp, #16]",
-            "ldp x29, x30, [sp], #80",
-            "br x16",
-            hook = sym before_syscall,
-        );
     }
 
     macro_rules! before {
@@ -305,72 +223,23 @@ mod before {
         clone, before_clone, borrowing;
         _Fork, before_bare_fork, borrowing;
         popen, before_popen, everything;
+        system, before_system, everything;
         dprintf, before_dprintf, descriptor;
         vdprintf, before_vdprintf, descriptor;
-        ioctl, before_ioctl, number;
-        flock, before_flock, number;
-        lockf, before_lockf, number;
-        lockf64, before_lockf64, number;
-        fchmod, before_fchmod, number;
-        fchown, before_fchown, number;
-        futimens, before_futimens, number;
-        futimes, before_futimes, number;
-        fgetxattr, before_fgetxattr, number;
-        fsetxattr, before_fsetxattr, number;
-        flistxattr, before_flistxattr, number;
-        fremovexattr, before_fremovexattr, number;
-        fstatfs, before_fstatfs, number;
-        fstatfs64, before_fstatfs64, number;
-        fstatvfs, before_fstatvfs, number;
-        fstatvfs64, before_fstatvfs64, number;
-        fpathconf, before_fpathconf, number;
-        readahead, before_readahead, number;
-        syncfs, before_syncfs, number;
-        isatty, before_isatty, number;
-        posix_fallocate, before_posix_fallocate, number;
-        posix_fallocate64, before_posix_fallocate64, number;
-        vmsplice, before_vmsplice, number;
-        utimensat, before_utimensat, number;
-        futimesat, before_futimesat, number;
-        fchmodat, before_fchmodat, number;
-        fchownat, before_fchownat, number;
-        mknodat, before_mknodat, number;
-        mkfifoat, before_mkfifoat, number;
-        fdopendir, before_fdopendir, number;
-        setfsuid, before_setfsuid, elsewhere;
-        setfsgid, before_setfsgid, elsewhere;
-        chroot, before_chroot, elsewhere;
-        unshare, before_unshare, elsewhere;
-        setns, before_setns, elsewhere;
-        pivot_root, before_pivot_root, elsewhere;
-        sleep, before_sleep, waiting;
-        usleep, before_usleep, waiting;
-        nanosleep, before_nanosleep, waiting;
-        clock_nanosleep, before_clock_nanosleep, waiting;
-        pause, before_pause, waiting;
-        sigsuspend, before_sigsuspend, waiting;
-        epoll_wait, before_epoll_wait, waiting;
-        epoll_pwait, before_epoll_pwait, waiting;
-        accept, before_accept, waiting;
-        accept4, before_accept4, waiting;
-        recv, before_recv, waiting;
-        recvfrom, before_recvfrom, waiting;
-        recvmsg, before_recvmsg, waiting;
-        pthread_join, before_pthread_join, waiting;
+        // Locks count from the position.
+        lockf, before_lockf, descriptor;
+        lockf64, before_lockf64, descriptor;
     }
 }
 
-/// Functions of which something has to be known when they return, and the threads of this library.
+/// Limits of files' sizes, which are the kernel's to keep, and the threads of this library.
 #[cfg(not(test))]
-mod after {
-    use libc::{
-        FILE, gid_t, id_t, idtype_t, pid_t, pthread_attr_t, pthread_t, rusage, siginfo_t, uid_t,
-    };
-    use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+mod around {
+    use libc::{pid_t, pthread_attr_t, pthread_t};
+    use std::ffi::{CStr, c_int, c_void};
 
     use crate::calls;
     use crate::import;
-    use crate::paths;
     use crate::real::{is_inside, set_inside};
 
     type Start = extern "C" fn(*mut c_void) -> *mut c_void;
@@ -380,30 +249,6 @@ mod after {
         use crate::real::{Next, next};
 
         next! {
-            setuid(user: uid_t) -> c_int;
-            seteuid(user: uid_t) -> c_int;
-            setreuid(real: uid_t, user: uid_t) -> c_int;
-            setresuid(real: uid_t, user: uid_t, saved: uid_t) -> c_int;
-            setgid(group: gid_t) -> c_int;
-            setegid(group: gid_t) -> c_int;
-            setregid(real: gid_t, group: gid_t) -> c_int;
-            setresgid(real: gid_t, group: gid_t, saved: gid_t) -> c_int;
-            capset(header: *mut c_void, data: *const c_void) -> c_int;
-            mount(from: *const c_char, at: *const c_char, kind: *const c_char, flags: c_ulong,
-                data: *const c_void) -> c_int;
-            umount(at: *const c_char) -> c_int;
-            umount2(at: *const c_char, flags: c_int) -> c_int;
-            move_mount(from_fd: c_int, from: *const c_char, to_fd: c_int, to: *const c_char,
-                flags: u32) -> c_int;
-            mount_setattr(fd: c_int, path: *const c_char, flags: u32, attr: *mut c_void,
-                size: usize) -> c_int;
-            wait(status: *mut c_int) -> pid_t;
-            waitpid(child: pid_t, status: *mut c_int, options: c_int) -> pid_t;
-            wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
-            wait4(child: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
-            waitid(kind: idtype_t, child: id_t, info: *mut siginfo_t, options: c_int) -> c_int;
-            system(command: *const c_char) -> c_int;
-            pclose(stream: *mut FILE) -> c_int;
             setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
             setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
             prlimit(process: pid_t, what: c_int, to: *const libc::rlimit,
@@ -415,68 +260,37 @@ mod after {
         }
     }
 
-    macro_rules! around {
-        ($($before:expr, $after:expr => $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+    fn limits(what: c_int, to: *const libc::rlimit) {
+        if what == libc::RLIMIT_FSIZE as c_int && !to.is_null() {
+            calls::aside(import::all_to_kernel);
+        }
+    }
+
+    /// Each with the arguments that are the limit's kind and the new limit.
+    macro_rules! limiting {
+        ($($what:ident, $new:ident => $name:ident($($arg:ident: $type:ty),*);)*) => {
             $(
                 /// As the manual says.
                 ///
                 /// # Safety
                 /// As the manual says.
                 #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                    $before;
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    limits($what, $new);
                     // SAFETY: the caller's own arguments.
-                    let done = unsafe { next::$name($($arg),*) };
-                    $after;
-                    done
+                    unsafe { next::$name($($arg),*) }
                 }
             )*
         };
     }
 
-    fn limits(what: c_int) {
-        if what == libc::RLIMIT_FSIZE as c_int {
-            calls::aside(import::all_to_kernel);
-        }
-    }
-
-    fn nothing() {}
-
-    around! {
-        nothing(), paths::identity_changed() => setuid(user: uid_t) -> c_int;
-        nothing(), paths::identity_changed() => seteuid(user: uid_t) -> c_int;
-        nothing(), paths::identity_changed() => setreuid(real: uid_t, user: uid_t) -> c_int;
-        nothing(), paths::identity_changed() => setresuid(real: uid_t, user: uid_t, saved: uid_t) -> c_int;
-        nothing(), paths::identity_changed() => setgid(group: gid_t) -> c_int;
-        nothing(), paths::identity_changed() => setegid(group: gid_t) -> c_int;
-        nothing(), paths::identity_changed() => setregid(real: gid_t, group: gid_t) -> c_int;
-        nothing(), paths::identity_changed() => setresgid(real: gid_t, group: gid_t, saved: gid_t) -> c_int;
-        nothing(), paths::identity_changed() => capset(header: *mut c_void, data: *const c_void) -> c_int;
-        nothing(), paths::identity_changed() => mount(from: *const c_char, at: *const c_char,
-            kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int;
-        paths::idle(), paths::identity_changed() => umount(at: *const c_char) -> c_int;
-        paths::idle(), paths::identity_changed() => umount2(at: *const c_char, flags: c_int) -> c_int;
-        nothing(), paths::identity_changed() => move_mount(from_fd: c_int, from: *const c_char, to_fd: c_int,
-            to: *const c_char, flags: u32) -> c_int;
-        nothing(), paths::identity_changed() => mount_setattr(fd: c_int, path: *const c_char, flags: u32,
-            attr: *mut c_void, size: usize) -> c_int;
-        paths::idle(), paths::waited() => wait(status: *mut c_int) -> pid_t;
-        paths::idle(), paths::waited() => waitpid(child: pid_t, status: *mut c_int, options: c_int)
-            -> pid_t;
-        paths::idle(), paths::waited() => wait3(status: *mut c_int, options: c_int,
-            usage: *mut rusage) -> pid_t;
-        paths::idle(), paths::waited() => wait4(child: pid_t, status: *mut c_int, options: c_int,
-            usage: *mut rusage) -> pid_t;
-        paths::idle(), paths::waited() => waitid(kind: idtype_t, child: id_t, info: *mut siginfo_t,
-            options: c_int) -> c_int;
-        calls::aside(import::publish_all), paths::waited() => system(command: *const c_char) -> c_int;
-        paths::idle(), paths::waited() => pclose(stream: *mut FILE) -> c_int;
-        limits(what), nothing() => setrlimit(what: c_int, to: *const libc::rlimit) -> c_int;
-        limits(what), nothing() => setrlimit64(what: c_int, to: *const libc::rlimit) -> c_int;
-        if !to.is_null() { limits(what) }, nothing() => prlimit(process: pid_t, what: c_int,
-            to: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
-        if !to.is_null() { limits(what) }, nothing() => prlimit64(process: pid_t, what: c_int,
-            to: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
+    limiting! {
+        what, to => setrlimit(what: c_int, to: *const libc::rlimit);
+        what, to => setrlimit64(what: c_int, to: *const libc::rlimit);
+        what, to => prlimit(process: pid_t, what: c_int, to: *const libc::rlimit,
+            old: *mut libc::rlimit);
+        what, to => prlimit64(process: pid_t, what: c_int, to: *const libc::rlimit,
+            old: *mut libc::rlimit);
     }
 
     struct Begin {

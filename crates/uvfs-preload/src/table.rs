@@ -13,9 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use uvfs_client::{File, Flags, ShortFile};
-
-use crate::paths::Way;
+use uvfs_client::{File, Flags};
 
 /// Descriptors from this number on are left to the kernel.
 pub(crate) const DESCRIPTORS: usize = 1 << 16;
@@ -71,48 +69,10 @@ pub(crate) enum Position {
 
 /// An open file of the server, and what identifies its inode to this process.
 pub(crate) struct Opened {
-    pub(crate) file: Held,
+    pub(crate) file: File,
     pub(crate) inode: (u64, u64),
     /// As fcntl(2) gave them.
     pub(crate) flags: c_int,
-}
-
-/// An open file of a session, in the cache from when that is needed on.
-pub(crate) enum Held {
-    /// Imported.
-    File(File),
-    /// Opened without the kernel, which can find it this way.
-    Short(Box<(ShortFile, Way)>),
-}
-
-impl Held {
-    pub(crate) fn short(file: ShortFile, way: Way) -> Self {
-        Self::Short(Box::new((file, way)))
-    }
-
-    /// What was opened without the kernel, and its way there.
-    pub(crate) fn held(&self) -> Option<(&ShortFile, &Way)> {
-        match self {
-            Self::File(_) => None,
-            Self::Short(one) => Some((&one.0, &one.1)),
-        }
-    }
-}
-
-impl From<File> for Held {
-    fn from(file: File) -> Self {
-        Self::File(file)
-    }
-}
-
-impl std::ops::Deref for Held {
-    type Target = File;
-    fn deref(&self) -> &File {
-        match self {
-            Self::File(file) => file,
-            Self::Short(one) => one.0.file(),
-        }
-    }
 }
 
 impl Opened {
@@ -141,9 +101,6 @@ pub(crate) struct Description {
     opened: AtomicPtr<Opened>,
     /// All through the kernel, from now on.
     kernel: AtomicBool,
-    /// The kernel does not have it: its descriptor, of which there is one, only keeps the number.
-    /// Changed with the position held, or by the last user.
-    held: AtomicBool,
     /// Held by calls that use it, as the kernel does.
     pub(crate) position: Mutex<Position>,
     /// The position is known to nobody else when it is imported.
@@ -168,9 +125,6 @@ impl Drop for Use {
             return;
         }
         let opened = self.opened.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        if self.held.swap(false, Ordering::AcqRel) {
-            crate::paths::let_go();
-        }
         if !opened.is_null() {
             // SAFETY: made by `Box::into_raw` in `set_opened`, and taken out by the last user.
             drop(unsafe { Box::from_raw(opened) });
@@ -190,7 +144,6 @@ impl Use {
                     users: AtomicU32::new(0),
                     opened: AtomicPtr::default(),
                     kernel: AtomicBool::new(false),
-                    held: AtomicBool::new(false),
                     position: Mutex::new(Position::Kernel),
                     private: AtomicBool::new(false),
                     passing: AtomicU32::new(0),
@@ -241,15 +194,6 @@ impl Use {
     /// Whether all goes through the kernel.
     pub(crate) fn is_kernels(&self) -> bool {
         self.kernel.load(Ordering::Acquire)
-    }
-
-    /// Whether the kernel does not have it.
-    pub(crate) fn is_held(&self) -> bool {
-        self.held.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn hold(&self, held: bool) {
-        self.held.store(held, Ordering::Release);
     }
 
     /// All goes through the kernel from now on.
@@ -329,12 +273,6 @@ pub(crate) fn look(fd: c_int) -> Known {
             _ => Known::Undecided(word, false),
         };
     }
-}
-
-/// Whether a descriptor is one of a description.
-pub(crate) fn is(fd: c_int, one: &Use) -> bool {
-    let pointer = std::ptr::from_ref(one.0) as u64;
-    word(fd).is_some_and(|word| word.load(Ordering::Acquire) == pointer)
 }
 
 /// Decides about a descriptor, unless it has become another one since `word` was read.
@@ -508,14 +446,7 @@ impl Closing {
             return None;
         }
         let word = fresh_word(CLOSING);
-        // The kernel may be about to be given a descriptor in its place.
-        let held = match look(fd) {
-            Known::Described(one) if one.is_held() => Some(one),
-            _ => None,
-        };
-        let steady = held.as_ref().map(|one| lock(&one.position));
         replace(fd, word);
-        drop(steady);
         Some(Self(fd, word))
     }
 }

@@ -25,9 +25,6 @@ as fast as without this command. So does whatever can't be served (other file sy
 a mount with -o writeback, a server that ends and doesn't come back in time). Static programs, and
 those with the set-user-id bit, run as without this command.
 
-With --metadata a file that is opened has no descriptor of the kernel's until something needs one. Don't
-use it for programs that open files by the C library and use them by system calls of their own.
-
 Environment:
   UVFS_PRELOAD   the library, when libuvfs_preload.so is neither beside the command nor in ../lib
 
@@ -43,9 +40,6 @@ pub struct Args {
     /// Seconds that calls wait for a server that went to come back (default 5)
     #[arg(long, value_parser = options::seconds, value_name = "N")]
     reconnect: Option<Duration>,
-    /// Also open, look up, make and remove files below uvfs mounts without the kernel
-    #[arg(long)]
-    metadata: bool,
     /// Serve every file from its first call on, also where that does not pay
     #[arg(long)]
     eager: bool,
@@ -83,10 +77,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match args.report {
         true => command.env("UVFS_RUN_REPORT", "1"),
         false => command.env_remove("UVFS_RUN_REPORT"),
-    };
-    match args.metadata {
-        true => command.env("UVFS_RUN_METADATA", "1"),
-        false => command.env_remove("UVFS_RUN_METADATA"),
     };
     match args.eager {
         true => command.env("UVFS_RUN_EAGER", "1"),

@@ -47,10 +47,7 @@ pub enum Kind {
         options: Vec<String>,
     },
     /// `uvfs mount`, with each program that uses it under `uvfs run`.
-    Run {
-        /// Options of `uvfs run`.
-        options: Vec<String>,
-    },
+    Run,
     /// `uvfs-client`, without a mount.
     Client {
         /// Over shared memory to `uvfs serve`; otherwise with all in one process.
@@ -157,7 +154,7 @@ impl Target {
         match self.kind {
             Kind::Native | Kind::Peer { .. } => true,
             Kind::Client { base, .. } => base,
-            Kind::Uvfs { .. } | Kind::Run { .. } => false,
+            Kind::Uvfs { .. } | Kind::Run => false,
         }
     }
 
@@ -173,14 +170,7 @@ impl Target {
             None => workspace.source(),
         };
         let wrapper = match &self.kind {
-            Kind::Run { options } => {
-                let words = ["run"]
-                    .into_iter()
-                    .chain(options.iter().map(String::as_str));
-                let mut wrapper = vec![own_path()?.into_os_string()];
-                wrapper.extend(words.chain(["--"]).map(OsString::from));
-                wrapper
-            }
+            Kind::Run => vec![own_path()?.into_os_string(), "run".into(), "--".into()],
             _ => Vec::new(),
         };
         Ok(Running {
@@ -198,7 +188,7 @@ impl Target {
         let (source, mountpoint) = (workspace.source(), workspace.mountpoint());
         Ok(Some(match &self.kind {
             Kind::Native | Kind::Client { served: false, .. } => return Ok(None),
-            Kind::Uvfs { .. } | Kind::Run { .. } => {
+            Kind::Uvfs { .. } | Kind::Run => {
                 let mut command = Command::new(own_path()?);
                 command.args(["mount", "--foreground"]);
                 if let Kind::Uvfs { options } = &self.kind {

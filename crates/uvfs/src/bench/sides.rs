@@ -28,31 +28,19 @@ enum Side {
     Mount,
     /// `uvfs mount`, with the programs under `uvfs run`
     Run,
-    /// the same, under `uvfs run --metadata`
-    RunMetadata,
 }
 
 impl From<Side> for Target {
     fn from(side: Side) -> Self {
-        let options = |list: &[&str]| list.iter().map(|word| (*word).to_string()).collect();
         let (name, kind) = match side {
             Side::Native => return Target::native(),
             Side::Mount => (
                 "mount",
                 Kind::Uvfs {
-                    options: options(&[]),
+                    options: Vec::new(),
                 },
             ),
-            Side::Run => (
-                "run",
-                Kind::Run {
-                    options: options(&[]),
-                },
-            ),
-            Side::RunMetadata => {
-                let options = options(&["--metadata"]);
-                ("run-metadata", Kind::Run { options })
-            }
+            Side::Run => ("run", Kind::Run),
         };
         Target {
             name: name.into(),
@@ -64,7 +52,7 @@ impl From<Side> for Target {
 impl Sides {
     /// The sides that were asked for, in a fixed order, and the peers.
     pub fn targets(&self) -> Result<Vec<Target>> {
-        let all = [Side::Native, Side::Mount, Side::Run, Side::RunMetadata];
+        let all = [Side::Native, Side::Mount, Side::Run];
         let sides = all.into_iter().filter(|side| self.sides.contains(side));
         let mut targets: Vec<Target> = sides.map(Target::from).collect();
         targets.extend(self.peer.iter().cloned().map(Target::from));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::harness::*;
-use crate::preload::{BOTH, How, served_any, under};
+use crate::preload::{How, served_any, under};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
@@ -20,7 +20,7 @@ fn libaio_answers_as_the_kernel_does() {
         eprintln!("skipped: libaio.h is missing (libaio-dev), run ./test");
         return;
     }
-    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
+    for transport in transports() {
         // Direct files would be the kernel's otherwise.
         let served = Served::new(&Serve::over(transport).option("nopassthrough"));
         let (code, program) = (served.scratch.path("aio.c"), served.scratch.path("aio"));
@@ -34,7 +34,7 @@ fn libaio_answers_as_the_kernel_does() {
         assert!(plain.status.success(), "{plain}");
         let outcome = served
             .mount
-            .run_within(LATER, &mut under(how, script, &args));
+            .run_within(LATER, &mut under(How::Eager, script, &args));
         assert!(outcome.status.success(), "{outcome}");
         assert_eq!(outcome.stdout, plain.stdout, "{outcome}");
         assert!(served_any(&outcome), "{outcome}");
@@ -54,7 +54,7 @@ fn fio_verifies_asynchronous_engines() {
         Ok("0") => &["libaio", "io_uring"],
         _ => &["libaio"],
     };
-    for (engine, how) in engines.iter().flat_map(|e| BOTH.map(|how| (e, how))) {
+    for engine in engines {
         for (direct, depth) in [(0, 1), (0, 32), (1, 1), (1, 32)] {
             let script = format!(
                 "fio --name=j --directory=\"$1\" --ioengine={engine} --direct={direct} \
@@ -62,19 +62,13 @@ fn fio_verifies_asynchronous_engines() {
                  --verify=crc32c --verify_fatal=1 --end_fsync=1 --randseed=7 \
                  --verify_state_save=0 --minimal >/dev/null"
             );
-            let mut command = under(how, &script, &[&served.mount.at]);
+            let mut command = under(How::Eager, &script, &[&served.mount.at]);
             let outcome = served.mount.run_within(LATER, &mut command);
             assert!(
                 outcome.status.success(),
-                "{engine} {how:?} {direct} {depth}: {outcome}"
+                "{engine} {direct} {depth}: {outcome}"
             );
-            // With paths, something else may be.
-            let served = served_any(&outcome);
-            let expected = *engine == "libaio";
-            assert!(
-                served == expected || served && how == How::Paths,
-                "{outcome}"
-            );
+            assert_eq!(served_any(&outcome), *engine == "libaio", "{outcome}");
         }
     }
 }

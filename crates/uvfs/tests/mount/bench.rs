@@ -56,10 +56,10 @@ fn programs_run_on_each_side() {
     ];
     let mut command = bench("programs", 1, &dir);
     command.args(["--only", &only.join(",")]);
-    command.args(["--sides", "native,mount,run,run-metadata"]);
+    command.args(["--sides", "native,mount,run"]);
     let report = report(&run_within(LATER, &mut command).ok());
     assert_eq!(report["bench"], "programs");
-    let sides = ["native", "mount", "run", "run-metadata"];
+    let sides = ["native", "mount", "run"];
     assert_eq!(names(&report["targets"], "name"), sides);
     let works = [
         "git-clone",
@@ -202,13 +202,13 @@ fn load_measures_each_point_on_each_side() {
         "--seconds",
         "0.05",
     ]);
-    command.args(["--sides", "native,mount,run,run-metadata"]);
+    command.args(["--sides", "native,mount,run"]);
     let report = report(&run_within(LATER, &mut command).ok());
     assert_eq!(report["bench"], "load");
     let works = ["direct", "buffered", "create", "stat", "open"]
         .map(|work| ["1p-0n", "3p-0n", "1p-1n", "3p-1n"].map(|point| format!("{work}-{point}")));
     assert_eq!(names(&report["works"], "name"), works.concat());
-    let sides = ["native", "mount", "run", "run-metadata"];
+    let sides = ["native", "mount", "run"];
     for work in report["works"].as_array().unwrap() {
         assert_eq!(names(&work["results"], "target"), sides, "{work}");
         for result in work["results"].as_array().unwrap() {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::harness::*;
-use crate::preload::{BOTH, uvfs_run};
+use crate::preload::{How, uvfs_run};
 
 /// Tests that may differ, each with the reason.
 const BY_NATURE: &[(&str, &str)] = &[(
@@ -160,21 +160,16 @@ fn under_uvfs_run() {
     let passed = plain.values().filter(|v| **v == Verdict::Passed).count();
     assert!(passed > 300, "only {passed} tests pass without");
     let suite = suite(&at, &scratch);
-    for how in BOTH {
-        let mut command = uvfs_run(how);
-        command.env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
-        command.arg("--").arg(suite.get_program());
-        command.args(suite.get_args());
-        let outcome = mount.run_within(LATER, &mut command);
-        let under = parse(&outcome.stdout);
-        let differences: Vec<_> = plain
-            .iter()
-            .filter(|(test, v)| **v == Verdict::Passed && under.get(*test) != Some(v))
-            .map(|(test, _)| format!("{test}: {:?}", under.get(test)))
-            .collect();
-        assert!(
-            differences.is_empty(),
-            "{how:?} {differences:#?}\n{outcome}"
-        );
-    }
+    let mut command = uvfs_run(How::Eager);
+    command.env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
+    command.arg("--").arg(suite.get_program());
+    command.args(suite.get_args());
+    let outcome = mount.run_within(LATER, &mut command);
+    let under = parse(&outcome.stdout);
+    let differences: Vec<_> = plain
+        .iter()
+        .filter(|(test, v)| **v == Verdict::Passed && under.get(*test) != Some(v))
+        .map(|(test, _)| format!("{test}: {:?}", under.get(test)))
+        .collect();
+    assert!(differences.is_empty(), "{differences:#?}\n{outcome}");
 }

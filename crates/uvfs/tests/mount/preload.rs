@@ -25,18 +25,14 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// What `uvfs run` serves: most tests of it are made in both of the eager ways.
+/// What `uvfs run` serves: most tests have it serve everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// What pays, as people run it.
     AsItPays,
-    /// Reads and writes.
-    Data,
-    /// Paths as well, with `--metadata`.
-    Paths,
+    /// Every read and write.
+    Eager,
 }
-
-pub const BOTH: [How; 2] = [How::Data, How::Paths];
 
 /// `uvfs run --report` with what it needs.
 pub fn uvfs_run(how: How) -> Command {
@@ -45,11 +41,8 @@ pub fn uvfs_run(how: How) -> Command {
         .env("UVFS_PRELOAD", library())
         .env("LC_ALL", "C")
         .args(["run", "--report"]);
-    if how != How::AsItPays {
+    if how == How::Eager {
         command.arg("--eager");
-    }
-    if how == How::Paths {
-        command.arg("--metadata");
     }
     command
 }
@@ -104,12 +97,10 @@ pub fn same_as_host(
     outcome
 }
 
-/// As [`same_as_host`], over `/dev/fuse` and both ways, of what is served at least in part.
+/// As [`same_as_host`], over `/dev/fuse`, of what is served at least in part.
 pub fn served_as_on_the_host(script: &str) {
-    for how in BOTH {
-        let outcome = same_as_host(how, Transport::Dev, &[], script);
-        assert!(served_any(&outcome), "{outcome}");
-    }
+    let outcome = same_as_host(How::Eager, Transport::Dev, &[], script);
+    assert!(served_any(&outcome), "{outcome}");
 }
 
 fn can() -> bool {
@@ -135,8 +126,8 @@ fn everyday_programs() {
         md5sum * 2>/dev/null | grep -v archive || true
         wc -c numbers; tail -n 2 numbers; head -c 20 part | od -c | head -3
     "#;
-    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
-        let outcome = same_as_host(how, transport, &["tar"], script);
+    for transport in transports() {
+        let outcome = same_as_host(How::Eager, transport, &["tar"], script);
         assert!(served_any(&outcome), "{outcome}");
     }
 }
@@ -318,9 +309,7 @@ fn databases_and_repositories() {
         git repack -q -a -d; git fsck --strict 2>/dev/null; git log --format=%H; git status --short
         cd ..; git clone -q repo clone; git -C clone log --format=%H; rm -rf repo clone
     "#;
-    for how in BOTH {
-        same_as_host(how, Transport::Dev, &[], script);
-    }
+    same_as_host(How::Eager, Transport::Dev, &[], script);
 }
 
 #[test]
@@ -330,15 +319,15 @@ fn fio_verifies() {
     }
     let served = Served::new(&Serve::over(Transport::Dev));
     let engines = ["psync", "pvsync2", "sync", "libaio", "mmap"];
-    for (engine, how) in engines.into_iter().flat_map(|e| BOTH.map(|how| (e, how))) {
+    for engine in engines {
         let script = format!(
             "fio --name=j --directory=\"$1\" --ioengine={engine} --rw=randrw --bs=512-16k \
              --bsrange=512-16k --size=8m --numjobs=2 --verify=crc32c --verify_fatal=1 --end_fsync=1 \
              --randseed=7 --verify_state_save=0 --minimal >/dev/null"
         );
-        let mut command = under(how, &script, &[&served.mount.at]);
+        let mut command = under(How::Eager, &script, &[&served.mount.at]);
         let outcome = served.mount.run_within(LATER, &mut command);
-        assert!(outcome.status.success(), "{engine} {how:?}: {outcome}");
+        assert!(outcome.status.success(), "{engine}: {outcome}");
         if engine == "psync" {
             assert!(served_any(&outcome), "{outcome}");
         }
@@ -362,9 +351,10 @@ while True:
     i += 1
     os.pwrite(n, b"%08d" % i, 0)
 ' "$1" "$2""#;
-    for (round, how) in (0..2).flat_map(|round| BOTH.map(|how| (round, how))) {
-        let count = served.scratch.path(&format!("count{round}{how:?}"));
-        let mut program = Running::start(&mut under(how, script, &[&served.mount.at, &count]));
+    for round in 0..2 {
+        let count = served.scratch.path(&format!("count{round}"));
+        let mut program =
+            Running::start(&mut under(How::Eager, script, &[&served.mount.at, &count]));
         let acknowledged = || {
             let text = fs::read_to_string(&count).unwrap_or_default();
             text.parse::<usize>().unwrap_or(0)
@@ -377,7 +367,7 @@ while True:
         let mut cat = command("cat", [served.at("data")]);
         let data = served.mount.run(&mut cat).ok();
         let expected: String = (0..count).map(|i| format!("{i:08}")).collect();
-        assert!(data.starts_with(&expected), "{how:?}: {count} writes");
+        assert!(data.starts_with(&expected), "{count} writes");
         let mut remove = command("rm", [served.at("data")]);
         served.mount.run(&mut remove).ok();
     }
@@ -453,16 +443,14 @@ fn signals_wait_for_the_end_of_a_call() {
         &mut shell("cc -O1 -o \"$1\" \"$2\"", &[&program, &code]),
     )
     .ok();
-    for how in BOTH {
-        let args = [&*program, &served.at("file")];
-        let mut command = under(how, "exec \"$1\" \"$2\"", &args);
-        let outcome = served.mount.run_within(LATER, &mut command);
-        assert!(
-            outcome.status.success() && served_any(&outcome),
-            "{outcome}"
-        );
-        assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
-    }
+    let args = [&*program, &served.at("file")];
+    let mut command = under(How::Eager, "exec \"$1\" \"$2\"", &args);
+    let outcome = served.mount.run_within(LATER, &mut command);
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
+    assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
 }
 
 #[test]
@@ -525,7 +513,7 @@ fn server_killed_under_a_program() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
+    for transport in transports() {
         let mut served = Served::new(&Serve::over(transport));
         let script = r#"exec python3 -c '
 import errno, os, sys, threading
@@ -552,7 +540,8 @@ except OSError: pass
 print("went on")
 ' "$1" "$2""#;
         let flag = served.scratch.path("flag");
-        let mut program = Running::start(&mut under(how, script, &[&served.mount.at, &flag]));
+        let mut program =
+            Running::start(&mut under(How::Eager, script, &[&served.mount.at, &flag]));
         wait_for("some calls of each", || {
             ["write", "read", "sync", "stat"]
                 .iter()
@@ -579,7 +568,7 @@ fn server_comes_back_under_a_program() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
+    for transport in transports() {
         let serve = Serve::over(transport);
         let mut served = Served::new(&serve);
         let flags = served.scratch.dir("flags");
@@ -608,7 +597,7 @@ os.pwrite(g, b"again", 11)
 os.close(g)
 ' "$1" "$2""#;
         let at = served.mount.at.clone();
-        let mut command = under(how, script, &[&at, &flags]);
+        let mut command = under(How::Eager, script, &[&at, &flags]);
         let mut program = Running::start(command.env("UVFS_RUN_RECONNECT", "90"));
         wait_for("the program", || flags.join("ready").exists());
         let gone = || fs::write(flags.join("gone"), "").unwrap();
@@ -653,15 +642,13 @@ while time.monotonic() < end:
         os.close(free + 1)
 print(os.pread(f, 20, 0).decode())
 ' "$1""#;
-    for how in BOTH {
-        let served = Served::new(&Serve::over(Transport::Dev));
-        let outcome = served
-            .mount
-            .run(&mut under(how, script, &[&served.mount.at]));
-        assert_eq!(outcome.stdout, "served\n", "{outcome}");
-        assert!(served_any(&outcome), "{outcome}");
-        served.mount.unmount().ok();
-    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let outcome = served
+        .mount
+        .run(&mut under(How::Eager, script, &[&served.mount.at]));
+    assert_eq!(outcome.stdout, "served\n", "{outcome}");
+    assert!(served_any(&outcome), "{outcome}");
+    served.mount.unmount().ok();
 }
 
 #[test]
@@ -703,14 +690,12 @@ fn fsx() {
     let script = r#"exec "$1" -q -N 20000 -S 11 -P "$2" -f "$3" "$4""#;
     let (tool, scratch, file) = (tool("fsx"), served.scratch.path(""), served.at("file"));
     let args: [&Path; 4] = [&tool, &scratch, &configuration, &file];
-    for how in BOTH {
-        let mut command = under(how, script, &args);
-        let outcome = served.mount.run_within(LATER, &mut command);
-        assert!(
-            outcome.status.success() && served_any(&outcome),
-            "{outcome}"
-        );
-    }
+    let mut command = under(How::Eager, script, &args);
+    let outcome = served.mount.run_within(LATER, &mut command);
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
 }
 
 /// Two programs on one file, one of them plain: each sees at every step what the other did.
@@ -766,10 +751,10 @@ for step in range(500):
 for one in both: one.stdin.close(); assert one.wait() == 0
 print("agreed")
 "##;
-    for (transport, how) in transports().flat_map(|t| BOTH.map(|how| (t, how))) {
+    for transport in transports() {
         let served = Served::new(&Serve::over(transport));
         let mut both = command("python3", ["-c", program]);
-        let run = uvfs_run(how);
+        let run = uvfs_run(How::Eager);
         both.arg(served.at("file"))
             .arg(run.get_program())
             .args(run.get_args())
@@ -787,14 +772,10 @@ fn no_server_to_attach_to() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    BOTH.into_iter().for_each(nothing_to_attach_to);
-}
-
-fn nothing_to_attach_to(how: How) {
     let served = Served::new(&Serve::over(Transport::Dev));
     let script = "dd if=/dev/zero of=\"$1\"/f bs=4k count=100 status=none; stat -c %s \"$1\"/f";
     let elsewhere = served.scratch.dir("elsewhere");
-    let outcome = run(&mut under(how, script, &[&elsewhere]));
+    let outcome = run(&mut under(How::Eager, script, &[&elsewhere]));
     assert_eq!(
         (outcome.stdout.as_str(), outcome.stderr.as_str()),
         ("409600\n", "")
@@ -806,7 +787,7 @@ fn nothing_to_attach_to(how: How) {
     fs::remove_file(socket.ok()).unwrap();
     let outcome = served
         .mount
-        .run(&mut under(how, script, &[&served.mount.at]));
+        .run(&mut under(How::Eager, script, &[&served.mount.at]));
     assert_eq!(outcome.stdout, "409600\n", "{outcome}");
     let lines: Vec<_> = outcome.stderr.lines().collect();
     // Of each process that tries at most one: of bash, dd and stat.
@@ -820,7 +801,7 @@ fn nothing_to_attach_to(how: How) {
     let served = Served::new(&Serve::over(Transport::Dev).option("writeback"));
     let outcome = served
         .mount
-        .run(&mut under(how, script, &[&served.mount.at]));
+        .run(&mut under(How::Eager, script, &[&served.mount.at]));
     assert_eq!(
         (outcome.stdout.as_str(), outcome.stderr.as_str()),
         ("409600\n", "")
@@ -874,7 +855,7 @@ while os.path.exists(sys.argv[2]): time.sleep(0.01)
         serde_json::from_str(&text).expect("JSON")
     };
     assert_eq!(json()["clients"], serde_json::json!([]));
-    let mut program = Running::start(&mut under(How::Data, script, &[&served.mount.at, &flag]));
+    let mut program = Running::start(&mut under(How::Eager, script, &[&served.mount.at, &flag]));
     wait_for("the program's calls", || flag.exists());
     // It says so a moment later.
     wait_for("what it says of itself", || {

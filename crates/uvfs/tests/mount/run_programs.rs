@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::harness::*;
-use crate::preload::{BOTH, How, served_any, served_as_on_the_host, under, uvfs_run};
+use crate::preload::{How, served_any, served_as_on_the_host, under, uvfs_run};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
@@ -100,7 +100,7 @@ fn a_static_program_runs_as_ever() {
     fs::write(&code, text).unwrap();
     let build = "cc -static -o \"$1\" \"$2\"";
     run_within(LATER, &mut shell(build, &[&program, &code])).ok();
-    let mut command = uvfs_run(How::Paths);
+    let mut command = uvfs_run(How::Eager);
     command.arg("--");
     command.arg(&program).arg(served.at("file"));
     let outcome = served.mount.run(&mut command);
@@ -114,7 +114,7 @@ fn a_static_program_runs_as_ever() {
     // As a child of another program: without a word.
     let script = "\"$1\" \"$2\"; cat \"$2\"";
     let outcome = served.mount.run(&mut under(
-        How::Paths,
+        How::Eager,
         script,
         &[&program, &served.at("other")],
     ));
@@ -176,22 +176,20 @@ fn other_preloaded_libraries_and_allocators() {
     let build = "cc -O1 -fno-builtin -shared -fPIC -o \"$1\" \"$2\" -ldl";
     run_within(LATER, &mut shell(build, &[&other, &code])).ok();
     let plain = run(&mut shell(COPY, &[&served.scratch.dir("host")])).ok();
-    for how in BOTH {
-        let mut command = under(how, COPY, &[&served.mount.at]);
-        command.env("LD_PRELOAD", &other).env("SAY", "2");
-        let outcome = served.mount.run_within(LATER, &mut command);
-        assert!(
-            outcome.status.success() && served_any(&outcome),
-            "{outcome}"
-        );
-        assert_eq!(outcome.stdout, plain, "{outcome}");
-        // It was called as well.
-        assert!(words(&outcome).contains(&"counted"), "{outcome}");
-        assert!(
-            words(&outcome).iter().all(|line| *line == "counted"),
-            "{outcome}"
-        );
-    }
+    let mut command = under(How::Eager, COPY, &[&served.mount.at]);
+    command.env("LD_PRELOAD", &other).env("SAY", "2");
+    let outcome = served.mount.run_within(LATER, &mut command);
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
+    assert_eq!(outcome.stdout, plain, "{outcome}");
+    // It was called as well.
+    assert!(words(&outcome).contains(&"counted"), "{outcome}");
+    assert!(
+        words(&outcome).iter().all(|line| *line == "counted"),
+        "{outcome}"
+    );
 }
 
 fn goes_on_through_the_kernel(served: &Served, command: &mut Command) {
@@ -228,9 +226,7 @@ while True:
     let mut old = command("python3", ["-c", program]);
     let mut old = Running::start(old.arg(&socket));
     wait_for("the old server", || Path::new(&socket).exists());
-    for how in BOTH {
-        goes_on_through_the_kernel(&served, &mut under(how, COPY, &[&served.mount.at]));
-    }
+    goes_on_through_the_kernel(&served, &mut under(How::Eager, COPY, &[&served.mount.at]));
     old.kill();
 }
 
@@ -239,13 +235,9 @@ fn memory_at_its_limits() {
     if !can() {
         return;
     }
-    BOTH.into_iter().for_each(memory_at_its_limits_how);
-}
-
-fn memory_at_its_limits_how(how: How) {
     let served = Served::new(&Serve::over(Transport::Dev));
     let with_cache = |size: &str, script: &str| {
-        let mut command = uvfs_run(how);
+        let mut command = uvfs_run(How::Eager);
         command.args(["--cache", size, "--", "bash", "-euo", "pipefail"]);
         command.args(["-c", script, "bash"]).arg(&served.mount.at);
         command

@@ -42,10 +42,9 @@ hands direct reads to the host's file (see `uvfs mount --help`, passthrough), th
 server; on a tmpfs that is the default.
 
 The sides are:
-  native        the source directory itself
-  mount         `uvfs mount`, with its default options
-  run           the same mount, with each process under `uvfs run`
-  run-metadata  the same mount, with each process under `uvfs run --metadata` (not by default)
+  native  the source directory itself
+  mount   `uvfs mount`, with its default options
+  run     the same mount, with each process under `uvfs run`
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";

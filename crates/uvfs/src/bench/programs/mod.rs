@@ -38,10 +38,9 @@ Examples:
   uvfs bench programs --peer hp='passthrough_hp --foreground {source} {mountpoint}'
 
 The sides are:
-  native        the source directory itself
-  mount         `uvfs mount`, with its default options
-  run           the same mount, with each program under `uvfs run`
-  run-metadata  the same mount, with each program under `uvfs run --metadata` (not by default)
+  native  the source directory itself
+  mount   `uvfs mount`, with its default options
+  run     the same mount, with each program under `uvfs run`
 
 In each round each side gets a fresh copy of the tree: a git repository with 41 commits and 4,650
 files in 300 directories (38 MiB), 40 C files, 200 Python modules and 300 SQL transactions (with

@@ -47,7 +47,7 @@ fn pairs<'t>(targets: &[&'t Target]) -> Vec<(&'t str, &'t str)> {
     let compared = |a: &Target, b: &Target| match (&a.kind, &b.kind) {
         (Kind::Native, _) => false,
         (_, Kind::Native) => true,
-        (Kind::Run { .. }, Kind::Uvfs { .. }) => true,
+        (Kind::Run, Kind::Uvfs { .. }) => true,
         (Kind::Uvfs { .. }, Kind::Peer { .. }) => true,
         _ => false,
     };
@@ -115,7 +115,7 @@ mod tests {
         let targets = vec![
             Target::native(),
             target("mount", Kind::Uvfs { options: options() }),
-            target("run", Kind::Run { options: options() }),
+            target("run", Kind::Run),
             peer.into(),
         ];
         let sample = |seconds| Sample {

@@ -85,7 +85,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
 /// How the client reaches a target.
 fn way(kind: &Kind) -> Way {
     match kind {
-        Kind::Native | Kind::Uvfs { .. } | Kind::Run { .. } | Kind::Peer { .. } => Way::Host,
+        Kind::Native | Kind::Uvfs { .. } | Kind::Run | Kind::Peer { .. } => Way::Host,
         Kind::Client { served: true, .. } => Way::Served,
         Kind::Client { base: true, .. } => Way::Copying,
         Kind::Client { .. } => Way::Local,

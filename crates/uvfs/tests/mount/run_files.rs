@@ -1,12 +1,10 @@
-//! `uvfs run --metadata`: paths give under it what they give without it and on the host.
+//! `uvfs run --eager`: calls on files and paths give under it what they give without it and on the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::process::Signal;
-
 use crate::harness::*;
-use crate::preload::{BOTH, How, same_as_host, served_any, under, uvfs_run};
+use crate::preload::{How, same_as_host, served_any, under, uvfs_run};
 
 fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs, Need::Program("cc")])
@@ -34,7 +32,7 @@ fn difference(one: &str, other: &str) -> Option<String> {
     (!different.is_empty()).then_some(different)
 }
 
-/// The same calls in a directory on the host, on the mount, and on it under `uvfs run --metadata`.
+/// The same calls in a directory on the host, on the mount, and on it under `uvfs run --eager`.
 fn same_everywhere(part: &str) {
     if !can() {
         return;
@@ -59,12 +57,12 @@ fn same_everywhere(part: &str) {
         if let Some(different) = difference(&on_host, &without) {
             panic!("the host, and the mount over {transport}:\n{different}");
         }
-        let mut command = uvfs_run(How::Paths);
+        let mut command = uvfs_run(How::Eager);
         command.arg("--").arg(&program).arg(&on_mount).arg(part);
         let outcome = served.mount.run_within(LATER, &mut command);
         if let Some(different) = difference(&on_host, &outcome.stdout) {
             panic!(
-                "the host, and with --metadata over {transport}:\n{different}\n{}",
+                "the host, and with --eager over {transport}:\n{different}\n{}",
                 outcome.stderr
             );
         }
@@ -101,7 +99,7 @@ fn threads_and_forks() {
         let served = Served::new(&Serve::over(transport));
         let program = compiled(&served.scratch, "stress", include_str!("programs/stress.c"));
         let rounds = if full() { "2000" } else { "150" };
-        let mut command = uvfs_run(How::Paths);
+        let mut command = uvfs_run(How::Eager);
         command
             .arg("--")
             .arg(&program)
@@ -115,190 +113,6 @@ fn threads_and_forks() {
         );
         assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
         assert_eq!(fs::read_dir(&served.source).unwrap().count(), 0);
-    }
-}
-
-/// Two programs in one tree, one of them plain, and a third one that does the same on the host: after
-/// each step all three have the same names, attributes and contents.
-#[test]
-fn agrees_with_a_plain_program() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let program = r##"
-import os, random, subprocess, sys, errno
-mount, host, uvfs = sys.argv[1], sys.argv[2], sys.argv[3:]
-worker = r"""
-import os, sys, stat
-os.chdir(sys.argv[1])
-kept = {}
-def walk(dir, times):
-    out = []
-    for name in sorted(os.listdir(dir)):
-        path = os.path.join(dir, name); st = os.lstat(path)
-        what = [path, oct(st.st_mode), st.st_nlink, st.st_uid, st.st_gid]
-        if not stat.S_ISDIR(st.st_mode): what.append(st.st_size)
-        if stat.S_ISLNK(st.st_mode): what.append(os.readlink(path))
-        if stat.S_ISREG(st.st_mode):
-            f = os.open(path, os.O_RDONLY); data = b''
-            while part := os.read(f, 3000): data += part
-            if os.fstat(f).st_size != len(data): what.append("sizes differ")
-            os.close(f); what.append(hash(data) if not times else data.hex())
-        if times: what += [st.st_ino, st.st_mtime_ns, st.st_ctime_ns]
-        out.append(what)
-        if stat.S_ISDIR(st.st_mode): out += walk(path, times)
-    return out
-def do(op, a, b, n):
-    if op == "write":
-        f = os.open(a, os.O_WRONLY | os.O_CREAT, 0o640); os.lseek(f, n, 0); os.write(f, b.encode() * n); os.close(f)
-    elif op == "new": os.close(os.open(a, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
-    elif op == "over":
-        f = os.open(a, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600); os.write(f, b.encode()); os.close(f)
-    elif op == "append":
-        f = os.open(a, os.O_WRONLY | os.O_APPEND); os.write(f, b.encode()); os.close(f)
-    elif op == "unlink": os.unlink(a)
-    elif op == "mkdir": os.mkdir(a)
-    elif op == "rmdir": os.rmdir(a)
-    elif op == "rename": os.rename(a, b)
-    elif op == "link": os.link(a, b)
-    elif op == "symlink": os.symlink(b, a)
-    elif op == "chmod": os.chmod(a, n % 512 | 0o400)
-    elif op == "truncate": os.truncate(a, n)
-    elif op == "keep": kept[n % 4] = (kept.pop(n % 4, None), os.open(a, os.O_RDWR))[1]
-    elif op == "kept":
-        f = kept.get(n % 4)
-        if f is not None: os.write(f, b.encode()); return os.fstat(f).st_size
-    elif op == "read":
-        f = os.open(a, os.O_RDONLY); data = os.read(f, 100); os.close(f); return data.hex()
-    elif op == "state": return walk(".", n == 1)
-    return None
-import json
-for line in sys.stdin:
-    try: answer = do(*json.loads(line))
-    except OSError as e: answer = "errno %d" % e.errno
-    print(json.dumps(answer), flush=True)
-"""
-import json
-def start(before, where): return subprocess.Popen(before + [sys.executable, "-c", worker, where], text=True,
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-all = [start([], mount), start(uvfs, mount), start([], host)]
-def ask(who, *words):
-    all[who].stdin.write(json.dumps(words) + "\n"); all[who].stdin.flush()
-    return json.loads(all[who].stdout.readline())
-rng = random.Random(7)
-names = ["a", "b", "c", "d", "d/a", "d/b", "e", "e/a", "e/f", "e/f/a"]
-ops = ["write"] * 4 + ["new", "new", "over", "over", "append", "unlink", "unlink", "mkdir", "mkdir", "rmdir", "rename", "rename",
-       "rename", "link", "symlink", "chmod", "truncate", "read", "keep", "kept", "kept"]
-keeper = {}
-for step in range(int(500)):
-    op, a, b, n = rng.choice(ops), rng.choice(names), rng.choice(names), rng.randrange(1, 5000)
-    who = rng.randrange(2)
-    # Who has it open is who goes on with it; the host's has all.
-    if op == "keep": n = n // 2 * 2 + who
-    if op == "kept": who = n % 2
-    if op == "symlink": b = b.split("/")[-1]
-    mine, model = ask(who, op, a, b, n), ask(2, op, a, b, n)
-    assert mine == model, (step, who, op, a, b, n, mine, model)
-    seen = [ask(other, "state", "", "", 1) for other in rng.sample([0, 1], 2)]
-    assert seen[0] == seen[1], (step, who, op, a, b, n, [x for x in zip(*seen) if x[0] != x[1]], len(seen[0]), len(seen[1]))
-    short = lambda state: [x[:-3] for x in state]
-    assert short(seen[0]) == short(ask(2, "state", "", "", 1)), (step, who, op, a, b, n)
-for one in all: one.stdin.close(); assert one.wait() == 0
-print("agreed")
-"##;
-    for transport in transports() {
-        let served = Served::new(&Serve::over(transport));
-        let host = served.scratch.tmpfs("host", "100m");
-        let run = uvfs_run(How::Paths);
-        let mut all = command("python3", ["-c", program]);
-        all.arg(&served.mount.at)
-            .arg(host)
-            .arg(run.get_program())
-            .args(run.get_args())
-            .arg("--");
-        all.env("UVFS_PRELOAD", crate::preload::library());
-        let outcome = served.mount.run_within(LATER, &mut all);
-        assert_eq!(outcome.stdout, "agreed\n", "{outcome}");
-        assert!(served_any(&outcome), "{outcome}");
-    }
-}
-
-/// A mount that a program has used and has nothing open of can be unmounted, one of which it has
-/// something open can't; and one that was made read-only is.
-#[test]
-fn mounts_are_as_busy_as_they_are() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let served = Served::new(&Serve::over(Transport::Dev));
-    let script = r#"exec python3 -c '
-import errno, os, subprocess, sys
-at = sys.argv[1]
-f = os.open(at + "/file", os.O_RDWR | os.O_CREAT)
-os.write(f, b"open")
-busy = subprocess.run(["umount", at], stderr=subprocess.DEVNULL).returncode
-os.close(f)
-assert os.path.getsize(at + "/file") == 4
-def refused(call):
-    try: call()
-    except OSError as e: return errno.errorcode[e.errno]
-subprocess.run(["mount", "-o", "remount,bind,ro", at], check=True)
-print(busy != 0, refused(lambda: os.mkdir(at + "/d")), refused(lambda: os.open(at + "/new", os.O_RDWR | os.O_CREAT)),
-    refused(lambda: os.unlink(at + "/file")), os.path.exists(at + "/file"))
-subprocess.run(["mount", "-o", "remount,bind,rw", at], check=True)
-os.mkdir(at + "/d"); os.rmdir(at + "/d")
-for i in range(3): os.close(os.open(at + "/again", os.O_RDWR | os.O_CREAT))
-g = os.open(at + "/again", os.O_RDONLY); os.read(g, 1); os.close(g)
-print(subprocess.run(["umount", at]).returncode, os.path.exists(at + "/file"))
-' "$1""#;
-    let mut served = served;
-    served.mount.expect_gone();
-    let outcome = served
-        .mount
-        .run(&mut under(How::Paths, script, &[&served.mount.at]));
-    assert_eq!(
-        outcome.stdout, "True EROFS EROFS EROFS True\n0 False\n",
-        "{outcome}"
-    );
-    assert!(served_any(&outcome), "{outcome}");
-}
-
-/// What a process made is there when it is killed.
-#[test]
-fn killed() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let served = Served::new(&Serve::over(Transport::Dev));
-    let script = r#"exec python3 -c '
-import os, sys
-n = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
-i = 0
-while True:
-    name = sys.argv[1] + "/%d" % i
-    f = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    os.write(f, b"%d" % i * (1 + i % 2000))
-    os.close(f)
-    i += 1
-    os.pwrite(n, b"%08d" % i, 0)
-' "$1" "$2""#;
-    let count = served.scratch.path("count");
-    let mut program = Running::start(&mut under(How::Paths, script, &[&served.mount.at, &count]));
-    let made = || {
-        let text = fs::read_to_string(&count).unwrap_or_default();
-        text.parse::<usize>().unwrap_or(0)
-    };
-    wait_for("some files", || made() > 200);
-    program.signal(Signal::KILL);
-    program.wait(SOON).expect("a killed program ends");
-    for i in 0..made() {
-        let text = i.to_string().repeat(1 + i % 2000);
-        let at = |dir: &Path| fs::read_to_string(dir.join(i.to_string())).unwrap_or_default();
-        wait_for("what it wrote", || at(&served.source) == text);
-        let mut cat = command("cat", [served.at(&i.to_string())]);
-        if i % 20 == 0 {
-            assert_eq!(served.mount.run(&mut cat).ok(), text);
-        }
     }
 }
 
@@ -342,7 +156,7 @@ with tempfile.TemporaryDirectory(dir=".") as d:
 shutil.copytree("tree/b", "b2"); print(len(os.listdir("b2"))); shutil.rmtree("b2"); print(os.path.exists("b2"))'
     "#;
     for transport in transports() {
-        let outcome = same_as_host(How::Paths, transport, &[], script);
+        let outcome = same_as_host(How::Eager, transport, &[], script);
         assert!(served_any(&outcome), "{outcome}");
     }
 }
@@ -359,12 +173,12 @@ fn databases_are_killed() {
         let prepare = "sqlite3 \"$1\" 'pragma journal_mode='\"$2\"'; create table t(a integer primary key, b)'";
         served
             .mount
-            .run(&mut under(How::Paths, prepare, &[&at, Path::new(mode)]))
+            .run(&mut under(How::Eager, prepare, &[&at, Path::new(mode)]))
             .ok();
         let script = "i=0; while :; do i=$((i + 1)); echo \"begin; insert into t(b) values($i); \
                       insert into t(b) values($i); commit; select 'done', $i;\"; done | exec sqlite3 \"$1\"";
         for _ in 0..2 {
-            let mut program = Running::start(&mut under(How::Paths, script, &[&at]));
+            let mut program = Running::start(&mut under(How::Eager, script, &[&at]));
             let done = |program: &Running| program.stdout().lines().count();
             wait_for("some transactions", || done(&program) > 20);
             program.kill();
@@ -374,12 +188,12 @@ fn databases_are_killed() {
                 2 * last
             );
             let check = format!("sqlite3 \"$1\" '{query}'");
-            for mut command in [shell(&check, &[&at]), under(How::Paths, &check, &[&at])] {
+            for mut command in [shell(&check, &[&at]), under(How::Eager, &check, &[&at])] {
                 let outcome = served.mount.run(&mut command);
                 assert_eq!(outcome.stdout, "ok\n0|1\n", "{mode} {last}: {outcome}");
             }
             let clear = "sqlite3 \"$1\" 'delete from t'";
-            served.mount.run(&mut under(How::Paths, clear, &[&at])).ok();
+            served.mount.run(&mut under(How::Eager, clear, &[&at])).ok();
         }
     }
 }
@@ -394,7 +208,7 @@ fn bonnie() {
         let script = "exec bonnie++ -q -u root -s 0 -n 1:4096:0:3 -d \"$1\"";
         let outcome = served
             .mount
-            .run_within(LATER, &mut under(How::Paths, script, &[&served.mount.at]));
+            .run_within(LATER, &mut under(How::Eager, script, &[&served.mount.at]));
         assert!(
             outcome.status.success() && served_any(&outcome),
             "{outcome}"
@@ -433,18 +247,16 @@ fn everything_is_closed_by_a_program() {
             return argc - 3;
         }
     "##;
-    for how in BOTH {
-        let mut served = Served::new(&Serve::over(Transport::Dev));
-        let program = compiled(&served.scratch, "closes", source);
-        let mut command = uvfs_run(how);
-        command.arg("--").arg(&program).arg(served.at("file"));
-        command.arg(served.mount.server.pid().to_string());
-        served.mount.expect_gone();
-        let outcome = served.mount.run_within(LATER, &mut command);
-        assert_eq!(outcome.stdout, "closed\n", "{outcome}");
-        assert!(
-            outcome.status.success() && served_any(&outcome),
-            "{outcome}"
-        );
-    }
+    let mut served = Served::new(&Serve::over(Transport::Dev));
+    let program = compiled(&served.scratch, "closes", source);
+    let mut command = uvfs_run(How::Eager);
+    command.arg("--").arg(&program).arg(served.at("file"));
+    command.arg(served.mount.server.pid().to_string());
+    served.mount.expect_gone();
+    let outcome = served.mount.run_within(LATER, &mut command);
+    assert_eq!(outcome.stdout, "closed\n", "{outcome}");
+    assert!(
+        outcome.status.success() && served_any(&outcome),
+        "{outcome}"
+    );
 }
