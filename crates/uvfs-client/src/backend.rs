@@ -55,63 +55,13 @@ pub struct Entry {
     pub attr: Attr,
 }
 
-/// A name's inode, and what it may be kept under.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Looked {
-    /// Nothing when there is no such name.
-    pub entry: Option<Entry>,
-    /// The number of a new lease to read of the directory; 0 when there is none, or one is had.
-    pub parent_lease: u64,
-    /// Likewise of the inode; the attributes are as of its time.
-    pub node_lease: u64,
-    /// How long the name may be kept at most.
-    pub entry_ttl: Duration,
-    /// How long the attributes may be kept at most.
-    pub attr_ttl: Duration,
-}
-
 /// A file that is to be made and opened.
 #[derive(Debug, Clone, Copy)]
 pub struct NewFile {
     /// Its permissions, as for open(2).
     pub mode: u32,
-    /// Of who makes it; it counts unless the directory says otherwise, acl(5).
-    pub umask: u32,
     /// As open(2).
     pub flags: i32,
-}
-
-/// An open directory. It goes with its session.
-#[derive(Debug, Clone, Copy)]
-pub struct DirHandle {
-    /// As [`Backend::session`] has it.
-    pub session: u64,
-    /// The backend's number.
-    pub handle: u64,
-}
-
-/// A part of a directory.
-#[derive(Debug, Default)]
-pub struct Listing {
-    /// As [`Looked::parent_lease`].
-    pub lease: u64,
-    /// What it has, in order.
-    pub entries: Vec<ListedEntry>,
-}
-
-/// An entry of a listing.
-#[derive(Debug)]
-pub struct ListedEntry {
-    /// The name; `.` and `..` too.
-    pub name: OsString,
-    /// Inode number.
-    pub ino: u64,
-    /// Type, as `DT_*` of readdir(3).
-    pub kind: u8,
-    /// Where the entry after it is listed from.
-    pub next: u64,
-    /// What it is, with a lookup counted, if that was asked for.
-    pub looked: Option<Looked>,
 }
 
 /// An open file that was taken over by a token; counts as a lookup and an open.
@@ -224,12 +174,6 @@ pub enum Op {
 
 /// Called once, from any thread, with the bytes moved or the error.
 pub type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
-
-/// What is done with a part of a listing.
-pub type Listed = Box<dyn FnOnce(io::Result<Listing>) + Send>;
-
-/// What is done with the contents of short files.
-pub type Peeked = Box<dyn FnOnce(io::Result<Vec<io::Result<Vec<u8>>>>) + Send>;
 
 /// One read or write of consecutive bytes of a file.
 pub struct Request {
@@ -448,11 +392,6 @@ pub trait Backend: Send + Sync + 'static {
     fn has_written(&self) -> bool {
         false
     }
-    /// The path below the root by which a node was found last, for who finds it stale as a server came
-    /// back.
-    fn found_at(&self, node: NodeId) -> Option<Vec<u8>> {
-        None
-    }
     /// Says what is to be done when a server came back. Called once, after [`Backend::attach`].
     fn on_reattach(&self, call: OnReattach) {}
 
@@ -462,10 +401,6 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Undoes `lookups` lookups.
     fn forget(&self, node: NodeId, lookups: u64) {}
-    /// As [`Backend::forget`], of many nodes.
-    fn forget_all(&self, nodes: &[(NodeId, u64)]) {
-        nodes.iter().for_each(|&(node, n)| self.forget(node, n));
-    }
     /// Attributes.
     fn getattr(&self, node: NodeId) -> io::Result<Attr> {
         unsupported()
@@ -487,20 +422,12 @@ pub trait Backend: Send + Sync + 'static {
         unsupported()
     }
     /// Makes a directory.
-    /// As mkdirat(2), by somebody with that umask.
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
         unsupported()
     }
     /// Removes a name that is no directory.
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         unsupported()
-    }
-    /// As [`Backend::unlink`], and undoes lookups of a node, mostly of what has the name, whatever
-    /// becomes of that: in one request, if it can be.
-    fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
-        let removed = self.unlink(parent, name);
-        self.forget(node, lookups);
-        removed
     }
     /// Removes an empty directory.
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
@@ -603,76 +530,6 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// All attribute names.
     fn listxattr(&self, node: NodeId) -> io::Result<Vec<OsString>> {
-        unsupported()
-    }
-    /// As [`Backend::lookup`], with leases under which the answer may be kept, where there are any.
-    /// That there is no such name may be an answer or ENOENT.
-    fn lookup_leased(&self, parent: NodeId, name: &OsStr) -> io::Result<Looked> {
-        Ok(Looked {
-            entry: Some(self.lookup(parent, name)?),
-            ..Looked::default()
-        })
-    }
-    /// As [`Backend::create`], with leases to read of the directory and the file under which the answer
-    /// may be kept, where there are any.
-    fn create_leased(
-        &self,
-        parent: NodeId,
-        name: &OsStr,
-        new: NewFile,
-    ) -> io::Result<(Looked, Entry, u64)> {
-        let (entry, handle) = self.create(parent, name, new)?;
-        Ok((Looked::default(), entry, handle))
-    }
-    /// Opens a directory.
-    fn open_directory(&self, node: NodeId) -> io::Result<DirHandle> {
-        unsupported()
-    }
-    /// Closes a directory.
-    fn close_directory(&self, node: NodeId, handle: DirHandle) {}
-    /// Entries of an open directory from `offset` on, none at the end: with lookups and leases of
-    /// what they are, or without.
-    fn list(
-        &self,
-        node: NodeId,
-        handle: DirHandle,
-        offset: u64,
-        leased: bool,
-    ) -> io::Result<Listing> {
-        unsupported()
-    }
-    /// As [`Backend::list`] with leases, before anybody asks for it: `done` is told. Says whether that
-    /// could be begun.
-    fn list_ahead(&self, node: NodeId, handle: DirHandle, offset: u64, done: Listed) -> bool {
-        false
-    }
-    /// All that a short file holds, and a lease to read that it holds under (0 for none, or for one
-    /// that is had already). EFBIG when it is not short.
-    fn peek(&self, node: NodeId) -> io::Result<(u64, Vec<u8>)> {
-        unsupported()
-    }
-    /// Asks for what short files hold that this client has leases of, before they are opened: `done`
-    /// is told, of each one by its place, and perhaps of the first ones only. Those that were `used`
-    /// since are read now, as far as their times of access say.
-    fn peek_ahead(&self, nodes: &[NodeId], used: &[NodeId], done: Peeked) {
-        done(unsupported());
-    }
-    /// Waits until `done` says so, which a request that ends makes it do.
-    fn wait(&self, done: &mut dyn FnMut() -> bool) {
-        self.poll(done);
-    }
-    /// The name that the mount's root has for an open file, for a moment.
-    fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {
-        unsupported()
-    }
-    /// Writes a few bytes at once: no more than 4096. With the attributes after it, if they are told.
-    fn write_short(
-        &self,
-        n: NodeId,
-        handle: u64,
-        offset: u64,
-        data: &[u8],
-    ) -> io::Result<(usize, Option<Attr>)> {
         unsupported()
     }
     /// As removexattr(2).

@@ -1,4 +1,4 @@
-//! A client: a file system's names, and the cache that its files share.
+//! A client: path operations, which are requests, and the cache that its files share.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -10,8 +10,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use crate::backend::{Attr, Backend, DirEntry, Entry, NewFile, NodeId, ROOT, SetAttr, StatFs};
-use crate::cache::{Cache, Config, Handle, errno};
-use crate::dentry::{Found, Pinned};
+use crate::cache::{Cache, Config, Handle, Inode, errno};
 use crate::file::{File, OpenOptions, carried};
 use crate::stats::Stats;
 use crate::token::Token;
@@ -55,6 +54,50 @@ fn components(path: &Path) -> Vec<OsString> {
             Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
         })
         .collect()
+}
+
+/// A node that a path led to. The lookup goes back when this is dropped.
+struct Found {
+    cache: Arc<Cache>,
+    node: NodeId,
+    /// Nothing for the root, which is not looked up.
+    attr: Option<Attr>,
+    /// Somebody else gives the lookup back.
+    is_kept: bool,
+}
+
+impl Found {
+    fn root(cache: &Arc<Cache>) -> Self {
+        Self {
+            cache: cache.clone(),
+            node: ROOT,
+            attr: None,
+            is_kept: true,
+        }
+    }
+
+    fn new(cache: &Arc<Cache>, entry: Entry) -> Self {
+        Self {
+            cache: cache.clone(),
+            node: entry.node,
+            attr: Some(entry.attr),
+            is_kept: false,
+        }
+    }
+
+    /// Its type, as `S_IF*`.
+    fn kind(&self) -> u32 {
+        self.attr
+            .map_or(libc::S_IFDIR, |attr| attr.mode & libc::S_IFMT)
+    }
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.cache.backend.forget(self.node, 1);
+        }
+    }
 }
 
 impl Client {
@@ -106,10 +149,10 @@ impl Client {
         self.carried(|| self.walk_once(path, follow))
     }
 
-    /// Finds what a path leads to; its attributes may have to be asked for ([`Client::attr`]).
+    /// Finds what a path leads to.
     fn walk_once(&self, path: &Path, follow: bool) -> io::Result<Found> {
         let mut todo: VecDeque<OsString> = components(path).into();
-        let mut stack = vec![self.cache().root()];
+        let mut stack = vec![Found::root(self.cache())];
         let mut links = 0;
         while let Some(name) = todo.pop_front() {
             if name == ".." {
@@ -120,13 +163,12 @@ impl Client {
             }
             let top = stack.last().expect("the root stays");
             // A path through what is no directory, not one that isn't there.
-            if top.kind != libc::S_IFDIR {
+            if top.kind() != libc::S_IFDIR {
                 return Err(errno(libc::ENOTDIR));
             }
-            let found = self
-                .cache()
-                .find_name(top.pin.node, &name, todo.is_empty())?;
-            if found.kind != libc::S_IFLNK || (todo.is_empty() && !follow) {
+            let entry = self.backend().lookup(top.node, &name)?;
+            let found = Found::new(self.cache(), entry);
+            if found.kind() != libc::S_IFLNK || (todo.is_empty() && !follow) {
                 stack.push(found);
                 continue;
             }
@@ -134,7 +176,7 @@ impl Client {
             if links > MAX_LINKS {
                 return Err(errno(libc::ELOOP));
             }
-            let target = PathBuf::from(self.backend().readlink(found.pin.node)?);
+            let target = PathBuf::from(self.backend().readlink(found.node)?);
             if target.is_absolute() {
                 stack.truncate(1);
             }
@@ -145,29 +187,26 @@ impl Client {
         Ok(stack.pop().expect("the root stays"))
     }
 
-    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Pinned, &'p OsStr)> {
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Found, &'p OsStr)> {
         let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
         let parent = self.walk(path.parent().unwrap_or(Path::new("")), true)?;
-        if parent.kind != libc::S_IFDIR {
+        if parent.kind() != libc::S_IFDIR {
             return Err(errno(libc::ENOTDIR));
         }
-        Ok((parent.pin, name))
+        Ok((parent, name))
     }
 
     /// The attributes of what was found.
-    pub(crate) fn attr(&self, found: &Found) -> io::Result<Attr> {
-        let node = found.pin.node;
+    fn attr(&self, found: &Found) -> io::Result<Attr> {
+        let node = found.node;
         match found.attr {
             Some(attr) => Ok(self.overlay(&Entry { node, attr })),
-            None => match self.cache().find(node) {
-                Some(inode) => inode.current_attr(),
-                None => self.backend().getattr(node),
-            },
+            None => self.backend().getattr(node),
         }
     }
 
     /// What the cache knows better than the server.
-    pub(crate) fn overlay(&self, entry: &Entry) -> Attr {
+    fn overlay(&self, entry: &Entry) -> Attr {
         let mut attr = entry.attr;
         if let Some(inode) = self.0.cache.find(entry.node) {
             match inode.known_size() {
@@ -212,105 +251,47 @@ impl Client {
             Err(e) if options.create && e.raw_os_error() == Some(libc::ENOENT) => None,
             found => Some(found?),
         };
-        let (pin, fh) = match existing {
+        let (found, fh) = match existing {
             Some(found) => {
-                match found.kind {
+                match found.kind() {
                     libc::S_IFREG => {}
                     libc::S_IFDIR => return Err(errno(libc::EISDIR)),
                     _ => return Err(errno(libc::EINVAL)),
                 }
-                let fh = self.backend().open(found.pin.node, flags)?;
-                (found.pin, fh)
+                let fh = self.backend().open(found.node, flags)?;
+                (found, fh)
             }
             None => {
                 let (parent, name) = self.parent(path)?;
                 let excl = if options.create_new { libc::O_EXCL } else { 0 };
-                let change = self.cache().change(parent.node, name);
                 let new = NewFile {
                     mode: options.mode,
-                    umask: 0,
                     flags: flags | excl,
                 };
-                let made = self.backend().create(parent.node, name, new)?;
-                (change.made(&made.0), made.1)
+                let (entry, fh) = self.backend().create(parent.node, name, new)?;
+                (Found::new(self.cache(), entry), fh)
             }
         };
-        let (cache, node) = (&self.0.cache, pin.node);
-        let handle = Handle::new(cache, node, fh);
-        // Its size may have changed between the lookup and the open.
-        let token = cache.find(node).and_then(|inode| inode.quiet());
-        let attr = self.backend().getattr(node)?;
-        let inode = cache.inode(node, attr.mtime, attr.size);
-        inode.pin(pin);
-        inode.revalidate(token, attr.mtime, attr.size);
+        let (inode, handle) = self.hold(found, fh)?;
         let file = File::new(self.0.clone(), inode, handle, options);
-        if options.truncate && (attr.size > 0 || file.size() > 0) {
+        if options.truncate && file.size() > 0 {
             file.set_len(0)?;
         }
         Ok(file)
     }
 
-    /// Does something to a node that makes old what is known of it.
-    fn changing<T>(&self, node: NodeId, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let _change = self.cache().change_node(node);
-        change()
-    }
-
-    pub(crate) fn mkdir_in(
-        &self,
-        parent: &Pinned,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-    ) -> io::Result<()> {
-        let change = self.cache().change(parent.node, name);
-        let entry = self.backend().mkdir(parent.node, name, mode, umask)?;
-        change.made(&entry);
-        Ok(())
-    }
-
-    pub(crate) fn remove_in(&self, parent: &Pinned, name: &OsStr, dir: bool) -> io::Result<()> {
-        let mut change = self.cache().change(parent.node, name);
-        if dir {
-            return self.backend().rmdir(parent.node, name);
-        }
-        match change.forgets() {
-            Some((node, lookups)) => self.backend().remove(parent.node, name, node, lookups),
-            None => self.backend().unlink(parent.node, name),
-        }
-    }
-
-    pub(crate) fn rename_in(
-        &self,
-        from: (&Pinned, &OsStr),
-        to: (&Pinned, &OsStr),
-        flags: u32,
-    ) -> io::Result<()> {
-        let (old, new) = (from.0.node, to.0.node);
-        let _from = self.cache().change(old, from.1);
-        let _to = self.cache().change(new, to.1);
-        self.backend().rename(old, from.1, new, to.1, flags)
-    }
-
-    pub(crate) fn link_in(&self, node: &Pinned, parent: &Pinned, name: &OsStr) -> io::Result<()> {
-        let change = self.cache().change(parent.node, name);
-        let entry = self.changing(node.node, || {
-            self.backend().link(node.node, parent.node, name)
-        })?;
-        change.made(&entry);
-        Ok(())
-    }
-
-    pub(crate) fn symlink_in(
-        &self,
-        target: &OsStr,
-        parent: &Pinned,
-        name: &OsStr,
-    ) -> io::Result<()> {
-        let change = self.cache().change(parent.node, name);
-        let entry = self.backend().symlink(parent.node, name, target)?;
-        change.made(&entry);
-        Ok(())
+    /// The inode of a file that was opened, which takes over the lookup, and the open file.
+    fn hold(&self, mut found: Found, fh: u64) -> io::Result<(Arc<Inode>, Arc<Handle>)> {
+        let (cache, node) = (self.cache(), found.node);
+        let handle = Handle::new(cache, node, fh);
+        // Its size may have changed between the lookup and the open.
+        let token = cache.find(node).and_then(|inode| inode.quiet());
+        let attr = self.backend().getattr(node)?;
+        let inode = cache.inode(node, attr.mtime, attr.size);
+        inode.lookups.fetch_add(1, Ordering::AcqRel);
+        found.is_kept = true;
+        inode.revalidate(token, attr.mtime, attr.size);
+        Ok((inode, handle))
     }
 
     /// Takes over an open file of a mount of the same server: what `fd` may do, the result may.
@@ -329,15 +310,8 @@ impl Client {
     /// `EACCES` for a token that is wrong, used or too old, and what the backend answers.
     pub fn import_token(&self, token: &Token) -> io::Result<File> {
         let imported = self.backend().import(token.secret())?;
-        let node = imported.entry.node;
-        let cache = &self.0.cache;
-        let handle = Handle::new(cache, node, imported.handle);
-        // As in `open`: what the server says now, if the cache has nothing newer by then.
-        let token = cache.find(node).and_then(|inode| inode.quiet());
-        let attr = self.backend().getattr(node)?;
-        let inode = cache.inode(node, attr.mtime, attr.size);
-        inode.lookups.fetch_add(1, Ordering::AcqRel);
-        inode.revalidate(token, attr.mtime, attr.size);
+        let found = Found::new(self.cache(), imported.entry);
+        let (inode, handle) = self.hold(found, imported.handle)?;
         let access = imported.flags & libc::O_ACCMODE;
         let options = OpenOptions::new()
             .read(access == libc::O_RDONLY || access == libc::O_RDWR)
@@ -364,7 +338,7 @@ impl Client {
     pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), false)?;
-            Ok((found.pin.node, self.attr(&found)?))
+            Ok((found.node, self.attr(&found)?))
         })
     }
 
@@ -397,7 +371,7 @@ impl Client {
 
     fn setattr_once(&self, path: &Path, set: &SetAttr) -> io::Result<Attr> {
         let found = self.walk_once(path, true)?;
-        let node = found.pin.node;
+        let node = found.node;
         let mut rest = SetAttr {
             handle: None,
             ..*set
@@ -417,7 +391,7 @@ impl Client {
                 inode.write_and_wait(0, u64::MAX)?;
             }
         }
-        let attr = self.changing(node, || self.backend().setattr(node, &rest))?;
+        let attr = self.backend().setattr(node, &rest)?;
         Ok(self.overlay(&Entry { node, attr }))
     }
 
@@ -428,9 +402,8 @@ impl Client {
     /// What the backend answers.
     pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        let change = self.cache().change(parent.node, name);
         let entry = self.backend().mknod(parent.node, name, mode, rdev)?;
-        change.made(&entry);
+        drop(Found::new(self.cache(), entry));
         Ok(())
     }
 
@@ -440,7 +413,9 @@ impl Client {
     /// What the backend answers.
     pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.mkdir_in(&parent, name, mode, 0)
+        let entry = self.backend().mkdir(parent.node, name, mode)?;
+        drop(Found::new(self.cache(), entry));
+        Ok(())
     }
 
     /// Removes an empty directory.
@@ -449,7 +424,7 @@ impl Client {
     /// What the backend answers.
     pub fn rmdir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.remove_in(&parent, name, true)
+        self.backend().rmdir(parent.node, name)
     }
 
     /// Removes a name that is no directory.
@@ -458,7 +433,7 @@ impl Client {
     /// What the backend answers.
     pub fn unlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.remove_in(&parent, name, false)
+        self.backend().unlink(parent.node, name)
     }
 
     /// Renames; `flags` are those of renameat2(2), 0 to replace what is there.
@@ -473,7 +448,8 @@ impl Client {
     ) -> io::Result<()> {
         let (old, old_name) = self.parent(from.as_ref())?;
         let (new, new_name) = self.parent(to.as_ref())?;
-        self.rename_in((&old, old_name), (&new, new_name), flags)
+        let (from, to) = (old.node, new.node);
+        self.backend().rename(from, old_name, to, new_name, flags)
     }
 
     /// Makes another name of a file.
@@ -481,9 +457,11 @@ impl Client {
     /// # Errors
     /// What the backend answers.
     pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> io::Result<()> {
-        let node = self.walk(original.as_ref(), false)?;
+        let found = self.walk(original.as_ref(), false)?;
         let (parent, name) = self.parent(new.as_ref())?;
-        self.link_in(&node.pin, &parent, name)
+        let entry = self.backend().link(found.node, parent.node, name)?;
+        drop(Found::new(self.cache(), entry));
+        Ok(())
     }
 
     /// Makes a symbolic link.
@@ -492,7 +470,10 @@ impl Client {
     /// What the backend answers.
     pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(new.as_ref())?;
-        self.symlink_in(target.as_ref(), &parent, name)
+        let backend = self.backend();
+        let entry = backend.symlink(parent.node, name, target.as_ref())?;
+        drop(Found::new(self.cache(), entry));
+        Ok(())
     }
 
     /// The target of a symbolic link.
@@ -501,8 +482,8 @@ impl Client {
     /// What the backend answers.
     pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         self.carried(|| {
-            let held = self.walk_once(path.as_ref(), false)?;
-            self.backend().readlink(held.pin.node).map(PathBuf::from)
+            let found = self.walk_once(path.as_ref(), false)?;
+            self.backend().readlink(found.node).map(PathBuf::from)
         })
     }
 
@@ -512,11 +493,11 @@ impl Client {
     /// What the backend answers.
     pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
         self.carried(|| {
-            let held = self.walk_once(path.as_ref(), true)?;
-            if held.kind != libc::S_IFDIR {
+            let found = self.walk_once(path.as_ref(), true)?;
+            if found.kind() != libc::S_IFDIR {
                 return Err(errno(libc::ENOTDIR));
             }
-            self.backend().readdir(held.pin.node)
+            self.backend().readdir(found.node)
         })
     }
 
@@ -539,11 +520,9 @@ impl Client {
         value: &[u8],
         flags: i32,
     ) -> io::Result<()> {
-        let held = self.walk(path.as_ref(), true)?;
-        let node = held.pin.node;
-        self.changing(node, || {
-            self.backend().setxattr(node, name.as_ref(), value, flags)
-        })
+        let found = self.walk(path.as_ref(), true)?;
+        self.backend()
+            .setxattr(found.node, name.as_ref(), value, flags)
     }
 
     /// An extended attribute's value.
@@ -552,8 +531,8 @@ impl Client {
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
         self.carried(|| {
-            let held = self.walk_once(path.as_ref(), true)?;
-            self.backend().getxattr(held.pin.node, name.as_ref())
+            let found = self.walk_once(path.as_ref(), true)?;
+            self.backend().getxattr(found.node, name.as_ref())
         })
     }
 
@@ -563,8 +542,8 @@ impl Client {
     /// What the backend answers.
     pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
         self.carried(|| {
-            let held = self.walk_once(path.as_ref(), true)?;
-            self.backend().listxattr(held.pin.node)
+            let found = self.walk_once(path.as_ref(), true)?;
+            self.backend().listxattr(found.node)
         })
     }
 
@@ -573,9 +552,8 @@ impl Client {
     /// # Errors
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
-        let held = self.walk(path.as_ref(), true)?;
-        let node = held.pin.node;
-        self.changing(node, || self.backend().removexattr(node, name.as_ref()))
+        let found = self.walk(path.as_ref(), true)?;
+        self.backend().removexattr(found.node, name.as_ref())
     }
 
     /// The descriptors that this client has open, for who must not close them by mistake, or has to

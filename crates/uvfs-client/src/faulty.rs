@@ -251,8 +251,8 @@ impl<B: Backend> Backend for Faulty<B> {
     fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
         self.inner.mknod(parent, name, mode, rdev)
     }
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
-        self.inner.mkdir(parent, name, mode, umask)
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
+        self.inner.mkdir(parent, name, mode)
     }
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         self.inner.unlink(parent, name)

@@ -141,12 +141,6 @@ impl Known {
         }
     }
 
-    /// The path below the root by which a node was found last.
-    pub(crate) fn found_at(&self, ours: NodeId) -> Option<Vec<u8>> {
-        let node = self.nodes.get(&ours)?;
-        Some(node.place.to_vec()).filter(|place| !place.is_empty())
-    }
-
     /// Counts a lookup of a name in a directory (or without one) that a server answered; our number
     /// for what was found.
     pub(crate) fn looked_up(

@@ -69,11 +69,9 @@
 //! # }
 //! ```
 
-mod at;
 pub mod backend;
 pub mod cache;
 mod client;
-mod dentry;
 mod event;
 mod faulty;
 mod file;
@@ -81,14 +79,11 @@ mod known;
 mod local;
 mod pending;
 mod remote;
-mod short;
 mod stats;
 mod token;
 
-pub use at::{Directory, Names, Place};
 pub use backend::{
-    Attr, Backend, DirEntry, DirHandle, Entry, Imported, ListedEntry, Listing, LockKind, Looked,
-    NewFile, NodeId, RangeLock, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Entry, Imported, LockKind, NewFile, NodeId, RangeLock, SetAttr, StatFs,
 };
 pub use cache::Config;
 pub use client::Client;
@@ -97,6 +92,5 @@ pub use file::{Advice, AllocateMode, Driver, File, Flags, Landed, OpenOptions};
 pub use local::LocalStore;
 pub use pending::Pending;
 pub use remote::Server;
-pub use short::ShortFile;
 pub use stats::Stats;
 pub use token::Token;

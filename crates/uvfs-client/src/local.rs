@@ -538,8 +538,8 @@ impl Backend for LocalStore {
         self.lookup(parent, name)
     }
 
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
-        let mode = Mode::from_raw_mode(mode & !umask & 0o7777);
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
+        let mode = Mode::from_raw_mode(mode & 0o7777);
         rustix::fs::mkdirat(self.fd(parent)?, check(name)?, mode)?;
         self.lookup(parent, name)
     }
@@ -595,7 +595,7 @@ impl Backend for LocalStore {
             | OFlags::CREATE
             | OFlags::NOFOLLOW
             | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(new.mode & !new.umask & 0o7777);
+        let mode = Mode::from_raw_mode(new.mode & 0o7777);
         let file = rustix::fs::openat(&*dir, check(n)?, open, mode)?;
         let path = OFlags::PATH | OFlags::CLOEXEC;
         let entry = self.entry(rustix::fs::open(proc_path(&file), path, Mode::empty())?)?;

@@ -31,10 +31,9 @@ use uvfs_queue::wait::Patience;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::backend::{
-    Again, Attr, Backend, DirEntry, DirHandle, Done, Entry, Figures, Grant, Imported, Lease,
-    Limits, Listed, ListedEntry, Listing, LockKind, LockRequest, Looked, NewFile, NodeId,
-    OnReattach, OnRecall, Op, Peeked, ROOT, RangeLock, Reattached, Recall, Request, SetAttr,
-    StatFs,
+    Again, Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Imported, Lease, Limits, LockKind,
+    LockRequest, NewFile, NodeId, OnReattach, OnRecall, Op, ROOT, RangeLock, Reattached, Recall,
+    Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
 use crate::event::Event;
@@ -44,9 +43,6 @@ use crate::known::{Found, Known};
 const DEPTH: u32 = 64;
 /// How long a waiter polls for its reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
-/// The same of what was asked for ahead: the server is at it, and with several files at a time. To
-/// sleep would cost it the wake-up.
-const SPIN_AHEAD: Duration = Duration::from_micros(250);
 /// How old what is published may be, and a little more when nothing happens.
 const PUBLISHED: Duration = Duration::from_millis(100);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
@@ -75,15 +71,11 @@ thread_local! {
 /// A reply to a request other than read and write.
 type Reply = io::Result<Vec<u8>>;
 
-/// What is done with one that nobody waits for.
-type Then = Box<dyn FnOnce(Reply) + Send>;
-
 /// A request that needs no answer.
 struct Told {
     opcode: u32,
     node: u64,
     op: Vec<u8>,
-    inline: Vec<u8>,
 }
 
 enum Waiting {
@@ -92,8 +84,6 @@ enum Waiting {
     Data(Op, usize, crate::backend::Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
-    /// A request that blocks nobody, and whether the reply's data is in a segment.
-    Later(Then, bool),
     /// Nobody waits: release, forget.
     Ignored,
 }
@@ -131,11 +121,8 @@ struct Inner {
     /// A session that is to become the current one.
     next: Mutex<Option<Arc<Shared>>>,
     known: Arc<Mutex<Known>>,
-    /// Memory for listings and values, one at a time: a page of the arena. Behind it lies as much for
-    /// a listing that nobody waits for.
+    /// Memory for listings and values, one at a time: a page of the arena.
     room: Mutex<u32>,
-    /// Somebody has the latter.
-    room_ahead: AtomicBool,
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// To the thread that answers recalls, once there is one.
     recalled: Mutex<Option<Receiver<(u64, Recall)>>>,
@@ -186,8 +173,6 @@ struct Shared {
     unique: AtomicU64,
     /// What could not be sent for want of an entry.
     deferred: Mutex<Vec<Told>>,
-    /// The server is one that knows no REMOVE, CREATE and WRITE beside FUSE's.
-    older: AtomicBool,
     /// Where recalls go: to the thread that answers them.
     recalls: Mutex<Option<Sender<(u64, Recall)>>>,
     /// As in [`Inner`], as is what follows.
@@ -279,7 +264,6 @@ impl Server {
                 current: ArcSwapOption::empty(),
                 known: Arc::default(),
                 room: Mutex::default(),
-                room_ahead: AtomicBool::new(false),
                 recalls: Mutex::new(Some(recalls)),
                 recalled: Mutex::new(Some(recalled)),
                 on_reattach: Mutex::default(),
@@ -371,13 +355,13 @@ impl Server {
     fn call_long(&self, opcode: Opcode, node: NodeId, op: &[u8], inline: &[u8]) -> Reply {
         let shared = self.living()?;
         let node = self.node(&shared, node)?;
-        self.call_long_at(&shared, opcode as u32, node, op, inline)
+        self.call_long_at(&shared, opcode, node, op, inline)
     }
 
     fn call_long_at(
         &self,
         shared: &Shared,
-        opcode: u32,
+        opcode: Opcode,
         node: u64,
         op: &[u8],
         inline: &[u8],
@@ -387,7 +371,7 @@ impl Server {
             offset: shared.arena.seg(*page, 0, 0).offset,
             len: LISTING as u32,
         }];
-        shared.call(opcode, node, op, inline, &segs)
+        shared.call(opcode as u32, node, op, inline, &segs)
     }
 }
 
@@ -453,41 +437,6 @@ fn entry_of(bytes: &[u8]) -> io::Result<Entry> {
     })
 }
 
-/// A name that a session's server has answered, with its own number of the node.
-fn looked_of(shared: &Shared, out: &abi::EntryOut, lease: u64) -> Looked {
-    let ttl =
-        |s: u64, ns: u32| Duration::from_secs(s.min(1 << 30)) + Duration::from_nanos(ns.into());
-    Looked {
-        entry: (out.nodeid != 0).then(|| Entry {
-            node: out.nodeid,
-            attr: attr_of(&out.attr),
-        }),
-        parent_lease: 0,
-        node_lease: shared.lease_number(lease),
-        entry_ttl: ttl(out.entry_valid, out.entry_valid_nsec),
-        attr_ttl: ttl(out.attr_valid, out.attr_valid_nsec),
-    }
-}
-
-fn list_in(fh: u64, offset: u64) -> abi::ReadIn {
-    abi::ReadIn {
-        fh,
-        offset,
-        size: LISTING as u32,
-        ..Default::default()
-    }
-}
-
-fn listed_of(entry: &abi::Dirent, name: &[u8], looked: Option<Looked>) -> ListedEntry {
-    ListedEntry {
-        name: OsStr::from_bytes(name).to_owned(),
-        ino: entry.ino,
-        kind: entry.r#type as u8,
-        next: entry.off,
-        looked,
-    }
-}
-
 fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
     let flags = if request.flock {
         abi::LkFlags::FLOCK
@@ -514,22 +463,6 @@ fn lock_in(handle: u64, request: &LockRequest) -> abi::LkIn {
 }
 
 impl Shared {
-    /// The number of a lease of its server's, as one that no other session's is. 0 stays 0.
-    fn lease_number(&self, at_server: u64) -> u64 {
-        match at_server {
-            0 => 0,
-            _ => self.generation << SEQ_BITS | at_server,
-        }
-    }
-
-    /// The server's number of a directory that was opened in this session.
-    fn directory(&self, handle: DirHandle) -> io::Result<u64> {
-        match handle.session == self.generation {
-            true => Ok(handle.handle),
-            false => Err(errno(libc::ESTALE)),
-        }
-    }
-
     /// An entry to put a request in; waits for one.
     fn reserve(&self) -> io::Result<u32> {
         loop {
@@ -640,43 +573,20 @@ impl Shared {
 
     /// Sends what needs no answer, now or when there is room.
     fn tell(&self, opcode: u32, node: NodeId, op: &[u8]) {
-        self.tell_with(opcode, node, op, &[]);
-    }
-
-    fn tell_with(&self, opcode: u32, node: NodeId, op: &[u8], inline: &[u8]) {
         if self.dead.load(Ordering::Acquire) {
             return;
         }
         match self.queue.reserve() {
             Some(id) => {
                 let to = Direction::ToServer;
-                self.send(id, opcode, node, op, inline, &[], to, Waiting::Ignored);
+                self.send(id, opcode, node, op, &[], &[], to, Waiting::Ignored);
                 self.queue.ring();
             }
             None => lock(&self.deferred).push(Told {
                 opcode,
                 node,
                 op: op.to_vec(),
-                inline: inline.to_vec(),
             }),
-        }
-    }
-
-    /// Makes a call by an opcode beside FUSE's, or at an older server by FUSE's.
-    fn or_plain<T>(
-        &self,
-        (more, plain): (u32, Opcode),
-        call: impl Fn(u32) -> io::Result<T>,
-    ) -> io::Result<T> {
-        if self.older.load(Ordering::Relaxed) {
-            return call(plain as u32);
-        }
-        match call(more) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                self.older.store(true, Ordering::Relaxed);
-                call(plain as u32)
-            }
-            answer => answer,
         }
     }
 
@@ -691,7 +601,6 @@ impl Shared {
     /// One round of [`Shared::drain`]; false when another thread is at it, or all is over.
     fn drain_once(&self, found: &mut bool) -> bool {
         let mut ended: Vec<(Done, i32, usize)> = Vec::new();
-        let mut later: Vec<(Then, Reply)> = Vec::new();
         let mut any = false;
         {
             let Ok(_consumer) = self.consumer.try_lock() else {
@@ -711,10 +620,6 @@ impl Shared {
                             .expect("the array has its size");
                         let len = (out.len as usize).saturating_sub(header.len());
                         match waiting {
-                            Waiting::Later(done, in_segs) => {
-                                let reply = self.take_reply(id, out.error, in_segs, len);
-                                later.push((done, reply));
-                            }
                             Waiting::Call(answer, in_segs) => {
                                 let reply = self.take_reply(id, out.error, in_segs, len);
                                 *lock(&answer) = Some(reply);
@@ -763,9 +668,6 @@ impl Shared {
                 Err(errno(-error))
             });
         }
-        for (done, reply) in later {
-            done(reply);
-        }
         if any {
             *found = true;
             self.event.notify();
@@ -802,8 +704,8 @@ impl Shared {
                 return;
             };
             let (to, none) = (Direction::ToServer, Waiting::Ignored);
-            let (op, inline) = (&told.op, &told.inline);
-            self.send(id, told.opcode, told.node, op, inline, &[], to, none);
+            let (opcode, op) = (told.opcode, &told.op);
+            self.send(id, opcode, told.node, op, &[], &[], to, none);
             self.queue.ring();
         }
     }
@@ -815,29 +717,17 @@ impl Shared {
             match std::mem::replace(&mut *lock(slot), Waiting::Nobody) {
                 Waiting::Data(_, _, done) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Call(answer, _) => *lock(&answer) = Some(Err(errno(libc::ENOTCONN))),
-                Waiting::Later(done, _) => done(Err(errno(libc::ENOTCONN))),
                 Waiting::Nobody | Waiting::Ignored => {}
             }
         }
         self.event.notify();
     }
 
-    /// An entry for what is asked for ahead, which is not worth waiting for.
-    fn reserve_ahead(&self) -> io::Result<u32> {
-        let id = self.queue.reserve_leaving(DEPTH / 2);
-        id.ok_or(errno(libc::EAGAIN))
-    }
-
     /// Takes completions in the calling thread until `done` or the time for that is over.
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
-        self.poll_for(SPIN, done);
-    }
-
-    /// As [`Shared::poll`], for at most `longest`.
-    fn poll_for(&self, longest: Duration, done: &mut dyn FnMut() -> bool) {
         self.pollers.fetch_add(1, Ordering::AcqRel);
         self.queue.disarm();
-        let spin = self.patience.budget(longest);
+        let spin = self.patience.budget(SPIN);
         let answered = self.spin(spin, done);
         if !spin.is_zero() {
             self.patience.ended(answered);
@@ -1128,7 +1018,6 @@ impl Inner {
             event: Event::default(),
             unique: AtomicU64::new(2),
             deferred: Mutex::default(),
-            older: AtomicBool::new(false),
             recalls: Mutex::new(lock(&self.recalls).clone()),
             dead: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -1333,50 +1222,6 @@ fn recall_of(bytes: &[u8]) -> Option<Recall> {
     })
 }
 
-/// The answer to LIST, of a directory.
-fn listing(inner: &Inner, shared: &Shared, node: NodeId, bytes: &[u8]) -> io::Result<Listing> {
-    let head: ext::ListedHead = parse(bytes)?;
-    let leases = bytes.get(size_of::<ext::ListedHead>()..ext::LISTED_AT);
-    let rest = bytes.get(ext::LISTED_AT..);
-    let (Some(leases), Some(rest)) = (leases, rest) else {
-        return Err(errno(libc::EIO));
-    };
-    let mut known = lock(&inner.known);
-    let entries = reply::direntpluses(rest).zip(leases.chunks_exact(8));
-    let entries = entries.map(|(one, lease)| {
-        let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
-        let lease = u64::from_ne_bytes(lease.try_into().expect("eight"));
-        let mut looked = looked_of(shared, &entry.entry_out, lease);
-        if let Some(entry) = &mut looked.entry {
-            let by = Some((node, OsStr::from_bytes(name)));
-            entry.node = known.looked_up(shared.generation, entry.node, by)?;
-        }
-        let looked = looked.entry.is_some().then_some(looked);
-        Ok(listed_of(&entry.dirent, name, looked))
-    });
-    Ok(Listing {
-        lease: shared.lease_number(head.parent),
-        entries: entries.collect::<io::Result<_>>()?,
-    })
-}
-
-/// The answer to PEEK_AHEAD.
-fn peeked(mut reply: &[u8]) -> io::Result<Vec<io::Result<Vec<u8>>>> {
-    let mut found = Vec::new();
-    while !reply.is_empty() {
-        let (head, rest) =
-            ext::PeekedHead::read_from_prefix(reply).map_err(|_| errno(libc::EIO))?;
-        let len = head.len as usize;
-        let bytes = rest.get(..len).ok_or_else(|| errno(libc::EIO))?;
-        found.push(match head.error {
-            0 => Ok(bytes.to_vec()),
-            code => Err(errno(code as i32)),
-        });
-        reply = rest.get(len.next_multiple_of(8)..).unwrap_or_default();
-    }
-    Ok(found)
-}
-
 impl Drop for Server {
     fn drop(&mut self) {
         let inner = &self.inner;
@@ -1430,7 +1275,7 @@ impl Backend for Server {
     }
 
     fn reserved_pages(&self) -> u32 {
-        2 * (LISTING / 4096) as u32
+        (LISTING / 4096) as u32
     }
 
     fn limits(&self) -> Limits {
@@ -1674,10 +1519,6 @@ impl Backend for Server {
         }
     }
 
-    fn found_at(&self, node: NodeId) -> Option<Vec<u8>> {
-        self.known().found_at(node)
-    }
-
     fn on_reattach(&self, call: OnReattach) {
         *lock(&self.inner.on_reattach) = Some(Arc::new(call));
     }
@@ -1693,26 +1534,6 @@ impl Backend for Server {
                 let op = abi::ForgetIn { nlookup };
                 shared.tell(Opcode::Forget as u32, node, op.as_bytes());
             }
-        }
-    }
-
-    fn forget_all(&self, nodes: &[(NodeId, u64)]) {
-        let Ok(shared) = self.shared() else { return };
-        let told: Vec<abi::ForgetOne> = {
-            let mut known = self.known();
-            let told = nodes.iter().filter_map(|&(node, lookups)| {
-                let (nodeid, nlookup) = known.forget(shared.generation, node, lookups)?;
-                Some(abi::ForgetOne { nodeid, nlookup })
-            });
-            told.collect()
-        };
-        for part in told.chunks(INLINE_SIZE / size_of::<abi::ForgetOne>()) {
-            let op = abi::BatchForgetIn {
-                count: part.len() as u32,
-                dummy: 0,
-            };
-            let opcode = Opcode::BatchForget as u32;
-            shared.tell_with(opcode, ROOT, op.as_bytes(), part.as_bytes());
         }
     }
 
@@ -1774,41 +1595,13 @@ impl Backend for Server {
         self.call_entry(Opcode::Mknod, parent, op.as_bytes(), &[name])
     }
 
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32, umask: u32) -> io::Result<Entry> {
-        let op = abi::MkdirIn { mode, umask };
+    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
+        let op = abi::MkdirIn { mode, umask: 0 };
         self.call_entry(Opcode::Mkdir, parent, op.as_bytes(), &[name])
     }
 
     fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
         self.call(Opcode::Unlink, parent, &[], &[name]).map(drop)
-    }
-
-    fn remove(&self, parent: NodeId, name: &OsStr, node: NodeId, lookups: u64) -> io::Result<()> {
-        let asked = self.living().and_then(|shared| {
-            let names = joined(&[name])?;
-            match names.len() > INLINE_SIZE {
-                true => Err(errno(libc::ENAMETOOLONG)),
-                false => Ok((self.node(&shared, parent)?, names, shared)),
-            }
-        });
-        let (parent, names, shared) = asked.inspect_err(|_| self.forget(node, lookups))?;
-        // Before the server gives the number to another file.
-        let told = self.known().forget(shared.generation, node, lookups);
-        let Some((node, nlookup)) = told else {
-            let opcode = Opcode::Unlink as u32;
-            return shared.call(opcode, parent, &[], &names, &[]).map(drop);
-        };
-        let removed = shared.or_plain((ext::REMOVE, Opcode::Unlink), |opcode| {
-            if opcode == ext::REMOVE {
-                let op = ext::RemoveIn { node, nlookup };
-                return shared.call(opcode, parent, op.as_bytes(), &names, &[]);
-            }
-            let removed = shared.call(opcode, parent, &[], &names, &[]);
-            let op = abi::ForgetIn { nlookup };
-            shared.tell(Opcode::Forget as u32, node, op.as_bytes());
-            removed
-        });
-        removed.map(drop)
     }
 
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
@@ -1873,22 +1666,22 @@ impl Backend for Server {
     }
 
     fn create(&self, parent: NodeId, name: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
+        let op = abi::CreateIn {
+            flags: (new.flags | libc::O_CREAT) as u32,
+            mode: new.mode | libc::S_IFREG,
+            ..Default::default()
+        };
         let shared = self.living()?;
+        let (at_server, names) = (self.node(&shared, parent)?, joined(&[name])?);
         let opcode = Opcode::Create as u32;
-        let (_, entry, fh) = self.create_by(&shared, opcode, parent, name, new)?;
+        let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
+        let entry = self.entry(&shared, &reply, parent, name)?;
+        let rest = &reply[size_of::<abi::EntryOut>()..];
+        let (out, identity) = abi::OpenOut::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?;
+        let (generation, flags) = (shared.generation, new.flags);
+        let mut known = self.known();
+        let fh = known.opened(generation, entry.node, out.fh, flags, identity, false)?;
         Ok((entry, fh))
-    }
-
-    fn create_leased(
-        &self,
-        parent: NodeId,
-        name: &OsStr,
-        new: NewFile,
-    ) -> io::Result<(Looked, Entry, u64)> {
-        let shared = self.living()?;
-        shared.or_plain((ext::CREATE, Opcode::Create), |opcode| {
-            self.create_by(&shared, opcode, parent, name, new)
-        })
     }
 
     fn release(&self, node: NodeId, handle: u64) {
@@ -2119,271 +1912,36 @@ impl Backend for Server {
             .collect())
     }
 
-    fn lookup_leased(&self, parent: NodeId, name: &OsStr) -> io::Result<Looked> {
-        let shared = self.living()?;
-        let at_server = self.node(&shared, parent)?;
-        let reply = match shared.call(ext::LOOKUP, at_server, &[], &joined(&[name])?, &[]) {
-            // An older server.
-            Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => {
-                return Ok(Looked {
-                    entry: Some(self.lookup(parent, name)?),
-                    ..Looked::default()
-                });
-            }
-            reply => reply?,
-        };
-        let out: ext::LeasedEntry = parse(&reply)?;
-        let mut looked = looked_of(&shared, &out.entry, out.node);
-        looked.parent_lease = shared.lease_number(out.parent);
-        if let Some(entry) = &mut looked.entry {
-            let by = Some((parent, name));
-            entry.node = self.known().looked_up(shared.generation, entry.node, by)?;
-        }
-        Ok(looked)
-    }
-
-    fn open_directory(&self, node: NodeId) -> io::Result<DirHandle> {
-        let op = abi::OpenIn {
-            flags: libc::O_DIRECTORY as u32,
-            open_flags: 0,
-        };
-        let shared = self.living()?;
-        let at_server = self.node(&shared, node)?;
-        let opcode = Opcode::Opendir as u32;
-        let out: abi::OpenOut = parse(&shared.call(opcode, at_server, op.as_bytes(), &[], &[])?)?;
-        Ok(DirHandle {
-            session: shared.generation,
-            handle: out.fh,
-        })
-    }
-
-    fn close_directory(&self, node: NodeId, handle: DirHandle) {
-        if let Ok(shared) = self.shared()
-            && let Ok(fh) = shared.directory(handle)
-            && let Ok(node) = self.node(&shared, node)
-        {
-            let op = abi::ReleaseIn {
-                fh,
-                ..Default::default()
-            };
-            shared.tell(Opcode::Releasedir as u32, node, op.as_bytes());
-        }
-    }
-
-    fn list(
-        &self,
-        node: NodeId,
-        handle: DirHandle,
-        offset: u64,
-        leased: bool,
-    ) -> io::Result<Listing> {
-        let shared = self.living()?;
-        let at_server = self.node(&shared, node)?;
-        let fh = shared.directory(handle)?;
-        if !leased {
-            return Ok(Listing {
-                lease: 0,
-                entries: self.list_part(&shared, at_server, fh, offset)?,
-            });
-        }
-        let op = list_in(fh, offset);
-        let bytes = self.call_long_at(&shared, ext::LIST, at_server, op.as_bytes(), &[])?;
-        listing(&self.inner, &shared, node, &bytes)
-    }
-
-    fn list_ahead(&self, node: NodeId, handle: DirHandle, offset: u64, done: Listed) -> bool {
-        let inner = &self.inner;
-        if inner.room_ahead.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        let ready = self.shared().and_then(|shared| {
-            let at = (self.node(&shared, node)?, shared.directory(handle)?);
-            Ok((at, shared.reserve_ahead()?, shared))
-        });
-        let Ok(((at_server, fh), id, shared)) = ready else {
-            inner.room_ahead.store(false, Ordering::Release);
-            return false;
-        };
-        let page = *lock(&inner.room) + (LISTING / 4096) as u32;
-        let seg = Seg {
-            offset: shared.arena.seg(page, 0, 0).offset,
-            len: LISTING as u32,
-        };
-        let (inner, session) = (inner.clone(), Arc::downgrade(&shared));
-        let came = move |reply: Reply| {
-            let bytes = reply.and_then(|len| {
-                let len = u64::from_ne_bytes(len[..8].try_into().expect("made by `take_reply`"));
-                let shared = session.upgrade().ok_or_else(|| errno(libc::ENOTCONN))?;
-                let mut bytes = vec![0; (len as usize).min(seg.len as usize)];
-                shared.arena.read(seg, &mut bytes);
-                Ok((shared, bytes))
-            });
-            inner.room_ahead.store(false, Ordering::Release);
-            done(bytes.and_then(|(shared, bytes)| listing(&inner, &shared, node, &bytes)));
-        };
-        let (op, then) = (list_in(fh, offset), Waiting::Later(Box::new(came), true));
-        let (op, from) = (op.as_bytes(), Direction::FromServer);
-        shared.send(id, ext::LIST, at_server, op, &[], &[seg], from, then);
-        shared.queue.ring();
-        true
-    }
-
-    fn peek(&self, node: NodeId) -> io::Result<(u64, Vec<u8>)> {
-        let shared = self.living()?;
-        let node = self.node(&shared, node)?;
-        let mut reply = shared.call(ext::PEEK, node, &[], &[], &[])?;
-        let out: ext::PeekOut = parse(&reply)?;
-        reply.drain(..size_of::<ext::PeekOut>());
-        match reply.len() as u64 == out.len {
-            true => Ok((shared.lease_number(out.lease), reply)),
-            false => Err(errno(libc::EIO)),
-        }
-    }
-
-    fn peek_ahead(&self, nodes: &[NodeId], used: &[NodeId], done: Peeked) {
-        let ready = self.shared().and_then(|shared| {
-            let at_server = |&n: &NodeId| self.node(&shared, n);
-            let numbers: io::Result<Vec<u64>> = nodes.iter().chain(used).map(at_server).collect();
-            Ok((numbers?, shared.reserve_ahead()?, shared))
-        });
-        let (numbers, id, shared) = match ready {
-            Ok(ready) => ready,
-            Err(error) => return done(Err(error)),
-        };
-        let parse = move |reply: Reply| done(reply.and_then(|reply| peeked(&reply)));
-        let (to, then) = (Direction::ToServer, Waiting::Later(Box::new(parse), false));
-        let op = ext::PeekAheadIn {
-            ahead: nodes.len() as u32,
-            used: used.len() as u32,
-        };
-        let (op, inline) = (op.as_bytes(), numbers.as_bytes());
-        shared.send(id, ext::PEEK_AHEAD, ROOT, op, inline, &[], to, then);
-        shared.queue.ring();
-    }
-
-    fn wait(&self, done: &mut dyn FnMut() -> bool) {
-        let Ok(shared) = self.shared() else { return };
-        let mut ended = false;
-        shared.poll_for(SPIN_AHEAD, &mut || {
-            ended = done();
-            ended
-        });
-        if !ended {
-            shared.event.wait(|| done().then_some(()));
-        }
-    }
-
-    fn name_of(&self, node: NodeId, handle: u64) -> io::Result<OsString> {
-        let shared = self.living()?;
-        let (node, fh) = self.at(&shared, node, handle)?;
-        let op = ext::TokenIn { fh };
-        let reply = shared.call(ext::TOKEN, node, op.as_bytes(), &[], &[])?;
-        Ok(ext::token_name(&parse(&reply)?).into())
-    }
-
-    fn write_short(
-        &self,
-        n: NodeId,
-        handle: u64,
-        offset: u64,
-        data: &[u8],
-    ) -> io::Result<(usize, Option<Attr>)> {
-        let shared = self.living()?;
-        let (n, fh) = self.at(&shared, n, handle)?;
-        let op = abi::WriteIn {
-            fh,
-            offset,
-            size: data.len() as u32,
-            ..Default::default()
-        };
-        let reply = shared.or_plain((ext::WRITE, Opcode::Write), |opcode| {
-            shared.call(opcode, n, op.as_bytes(), data, &[])
-        })?;
-        let out: abi::WriteOut = parse(&reply)?;
-        let attr = reply.get(size_of::<abi::WriteOut>()..).unwrap_or_default();
-        let attr = abi::Attr::read_from_prefix(attr).ok();
-        let attr = attr.map(|(attr, _)| attr_of(&attr));
-        Ok(((out.size as usize).min(data.len()), attr))
-    }
-
     fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
         self.call(Opcode::Removexattr, node, &[], &[name]).map(drop)
     }
 }
 
 impl Server {
-    /// Makes and opens a file, by CREATE or the one with a lease.
-    fn create_by(
-        &self,
-        shared: &Shared,
-        opcode: u32,
-        parent: NodeId,
-        name: &OsStr,
-        new: NewFile,
-    ) -> io::Result<(Looked, Entry, u64)> {
-        let op = abi::CreateIn {
-            flags: (new.flags | libc::O_CREAT) as u32,
-            mode: new.mode | libc::S_IFREG,
-            umask: new.umask,
-            open_flags: 0,
-        };
-        let (at_server, names) = (self.node(shared, parent)?, joined(&[name])?);
-        let reply = shared.call(opcode, at_server, op.as_bytes(), &names, &[])?;
-        let (entry, rest) =
-            abi::EntryOut::read_from_prefix(&reply).map_err(|_| errno(libc::EIO))?;
-        let (out, rest) = abi::OpenOut::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?;
-        let (leases, identity) = match opcode == ext::CREATE {
-            true => ext::Leases::read_from_prefix(rest).map_err(|_| errno(libc::EIO))?,
-            false => (ext::Leases::default(), rest),
-        };
-        let mut looked = looked_of(shared, &entry, leases.node);
-        looked.parent_lease = shared.lease_number(leases.parent);
-        let mut entry = looked.entry.ok_or_else(|| errno(libc::EIO))?;
-        let mut known = self.known();
-        entry.node = known.looked_up(shared.generation, entry.node, Some((parent, name)))?;
-        looked.entry = Some(entry);
-        let fh = known.opened(
-            shared.generation,
-            entry.node,
-            out.fh,
-            new.flags,
-            identity,
-            false,
-        )?;
-        Ok((looked, entry, fh))
-    }
-
-    /// Entries of a session's open directory from `offset` on.
-    fn list_part(
-        &self,
-        shared: &Shared,
-        node: u64,
-        fh: u64,
-        offset: u64,
-    ) -> io::Result<Vec<ListedEntry>> {
-        let op = list_in(fh, offset);
-        let bytes = self.call_long_at(shared, Opcode::Readdir as u32, node, op.as_bytes(), &[])?;
-        let entries = reply::dirents(&bytes).map(|one| {
-            let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
-            Ok(listed_of(&entry, name, None))
-        });
-        entries.collect()
-    }
-
+    /// The entries of a session's open directory, without `.` and `..`.
     fn list_all(&self, shared: &Shared, node: u64, fh: u64) -> io::Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         let mut offset = 0;
         loop {
-            let part = self.list_part(shared, node, fh, offset)?;
-            let next = part.last().map_or(offset, |last| last.next);
-            let named = part
-                .into_iter()
-                .filter(|one| one.name != "." && one.name != "..");
-            entries.extend(named.map(|one| DirEntry {
-                name: one.name,
-                ino: one.ino,
-                kind: one.kind,
-            }));
+            let op = abi::ReadIn {
+                fh,
+                offset,
+                size: LISTING as u32,
+                ..Default::default()
+            };
+            let bytes = self.call_long_at(shared, Opcode::Readdir, node, op.as_bytes(), &[])?;
+            let mut next = offset;
+            for one in reply::dirents(&bytes) {
+                let (entry, name) = one.map_err(|_| errno(libc::EIO))?;
+                next = entry.off;
+                if name != b"." && name != b".." {
+                    entries.push(DirEntry {
+                        name: OsStr::from_bytes(name).to_owned(),
+                        ino: entry.ino,
+                        kind: entry.r#type as u8,
+                    });
+                }
+            }
             // None, or a server that would go on for ever.
             if next == offset {
                 return Ok(entries);

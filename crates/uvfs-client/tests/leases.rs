@@ -706,7 +706,6 @@ fn a_create_that_cuts_recalls_what_others_have() {
     let create = |flags| {
         let new = NewFile {
             mode: 0o644,
-            umask: 0,
             flags: libc::O_RDWR | libc::O_TRUNC | flags,
         };
         raw.create(ROOT, name, new)
@@ -739,7 +738,6 @@ fn a_create_that_cuts_recalls_what_others_have() {
     // A new file, which its mode keeps from being opened again for writing.
     let new = NewFile {
         mode: 0o444,
-        umask: 0,
         flags: libc::O_RDWR | libc::O_TRUNC,
     };
     let (entry, _) = raw.create(ROOT, "new".as_ref(), new).unwrap();

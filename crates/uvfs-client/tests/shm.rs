@@ -32,6 +32,22 @@ fn client(dir: &Path) -> Client {
 }
 
 #[test]
+fn a_client_that_is_dropped_leaves_its_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = session(dir.path().join("data"));
+    let socket = dir.path().join("sock");
+    let _server = Clients::listen(served.clone(), &socket, ClientLimits::default()).unwrap();
+    let client = client(dir.path());
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(b"text", 0, Flags::empty()).unwrap();
+    drop(file);
+    drop(client.open("f", OpenOptions::new().read(true)).unwrap());
+    assert_eq!(served.report().clients.len(), 1);
+    drop(client);
+    eventually("it is gone", || served.report().clients.is_empty());
+}
+
+#[test]
 fn files_names_and_attributes_over_shared_memory() {
     let dir = tempfile::tempdir().unwrap();
     let _server = serve(dir.path(), ClientLimits::default());

@@ -14,7 +14,6 @@ use super::lease::Leased;
 use super::writeback::{Behind, ErrSeq, InFlight};
 use super::{Cache, Handle, lock};
 use crate::backend::{Lease, NodeId, Op, Request};
-use crate::dentry::Pinned;
 use crate::event::Event;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -41,10 +40,8 @@ pub(crate) struct Inode {
     pub(super) direct: AtomicU32,
     /// Open files.
     pub(crate) opens: AtomicU32,
-    /// Lookups at the backend that came with imported files.
+    /// Lookups at the backend that came with opened files.
     pub(crate) lookups: AtomicU64,
-    /// What keeps the backend knowing a node that was found by its name.
-    pub(crate) pin: Mutex<Option<Pinned>>,
 }
 
 impl std::fmt::Debug for Inode {
@@ -201,7 +198,6 @@ impl Inode {
             direct: AtomicU32::new(0),
             opens: AtomicU32::new(0),
             lookups: AtomicU64::new(0),
-            pin: Mutex::default(),
         })
     }
 
@@ -227,12 +223,6 @@ impl Inode {
 
     pub(crate) fn size(&self) -> u64 {
         self.read_state().size
-    }
-
-    /// Keeps the backend knowing a node that was found by its name.
-    pub(crate) fn pin(&self, pin: Pinned) {
-        // The old one goes once the lock is free.
-        let _before = lock(&self.pin).replace(pin);
     }
 
     /// The size, if this client knows it better than the server does.

@@ -371,15 +371,11 @@ impl Cache {
         for inode in self.inodes() {
             inode.reattached(found);
         }
-        self.dentries.reattached(&*self.backend);
         self.wake_flusher();
     }
 
     /// Answers a recall of an inode that may not be known here any more.
     pub(crate) fn recalled(&self, recall: Recall) {
-        if self.dentries.recalled(&*self.backend, &recall) {
-            return;
-        }
         match self.find(recall.node) {
             Some(inode) => inode.recall(recall),
             None => self

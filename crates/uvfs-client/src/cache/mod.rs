@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
 use crate::backend::{Backend, Lease, Limits, NodeId};
-use crate::dentry::Dentries;
 use crate::event::Event;
 use crate::stats::{Counters, Stats};
 
@@ -136,8 +135,6 @@ pub(crate) struct Cache {
     dirty_limit: u64,
     background_limit: u64,
     inodes: Mutex<foldhash::HashMap<NodeId, Arc<Inode>>>,
-    /// Names, and what is known of nodes that have no inode here.
-    pub(crate) dentries: Dentries,
     /// The inodes again, in the order in which reclaim visits them.
     clock: Mutex<VecDeque<Weak<Inode>>>,
     /// Pages were freed, or dirty ones written.
@@ -177,7 +174,6 @@ impl Cache {
             dirty_limit: percent(config.dirty_percent),
             background_limit: percent(config.background_percent.min(config.dirty_percent)),
             inodes: Mutex::default(),
-            dentries: Dentries::default(),
             clock: Mutex::default(),
             changed: Event::default(),
             room: Event::default(),
@@ -236,20 +232,12 @@ impl Cache {
         }
         let inode = Inode::new(self, node, mtime, size);
         inodes.insert(node, inode.clone());
-        // From now on its data is here.
-        self.dentries.taken(&*self.backend, node);
         lock(&self.clock).push_back(Arc::downgrade(&inode));
         inode
     }
 
     pub(crate) fn inodes(&self) -> Vec<Arc<Inode>> {
         lock(&self.inodes).values().cloned().collect()
-    }
-
-    /// If a node has no inode here, something that keeps it so.
-    pub(crate) fn without_inode(&self, node: NodeId) -> Option<impl Drop> {
-        let inodes = lock(&self.inodes);
-        (!inodes.contains_key(&node)).then_some(inodes)
     }
 
     pub(crate) fn find(&self, node: NodeId) -> Option<Arc<Inode>> {
