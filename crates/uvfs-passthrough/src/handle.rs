@@ -148,39 +148,6 @@ impl Passthrough {
         io::read_now(&file, now.size as usize)
     }
 
-    /// Reads a file from its start without a handle; `unseen` leaves its time of access alone.
-    pub(crate) async fn read_unopened(
-        &self,
-        node: u64,
-        uncached: bool,
-        unseen: bool,
-        data: &Payload,
-    ) -> Result<usize> {
-        let inode = self.inode(node)?;
-        if inode.is_dir() {
-            return Err(Errno::ISDIR);
-        }
-        let file = |fd| Arc::new(File::new(fd, inode.mount.in_memory));
-        if unseen {
-            let file = file(self.open_inode(&inode, OFlags::RDONLY | OFlags::NOATIME)?);
-            let read = io::read(&file, &inode.mount, data, 0, uncached).await;
-            self.read_ahead.keep(&inode, file);
-            return read;
-        }
-        let flags = self.host_flags(OFlags::RDONLY.bits(), false)?;
-        let ahead = inode.state().ahead.take();
-        let file = match ahead {
-            Some(file)
-                if flags.contains(OFlags::NOATIME)
-                    || rustix::fs::fcntl_setfl(&*file, OFlags::empty()).is_ok() =>
-            {
-                file
-            }
-            _ => file(self.open_host(&inode, flags, OFlags::RDONLY)?),
-        };
-        io::read(&file, &inode.mount, data, 0, uncached).await
-    }
-
     /// Opens a file of the host, with less than wanted where the host allows no more.
     fn open_host(&self, inode: &Arc<Inode>, flags: OFlags, asked: OFlags) -> Result<OwnedFd> {
         let result = match self.open_inode(inode, flags) {

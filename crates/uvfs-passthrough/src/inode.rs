@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
-use uvfs_io::ops::File;
 use uvfs_server::fs::{ROOT, Unlinked};
 
 use crate::Passthrough;
@@ -113,8 +112,6 @@ pub(crate) struct State {
     fd: Option<Arc<OwnedFd>>,
     /// Of an inode that has lost its last name.
     kept: Option<Arc<Kept>>,
-    /// The file, open for reading without a change of its time of access, as somebody read it ahead.
-    pub(crate) ahead: Option<Arc<File>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
     pub(crate) told: Option<Told>,
@@ -159,12 +156,6 @@ impl Inode {
     fn drop_fd(&self) {
         let fd = self.state().fd.take();
         drop(fd);
-    }
-
-    /// Closes what was read ahead, likewise.
-    fn drop_ahead(&self) {
-        let file = self.state().ahead.take();
-        drop(file);
     }
 
     /// Whether these are its attributes, as far as they tell.
@@ -291,14 +282,6 @@ impl Inodes {
     fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
         let shard = lock(&self.shards[Self::shard(key)]);
         shard.by_key.get(key).map(|known| known.inode.clone())
-    }
-
-    /// Does something with the inode of a node number, if there are no more than so many lookups of
-    /// it, and none comes meanwhile.
-    fn known_by<T>(&self, node: u64, lookups: u64, then: impl FnOnce(&Inode) -> T) -> Option<T> {
-        let mut shard = lock(&self.shards[shard_of(node)]);
-        let known = shard.slots.get(node)?;
-        (known.lookups <= lookups).then(|| then(&known.inode))
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -454,38 +437,6 @@ impl PathFds {
     }
 }
 
-/// Files that were read ahead of anybody's opening them stay open, so that their time of access
-/// can be changed once they were used. As many at most, oldest first.
-#[derive(Default)]
-pub(crate) struct ReadAhead(Mutex<VecDeque<Weak<Inode>>>);
-
-/// More than one client reads ahead before it tells what was used.
-const MOST_AHEAD: usize = 512;
-
-impl ReadAhead {
-    pub(crate) fn keep(&self, inode: &Arc<Inode>, file: Arc<File>) {
-        if inode.state().ahead.replace(file).is_some() {
-            return;
-        }
-        let oldest = {
-            let mut queue = lock(&self.0);
-            queue.push_back(Arc::downgrade(inode));
-            (queue.len() > MOST_AHEAD).then(|| queue.pop_front())
-        };
-        // Of a file that was used, or read ahead again since, there may be none, or a newer one.
-        if let Some(inode) = oldest.flatten().and_then(|oldest| oldest.upgrade()) {
-            inode.drop_ahead();
-        }
-    }
-
-    fn clear(&self) {
-        let queue = std::mem::take(&mut *lock(&self.0));
-        for inode in queue.iter().filter_map(Weak::upgrade) {
-            inode.drop_ahead();
-        }
-    }
-}
-
 /// Descriptors of inodes whose last name was removed through the mount, kept for those who still
 /// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
 /// mostly at once, or when there are too many, oldest first.
@@ -544,29 +495,20 @@ impl Removed {
         }
     }
 
-    /// Keeps a descriptor of an inode until that is forgotten, which closes it: that may take as long
-    /// as all the rest, and nobody waits for it then. The descriptor that is not needed instead, to be
-    /// closed without a lock; there was one before if it is that.
-    fn keep_until_forgotten(
-        &self,
-        inode: &Inode,
-        fd: OwnedFd,
-    ) -> std::result::Result<Option<Arc<OwnedFd>>, OwnedFd> {
-        let mut state = inode.state();
-        if state.kept.is_some() {
-            return Err(fd);
-        }
-        *lock(&self.open.count) += 1;
-        state.kept = Some(Arc::new(Kept {
-            fd: Some(fd),
-            open: self.open.clone(),
-        }));
-        Ok(state.fd.take())
-    }
-
+    /// Keeps a descriptor of an inode. What is not needed closes without a lock.
     fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
-        let Ok(cached) = self.keep_until_forgotten(inode, fd) else {
-            return;
+        let cached = {
+            let mut state = inode.state();
+            if state.kept.is_some() {
+                drop(state);
+                return;
+            }
+            *lock(&self.open.count) += 1;
+            state.kept = Some(Arc::new(Kept {
+                fd: Some(fd),
+                open: self.open.clone(),
+            }));
+            state.fd.take()
         };
         drop(cached);
         let mut too_many = VecDeque::new();
@@ -617,13 +559,6 @@ impl Removed {
 
 /// A name that is about to be removed, of what may have to be kept or told.
 pub(crate) enum Leaving {
-    /// What is forgotten next, with so many lookups, and its links.
-    Forgotten {
-        node: u64,
-        fd: OwnedFd,
-        lookups: u64,
-        links: u32,
-    },
     /// What the name led to when its handle was asked for, and then was opened.
     Known(Arc<Inode>, OwnedFd),
     /// What else has a handle.
@@ -841,7 +776,6 @@ impl Passthrough {
         match attempt() {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
-                self.read_ahead.clear();
                 self.removed.clear();
                 attempt()
             }
@@ -979,34 +913,18 @@ impl Passthrough {
     }
 
     /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where
-    /// the name leads to what nobody knows. `forgets` are a node and a number of lookups that are
-    /// forgotten next.
+    /// the name leads to what nobody knows.
     pub(crate) fn leaving(
         &self,
         parent: &Arc<Inode>,
         dir: BorrowedFd<'_>,
         name: &CStr,
-        forgets: Option<(u64, u64)>,
     ) -> Option<Leaving> {
         if parent.mount.fd.is_none() {
             // Every inode holds a descriptor.
             let st = sys::stat_at(dir, name).ok()?;
             let key = Key::new(st.stx_mnt_id, &st, None);
             return Some(Leaving::Key(key, st.stx_nlink));
-        }
-        if let Some((node, lookups)) = forgets {
-            let fd = self.open_name(dir, name).ok()?;
-            let st = sys::stat(fd.as_fd()).ok()?;
-            let same = self.inodes.known_by(node, lookups, |inode| inode.is(&st));
-            if same == Some(true) {
-                return Some(Leaving::Forgotten {
-                    node,
-                    fd,
-                    lookups,
-                    links: st.stx_nlink,
-                });
-            }
-            return Leaving::of(fd);
         }
         if tells_number(parent) {
             match sys::handle_at(dir, name) {
@@ -1040,21 +958,6 @@ impl Passthrough {
                     last: links <= 1 || is_dir,
                 }
             }
-            Some(Leaving::Forgotten {
-                node,
-                fd,
-                lookups,
-                links,
-            }) => {
-                let last = links <= 1;
-                if last {
-                    self.keep_forgotten(node, lookups, fd);
-                }
-                Unlinked {
-                    node: Some(node),
-                    last,
-                }
-            }
             Some(Leaving::Known(inode, fd)) => {
                 let Ok(st) = sys::stat(fd.as_fd()) else {
                     return Unlinked::default();
@@ -1079,23 +982,6 @@ impl Passthrough {
         }
     }
 
-    /// `fd` has lost its last name: of a node that is forgotten next, with so many lookups.
-    fn keep_forgotten(&self, node: u64, lookups: u64, fd: OwnedFd) {
-        let mut fd = Some(fd);
-        let kept = self.inodes.known_by(node, lookups, |inode| {
-            let fd = fd.take()?;
-            Some(self.removed.keep_until_forgotten(inode, fd))
-        });
-        // What is not needed closes here, without the lock.
-        drop(kept);
-        // Somebody has looked it up meanwhile.
-        if let Some(fd) = fd
-            && let Ok(inode) = self.inode(node)
-        {
-            self.removed.keep(&inode, fd);
-        }
-    }
-
     /// `fd` has lost a name: of the inode, if it is known.
     fn lost_name(&self, inode: Option<Arc<Inode>>, fd: OwnedFd, st: &Statx) -> Unlinked {
         let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
@@ -1103,7 +989,6 @@ impl Passthrough {
         if let Some(inode) = &inode
             && last
         {
-            inode.drop_ahead();
             self.removed.keep(inode, fd);
         }
         Unlinked {

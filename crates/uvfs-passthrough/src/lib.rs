@@ -37,7 +37,7 @@ use uvfs_server::fs::{
 use crate::creds::Creds;
 use crate::dir::OpenDir;
 use crate::handle::OpenFile;
-use crate::inode::{Inodes, Mounts, PathFds, ReadAhead, Removed};
+use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::slots::Table;
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -179,7 +179,6 @@ pub struct Passthrough {
     inodes: Inodes,
     path_fds: PathFds,
     removed: Removed,
-    read_ahead: ReadAhead,
     files: Table<OpenFile>,
     dirs: Table<OpenDir>,
     backing: OnceLock<Backing>,
@@ -232,7 +231,6 @@ impl Passthrough {
             mounts,
             inodes: Inodes::new(inode),
             path_fds: PathFds::new(path_fds),
-            read_ahead: ReadAhead::default(),
             removed: Removed::new((limit / 8).clamp(16, MAX_REMOVED) as usize),
             files: Table::default(),
             dirs: Table::default(),
@@ -430,18 +428,7 @@ impl FileSystem for Passthrough {
     }
 
     async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
-        self.remove(parent, name, None)
-    }
-
-    async fn unlink_forgotten(
-        &self,
-        _: &Context,
-        parent: u64,
-        name: &CStr,
-        node: u64,
-        lookups: u64,
-    ) -> Result<Unlinked> {
-        self.remove(parent, name, Some((node, lookups)))
+        self.remove(parent, name)
     }
 
     async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
@@ -497,17 +484,6 @@ impl FileSystem for Passthrough {
 
     async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
         self.read_file(how, data).await
-    }
-
-    async fn peek(
-        &self,
-        _: &Context,
-        node: u64,
-        uncached: bool,
-        unseen: bool,
-        data: &Payload,
-    ) -> Result<usize> {
-        self.read_unopened(node, uncached, unseen, data).await
     }
 
     async fn write(&self, cx: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {

@@ -119,33 +119,21 @@ impl Passthrough {
         })
     }
 
-    /// Removes a name, with the lookups of a node that whoever asks has no more.
-    pub(crate) fn remove(
-        &self,
-        parent: u64,
-        name: &CStr,
-        forgets: Option<(u64, u64)>,
-    ) -> Result<Unlinked> {
+    pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
-        self.remove_name(parent, name, AtFlags::empty(), forgets)
+        self.remove_name(parent, name, AtFlags::empty())
     }
 
     pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
-        self.remove_name(parent, name, AtFlags::REMOVEDIR, None)
+        self.remove_name(parent, name, AtFlags::REMOVEDIR)
     }
 
-    fn remove_name(
-        &self,
-        parent: u64,
-        name: &CStr,
-        flags: AtFlags,
-        forgets: Option<(u64, u64)>,
-    ) -> Result<Unlinked> {
+    fn remove_name(&self, parent: u64, name: &CStr, flags: AtFlags) -> Result<Unlinked> {
         let (parent, dir) = self.dir_fd(parent)?;
-        let leaving = self.leaving(&parent, dir.as_fd(), name, forgets);
+        let leaving = self.leaving(&parent, dir.as_fd(), name);
         rustix::fs::unlinkat(dir, name, flags)?;
         Ok(self.keep_removed(leaving))
     }
@@ -171,7 +159,7 @@ impl Passthrough {
             false => None,
         };
         let replaced = match flags.is_empty() {
-            true => self.leaving(&new_parent, to.as_fd(), new_name, None),
+            true => self.leaving(&new_parent, to.as_fd(), new_name),
             false => None,
         };
         rustix::fs::renameat_with(from, name, to, new_name, flags)?;

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use uvfs_io::{IoBuf, Payload};
 use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
@@ -266,54 +265,6 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
     });
 }
 
-#[test]
-fn what_is_read_ahead_is_used_later_or_goes_with_its_file() {
-    on_each_store(|store, source| {
-        let peek = |served: &Served, node, unseen, len| {
-            let fs = served.fs.clone();
-            run(async move {
-                let data = Payload::from(IoBuf::alloc(len).unwrap().slice(0..len));
-                let n = fs.peek(&ROOT_USER, node, false, unseen, &data).await?;
-                let mut bytes = vec![0; n];
-                data.copy_out(0, &mut bytes);
-                Ok::<_, Errno>(bytes)
-            })
-        };
-        let served = Served::new(source, Options::default());
-        let old = Duration::from_secs(1);
-        for name in ["used", "removed", "renamed over"] {
-            let path = source.join(name);
-            std::fs::write(&path, name).unwrap();
-            let file = std::fs::File::options().write(true).open(&path).unwrap();
-            let old = std::time::UNIX_EPOCH + old;
-            let times = std::fs::FileTimes::new().set_accessed(old);
-            file.set_times(times).unwrap();
-        }
-        let accessed = || source.join("used").metadata().unwrap().atime();
-        let used = served.lookup(1, "used").unwrap().node;
-        assert_eq!(peek(&served, used, true, 10).unwrap(), b"used", "{store}");
-        assert_eq!(accessed(), 1, "{store}");
-        assert_eq!(peek(&served, used, false, 1).unwrap(), b"u", "{store}");
-        assert!(accessed() > 1, "{store}");
-        for name in ["removed", "renamed over"] {
-            let node = served.lookup(1, name).unwrap().node;
-            assert!(peek(&served, node, true, 20).is_ok(), "{store}");
-            let (from, to) = (c("used"), c(name));
-            if name == "removed" {
-                now(served.fs.unlink(&ROOT_USER, 1, &to)).unwrap();
-            } else {
-                now(served.fs.rename(&ROOT_USER, 1, &from, 1, &to, 0)).unwrap();
-            }
-            served.fs.forget(node, 1);
-        }
-        served.fs.forget(used, 1);
-        assert_eq!(served.fs.known_inodes(), 0);
-        let open = open_below(source);
-        let ours = |to: &String| to.contains("removed") || to.contains("renamed");
-        assert!(!open.iter().any(ours), "{store}: {open:?}");
-    });
-}
-
 /// Says when it is dropped, by a panic too, that all is over.
 struct Stop<'a>(&'a std::sync::atomic::AtomicBool);
 
@@ -383,57 +334,6 @@ fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
             }
         });
         assert_eq!(served.fs.known_inodes(), 0, "{store}");
-    });
-}
-
-#[test]
-fn what_is_forgotten_next_is_kept_for_others_only() {
-    on_each_store(|store, source| {
-        let served = Served::new(source, Options::default());
-        let unlink = |name: &str, node, lookups| {
-            let name = c(name);
-            let unlinked = served
-                .fs
-                .unlink_forgotten(&ROOT_USER, 1, &name, node, lookups);
-            let unlinked = now(unlinked).unwrap();
-            (unlinked.node, unlinked.last)
-        };
-        let links = |node| {
-            let attr = now(served.fs.getattr(&ROOT_USER, node, None));
-            attr.map(|attr| attr.attr.nlink)
-        };
-        for name in ["own", "shared", "two", "named", "moved"] {
-            std::fs::write(source.join(name), name).unwrap();
-        }
-        std::fs::hard_link(source.join("two"), source.join("names")).unwrap();
-        let [own, shared, two, named, moved] = ["own", "shared", "two", "named", "moved"]
-            .map(|name| served.lookup(1, name).unwrap().node);
-        served.lookup(1, "shared").unwrap();
-        assert_eq!(unlink("own", own, 1), (Some(own), true), "{store}");
-        served.fs.forget(own, 1);
-        assert!(links(own).is_err(), "{store}");
-        assert_eq!(unlink("shared", shared, 1), (Some(shared), true), "{store}");
-        served.fs.forget(shared, 1);
-        assert_eq!(links(shared), Ok(0), "{store}");
-        assert_eq!(unlink("two", two, 1), (Some(two), false), "{store}");
-        served.fs.forget(two, 1);
-        let two = served.lookup(1, "names").unwrap().node;
-        assert_eq!(links(two), Ok(1), "{store}");
-        // Another file than whoever asks thinks.
-        assert_eq!(unlink("named", two, 1), (Some(named), true), "{store}");
-        assert_eq!((links(named), links(two)), (Ok(0), Ok(1)), "{store}");
-        std::fs::remove_file(source.join("names")).unwrap();
-        std::fs::rename(source.join("moved"), source.join("names")).unwrap();
-        assert_eq!(unlink("names", two, 1), (Some(moved), true), "{store}");
-        served.fs.forget(two, 1);
-        assert_eq!(links(moved), Ok(0), "{store}");
-        for node in [shared, named, moved] {
-            served.fs.forget(node, 1);
-        }
-        assert_eq!(served.fs.known_inodes(), 0, "{store}");
-        let open = open_below(source);
-        let deleted = |to: &String| to.contains("deleted");
-        assert!(!open.iter().any(deleted), "{store}: {open:?}");
     });
 }
 

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::pin::pin;
 
 use uvfs_proto::abi::{self, GetattrFlags, InitFlags, ReadFlags, SetattrValid, WriteFlags};
-use uvfs_proto::ext::token_of_name;
 use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
 use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::Operation;
@@ -187,16 +186,7 @@ async fn dispatch<F: FileSystem>(
     };
     use Operation::*;
     match request.operation {
-        Lookup(name) => {
-            // Of the kernel alone: a client has the file already.
-            if node == ROOT
-                && origin == Origin::Kernel
-                && let Some(token) = token_of_name(name.to_bytes())
-            {
-                return session.look_up_token(cx, &token).await.map(entry);
-            }
-            fs.lookup(cx, node, name).await.map(entry)
-        }
+        Lookup(name) => fs.lookup(cx, node, name).await.map(entry),
         Forget(arg) => {
             fs.forget(node, arg.nlookup);
             Ok(Reply::None)
@@ -236,14 +226,7 @@ async fn dispatch<F: FileSystem>(
             let new = new_node(arg.mode, arg.umask, 0);
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
-        Unlink(name) => match request.forgets {
-            None => fs.unlink(cx, node, name).await.map(lost),
-            Some(gone) => {
-                let (gone, lookups) = (gone.nodeid, gone.nlookup);
-                let unlinked = fs.unlink_forgotten(cx, node, name, gone, lookups);
-                unlinked.await.map(lost)
-            }
-        },
+        Unlink(name) => fs.unlink(cx, node, name).await.map(lost),
         Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
         Rename { arg, name, newname } => fs
             .rename(cx, node, name, arg.newdir, newname, 0)

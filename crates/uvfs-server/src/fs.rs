@@ -406,20 +406,6 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, parent, name)
     }
 
-    /// As [`FileSystem::unlink`], by somebody whose `lookups` lookups of `node` are forgotten next:
-    /// what nobody else has of it need not be kept.
-    async fn unlink_forgotten(
-        &self,
-        cx: &Context,
-        parent: u64,
-        name: &CStr,
-        node: u64,
-        lookups: u64,
-    ) -> Result<Unlinked> {
-        let _ = (node, lookups);
-        self.unlink(cx, parent, name).await
-    }
-
     /// Removes an empty directory.
     async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
         unsupported!(cx, parent, name)
@@ -480,35 +466,6 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Fills `data` from the file; less than its length means the end of the file.
     async fn read(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
         unsupported!(cx, node, how, data)
-    }
-
-    /// Fills `data` from the start of a file that is not open, as if it were opened, read and closed.
-    /// `unseen`: without a change of its time of access, or EPERM.
-    async fn peek(
-        &self,
-        cx: &Context,
-        node: u64,
-        uncached: bool,
-        unseen: bool,
-        data: &Payload,
-    ) -> Result<usize> {
-        if unseen {
-            return Err(Errno::PERM);
-        }
-        let how = OpenHow {
-            flags: libc::O_RDONLY as u32,
-            kill_suidgid: false,
-            origin: Origin::Client(()),
-        };
-        let opened = self.open(cx, node, &how).await?;
-        let how = IoHow {
-            fh: opened.fh,
-            uncached,
-            ..IoHow::default()
-        };
-        let read = self.read(cx, node, &how, data).await;
-        let _ = self.release(cx, node, opened.fh, None).await;
-        read
     }
 
     /// Writes `data` to the file and says how much of it.

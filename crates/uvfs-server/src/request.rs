@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use uvfs_io::Payload;
-use uvfs_proto::abi::{self, ForgetOne, InHeader, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::abi::{self, InHeader, Opcode, URING_OP_IN_OUT_SZ};
 use uvfs_proto::request::{self, Negotiated, Operation};
 use zerocopy::FromBytes;
 
@@ -83,8 +83,6 @@ pub(crate) struct Request<'a> {
     pub(crate) data: Payload,
     /// Room for the answer's data.
     pub(crate) room: &'a Payload,
-    /// The lookups that the sender of an UNLINK gives up with it.
-    pub(crate) forgets: Option<ForgetOne>,
 }
 
 impl<'a> Request<'a> {
@@ -118,7 +116,6 @@ impl<'a> Request<'a> {
             operation,
             data,
             room: &message.room,
-            forgets: None,
         })
     }
 
@@ -128,7 +125,6 @@ impl<'a> Request<'a> {
             node,
             operation,
             data: Payload::default(),
-            forgets: None,
             ..*self
         }
     }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use uvfs_proto::import::{PATH_MAX, TokenOut, VERSION};
 
-use crate::fs::{Context, Entry, FileSystem};
+use crate::fs::FileSystem;
 use crate::session::Session;
 
 /// How long a token is good.
@@ -90,32 +90,6 @@ impl<F: FileSystem> Session<F> {
         };
         out.path[..path.len()].copy_from_slice(path);
         Ok(out)
-    }
-
-    /// The open file of a client's that the kernel looks up by its token (`uvfs_proto::ext::TOKEN`),
-    /// with a lookup counted.
-    pub(crate) async fn look_up_token(
-        &self,
-        cx: &Context,
-        token: &[u8; 32],
-    ) -> Result<Entry, Errno> {
-        let grant = self
-            .tokens
-            .take(token, Instant::now())
-            .ok_or(Errno::NOENT)?;
-        let fs = self.fs();
-        // Sharing counts a lookup, which is what is wanted of it.
-        let fh = fs.share(grant.node, grant.fh).await?;
-        let attributes = fs.getattr(cx, grant.node, Some(fh)).await;
-        let _ = fs.release(cx, grant.node, fh, None).await;
-        let attributes = attributes.inspect_err(|_| fs.forget(grant.node, 1))?;
-        Ok(Entry {
-            node: grant.node,
-            generation: 0,
-            attr: attributes.attr,
-            attr_ttl: Duration::ZERO,
-            entry_ttl: Duration::ZERO,
-        })
     }
 }
 

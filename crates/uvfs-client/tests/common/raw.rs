@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uvfs_proto::abi::{self, Opcode};
-use uvfs_proto::ext::{self, RemoveIn};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Seg};
@@ -142,12 +141,6 @@ impl Raw {
         let found = self.call(Opcode::Lookup as u32, ROOT, &[], name).unwrap();
         let (entry, _) = abi::EntryOut::read_from_prefix(&found).unwrap();
         entry.nodeid
-    }
-
-    pub fn remove(&self, name: &[u8], node: u64, nlookup: u64) -> Result<(), i32> {
-        let op = RemoveIn { node, nlookup };
-        let answer = self.call(ext::REMOVE, ROOT, op.as_bytes(), name);
-        answer.map(|body| assert!(body.is_empty()))
     }
 
     pub fn links(&self, node: u64) -> Result<u32, i32> {

@@ -3,12 +3,11 @@
 
 use std::collections::hash_map::Entry;
 
-use uvfs_proto::abi::{ForgetOne, Opcode};
-use uvfs_proto::ext::RemoveIn;
+use uvfs_proto::abi::ForgetOne;
 use uvfs_proto::request::Operation;
 
 use super::Client;
-use crate::fs::{Errno, FileSystem, ROOT, Result};
+use crate::fs::{FileSystem, ROOT};
 use crate::reply::{Outcome, Reply};
 use crate::request::Request;
 
@@ -73,39 +72,5 @@ impl<F: FileSystem> Client<F> {
             count.remove();
             self.session.coherence.forget(&self.link, gone.nodeid);
         }
-    }
-
-    /// Takes the lookups that come with a REMOVE from a client that may remove names of `directory`:
-    /// it has them no more, whatever it sends next.
-    pub(super) fn gives_up(&self, directory: u64, arg: RemoveIn) -> Result<ForgetOne> {
-        if !self.knows_node(directory) {
-            return Err(Errno::STALE);
-        }
-        if self.guest {
-            return Err(Errno::PERM);
-        }
-        let mut lookups = self.link.lookups();
-        let Entry::Occupied(mut count) = lookups.entry(arg.node) else {
-            return Err(Errno::INVAL);
-        };
-        *count.get_mut() = count.get().checked_sub(arg.nlookup).ok_or(Errno::INVAL)?;
-        if *count.get() == 0 {
-            count.remove();
-        }
-        Ok(ForgetOne {
-            nodeid: arg.node,
-            nlookup: arg.nlookup,
-        })
-    }
-
-    /// Forgets what the client has no more.
-    pub(super) fn forget(&self, gone: ForgetOne) {
-        self.stats.begin(Opcode::Forget as u32);
-        self.session.fs().forget(gone.nodeid, gone.nlookup);
-        // It may have been given the node again.
-        if !self.link.lookups().contains_key(&gone.nodeid) {
-            self.session.coherence.forget(&self.link, gone.nodeid);
-        }
-        self.stats.end(false);
     }
 }

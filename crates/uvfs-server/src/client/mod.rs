@@ -7,7 +7,6 @@
 mod account;
 mod authorize;
 pub(crate) mod link;
-mod names;
 mod recovery;
 
 use std::cell::{Cell, RefCell};
@@ -20,7 +19,7 @@ use std::time::Instant;
 use foldhash::{HashMap, HashSet};
 use uvfs_io::ops::File;
 use uvfs_io::{IoBuf, Payload};
-use uvfs_proto::abi::{self, InHeader, Opcode};
+use uvfs_proto::abi::{self, InHeader};
 use uvfs_proto::ext::{self, LeaseIn};
 use uvfs_proto::import::{IMPORT, ImportIn, ImportOut};
 use uvfs_proto::request::Operation;
@@ -149,26 +148,17 @@ impl<F: FileSystem> Client<F> {
             operation,
             data,
             room,
-            forgets: None,
         }
     }
 
-    /// Serves one request. `spare` is private memory of it; `send` is told what becomes of it: the
-    /// outcome, what the answer has beyond FUSE's, and the room for it.
+    /// Serves one request. `send` is told what becomes of it: the outcome, what the answer has beyond
+    /// FUSE's, and the room for it.
     pub(crate) async fn serve(
         self: &Rc<Self>,
-        mut message: Message,
-        spare: &IoBuf,
+        message: Message,
         send: impl FnOnce(&Outcome, &[u8], &Payload),
     ) {
         let asked = message.header.opcode;
-        // FUSE requests whose answers tell more than FUSE's.
-        let tells_more = match asked {
-            ext::CREATE => Some(Opcode::Create),
-            ext::WRITE => Some(Opcode::Write),
-            _ => None,
-        };
-        message.header.opcode = tells_more.map_or(asked, |opcode| opcode as u32);
         let private = message.private();
         let mut tail = Body::new();
         match ext::Operation::parse(asked, message.structure(), &private) {
@@ -178,10 +168,7 @@ impl<F: FileSystem> Client<F> {
                 let mut request = Request::decode(&message, &private, origin, negotiated);
                 let outcome = match &mut request {
                     Ok(request) => match self.authorize(request) {
-                        Ok(()) => {
-                            let more = tells_more.is_some();
-                            pin!(self.fuse(request, more, &mut tail)).await
-                        }
+                        Ok(()) => pin!(self.fuse(request, &mut tail)).await,
                         Err(errno) => Err(errno),
                     },
                     Err(errno) => refuse(&self.stats, asked, *errno),
@@ -193,33 +180,9 @@ impl<F: FileSystem> Client<F> {
                     self.account(request, &outcome);
                 }
             }
-            Some(Ok(ext::Operation::Remove(arg, name))) => {
-                let gone = self.gives_up(message.header.nodeid, arg);
-                let outcome = match (&gone, name) {
-                    (Err(errno), _) => Err(*errno),
-                    (Ok(_), Err(_)) => Err(Errno::INVAL),
-                    (Ok(gone), Ok(name)) => {
-                        let node = message.header.nodeid;
-                        let unlink = Operation::Unlink(name);
-                        let mut request =
-                            self.request(node, unlink, Payload::default(), &message.room);
-                        request.forgets = Some(*gone);
-                        pin!(execute(&self.session, &self.stats, &request)).await
-                    }
-                };
-                // ENOSYS would say that there is no such request, and that nothing is forgotten.
-                let outcome = outcome.map_err(|errno| match errno {
-                    Errno::NOSYS => Errno::PERM,
-                    errno => errno,
-                });
-                send(&outcome, &tail, &message.room);
-                if let Ok(gone) = gone {
-                    self.forget(gone);
-                }
-            }
             Some(Ok(operation)) => {
                 // The steps of these account for themselves.
-                let outcome = pin!(self.own(operation, &message, spare, &mut tail)).await;
+                let outcome = pin!(self.own(operation, &message, &mut tail)).await;
                 send(&outcome, &tail, &message.room);
             }
             Some(Err(_)) => send(&Err(Errno::INVAL), &tail, &message.room),
@@ -227,7 +190,7 @@ impl<F: FileSystem> Client<F> {
     }
 
     /// Answers an authorized request of FUSE's.
-    async fn fuse(&self, request: &Request<'_>, more: bool, tail: &mut Body) -> Outcome {
+    async fn fuse(&self, request: &Request<'_>, tail: &mut Body) -> Outcome {
         let unique = request.cx.unique;
         let _waits = match request.operation {
             Operation::Setlkw(_) if self.over.get() => return Err(Errno::INTR),
@@ -238,11 +201,7 @@ impl<F: FileSystem> Client<F> {
             }
             _ => None,
         };
-        let more = more.then(|| self.more(request));
-        let mut outcome = pin!(execute(&self.session, &self.stats, request)).await;
-        if let Some(more) = more {
-            pin!(self.tell_more(request, &mut outcome, more, tail)).await;
-        }
+        let outcome = pin!(execute(&self.session, &self.stats, request)).await;
         match &outcome {
             Ok(Reply::Opened(_)) if matches!(request.operation, Operation::Open(_)) => {
                 self.identify(request.node, false, tail);
@@ -260,7 +219,6 @@ impl<F: FileSystem> Client<F> {
         &self,
         operation: ext::Operation<'_>,
         message: &Message,
-        spare: &IoBuf,
         tail: &mut Body,
     ) -> Outcome {
         let (cx, node) = (&message.context(), message.header.nodeid);
@@ -274,14 +232,6 @@ impl<F: FileSystem> Client<F> {
                 Ok(Reply::Empty)
             }
             ext::Operation::Find(identity) => pin!(self.find(cx, identity)).await,
-            ext::Operation::Lookup(name) => pin!(self.lookup_leased(node, name)).await,
-            ext::Operation::List(arg) => pin!(self.list(node, arg, &message.room)).await,
-            ext::Operation::Peek => pin!(self.peek(cx, node, spare)).await,
-            ext::Operation::PeekAhead { ahead, used } => {
-                pin!(self.peek_ahead(cx, ahead, used, spare)).await
-            }
-            ext::Operation::Token(arg) => self.token(node, arg.fh),
-            ext::Operation::Remove(..) => Err(Errno::INVAL),
         }
     }
 

@@ -18,8 +18,6 @@ pub(crate) enum Part {
     Attributes,
     /// How many names it has.
     Links,
-    /// The names in a directory, and with them its size and times.
-    Names,
 }
 
 /// A node that a request uses.
@@ -40,9 +38,7 @@ impl Use {
 
 /// The access set of one request.
 ///
-/// UNLINK, RMDIR and RENAME don't say which node loses a name, and it is not in the set; a client
-/// that caches attributes which change with that holds a lease of the directory as well, and this
-/// one is recalled.
+/// Clients cache no names, so what changes only those of a directory recalls nothing.
 #[derive(Debug)]
 pub(crate) struct AccessSet<'a> {
     pub(crate) nodes: SmallVec<[Use; 2]>,
@@ -91,16 +87,14 @@ impl<'a> AccessSet<'a> {
     fn removes(node: u64, name: &'a CStr) -> Self {
         Self {
             names: SmallVec::from_slice(&[(node, name)]),
-            ..Self::uses(&[(node, Change, Part::Names)])
+            ..Self::nothing()
         }
     }
 
     fn moves(from: (u64, &'a CStr), to: (u64, &'a CStr)) -> Self {
-        let directories = [from.0, to.0].map(|node| (node, Change, Part::Names));
-        let different = if from.0 == to.0 { 1 } else { 2 };
         Self {
             names: SmallVec::from_slice(&[from, to]),
-            ..Self::uses(&directories[..different])
+            ..Self::nothing()
         }
     }
 
@@ -153,12 +147,9 @@ impl<'a> AccessSet<'a> {
                 Self::makes(node, name)
             }
             Link(arg, name) => {
-                let nodes = [
-                    (arg.oldnodeid, Change, Part::Links),
-                    (node, Change, Part::Names),
-                ];
+                let linked = (arg.oldnodeid, Change, Part::Links);
                 Self {
-                    nodes: Self::uses(&nodes).nodes,
+                    nodes: Self::uses(&[linked]).nodes,
                     ..Self::makes(node, name)
                 }
             }
@@ -212,11 +203,10 @@ mod tests {
         (nodes.collect(), names.collect())
     }
 
-    /// Every opcode, and what of it has to recall leases: those of who cached names in a directory,
-    /// attributes or data.
+    /// Every opcode, and what of it has to recall leases.
     #[test]
     fn requests_say_what_they_change() {
-        use Part::{Attributes, Data, Links, Names};
+        use Part::{Attributes, Data, Links};
         // With a structure of zeros.
         for &opcode in Opcode::ALL {
             use Opcode::*;
@@ -224,9 +214,7 @@ mod tests {
                 Read | Getattr | Statx | Lseek | Bmap => &[(NODE, Look, Data)],
                 Write | Fallocate => &[(NODE, Change, Data)],
                 Setattr | Setxattr | Removexattr => &[(NODE, Change, Attributes)],
-                // CREATE also where it finds the file there: that is not known before.
-                Create | Mknod | Mkdir | Symlink | Unlink | Rmdir => &[(NODE, Change, Names)],
-                Link | Rename | Rename2 | CopyFileRange | CopyFileRange64 => continue,
+                Link | CopyFileRange | CopyFileRange64 => continue,
                 _ => &[],
             };
             assert_eq!(set(opcode, &[], b"name\0to\0").0, expected, "{opcode:?}");
@@ -264,13 +252,8 @@ mod tests {
         }
         // The other node is the first field.
         let first = |opcode, node: u64| set(opcode, node.as_bytes(), b"name\0to\0").0;
-        let linked = vec![(OTHER, Change, Links), (NODE, Change, Names)];
+        let linked = vec![(OTHER, Change, Links)];
         assert_eq!(first(Opcode::Link, OTHER), linked);
-        let both = [(NODE, Change, Names), (OTHER, Change, Names)];
-        for opcode in [Opcode::Rename, Opcode::Rename2] {
-            assert_eq!(first(opcode, OTHER), both);
-            assert_eq!(first(opcode, NODE), both[..1]);
-        }
     }
 
     #[test]

@@ -256,15 +256,6 @@ impl Table {
         answer
     }
 
-    /// Asks for a lease to read of a node whose name was looked up, for one who has none.
-    pub(crate) fn ask_with_name(&mut self, node: u64, who: Holder) -> Option<u64> {
-        debug_assert!(!self.has(node, who));
-        match self.ask(node, who, Mode::Read, true) {
-            Ask::Granted(seq) => Some(seq),
-            Ask::Invalidate | Ask::Refused => None,
-        }
-    }
-
     /// After [`Ask::Invalidate`]: the kernel has dropped what it had. The lease's number, unless
     /// something came in between.
     pub(crate) fn granted(&mut self, node: u64, who: Holder) -> Option<u64> {
@@ -356,12 +347,6 @@ impl Table {
         };
         let nodes = self.nodes.iter().filter(|(_, n)| has(n));
         nodes.map(|(&node, _)| node).collect()
-    }
-
-    /// Whether `who` has a lease of the node.
-    pub(crate) fn has(&self, node: u64, who: Holder) -> bool {
-        let held = self.nodes.get(&node).map(|n| &n.held[..]);
-        held.is_some_and(|held| held.iter().any(|h| h.who == who))
     }
 
     /// Whether `who` may have dirty pages of the node.
@@ -466,7 +451,7 @@ mod tests {
         for node in 0..MOST_HIDDEN as u64 + 1 {
             t.hide(node);
         }
-        assert!(t.hides(MOST_HIDDEN as u64) && !t.hides(NODE) && t.has(NODE, 1));
+        assert!(t.hides(MOST_HIDDEN as u64) && !t.hides(NODE) && !t.is_free(NODE));
         assert_eq!((t.nodes.len(), t.hidden), (2, 1));
     }
 
@@ -514,7 +499,7 @@ mod tests {
     #[test]
     fn a_direct_open_recalls_all_leases() {
         let mut t = Table::default();
-        let a = t.ask_with_name(NODE, 1).unwrap();
+        let a = granted(&mut t, 1, Mode::Read);
         let Ask::Granted(b) = t.ask(NODE, 2, Mode::Read, true) else {
             panic!()
         };
@@ -533,9 +518,9 @@ mod tests {
         t.returned(NODE, 2, b, None);
         assert_eq!(direct(&mut t), Begin::Go);
         assert!(t.pass(NODE));
-        assert_eq!(t.ask_with_name(NODE, 1), None);
+        assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
         t.passed(NODE);
-        assert!(t.ask_with_name(NODE, 1).is_some());
+        granted(&mut t, 1, Mode::Read);
     }
 
     #[test]
@@ -760,10 +745,6 @@ mod tests {
                         }
                     }
                     if mode.is_none() {
-                        go(&mut |w| {
-                            let seq = w.table.ask_with_name(NODE, who);
-                            w.clients[i].lease = seq.map(|seq| (Mode::Read, seq));
-                        });
                         go(&mut |w| w.clients[i].step = Step::Wants(Access::Look, false));
                         go(&mut |w| w.clients[i].step = Step::Wants(Access::Change, false));
                     }

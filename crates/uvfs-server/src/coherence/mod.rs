@@ -126,8 +126,6 @@ pub(crate) struct Coherence {
     shards: [Mutex<Shard>; SHARDS],
     /// Moves whenever attributes that somebody has just read may have become old.
     epoch: AtomicU64,
-    /// Counts the changes that have ended.
-    changes: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
     /// Tracks what that kernel may have cached.
@@ -164,7 +162,6 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let Use { node, access, .. } = self.what;
         if access == Access::Change {
-            self.coherence.changes.fetch_add(1, Ordering::SeqCst);
             self.coherence.shard(node).table.ended(node);
         }
     }
@@ -261,29 +258,6 @@ impl Coherence {
                 given.settle();
             }
         }
-    }
-
-    /// How many changes have ended: what was read before still is so if this is still the same and
-    /// nothing is under way.
-    pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::SeqCst)
-    }
-
-    /// A lease to read, if it can be had at once; 0 if the client has one already.
-    pub(crate) fn try_read(&self, link: &Link, node: u64) -> Option<u64> {
-        if link.is_over() {
-            return None;
-        }
-        if self.shard(node).table.has(node, link.id) {
-            return Some(0);
-        }
-        if self.alone.load(Ordering::Relaxed) || !self.settled() {
-            return None;
-        }
-        // Nobody else asks for this client.
-        let seq = self.shard(node).table.ask_with_name(node, link.id)?;
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        Some(seq)
     }
 
     /// The kernel is to be given a backing file of a node. Whether it may: nobody has a lease of it,
@@ -507,7 +481,7 @@ impl Coherence {
             {
                 continue;
             }
-            if !is_kernels && what.part != Part::Names {
+            if !is_kernels {
                 self.write_back(what.node).await;
             }
             entered.push(self.enter(request.origin, what).await?);
@@ -631,9 +605,7 @@ impl Coherence {
         let unlinked = Unlinked {
             node: unlinked.node.filter(|&node| {
                 // The kernel has nothing to drop of a node that only this client was given.
-                let gone = request.forgets.filter(|gone| gone.nodeid == node);
-                let gone = gone.map_or(0, |gone| gone.nlookup);
-                let own = link.lookups().get(&node).map_or(0, |&own| own) + gone;
+                let own = link.lookups().get(&node).map_or(0, |&own| own);
                 own == 0 || fs.lookups(node) != Some(own)
             }),
             ..unlinked
@@ -653,7 +625,7 @@ impl Coherence {
             // A holder may have given its lease back meanwhile, and the kernel may have looked before
             // the change.
             let own = one.own && self.writes(link, node);
-            if one.what.access != Access::Change || one.what.part == Part::Names || own {
+            if one.what.access != Access::Change || own {
                 continue;
             }
             self.epoch.fetch_add(1, Ordering::SeqCst);
@@ -813,11 +785,6 @@ impl Coherence {
         let mut shard = self.shard(node);
         shard.table.forget(node, link.id);
         shard.changed(node);
-    }
-
-    /// Whether a client has a lease of a node.
-    pub(crate) fn has(&self, link: &Link, node: u64) -> bool {
-        self.shard(node).table.has(node, link.id)
     }
 
     /// Whether a client may have dirty pages of a node.

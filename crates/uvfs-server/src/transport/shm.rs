@@ -386,7 +386,7 @@ impl<F: FileSystem> Channel<F> {
         let send = |outcome: &Outcome, tail: &[u8], room: &Payload| {
             self.answer(request.id, &theirs, outcome, tail, room);
         };
-        pin!(client.serve(message, &spare, send)).await;
+        pin!(client.serve(message, send)).await;
         self.busy.set(self.busy.get() - 1);
         self.looks_for_end();
     }
