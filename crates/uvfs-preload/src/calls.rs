@@ -109,16 +109,24 @@ const VECTORS: c_int = 1024;
 /// RWF_DONTCACHE of linux/fs.h, which the libc crate does not have yet.
 const RWF_DONTCACHE: c_int = 0x80;
 
-/// The process that this is; its vfork children have another number and the same memory.
+/// The process that this is, once [`VFORKED`] says so; its vfork children have another number and the
+/// same memory.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// vfork was called: there may be such children.
-pub(crate) static VFORKED: AtomicBool = AtomicBool::new(false);
+static VFORKED: AtomicBool = AtomicBool::new(false);
 
-/// The process is a new one.
+/// The process is a new one, alone in its memory.
 pub(crate) fn new_process() {
-    // SAFETY: no arguments.
-    PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     VFORKED.store(false, Ordering::Relaxed);
+}
+
+/// The process may have children that run in its memory, from now on.
+pub(crate) fn vforks() {
+    if !is_borrowed() {
+        // SAFETY: no arguments.
+        PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+        VFORKED.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Whether this is a child that runs in its parent's memory, whose descriptors are not these.
@@ -765,6 +773,9 @@ fn mapping(prot_shared: c_int, fd: c_int) {
 
 /// What has to be done before the process is no more.
 pub(crate) fn ending() {
+    if !import::any_session() {
+        return;
+    }
     aside(|| {
         aio::settle();
         import::flush();

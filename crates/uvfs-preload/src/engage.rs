@@ -20,6 +20,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
+use crate::real::is_set;
 use crate::table::{self, DESCRIPTORS, Known, Use};
 
 /// The score of one descriptor that pays for its import.
@@ -55,7 +56,7 @@ static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
 }; DESCRIPTORS];
 /// The score of all descriptors since [`BEGAN`].
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// When that began, in seconds of the monotonic clock.
+/// When the first write was counted, in seconds of the monotonic clock.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 static EAGER: AtomicBool = AtomicBool::new(false);
 
@@ -72,9 +73,7 @@ fn of(fd: c_int) -> Option<&'static Traffic> {
 
 /// Reads the environment.
 pub(crate) fn begin() {
-    let eager = std::env::var_os("UVFS_RUN_EAGER").is_some();
-    EAGER.store(eager, Ordering::Relaxed);
-    BEGAN.store(now(), Ordering::Relaxed);
+    EAGER.store(is_set(c"UVFS_RUN_EAGER"), Ordering::Relaxed);
 }
 
 /// Seconds of the monotonic clock, without a system call.
@@ -86,7 +85,7 @@ fn now() -> u64 {
     now.tv_sec.unsigned_abs()
 }
 
-/// Whether the process has reached its score within [`WINDOW`]. If not, it begins anew.
+/// Whether the process has reached its score within [`WINDOW`]. If not, the count begins anew.
 fn is_fast(now: u64) -> bool {
     let fast = now.saturating_sub(BEGAN.load(Ordering::Relaxed)) <= WINDOW;
     if !fast {
@@ -113,7 +112,6 @@ pub(crate) fn forget(fd: c_int) {
 /// In a child process, which has to pay for a session of its own.
 pub(crate) fn child() {
     WRITTEN.store(0, Ordering::Relaxed);
-    BEGAN.store(now(), Ordering::Relaxed);
 }
 
 /// Counts a call of a descriptor that is not imported, and says whether [`pays`] is worth asking.
@@ -129,7 +127,11 @@ pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) ->
     match moves {
         Moves::Write(bytes) => {
             let score = 1 + bytes as u64 / BYTES;
-            let all = WRITTEN.fetch_add(score, Ordering::Relaxed) + score;
+            let before = WRITTEN.fetch_add(score, Ordering::Relaxed);
+            if before == 0 {
+                BEGAN.store(now(), Ordering::Relaxed);
+            }
+            let all = before + score;
             let one = traffic.written.fetch_add(score, Ordering::Relaxed) + score;
             one >= IMPORT && (all >= ATTACH || attached())
         }

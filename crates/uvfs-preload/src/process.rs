@@ -80,7 +80,6 @@ unsafe extern "C" {
 extern "C" fn begin() {
     // SAFETY: called once, before anything forks.
     unsafe { dlmalloc::enable_alloc_after_fork() };
-    calls::new_process();
     // SAFETY: functions that live as long as the process, as a preloaded library is never unloaded.
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
@@ -108,14 +107,12 @@ static END: extern "C" fn() = end;
 /// the next definition.
 #[cfg(not(test))]
 mod before {
-    use std::arch::naked_asm;
-    use std::ffi::{CStr, c_int, c_void};
-    use std::sync::atomic::Ordering;
-
     use crate::calls;
     use crate::import;
     use crate::real::Next;
     use crate::table;
+    use std::arch::naked_asm;
+    use std::ffi::{CStr, c_int, c_void};
 
     fn everything(_: c_int) {
         calls::aside(import::publish_all);
@@ -123,7 +120,7 @@ mod before {
 
     fn borrowing(first: c_int) {
         everything(first);
-        calls::VFORKED.store(true, Ordering::Relaxed);
+        calls::vforks();
     }
 
     fn descriptor(first: c_int) {

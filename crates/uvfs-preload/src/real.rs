@@ -106,6 +106,13 @@ pub(crate) fn set_inside(inside: bool) {
     compiler_fence(Ordering::SeqCst);
 }
 
+/// Whether the environment has a variable. For the program's start: the standard library's way takes a
+/// lock.
+pub(crate) fn is_set(name: &CStr) -> bool {
+    // SAFETY: a C string, and nobody changes the environment before the program begins.
+    !unsafe { libc::getenv(name.as_ptr()) }.is_null()
+}
+
 pub(crate) fn errno() -> c_int {
     // SAFETY: the pointer is the thread's own and always valid.
     unsafe { *libc::__errno_location() }

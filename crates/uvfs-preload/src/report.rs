@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::import;
+use crate::real::is_set;
 use crate::table;
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -28,7 +29,7 @@ pub(crate) fn say(line: std::fmt::Arguments<'_>) {
 
 /// Reads the environment.
 pub(crate) fn begin() {
-    if std::env::var_os("UVFS_RUN_REPORT").is_none() {
+    if !is_set(c"UVFS_RUN_REPORT") {
         return;
     }
     // SAFETY: no pointers.

@@ -103,10 +103,39 @@ commands! {
     InstallHelper => helper,
 }
 
+/// The command line of `uvfs run`, which is part of a program's start: describing those of all commands
+/// takes longer than what it does.
+#[derive(Parser)]
+#[command(
+    name = "uvfs",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true
+)]
+struct RunCli {
+    #[command(subcommand)]
+    command: RunCommand,
+}
+
+#[derive(Subcommand)]
+enum RunCommand {
+    /// Run a program whose I/O on a mount goes over shared memory.
+    Run(run::Args),
+}
+
 /// Parses the command line and runs the subcommand it names.
-fn run(argv: impl IntoIterator<Item = OsString>) -> Result<ExitCode> {
-    match Cli::try_parse_from(argv) {
-        Ok(cli) => cli.command.run(),
+fn run(argv: Vec<OsString>) -> Result<ExitCode> {
+    let parsed = match argv.get(1).is_some_and(|name| name == "run") {
+        true => RunCli::try_parse_from(argv).map(|cli| match cli.command {
+            RunCommand::Run(args) => Command::Run(args),
+        }),
+        false => {
+            init_logging();
+            Cli::try_parse_from(argv).map(|cli| cli.command)
+        }
+    };
+    match parsed {
+        Ok(command) => command.run(),
         // Help and version come this way as well, with status 0.
         Err(e) => {
             let _ = e.print();
@@ -129,7 +158,6 @@ fn init_logging() {
 }
 
 fn main() -> ExitCode {
-    init_logging();
     let mut argv: Vec<OsString> = std::env::args_os().collect();
     if mount::is_helper(argv.first()) {
         argv = mount::from_helper(&argv);

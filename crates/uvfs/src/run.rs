@@ -55,7 +55,8 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let library = library()?;
     let (program, rest) = args.command.split_first().expect("clap wants one");
-    if let Some(why) = find(program).as_deref().and_then(unsuited) {
+    let found = find(program);
+    if let Some(why) = found.as_deref().and_then(unsuited) {
         eprintln!(
             "uvfs: {}: {why}; it runs as without uvfs run",
             program.display()
@@ -66,8 +67,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         // First, so that what another library does with a file ends here.
         preload = [more, preload].join(&OsString::from(":"));
     }
-    let mut command = Command::new(program);
-    command.args(rest).env("LD_PRELOAD", preload);
+    // Found already; else it fails, as execvp(3) says.
+    let mut command = Command::new(found.as_deref().unwrap_or(Path::new(program)));
+    command.arg0(program).args(rest).env("LD_PRELOAD", preload);
     if let Some(bytes) = args.cache {
         command.env("UVFS_RUN_CACHE", bytes.to_string());
     }
@@ -119,7 +121,10 @@ fn find(program: &OsString) -> Option<PathBuf> {
     }
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|dir| dir.join(path))
-        .find(|path| path.is_file())
+        .find(|path| {
+            let found = path.metadata();
+            found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        })
 }
 
 /// Why the dynamic linker would not load the library, as far as the file tells.
@@ -128,10 +133,10 @@ fn unsuited(path: &Path) -> Option<&'static str> {
     if mode & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
         return Some("runs as another user");
     }
-    let mut head = Vec::new();
-    let file = std::fs::File::open(path).ok()?;
-    file.take(4096).read_to_end(&mut head).ok()?;
-    is_static(&head)?.then_some("is statically linked")
+    let mut head = [0; 4096];
+    let mut file = std::fs::File::open(path).ok()?;
+    let len = file.read(&mut head).ok()?;
+    is_static(&head[..len])?.then_some("is statically linked")
 }
 
 /// Whether an ELF file of this machine's kind has no interpreter; nothing for other files.
