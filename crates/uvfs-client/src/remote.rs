@@ -118,6 +118,9 @@ struct Inner {
     /// The connection, until it is attached.
     first: Mutex<Option<UnixStream>>,
     current: ArcSwapOption<Shared>,
+    /// One socket for all attempts to reach the next server. Making it takes numbers that a program
+    /// under `uvfs run` may close or count on, so it is made while that waits for this client.
+    spare: Mutex<Option<Ready>>,
     /// A session that is to become the current one.
     next: Mutex<Option<Arc<Shared>>>,
     known: Arc<Mutex<Known>>,
@@ -259,6 +262,7 @@ impl Server {
                 path,
                 patience: OnceLock::new(),
                 on_descriptor: OnceLock::new(),
+                spare: Mutex::default(),
                 next: Mutex::default(),
                 first: Mutex::new(Some(socket)),
                 current: ArcSwapOption::empty(),
@@ -953,9 +957,6 @@ struct Lost<'a> {
     old: &'a Shared,
     /// What the file system says of later changes is later than this.
     since: (i64, u32),
-    /// One socket for all attempts: making it takes the lowest number for a moment, which the program
-    /// may want.
-    spare: Option<Ready>,
 }
 
 impl Inner {
@@ -1057,13 +1058,12 @@ impl Inner {
             };
             tracing::warn!(?path, ?end, "the server is gone");
             let mut pause = FIRST_PAUSE;
-            let mut lost = Lost {
+            let lost = Lost {
                 path,
                 old: &old,
                 since,
-                spare: None,
             };
-            while let Err(error) = self.attempt(&mut lost) {
+            while let Err(error) = self.attempt(&lost) {
                 if self.stop.load(Ordering::Acquire) {
                     return;
                 }
@@ -1079,7 +1079,7 @@ impl Inner {
         }
     }
 
-    fn attempt(&self, lost: &mut Lost<'_>) -> io::Result<()> {
+    fn attempt(&self, lost: &Lost<'_>) -> io::Result<()> {
         {
             let mut attempts = lock(&self.attempts);
             attempts.wanted = false;
@@ -1099,13 +1099,14 @@ impl Inner {
 
     /// Attaches to the server that now is at the path, if it serves the same source, finds there
     /// what was open, and makes that the current session.
-    fn reattach(&self, lost: &mut Lost<'_>) -> io::Result<()> {
-        let ready = match lost.spare.take() {
+    fn reattach(&self, lost: &Lost<'_>) -> io::Result<()> {
+        let spare = lock(&self.spare).take();
+        let ready = match spare {
             Some(ready) => ready,
             None => self.ready(attach::socket()?, true),
         };
         if let Err(error) = attach::connect(&ready.socket, lost.path) {
-            lost.spare = Some(ready);
+            *lock(&self.spare) = Some(ready);
             return Err(error);
         }
         let new = self.attach(ready, &lost.old.arena, lost.old.generation + 1)?;
@@ -1114,7 +1115,10 @@ impl Inner {
             true => Err(errno(libc::ENOTCONN)),
             false => self.find_again(lost, &new),
         };
-        if found.is_err() {
+        if found.is_ok() {
+            let next = attach::socket().ok();
+            *lock(&self.spare) = next.map(|socket| self.ready(socket, true));
+        } else {
             new.end();
             let _ = new.socket.shutdown(std::net::Shutdown::Both);
         }
@@ -1256,6 +1260,9 @@ impl Backend for Server {
         // The last pages, which the cache was not given.
         *lock(&self.inner.room) = arena.pages() - self.reserved_pages();
         let ready = self.inner.ready(socket, false);
+        if self.inner.path.is_some() {
+            *lock(&self.inner.spare) = Some(self.inner.ready(attach::socket()?, true));
+        }
         let shared = self.inner.attach(ready, arena, 0)?;
         self.inner.current.store(Some(shared));
         let inner = self.inner.clone();
@@ -1265,13 +1272,17 @@ impl Backend for Server {
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        // Without a lock: also for the child of a fork.
+        // Without waiting for a lock: also for the child of a fork.
         let current = self.inner.current.load();
-        current.as_ref().map_or_else(Vec::new, |shared| {
-            let mut descriptors = shared.descriptors.open.clone();
+        let mut descriptors = Vec::new();
+        if let Some(shared) = current.as_ref() {
+            descriptors.extend(&shared.descriptors.open);
             descriptors.push(shared.arena.as_fd().as_raw_fd());
-            descriptors
-        })
+        }
+        if let Ok(spare) = self.inner.spare.try_lock() {
+            descriptors.extend(spare.iter().flat_map(|ready| &ready.descriptors.open));
+        }
+        descriptors
     }
 
     fn reserved_pages(&self) -> u32 {

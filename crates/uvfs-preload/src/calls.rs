@@ -45,6 +45,7 @@ pub(crate) mod next {
         mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
         close(fd: c_int) -> c_int;
         socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
+        memfd_create(name: *const c_char, flags: u32) -> c_int;
         close_range(first: u32, last: u32, flags: c_int) -> c_int;
         dup(fd: c_int) -> c_int;
         dup2(fd: c_int, to: c_int) -> c_int;
@@ -468,6 +469,10 @@ fn out_of_reach(fd: c_int) -> c_int {
     // SAFETY: numbers; the descriptor is nobody else's.
     let high = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH) };
     if high < 0 {
+        // The program was faster, and has closed it: nobody owns the number.
+        if errno() == libc::EBADF {
+            return -1;
+        }
         set_errno(before);
         return fd;
     }
@@ -827,19 +832,32 @@ mod exported {
         mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
     }
 
-    /// As the manual says.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
-        let _making = making();
-        // SAFETY: the caller's own arguments.
-        let fd = unsafe { next::socket(family, kind, protocol) };
-        match fd >= 0 && is_inside() && !is_borrowed() {
-            true => out_of_reach(fd),
-            false => fd,
-        }
+    /// Functions that this library makes descriptors of its own by. The program's are not files of a
+    /// mount.
+    macro_rules! makes {
+        ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    let _making = making();
+                    // SAFETY: the caller's own arguments.
+                    let fd = unsafe { next::$name($($arg),*) };
+                    match fd >= 0 && is_inside() && !is_borrowed() {
+                        true => out_of_reach(fd),
+                        false => fd,
+                    }
+                }
+            )*
+        };
+    }
+
+    makes! {
+        socket(family: c_int, kind: c_int, protocol: c_int);
+        memfd_create(name: *const c_char, flags: u32);
     }
 
     /// The call neither reads nor moves the kernel's position, or moves it to where it says.

@@ -34,7 +34,12 @@ pub struct Message {
 pub fn aside(fd: OwnedFd) -> OwnedFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let most = limit.current.unwrap_or(1 << 16).min(1 << 16) as i32;
-    rustix::io::fcntl_dupfd_cloexec(&fd, most / 4 * 3).unwrap_or(fd)
+    let high = most / 4 * 3;
+    // Under `uvfs run` one that the C library made is there already, and known not to be the program's.
+    if fd.as_raw_fd() >= high.min(500) {
+        return fd;
+    }
+    rustix::io::fcntl_dupfd_cloexec(&fd, high).unwrap_or(fd)
 }
 
 /// A socket to attach through, aside as by [`aside`], and not connected yet.

@@ -515,13 +515,6 @@ pub struct Submission {
     pub direction: Direction,
 }
 
-impl Submission {
-    /// The bytes of all segments; at most `max_payload` of [`ServerQueue::open`].
-    pub fn seg_bytes(&self) -> usize {
-        self.segs.iter().map(|s| s.len as usize).sum()
-    }
-}
-
 /// The server's end of a queue pair. Trusts nothing that it finds in the memory.
 #[derive(Debug)]
 pub struct ServerQueue {

@@ -2,12 +2,12 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
@@ -36,8 +36,15 @@ impl SharedMemory {
     /// Those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
     pub fn create(name: &CStr, len: usize) -> io::Result<Self> {
         let len = len.next_multiple_of(4096);
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let fd = crate::attach::aside(fd);
+        // The C library's call, as in `attach::socket`.
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: a C string and a number.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it was just made, and nobody else knows it.
+        let fd = crate::attach::aside(unsafe { OwnedFd::from_raw_fd(fd) });
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(fd, len)
@@ -193,7 +200,7 @@ pub fn futex_wake(word: &AtomicU32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     #[test]
     fn a_sealed_memfd_is_accepted_and_shared() {
