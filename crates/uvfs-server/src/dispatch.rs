@@ -9,7 +9,7 @@ use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::Operation;
 use zerocopy::IntoBytes;
 
-use crate::coherence::Since;
+use crate::coherence::{Since, lives_for_clients};
 use crate::fs::*;
 use crate::reply::{Body, Listed, Outcome, Reply, Scratch};
 use crate::request::Request;
@@ -238,8 +238,9 @@ async fn dispatch<F: FileSystem>(
             .map(lost),
         Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
         Open(arg) => {
+            let since = session.coherence.now();
             let file = fs.open(cx, node, &how(arg.flags, arg.open_flags)).await?;
-            session.tell_of_open(origin, node, &file);
+            session.tell_of_open(origin, node, &file, since);
             session.count_open(&file);
             Ok(opened(file))
         }
@@ -553,8 +554,11 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
             return added;
         }
         let mut out = entry_out(entry);
-        if self.origin == Origin::Kernel {
-            coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
+        match self.origin {
+            Origin::Kernel => {
+                coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
+            }
+            Origin::Client(()) => lives_for_clients(&mut out),
         }
         self.push(dir, &out)
     }
@@ -581,7 +585,10 @@ async fn listing<F: FileSystem>(
     };
     let fs = &session.fs;
     fs.readdir(cx, node, arg.fh, arg.offset, &mut sink).await?;
-    let (len, nodes) = (sink.buf.len(), sink.nodes);
+    let (len, nodes, since) = (sink.buf.len(), sink.nodes, sink.since);
+    if matches!(request.origin, Origin::Kernel) {
+        session.coherence.shows_pages(node, since);
+    }
     bytes.truncate(len);
     Ok(Reply::Listing(Listed { bytes, nodes }))
 }

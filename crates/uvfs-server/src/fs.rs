@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::time::{Duration, SystemTime};
 
+pub use crate::coherence::HostChange;
 pub use rustix::io::Errno;
 pub use uvfs_io::Payload;
 use uvfs_proto::abi;
@@ -286,6 +287,19 @@ pub struct Config {
     pub time_gran: u32,
     /// How deep file systems stack below, for passthrough.
     pub max_stack_depth: u32,
+    /// The kernel's minor version of the protocol.
+    pub minor: u32,
+}
+
+/// How a file system watches for changes that others make to what it serves.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    /// Why it does not.
+    pub why_not: Option<String>,
+    /// File systems of the host below the source that are not watched, beside its own.
+    pub unwatched: u64,
+    /// Events that came.
+    pub events: u64,
 }
 
 macro_rules! unsupported {
@@ -311,6 +325,12 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// The last call, after the mount has ended.
     fn destroy(&self) {}
+
+    /// How it watches for changes that others make, which it reports by
+    /// [`crate::Session::host_changed`]. Nothing where there is nobody else.
+    fn watch(&self) -> Option<Watch> {
+        None
+    }
 
     /// Whether reads and writes can leave nothing in a cache of the store. Without it
     /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.

@@ -16,12 +16,12 @@ use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
 use crate::behind::{Behind, Recent};
-use crate::coherence::Coherence;
-use crate::fs::{Config, FileSystem, Opened, Origin};
+use crate::coherence::{Coherence, Since};
+use crate::fs::{Config, FileSystem, HostChange, Opened, Origin};
 use crate::interrupt;
 use crate::lock;
 use crate::notify::{Notifier, Retrieved};
-use crate::stats::{self, Attached, QueueStats, Report};
+use crate::stats::{self, Attached, QueueStats, Report, WatchReport};
 use crate::token;
 
 /// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
@@ -165,6 +165,7 @@ impl<F: FileSystem> Session<F> {
             max_readahead: options.max_readahead,
             time_gran: 1,
             max_stack_depth: 0,
+            minor: abi::KERNEL_MINOR_VERSION,
         };
         fs.init(&mut config)?;
         let mut session = Self::new(fs, null.into(), options);
@@ -220,9 +221,22 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
-    /// Tells the kernel what goes with the answer to an open of its own. What fails is asked for
-    /// later.
-    pub(crate) fn tell_of_open(&self, origin: Origin, node: u64, file: &Opened) {
+    /// The host's changes will be reported by [`Session::host_changed`].
+    pub fn host_is_watched(&self) {
+        if let Some(notifier) = self.invalidator() {
+            self.coherence.host_is_watched(notifier);
+        }
+    }
+
+    /// A program of the host has changed something behind the mount: the kernel drops what it has of
+    /// it. Only after [`Session::host_is_watched`].
+    pub fn host_changed(&self, change: HostChange<'_>) {
+        self.coherence.host_changed(change);
+    }
+
+    /// Tells the kernel what goes with the answer to an open of its own, which was read since
+    /// `since`. What fails is asked for later.
+    pub(crate) fn tell_of_open(&self, origin: Origin, node: u64, file: &Opened, since: Since) {
         if origin != Origin::Kernel {
             return;
         }
@@ -246,6 +260,9 @@ impl<F: FileSystem> Session<F> {
             if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
                 tracing::debug!(node, %error, "a notification was not taken");
             }
+        }
+        if file.contents.is_some() {
+            self.coherence.shows_pages(node, since);
         }
     }
 
@@ -350,6 +367,7 @@ impl<F: FileSystem> Session<F> {
             max_readahead: self.options.max_readahead.min(init.arg.max_readahead),
             time_gran: 1,
             max_stack_depth: 0,
+            minor,
         };
         if let Err(errno) = self.fs.init(&mut config) {
             self.reply_error(init.header.unique, errno)?;
@@ -497,6 +515,14 @@ impl<F: FileSystem> Session<F> {
         report.backed_opens = self.backed.load(Ordering::Relaxed);
         let clients = lock(&self.clients);
         report.clients = clients.iter().map(|one| one.report()).collect();
+        report.watch = self.fs.watch().map(|watch| WatchReport {
+            on: watch.why_not.is_none(),
+            why_not: watch.why_not,
+            unwatched: watch.unwatched,
+            events: watch.events,
+            told: self.coherence.host.told.load(Ordering::Relaxed),
+            lost: self.coherence.host.lost.load(Ordering::Relaxed),
+        });
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }

@@ -251,6 +251,23 @@ impl Attached {
     }
 }
 
+/// Whether the server watches for changes that programs of the host make.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct WatchReport {
+    /// It does: the kernel caches names, attributes and data until they change.
+    pub on: bool,
+    /// Why it does not: the kernel caches them for a while.
+    pub why_not: Option<String>,
+    /// File systems below the source that are not watched, although the source's own is.
+    pub unwatched: u64,
+    /// Events that came.
+    pub events: u64,
+    /// Things that the kernel was told to drop.
+    pub told: u64,
+    /// Times that events were lost, and everything was dropped.
+    pub lost: u64,
+}
+
 /// A mount's figures, as `uvfs stats --json` prints them.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Report {
@@ -279,6 +296,9 @@ pub struct Report {
     /// among those counted here.
     #[serde(default)]
     pub backed_opens: u64,
+    /// Whether changes behind the mount are watched for. Nothing where there can be none.
+    #[serde(default)]
+    pub watch: Option<WatchReport>,
     /// By kind, the most frequent first.
     pub ops: Vec<OpCount>,
     /// Of one request in 16: from decoding to the answer.
@@ -307,6 +327,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         bytes_read: 0,
         bytes_written: 0,
         backed_opens: 0,
+        watch: None,
         ops: Vec::new(),
         latency: Vec::new(),
         queues: Vec::new(),

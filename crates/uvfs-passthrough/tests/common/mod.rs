@@ -131,6 +131,7 @@ impl Served {
             max_readahead: 1 << 20,
             time_gran: 1,
             max_stack_depth: 0,
+            minor: 45,
         };
         self.fs.init(&mut config).unwrap();
         config

@@ -1,18 +1,22 @@
-//! Tells the kernel to drop what a client has changed. The kernel waits for pages that requests of
-//! its own have locked, so threads of their own make these calls.
+//! Tells the kernel to drop what a client, or a program of the host, has changed. The kernel waits for
+//! pages that requests of its own have locked, so threads of their own make these calls.
 
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
+use super::host::{self, How, Pending, What};
 use crate::lock;
 use crate::notify::Notifier;
 
 /// Invalidations under way at once.
 const INVALIDATORS: usize = 8;
+/// Of these, at most so many are for the host's changes, which nobody waits for.
+const FOR_HOST: usize = INVALIDATORS / 2;
 /// Names that the kernel is yet to let go of, with nobody waiting for it.
 const MOST_HINTS: usize = 256;
 
@@ -37,21 +41,39 @@ struct Jobs {
     queue: VecDeque<(Job, Arc<Done>)>,
     /// Jobs that nobody waits for.
     hints: VecDeque<Job>,
+    /// What programs of the host have changed.
+    host: Pending,
     threads: usize,
     idle: usize,
     over: bool,
 }
 
+impl Jobs {
+    /// How many threads have something to do.
+    fn waiting(&self) -> usize {
+        let host = !self.host.is_empty() && self.host.telling < FOR_HOST;
+        self.queue.len() + self.hints.len() + usize::from(host)
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+    /// There is room for what the host changes.
+    room: Condvar,
+}
+
 /// Threads that tell the kernel what to drop, and wait with it for pages that are in use.
 pub(super) struct Invalidator {
     pub(super) notifier: Notifier,
-    jobs: Arc<(Mutex<Jobs>, Condvar)>,
+    shared: Arc<Shared>,
 }
 
 impl Drop for Invalidator {
     fn drop(&mut self) {
-        lock(&self.jobs.0).over = true;
-        self.jobs.1.notify_all();
+        lock(&self.shared.jobs).over = true;
+        self.shared.more.notify_all();
     }
 }
 
@@ -59,7 +81,7 @@ impl Invalidator {
     pub(super) fn new(notifier: Notifier) -> Self {
         Self {
             notifier,
-            jobs: Arc::default(),
+            shared: Arc::default(),
         }
     }
 
@@ -70,7 +92,7 @@ impl Invalidator {
     pub(super) async fn run(&self, job: Job) {
         let done = Arc::new(Done::default());
         {
-            let mut jobs = lock(&self.jobs.0);
+            let mut jobs = lock(&self.shared.jobs);
             jobs.queue.push_back((job, done.clone()));
             if let Err(error) = self.wake(&mut jobs) {
                 // Existing clients get to it; without any, there is nothing to drop.
@@ -90,7 +112,7 @@ impl Invalidator {
 
     /// Has the kernel let go of a removed name, some time.
     pub(super) fn hint(&self, parent: u64, node: u64, name: CString) {
-        let mut jobs = lock(&self.jobs.0);
+        let mut jobs = lock(&self.shared.jobs);
         if jobs.hints.len() < MOST_HINTS {
             jobs.hints.push_back(Job::Removed(parent, name, node));
             // Without a thread it waits for the next one.
@@ -98,10 +120,24 @@ impl Invalidator {
         }
     }
 
+    /// Has the kernel drop what a program of the host has changed. Waits while there is too much of
+    /// it; the kernel then keeps the host's events, as many as it likes.
+    pub(super) fn tell_of_host(&self, what: What, how: How) {
+        let mut jobs = lock(&self.shared.jobs);
+        while jobs.host.is_full() {
+            jobs = (self.shared.room.wait(jobs)).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        jobs.host.add(what, how);
+        if let Err(error) = self.wake(&mut jobs) {
+            // Existing threads get to it, or the next one.
+            tracing::debug!(%error, "no thread to tell the kernel");
+        }
+    }
+
     /// Has a thread look at the queue.
     fn wake(&self, jobs: &mut Jobs) -> io::Result<()> {
-        if jobs.idle >= jobs.queue.len() + jobs.hints.len() || jobs.threads == INVALIDATORS {
-            self.jobs.1.notify_one();
+        if jobs.idle >= jobs.waiting() || jobs.threads == INVALIDATORS {
+            self.shared.more.notify_one();
         } else {
             self.start()?;
             jobs.threads += 1;
@@ -110,17 +146,34 @@ impl Invalidator {
     }
 
     fn start(&self) -> io::Result<()> {
-        let (jobs, notifier) = (self.jobs.clone(), self.notifier.clone());
+        let (shared, notifier) = (self.shared.clone(), self.notifier.clone());
         std::thread::Builder::new()
             .name("uvfs-inval".into())
-            .spawn(move || work(&jobs, &notifier))?;
+            .spawn(move || work(&shared, &notifier))?;
         Ok(())
     }
 }
 
-fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
+/// Waits for more to do, or until something is due to be told again.
+fn wait<'a>(shared: &'a Shared, mut jobs: MutexGuard<'a, Jobs>) -> MutexGuard<'a, Jobs> {
+    jobs.idle += 1;
+    // While enough threads tell of the host's changes, it is one of those that looks again.
+    let due = (jobs.host.next()).filter(|_| jobs.host.telling < FOR_HOST);
+    let mut jobs = match due {
+        None => (shared.more.wait(jobs)).unwrap_or_else(|poisoned| poisoned.into_inner()),
+        Some(due) => {
+            let time = due.saturating_duration_since(Instant::now());
+            let woken = shared.more.wait_timeout(jobs, time);
+            woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0
+        }
+    };
+    jobs.idle -= 1;
+    jobs
+}
+
+fn work(shared: &Shared, notifier: &Notifier) {
     loop {
-        let mut now = lock(jobs);
+        let mut now = lock(&shared.jobs);
         let (job, done) = loop {
             if let Some((job, done)) = now.queue.pop_front() {
                 break (job, Some(done));
@@ -131,11 +184,23 @@ fn work((jobs, more): &(Mutex<Jobs>, Condvar), notifier: &Notifier) {
             if now.over {
                 return;
             }
-            now.idle += 1;
-            now = more
-                .wait(now)
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
-            now.idle -= 1;
+            if now.host.telling < FOR_HOST
+                && let Some((what, how, round)) = now.host.pop()
+            {
+                now.host.telling += 1;
+                if now.waiting() > 0 {
+                    // This one may have to wait.
+                    shared.more.notify_one();
+                }
+                shared.room.notify_one();
+                drop(now);
+                host::tell(notifier, &what, how, round);
+                now = lock(&shared.jobs);
+                now.host.telling -= 1;
+                now.host.told(what, how, round);
+                continue;
+            }
+            now = wait(shared, now);
         };
         drop(now);
         let told = match job {

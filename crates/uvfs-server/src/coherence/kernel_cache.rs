@@ -1,25 +1,31 @@
-//! Tracks which names and attributes the kernel of a mount may still have in its caches, so that a
-//! client's change of anything else costs neither of them a notification.
+//! Tracks which names and attributes the kernel of a mount was ever given, so that a change of
+//! anything else costs no notification.
 //!
-//! The kernel keeps a name, or a file's attributes, for as long as an answer said (their lifetime),
-//! and then asks again before it uses them. So every answer with a lifetime is noted here, by a hash
-//! of what it was about, until the lifetime and a good while for the kernel to take the answer in have
-//! passed. That is a table of times which is only ever too careful: things whose hashes meet share a
-//! time. A change looks here after it was made; if nothing is noted, the kernel has nothing to drop.
+//! The kernel may keep a name, or a file's attributes, for as long as it likes. So every answer with
+//! a lifetime is noted here, by a hash of what it was about. The table is only ever too careful:
+//! things whose hashes meet share a place. A change looks here after it was made; if nothing is
+//! noted, the kernel has nothing to drop.
 //!
 //! An answer may overlap with a change. Then either the change sees what the answer noted, and tells
-//! the kernel, which takes in the answer first; or the answer, which looks for changes once it is
-//! noted, sees the change, and gives no lifetime. Both write first and then read, in an order that all
-//! agree on (SeqCst).
+//! the kernel; or the answer, which looks for changes once it is noted, sees the change, and gives no
+//! lifetime. Both write first and then read, in an order that all agree on (SeqCst).
 //!
-//! FUSE_NOTIFY_INC_EPOCH, which makes all that is cached stale at once, is no way to this: a stale
-//! name is dropped rather than looked up again, and with it, seen with Linux 6.18, what is mounted
-//! below it; and files that are open there lose their path in /proc.
+//! The kernel may take an answer in after it was told of a change that came later: it wakes the thread
+//! that asked, and that thread fills the cache. It holds the directory's lock where it looks up a
+//! new name, and discards old attributes of an inode that it knew; but not where it looks up again a
+//! name that expired, or gets to know an inode, or where attributes come with the answer to a change.
+//! So the table also has when each place was noted last: of what was given just before a change,
+//! the kernel is told several times (`host.rs`).
+//!
+//! FUSE_NOTIFY_INC_EPOCH, which makes all that is cached stale at once, is only for the case that
+//! changes of the host were lost: a stale name is dropped rather than looked up again, and with it,
+//! seen with Linux 6.18, what is mounted below it; and files that are open there lose their path in
+//! /proc.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use foldhash::quality::FixedState;
@@ -32,7 +38,7 @@ const TIMES: usize = 1 << 17;
 const CHANGES: usize = 1 << 12;
 /// How long the kernel may take until it has an answer in its caches. It does so as soon as the
 /// thread that asked runs.
-const UNDER_WAY: Duration = Duration::from_secs(30);
+pub(super) const UNDER_WAY: Duration = Duration::from_secs(5);
 /// What the kernel had to drop is given no lifetime for so long after it was changed last: who
 /// changes it once is likely to do so again.
 const CONTENDED: Duration = Duration::from_secs(1);
@@ -66,8 +72,8 @@ impl Key {
     }
 }
 
-/// What the table had of a key: of each of its two places the time until which the kernel may have
-/// it, in the upper half, and how often that was written.
+/// What the table had of a key: of each of its two places the time at which the kernel was given it
+/// last, in the upper half, and how often that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version([u64; 2]);
 
@@ -76,6 +82,17 @@ impl Version {
     fn is_not_given_until(self, other: Self) -> bool {
         self.0[0] == other.0[0] || self.0[1] == other.0[1]
     }
+}
+
+/// Whether the kernel was given something that the host has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// It never was.
+    Never,
+    /// It was, so long ago that the answer is in its caches, if it still is.
+    Before,
+    /// It was, and the answer may still be under way.
+    Lately,
 }
 
 struct Told {
@@ -92,8 +109,6 @@ pub(crate) struct KernelCache {
     changes: Box<[AtomicU64]>,
     /// The number of the last change of all.
     last: AtomicU64,
-    /// The longest lifetime that was ever given, in ticks.
-    longest: AtomicU32,
     /// Of keys that the kernel was told to drop, what it had been given by then.
     told: [Mutex<HashMap<Key, Told>>; SHARDS],
 }
@@ -111,7 +126,6 @@ impl Default for KernelCache {
             times: zeros(TIMES),
             changes: zeros(CHANGES),
             last: AtomicU64::new(0),
-            longest: AtomicU32::new(0),
             told: Default::default(),
         }
     }
@@ -131,29 +145,16 @@ impl KernelCache {
         self.last.load(Ordering::SeqCst)
     }
 
-    /// Notes that the kernel is given what `key` stands for.
-    pub(crate) fn give(&self, key: Key, lifetime: Duration) {
-        let lifetime = ticks(lifetime);
-        if self.longest.load(Ordering::Relaxed) < lifetime {
-            self.longest.fetch_max(lifetime, Ordering::SeqCst);
-        }
-        self.note(key, lifetime);
-    }
-
-    /// Notes that the kernel may come to have what `key` stands for by moving it.
-    pub(crate) fn moves(&self, key: Key) {
-        self.note(key, self.longest.load(Ordering::SeqCst));
-    }
-
-    fn note(&self, key: Key, lifetime: u32) {
-        let until = self.now().saturating_add(lifetime);
-        let until = u64::from(until.saturating_add(ticks(UNDER_WAY)));
-        for at in key.times() {
+    /// Notes that the kernel is given what `key` stands for, or may come to have it by moving it.
+    pub(crate) fn give(&self, key: Key) {
+        let at = u64::from(self.now());
+        for place in key.times() {
             let later = |old: u64| {
-                let count = (old as u32).wrapping_add(1);
-                Some(until.max(old >> 32) << 32 | u64::from(count))
+                // Never 0 again.
+                let count = (old as u32).wrapping_add(1).max(1);
+                Some(at.max(old >> 32) << 32 | u64::from(count))
             };
-            let noted = self.times[at].fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
+            let noted = self.times[place].fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
             debug_assert!(noted.is_ok(), "there is always something to write");
         }
     }
@@ -171,14 +172,17 @@ impl KernelCache {
             .is_some_and(|told| told.at.elapsed() < CONTENDED)
     }
 
+    fn count_change(&self, key: Key) -> Version {
+        let number = self.last.fetch_add(1, Ordering::SeqCst) + 1;
+        self.changes[key.change()].fetch_max(number, Ordering::SeqCst);
+        Version(key.times().map(|at| self.times[at].load(Ordering::SeqCst)))
+    }
+
     /// A client has changed `key`. If the kernel may have it, what [`KernelCache::dropped`] is to be given
     /// after the kernel was told.
     pub(crate) fn change(&self, key: Key) -> Option<Version> {
-        let number = self.last.fetch_add(1, Ordering::SeqCst) + 1;
-        self.changes[key.change()].fetch_max(number, Ordering::SeqCst);
-        let version = Version(key.times().map(|at| self.times[at].load(Ordering::SeqCst)));
-        let now = u64::from(self.now());
-        if version.0.iter().any(|time| time >> 32 < now) {
+        let version = self.count_change(key);
+        if version.0.contains(&0) {
             return None;
         }
         if let Some(told) = lock(self.told(key)).get_mut(&key) {
@@ -188,6 +192,27 @@ impl KernelCache {
             }
         }
         Some(version)
+    }
+
+    /// The host has changed `key`.
+    pub(crate) fn host_change(&self, key: Key) -> Given {
+        let version = self.count_change(key);
+        let recent = self.now().saturating_sub(ticks(UNDER_WAY));
+        if version.0.contains(&0) {
+            Given::Never
+        } else if version.0.iter().all(|time| time >> 32 >= u64::from(recent)) {
+            Given::Lately
+        } else {
+            Given::Before
+        }
+    }
+
+    /// The host may have changed anything.
+    pub(crate) fn host_changed_all(&self) {
+        let number = self.last.fetch_add(1, Ordering::SeqCst) + 1;
+        for change in &self.changes {
+            change.fetch_max(number, Ordering::SeqCst);
+        }
     }
 
     /// The kernel has dropped what it had of `key`.
@@ -212,8 +237,6 @@ impl KernelCache {
 mod tests {
     use super::*;
 
-    const SECOND: Duration = Duration::from_secs(1);
-
     #[test]
     fn what_was_given_is_told_once() {
         let given = KernelCache::default();
@@ -222,7 +245,7 @@ mod tests {
         assert_ne!(name, Key::name(2, b"name"));
         assert_ne!(Key::attributes(1), Key::name(1, b""));
         assert_eq!(given.change(name), None);
-        given.give(name, SECOND);
+        given.give(name);
         let version = given.change(name).expect("it was given");
         assert_eq!(given.change(other), None);
         // Until that was done, everybody has to.
@@ -231,11 +254,11 @@ mod tests {
         given.dropped(name, version);
         assert_eq!(given.change(name), None);
         assert!(given.is_contended(name) && !given.is_contended(other));
-        given.give(name, SECOND);
+        given.give(name);
         let again = given.change(name).expect("it was given again");
         assert_ne!(again, version);
         // What is given while the kernel drops it is not dropped.
-        given.give(name, SECOND);
+        given.give(name);
         given.dropped(name, again);
         assert!(given.change(name).is_some());
         given.settle();
@@ -247,7 +270,7 @@ mod tests {
         let given = KernelCache::default();
         let key = Key::attributes(5);
         let before = given.last();
-        given.give(key, SECOND);
+        given.give(key);
         assert!(!given.changed_since(key, before));
         given.change(key);
         assert!(given.changed_since(key, before));
@@ -255,24 +278,20 @@ mod tests {
     }
 
     #[test]
-    fn times_pass() {
+    fn the_host_changes_what_was_given_lately_or_before() {
         let mut given = KernelCache::default();
         let key = Key::name(3, b"x");
-        given.give(key, Duration::from_secs(90));
-        given.moves(Key::name(3, b"y"));
-        let back = |given: &mut KernelCache, secs| given.began -= Duration::from_secs(secs);
-        back(&mut given, 110);
+        let before = given.last();
+        assert_eq!(given.host_change(key), Given::Never);
+        assert!(given.changed_since(key, before));
+        given.give(key);
+        assert_eq!(given.host_change(key), Given::Lately);
+        given.began -= 2 * UNDER_WAY;
+        assert_eq!(given.host_change(key), Given::Before);
         assert!(given.change(key).is_some());
-        assert!(given.change(Key::name(3, b"y")).is_some());
-        given.give(key, SECOND);
-        back(&mut given, 20);
-        assert!(given.change(key).is_some());
-        back(&mut given, 20);
-        assert_eq!(given.change(key), None);
-        assert_eq!(given.change(Key::name(3, b"y")), None);
-        // A lifetime without end.
-        given.give(key, Duration::MAX);
-        back(&mut given, 1 << 20);
-        assert!(given.change(key).is_some());
+        let (all, other) = (given.last(), Key::attributes(9));
+        assert!(!given.changed_since(other, all));
+        given.host_changed_all();
+        assert!(given.changed_since(other, all) && given.changed_since(key, all));
     }
 }

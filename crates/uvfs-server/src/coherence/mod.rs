@@ -11,10 +11,12 @@
 //! own. Nothing that a client needs to return a lease waits for an invalidation: its writeback
 //! passes, and needs none, for while it holds a write lease the kernel knows nothing.
 //!
-//! The kernel is told only of what it may have: names and attributes that it was given lately
-//! (`kernel_cache.rs`), and nothing of nodes that only clients ever were given.
+//! The kernel is told only of what it may have: names and attributes that it was given
+//! (`kernel_cache.rs`), and nothing of nodes that only clients ever were given. Changes that programs
+//! of the host make come from the file system, where it watches for them (`host.rs`).
 
 mod access;
+mod host;
 mod invalidator;
 mod kernel_cache;
 pub(crate) mod lease;
@@ -37,6 +39,7 @@ use uvfs_queue::pair::ServerQueue;
 
 pub(crate) use access::AccessSet;
 use access::{Part, Use};
+pub use host::HostChange;
 use invalidator::{Invalidator, Job};
 use kernel_cache::{KernelCache, Key, Version};
 use lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
@@ -60,6 +63,16 @@ const MOST_SEEN: usize = 4096;
 /// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
 /// be locked if the kernel threw them away by itself, and then they have to be answered first.
 const DROP_WRITTEN: Duration = Duration::from_millis(50);
+
+/// Seconds that clients may keep names and attributes at most: they are not told of what the host
+/// changes.
+const FOR_CLIENTS: u64 = 1;
+
+/// Gives an entry no more than clients may have.
+pub(crate) fn lives_for_clients(entry: &mut abi::EntryOut) {
+    entry.entry_valid = entry.entry_valid.min(FOR_CLIENTS);
+    entry.attr_valid = entry.attr_valid.min(FOR_CLIENTS);
+}
 
 #[derive(Default)]
 struct Shard {
@@ -130,6 +143,8 @@ pub(crate) struct Coherence {
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
     /// Tracks what that kernel may have cached.
     given: std::sync::OnceLock<KernelCache>,
+    /// Of changes of the host.
+    pub(crate) host: host::Counts,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
     /// The kernel takes backing files.
@@ -304,14 +319,14 @@ impl Coherence {
     }
 
     /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
-    fn may_give(&self, key: Key, lifetime: Duration, since: Since) -> bool {
+    fn may_give(&self, key: Key, since: Since) -> bool {
         let given = self.given();
         if self.tracks() && given.is_contended(key) {
             return false;
         }
-        given.give(key, lifetime);
-        // Only now: a client that comes later finds what was noted.
-        !self.tracks() || !given.changed_since(key, since.last)
+        given.give(key);
+        // Only now: who changes it later finds what was noted.
+        !given.changed_since(key, since.last)
     }
 
     /// An entry is about to be given to the kernel, under the name that it may be kept by. What may
@@ -325,7 +340,7 @@ impl Coherence {
         let lifetime = reply::duration(entry.entry_valid, entry.entry_valid_nsec);
         if let Some((parent, name)) = name
             && !lifetime.is_zero()
-            && !self.may_give(Key::name(parent, name), lifetime, since)
+            && !self.may_give(Key::name(parent, name), since)
         {
             entry.set_entry_ttl(Duration::ZERO);
         }
@@ -336,14 +351,14 @@ impl Coherence {
             self.shard(entry.nodeid).table.show(entry.nodeid);
         }
         let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
-        if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), lifetime, since) {
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), since) {
             entry.set_attr_ttl(Duration::ZERO);
         }
     }
 
     fn shows_attributes(&self, node: u64, secs: &mut u64, nanos: &mut u32, since: Since) {
         let lifetime = reply::duration(*secs, *nanos);
-        if !lifetime.is_zero() && !self.may_give(Key::attributes(node), lifetime, since) {
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(node), since) {
             (*secs, *nanos) = (0, 0);
         }
     }
@@ -371,7 +386,8 @@ impl Coherence {
             // A listing that the kernel keeps would only be looked at again when the directory's
             // time has changed, and that may be no finer than the clock's ticks.
             Reply::Opened(out) if matches!(operation, Operation::Opendir(_)) && self.tracks() => {
-                out.open_flags &= !abi::OpenFlags::CACHE_DIR.bits();
+                let keeps = abi::OpenFlags::CACHE_DIR | abi::OpenFlags::KEEP_CACHE;
+                out.open_flags &= !keeps.bits();
             }
             _ => {}
         }
@@ -381,7 +397,7 @@ impl Coherence {
     pub(crate) fn moves(&self, access: &AccessSet<'_>) {
         if let [from, to] = access.names[..] {
             for (parent, name) in [from, to] {
-                self.given().moves(Key::name(parent, name.to_bytes()));
+                self.given().give(Key::name(parent, name.to_bytes()));
             }
         }
     }
@@ -611,6 +627,12 @@ impl Coherence {
             ..unlinked
         };
         self.tell(self.stale_names(access, unlinked)).await;
+        match reply {
+            Reply::Attributes(out) => out.attr_valid = out.attr_valid.min(FOR_CLIENTS),
+            Reply::Statx(out) => out.attr_valid = out.attr_valid.min(FOR_CLIENTS),
+            Reply::Entry(entry) | Reply::Created(entry, _) => lives_for_clients(entry),
+            _ => {}
+        }
         let entry = reply.entry_mut()?;
         self.learns(fs, entry.nodeid);
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
