@@ -115,16 +115,17 @@ impl Passthrough {
             Err(Errno::PERM) => self.open_inode(&inode, flags)?,
             fd => fd?,
         };
+        let flags = match (inode.is_watched(), self.options.cache_readdir) {
+            (true, _) => OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE,
+            (false, true) => OpenFlags::CACHE_DIR,
+            (false, false) => OpenFlags::empty(),
+        };
         let dir = Arc::new(OpenDir {
             fd: Arc::new(fd.into()),
             inode,
             reader: Mutex::default(),
         });
         let fh = self.dirs.insert(dir).ok_or(Errno::NFILE)?;
-        let flags = match self.options.cache_readdir {
-            true => OpenFlags::CACHE_DIR,
-            false => OpenFlags::empty(),
-        };
         Ok(Opened {
             fh,
             flags,

@@ -17,7 +17,8 @@ use crate::sys::{self, FileHandle, ProcPath, Result};
 
 /// Bytes of device, inode number, time of birth, kind and length of the handle.
 const FIXED: usize = 4 + 4 + 8 + 8 + 4 + 4 + 4;
-const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+/// Never out of the source.
+pub(crate) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
 

@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::fs::{OFlags, Statx};
@@ -22,6 +22,7 @@ use crate::handle::OpenFile;
 use crate::lock::Owners;
 use crate::slots::{SHARDS, Slab, lock, shard_of};
 use crate::sys::{self, FileHandle, Result};
+use crate::watch::{FsId, Watching};
 
 /// A mount below the source.
 pub(crate) struct Mount {
@@ -31,7 +32,11 @@ pub(crate) struct Mount {
     /// can be opened.
     pub(crate) fd: Option<OwnedFd>,
     /// statfs(2)'s f_type.
-    fs_type: i64,
+    pub(crate) fs_type: i64,
+    /// Its device, of all its files where handles tell the inode's number.
+    pub(crate) device: (u32, u32),
+    /// Its file system, if changes there are watched for.
+    pub(crate) watched: OnceLock<FsId>,
     /// Its data is in memory.
     pub(crate) in_memory: bool,
     /// Its file system has no uncached I/O (RWF_DONTCACHE).
@@ -55,12 +60,12 @@ pub(crate) struct Key {
 
 impl Key {
     /// Of the inode with these attributes, on a mount with this id.
-    fn new(mount: u64, st: &Statx, handle: Option<FileHandle>) -> Self {
+    pub(crate) fn new(mount: u64, st: &Statx, handle: Option<FileHandle>) -> Self {
         let device = (st.stx_dev_major, st.stx_dev_minor);
         Self::of(mount, device, st.stx_ino, handle)
     }
 
-    fn of(mount: u64, device: (u32, u32), ino: u64, handle: Option<FileHandle>) -> Self {
+    pub(crate) fn of(mount: u64, device: (u32, u32), ino: u64, handle: Option<FileHandle>) -> Self {
         static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let mut hasher = SEED.build_hasher();
         hasher.write_u64(ino);
@@ -165,6 +170,19 @@ impl Inode {
         same && self.mount.id == st.stx_mnt_id && self.born == born(st)
     }
 
+    /// Whether the kernel is told of what the host changes: then it may cache for ever.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.mount.watched.get().is_some() && self.key.handle.is_some()
+    }
+
+    /// The host has written to it. Whether there can be pages of it in the kernel's cache, or contents
+    /// to be given to it again: not while it has a backing file.
+    pub(crate) fn host_writes(&self) -> bool {
+        let mut state = self.state();
+        state.given = None;
+        self.is_regular() && state.backing.is_none()
+    }
+
     pub(crate) fn is_regular(&self) -> bool {
         self.kind == libc::S_IFREG
     }
@@ -250,6 +268,11 @@ impl Inodes {
         }
     }
 
+    /// The root's inode.
+    pub(crate) fn root(&self) -> &Arc<Inode> {
+        &self.root
+    }
+
     /// The inode of a node number.
     pub(crate) fn get(&self, node: u64) -> Result<Arc<Inode>> {
         if node == ROOT {
@@ -282,6 +305,24 @@ impl Inodes {
     fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
         let shard = lock(&self.shards[Self::shard(key)]);
         shard.by_key.get(key).map(|known| known.inode.clone())
+    }
+
+    /// The inode with this key, the root's as well. Counts nothing.
+    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inode>> {
+        match self.root.key == *key {
+            true => Some(self.root.clone()),
+            false => self.peek(key),
+        }
+    }
+
+    /// The numbers of all nodes.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        let mut nodes = vec![ROOT];
+        for shard in &self.shards {
+            let shard = lock(shard);
+            nodes.extend(shard.by_key.iter().map(|known| known.inode.node));
+        }
+        nodes
     }
 
     /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
@@ -604,20 +645,26 @@ const O_PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXE
 
 /// The mounts seen below the source, by id. A mount in use is kept by its inodes, and its id is not
 /// used again while its descriptor is open.
-pub(crate) struct Mounts(Mutex<HashMap<u64, Weak<Mount>>>);
+#[derive(Default)]
+pub(crate) struct Mounts {
+    known: Mutex<HashMap<u64, Weak<Mount>>>,
+    pub(crate) watching: Watching,
+}
 
 impl Mounts {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::default())
-    }
-
-    /// The mount that `fd`, a descriptor of a file of `kind`, is on.
-    fn get(&self, id: u64, fd: BorrowedFd<'_>, kind: u32) -> Arc<Mount> {
-        if let Some(mount) = lock(&self.0).get(&id).and_then(Weak::upgrade) {
+    /// The mount that `fd`, a descriptor of a file of `kind` found in `parent`, is on.
+    fn get(&self, id: u64, fd: BorrowedFd<'_>, st: &Statx, parent: &Inode) -> Arc<Mount> {
+        if let Some(mount) = lock(&self.known).get(&id).and_then(Weak::upgrade) {
             return mount;
         }
-        let mount = Arc::new(Mount::new(id, fd, kind));
-        let mut mounts = lock(&self.0);
+        let mount = Arc::new(Mount::new(id, fd, st));
+        // The name that leads there is cached by what is known of the mount.
+        if parent.is_watched()
+            && let Some(watcher) = self.watching.get()
+        {
+            watcher.add(&mount);
+        }
+        let mut mounts = lock(&self.known);
         if let Some(other) = mounts.get(&id).and_then(Weak::upgrade) {
             return other;
         }
@@ -627,18 +674,27 @@ impl Mounts {
     }
 
     fn add(&self, mount: &Arc<Mount>) {
-        lock(&self.0).insert(mount.id, Arc::downgrade(mount));
+        lock(&self.known).insert(mount.id, Arc::downgrade(mount));
     }
 
     /// All mounts in use.
     pub(crate) fn all(&self) -> Vec<Arc<Mount>> {
-        lock(&self.0).values().filter_map(Weak::upgrade).collect()
+        let known = lock(&self.known);
+        known.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Those that are watched.
+    pub(crate) fn watched(&self) -> Vec<Arc<Mount>> {
+        let mut mounts = self.all();
+        mounts.retain(|mount| mount.watched.get().is_some());
+        mounts
     }
 }
 
 impl Mount {
     /// Of a file on it. It has handles if that file has one which can be opened.
-    fn new(id: u64, file: BorrowedFd<'_>, kind: u32) -> Self {
+    fn new(id: u64, file: BorrowedFd<'_>, st: &Statx) -> Self {
+        let kind = u32::from(st.stx_mode) & libc::S_IFMT;
         let try_handles = || {
             let fd = match kind {
                 libc::S_IFDIR => sys::reopen(file, OFlags::RDONLY | OFlags::DIRECTORY)?,
@@ -658,6 +714,8 @@ impl Mount {
             id,
             fd: fd.ok(),
             fs_type: rustix::fs::fstatfs(file).map_or(0, |stat| stat.f_type),
+            device: (st.stx_dev_major, st.stx_dev_minor),
+            watched: OnceLock::new(),
             in_memory: uvfs_io::ops::in_memory(file),
             no_dontcache: AtomicBool::new(false),
             no_backing: AtomicBool::new(false),
@@ -680,7 +738,7 @@ pub(crate) fn born(st: &Statx) -> (i64, u32) {
 pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
     let st = sys::stat(source.as_fd())?;
     let kind = u32::from(st.stx_mode) & libc::S_IFMT;
-    let mount = Arc::new(Mount::new(st.stx_mnt_id, source.as_fd(), kind));
+    let mount = Arc::new(Mount::new(st.stx_mnt_id, source.as_fd(), &st));
     mounts.add(&mount);
     let handle = match mount.fd {
         Some(_) => Some(sys::handle_at(source.as_fd(), c"")?.0),
@@ -795,6 +853,7 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &CStr,
     ) -> Result<(Arc<Inode>, Statx)> {
+        let batches = self.mounts.watching.batches();
         if parent.mount.fd.is_some() {
             // Without opening it, if its handle tells its number or the kernel knows it already.
             match sys::handle_at(dir, name) {
@@ -807,7 +866,15 @@ impl Passthrough {
                     let number = key.handle().and_then(|it| it.ino(parent.mount.fs_type));
                     if number == Some(st.stx_ino) && st.stx_mnt_id == mount {
                         let inode = self.insert(key, parent.mount.clone(), &st, None)?;
-                        return Ok((inode, st));
+                        if self.mounts.watching.batches() == batches {
+                            return Ok((inode, st));
+                        }
+                        // The host changed something, maybe this before it was known.
+                        match sys::stat_at(dir, name) {
+                            Ok(st) if inode.is(&st) => return Ok((inode, st)),
+                            _ => self.inodes.forget(inode.node, 1),
+                        }
+                        return self.find_new(parent, dir, name);
                     }
                     // Where handles don't tell: no inode that is known has both.
                     if let Some(inode) = self.inodes.find(&key) {
@@ -837,6 +904,7 @@ impl Passthrough {
 
     /// Counts a lookup of what `fd`, an O_PATH descriptor found in `parent`, stands for.
     pub(crate) fn adopt(&self, parent: &Arc<Inode>, fd: OwnedFd) -> Result<(Arc<Inode>, Statx)> {
+        let batches = self.mounts.watching.batches();
         let st = sys::stat(fd.as_fd())?;
         let (key, mount) = self.identify(parent, fd.as_fd(), &st)?;
         if key.handle.is_none() {
@@ -844,6 +912,7 @@ impl Passthrough {
             return Ok((inode, st));
         }
         let inode = self.insert(key, mount, &st, None)?;
+        let st = self.current(batches, st, fd.as_fd(), &inode)?;
         if inode.is_dir() && inode.held.is_none() {
             // What is found in a directory is likely wanted next.
             self.path_fds.insert(&inode, Arc::new(fd));
@@ -857,6 +926,7 @@ impl Passthrough {
         parent: &Arc<Inode>,
         file: BorrowedFd<'_>,
     ) -> Result<(Arc<Inode>, Statx)> {
+        let batches = self.mounts.watching.batches();
         let st = sys::stat(file)?;
         let (key, mount) = self.identify(parent, file, &st)?;
         let held = match key.handle {
@@ -865,7 +935,17 @@ impl Passthrough {
             None => Some(sys::reopen(file, OFlags::PATH)?),
         };
         let inode = self.insert(key, mount, &st, held)?;
+        let st = self.current(batches, st, file, &inode)?;
         Ok((inode, st))
+    }
+
+    /// The attributes of an inode that was just looked up as `fd`, read again if the host has changed
+    /// something since `batches`: then the inode may have changed before it was known.
+    fn current(&self, batches: u64, st: Statx, fd: BorrowedFd<'_>, inode: &Inode) -> Result<Statx> {
+        if self.mounts.watching.batches() == batches {
+            return Ok(st);
+        }
+        sys::stat(fd).inspect_err(|_| self.inodes.forget(inode.node, 1))
     }
 
     fn identify(
@@ -879,8 +959,7 @@ impl Passthrough {
         } else if self.options.xdev {
             return Err(Errno::XDEV);
         } else {
-            let kind = u32::from(st.stx_mode) & libc::S_IFMT;
-            self.mounts.get(st.stx_mnt_id, fd, kind)
+            self.mounts.get(st.stx_mnt_id, fd, st, parent)
         };
         let handle = match mount.fd {
             Some(_) => sys::handle_at(fd, c"").ok().map(|(handle, _)| handle),

@@ -12,16 +12,18 @@ mod inode;
 mod io;
 mod lock;
 mod meta;
+mod mounted;
 mod namespace;
 mod slots;
 mod sys;
+mod watch;
 mod xattr;
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
@@ -31,14 +33,17 @@ use uvfs_io::ops;
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     Attributes, Bytes, Config, Context, CopyRange, DirSink, Entry, FileSystem, InitFlags, IoHow,
-    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr, Unlinked,
+    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr, Unlinked, Watch,
 };
 
 use crate::creds::Creds;
 use crate::dir::OpenDir;
 use crate::handle::OpenFile;
 use crate::inode::{Inodes, Mounts, PathFds, Removed};
+use crate::mounted::Mounted;
 use crate::slots::Table;
+pub use crate::watch::Report;
+use crate::watch::Watcher;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -78,11 +83,15 @@ pub struct Options {
     /// The kernel of the mount checks permissions, and so has to know access control lists. Not
     /// needed where only one user has access, whom the host checks.
     pub checks_permissions: bool,
-    /// How long attributes may be cached.
+    /// Where the server sees what the host changes (fanotify, which takes CAP_SYS_ADMIN, on ext2 to
+    /// ext4, XFS and tmpfs), names, missing names, attributes, data and listings are cached until
+    /// they change. See [`Passthrough::set_report`]. Not with `writeback`.
+    pub watch: bool,
+    /// How long attributes may be cached elsewhere.
     pub attr_ttl: Duration,
-    /// How long names may be cached.
+    /// How long names may be cached elsewhere.
     pub entry_ttl: Duration,
-    /// How long it may be cached that there is no such name.
+    /// How long it may be cached elsewhere that there is no such name.
     pub negative_ttl: Duration,
 }
 
@@ -131,6 +140,7 @@ impl Default for Options {
             keep_cache: KeepCache::Unchanged,
             cache_readdir: false,
             checks_permissions: true,
+            watch: true,
             attr_ttl: Duration::from_secs(1),
             entry_ttl: Duration::from_secs(1),
             negative_ttl: Duration::ZERO,
@@ -175,8 +185,10 @@ pub struct Passthrough {
     creds: Creds,
     /// The source, for reading.
     root: Arc<OwnedFd>,
-    mounts: Mounts,
-    inodes: Inodes,
+    mounts: Arc<Mounts>,
+    inodes: Arc<Inodes>,
+    /// Where the host's changes are reported, until the mount begins.
+    report: Mutex<Option<Box<Report>>>,
     path_fds: PathFds,
     removed: Removed,
     files: Table<OpenFile>,
@@ -218,7 +230,7 @@ impl Passthrough {
         sys::reopen(root.as_fd(), OFlags::PATH).map_err(Error::NoProc)?;
         let path = rustix::fs::openat(&root, c".", read | OFlags::PATH, Mode::empty())
             .map_err(Error::Read)?;
-        let mounts = Mounts::new();
+        let mounts = Mounts::default();
         let inode = inode::root(path, &mounts).map_err(Error::Read)?;
         let limit = rustix::process::getrlimit(Resource::Nofile)
             .current
@@ -228,8 +240,9 @@ impl Passthrough {
             options,
             creds: Creds::new(),
             root: Arc::new(root),
-            mounts,
-            inodes: Inodes::new(inode),
+            mounts: Arc::new(mounts),
+            inodes: Arc::new(Inodes::new(inode)),
+            report: Mutex::default(),
             path_fds: PathFds::new(path_fds),
             removed: Removed::new((limit / 8).clamp(16, MAX_REMOVED) as usize),
             files: Table::default(),
@@ -245,6 +258,32 @@ impl Passthrough {
     /// the session begins.
     pub fn set_backing(&self, backing: Backing) {
         let _ = self.backing.set(backing);
+    }
+
+    /// Says where to report what programs of the host change, for [`Options::watch`]:
+    /// `Session::host_changed` of uvfs_server. Before the session begins.
+    pub fn set_report(&self, report: Box<Report>) {
+        *slots::lock(&self.report) = Some(report);
+    }
+
+    /// Begins to watch for what the host changes, or says why not. `minor` is the kernel's version of
+    /// the protocol.
+    fn watch_host(&self, minor: u32) -> std::result::Result<Arc<Watcher>, String> {
+        let report = slots::lock(&self.report).take();
+        let report = report.ok_or("there is no mount")?;
+        if !self.options.watch {
+            return Err("the mount's options say for how long to cache".into());
+        }
+        if self.options.writeback {
+            return Err("the kernel caches writes (writeback)".into());
+        }
+        let watcher = Watcher::new(&self.inodes.root().mount, minor)?;
+        let mounted = Mounted::new(self.root.clone());
+        let mounted = mounted.map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+        let (inodes, mounts) = (self.inodes.clone(), self.mounts.clone());
+        let started = watcher.clone().start(inodes, mounts, mounted, report);
+        started.map_err(|error| format!("no thread: {error}"))?;
+        Ok(watcher)
     }
 
     /// How many inodes the kernel knows, the root not counted.
@@ -348,15 +387,26 @@ impl FileSystem for Passthrough {
             config.max_stack_depth = config.max_stack_depth.max(1);
         }
         config.time_gran = 1;
+        let watcher = self.watch_host(config.minor);
+        match &watcher {
+            Ok(_) => tracing::debug!("watching for what the host changes"),
+            Err(why) => tracing::info!(why, "not watching for what the host changes"),
+        }
+        self.mounts.watching.set(watcher);
         self.passes_through.store(passthrough, Ordering::Relaxed);
         self.caches_writes.store(writeback, Ordering::Relaxed);
         Ok(())
     }
 
     fn destroy(&self) {
+        self.mounts.watching.stop();
         self.files.clear();
         self.dirs.clear();
         self.inodes.clear();
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        self.mounts.watching.report()
     }
 
     fn takes_uncached(&self) -> bool {

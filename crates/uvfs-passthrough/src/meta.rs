@@ -11,6 +11,7 @@ use uvfs_server::fs::{Attributes, Context, Entry, SetAttr, SetTime};
 use crate::Passthrough;
 use crate::inode::{Inode, Told};
 use crate::sys::{self, Result};
+use crate::watch::FOREVER;
 use rustix::fs::OFlags;
 
 /// A file that changed no longer ago than this may change again without its time changing.
@@ -176,8 +177,27 @@ impl Passthrough {
             node: inode.node,
             generation: 0,
             attr: attr(st),
-            attr_ttl: self.options.attr_ttl,
-            entry_ttl: self.options.entry_ttl,
+            attr_ttl: self.attr_ttl(inode),
+            entry_ttl: match inode.is_watched() {
+                true => FOREVER,
+                false => self.options.entry_ttl,
+            },
+        }
+    }
+
+    /// How long an inode's attributes may be cached.
+    fn attr_ttl(&self, inode: &Inode) -> Duration {
+        match inode.is_watched() {
+            true => FOREVER,
+            false => self.options.attr_ttl,
+        }
+    }
+
+    /// How long it may be cached that a directory lacks a name.
+    pub(crate) fn negative_ttl(&self, directory: &Inode) -> Duration {
+        match directory.is_watched() {
+            true => FOREVER,
+            false => self.options.negative_ttl,
         }
     }
 
@@ -185,7 +205,7 @@ impl Passthrough {
         self.note(inode, st);
         Attributes {
             attr: attr(st),
-            ttl: self.options.attr_ttl,
+            ttl: self.attr_ttl(inode),
         }
     }
 
@@ -210,11 +230,12 @@ impl Passthrough {
         let ask = |fd: BorrowedFd<'_>| {
             rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask | StatxFlags::BASIC_STATS)
         };
+        let inode = self.inode(node)?;
         let st = match fh.and_then(|fh| self.files.get(fh)) {
             Some(file) => ask(file.as_fd())?,
-            None => ask(self.path_fd(&self.inode(node)?)?.as_fd())?,
+            None => ask(self.path_fd(&inode)?.as_fd())?,
         };
-        Ok((sx(&st), self.options.attr_ttl))
+        Ok((sx(&st), self.attr_ttl(&inode)))
     }
 
     pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {

@@ -28,12 +28,12 @@ impl Passthrough {
         let (parent, dir) = self.dir_fd(parent)?;
         match self.find(&parent, dir.as_fd(), name) {
             Ok((inode, st)) => Ok(self.entry(&inode, &st)),
-            Err(Errno::NOENT) if !self.options.negative_ttl.is_zero() => Ok(Entry {
+            Err(Errno::NOENT) if !self.negative_ttl(&parent).is_zero() => Ok(Entry {
                 node: 0,
                 generation: 0,
                 attr: abi::Attr::default(),
                 attr_ttl: Duration::ZERO,
-                entry_ttl: self.options.negative_ttl,
+                entry_ttl: self.negative_ttl(&parent),
             }),
             Err(errno) => Err(errno),
         }

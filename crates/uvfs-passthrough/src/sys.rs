@@ -264,6 +264,33 @@ pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: &mut libc::flock) -> 
         .map(drop)
 }
 
+/// A fanotify(7) group whose events tell of files by their handles, and of names.
+pub(crate) fn fanotify_init(flags: libc::c_uint) -> Result<OwnedFd> {
+    let flags = flags
+        | libc::FAN_CLASS_NOTIF
+        | libc::FAN_CLOEXEC
+        | libc::FAN_NONBLOCK
+        | libc::FAN_REPORT_DFID_NAME_TARGET;
+    // SAFETY: only integers.
+    owned(unsafe { libc::fanotify_init(flags, libc::O_RDONLY as libc::c_uint) } as libc::c_long)
+}
+
+/// Has a fanotify group tell of events on the file system of `fd`.
+pub(crate) fn fanotify_mark(group: BorrowedFd<'_>, fd: BorrowedFd<'_>, mask: u64) -> Result<()> {
+    let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+    // SAFETY: a null path stands for the descriptor's own file; the rest are integers.
+    check(unsafe {
+        libc::fanotify_mark(
+            group.as_raw_fd(),
+            flags,
+            mask,
+            fd.as_raw_fd(),
+            std::ptr::null(),
+        )
+    } as libc::c_long)
+    .map(drop)
+}
+
 /// ioctl(2) of a command whose argument is a structure that fits in `data`.
 pub(crate) fn ioctl(fd: BorrowedFd<'_>, cmd: FileIoctl, data: &mut [u8; 64]) -> Result<i32> {
     // SAFETY: each command of the type reads or writes at most 28 bytes at the argument.

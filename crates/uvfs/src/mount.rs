@@ -255,8 +255,16 @@ impl Drop for Unmount<'_> {
     }
 }
 
-/// Lets the file system register the host's files for FUSE passthrough.
+/// Lets the file system register the host's files for FUSE passthrough, and report what programs of the
+/// host change.
 fn back(session: &Arc<Session<Passthrough>>) {
+    session.host_is_watched();
+    let weak = Arc::downgrade(session);
+    session.fs().set_report(Box::new(move |change| {
+        if let Some(session) = weak.upgrade() {
+            session.host_changed(change);
+        }
+    }));
     let (weak, other) = (Arc::downgrade(session), Arc::downgrade(session));
     session.fs().set_backing(Backing {
         register: Box::new(move |node, file| match weak.upgrade() {

@@ -29,14 +29,17 @@ Mount options (-o, comma separated; a later one wins):
                              those for reading or in memory (auto, the default), or none. Files with
                              O_DIRECT never with writeback, uncached or noatime. Such a file can't
                              switch O_DIRECT or O_APPEND off (dd oflag=direct does at an odd end)
-  cache=auto|always|never    what the kernel may cache: auto (the default) sees changes of the
-                             source within a second; always is for sources that only change through
-                             the mount, and lasts a day; never caches no data, names or attributes
+  cache=auto|always|never    what the kernel may cache: auto (the default) caches for as long as
+                             memory lasts where the server is told of changes of the source (as
+                             root, on ext2 to ext4, XFS and tmpfs), and elsewhere for a second;
+                             always is for sources that only change through the mount, and lasts a
+                             day; never caches no data, names or attributes
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
   attr_timeout=S, entry_timeout=S, negative_timeout=S
                              for how many seconds the kernel may cache attributes, names and
-                             missing names (default 1, 1, 0)
+                             missing names, whether told of changes or not (where it is not told,
+                             1, 1 and 0)
   max_write=BYTES            largest write request (default 1 MiB)
   max_readahead=BYTES        largest readahead
   fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs)
@@ -157,6 +160,7 @@ impl Options {
             _ => return Err("is none of auto, always, never".into()),
         };
         self.passthrough.keep_cache = keep;
+        self.passthrough.watch = word == "auto";
         self.passthrough.direct_io = word == "never";
         (self.passthrough.attr_ttl, self.passthrough.entry_ttl) = (ttl, ttl);
         Ok(())
@@ -227,9 +231,16 @@ impl Options {
             "cache" => self.cache(wanted()?)?,
             "host_locks" => self.passthrough.host_locks = true,
             "xdev" => self.passthrough.xdev = true,
-            "attr_timeout" => self.passthrough.attr_ttl = seconds(wanted()?)?,
-            "entry_timeout" => self.passthrough.entry_ttl = seconds(wanted()?)?,
-            "negative_timeout" => self.passthrough.negative_ttl = seconds(wanted()?)?,
+            "attr_timeout" | "entry_timeout" | "negative_timeout" => {
+                let time = seconds(wanted()?)?;
+                let passthrough = &mut self.passthrough;
+                passthrough.watch = false;
+                match name {
+                    "attr_timeout" => passthrough.attr_ttl = time,
+                    "entry_timeout" => passthrough.entry_ttl = time,
+                    _ => passthrough.negative_ttl = time,
+                }
+            }
             "max_write" => {
                 let size = bytes(wanted()?)?;
                 if !(4096..=1 << 20).contains(&size) || size % 4096 != 0 {

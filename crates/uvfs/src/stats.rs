@@ -18,7 +18,7 @@ Examples:
   uvfs stats --json /mnt
 
 The JSON object has: source, transport, control, socket, pid, uptime_s, requests, errors, bytes_read,
-bytes_written, backed_opens, ops (name, count), latency (below_ns, count; of one request in 16), queues
+bytes_written, backed_opens, watch (on, why_not, unwatched, events, told, lost), ops (name, count), latency (below_ns, count; of one request in 16), queues
 (in_flight, deepest, spins, sleeps, enters), and clients that are attached now (pid, uid, requests,
 bytes_read, bytes_written, and says: name, calls, hits, bytes_read, bytes_written, waited_ns). Fields
 may be added, never removed.
@@ -28,6 +28,10 @@ such opens are counted as backed, and what is read and written through them is n
 
 A client's requests are the server's count; its calls, their bytes, its cache hits and the time that
 it waited are what it says itself, a moment ago.
+
+Watching: on says that the server is told what programs of the host change, and has the kernel cache
+until then: events that came, things that the kernel was told to drop, and how often events were lost
+and everything was dropped. Off says why the kernel caches for a while only.
 
 Exit status: 0 shown, 1 failed, 2 wrong usage.";
 
@@ -102,6 +106,17 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
         "backed     {} opens, read and written by the kernel itself",
         report.backed_opens
     )?;
+    match &report.watch {
+        None => {}
+        Some(watch) => match &watch.why_not {
+            Some(why) => writeln!(out, "watching   off: {why}")?,
+            None => writeln!(
+                out,
+                "watching   on: {} events, {} told, {} times lost, {} file systems left out",
+                watch.events, watch.told, watch.lost, watch.unwatched
+            )?,
+        },
+    }
     writeln!(out, "\n{:<20} {:>12}", "request", "count")?;
     for op in &report.ops {
         writeln!(out, "{:<20} {:>12}", op.name, op.count)?;

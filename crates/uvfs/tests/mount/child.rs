@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, clients, direct, listings, scenes, tree, uncached};
+use crate::{bad_days, clients, direct, listings, scenes, tree, uncached, watch};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -31,6 +31,10 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("direct_opener", direct::opener),
     ("direct_leases", direct::leases),
     ("direct_holder", direct::holder),
+    ("host_changes", watch::host_changes),
+    ("host_races", watch::races),
+    ("host_look", watch::look),
+    ("host_mounts", watch::mounts_below),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

@@ -376,17 +376,27 @@ impl Scratch {
 
     /// Makes and mounts an ext4 of 256 MiB in a file on a tmpfs.
     pub fn ext4(&self, name: &str) -> PathBuf {
-        let image = self.tmpfs(&format!("{name}.image"), "300m").join("image");
+        self.image(name, "ext4")
+    }
+
+    /// Likewise of ext4 or, somewhat larger, of XFS.
+    pub fn image(&self, name: &str, kind: &str) -> PathBuf {
+        let (size, mkfs, options) = match kind {
+            "ext4" => (256, &["-F", "-b", "4096"][..], "loop,acl,user_xattr"),
+            _ => (320, &[][..], "loop"),
+        };
+        let image = self.tmpfs(&format!("{name}.image"), "400m").join("image");
         File::create(&image)
-            .and_then(|f| f.set_len(256 << 20))
+            .and_then(|f| f.set_len(size << 20))
             .expect("image");
-        run(Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-b", "4096"])
+        run(Command::new(format!("mkfs.{kind}"))
+            .arg("-q")
+            .args(mkfs)
             .arg(&image))
         .ok();
         let path = self.dir(name);
         run(Command::new("mount")
-            .args(["-o", "loop,acl,user_xattr"])
+            .args(["-o", options])
             .arg(&image)
             .arg(&path))
         .ok();

@@ -29,3 +29,4 @@ mod streams;
 mod tree;
 mod uncached;
 mod unprivileged;
+mod watch;

@@ -131,6 +131,11 @@ fn serves_its_user(transport: Transport) {
     assert_eq!(stats["transport"], transport.to_string(), "{stats}");
     // Nothing is lost where the server may not give the kernel the host's files.
     assert_eq!(stats["backed_opens"], 0, "{stats}");
+    // Nor where it may not see what the host changes.
+    let watch = &stats["watch"];
+    assert_eq!(watch["on"], false, "{watch}");
+    let why = watch["why_not"].as_str().expect("a reason");
+    assert!(why.contains("CAP_DAC_READ_SEARCH"), "{why}");
     assert!(
         !others.status.success(),
         "not even root may use it: {others}"

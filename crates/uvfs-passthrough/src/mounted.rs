@@ -1,0 +1,130 @@
+//! What is mounted below the source. A mount point's name leads elsewhere as soon as something is
+//! mounted there, which no event of a file system tells.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::identity::BENEATH;
+use crate::inode::{Inode, Inodes, Key};
+use crate::sys::{self, ProcPath};
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// Follows the table of mounts.
+pub(crate) struct Mounted {
+    /// Ready (POLLPRI) when the table has changed.
+    table: File,
+    source: Arc<OwnedFd>,
+    /// Mounts below the source, with their ids.
+    now: BTreeSet<(u64, PathBuf)>,
+}
+
+impl AsFd for Mounted {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.table.as_fd()
+    }
+}
+
+impl Mounted {
+    pub(crate) fn new(source: Arc<OwnedFd>) -> std::io::Result<Self> {
+        let mut mounted = Self {
+            table: File::open(TABLE)?,
+            source,
+            now: BTreeSet::new(),
+        };
+        mounted.now = mounted.read()?;
+        Ok(mounted)
+    }
+
+    fn read(&self) -> std::io::Result<BTreeSet<(u64, PathBuf)>> {
+        let path = ProcPath::new(self.source.as_fd());
+        let source = rustix::fs::readlink(path.as_c_str(), Vec::new())?;
+        let source = PathBuf::from(OsString::from_vec(source.into_bytes()));
+        let table = std::fs::read(TABLE)?;
+        let below = |line: &[u8]| {
+            let (id, at) = mount_of(line)?;
+            let at = at.strip_prefix(&source).ok()?;
+            (at != Path::new("")).then(|| (id, at.to_owned()))
+        };
+        Ok(table
+            .split(|byte| *byte == b'\n')
+            .filter_map(below)
+            .collect())
+    }
+
+    /// The names that lead elsewhere since the last call, with their directories, as far as anybody
+    /// knows those.
+    pub(crate) fn changed(&mut self, inodes: &Inodes) -> Vec<(Arc<Inode>, CString)> {
+        let Ok(now) = self.read() else {
+            return Vec::new();
+        };
+        let before = std::mem::replace(&mut self.now, now);
+        let changed = before.symmetric_difference(&self.now);
+        changed
+            .filter_map(|(_, path)| {
+                let name = CString::new(path.file_name()?.as_bytes()).ok()?;
+                Some((self.known(path.parent()?, inodes)?, name))
+            })
+            .collect()
+    }
+
+    /// The inode of a directory below the source.
+    fn known(&self, path: &Path, inodes: &Inodes) -> Option<Arc<Inode>> {
+        let path = match path == Path::new("") {
+            true => Path::new("."),
+            false => path,
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat2(&*self.source, path, flags, Mode::empty(), BENEATH).ok()?;
+        let st = sys::stat(fd.as_fd()).ok()?;
+        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+        inodes.known(&Key::new(mount, &st, Some(handle)))
+    }
+}
+
+/// The id and the mount point in a line of the table.
+fn mount_of(line: &[u8]) -> Option<(u64, PathBuf)> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+    let at = words.nth(3)?;
+    // A space, tab, newline or backslash is there as `\` and three octal digits.
+    let mut path = Vec::with_capacity(at.len());
+    let mut rest = at;
+    while let Some((&byte, more)) = rest.split_first() {
+        rest = more;
+        let digits = rest.get(..3).filter(|_| byte == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(escaped) => {
+                path.push(escaped);
+                rest = &rest[3..];
+            }
+            None => path.push(byte),
+        }
+    }
+    Some((id, PathBuf::from(OsString::from_vec(path))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_read() {
+        let line = br"36 35 98:0 /mnt1 /mnt\0402\134 rw,noatime master:1 - ext3 /dev/root rw";
+        assert_eq!(mount_of(line), Some((36, PathBuf::from(r"/mnt 2\"))));
+        for (bad, at) in [(r"1 2 3 4 /a\9", r"/a\9"), (r"1 2 3 4 /\777", r"/\777")] {
+            assert_eq!(mount_of(bad.as_bytes()), Some((1, PathBuf::from(at))));
+        }
+        for bad in ["", "x 2 3 4 /a", "1 2 3 4"] {
+            assert_eq!(mount_of(bad.as_bytes()), None);
+        }
+    }
+}

@@ -1,0 +1,529 @@
+//! Watches the source for what programs of the host change, with fanotify(7), so that the kernel of the
+//! mount may cache names, attributes and data until they change.
+//!
+//! Events carry file handles, and inodes are known by those. What this process changes itself is
+//! left out: the kernel knows what is done through the mount, and the server what clients do.
+//!
+//! Not seen: stores through a mapping, and what the kernel (a loop device) or libaio writes, until the
+//! file is closed.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
+use uvfs_server::fs::{HostChange, Watch};
+
+use crate::inode::{Inode, Inodes, Key, Mount, Mounts};
+use crate::mounted::Mounted;
+use crate::sys::{self, FileHandle, Result};
+
+/// How long names, attributes and data are cached where the kernel is told of changes.
+pub(crate) const FOREVER: Duration = Duration::from_secs(1 << 30);
+/// Bytes of events read at once.
+const BUFFER: usize = 64 << 10;
+/// After a batch of events the next one gathers for so long: the kernel merges what is alike.
+const GATHER: Duration = Duration::from_millis(2);
+/// FUSE_NOTIFY_INC_EPOCH, which drops all names, came with this version of the protocol (Linux 6.16).
+const EPOCH_MINOR: u32 = 44;
+
+/// Events that are waited for: of names, and of the inodes themselves.
+const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
+const CONTENTS: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE;
+pub(crate) const MASK: u64 = NAMES | CONTENTS | libc::FAN_ATTRIB | libc::FAN_ONDIR;
+
+/// Says what has changed.
+pub type Report = dyn Fn(HostChange<'_>) + Send + Sync;
+
+/// What f_fsid of statfs(2) is.
+pub(crate) type FsId = [u8; 8];
+
+/// What is marked with fanotify, and what came of it.
+pub(crate) struct Watcher {
+    events: OwnedFd,
+    /// Told when the mount ends.
+    stop: OwnedFd,
+    /// Batches that were begun, and events that they had.
+    batches: AtomicU64,
+    count: AtomicU64,
+    unwatched: AtomicU64,
+}
+
+/// A watcher, or why there is none; nothing before the mount begins.
+#[derive(Default)]
+pub(crate) struct Watching(OnceLock<std::result::Result<Arc<Watcher>, String>>);
+
+impl Watching {
+    pub(crate) fn get(&self) -> Option<&Arc<Watcher>> {
+        self.0.get()?.as_ref().ok()
+    }
+
+    /// Notes why there is no watcher, or that there is one.
+    pub(crate) fn set(&self, watcher: std::result::Result<Arc<Watcher>, String>) {
+        let _ = self.0.set(watcher);
+    }
+
+    /// Moves with what the host changes. An inode that became known since this was read last may have
+    /// changed without having been found: attributes that were read before then are to be read
+    /// again.
+    pub(crate) fn batches(&self) -> u64 {
+        self.get()
+            .map_or(0, |watcher| watcher.batches.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn report(&self) -> Option<Watch> {
+        Some(match self.0.get()? {
+            Ok(watcher) => Watch {
+                why_not: None,
+                unwatched: watcher.unwatched.load(Ordering::Relaxed),
+                events: watcher.count.load(Ordering::Relaxed),
+            },
+            Err(why) => Watch {
+                why_not: Some(why.clone()),
+                ..Watch::default()
+            },
+        })
+    }
+
+    pub(crate) fn stop(&self) {
+        if let Some(watcher) = self.get() {
+            let _ = rustix::io::write(&watcher.stop, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Whether everything that changes on a file system of this type (statfs(2)'s f_type) changes through
+/// this kernel and is reported, with handles that lead to inodes: ext2 to ext4, tmpfs and XFS.
+///
+/// Network file systems and FUSE report only what is changed here; overlayfs not what is changed
+/// below it; btrfs tells of other subvolumes with other ids.
+pub(crate) fn is_local(fs_type: i64) -> bool {
+    matches!(fs_type, 0xef53 | 0x0102_1994 | 0x5846_5342)
+}
+
+/// Why a mark, or a watcher, can't be had, for people.
+fn why_not(errno: Errno) -> String {
+    let why = match errno {
+        Errno::PERM => "the server lacks CAP_SYS_ADMIN, which fanotify takes",
+        Errno::NOSYS | Errno::INVAL => "the kernel lacks fanotify with file handles (Linux 5.17)",
+        Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV => {
+            "the source's file system has no file handles, or no id, for fanotify"
+        }
+        Errno::MFILE | Errno::NOSPC => {
+            "there are too many watchers (fs.fanotify.max_user_groups, max_user_marks)"
+        }
+        _ => "fanotify fails",
+    };
+    format!("{why}: {errno}")
+}
+
+impl Watcher {
+    /// Watches the file system of the source's mount. `minor` is the kernel's version of the
+    /// protocol.
+    pub(crate) fn new(root: &Mount, minor: u32) -> std::result::Result<Arc<Self>, String> {
+        // Where names can't all be dropped no event may be lost.
+        let unlimited = match minor < EPOCH_MINOR {
+            true => libc::FAN_UNLIMITED_QUEUE,
+            false => 0,
+        };
+        let events = sys::fanotify_init(unlimited).map_err(why_not)?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| format!("eventfd: {errno}"))?;
+        let watcher = Self {
+            events,
+            stop,
+            batches: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+            unwatched: AtomicU64::new(0),
+        };
+        watcher.mark(root)?;
+        Ok(Arc::new(watcher))
+    }
+
+    /// Watches the file system of a mount.
+    fn mark(&self, mount: &Mount) -> std::result::Result<(), String> {
+        let fd = match &mount.fd {
+            Some(fd) if is_local(mount.fs_type) => fd.as_fd(),
+            Some(_) => {
+                return Err(format!(
+                    "file systems of type {:#x} may change unseen: not one of ext2 to ext4, XFS, tmpfs",
+                    mount.fs_type
+                ));
+            }
+            None => {
+                return Err(
+                    "the server can't open files of the source by handle, which takes \
+                    CAP_DAC_READ_SEARCH and a file system that has handles"
+                        .into(),
+                );
+            }
+        };
+        let id = fs_id(fd).map_err(why_not)?;
+        sys::fanotify_mark(self.events.as_fd(), fd, MASK).map_err(why_not)?;
+        let _ = mount.watched.set(id);
+        Ok(())
+    }
+
+    /// Watches the file system of a further mount, if it can.
+    pub(crate) fn add(&self, mount: &Mount) {
+        if let Err(why) = self.mark(mount) {
+            tracing::info!(mount = mount.id, why, "changes are not watched for");
+            self.unwatched.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reports what the host changes until it is stopped.
+    pub(crate) fn start(
+        self: Arc<Self>,
+        inodes: Arc<Inodes>,
+        mounts: Arc<Mounts>,
+        mut mounted: Mounted,
+        report: Box<Report>,
+    ) -> std::io::Result<()> {
+        std::thread::Builder::new()
+            .name("uvfs-watch".into())
+            .spawn(move || {
+                let mut buf = vec![0; BUFFER];
+                while let Err(errno) = self.run(&mut buf, &inodes, &mounts, &mut mounted, &report) {
+                    tracing::warn!(%errno, "watching for changes");
+                    report(HostChange::Anything(inodes.nodes()));
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            })?;
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        buf: &mut [u8],
+        inodes: &Inodes,
+        mounts: &Mounts,
+        mounted: &mut Mounted,
+        report: &Report,
+    ) -> Result<()> {
+        let own = std::process::id() as i32;
+        loop {
+            let mut fds = [
+                PollFd::new(&self.events, PollFlags::IN),
+                PollFd::new(&self.stop, PollFlags::IN),
+                PollFd::new(&*mounted, PollFlags::PRI),
+            ];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+            if !fds[1].revents().is_empty() {
+                return Ok(());
+            }
+            if !fds[2].revents().is_empty() {
+                self.batches.fetch_add(1, Ordering::SeqCst);
+                for (directory, name) in mounted.changed(inodes) {
+                    report(HostChange::Name(directory.node, &name));
+                }
+            }
+            loop {
+                let len = match rustix::io::read(&self.events, &mut *buf) {
+                    Ok(0) | Err(Errno::AGAIN) => break,
+                    Ok(len) => len,
+                    Err(Errno::INTR) => continue,
+                    Err(errno) => return Err(errno),
+                };
+                // Before any inode is looked for; see `Watching::batches`.
+                let mut found = None;
+                let events = Events {
+                    bytes: &buf[..len],
+                    own,
+                };
+                for event in events {
+                    let found = found.get_or_insert_with(|| {
+                        self.batches.fetch_add(1, Ordering::SeqCst);
+                        Found {
+                            inodes,
+                            // Now: inodes of mounts that come later were read after these changes.
+                            mounts: mounts.watched(),
+                        }
+                    });
+                    self.count.fetch_add(1, Ordering::Relaxed);
+                    found.tell(&event, report);
+                }
+            }
+            std::thread::sleep(GATHER);
+        }
+    }
+}
+
+/// The id of the file system of `fd`, as events have it.
+fn fs_id(fd: BorrowedFd<'_>) -> Result<FsId> {
+    // Two words, the first one low.
+    let id = rustix::fs::fstatvfs(fd)?.f_fsid;
+    let (a, b) = ((id as u32).to_ne_bytes(), ((id >> 32) as u32).to_ne_bytes());
+    Ok(std::array::from_fn(|i| if i < 4 { a[i] } else { b[i - 4] }))
+}
+
+/// Finds inodes by what an event says.
+struct Found<'a> {
+    inodes: &'a Inodes,
+    mounts: Vec<Arc<Mount>>,
+}
+
+impl Found<'_> {
+    /// All inodes of a file: one for each mount that it is known by.
+    fn inodes(&self, id: &Option<Id>) -> impl Iterator<Item = Arc<Inode>> {
+        let id = id.as_ref();
+        self.mounts.iter().filter_map(move |mount| {
+            let id = id.filter(|id| mount.watched.get() == Some(&id.fs))?;
+            let ino = id.handle.ino(mount.fs_type)?;
+            let key = Key::of(mount.id, mount.device, ino, Some(id.handle.clone()));
+            self.inodes.known(&key)
+        })
+    }
+
+    fn tell(&self, event: &Event<'_>, report: &Report) {
+        if event.mask & libc::FAN_Q_OVERFLOW != 0 {
+            tracing::info!("the host's changes came too fast: everything is dropped once");
+            return report(HostChange::Anything(self.inodes.nodes()));
+        }
+        if event.mask & NAMES != 0
+            && let Some(name) = event.name
+        {
+            for directory in self.inodes(&event.directory) {
+                report(HostChange::Name(directory.node, name));
+            }
+        }
+        // Of a directory itself there is no other.
+        let of_names = event.mask & NAMES != 0;
+        let itself = match &event.target {
+            None if !of_names => &event.directory,
+            target => target,
+        };
+        for inode in self.inodes(itself) {
+            report(match event.mask & CONTENTS != 0 && inode.host_writes() {
+                true => HostChange::Contents(inode.node),
+                // Also of names: how many there are, and the time of change.
+                false => HostChange::Attributes(inode.node),
+            });
+        }
+    }
+}
+
+/// A file system and a handle on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Id {
+    fs: FsId,
+    handle: FileHandle,
+}
+
+/// An event as fanotify gives it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Event<'a> {
+    mask: u64,
+    pid: i32,
+    directory: Option<Id>,
+    name: Option<&'a CStr>,
+    target: Option<Id>,
+}
+
+/// Bytes of struct fanotify_event_metadata, of the header of a record behind it, and of what comes
+/// before the handle's bytes in a record of a file: header, f_fsid, and struct file_handle.
+const METADATA: usize = 24;
+const RECORD: usize = 4;
+const HANDLE: usize = RECORD + 8 + 8;
+
+/// The events in what was read, but for those of the process `own`. What is malformed ends them.
+struct Events<'a> {
+    bytes: &'a [u8],
+    own: i32,
+}
+
+impl<'a> Iterator for Events<'a> {
+    type Item = Event<'a>;
+
+    fn next(&mut self) -> Option<Event<'a>> {
+        loop {
+            let len = u32::from_ne_bytes(part(self.bytes, 0)?) as usize;
+            let [version, _, metadata @ ..]: [u8; 4] = part(self.bytes, 4)?;
+            let metadata = usize::from(u16::from_ne_bytes(metadata));
+            if version != libc::FANOTIFY_METADATA_VERSION || metadata < METADATA || len < metadata {
+                return None;
+            }
+            let event = self.bytes.get(..len)?;
+            self.bytes = &self.bytes[len..];
+            let pid = i32::from_ne_bytes(part(event, 20)?);
+            // Often the most of them.
+            if pid != self.own {
+                return Event::parse(event, metadata, pid);
+            }
+        }
+    }
+}
+
+/// `N` bytes at an offset.
+fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+impl<'a> Event<'a> {
+    /// Of the process `pid`, with records behind so many bytes.
+    fn parse(event: &'a [u8], metadata: usize, pid: i32) -> Option<Self> {
+        let mut parsed = Self {
+            mask: u64::from_ne_bytes(part(event, 8)?),
+            pid,
+            ..Self::default()
+        };
+        let mut records = &event[metadata..];
+        while !records.is_empty() {
+            let [kind, _, len @ ..]: [u8; 4] = part(records, 0)?;
+            let len = usize::from(u16::from_ne_bytes(len));
+            if len < RECORD {
+                return None;
+            }
+            let record = records.get(..len)?;
+            records = &records[len..];
+            parsed.take(kind, record)?;
+        }
+        Some(parsed)
+    }
+
+    /// Takes in a record of this kind; others mean nothing here.
+    fn take(&mut self, kind: u8, record: &'a [u8]) -> Option<()> {
+        let to = match kind {
+            libc::FAN_EVENT_INFO_TYPE_FID => &mut self.target,
+            libc::FAN_EVENT_INFO_TYPE_DFID | libc::FAN_EVENT_INFO_TYPE_DFID_NAME => {
+                &mut self.directory
+            }
+            _ => return Some(()),
+        };
+        let len = u32::from_ne_bytes(part(record, RECORD + 8)?) as usize;
+        let handle_kind = i32::from_ne_bytes(part(record, RECORD + 12)?);
+        let rest = record.get(HANDLE..)?;
+        let (handle, name) = rest.split_at_checked(len)?;
+        *to = Some(Id {
+            fs: part(record, RECORD)?,
+            handle: FileHandle::from_parts(handle_kind, handle)?,
+        });
+        if kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME {
+            self.name = Some(CStr::from_bytes_until_nul(name).ok()?);
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn record(kind: u8, handle: &[u8], name: &[u8]) -> Vec<u8> {
+        let mut record = vec![kind, 0, 0, 0];
+        record.extend([1, 2, 3, 4, 5, 6, 7, 8]);
+        record.extend((handle.len() as u32).to_ne_bytes());
+        record.extend(9i32.to_ne_bytes());
+        record.extend(handle);
+        record.extend(name);
+        record.resize(record.len().next_multiple_of(4), 0);
+        let len = record.len() as u16;
+        record[2..4].copy_from_slice(&len.to_ne_bytes());
+        record
+    }
+
+    fn event(mask: u64, pid: i32, records: &[Vec<u8>]) -> Vec<u8> {
+        let records = records.concat();
+        let mut event = Vec::new();
+        event.extend(((METADATA + records.len()) as u32).to_ne_bytes());
+        event.extend([libc::FANOTIFY_METADATA_VERSION, 0]);
+        event.extend((METADATA as u16).to_ne_bytes());
+        event.extend(mask.to_ne_bytes());
+        event.extend((-1i32).to_ne_bytes());
+        event.extend(pid.to_ne_bytes());
+        event.extend(records);
+        event
+    }
+
+    fn id(handle: &[u8]) -> Option<Id> {
+        let handle = FileHandle::from_parts(9, handle)?;
+        let fs = [1, 2, 3, 4, 5, 6, 7, 8];
+        Some(Id { fs, handle })
+    }
+
+    fn two_events() -> Vec<u8> {
+        let directory = record(libc::FAN_EVENT_INFO_TYPE_DFID_NAME, b"directory", b"name\0");
+        let target = record(libc::FAN_EVENT_INFO_TYPE_FID, b"file", b"");
+        let other = record(libc::FAN_EVENT_INFO_TYPE_PIDFD, b"", b"");
+        let mut bytes = event(libc::FAN_CREATE, 77, &[directory, other, target]);
+        let itself = record(libc::FAN_EVENT_INFO_TYPE_DFID, b"dir", b"");
+        bytes.extend(event(libc::FAN_ATTRIB | libc::FAN_ONDIR, 78, &[itself]));
+        bytes
+    }
+
+    /// Those of everybody.
+    fn events(bytes: &[u8]) -> Events<'_> {
+        Events { bytes, own: -7 }
+    }
+
+    #[test]
+    fn own_events_are_left_out() {
+        let bytes = two_events();
+        for (own, pids) in [(77, [78]), (78, [77])] {
+            let bytes = bytes.as_slice();
+            let left = Events { bytes, own }.map(|event| event.pid);
+            assert_eq!(left.collect::<Vec<_>>(), pids);
+        }
+    }
+
+    #[test]
+    fn events_are_parsed_within_bounds() {
+        let bytes = two_events();
+        let parsed: Vec<_> = events(&bytes).collect();
+        let first = Event {
+            mask: libc::FAN_CREATE,
+            pid: 77,
+            directory: id(b"directory"),
+            name: Some(c"name"),
+            target: id(b"file"),
+        };
+        let second = Event {
+            mask: libc::FAN_ATTRIB | libc::FAN_ONDIR,
+            pid: 78,
+            directory: id(b"dir"),
+            ..Event::default()
+        };
+        assert_eq!(parsed, [first, second]);
+        let overflow = event(libc::FAN_Q_OVERFLOW, 0, &[]);
+        assert_eq!(events(&overflow).next().unwrap().mask, libc::FAN_Q_OVERFLOW);
+        // Without its end.
+        for len in 0..bytes.len() {
+            assert!(events(&bytes[..len]).count() < 2);
+        }
+        // A name that does not end, a handle that is longer than its record or than any.
+        let named = libc::FAN_EVENT_INFO_TYPE_DFID_NAME;
+        for bad in [
+            record(named, b"abcd", b"name"),
+            record(named, b"abcd", b""),
+            record(libc::FAN_EVENT_INFO_TYPE_FID, &[0; 200], b""),
+            vec![named, 0, 3, 0],
+        ] {
+            assert_eq!(events(&event(1, 1, &[bad])).count(), 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_too_bad(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),
+            random in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut bytes = two_events();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            // Each takes bytes, so there are few.
+            prop_assert!(events(&bytes).count() <= bytes.len() / METADATA);
+            prop_assert!(events(&random).count() <= random.len() / METADATA);
+        }
+    }
+}
