@@ -32,6 +32,8 @@ pub(crate) struct OpenFile {
     /// open(2)'s flags of the caller.
     asked: u32,
     by: By,
+    /// The kernel sends each write as it is made, and no FSYNC after one that is to be synchronous.
+    unsynced: bool,
 }
 
 /// Who has a file open.
@@ -168,6 +170,17 @@ impl Passthrough {
         }
     }
 
+    /// Whether what is written by an open with these flags goes past the kernel's page cache, which nobody
+    /// can read or map through it. Before the first write to a page cache the kernel asks for the file's
+    /// capabilities, and it copies once more. Where it never looks whether the file has changed, a reader
+    /// beside the writer could keep an old page.
+    fn writes_around(&self, asked: u32) -> bool {
+        let asked = OFlags::from_bits_retain(asked);
+        asked & OFlags::ACCMODE == OFlags::WRONLY
+            && !self.writes_back()
+            && self.options.keep_cache != KeepCache::Always
+    }
+
     /// Gives an open file of this mode a number. What the kernel has cached of it stays with `keep`.
     fn opened(
         &self,
@@ -189,6 +202,8 @@ impl Passthrough {
             // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
             // cost the kernel less than the asynchronous ones that it makes of them otherwise.
             flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
+        } else if by == By::Plain && self.writes_around(asked) {
+            flags |= OpenFlags::DIRECT_IO;
         } else {
             // Once after backing files: whatever is cached is older than what went to them.
             let old = by == By::Plain && std::mem::take(&mut inode.state().was_backed);
@@ -203,6 +218,7 @@ impl Passthrough {
             inode: inode.clone(),
             asked,
             by,
+            unsynced: flags.contains(OpenFlags::DIRECT_IO),
         });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {
@@ -463,6 +479,7 @@ impl Passthrough {
             inode: file.inode.clone(),
             asked: file.asked,
             by: By::Client,
+            unsynced: false,
         };
         self.files.insert(Arc::new(shared)).ok_or_else(|| {
             self.inodes.forget(node, 1);
@@ -490,7 +507,13 @@ impl Passthrough {
         }
         let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
         let uncached = how.uncached || self.options.uncached;
-        io::write(&file, data, how.offset, append, uncached).await
+        let written = io::write(&file, data, how.offset, append, uncached).await?;
+        // Of a call (RWF_DSYNC) or the mount; the host sees to an open file's own.
+        let synchronous = OFlags::from_bits_retain(how.flags) & (OFlags::SYNC | OFlags::DSYNC);
+        if file.unsynced && !OFlags::from_bits_retain(file.asked).contains(synchronous) {
+            ops::fsync(&file.fd, !synchronous.contains(OFlags::SYNC)).await?;
+        }
+        Ok(written)
     }
 
     pub(crate) async fn fallocate_file(

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, clients, direct, listings, scenes, tree, uncached, watch};
+use crate::{bad_days, clients, direct, listings, requests, scenes, tree, uncached, watch};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -35,6 +35,8 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("host_races", watch::races),
     ("host_look", watch::look),
     ("host_mounts", watch::mounts_below),
+    ("make_files", requests::make),
+    ("beside", requests::beside),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

@@ -20,6 +20,7 @@ mod listings;
 mod pjdfstest;
 mod preload;
 mod programs;
+mod requests;
 mod run_files;
 mod run_programs;
 mod scenes;
