@@ -159,6 +159,13 @@ impl Passthrough {
             }
             result => result,
         };
+        let result = match result {
+            // A file that may only be appended to (`chattr +a`) opens in no other way.
+            Err(Errno::PERM) if asked.contains(OFlags::APPEND) && !self.writes_back() => {
+                self.open_inode(inode, (flags - OFlags::NOATIME) | OFlags::APPEND)
+            }
+            result => result,
+        };
         match result {
             Err(Errno::ACCESS)
                 if flags.contains(OFlags::RDWR) && asked & OFlags::ACCMODE == OFlags::WRONLY =>
@@ -526,11 +533,12 @@ impl Passthrough {
     ) -> Result<()> {
         self.writable()?;
         let file = self.file(fh)?;
+        ops::fallocate(&file.fd, mode, offset, len).await?;
         if cx.uid != 0 {
             // The kernel leaves it to us and does not say who has CAP_FSETID.
             meta::kill_suidgid(cx, file.as_fd())?;
         }
-        ops::fallocate(&file.fd, mode, offset, len).await
+        Ok(())
     }
 
     pub(crate) fn seek_file(&self, fh: u64, offset: u64, whence: u32) -> Result<u64> {

@@ -26,6 +26,9 @@ const XATTR_MAX: usize = 65536;
 /// A listing is sent in pieces of at most this, whatever the kernel has room for.
 const LISTING_MAX: usize = 1 << 20;
 
+/// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
+const IOC_WRITE: u32 = 1 << 30;
+
 /// FUSE_SETXATTR_ACL_KILL_SGID.
 const ACL_KILL_SGID: u32 = 1;
 
@@ -402,6 +405,10 @@ async fn dispatch<F: FileSystem>(
                 out_size: arg.out_size,
             };
             let (result, data) = fs.ioctl(cx, node, &ioctl).await?;
+            if arg.cmd & IOC_WRITE != 0 {
+                // It changed attributes that the kernel has, such as the time of a change.
+                session.drop_attributes(origin, node);
+            }
             let out = abi::IoctlOut {
                 result,
                 ..Default::default()

@@ -240,12 +240,9 @@ impl<F: FileSystem> Session<F> {
         if origin != Origin::Kernel {
             return;
         }
-        let attributes = file.changed.then_some(Notification::InvalInode {
-            ino: node,
-            // None of its pages: that could wait for one that another request has locked.
-            off: -1,
-            len: 0,
-        });
+        if file.changed {
+            self.drop_attributes(origin, node);
+        }
         // A client may have changed them since they were read.
         let contents = file
             .contents
@@ -256,13 +253,29 @@ impl<F: FileSystem> Session<F> {
             offset: 0,
             data,
         });
-        for notification in attributes.iter().chain(&contents) {
-            if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
-                tracing::debug!(node, %error, "a notification was not taken");
-            }
-        }
-        if file.contents.is_some() {
+        if let Some(contents) = contents {
+            self.tell(node, &contents);
             self.coherence.shows_pages(node, since);
+        }
+    }
+
+    /// Has the kernel drop the attributes that it has of a node, where a request of its own changed them
+    /// and the answer can't say so.
+    pub(crate) fn drop_attributes(&self, origin: Origin, node: u64) {
+        if origin == Origin::Kernel {
+            let attributes = Notification::InvalInode {
+                ino: node,
+                // None of its pages: that could wait for one that another request has locked.
+                off: -1,
+                len: 0,
+            };
+            self.tell(node, &attributes);
+        }
+    }
+
+    fn tell(&self, node: u64, notification: &Notification<'_>) {
+        if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
+            tracing::debug!(node, %error, "a notification was not taken");
         }
     }
 

@@ -13,8 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{
-    self, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags,
-    SeekFrom, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
+    self, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
+    RenameFlags, SeekFrom, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    XattrFlags,
 };
 use rustix::io::{self, Errno};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -205,6 +206,7 @@ const SCENES: &[(&str, Play)] = &[
     ("group", groups),
     ("xattr", xattrs),
     ("fallocate", fallocate),
+    ("append-only", append_only),
     ("holes", holes),
     ("copy", copy_range),
     ("statx", statx),
@@ -753,6 +755,24 @@ fn setuid_clearing(s: &mut Scene) {
             }),
         );
         look(s, &step("fallocate"));
+        let keep = FallocateFlags::KEEP_SIZE;
+        for (name, flags) in [
+            ("keep", keep),
+            ("punch", FallocateFlags::PUNCH_HOLE | keep),
+            ("zero", FallocateFlags::ZERO_RANGE),
+        ] {
+            fresh(s, mode);
+            let done = as_nobody(|| {
+                fs::open(&path, OFlags::WRONLY, Mode::empty())
+                    .and_then(|f| fs::fallocate(&f, flags, 0, 3))
+            });
+            s.done(&step(&format!("fallocate {name} call")), done);
+            match done {
+                Ok(()) => look(s, &step(&format!("fallocate {name}"))),
+                // FUSE takes capabilities before it asks whether the host can do it.
+                Err(_) => s.note(&step(&format!("refused fallocate {name}")), s.who("file")),
+            }
+        }
         fresh(s, mode);
         s.done(
             &step("chmod call"),
@@ -1145,6 +1165,40 @@ fn xattrs(s: &mut Scene) {
     s.moves("set", "file", |s| {
         set(&s.at("file"), "user.test", b"new", any).unwrap()
     });
+}
+
+/// A file that may only be appended to (`chattr +a`).
+fn append_only(s: &mut Scene) {
+    drop(s.file("file", "first"));
+    s.chmod("file", 0o666).unwrap();
+    let only_append = |s: &Scene, only| {
+        let file = s.open("file", OFlags::RDONLY).unwrap();
+        let mut flags = fs::ioctl_getflags(&file).unwrap();
+        flags.set(IFlags::APPEND, only);
+        fs::ioctl_setflags(&file, flags)
+    };
+    s.done("chattr", only_append(s, true));
+    let path = s.at("file");
+    let append = OFlags::WRONLY | OFlags::APPEND;
+    for (name, flags) in [
+        ("writing", OFlags::WRONLY),
+        ("both", OFlags::RDWR),
+        ("truncating", append | OFlags::TRUNC),
+        ("appending", append),
+        ("reading and appending", OFlags::RDWR | OFlags::APPEND),
+        ("appending, with its time kept", append | OFlags::NOATIME),
+        ("made if missing", append | OFlags::CREATE),
+    ] {
+        let write = || fs::open(&path, flags, Mode::empty()).and_then(|f| io::pwrite(&f, b"+", 0));
+        s.note(&format!("{name} as root"), write());
+        s.note(&format!("{name} as nobody"), as_nobody(write));
+    }
+    s.note("content", s.content("file"));
+    s.done("unlink", fs::unlink(&path));
+    s.done("rename", fs::rename(&path, s.at("other")));
+    s.done("link", fs::link(&path, s.at("other")));
+    only_append(s, false).unwrap();
+    s.done("unlink afterwards", fs::unlink(&path));
 }
 
 fn fallocate(s: &mut Scene) {
@@ -2407,6 +2461,10 @@ fn times(s: &mut Scene) {
     s.moves("read", "file", |s| drop(s.content("file")));
     s.moves("fallocate", "file", |_| {
         fs::fallocate(&file, FallocateFlags::empty(), 0, 99).unwrap()
+    });
+    s.moves("chattr", "file", |_| {
+        let flags = fs::ioctl_getflags(&file).unwrap();
+        fs::ioctl_setflags(&file, flags | IFlags::NODUMP).unwrap()
     });
     s.moves("link (file)", "file", |s| {
         fs::link(s.at("file"), s.at("dir/link")).unwrap()

@@ -37,6 +37,16 @@ const BY_NATURE: &[(&str, &str, &str)] = &[
         "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
     ),
     (
+        "append-only ",
+        "writeback",
+        "the kernel writes whole pages later, where they belong, which such a file does not take",
+    ),
+    (
+        "times chattr moves",
+        "writeback",
+        "the times are the kernel's own",
+    ),
+    (
         "fallocate unshare",
         "ext4",
         "the kernel's FUSE takes only KEEP_SIZE, PUNCH and ZERO",
