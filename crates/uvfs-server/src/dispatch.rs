@@ -9,7 +9,7 @@ use uvfs_proto::reply::{self, DirBuf};
 use uvfs_proto::request::Operation;
 use zerocopy::IntoBytes;
 
-use crate::coherence::{Since, lives_for_clients};
+use crate::coherence::Since;
 use crate::fs::*;
 use crate::reply::{Body, Listed, Outcome, Reply, Scratch};
 use crate::request::Request;
@@ -561,11 +561,8 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
             return added;
         }
         let mut out = entry_out(entry);
-        match self.origin {
-            Origin::Kernel => {
-                coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
-            }
-            Origin::Client(()) => lives_for_clients(&mut out),
+        if self.origin == Origin::Kernel {
+            coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
         }
         self.push(dir, &out)
     }

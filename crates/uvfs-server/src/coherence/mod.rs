@@ -64,16 +64,6 @@ const MOST_SEEN: usize = 4096;
 /// be locked if the kernel threw them away by itself, and then they have to be answered first.
 const DROP_WRITTEN: Duration = Duration::from_millis(50);
 
-/// Seconds that clients may keep names and attributes at most: they are not told of what the host
-/// changes.
-const FOR_CLIENTS: u64 = 1;
-
-/// Gives an entry no more than clients may have.
-pub(crate) fn lives_for_clients(entry: &mut abi::EntryOut) {
-    entry.entry_valid = entry.entry_valid.min(FOR_CLIENTS);
-    entry.attr_valid = entry.attr_valid.min(FOR_CLIENTS);
-}
-
 #[derive(Default)]
 struct Shard {
     table: Table,
@@ -627,12 +617,6 @@ impl Coherence {
             ..unlinked
         };
         self.tell(self.stale_names(access, unlinked)).await;
-        match reply {
-            Reply::Attributes(out) => out.attr_valid = out.attr_valid.min(FOR_CLIENTS),
-            Reply::Statx(out) => out.attr_valid = out.attr_valid.min(FOR_CLIENTS),
-            Reply::Entry(entry) | Reply::Created(entry, _) => lives_for_clients(entry),
-            _ => {}
-        }
         let entry = reply.entry_mut()?;
         self.learns(fs, entry.nodeid);
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
