@@ -112,6 +112,8 @@ pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
 struct Inner {
     /// Where the server is; without it nobody comes back.
     path: Option<PathBuf>,
+    /// The user that the first server ran as.
+    user: OnceLock<u32>,
     /// How long calls wait for a server that went.
     patience: OnceLock<Duration>,
     on_descriptor: OnceLock<OnDescriptor>,
@@ -260,6 +262,7 @@ impl Server {
         Self {
             inner: Arc::new(Inner {
                 path,
+                user: OnceLock::new(),
                 patience: OnceLock::new(),
                 on_descriptor: OnceLock::new(),
                 spare: Mutex::default(),
@@ -978,6 +981,13 @@ impl Inner {
         let mut descriptors = ready.descriptors;
         // After it, so that it is dropped before it.
         let socket = ready.socket;
+        // Whoever has the arena can read what was cached and change what is dirty. So a server that comes
+        // later has to be the first one's user, or root.
+        let user = attach::peer(&socket)?.uid;
+        let first = *self.user.get_or_init(|| user);
+        if user != 0 && user != first {
+            return Err(errno(libc::EPERM));
+        }
         let queue = ClientQueue::create(DEPTH)?;
         descriptors.add(queue.as_fd().as_raw_fd());
         socket.set_read_timeout(Some(PATIENCE))?;

@@ -8,11 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::raw::{ROOT, Raw, hello};
 use common::session;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use uvfs_proto::abi;
 use uvfs_proto::ext::{LEASE, LEASE_WRITE, LeaseIn, LeaseOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach;
@@ -131,6 +132,60 @@ fn a_bell_that_blocks_stops_nobody() {
     });
     assert!(served);
     ends("the server's end", move || drop(server));
+}
+
+/// If any write counted as progress, a client that has work on one file could keep everybody from another
+/// one for twelve times as long as it may.
+#[test]
+fn work_on_one_file_gives_no_more_time_for_another() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let recall = Duration::from_millis(500);
+    let limits = ClientLimits {
+        recall,
+        ..ClientLimits::default()
+    };
+    let _server = listen(dir.path(), limits);
+    std::fs::write(dir.path().join("data/g"), "").unwrap();
+    let hostile = Raw::connect(&dir.path().join("sock"));
+    let lease = LeaseIn {
+        mode: LEASE_WRITE,
+        padding: 0,
+    };
+    for name in [b"f\0", b"g\0"] {
+        let node = hostile.look_up(name);
+        hostile.call(LEASE, node, lease.as_bytes(), &[]).unwrap();
+    }
+    let busy = hostile.look_up(b"g\0");
+    let fh = hostile.open(busy, libc::O_RDWR);
+    let path = dir.path().join("sock");
+    let waiting = std::thread::spawn(move || {
+        let other = Raw::connect(&path);
+        let node = other.look_up(b"f\0");
+        let began = Instant::now();
+        other.links(node).unwrap();
+        began.elapsed()
+    });
+    let write = abi::WriteIn {
+        fh,
+        size: 1,
+        ..Default::default()
+    };
+    let opcode = abi::Opcode::Write as u32;
+    while !waiting.is_finished() && !hostile.queue.server_closed() {
+        hostile.send(opcode, busy, write.as_bytes(), b"x");
+        hostile.queue.ring();
+        while !hostile.queue.server_closed() {
+            if let Some(id) = hostile.queue.pop().unwrap() {
+                hostile.queue.release(id);
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let waited = waiting.join().unwrap();
+    assert!(waited < recall * 8, "{waited:?}");
+    assert!(hostile.queue.server_closed(), "it was cut off");
 }
 
 fn attaches_with(dir: &Path, fds: &[BorrowedFd<'_>]) -> i32 {

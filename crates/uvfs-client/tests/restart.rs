@@ -531,3 +531,45 @@ fn names_are_removed_at_a_server_that_came_back() {
         second.fs().known_inodes() == 1
     });
 }
+
+/// If the client trusted whoever listens at the path, another user would get what it has cached.
+#[test]
+fn another_users_server_gets_no_memory() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "needs root");
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, data) = (dir.path().join("sock"), dir.path().join("data"));
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(dir.path(), everybody).unwrap();
+    let listen = || Clients::listen(session(&data), &socket, ClientLimits::default()).unwrap();
+    let server = listen();
+    let client = client(dir.path());
+    let file = client.open("f", rw()).unwrap();
+    file.write_at(b"secret", 0, Flags::empty()).unwrap();
+    drop(server);
+    let path = socket.clone();
+    let (sender, received) = std::sync::mpsc::channel();
+    let impostor = std::thread::spawn(move || {
+        // Of this thread alone; who listens is the one that clients see.
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let answer = uvfs_queue::attach::receive(&stream);
+        std::fs::remove_file(&path).unwrap();
+        sender.send(answer.map(|(_, fds)| fds.len())).unwrap();
+    });
+    let tried = received.recv_timeout(DEADLINE).expect("the client looks");
+    assert!(tried.is_err(), "descriptors for another user: {tried:?}");
+    impostor.join().unwrap();
+    let _server = listen();
+    let mut read = [0; 6];
+    eventually("the client is back", || {
+        file.read_at(&mut read, 0, Flags::empty()).is_ok()
+    });
+    assert_eq!(&read, b"secret");
+}

@@ -1,6 +1,6 @@
 //! How other threads reach a client: recalls of its leases, its end, and the lookups that it has.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -38,9 +38,8 @@ pub(crate) struct Link {
     /// It did not answer a recall.
     cut: AtomicBool,
     deadline: Duration,
-    /// Milliseconds since `began` at which its last writeback ended.
-    progress: AtomicU64,
-    began: Instant,
+    /// Of each node whose lease is recalled, when its last writeback ended.
+    progress: Mutex<HashMap<u64, Instant>>,
     /// Lookups that it has not undone.
     lookups: Mutex<HashMap<u64, u64>>,
 }
@@ -54,8 +53,7 @@ impl Link {
             over: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             deadline,
-            progress: AtomicU64::new(0),
-            began: Instant::now(),
+            progress: Mutex::default(),
             lookups: Mutex::default(),
         }
     }
@@ -101,6 +99,9 @@ impl Link {
     }
 
     pub(crate) fn recall(&self, node: u64, recall: Recall) -> bool {
+        lock(&self.progress)
+            .entry(node)
+            .or_insert_with(Instant::now);
         let body = NotifyRecallOut {
             node,
             seq: recall.seq,
@@ -115,22 +116,24 @@ impl Link {
         self.queue.notify(&bytes)
     }
 
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
+    /// A writeback of a node under the client's write lease has ended.
+    pub(crate) fn progressed(&self, node: u64) {
+        if let Some(last) = lock(&self.progress).get_mut(&node) {
+            *last = Instant::now();
+        }
     }
 
-    /// A writeback of its has ended: it is at work.
-    pub(crate) fn progressed(&self) {
-        self.progress.store(self.now(), Ordering::Relaxed);
+    /// The client gave back what it had of a node.
+    pub(crate) fn gave_back(&self, node: u64) {
+        lock(&self.progress).remove(&node);
     }
 
-    /// Whether it had long enough for a recall that was made at `since`.
-    pub(crate) fn is_late(&self, since: Instant) -> bool {
+    /// Whether the client had long enough to give back its lease of a node, for which a request has waited
+    /// since `since`. Writeback of that node gives it more time.
+    pub(crate) fn is_late(&self, node: u64, since: Instant) -> bool {
         let waited = since.elapsed();
-        let idle = self
-            .now()
-            .saturating_sub(self.progress.load(Ordering::Relaxed));
-        waited >= self.deadline * MOST_DEADLINES
-            || waited.min(Duration::from_millis(idle)) >= self.deadline
+        let last = lock(&self.progress).get(&node).copied();
+        let idle = last.map_or(waited, |last| last.elapsed());
+        waited >= self.deadline * MOST_DEADLINES || waited.min(idle) >= self.deadline
     }
 }

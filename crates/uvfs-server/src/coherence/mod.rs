@@ -439,7 +439,7 @@ impl Coherence {
                 if !sent.contains(&recall) && holder.recall(node, recall) {
                     sent.push(recall);
                 }
-                if holder.is_late(began) && holder.cut_off() {
+                if holder.is_late(node, began) && holder.cut_off() {
                     tracing::warn!(
                         client = holder.id,
                         node,
@@ -583,8 +583,10 @@ impl Coherence {
         unlinked: Unlinked,
         outcome: &mut Outcome,
     ) -> Option<u64> {
-        if let (Origin::Client(link), Operation::Write(_)) = (request.origin, &request.operation) {
-            link.progressed();
+        if let (Origin::Client(link), Ok(Reply::Written(_))) = (request.origin, &*outcome)
+            && self.writes(link, request.node)
+        {
+            link.progressed(request.node);
         }
         if outcome.is_err() && under.entered.is_empty() {
             return None;
@@ -783,6 +785,7 @@ impl Coherence {
     pub(crate) fn returned(&self, link: &Link, node: u64, seq: u64, keep: Option<Mode>) {
         let mut shard = self.shard(node);
         shard.table.returned(node, link.id, seq, keep);
+        link.gave_back(node);
         shard.changed(node);
     }
 
@@ -790,6 +793,7 @@ impl Coherence {
     pub(crate) fn forget(&self, link: &Link, node: u64) {
         let mut shard = self.shard(node);
         shard.table.forget(node, link.id);
+        link.gave_back(node);
         shard.changed(node);
     }
 
