@@ -1,10 +1,12 @@
-//! An XFS reader, checker and mkfs.
+//! An XFS reader, checker, repair and mkfs.
 //!
 //! [`format`](mod@format) has the on-disk structures and the checks on each, [`geometry`] the sizes
 //! and address conversions of one file system. [`Volume`] reads a file system through [`Blocks`]:
-//! a plain image or device ([`blocks::FileBlocks`]) or a cache. It never writes, and nothing that it
+//! a plain image or device ([`blocks::FileBlocks`]) or a cache. A volume never writes, and nothing that it
 //! reads is trusted: a damaged image gives errors that name the structure and what is wrong with it.
-//! [`mod@mkfs`] makes file systems, from trees that [`bulk`] builds. [`fs::XfsFs`] serves a volume, [`tools`] are what the command line does with one.
+//! [`check`] finds what is wrong with an image and [`repair`] mends it; [`mod@mkfs`] makes file
+//! systems. Both build trees with [`bulk`]. [`fs::XfsFs`] serves a volume, [`tools`] are what the
+//! command line does with one.
 
 mod attr;
 pub mod blocks;
@@ -19,6 +21,7 @@ pub mod geometry;
 mod inode;
 mod log;
 pub mod mkfs;
+pub mod repair;
 pub mod tools;
 mod verifier;
 mod volume;

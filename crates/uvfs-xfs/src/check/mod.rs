@@ -21,12 +21,12 @@ mod device;
 mod dir;
 mod inode;
 mod links;
-mod paths;
+pub(crate) mod paths;
 mod quota;
 mod reader;
 mod report;
-mod space;
-mod superblock;
+pub(crate) mod space;
+pub(crate) mod superblock;
 
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};

@@ -34,7 +34,7 @@ pub(crate) fn find(blocks: &dyn Blocks, report: &Report) -> Result<(Superblock, 
 }
 
 /// Looks for a superblock copy that is sound and lies where it says allocation groups begin.
-fn search(blocks: &dyn Blocks) -> Option<(Superblock, Geometry)> {
+pub(crate) fn search(blocks: &dyn Blocks) -> Option<(Superblock, Geometry)> {
     let size = blocks.size();
     let mut buf = vec![0; SEARCH];
     let mut at = 0u64;

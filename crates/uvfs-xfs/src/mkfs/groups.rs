@@ -150,7 +150,8 @@ fn group(
     Ok(bytes)
 }
 
-fn free_list(g: &Geometry, agno: u32, list: &[u32], sector: &mut [u8]) {
+/// Fills the sector of a free list.
+pub(crate) fn free_list(g: &Geometry, agno: u32, list: &[u32], sector: &mut [u8]) {
     sector.fill(0xff);
     Agfl {
         magicnum: Be32::new(AGFL_MAGIC),

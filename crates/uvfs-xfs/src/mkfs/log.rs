@@ -2,6 +2,7 @@
 
 use super::layout::Plan;
 use crate::format::*;
+use crate::geometry::Geometry;
 use uvfs_io::device::Geometry as Sizes;
 
 const BLOCK: usize = 512;
@@ -17,7 +18,11 @@ const FORMAT_LITTLE_ENDIAN: u32 = 1;
 /// The first blocks of the log, with the unmount record. Its length is a multiple of the file system's
 /// block and of what the device takes.
 pub(crate) fn start(l: &Plan, sizes: &Sizes) -> Vec<u8> {
-    let g = &l.g;
+    of_cycle(&l.g, CYCLE, sizes.block.max(1) as usize)
+}
+
+/// [`start`] in a cycle, of a multiple of `unit` bytes.
+pub(crate) fn of_cycle(g: &Geometry, cycle: u32, unit: usize) -> Vec<u8> {
     // With a log stripe the record is padded to it, and has a header for each 32 KiB.
     let stripe = match g.logsunit {
         0 | 1 => 0,
@@ -29,14 +34,14 @@ pub(crate) fn start(l: &Plan, sizes: &Sizes) -> Vec<u8> {
     let data = stripe.max(first + BLOCK) - first;
     let len = (first + data)
         .next_multiple_of(g.block_size as usize)
-        .next_multiple_of(sizes.block.max(1) as usize);
+        .next_multiple_of(unit);
     let mut bytes = vec![0; len];
-    let lsn = Be64::new(u64::from(CYCLE) << 32);
+    let lsn = Be64::new(u64::from(cycle) << 32);
     let mut cycle_data = [Be32::new(0); 64];
     cycle_data[0] = Be32::new(TRANSACTION);
     LogOpHeader {
         // The cycle is in the place of the first word of each block.
-        tid: Be32::new(CYCLE),
+        tid: Be32::new(cycle),
         len: Be32::new(UNMOUNT_MAGIC.len() as u32),
         clientid: LOG_CLIENT_LOG,
         flags: LOG_OP_UNMOUNT,
@@ -47,11 +52,11 @@ pub(crate) fn start(l: &Plan, sizes: &Sizes) -> Vec<u8> {
     // The further headers and the blocks of the padding begin with the cycle, too.
     let further = (BLOCK..first).chain(first + BLOCK..first + data);
     for at in further.step_by(BLOCK) {
-        Be32::new(CYCLE).put(&mut bytes, at);
+        Be32::new(cycle).put(&mut bytes, at);
     }
     LogRecordHeader {
         magicno: Be32::new(LOG_RECORD_MAGIC),
-        cycle: Be32::new(CYCLE),
+        cycle: Be32::new(cycle),
         version: Be32::new(2),
         len: Be32::new(data as u32),
         lsn,

@@ -36,6 +36,10 @@ mod target;
 
 pub use layout::{MIN_BYTES, MIN_ORDINARY_BYTES};
 
+pub(crate) use groups::free_list;
+pub(crate) use inode::free_inode;
+pub(crate) use log::of_cycle as log_of_cycle;
+
 use crate::format::*;
 use crate::geometry::AgBlock;
 use fill::{Filler, Times};

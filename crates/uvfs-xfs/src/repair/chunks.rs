@@ -1,0 +1,211 @@
+//! Which chunks of inodes there are.
+
+use super::Mend;
+use super::space::Chunk;
+use super::trees::walk;
+use crate::format::*;
+use crate::geometry::AgBlock;
+use std::collections::BTreeMap;
+
+/// Bytes read at once in the search for inodes.
+const SEARCH: usize = 1 << 20;
+
+/// The records of an inode tree that make sense; and whether all do.
+fn records(m: &Mend<'_>, agno: u32, tree: Btree, root: (u32, u32)) -> (Vec<InodeChunk>, bool) {
+    let g = &m.g;
+    let mut out: Vec<InodeChunk> = Vec::new();
+    let mut fine = true;
+    let limit = u64::from(g.ag_blocks(agno)) << g.inopblog;
+    let walked = walk(m.disk, g, agno, tree, root, &mut |recs, n| {
+        for r in InobtRecord::slice_at(recs, 0, n).unwrap_or_default() {
+            let c = r.unpack(g.features.sparse);
+            let start = u64::from(c.startino);
+            let inside = start >> g.inopblog > 0 && start < limit;
+            let aligned = match g.chunk_blocks() {
+                1 => c.startino.is_multiple_of(INODES_PER_CHUNK),
+                _ => c.startino & ((1 << g.inopblog) - 1) == 0,
+            };
+            let order = out
+                .last()
+                .is_none_or(|l| u64::from(l.startino) + 64 <= start);
+            if inside && aligned && order {
+                out.push(c);
+            } else {
+                fine = false;
+            }
+        }
+    });
+    (out, fine && walked.whole)
+}
+
+/// Finds the chunks of a group.
+pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
+    let g = m.g.clone();
+    let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
+    let bytes = m.disk.get(at, g.sector_size as usize).unwrap_or_default();
+    let ident = g.ident(g.ag_header_daddr(agno, AGI_SECTOR), None);
+    let roots = Agi::at(&bytes, 0).map(|a| {
+        let ino = (a.root.get(), a.level.get());
+        (ino, (a.free_root.get(), a.free_level.get()))
+    });
+    let header = check_agi(&bytes, &ident).is_ok();
+    let (ino, fino) = roots.unwrap_or_default();
+    let (chunks, fine) = records(m, agno, Btree::Ino, ino);
+    let doubt = ["AGI", "inobt", "finobt", "inode chunk"]
+        .iter()
+        .any(|w| m.hurt(w, agno));
+    let chunks: Vec<Chunk> = if fine && header && !doubt {
+        chunks
+            .iter()
+            .map(|c| Chunk {
+                start: c.startino,
+                holemask: c.holemask,
+                free: c.free,
+            })
+            .collect()
+    } else {
+        let mut known = chunks;
+        if g.features.finobt {
+            known.extend(records(m, agno, Btree::Fino, fino).0);
+        }
+        search(m, agno, &known)
+    };
+    let ag = &mut m.ags[agno as usize];
+    let slots = chunks.len() * 64;
+    ag.chunks = chunks;
+    ag.kind = vec![0; slots];
+    ag.seen = vec![0; slots];
+    ag.nlink = vec![0; slots];
+}
+
+/// Runs of a group that the free space tree has, or that the reverse mapping tree says are of
+/// inodes; `None` if it cannot be followed.
+fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
+    let g = &m.g;
+    let at = g.ag_header_daddr(agno, AGF_SECTOR);
+    let bytes = m.disk.get(at << 9, g.sector_size as usize).ok()?;
+    let agf = check_agf(&bytes, &g.ident(at, None)).ok()?;
+    let root = match tree {
+        Btree::Rmap => (agf.rmap_root.get(), agf.rmap_level.get()),
+        _ => (agf.bno_root.get(), agf.bno_level.get()),
+    };
+    let mut out = Vec::new();
+    let walked = walk(m.disk, g, agno, tree, root, &mut |recs, n| match tree {
+        Btree::Rmap => {
+            for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                if r.owner.get() == RMAP_OWN_INODES {
+                    out.push((r.startblock.get(), r.blockcount.get()));
+                }
+            }
+        }
+        _ => {
+            for r in AllocRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                out.push((r.startblock.get(), r.blockcount.get()));
+            }
+        }
+    });
+    walked.whole.then_some(out)
+}
+
+/// Looks through all of a group for blocks of inodes that name themselves, and puts them together
+/// to chunks.
+fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
+    let g = &m.g;
+    let inodes = match g.features.rmapbt {
+        true => runs(m, agno, Btree::Rmap),
+        false => None,
+    };
+    let free = runs(m, agno, Btree::Bno);
+    let inside = |runs: &[(u32, u32)], b: u32| {
+        runs.iter()
+            .any(|(s, n)| b.checked_sub(*s).is_some_and(|d| d < *n))
+    };
+    let listed = |b: u32| {
+        let per = 1u32 << g.inopblog;
+        known.iter().any(|c| {
+            let first = b << g.inopblog;
+            (first..first + per).any(|i| {
+                i.checked_sub(c.startino)
+                    .is_some_and(|s| s < 64 && c.holemask >> (s / 4) & 1 == 0)
+            })
+        })
+    };
+    let plausible = |b: u32| match (&inodes, &free) {
+        (Some(runs), _) if inside(runs, b) => true,
+        (_, Some(free)) => !inside(free, b) || listed(b),
+        (Some(_), None) => listed(b),
+        (None, None) => true,
+    };
+    let blocks = g.ag_blocks(agno);
+    let mut found: BTreeMap<u32, u64> = BTreeMap::new();
+    let per_read = (SEARCH >> g.blocklog).max(1) as u32;
+    for first in (0..blocks).step_by(per_read as usize) {
+        let n = per_read.min(blocks - first);
+        let daddr = g.daddr(AgBlock { agno, agbno: first });
+        let Ok(bytes) = m.disk.get(daddr << 9, (n as usize) << g.blocklog) else {
+            continue;
+        };
+        for (i, block) in bytes.chunks_exact(g.block_size as usize).enumerate() {
+            let b = first + i as u32;
+            if names_itself(m, agno, b, block) && plausible(b) {
+                let agino = b << g.inopblog;
+                let start = chunk_start(m, agino, known);
+                let mask = u64::MAX >> (64 - (1u32 << g.inopblog).min(64));
+                for k in (0..1u32 << g.inopblog).step_by(64) {
+                    let start = start + k;
+                    let shift = (agino + k - start).min(63);
+                    *found.entry(start).or_default() |= mask << shift;
+                }
+            }
+        }
+    }
+    found
+        .into_iter()
+        .map(|(start, there)| Chunk {
+            start,
+            holemask: (0..16).fold(0, |h, i| match there >> (i * 4) & 0xf {
+                0 => h | 1 << i,
+                _ => h,
+            }),
+            free: u64::MAX,
+        })
+        .collect()
+}
+
+/// The first inode of the chunk that an inode is in.
+fn chunk_start(m: &Mend<'_>, agino: u32, known: &[InodeChunk]) -> u32 {
+    let g = &m.g;
+    if g.chunk_blocks() == 1 {
+        return agino / 64 * 64;
+    }
+    let aligned =
+        |start: u32| g.inoalignmt <= 1 || (start >> g.inopblog).is_multiple_of(g.inoalignmt.max(1));
+    let of = known
+        .iter()
+        .find(|c| aligned(c.startino) && agino.checked_sub(c.startino).is_some_and(|s| s < 64));
+    match of {
+        Some(c) => c.startino,
+        None => {
+            let align = g.inoalignmt.max(g.chunk_blocks()) << g.inopblog;
+            let base = agino / align * align;
+            base + (agino - base) / 64 * 64
+        }
+    }
+}
+
+/// Whether the inodes in a block say that they are these.
+fn names_itself(m: &Mend<'_>, agno: u32, agbno: u32, block: &[u8]) -> bool {
+    let g = &m.g;
+    let first = u64::from(agbno) << g.inopblog;
+    let mut yes = 0;
+    let all = block.chunks_exact(g.inode_size as usize);
+    let n = all.len();
+    for (i, raw) in all.enumerate() {
+        let ino = g.ino(agno, first as u32 + i as u32);
+        yes += usize::from(Dinode::at(raw, 0).is_ok_and(|d| {
+            let named = d.ino.get() == ino && d.uuid == g.meta_uuid;
+            named && (d.v2.magic.get() == DINODE_MAGIC || n > 1)
+        }));
+    }
+    yes * 2 >= n && yes > 0
+}

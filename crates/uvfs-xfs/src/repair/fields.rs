@@ -1,0 +1,344 @@
+//! The fields of an inode with findings.
+
+use super::Mend;
+use super::fork;
+use crate::format::*;
+use crate::geometry::Geometry;
+use crate::inode::{Fork, Inode};
+
+/// What becomes of an inode.
+pub(crate) enum Core {
+    /// It can be read now.
+    Keep,
+    /// It is free.
+    Free,
+    /// It is lost.
+    Clear(&'static str),
+}
+
+/// Where the forks are in an inode of these fields.
+fn attr_at(d: &Dinode, size: usize) -> usize {
+    match d.v2.forkoff {
+        0 => size,
+        f => (DINODE_V3_SIZE + usize::from(f) * 8).min(size),
+    }
+}
+
+/// Sets the fields of an inode right.
+pub(crate) fn core(m: &mut Mend<'_>, ino: u64, raw: &mut [u8]) -> Core {
+    let g = m.g.clone();
+    let Ok(d) = Dinode::at(raw, 0) else {
+        return Core::Clear("it cannot be read");
+    };
+    let mut d = *d;
+    let sound = check_crc(raw, DINODE_CRC_OFFSET).is_ok();
+    let named = d.ino.get() == ino;
+    let ours = d.uuid == g.meta_uuid;
+    let magic = d.v2.magic.get() == DINODE_MAGIC;
+    let signs = [sound, named, ours, magic, d.v2.version == 3];
+    let known = signs.iter().filter(|s| **s).count() >= 3 && (named || ours);
+    if d.v2.mode.get() == 0 || !known {
+        if d.v2.mode.get() == 0 && known && ino != g.rootino && !m.is_own(ino) {
+            return free(m, ino, raw, &d);
+        }
+        if !known {
+            return Core::Clear("it is not this inode");
+        }
+    }
+    d.v2.magic.set(DINODE_MAGIC);
+    d.v2.version = 3;
+    d.ino.set(ino);
+    d.uuid = g.meta_uuid;
+    let mut kind = FileType::from_mode(d.v2.mode.get());
+    let wanted = match ino {
+        _ if ino == g.rootino => Some(FileType::Directory),
+        _ if ino == g.rbmino || ino == g.rsumino => Some(FileType::Regular),
+        _ => None,
+    };
+    if let Some(want) = wanted.filter(|w| *w != kind) {
+        let bits = if want == FileType::Directory {
+            0o755
+        } else {
+            0
+        };
+        d.v2.mode.set(want.mode_bits() as u16 | bits);
+        kind = want;
+    }
+    if kind == FileType::Unknown {
+        return Core::Clear("it has no type");
+    }
+    flags(&g, ino, kind, &mut d);
+    times(&g, &mut d);
+    d.put(raw, 0);
+    if let Some(why) = forks(m, ino, kind, raw) {
+        return Core::Clear(why);
+    }
+    Core::Keep
+}
+
+/// A free inode: all of it is made anew if anything is wrong.
+fn free(m: &mut Mend<'_>, ino: u64, raw: &[u8], d: &Dinode) -> Core {
+    let mut new = vec![0; raw.len()];
+    let fresh = crate::mkfs::free_inode(&m.g, ino, d.v2.r#gen.get());
+    fresh.put(&mut new, 0);
+    m.put_inode(ino, &mut new);
+    m.moved = true;
+    m.say("inode", None, Some(ino), "a free inode made anew".into());
+    Core::Free
+}
+
+fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
+    let f = &g.features;
+    let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
+    let mut flags = d.v2.flags.get() & 0x7fff;
+    for (bit, fits) in [
+        (DIFLAG_REALTIME, regular && g.rblocks != 0),
+        (DIFLAG_NEWRTBM, ino == g.rbmino),
+        (DIFLAG_RTINHERIT, dir),
+        (DIFLAG_PROJINHERIT, dir),
+        (DIFLAG_NOSYMLINKS, dir),
+        (DIFLAG_EXTSZINHERIT, dir),
+        (DIFLAG_EXTSIZE, regular),
+    ] {
+        if !fits {
+            flags &= !bit;
+        }
+    }
+    let hint = d.v2.extsize.get();
+    let has = flags & (DIFLAG_EXTSIZE | DIFLAG_EXTSZINHERIT) != 0;
+    if !has || hint == 0 || hint > g.agblocks / 2 {
+        flags &= !(DIFLAG_EXTSIZE | DIFLAG_EXTSZINHERIT);
+        d.v2.extsize.set(0);
+    }
+    d.v2.flags.set(flags);
+    let mut flags2 = d.flags2.get();
+    for (bit, fits) in [
+        (DIFLAG2_DAX, regular || dir),
+        (DIFLAG2_REFLINK, f.reflink && regular),
+        (DIFLAG2_COWEXTSIZE, f.reflink && (regular || dir)),
+        (DIFLAG2_BIGTIME, f.bigtime),
+        (DIFLAG2_NREXT64, f.nrext64),
+    ] {
+        if !fits {
+            flags2 &= !bit;
+        }
+    }
+    flags2 &=
+        DIFLAG2_DAX | DIFLAG2_REFLINK | DIFLAG2_COWEXTSIZE | DIFLAG2_BIGTIME | DIFLAG2_NREXT64;
+    let cow = d.cowextsize.get();
+    if flags2 & DIFLAG2_COWEXTSIZE == 0 || cow == 0 || cow > g.agblocks / 2 {
+        flags2 &= !DIFLAG2_COWEXTSIZE;
+        d.cowextsize.set(0);
+    }
+    if flags2 & DIFLAG2_NREXT64 != 0 {
+        d.v2.anextents.set(0);
+    }
+    d.flags2.set(flags2);
+    d.v2.next_unlinked.set(NULLAGINO);
+    d.lsn.set(0);
+    let special = !matches!(
+        kind,
+        FileType::Regular | FileType::Directory | FileType::Symlink
+    );
+    if special {
+        d.v2.size.set(0);
+    }
+}
+
+fn times(g: &Geometry, d: &mut Dinode) {
+    let _ = g;
+    if d.flags2.get() & DIFLAG2_BIGTIME != 0 {
+        return;
+    }
+    let fix = |t: &mut Be64| {
+        if t.get() as u32 >= 1_000_000_000 {
+            t.set(t.get() & !0xffff_ffff);
+        }
+    };
+    fix(&mut d.v2.atime);
+    fix(&mut d.v2.mtime);
+    fix(&mut d.v2.ctime);
+    fix(&mut d.crtime);
+}
+
+/// Extents at the beginning of a fork's bytes that make sense: the sum of their blocks after each.
+fn plausible(g: &Geometry, bytes: &[u8]) -> Vec<u64> {
+    let mut sums = vec![0];
+    let (mut next, mut sum) = (0, 0);
+    let n = bytes.len() / ExtentRecord::SIZE;
+    for r in ExtentRecord::slice_at(bytes, 0, n).unwrap_or_default() {
+        let e = r.unpack();
+        if e.startoff < next || g.fsb_run(e.startblock, e.blockcount).is_none() {
+            break;
+        }
+        next = e.startoff + u64::from(e.blockcount);
+        sum += u64::from(e.blockcount);
+        sums.push(sum);
+    }
+    sums
+}
+
+/// Sets the forks' places, formats and counts right. Gives why it cannot be.
+fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&'static str> {
+    let g = m.g.clone();
+    let Ok(d) = Dinode::at(raw, 0) else {
+        return Some("it cannot be read");
+    };
+    let mut d = *d;
+    let size = raw.len();
+    let special = !matches!(
+        kind,
+        FileType::Regular | FileType::Directory | FileType::Symlink
+    );
+    if special {
+        d.v2.format = FORMAT_DEV;
+    }
+    let at = DINODE_V3_SIZE + usize::from(d.v2.forkoff) * 8;
+    let known = matches!(d.v2.aformat, FORMAT_LOCAL | FORMAT_EXTENTS | FORMAT_BTREE);
+    let big = d.flags2.get() & DIFLAG2_NREXT64 != 0;
+    let counts = |d: &Dinode| match big {
+        true => (d.v2.big_nextents.get(), u64::from(d.v2.nextents.get())),
+        false => (d.v2.nextents.get().into(), u64::from(d.v2.anextents.get())),
+    };
+    if at >= size || !known {
+        d.v2.forkoff = 0;
+    }
+    // The place of the attributes may be what is wrong: the extents must fit before it.
+    let (n, _) = counts(&d);
+    let whole = plausible(&g, &raw[DINODE_V3_SIZE..]);
+    let fits = |d: &Dinode| (attr_at(d, size) - DINODE_V3_SIZE) / ExtentRecord::SIZE;
+    if d.v2.format == FORMAT_EXTENTS
+        && n as usize > fits(&d)
+        && whole
+            .get(n as usize)
+            .is_some_and(|s| *s == d.v2.nblocks.get())
+    {
+        d.v2.forkoff = 0;
+    }
+    let allowed: &[u8] = match kind {
+        FileType::Regular => &[FORMAT_EXTENTS, FORMAT_BTREE],
+        _ if special => &[FORMAT_DEV],
+        _ => &[FORMAT_LOCAL, FORMAT_EXTENTS, FORMAT_BTREE],
+    };
+    let data_len = attr_at(&d, size) - DINODE_V3_SIZE;
+    let negative = i64::try_from(d.v2.size.get()).is_err();
+    if negative && kind != FileType::Regular {
+        d.v2.size.set(match kind {
+            FileType::Directory => 0,
+            _ => return Some("its size makes no sense"),
+        });
+    }
+    let local_fits = d.v2.size.get() <= data_len as u64;
+    if d.v2.format == FORMAT_LOCAL && !local_fits && kind == FileType::Directory {
+        d.v2.size.set(data_len as u64);
+    } else if !allowed.contains(&d.v2.format) || (d.v2.format == FORMAT_LOCAL && !local_fits) {
+        // Which of the formats do the numbers speak for?
+        let data = &raw[DINODE_V3_SIZE..DINODE_V3_SIZE + data_len];
+        let sums = plausible(&g, data);
+        let (n, _) = counts(&d);
+        let extents = n > 0 && sums.get(n as usize).is_some();
+        let tree = BmdrBlock::at(data, 0)
+            .is_ok_and(|h| (1..6).contains(&h.level.get()) && h.numrecs.get() > 0);
+        d.v2.format = match kind {
+            _ if extents => FORMAT_EXTENTS,
+            FileType::Regular if n == 0 && d.v2.nblocks.get() == 0 => FORMAT_EXTENTS,
+            _ if tree && n as usize > data_len / ExtentRecord::SIZE => FORMAT_BTREE,
+            FileType::Directory | FileType::Symlink if n == 0 && local_fits => FORMAT_LOCAL,
+            _ => return Some("its format makes no sense"),
+        };
+    }
+    if d.v2.forkoff == 0 {
+        d.v2.aformat = FORMAT_EXTENTS;
+        match big {
+            true => d.v2.nextents.set(0),
+            false => d.v2.anextents.set(0),
+        }
+    }
+    d.put(raw, 0);
+    count_extents(m, ino, &d, raw);
+    None
+}
+
+/// Sets the numbers of extents so that all blocks are as many as the inode says, if that can be.
+fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
+    let g = &m.g;
+    let big = d.flags2.get() & DIFLAG2_NREXT64 != 0;
+    let (n, an) = match big {
+        true => (d.v2.big_nextents.get(), u64::from(d.v2.nextents.get())),
+        false => (d.v2.nextents.get().into(), u64::from(d.v2.anextents.get())),
+    };
+    let end = attr_at(d, raw.len());
+    let data = match d.v2.format {
+        FORMAT_EXTENTS => plausible(g, &raw[DINODE_V3_SIZE..end]),
+        _ => vec![0],
+    };
+    let attr = match d.v2.aformat {
+        FORMAT_EXTENTS if d.v2.forkoff != 0 => plausible(g, &raw[end..]),
+        _ => vec![0],
+    };
+    if d.v2.format == FORMAT_BTREE || (d.v2.forkoff != 0 && d.v2.aformat == FORMAT_BTREE) {
+        // Too many to be in the inode are cut off.
+        let fits = ((end - DINODE_V3_SIZE) / ExtentRecord::SIZE) as u64;
+        if d.v2.format == FORMAT_EXTENTS && n > fits {
+            super::inode::set_extents(raw, Fork::Data, fits);
+        }
+        let fits = ((raw.len() - end) / ExtentRecord::SIZE) as u64;
+        if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_EXTENTS && an > fits {
+            super::inode::set_extents(raw, Fork::Attr, fits);
+        }
+        return;
+    }
+    let total = d.v2.nblocks.get();
+    let sum = |i: usize, k: usize| data.get(i).zip(attr.get(k)).map(|(a, b)| a + b);
+    let mut best = (n as usize, an as usize);
+    if sum(best.0, best.1) != Some(total) {
+        let pairs = (0..data.len()).flat_map(|i| (0..attr.len()).map(move |k| (i, k)));
+        let near = |p: &(usize, usize)| p.0.abs_diff(n as usize) + p.1.abs_diff(an as usize);
+        let found = pairs
+            .filter(|(i, k)| sum(*i, *k) == Some(total))
+            .min_by_key(near);
+        let fits = |from: usize, to: usize| (to - from) / ExtentRecord::SIZE;
+        best = found.unwrap_or((
+            best.0.min(fits(DINODE_V3_SIZE, end)),
+            best.1.min(fits(end, raw.len())),
+        ));
+    }
+    let _ = ino;
+    if d.v2.format == FORMAT_EXTENTS {
+        super::inode::set_extents(raw, Fork::Data, best.0 as u64);
+    }
+    if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_EXTENTS {
+        super::inode::set_extents(raw, Fork::Attr, best.1 as u64);
+    }
+}
+
+/// Whether a symbolic link's target can be read.
+pub(crate) fn is_link(m: &Mend<'_>, inode: &Inode) -> bool {
+    let g = &m.g;
+    if inode.size == 0 || inode.size > SYMLINK_MAXLEN as u64 {
+        return false;
+    }
+    let len = inode.size as usize;
+    if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
+        return !inode.local_data().contains(&0);
+    }
+    let map = fork::read(m, inode, Fork::Data);
+    let mut done = 0;
+    for e in &map.extents {
+        let count = u64::from(e.blockcount);
+        if done >= len || count << g.blocklog > 1 << 17 {
+            return false;
+        }
+        let Some(at) = map.offset(m, e.startoff, count) else {
+            return false;
+        };
+        let bytes = m.disk.get(at, (count as usize) << g.blocklog);
+        let bytes = bytes.unwrap_or_default();
+        let ident = g.ident(at >> 9, Some(inode.ino));
+        match check_remote(&bytes, SYMLINK_MAGIC, done as u32, &ident) {
+            Ok(part) if !part.contains(&0) && !part.is_empty() => done += part.len(),
+            _ => return false,
+        }
+    }
+    done >= len
+}

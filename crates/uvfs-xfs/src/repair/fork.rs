@@ -1,0 +1,228 @@
+//! Forks: where they lead, as far as that makes sense, and new ones.
+
+use super::Mend;
+use crate::bulk::btree::{Shape, build_fork, fork_root_room};
+use crate::format::*;
+use crate::inode::{Fork, Inode};
+use std::collections::HashSet;
+
+/// Where a fork leads.
+#[derive(Default)]
+pub(crate) struct Map {
+    /// Its extents that make sense, in order.
+    pub extents: Vec<Extent>,
+    /// The blocks of its tree.
+    pub tree: Vec<u64>,
+    /// Something had to be left out.
+    pub hurt: bool,
+}
+
+impl Map {
+    /// All its blocks.
+    pub fn blocks(&self) -> u64 {
+        let data = self.extents.iter().map(|e| u64::from(e.blockcount));
+        data.sum::<u64>() + self.tree.len() as u64
+    }
+
+    /// Byte on the device of a block of the fork, if all of `count` blocks from it on are there
+    /// one after another.
+    pub fn offset(&self, m: &Mend<'_>, block: u64, count: u64) -> Option<u64> {
+        let i = self.extents.partition_point(|e| e.startoff <= block);
+        let e = self.extents.get(i.checked_sub(1)?)?;
+        let skip = block - e.startoff;
+        if skip + count > e.blockcount.into() {
+            return None;
+        }
+        let a = m.g.fsb(e.startblock + skip)?;
+        Some(m.g.daddr(a) << 9)
+    }
+
+    /// Reads `count` blocks of the fork, wherever they are.
+    pub fn read(&self, m: &Mend<'_>, block: u64, count: u64) -> Option<Vec<u8>> {
+        if let Some(at) = self.offset(m, block, count) {
+            return m.disk.get(at, (count as usize) << m.g.blocklog).ok();
+        }
+        let mut out = Vec::new();
+        for b in block..block + count {
+            let at = self.offset(m, b, 1)?;
+            out.extend(m.disk.get(at, m.g.block_size as usize).ok()?);
+        }
+        Some(out)
+    }
+}
+
+struct Reader<'m, 'a> {
+    m: &'m Mend<'a>,
+    ino: u64,
+    /// Extents may be unwritten.
+    data: bool,
+    next: u64,
+    seen: HashSet<u64>,
+    map: Map,
+}
+
+/// Follows a fork of extents or a tree.
+pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
+    let mut r = Reader {
+        m,
+        ino: inode.ino,
+        data: fork == Fork::Data && inode.file_type() == FileType::Regular,
+        next: 0,
+        seen: HashSet::new(),
+        map: Map::default(),
+    };
+    let root = inode.fork_bytes(fork);
+    match inode.fork_format(fork) {
+        Some(FORMAT_EXTENTS) => {
+            let n = match fork {
+                Fork::Data => inode.nextents,
+                Fork::Attr => inode.anextents,
+            };
+            let recs = ExtentRecord::slice_at(root, 0, n as usize);
+            recs.unwrap_or_default()
+                .iter()
+                .for_each(|e| r.extent(e.unpack()));
+        }
+        Some(FORMAT_BTREE) => r.root(root),
+        _ => {}
+    }
+    r.map
+}
+
+impl Reader<'_, '_> {
+    fn extent(&mut self, e: Extent) {
+        let g = &self.m.g;
+        let end = e.startoff + u64::from(e.blockcount);
+        let fits = e.startoff >= self.next
+            && end <= 1 << (63 - g.blocklog)
+            && g.fsb_run(e.startblock, e.blockcount).is_some();
+        if !fits {
+            self.map.hurt = true;
+            return;
+        }
+        self.next = end;
+        let mut e = e;
+        if e.unwritten && !self.data {
+            e.unwritten = false;
+            self.map.hurt = true;
+        }
+        self.map.extents.push(e);
+    }
+
+    fn root(&mut self, root: &[u8]) {
+        let room = fork_root_room(root.len());
+        let head = BmdrBlock::at(root, 0).ok();
+        let head = head.filter(|h| (1..BTREE_MAXLEVELS).contains(&h.level.get()));
+        let Some(head) = head else {
+            self.map.hurt = true;
+            return;
+        };
+        let n = usize::from(head.numrecs.get());
+        self.map.hurt |= n == 0 || n > room;
+        let keys = Be64::slice_at(root, BmdrBlock::SIZE, n.min(room)).unwrap_or_default();
+        let ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, n.min(room));
+        for (k, p) in keys.iter().zip(ptrs.unwrap_or_default()) {
+            let low = self.node(p.get(), head.level.get() - 1);
+            self.map.hurt |= low.is_some_and(|l| l != k.get());
+        }
+    }
+
+    /// Gives the first key.
+    fn node(&mut self, fsbno: u64, level: u16) -> Option<u64> {
+        let g = &self.m.g;
+        let block = g.fsb(fsbno).filter(|_| self.seen.insert(fsbno));
+        let found = block.and_then(|a| {
+            let bytes = self
+                .m
+                .disk
+                .get(g.daddr(a) << 9, g.block_size as usize)
+                .ok()?;
+            let ident = g.ident(g.daddr(a), Some(self.ino));
+            let head = *check_btree_long(&bytes, &ident).ok()?;
+            (head.level.get() == level).then_some((bytes, head))
+        });
+        let Some((bytes, head)) = found else {
+            self.map.hurt = true;
+            return None;
+        };
+        self.map.tree.push(fsbno);
+        let n = usize::from(head.numrecs.get());
+        let at = Btree::Bmap.header_len(true);
+        if level == 0 {
+            let recs = ExtentRecord::slice_at(&bytes, at, n).unwrap_or_default();
+            recs.iter().for_each(|r| self.extent(r.unpack()));
+            return recs.first().map(|r| r.unpack().startoff);
+        }
+        let keys = Be64::slice_at(&bytes, at, n).unwrap_or_default();
+        let ptrs_at = Btree::Bmap.ptr_offset(bytes.len(), true, 0);
+        let ptrs = Be64::slice_at(&bytes, ptrs_at, n).unwrap_or_default();
+        for (k, p) in keys.iter().zip(ptrs) {
+            let low = self.node(p.get(), level - 1);
+            self.map.hurt |= low.is_some_and(|l| l != k.get());
+        }
+        keys.first().map(|k| k.get())
+    }
+}
+
+/// A fork that was made: its format, its bytes in the inode, and the blocks of its tree.
+pub(crate) struct Made {
+    pub format: u8,
+    pub bytes: Vec<u8>,
+    pub tree: u64,
+}
+
+/// Makes a fork of `room` bytes with these extents; `None` if there is no space for its tree.
+pub(crate) fn make(m: &mut Mend<'_>, ino: u64, extents: &[Extent], room: usize) -> Option<Made> {
+    if extents.len() * ExtentRecord::SIZE <= room {
+        let mut bytes = vec![0; extents.len() * ExtentRecord::SIZE];
+        for (i, e) in extents.iter().enumerate() {
+            ExtentRecord::pack(e).put(&mut bytes, i * ExtentRecord::SIZE);
+        }
+        let format = FORMAT_EXTENTS;
+        return Some(Made {
+            format,
+            bytes,
+            tree: 0,
+        });
+    }
+    let g = m.g.clone();
+    let shape = Shape::of_fork(g.block_size as usize, extents.len(), fork_root_room(room));
+    let near = g.inode(ino).map_or(0, |a| a.agno);
+    let runs = m.allocate(near, shape.blocks() as u32, 1)?;
+    let at: Vec<u64> = runs
+        .iter()
+        .flat_map(|(a, n)| (0..u64::from(*n)).map(|i| g.fsbno(*a) + i))
+        .collect();
+    let tree = build_fork(&g, ino, room, extents, &at);
+    for b in tree.blocks {
+        let daddr = g.fsb(b.at).map_or(0, |a| g.daddr(a));
+        m.put_block(daddr, &b.bytes, BTREE_LONG_CRC_OFFSET);
+    }
+    Some(Made {
+        format: FORMAT_BTREE,
+        bytes: tree.root,
+        tree: at.len() as u64,
+    })
+}
+
+/// Extents for blocks that were allocated, from block `at` of the fork on.
+pub(crate) fn append(
+    m: &Mend<'_>,
+    extents: &mut Vec<Extent>,
+    mut at: u64,
+    runs: &[(crate::geometry::AgBlock, u32)],
+) {
+    for (a, n) in runs {
+        let (mut skip, mut left) = (0, *n);
+        while left > 0 {
+            let part = left.min(MAX_EXTENT_BLOCKS);
+            extents.push(Extent {
+                startoff: at,
+                startblock: m.g.fsbno(*a) + u64::from(skip),
+                blockcount: part,
+                unwritten: false,
+            });
+            (skip, left, at) = (skip + part, left - part, at + u64::from(part));
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Inodes: those without findings first, then the others.
+
+use super::Mend;
+use super::fork::{self, Map};
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+use crate::inode::{Fork, Inode};
+use crate::mkfs::free_inode;
+
+/// Bytes of inodes read at once.
+const MAX_READ: u64 = 1 << 20;
+
+/// Visits the inodes of a group that are there: number, place in the lists, bytes.
+pub(crate) fn each(
+    m: &mut Mend<'_>,
+    agno: u32,
+    visit: &mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]),
+) {
+    let g = m.g.clone();
+    let size = g.inode_size as usize;
+    let bytes = u64::from(INODES_PER_CHUNK) << g.inodelog;
+    let base = g.daddr(AgBlock { agno, agbno: 0 }) << 9;
+    let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
+    let mut first = 0;
+    while first < m.ags[agno as usize].chunks.len() {
+        let chunks = &m.ags[agno as usize].chunks;
+        let at = |i: usize| u64::from(chunks[i].start) << g.inodelog;
+        let start = at(first);
+        let mut n = 1;
+        while first + n < chunks.len()
+            && at(first + n) == at(first + n - 1) + bytes
+            && at(first + n) + bytes - start <= MAX_READ
+        {
+            n += 1;
+        }
+        let end = (at(first + n - 1) + bytes).min(ag_bytes);
+        let len = end.saturating_sub(start) as usize;
+        let mut run = vec![0; len];
+        // What cannot be read is zeros, and so no inodes.
+        for (i, part) in run.chunks_mut(n * bytes as usize).enumerate() {
+            let at = base + start + (i * n) as u64 * bytes;
+            if crate::Blocks::read_data(m.disk, at, part).is_err() {
+                for (k, sector) in part.chunks_mut(size).enumerate() {
+                    let _ = crate::Blocks::read_data(m.disk, at + (k * size) as u64, sector);
+                }
+            }
+        }
+        for k in first..first + n {
+            let chunk = m.ags[agno as usize].chunks[k];
+            for slot in (0..INODES_PER_CHUNK).filter(|s| chunk.has(*s)) {
+                let from = ((u64::from(chunk.start + slot) << g.inodelog) - start) as usize;
+                if let Some(raw) = run.get(from..from + size) {
+                    visit(
+                        m,
+                        g.ino(agno, chunk.start + slot),
+                        k * 64 + slot as usize,
+                        raw,
+                    );
+                }
+            }
+        }
+        first += n;
+    }
+}
+
+/// Looks at all inodes, and mends those that need it.
+pub(crate) fn all(m: &mut Mend<'_>) {
+    let mut later: Vec<(u64, usize)> = Vec::new();
+    for agno in 0..m.g.agcount {
+        each(m, agno, &mut |m, ino, slot, raw| {
+            let sound = Inode::parse(ino, raw, &m.g).is_ok();
+            let free = Be16::at(raw, 2).is_ok_and(|mode| mode.get() == 0);
+            if let Ok(d) = Dinode::at(raw, 0) {
+                let lsn = d.lsn.get();
+                if d.ino.get() == ino && lsn != u64::MAX {
+                    m.max_lsn = m.max_lsn.max(lsn);
+                }
+            }
+            match m.is_bad(ino) || (!sound && !free) {
+                true => later.push((ino, slot)),
+                false if free => {}
+                false => follow(m, ino, slot, raw, false),
+            }
+        });
+    }
+    for (ino, slot) in later {
+        if let Some(raw) = m.raw(ino) {
+            follow(m, ino, slot, &raw, true);
+        }
+    }
+}
+
+/// Makes an inode free.
+fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, raw: &[u8], why: &str) {
+    let g = m.g.clone();
+    let generation = DinodeV2::at(raw, 0).map_or(0, |d| d.r#gen.get());
+    let mut new = vec![0; g.inode_size as usize];
+    let mut d = free_inode(&g, ino, generation.wrapping_add(1));
+    let own = ino == g.rbmino || ino == g.rsumino;
+    if own || ino == g.rootino {
+        d.v2.mode.set(if own { 0o100000 } else { 0o040755 });
+        d.v2.nlink.set(if own { 1 } else { 2 });
+        d.v2.format = FORMAT_EXTENTS;
+        d.v2.aformat = FORMAT_EXTENTS;
+        if ino == g.rbmino {
+            d.v2.flags.set(DIFLAG_NEWRTBM);
+        }
+        if !own {
+            d.v2.format = FORMAT_LOCAL;
+            d.v2.size.set(6);
+            // No entries, its own parent.
+            let parent = (ino as u32).to_be_bytes();
+            new[DINODE_V3_SIZE + 2..DINODE_V3_SIZE + 6].copy_from_slice(&parent);
+        }
+        if g.features.bigtime {
+            d.flags2.set(DIFLAG2_BIGTIME);
+            let zero = Be64::new(bigtime_stamp(0, 0));
+            (d.v2.atime, d.v2.mtime, d.v2.ctime, d.crtime) = (zero, zero, zero, zero);
+        }
+        m.say("inode", None, Some(ino), format!("made anew: {why}"));
+    } else {
+        m.say("inode", None, Some(ino), format!("cleared: {why}"));
+    }
+    d.put(&mut new, 0);
+    m.put_inode(ino, &mut new);
+    m.moved = true;
+    let ag = agno(&m.g, ino);
+    let kind = FileType::from_mode(d.v2.mode.get()) as u8;
+    m.ags[ag].kind[slot] = kind;
+    m.ags[ag].nlink[slot] = d.v2.nlink.get();
+}
+
+fn agno(g: &Geometry, ino: u64) -> usize {
+    g.inode(ino).map_or(0, |a| a.agno as usize)
+}
+
+/// Follows an inode's forks and claims its blocks.
+fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
+    let mut raw = old.to_vec();
+    if bad {
+        match super::fields::core(m, ino, &mut raw) {
+            super::fields::Core::Keep => {}
+            super::fields::Core::Free => return,
+            super::fields::Core::Clear(why) => return clear(m, ino, slot, old, why),
+        }
+        store_crc(&mut raw, DINODE_CRC_OFFSET);
+    }
+    let inode = match Inode::parse(ino, &raw, &m.g) {
+        Ok(i) => i,
+        Err(e) => return clear(m, ino, slot, old, &e.to_string()),
+    };
+    let kind = inode.file_type();
+    let mut total = 0;
+    let mut hurt = false;
+    for f in [Fork::Data, Fork::Attr] {
+        let Some(FORMAT_EXTENTS | FORMAT_BTREE) = inode.fork_format(f) else {
+            continue;
+        };
+        let mut map = fork::read(m, &inode, f);
+        let data = f == Fork::Data && kind == FileType::Regular;
+        claim(m, ino, &mut map, data);
+        hurt |= map.hurt;
+        if bad && !map.hurt {
+            // A tree is built anew with the rest.
+            let tree = m.about.get(&ino).is_some_and(|a| a.contains("bmbt"));
+            map.hurt = tree && !map.tree.is_empty();
+        }
+        if map.hurt && !put_fork(m, ino, &mut raw, &inode, f, &mut map) {
+            return clear(m, ino, slot, old, "no space for its extents");
+        }
+        total += map.blocks();
+        set_extents(&mut raw, f, map.extents.len() as u64);
+        if bad && data {
+            file_size(m, &mut raw, &map);
+        }
+    }
+    if hurt {
+        let text = "extents that led outside or to blocks of others cut off";
+        m.say("inode", None, Some(ino), text.into());
+        m.moved = true;
+    }
+    if bad && kind == FileType::Symlink && !super::fields::is_link(m, &inode) {
+        return clear(m, ino, slot, old, "its target cannot be read");
+    }
+    if let Ok(d) = Dinode::at(&raw, 0) {
+        let mut d = *d;
+        d.v2.nblocks.set(total);
+        if m.sharing.contains(&ino) {
+            d.flags2.set(d.flags2.get() | DIFLAG2_REFLINK);
+        }
+        if bad
+            && m.about
+                .get(&ino)
+                .is_some_and(|a| a.contains("unlinked list"))
+        {
+            d.v2.next_unlinked.set(NULLAGINO);
+        }
+        d.put(&mut raw, 0);
+    }
+    store_crc(&mut raw, DINODE_CRC_OFFSET);
+    if raw != old {
+        m.put_inode(ino, &mut raw);
+        if !hurt {
+            m.say("inode", None, Some(ino), "fields set right".into());
+        }
+    }
+    if bad {
+        super::attr::mend(m, ino);
+    }
+    let ag = agno(&m.g, ino);
+    m.ags[ag].kind[slot] = kind as u8;
+    m.ags[ag].nlink[slot] = inode.nlink;
+}
+
+/// Claims the blocks of a fork; extents that reach into others' blocks are cut.
+fn claim(m: &mut Mend<'_>, ino: u64, map: &mut Map, data: bool) {
+    let g = m.g.clone();
+    let mut kept = Vec::with_capacity(map.extents.len());
+    for e in std::mem::take(&mut map.extents) {
+        let Some(a) = g.fsb_run(e.startblock, e.blockcount) else {
+            continue;
+        };
+        let mut clashes = m.claim(a, e.blockcount, data);
+        clashes.retain(|(_, _, theirs)| !(data && *theirs && g.features.reflink));
+        if clashes.is_empty() {
+            kept.push(e);
+            continue;
+        }
+        map.hurt = true;
+        // What lies between the clashes stays. A directory block must be whole.
+        let runs: Vec<(u32, u32)> = clashes.iter().map(|(s, n, _)| (*s, *n)).collect();
+        for (s, n) in super::space::subtract(&[(a.agbno, e.blockcount)], &runs) {
+            let skip = s - a.agbno;
+            kept.push(Extent {
+                startoff: e.startoff + u64::from(skip),
+                startblock: e.startblock + u64::from(skip),
+                blockcount: n,
+                unwritten: e.unwritten,
+            });
+        }
+    }
+    map.extents = kept;
+    let tree = std::mem::take(&mut map.tree);
+    for b in tree {
+        let Some(a) = g.fsb(b) else { continue };
+        match m.claim(a, 1, false).is_empty() {
+            true => map.tree.push(b),
+            false => map.hurt = true,
+        }
+    }
+    let _ = ino;
+}
+
+/// Puts new extents into a fork.
+fn put_fork(
+    m: &mut Mend<'_>,
+    ino: u64,
+    raw: &mut [u8],
+    inode: &Inode,
+    f: Fork,
+    map: &mut Map,
+) -> bool {
+    let room = inode.fork_bytes(f).len();
+    let at = match f {
+        Fork::Data => DINODE_V3_SIZE,
+        Fork::Attr => raw.len() - room,
+    };
+    let Some(made) = fork::make(m, ino, &map.extents, room) else {
+        return false;
+    };
+    raw[at..at + room].fill(0);
+    raw[at..at + made.bytes.len()].copy_from_slice(&made.bytes);
+    match f {
+        Fork::Data => raw[5] = made.format,
+        Fork::Attr => raw[83] = made.format,
+    }
+    map.tree = Vec::new();
+    // Counted, not followed: they are claimed.
+    map.tree.resize(made.tree as usize, 0);
+    m.moved = true;
+    true
+}
+
+/// Sets the number of extents of a fork.
+pub(crate) fn set_extents(raw: &mut [u8], f: Fork, n: u64) {
+    let Ok(d) = Dinode::at(raw, 0) else { return };
+    let mut d = *d;
+    match (f, d.flags2.get() & DIFLAG2_NREXT64 != 0) {
+        (Fork::Data, true) => d.v2.big_nextents.set(n),
+        (Fork::Data, false) => d.v2.nextents.set(n as u32),
+        (Fork::Attr, true) => d.v2.nextents.set(n as u32),
+        (Fork::Attr, false) => d.v2.anextents.set(n as u16),
+    }
+    d.put(raw, 0);
+}
+
+/// A size that makes no sense is that of the extents.
+fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
+    let Ok(d) = Dinode::at(raw, 0) else { return };
+    if i64::try_from(d.v2.size.get()).is_err() {
+        let mut d = *d;
+        let end = map.extents.last();
+        let end = end.map_or(0, |e| e.startoff + u64::from(e.blockcount));
+        d.v2.size.set(end << m.g.blocklog);
+        d.put(raw, 0);
+    }
+}
+
+/// What counting and the records of quota need.
+pub(crate) fn quota(m: &mut Mend<'_>) {
+    const KINDS: [(&str, u8, u16, u16); 3] = [
+        ("user quota", DQTYPE_USER, 0x0004, 0x0003),
+        ("group quota", DQTYPE_GROUP, 0x0100, 0x00c0),
+        ("project quota", DQTYPE_PROJ, 0x0400, 0x0208),
+    ];
+    let mut sb = m.sb;
+    let inodes = m.g.quota_inodes;
+    for (k, (what, kind, checked, on)) in KINDS.into_iter().enumerate() {
+        let Some(ino) = inodes[k] else { continue };
+        let regular = m.kind_of(ino) == FileType::Regular;
+        let twice = inodes[..k].contains(&Some(ino)) || ino == m.g.rootino;
+        let records = m.about.get(&ino).is_some_and(|a| a.contains(what));
+        if !regular || twice {
+            [&mut sb.uquotino, &mut sb.gquotino, &mut sb.pquotino][k].set(0);
+            sb.qflags.set(sb.qflags.get() & !(checked | on));
+            m.say(what, None, Some(ino), "taken away: it is no file".into());
+        } else if records || m.hurt(what, 0) {
+            if records {
+                dquots(m, ino, kind);
+            }
+            sb.qflags.set(sb.qflags.get() & !checked);
+            let text = "to be counted again at the next mount";
+            m.say(what, None, None, text.into());
+        }
+    }
+    if zerocopy::IntoBytes::as_bytes(&sb) != zerocopy::IntoBytes::as_bytes(&m.sb) {
+        m.put_superblock(sb);
+    }
+}
+
+/// Resets the records of a quota inode that make no sense.
+fn dquots(m: &mut Mend<'_>, ino: u64, kind: u8) {
+    let g = m.g.clone();
+    let Some(Ok(inode)) = m.raw(ino).map(|raw| Inode::parse(ino, &raw, &g)) else {
+        return;
+    };
+    let map = fork::read(m, &inode, Fork::Data);
+    let per = g.block_size as usize / Dquot::SIZE;
+    for e in map.extents.iter().filter(|e| !e.unwritten) {
+        for i in 0..u64::from(e.blockcount) {
+            let Some(at) = map.offset(m, e.startoff + i, 1) else {
+                continue;
+            };
+            let Ok(mut bytes) = m.disk.get(at, g.block_size as usize) else {
+                continue;
+            };
+            let ident = g.ident(at >> 9, None);
+            let mut changed = false;
+            for k in 0..per {
+                let id = ((e.startoff + i) * per as u64 + k as u64) as u32;
+                let record = &mut bytes[k * Dquot::SIZE..(k + 1) * Dquot::SIZE];
+                let fine = check_dquot(record, &ident)
+                    .is_ok_and(|d| d.id.get() == id && d.r#type & !DQTYPE_BIGTIME == kind);
+                if fine {
+                    continue;
+                }
+                changed = true;
+                record.fill(0);
+                use zerocopy::FromZeros;
+                let mut d = Dquot::new_zeroed();
+                d.magic.set(DQUOT_MAGIC);
+                d.version = 1;
+                d.r#type = kind;
+                d.id.set(id);
+                d.uuid = g.meta_uuid;
+                d.put(record, 0);
+                store_crc(record, DQUOT_CRC_OFFSET);
+            }
+            if changed {
+                m.disk.write(at, &bytes);
+            }
+        }
+    }
+}
+
+impl Mend<'_> {
+    /// The kind of an inode in use.
+    pub fn kind_of(&self, ino: u64) -> FileType {
+        let Some(a) = self.g.inode(ino) else {
+            return FileType::Unknown;
+        };
+        let ag = &self.ags[a.agno as usize];
+        let kind = ag.slot(a.agino).and_then(|s| ag.kind.get(s));
+        kind.and_then(|k| FileType::from_ftype(*k))
+            .unwrap_or_default()
+    }
+}

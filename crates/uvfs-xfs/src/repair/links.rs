@@ -1,0 +1,291 @@
+//! Who leads to whom: one parent for each directory, link counts, and lost+found.
+
+use super::Mend;
+use super::dir::{self, Entry, Tree};
+use super::inode;
+use crate::format::*;
+use crate::mkfs::free_inode;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+const LOST: &[u8] = b"lost+found";
+
+/// Gives each directory one parent, builds those anew that need it, and moves what nothing leads
+/// to into lost+found.
+pub(crate) fn settle(m: &mut Mend<'_>, tree: Tree) {
+    let root = m.g.rootino;
+    let Tree {
+        dotdot,
+        mut entries,
+        mut rebuild,
+    } = tree;
+    entries.sort_unstable();
+    // The parent that a directory names, or the first that has an entry for it.
+    let mut parent: BTreeMap<u64, u64> = BTreeMap::new();
+    for (child, from) in &entries {
+        let named = dotdot.get(child) == Some(from);
+        if named || !parent.contains_key(child) {
+            parent.insert(*child, *from);
+        }
+    }
+    // An entry in each other directory goes, and so does a second one in the same.
+    let mut last = None;
+    for e in &entries {
+        if parent.get(&e.0) != Some(&e.1) || last == Some(*e) {
+            rebuild.insert(e.1);
+        }
+        last = Some(*e);
+    }
+    cut_cycles(m, &dotdot, &mut parent, &mut rebuild);
+    let lost_dirs: Vec<u64> = dotdot
+        .keys()
+        .filter(|d| **d != root && !parent.contains_key(d))
+        .copied()
+        .collect();
+    let lost = lost_files(m);
+    let mut orphans: HashMap<u64, Vec<u64>> = HashMap::new();
+    if !lost_dirs.is_empty() || !lost.is_empty() {
+        match lost_and_found(m, &mut rebuild) {
+            Some(to) => {
+                parent.entry(to).or_insert(root);
+                for ino in lost_dirs.iter().filter(|d| **d != to) {
+                    parent.insert(*ino, to);
+                    rebuild.insert(*ino);
+                    let text = "moved to lost+found".into();
+                    m.say("directory", None, Some(*ino), text);
+                    orphans.entry(to).or_default().push(*ino);
+                }
+                for ino in lost {
+                    let text = "moved to lost+found".into();
+                    m.say("inode", None, Some(ino), text);
+                    orphans.entry(to).or_default().push(ino);
+                    see(m, ino);
+                }
+                rebuild.insert(to);
+            }
+            None => m.say("lost+found", None, None, "no inode is free for it".into()),
+        }
+    }
+    for (dir, up) in &dotdot {
+        let want = parent.get(dir).copied().unwrap_or(root);
+        if *up != want {
+            rebuild.insert(*dir);
+        }
+    }
+    let mut todo: Vec<u64> = rebuild.into_iter().collect();
+    todo.sort_unstable();
+    for ino in todo {
+        one(m, ino, &parent, orphans.get(&ino).map_or(&[], |o| &o[..]));
+    }
+    let mut subdirs: HashMap<u64, u32> = HashMap::new();
+    for up in parent.values() {
+        *subdirs.entry(*up).or_default() += 1;
+    }
+    let mut dirs: HashSet<u64> = dotdot.keys().copied().collect();
+    dirs.extend(parent.keys());
+    for ino in dirs {
+        if m.kind_of(ino) == FileType::Directory
+            && let Some(a) = m.g.inode(ino)
+            && let Some(slot) = m.ags[a.agno as usize].slot(a.agino)
+        {
+            let n = 2 + subdirs.get(&ino).copied().unwrap_or(0);
+            m.ags[a.agno as usize].seen[slot] = n;
+        }
+    }
+}
+
+/// Builds a directory anew from its entries that stay and orphans.
+fn one(m: &mut Mend<'_>, ino: u64, parent: &BTreeMap<u64, u64>, orphans: &[u64]) {
+    let Some(dir) = m.inode(ino) else { return };
+    let (mut entries, _) = m.entries(&dir, true);
+    let before = entries.len();
+    let mut had = HashSet::new();
+    entries.retain(|e| {
+        e.kind != FileType::Directory || (parent.get(&e.ino) == Some(&ino) && had.insert(e.ino))
+    });
+    let mut names: HashSet<Vec<u8>> = HashSet::new();
+    if !orphans.is_empty() {
+        names.extend(entries.iter().map(|e| e.name.clone()));
+    }
+    for o in orphans {
+        let mut name = o.to_string().into_bytes();
+        while !names.insert(name.clone()) {
+            name.extend_from_slice(b".1");
+        }
+        entries.push(Entry {
+            name,
+            ino: *o,
+            kind: m.kind_of(*o),
+        });
+    }
+    if ino == m.g.rootino
+        && let Some(lost) = m.lost
+        && !entries.iter().any(|e| e.ino == lost)
+    {
+        entries.push(Entry {
+            name: LOST.to_vec(),
+            ino: lost,
+            kind: FileType::Directory,
+        });
+    }
+    let up = match ino == m.g.rootino {
+        true => ino,
+        false => parent.get(&ino).copied().unwrap_or(m.g.rootino),
+    };
+    let text = match dir::build(m, ino, up, &entries) {
+        true => format!(
+            "built anew: {} entries, {} dropped",
+            entries.len(),
+            before.saturating_sub(entries.len())
+        ),
+        false => "no space to build it anew".into(),
+    };
+    m.say("directory", None, Some(ino), text);
+}
+
+/// Takes an entry away from each cycle of directories.
+fn cut_cycles(
+    m: &Mend<'_>,
+    dotdot: &BTreeMap<u64, u64>,
+    parent: &mut BTreeMap<u64, u64>,
+    rebuild: &mut HashSet<u64>,
+) {
+    let mut done: HashSet<u64> = HashSet::from([m.g.rootino]);
+    parent.remove(&m.g.rootino);
+    for start in dotdot.keys() {
+        let mut way = Vec::new();
+        let mut on = HashSet::new();
+        let mut at = *start;
+        while !done.contains(&at) {
+            if !on.insert(at) {
+                if let Some(up) = parent.remove(&at) {
+                    rebuild.insert(up);
+                }
+                break;
+            }
+            way.push(at);
+            match parent.get(&at) {
+                Some(up) => at = *up,
+                None => break,
+            }
+        }
+        done.extend(way);
+    }
+}
+
+/// Files that no directory leads to.
+fn lost_files(m: &Mend<'_>) -> Vec<u64> {
+    let mut out = Vec::new();
+    for (agno, ag) in m.ags.iter().enumerate() {
+        for (slot, kind) in ag.kind.iter().enumerate() {
+            let is = *kind != 0 && *kind != FileType::Directory as u8;
+            if is && ag.seen[slot] == 0 {
+                let agino = ag.chunks[slot / 64].start + slot as u32 % 64;
+                let ino = m.g.ino(agno as u32, agino);
+                if !m.is_own(ino) {
+                    out.push(ino);
+                }
+            }
+        }
+    }
+    out
+}
+
+fn see(m: &mut Mend<'_>, ino: u64) {
+    if let Some(a) = m.g.inode(ino)
+        && let Some(slot) = m.ags[a.agno as usize].slot(a.agino)
+    {
+        m.ags[a.agno as usize].seen[slot] += 1;
+    }
+}
+
+/// The directory lost+found, which is made if there is none.
+fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
+    let root = m.inode(m.g.rootino)?;
+    let (entries, _) = m.entries(&root, true);
+    let there = entries
+        .iter()
+        .find(|e| e.name == LOST && e.kind == FileType::Directory);
+    if let Some(e) = there {
+        m.lost = Some(e.ino);
+        return m.lost;
+    }
+    rebuild.insert(m.g.rootino);
+    let (ino, agno, slot) = free_slot(m)?;
+    let g = m.g.clone();
+    let mut raw = vec![0; g.inode_size as usize];
+    let generation = m
+        .raw(ino)
+        .and_then(|r| DinodeV2::at(&r, 0).ok().map(|d| d.r#gen.get()));
+    let mut d = free_inode(&g, ino, generation.unwrap_or(0).wrapping_add(1));
+    d.v2.mode.set(0o040755);
+    d.v2.nlink.set(2);
+    d.v2.format = FORMAT_LOCAL;
+    d.v2.aformat = FORMAT_EXTENTS;
+    d.v2.size.set(6);
+    if g.features.bigtime {
+        d.flags2.set(DIFLAG2_BIGTIME);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let now = now.map_or(0, |d| d.as_secs() as i64);
+        let stamp = Be64::new(bigtime_stamp(now, 0));
+        (d.v2.atime, d.v2.mtime, d.v2.ctime, d.crtime) = (stamp, stamp, stamp, stamp);
+    }
+    d.put(&mut raw, 0);
+    let at = DINODE_V3_SIZE + 2;
+    raw[at..at + 4].copy_from_slice(&(g.rootino as u32).to_be_bytes());
+    m.put_inode(ino, &mut raw);
+    m.ags[agno].kind[slot] = FileType::Directory as u8;
+    m.ags[agno].nlink[slot] = 2;
+    m.moved = true;
+    m.lost = Some(ino);
+    m.say("lost+found", None, Some(ino), "made".into());
+    m.lost
+}
+
+/// A free inode.
+fn free_slot(m: &Mend<'_>) -> Option<(u64, usize, usize)> {
+    m.ags.iter().enumerate().find_map(|(agno, ag)| {
+        let slot = ag.kind.iter().enumerate().position(|(slot, kind)| {
+            let chunk = &ag.chunks[slot / 64];
+            *kind == 0 && chunk.has(slot as u32 % 64)
+        })?;
+        let agino = ag.chunks[slot / 64].start + slot as u32 % 64;
+        Some((m.g.ino(agno as u32, agino), agno, slot))
+    })
+}
+
+/// Sets link counts right.
+pub(crate) fn all(m: &mut Mend<'_>) {
+    for agno in 0..m.g.agcount {
+        let mut wrong: Vec<(u64, u32)> = Vec::new();
+        let ag = &m.ags[agno as usize];
+        for (slot, kind) in ag.kind.iter().enumerate() {
+            if *kind == 0 {
+                continue;
+            }
+            let agino = ag.chunks[slot / 64].start + slot as u32 % 64;
+            let ino = m.g.ino(agno, agino);
+            let seen = match m.is_own(ino) {
+                true => ag.nlink[slot].max(1),
+                false => ag.seen[slot],
+            };
+            if seen != ag.nlink[slot] {
+                wrong.push((ino, seen));
+            }
+        }
+        for (ino, seen) in wrong {
+            let Some(mut raw) = m.raw(ino) else { continue };
+            let Ok(d) = Dinode::at(&raw, 0) else { continue };
+            let mut d = *d;
+            d.v2.nlink.set(seen);
+            d.put(&mut raw, 0);
+            m.put_inode(ino, &mut raw);
+            m.say(
+                "inode",
+                None,
+                Some(ino),
+                format!("link count set to {seen}"),
+            );
+        }
+    }
+    let _ = inode::each;
+}

@@ -1,0 +1,46 @@
+//! An empty log.
+
+use super::Mend;
+use crate::format::*;
+
+const BLOCK: usize = 512;
+/// Cycles that are gone on by, as xfs_repair does.
+const AHEAD: u64 = 3;
+
+/// Writes an empty log whose cycle comes after all that metadata speaks of.
+pub(crate) fn format(m: &mut Mend<'_>) {
+    let g = m.g.clone();
+    let Some(a) = g.fsb_run(g.logstart, g.logblocks) else {
+        return;
+    };
+    let start = g.daddr(a) << 9;
+    let len = (g.logblocks as usize) << g.blocklog;
+    let mut old = vec![0; len.min(1 << 20)];
+    let _ = crate::Blocks::read_data(m.disk, start, &mut old);
+    // The cycle of the records that there are, of inodes and of the superblock.
+    let heads = old
+        .chunks_exact(BLOCK)
+        .filter_map(|b| LogRecordHeader::at(b, 0).ok())
+        .filter(|h| h.magicno.get() == LOG_RECORD_MAGIC && h.fs_uuid == g.uuid)
+        .map(|h| u64::from(h.cycle.get()));
+    let most = heads.max().unwrap_or(0);
+    let most = most.max(m.sb.lsn.get() >> 32).max(m.max_lsn >> 32);
+    let cycle = (most + AHEAD).min(u64::from(u32::MAX / 2)) as u32;
+    let mut bytes = crate::mkfs::log_of_cycle(&g, cycle, 1);
+    bytes.resize(bytes.len().min(len), 0);
+    m.disk.write(start, &bytes);
+    // What follows is of the cycle before.
+    let mut rest = vec![0; 64 << 10];
+    for block in rest.chunks_exact_mut(BLOCK) {
+        Be32::new(cycle - 1).put(block, 0);
+    }
+    let mut at = bytes.len();
+    while at < len {
+        let n = (len - at).min(rest.len());
+        m.disk.write(start + at as u64, &rest[..n]);
+        at += n;
+    }
+    m.log_formatted = true;
+    let text = "written anew, empty: what it held is lost".into();
+    m.say("log", None, None, text);
+}

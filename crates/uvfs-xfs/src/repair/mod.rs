@@ -1,0 +1,407 @@
+//! Mending a damaged file system, as xfs_repair does.
+//!
+//! A repair changes nothing on disk until it knows the outcome. It works on the image with its
+//! changes laid over it ([`overlay`]), in rounds: [`crate::check`] tells what is wrong, the phases
+//! below mend it, and the next round's check tells whether that was enough. Without findings there
+//! is nothing to do; `-n` is the same work, with the changes thrown away.
+//!
+//! 1. Geometry and superblock ([`superblock`]): the primary one if most copies agree with it,
+//!    otherwise a copy.
+//! 2. Inodes ([`chunks`], [`inode`]): the chunks that the inode trees have, or, in a group whose
+//!    trees are damaged, all whose inodes name themselves. Each inode's fields are set right and its
+//!    forks followed; blocks belong to whom claims them first, inodes without findings before others.
+//!    An extent that leads outside or to another's blocks is cut off its file.
+//! 3. Directories ([`dir`]) and attributes ([`attr`]): all are read, and those with damage are built
+//!    anew from their good entries.
+//! 4. Links ([`links`]): one parent for each directory, link counts, and what no directory leads to
+//!    into lost+found, named by its number.
+//! 5. Groups ([`groups`]): all inodes are walked again, and from what they own the headers and
+//!    B-trees of the groups are built. Their blocks come from space that nothing used before.
+//! 6. Counters, superblock copies, and the log.
+//!
+//! What goes to disk goes in this order, with a flush after each step: the mark that a repair is
+//! needed (`NEEDSREPAIR`), with which no kernel mounts the file system; the log; new blocks, which
+//! lie where nothing was; inodes, which lead to them; the groups' headers; superblock copies; at
+//! last the primary superblock, without the mark. Wherever that is cut off, the next repair finds a
+//! file system that is partly the old and partly the new one.
+//!
+//! Memory: [`Options::memory`] bounds the checks. The changes themselves are kept until they are
+//! written, and a repair keeps ten bytes for each inode, two bits for each block, a record for each
+//! run of blocks if there is a reverse mapping tree, and the entries of one directory: that is not
+//! bounded.
+
+mod attr;
+mod chunks;
+mod commit;
+mod dir;
+mod fields;
+mod fork;
+mod groups;
+mod inode;
+mod links;
+mod log;
+mod overlay;
+mod space;
+mod superblock;
+mod trees;
+
+pub use commit::{DeviceSink, Sink};
+
+use crate::blocks::Blocks;
+use crate::check::{self, Finding, Progress};
+use crate::error::{Error, Result};
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+use crate::log::LogState;
+use overlay::Overlay;
+use space::Ag;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+
+/// Rounds of checking and mending.
+const MAX_ROUNDS: usize = 6;
+/// Changes that are told in full.
+const MAX_CHANGES: usize = 10_000;
+
+/// How to repair.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Throw the log away if it is dirty: what it holds is lost.
+    pub zero_log: bool,
+    /// Only say what would be done.
+    pub dry_run: bool,
+    /// How the checks are done.
+    pub check: check::Options,
+}
+
+/// The result of a repair.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// What the first check found.
+    pub found: Vec<Finding>,
+    /// How many findings that were.
+    pub found_count: u64,
+    /// What was changed, or would be: at most 10,000 in full.
+    pub changes: Vec<Finding>,
+    /// How many changes there were.
+    pub change_count: u64,
+    /// What is still wrong.
+    pub left: Vec<Finding>,
+    /// How many findings are left.
+    pub left_count: u64,
+    /// The log is dirty and may not be zeroed: nothing was done.
+    pub dirty_log: Option<LogState>,
+    /// Inodes looked at.
+    pub inodes: u64,
+    /// Rounds of mending.
+    pub rounds: usize,
+    /// Bytes written.
+    pub written: u64,
+}
+
+/// Why a repair could not be done or finished.
+#[derive(Debug)]
+pub enum RepairError {
+    /// It could not begin.
+    Check(Error),
+    /// The image could not be written to. A later repair goes on from there.
+    Write(io::Error),
+}
+
+impl std::fmt::Display for RepairError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RepairError::Check(e) => e.fmt(f),
+            RepairError::Write(e) => write!(
+                f,
+                "writing: {e}; the file system is half mended and marked as needing repair: repair it again"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for RepairError {}
+
+impl From<Error> for RepairError {
+    fn from(e: Error) -> RepairError {
+        RepairError::Check(e)
+    }
+}
+
+/// Repairs the file system in `blocks`, with `sink` to write to the same image.
+pub fn repair(
+    blocks: Arc<dyn Blocks>,
+    sink: &dyn Sink,
+    options: &Options,
+    progress: &Progress,
+) -> std::result::Result<Outcome, RepairError> {
+    let disk = Arc::new(Overlay::new(blocks.clone()));
+    let (sb, g, as_is) = superblock::settle(&*blocks)?;
+    refuse(&g, &*blocks)?;
+    let mut out = Outcome {
+        found: Vec::new(),
+        found_count: 0,
+        changes: Vec::new(),
+        change_count: 0,
+        left: Vec::new(),
+        left_count: 0,
+        dirty_log: None,
+        inodes: 0,
+        rounds: 0,
+        written: 0,
+    };
+    let state = crate::log::state(&disk, &g);
+    if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
+        out.dirty_log = Some(state);
+        return Ok(out);
+    }
+    let mut m = Mend::new(&disk, sb, g);
+    if !as_is {
+        let text = "rewritten from a copy";
+        m.say("superblock", Some(0), None, text.into());
+        out.found_count += 1;
+    }
+    let marked = m.g.features.needsrepair;
+    if marked {
+        out.found_count += 1;
+        let text = "the mark that a repair is needed taken away";
+        m.say("superblock", Some(0), None, text.into());
+    }
+    m.put_superblock(sb);
+    if !state.is_clean() {
+        out.found_count += 1;
+        log::format(&mut m);
+    }
+    let mut best = u64::MAX;
+    loop {
+        let outcome = check::check(disk.clone(), &options.check, progress)?;
+        out.inodes = outcome.inodes;
+        if out.rounds == 0 {
+            out.found_count += outcome.count;
+            out.found = outcome.findings.clone();
+        }
+        (out.left_count, out.left) = (outcome.count, outcome.findings);
+        let stuck = out.rounds >= 3 && out.left_count >= best;
+        if out.left_count == 0 || out.rounds == MAX_ROUNDS || stuck {
+            break;
+        }
+        best = best.min(out.left_count);
+        out.rounds += 1;
+        m.round(&out.left, out.left_count > out.left.len() as u64);
+    }
+    check::paths::name(&(disk.clone() as Arc<dyn Blocks>), &mut m.changes, 200_000);
+    (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
+    if !options.dry_run && disk.is_changed() {
+        out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
+    }
+    Ok(out)
+}
+
+/// Refuses what cannot be mended.
+fn refuse(g: &Geometry, blocks: &dyn Blocks) -> Result<()> {
+    let f = &g.features;
+    let refuse = |what: &str| Err(Error::Unsupported(what.into()));
+    if !f.crc {
+        return refuse("repairing XFS version 4 is");
+    }
+    if f.unknown_ro_compat != 0 || f.parent {
+        return refuse("repairing XFS with parent pointers or unknown features is");
+    }
+    if g.rblocks != 0 || g.logstart == 0 {
+        return refuse("repairing XFS with a realtime section or an external log is");
+    }
+    if blocks.size() < g.data_bytes() {
+        return Err(Error::Unsupported(format!(
+            "repairing an image of {} bytes whose file system has {} is",
+            blocks.size(),
+            g.data_bytes()
+        )));
+    }
+    Ok(())
+}
+
+/// A repair under way.
+pub(crate) struct Mend<'a> {
+    pub disk: &'a Overlay,
+    pub g: Geometry,
+    pub sb: Superblock,
+    pub ags: Vec<Ag>,
+    /// Inodes with findings; all of them, if there were too many to tell.
+    bad: HashSet<u64>,
+    all_bad: bool,
+    /// Structures of groups with findings, and some that are about no group.
+    hurt: HashSet<(&'static str, u32)>,
+    /// Inodes of which the findings say that they share blocks.
+    pub sharing: HashSet<u64>,
+    /// Which structures of an inode the findings are about.
+    pub about: HashMap<u64, HashSet<&'static str>>,
+    /// The greatest log sequence number seen in an inode.
+    pub max_lsn: u64,
+    pub changes: Vec<Finding>,
+    pub change_count: u64,
+    said: HashSet<String>,
+    /// Blocks changed hands.
+    pub moved: bool,
+    /// The directory lost+found, if it was needed.
+    pub lost: Option<u64>,
+    /// The log was formatted.
+    pub log_formatted: bool,
+}
+
+impl<'a> Mend<'a> {
+    fn new(disk: &'a Overlay, sb: Superblock, g: Geometry) -> Mend<'a> {
+        Mend {
+            disk,
+            ags: (0..g.agcount).map(|_| Ag::default()).collect(),
+            g,
+            sb,
+            bad: HashSet::new(),
+            all_bad: false,
+            hurt: HashSet::new(),
+            sharing: HashSet::new(),
+            about: HashMap::new(),
+            max_lsn: 0,
+            changes: Vec::new(),
+            change_count: 0,
+            said: HashSet::new(),
+            moved: false,
+            lost: None,
+            log_formatted: false,
+        }
+    }
+
+    /// Mends what was found.
+    fn round(&mut self, found: &[Finding], more: bool) {
+        self.bad.clear();
+        self.hurt.clear();
+        self.sharing.clear();
+        self.about.clear();
+        self.all_bad = more;
+        self.moved = more;
+        self.lost = None;
+        let mut late = 0;
+        for f in found {
+            if let Some(ino) = f.inode {
+                self.bad.insert(ino);
+                self.about.entry(ino).or_default().insert(f.what);
+                if f.problem.contains("reflink flag") {
+                    self.sharing.insert(ino);
+                }
+            } else {
+                self.hurt.insert((f.what, f.ag.unwrap_or(0)));
+                // What is only about the superblock needs no new trees.
+                self.moved |= !matches!(f.what, "superblock copy" | "log");
+            }
+            late += u32::from(f.problem == "log sequence number");
+        }
+        superblock::fields(self);
+        for agno in 0..self.g.agcount {
+            chunks::collect(self, agno);
+        }
+        space::begin(self);
+        inode::all(self);
+        dir::all(self);
+        links::all(self);
+        inode::quota(self);
+        if self.moved {
+            groups::all(self);
+        }
+        superblock::copies(self);
+        if self.hurt("log", 0) || (late > 64 && !self.log_formatted) {
+            log::format(self);
+        }
+    }
+
+    /// Whether there are findings about an inode.
+    pub fn is_bad(&self, ino: u64) -> bool {
+        self.all_bad || self.bad.contains(&ino)
+    }
+
+    /// Whether there are findings about a structure of a group.
+    pub fn hurt(&self, what: &'static str, agno: u32) -> bool {
+        self.all_bad || self.hurt.contains(&(what, agno))
+    }
+
+    /// Tells what was changed.
+    pub fn say(&mut self, what: &'static str, ag: Option<u32>, inode: Option<u64>, text: String) {
+        let finding = Finding {
+            what,
+            ag,
+            block: None,
+            inode,
+            path: None,
+            problem: text,
+            expected: None,
+            found: None,
+        };
+        // A later round does some things again.
+        let room = self.changes.len() < MAX_CHANGES;
+        if room && !self.said.insert(finding.to_string()) {
+            return;
+        }
+        self.change_count += 1;
+        if room {
+            self.changes.push(finding);
+        }
+    }
+
+    /// Writes the primary superblock.
+    pub fn put_superblock(&mut self, sb: Superblock) {
+        let mut sb = sb;
+        let bits = sb.features_incompat.get() & !INCOMPAT_NEEDSREPAIR;
+        sb.features_incompat.set(bits);
+        let sector = self.g.sector_size as usize;
+        let mut bytes = self.disk.get(0, sector).unwrap_or(vec![0; sector]);
+        bytes[..264].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&sb)[..264]);
+        if !self.g.features.meta_uuid {
+            bytes[248..264].fill(0);
+        }
+        bytes[264..].fill(0);
+        store_crc(&mut bytes, SB_CRC_OFFSET);
+        self.disk.write(0, &bytes);
+        if let Ok(sb) = Superblock::at(&bytes, 0) {
+            self.sb = *sb;
+        }
+        if let Ok(g) = Geometry::new(&self.sb) {
+            self.g = g;
+        }
+    }
+
+    /// Byte of an inode on the device.
+    pub fn inode_offset(&self, ino: u64) -> Option<u64> {
+        let a = self.g.inode(ino)?;
+        let at = AgBlock {
+            agno: a.agno,
+            agbno: a.agbno,
+        };
+        Some((self.g.daddr(at) << 9) + (u64::from(a.index) << self.g.inodelog))
+    }
+
+    /// The bytes of an inode.
+    pub fn raw(&self, ino: u64) -> Option<Vec<u8>> {
+        let at = self.inode_offset(ino)?;
+        self.disk.get(at, self.g.inode_size as usize).ok()
+    }
+
+    /// Writes an inode, with its checksum.
+    pub fn put_inode(&mut self, ino: u64, raw: &mut [u8]) {
+        store_crc(raw, DINODE_CRC_OFFSET);
+        if let Some(at) = self.inode_offset(ino) {
+            self.disk.write(at, raw);
+        }
+    }
+
+    /// Writes a block of metadata, with its checksum.
+    pub fn put_block(&self, daddr: u64, bytes: &[u8], crc_offset: usize) {
+        let mut bytes = bytes.to_vec();
+        store_crc(&mut bytes, crc_offset);
+        self.disk.write(daddr << 9, &bytes);
+    }
+
+    /// Whether an inode is one of the file system's own, in no directory.
+    pub fn is_own(&self, ino: u64) -> bool {
+        let g = &self.g;
+        ino == g.rbmino || ino == g.rsumino || g.quota_inodes.contains(&Some(ino))
+    }
+}

@@ -1,0 +1,275 @@
+//! What is known of an allocation group, and which of its blocks are free for what is built anew.
+
+use super::Mend;
+use super::trees::walk;
+use crate::check::space::{BlockMap, Use};
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+
+/// A chunk of 64 inodes, less the holes of a sparse one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chunk {
+    pub start: u32,
+    pub holemask: u16,
+    /// Bit set: free, or in a hole.
+    pub free: u64,
+}
+
+impl Chunk {
+    pub fn has(&self, slot: u32) -> bool {
+        self.holemask >> (slot / INODES_PER_HOLEMASK_BIT) & 1 == 0
+    }
+}
+
+/// An allocation group.
+#[derive(Default)]
+pub(crate) struct Ag {
+    pub chunks: Vec<Chunk>,
+    /// For each slot of each chunk: the kind of inode, 0 for a free one.
+    pub kind: Vec<u8>,
+    /// Directory entries, and what the inode says.
+    pub seen: Vec<u32>,
+    pub nlink: Vec<u32>,
+    pub map: Option<BlockMap>,
+    /// Blocks that were in use when the repair began: not to be overwritten while what they hold
+    /// may still be needed.
+    pub avoid: Vec<(u32, u32)>,
+    /// Blocks of trees and of the free list.
+    pub old: Vec<(u32, u32)>,
+    /// Runs that new structures are taken from.
+    free: Option<Vec<(u32, u32)>>,
+}
+
+impl Ag {
+    /// The place of an inode in the lists of the group.
+    pub fn slot(&self, agino: u32) -> Option<usize> {
+        let i = self
+            .chunks
+            .partition_point(|c| c.start <= agino)
+            .checked_sub(1)?;
+        let at = agino - self.chunks[i].start;
+        (at < INODES_PER_CHUNK && self.chunks[i].has(at)).then_some(i * 64 + at as usize)
+    }
+
+    /// Whether a block that begins with this inode is one of inodes.
+    pub fn chunk_of(&self, agino: u32, g: &Geometry) -> bool {
+        let per = 1u32 << g.inopblog;
+        (agino..agino.saturating_add(per)).any(|i| self.slot(i).is_some())
+    }
+}
+
+/// Runs of blocks less those in `minus`; both in order of blocks.
+pub(crate) fn subtract(runs: &[(u32, u32)], minus: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    let mut out = Vec::with_capacity(runs.len());
+    let mut k = 0;
+    for (start, len) in runs {
+        let (mut at, end) = (*start, start + len);
+        while k < minus.len() && minus[k].0 + minus[k].1 <= at {
+            k += 1;
+        }
+        let mut i = k;
+        while at < end {
+            match minus.get(i) {
+                Some((s, n)) if *s < end => {
+                    if *s > at {
+                        out.push((at, s - at));
+                    }
+                    at = at.max(s + n);
+                    i += 1;
+                }
+                _ => {
+                    out.push((at, end - at));
+                    at = end;
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Sorted, without overlaps.
+pub(crate) fn normal(mut runs: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
+    runs.sort_unstable();
+    let mut out: Vec<(u32, u32)> = Vec::with_capacity(runs.len());
+    for (s, n) in runs {
+        match out.last_mut() {
+            Some((a, b)) if *a + *b >= s => *b = (*b).max(s + n - *a),
+            _ => out.push((s, n)),
+        }
+    }
+    out
+}
+
+/// Makes the maps of blocks, with what is at fixed places and the chunks of inodes in them.
+pub(crate) fn begin(m: &mut Mend<'_>) {
+    for agno in 0..m.g.agcount {
+        let blocks = m.g.ag_blocks(agno);
+        // The blocks that were in use so far.
+        if let Some(map) = m.ags[agno as usize].map.take() {
+            let mut avoid = std::mem::take(&mut m.ags[agno as usize].avoid);
+            for u in [Use::Meta, Use::Data] {
+                map.runs(u, &mut |s, n| avoid.push((s, n)));
+            }
+            m.ags[agno as usize].avoid = normal(avoid);
+        }
+        let old = old_blocks(m, agno);
+        let ag = &mut m.ags[agno as usize];
+        ag.old = normal(old);
+        ag.free = None;
+        ag.map = Some(fresh(&m.g, agno, &ag.chunks, blocks));
+    }
+}
+
+/// A map of a group with what is at fixed places and the chunks of inodes.
+pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[Chunk], blocks: u32) -> BlockMap {
+    let mut map = BlockMap::new(blocks);
+    let headers = (4 * g.sector_size).div_ceil(g.block_size);
+    map.claim(0, headers.min(blocks), Use::Meta);
+    if let Some(a) = g.fsb_run(g.logstart, g.logblocks)
+        && a.agno == agno
+    {
+        map.claim(a.agbno, g.logblocks, Use::Meta);
+    }
+    for (start, len) in chunk_runs(g, chunks) {
+        if start < blocks && len <= blocks - start {
+            map.claim(start, len, Use::Meta);
+        }
+    }
+    map
+}
+
+/// The blocks of chunks, in order.
+pub(crate) fn chunk_runs(g: &Geometry, chunks: &[Chunk]) -> Vec<(u32, u32)> {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    let per = 1u32 << g.inopblog;
+    for c in chunks {
+        let first = c.start >> g.inopblog;
+        for b in 0..g.chunk_blocks() {
+            let there = (0..per.min(64)).any(|i| c.has((b * per + i).min(63)));
+            if !there {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((s, n)) if *s + *n == first + b => *n += 1,
+                Some((s, n)) if *s + *n > first + b => {}
+                _ => runs.push((first + b, 1)),
+            }
+        }
+    }
+    runs
+}
+
+/// The blocks of a group's trees and free list, as far as its headers can be believed.
+fn old_blocks(m: &Mend<'_>, agno: u32) -> Vec<(u32, u32)> {
+    let g = &m.g;
+    let mut out = Vec::new();
+    let sector = |n: u32| {
+        let at = g.ag_header_daddr(agno, n) << 9;
+        m.disk.get(at, g.sector_size as usize).unwrap_or_default()
+    };
+    let (agf, agi, agfl) = (sector(AGF_SECTOR), sector(AGI_SECTOR), sector(AGFL_SECTOR));
+    let mut roots = Vec::new();
+    if let Ok(f) = Agf::at(&agf, 0) {
+        roots.push((Btree::Bno, (f.bno_root.get(), f.bno_level.get())));
+        roots.push((Btree::Cnt, (f.cnt_root.get(), f.cnt_level.get())));
+        if g.features.rmapbt {
+            roots.push((Btree::Rmap, (f.rmap_root.get(), f.rmap_level.get())));
+        }
+        if g.features.reflink {
+            let root = (f.refcount_root.get(), f.refcount_level.get());
+            roots.push((Btree::Refcount, root));
+        }
+    }
+    if let Ok(i) = Agi::at(&agi, 0) {
+        roots.push((Btree::Ino, (i.root.get(), i.level.get())));
+        if g.features.finobt {
+            roots.push((Btree::Fino, (i.free_root.get(), i.free_level.get())));
+        }
+    }
+    for (tree, root) in roots {
+        let w = walk(m.disk, g, agno, tree, root, &mut |_, _| {});
+        out.extend(w.blocks.into_iter().map(|b| (b, 1)));
+    }
+    let ident = g.ident(g.ag_header_daddr(agno, AGFL_SECTOR), None);
+    if let (Ok(slots), Ok(f)) = (check_agfl(&agfl, &ident), Agf::at(&agf, 0)) {
+        let (first, n) = (f.flfirst.get(), f.flcount.get());
+        for i in 0..n.min(slots.len() as u32) {
+            let b = slots[(first.wrapping_add(i) as usize) % slots.len()].get();
+            if g.has_agb(agno, b) {
+                out.push((b, 1));
+            }
+        }
+    }
+    out
+}
+
+impl Mend<'_> {
+    /// The runs of a group that nothing uses or used. `desperate`: that nothing uses.
+    fn usable(&self, agno: u32, desperate: bool) -> Vec<(u32, u32)> {
+        let ag = &self.ags[agno as usize];
+        let mut runs = Vec::new();
+        if let Some(map) = &ag.map {
+            map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
+        }
+        if desperate {
+            return runs;
+        }
+        subtract(&subtract(&runs, &ag.avoid), &ag.old)
+    }
+
+    /// `blocks` blocks in few runs, each a multiple of `granule`, from `near` or another group.
+    pub fn allocate(
+        &mut self,
+        near: u32,
+        blocks: u32,
+        granule: u32,
+    ) -> Option<Vec<(AgBlock, u32)>> {
+        let mut out = Vec::new();
+        let mut left = blocks;
+        for desperate in [false, true] {
+            for k in 0..self.g.agcount {
+                let agno = (near + k) % self.g.agcount;
+                if desperate {
+                    self.ags[agno as usize].free = Some(self.usable(agno, true));
+                } else if self.ags[agno as usize].free.is_none() {
+                    self.ags[agno as usize].free = Some(self.usable(agno, false));
+                }
+                let ag = &mut self.ags[agno as usize];
+                let (Some(free), Some(map)) = (&mut ag.free, &mut ag.map) else {
+                    continue;
+                };
+                // One run for all of it, if there is one.
+                let whole = free.iter().position(|(_, n)| *n >= left);
+                let mut i = whole.unwrap_or(0);
+                while left > 0 && i < free.len() {
+                    let (start, len) = free[i];
+                    let n = left.min(len / granule * granule);
+                    if n > 0 {
+                        out.push((AgBlock { agno, agbno: start }, n));
+                        map.claim(start, n, Use::Meta);
+                        left -= n;
+                    }
+                    free[i] = (start + n, len - n);
+                    i += 1;
+                }
+                if left == 0 {
+                    self.moved = true;
+                    return Some(out);
+                }
+            }
+        }
+        None
+    }
+
+    /// Claims blocks; gives the runs that others have.
+    pub fn claim(&mut self, a: AgBlock, len: u32, data: bool) -> Vec<(u32, u32, bool)> {
+        let Some(map) = &mut self.ags[a.agno as usize].map else {
+            return Vec::new();
+        };
+        let new = if data { Use::Data } else { Use::Meta };
+        map.claim(a.agbno, len, new)
+            .into_iter()
+            .map(|c| (c.start, c.len, c.was == Use::Data))
+            .collect()
+    }
+}

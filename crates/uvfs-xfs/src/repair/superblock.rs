@@ -1,0 +1,261 @@
+//! The superblock: the primary one is believed if most copies agree with it.
+
+use super::Mend;
+use crate::blocks::Blocks;
+use crate::check::superblock as checked;
+use crate::error::{Error, Result};
+use crate::format::*;
+use crate::geometry::Geometry;
+use crate::volume::read_superblock;
+
+/// Copies that are asked at most.
+const MAX_VOTES: u32 = 64;
+
+/// What no superblock of a file system changes: the fields that copies have, too.
+fn key(sb: &Superblock) -> Vec<u8> {
+    let mut s = *sb;
+    for f in [
+        &mut s.icount,
+        &mut s.ifree,
+        &mut s.fdblocks,
+        &mut s.frextents,
+        &mut s.rootino,
+        &mut s.rbmino,
+        &mut s.rsumino,
+        &mut s.uquotino,
+        &mut s.gquotino,
+        &mut s.pquotino,
+        &mut s.lsn,
+    ] {
+        f.set(0);
+    }
+    let version = s.versionnum.get() & !(VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK);
+    s.versionnum.set(version);
+    let incompat = s.features_incompat.get() & !INCOMPAT_NEEDSREPAIR;
+    s.features_incompat.set(incompat);
+    s.features_log_incompat.set(0);
+    s.qflags.set(0);
+    (s.inprogress, s.flags, s.imax_pct) = (0, 0, 0);
+    s.fname = [0; 12];
+    s.crc.set(0);
+    s.unit.set(0);
+    s.width.set(0);
+    let mut bytes = zerocopy::IntoBytes::as_bytes(&s).to_vec();
+    bytes.truncate(264);
+    bytes
+}
+
+/// The superblock at byte `offset`, if it is sound.
+fn at(blocks: &dyn Blocks, offset: u64, sector: usize) -> Option<Superblock> {
+    let mut bytes = vec![0; sector];
+    blocks.read_data(offset, &mut bytes).ok()?;
+    let mut sb = *check_superblock(&bytes).ok()?;
+    sb.inprogress = 0;
+    Geometry::new(&sb).ok()?;
+    Some(sb)
+}
+
+/// Copies that agree with a superblock, and how many were asked.
+fn votes(blocks: &dyn Blocks, sb: &Superblock, g: &Geometry) -> (u32, u32) {
+    let step = g.agcount.div_ceil(MAX_VOTES).max(1);
+    let wanted = key(sb);
+    let (mut yes, mut asked) = (0, 0);
+    for agno in (1..g.agcount).step_by(step as usize) {
+        asked += 1;
+        let offset = g.ag_header_daddr(agno, 0) << 9;
+        let copy = at(blocks, offset, g.sector_size as usize);
+        yes += u32::from(copy.is_some_and(|c| key(&c) == wanted));
+    }
+    (yes, asked)
+}
+
+/// The superblock to go by, and whether it is the primary one as it is on disk.
+pub(crate) fn settle(blocks: &dyn Blocks) -> Result<(Superblock, Geometry, bool)> {
+    let first = read_superblock(blocks);
+    let majority = |yes: u32, asked: u32| asked == 0 || yes * 2 >= asked;
+    let (primary, damage) = match first {
+        Ok((sb, g)) => {
+            let (yes, asked) = votes(blocks, &sb, &g);
+            if majority(yes, asked) {
+                return Ok((sb, g, true));
+            }
+            (Some((sb, g)), None)
+        }
+        Err(e @ Error::Io { .. }) => return Err(e),
+        Err(e) => (None, Some(e)),
+    };
+    let Some((copy, g)) = checked::search(blocks) else {
+        return match (primary, damage) {
+            (Some((sb, g)), _) => Ok((sb, g, true)),
+            (None, Some(e)) => Err(e),
+            (None, None) => Err(Error::NotXfs { found: 0 }),
+        };
+    };
+    let (yes, asked) = votes(blocks, &copy, &g);
+    match primary {
+        // Neither has a majority: what is mounted is believed.
+        Some((sb, g)) if !majority(yes, asked) => Ok((sb, g, true)),
+        Some((sb, _)) => Ok((merged(&copy, &sb), g, false)),
+        None => {
+            let mut sector = vec![0; g.sector_size as usize];
+            let old = match blocks.read_data(0, &mut sector) {
+                Ok(()) => Superblock::at(&sector, 0).ok().copied(),
+                Err(_) => None,
+            };
+            let sb = old
+                .filter(|o| o.magicnum.get() == SB_MAGIC && o.uuid == copy.uuid)
+                .map_or(copy, |o| merged(&copy, &o));
+            Ok((sb, g, false))
+        }
+    }
+}
+
+/// A copy, with what only the primary superblock knows.
+fn merged(copy: &Superblock, primary: &Superblock) -> Superblock {
+    let mut s = *copy;
+    for (to, from) in [
+        (&mut s.rootino, primary.rootino),
+        (&mut s.rbmino, primary.rbmino),
+        (&mut s.rsumino, primary.rsumino),
+        (&mut s.uquotino, primary.uquotino),
+        (&mut s.gquotino, primary.gquotino),
+        (&mut s.pquotino, primary.pquotino),
+        (&mut s.icount, primary.icount),
+        (&mut s.ifree, primary.ifree),
+        (&mut s.fdblocks, primary.fdblocks),
+    ] {
+        *to = from;
+    }
+    s.qflags = primary.qflags;
+    s.fname = primary.fname;
+    s.imax_pct = primary.imax_pct;
+    let sticky = VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK;
+    let version = copy.versionnum.get() & !sticky | primary.versionnum.get() & sticky;
+    s.versionnum.set(version);
+    match Geometry::new(&s) {
+        Ok(_) => s,
+        Err(_) => *copy,
+    }
+}
+
+/// Whether an inode looks like a directory that is its own parent.
+fn is_root(m: &Mend<'_>, ino: u64) -> bool {
+    m.raw(ino).is_some_and(|raw| {
+        check_dinode(&raw, &m.g.ident(0, Some(ino)))
+            .is_ok_and(|d| FileType::from_mode(d.mode.get()) == FileType::Directory)
+    })
+}
+
+/// Sets right the fields that only the primary superblock has.
+pub(crate) fn fields(m: &mut Mend<'_>) {
+    let (mut sb, g) = (m.sb, m.g.clone());
+    let mut set = Vec::new();
+    // The three inodes follow each other; two of three tell.
+    let (root, rbm, rsum) = (sb.rootino.get(), sb.rbmino.get(), sb.rsumino.get());
+    let guesses = [root, rbm.wrapping_sub(1), rsum.wrapping_sub(2)];
+    let agree = |r: u64| guesses.iter().filter(|g| **g == r).count();
+    let best = guesses
+        .into_iter()
+        .filter(|r| g.inode(*r).is_some())
+        .max_by_key(|r| (agree(*r) > 1, is_root(m, *r)));
+    if let Some(r) = best
+        && (root, rbm, rsum) != (r, r + 1, r + 2)
+    {
+        sb.rootino.set(r);
+        sb.rbmino.set(r + 1);
+        sb.rsumino.set(r + 2);
+        set.push("sb_rootino, sb_rbmino, sb_rsumino");
+    }
+    if sb.imax_pct > 100 {
+        sb.imax_pct = 25;
+        set.push("sb_imax_pct");
+    }
+    if sb.flags & !1 != 0 {
+        sb.flags = 0;
+        set.push("sb_flags");
+    }
+    if sb.features_compat.get() != 0 {
+        sb.features_compat.set(0);
+        set.push("sb_features_compat");
+    }
+    if sb.features_log_incompat.get() != 0 {
+        sb.features_log_incompat.set(0);
+        set.push("sb_features_log_incompat");
+    }
+    let (unit, width) = (sb.unit.get(), sb.width.get());
+    if (unit == 0) != (width == 0) || (unit != 0 && !width.is_multiple_of(unit)) {
+        sb.unit.set(0);
+        sb.width.set(0);
+        set.push("sb_unit, sb_width");
+    }
+    if g.rblocks == 0 && (sb.rextents.get(), sb.rbmblocks.get(), sb.frextents.get()) != (0, 0, 0) {
+        sb.rextents.set(0);
+        sb.rbmblocks.set(0);
+        sb.frextents.set(0);
+        set.push("sb_rextents, sb_rbmblocks, sb_frextents");
+    }
+    if sb.bad_features2.get() != sb.features2.get() {
+        sb.bad_features2 = sb.features2;
+        set.push("sb_bad_features2");
+    }
+    if sb.shared_vn != 0 {
+        sb.shared_vn = 0;
+        set.push("sb_shared_vn");
+    }
+    quota(&mut sb, &mut set);
+    for name in set {
+        m.say("superblock", Some(0), None, format!("{name} set right"));
+    }
+    m.put_superblock(sb);
+}
+
+/// Quota inodes exist only with quota.
+fn quota(sb: &mut Superblock, set: &mut Vec<&'static str>) {
+    let none = |i: u64| i == 0 || i == NULLFSINO;
+    let on = sb.versionnum.get() & VERSION_QUOTA != 0;
+    let all = [sb.uquotino.get(), sb.gquotino.get(), sb.pquotino.get()];
+    if !on && !all.iter().all(|i| none(*i)) {
+        sb.uquotino.set(0);
+        sb.gquotino.set(0);
+        sb.pquotino.set(0);
+        set.push("sb_uquotino, sb_gquotino, sb_pquotino");
+    }
+    if !on && sb.qflags.get() != 0 {
+        sb.qflags.set(0);
+        set.push("sb_qflags");
+    }
+}
+
+/// Writes all copies, and the counters into the primary superblock.
+pub(crate) fn copies(m: &mut Mend<'_>) {
+    let g = m.g.clone();
+    let wanted = key(&m.sb);
+    for agno in 1..g.agcount {
+        let sector = g.sector_size as usize;
+        let offset = g.ag_header_daddr(agno, 0) << 9;
+        let old = m.disk.get(offset, sector).unwrap_or_default();
+        let fine = check_superblock(&old).is_ok_and(|c| key(c) == wanted)
+            && old[264..].iter().all(|b| *b == 0);
+        if fine && !m.hurt("superblock copy", agno) {
+            continue;
+        }
+        let mut copy = m.sb;
+        copy.inprogress = 1;
+        let features = copy.features_incompat.get() & !INCOMPAT_NEEDSREPAIR;
+        copy.features_incompat.set(features);
+        for ino in [&mut copy.uquotino, &mut copy.gquotino, &mut copy.pquotino] {
+            ino.set(0);
+        }
+        copy.qflags.set(0);
+        copy.lsn.set(0);
+        let mut bytes = vec![0; sector];
+        bytes[..264].copy_from_slice(&zerocopy::IntoBytes::as_bytes(&copy)[..264]);
+        if !g.features.meta_uuid {
+            bytes[248..264].fill(0);
+        }
+        store_crc(&mut bytes, SB_CRC_OFFSET);
+        m.disk.write(offset, &bytes);
+        let text = "rewritten from the primary superblock";
+        m.say("superblock copy", Some(agno), None, text.into());
+    }
+}

@@ -1,0 +1,85 @@
+//! Trees of an allocation group, followed as far as they can be believed.
+
+use super::overlay::Overlay;
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+use std::collections::HashSet;
+
+/// A tree that was walked.
+#[derive(Default)]
+pub(crate) struct Walked {
+    /// Its blocks.
+    pub blocks: HashSet<u32>,
+    /// Nothing was in the way.
+    pub whole: bool,
+}
+
+struct Walk<'a> {
+    disk: &'a Overlay,
+    g: &'a Geometry,
+    agno: u32,
+    tree: Btree,
+    out: Walked,
+}
+
+/// Gives the records of each leaf to `visit`: their bytes and count.
+pub(crate) fn walk(
+    disk: &Overlay,
+    g: &Geometry,
+    agno: u32,
+    tree: Btree,
+    root: (u32, u32),
+    visit: &mut dyn FnMut(&[u8], usize),
+) -> Walked {
+    let (root, levels) = root;
+    let mut w = Walk {
+        disk,
+        g,
+        agno,
+        tree,
+        out: Walked::default(),
+    };
+    w.out.whole = (1..=u32::from(BTREE_MAXLEVELS)).contains(&levels);
+    if w.out.whole {
+        w.node(root, (levels - 1) as u16, visit);
+    }
+    w.out
+}
+
+impl Walk<'_> {
+    fn node(&mut self, agbno: u32, level: u16, visit: &mut dyn FnMut(&[u8], usize)) {
+        let g = self.g;
+        if agbno == 0 || !g.has_agb(self.agno, agbno) || !self.out.blocks.insert(agbno) {
+            self.out.whole = false;
+            return;
+        }
+        let at = AgBlock {
+            agno: self.agno,
+            agbno,
+        };
+        let daddr = g.daddr(at);
+        let ident = g.ident(daddr, Some(self.agno.into()));
+        let block = self.disk.get(daddr << 9, g.block_size as usize);
+        let block = block.unwrap_or_default();
+        let head = check_btree_short(&block, self.tree, &ident);
+        let Some(head) = head.ok().filter(|h| h.level.get() == level).copied() else {
+            // Not a block of the tree: others may have it.
+            self.out.blocks.remove(&agbno);
+            self.out.whole = false;
+            return;
+        };
+        let n = usize::from(head.numrecs.get());
+        if level == 0 {
+            let start = self.tree.header_len(true);
+            visit(&block[start..start + n * self.tree.record_len()], n);
+            return;
+        }
+        for i in 0..n {
+            let at = self.tree.ptr_offset(block.len(), true, i);
+            match Be32::at(&block, at) {
+                Ok(p) => self.node(p.get(), level - 1, visit),
+                Err(_) => self.out.whole = false,
+            }
+        }
+    }
+}
