@@ -12,7 +12,7 @@ mod mutate;
 
 use common::*;
 use damages::all_damages;
-use mutate::MemImage;
+use mutate::{Choose, MemImage, Random};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -357,4 +357,253 @@ fn damages_are_mended() {
     });
     let done = |i: usize, path: &Path| damages[i].apply(path, &mem, &regions);
     each(&image, damages.len(), &done);
+}
+
+// -------------------------------------------------------------------------------------------
+// In memory: several damages at once, random ones, and a repair that is cut off
+// -------------------------------------------------------------------------------------------
+
+/// An image in memory that takes writes: all of them, or so many.
+struct MemSink {
+    state: Mutex<MemState>,
+}
+
+struct MemState {
+    image: MemImage,
+    /// Writes that are still taken.
+    left: usize,
+    writes: usize,
+    /// Writes since the last flush, each with what was there before.
+    unflushed: Vec<(u64, Vec<u8>)>,
+    error: i32,
+}
+
+impl MemSink {
+    fn new(image: &MemImage, left: usize, error: i32) -> MemSink {
+        MemSink {
+            state: Mutex::new(MemState {
+                image: image.clone(),
+                left,
+                writes: 0,
+                unflushed: Vec::new(),
+                error,
+            }),
+        }
+    }
+
+    /// The image as it is after the machine went down: of what was not flushed, some is missing.
+    fn after_crash(self, c: &mut dyn Choose) -> (MemImage, usize) {
+        let mut s = self.state.into_inner().unwrap();
+        for (offset, old) in s.unflushed.iter().rev() {
+            if c.below(2) == 0 {
+                s.image.put(*offset, old);
+            }
+        }
+        (s.image, s.writes)
+    }
+}
+
+impl Sink for MemSink {
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut s = self.state.lock().unwrap();
+        if s.left == 0 {
+            return Err(io::Error::from_raw_os_error(s.error));
+        }
+        s.left -= 1;
+        s.writes += 1;
+        let mut old = vec![0; bytes.len()];
+        assert!(s.image.get(offset, &mut old), "a write outside the image");
+        s.unflushed.push((offset, old));
+        s.image.put(offset, bytes);
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.state.lock().unwrap().unflushed.clear();
+        Ok(())
+    }
+}
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+fn repair_mem(image: &MemImage, sink: &dyn Sink) -> Result<Outcome, RepairError> {
+    let blocks: Arc<dyn Blocks> = Arc::new(image.clone());
+    let one = Options {
+        zero_log: true,
+        check: check::Options {
+            threads: 1,
+            ..check::Options::default()
+        },
+        ..Options::default()
+    };
+    repair(blocks, sink, &one, &Progress::default())
+}
+
+/// Repairs an image in memory completely; gives it, or what is left.
+fn mended(image: &MemImage) -> Result<(MemImage, usize), String> {
+    let sink = MemSink::new(image, usize::MAX, EIO);
+    let o = repair_mem(image, &sink).map_err(|e| e.to_string())?;
+    if o.left_count > 0 {
+        let left: Vec<String> = o.left.iter().take(4).map(|f| f.to_string()).collect();
+        return Err(format!("{left:?}"));
+    }
+    let s = sink.state.into_inner().unwrap();
+    let again = repair_mem(&s.image, &NoSink).map_err(|e| e.to_string())?;
+    assert_eq!(again.found_count, 0, "{:?}", again.found);
+    Ok((s.image, s.writes))
+}
+
+/// A repair cut off after each of its writes, with some of those before the cut missing: the next
+/// one ends with a sound file system.
+#[test]
+fn cut_off_after_each_write() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let mut cuts = 0;
+    for seed in (0..400u64).filter(|s| s % (step(40) as u64 * 10) == 3) {
+        let mut random = Random(seed);
+        let mut damaged = mem.clone();
+        let mut what = Vec::new();
+        for _ in 0..3 {
+            what.push(mutate::damage(&mut damaged, &regions, &mut random));
+        }
+        let Ok((_, writes)) = mended(&damaged) else {
+            continue;
+        };
+        for n in 0..writes {
+            let sink = MemSink::new(&damaged, n, [EIO, ENOSPC][n % 2]);
+            match repair_mem(&damaged, &sink) {
+                Err(RepairError::Write(e)) => {
+                    assert_eq!(e.raw_os_error(), Some([EIO, ENOSPC][n % 2]));
+                }
+                other => panic!("{what:?}, write {n}: {other:?}"),
+            }
+            let (crashed, done) = sink.after_crash(&mut random);
+            assert_eq!(done, n);
+            if let Err(left) = mended(&crashed) {
+                panic!("{what:?}, cut off after {n} of {writes} writes: {left}");
+            }
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 5, "{cuts}");
+    eprintln!("{cuts} repairs cut off");
+}
+
+/// Several structures damaged at once: no panic, no hang, and what is said to be mended is.
+#[test]
+fn random_damage() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let count = std::env::var("UVFS_RANDOM").map_or(100, |n| n.parse().unwrap());
+    let next = AtomicUsize::new(0);
+    let left = Mutex::new(Vec::new());
+    std::thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    if i >= count {
+                        break;
+                    }
+                    let mut random = Random(i as u64 + 10_000);
+                    let mut damaged = mem.clone();
+                    let mut what = Vec::new();
+                    for _ in 0..2 + i % 12 {
+                        what.push(mutate::damage(&mut damaged, &regions, &mut random));
+                    }
+                    let start = std::time::Instant::now();
+                    match std::panic::catch_unwind(|| mended(&damaged)) {
+                        Ok(Ok(_)) => {}
+                        Ok(Err(why)) => left.lock().unwrap().push(format!("{i} {what:?}: {why}")),
+                        Err(_) => panic!("{i} {what:?}"),
+                    }
+                    assert!(start.elapsed().as_secs() < 120, "{i} {what:?}");
+                }
+            });
+        }
+    });
+    let left = left.into_inner().unwrap();
+    eprintln!("{count} images, {} not mended completely", left.len());
+    for l in &left {
+        eprintln!("not mended: {l}");
+    }
+    assert!(left.len() * 10 <= count, "{} not mended", left.len());
+}
+
+/// Two damages at once, judged as single ones are.
+#[test]
+fn pairs_of_damages() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let count = std::env::var("UVFS_PAIRS").map_or(24, |n| n.parse().unwrap());
+    each(&image, count, &|i, path| {
+        let mut random = Random(i as u64 + 50_000);
+        let mut damaged = mem.clone();
+        let a = mutate::damage(&mut damaged, &regions, &mut random);
+        let b = mutate::damage(&mut damaged, &regions, &mut random);
+        damages::write_regions(path, &damaged, &regions);
+        Some(format!("{a}, and {b}"))
+    });
+}
+
+/// A dirty log is refused, unless it is to be zeroed; then the kernel mounts what is left.
+#[test]
+fn a_dirty_log_is_refused() {
+    if !can_compare() {
+        return;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(&["-m", "rmapbt=1"]));
+    let mount = Mount::new(&image.path(), "rw").unwrap();
+    for i in 0..40 {
+        fs::write(mount.path().join(format!("file-{i}")), pattern(i, 5000)).unwrap();
+    }
+    rustix::fs::syncfs(File::open(mount.path()).unwrap()).unwrap();
+    let unlinked = File::create(mount.path().join("unlinked")).unwrap();
+    fs::remove_file(mount.path().join("unlinked")).unwrap();
+    for i in 0..20 {
+        fs::rename(
+            mount.path().join(format!("file-{i}")),
+            mount.path().join(format!("new-{i}")),
+        )
+        .unwrap();
+    }
+    let shutdown = ["-x", "-c", "shutdown -f"].map(OsStr::new);
+    run(
+        "xfs_io",
+        &[&shutdown[..], &[mount.path().as_os_str()]].concat(),
+    );
+    drop(unlinked);
+    drop(mount);
+    let path = image.path();
+    let before = MemImage::load(&path).unwrap();
+    let refused = repair_file(&path, &options()).unwrap();
+    assert!(refused.dirty_log.is_some());
+    assert!(before.same(&MemImage::load(&path).unwrap()));
+    let dry = Options {
+        zero_log: true,
+        dry_run: true,
+        ..options()
+    };
+    let o = repair_file(&path, &dry).unwrap();
+    assert!(o.found_count > 0 && o.left_count == 0, "{:?}", o.left);
+    assert!(before.same(&MemImage::load(&path).unwrap()));
+    let zero = Options {
+        zero_log: true,
+        ..options()
+    };
+    let o = repair_file(&path, &zero).unwrap();
+    assert_eq!(o.left_count, 0, "{:?}", o.left);
+    assert_eq!(findings(&path), Vec::<String>::new());
+    assert_eq!(xfs_repair_n(&path), None);
+    let mount = Mount::new(&path, "rw").unwrap();
+    fs::write(mount.path().join("more"), pattern(1, 100_000)).unwrap();
+    drop(mount);
+    assert_eq!(findings(&path), Vec::<String>::new());
+    assert_eq!(xfs_repair_n(&path), None);
 }

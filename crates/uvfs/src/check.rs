@@ -118,7 +118,7 @@ pub(crate) fn parse_size(s: &str) -> Result<u64, String> {
 }
 
 /// Opens the image past the page cache, or through it where that is not possible.
-fn open(path: &Path, buffered: bool) -> Result<Device, OpenError> {
+pub(crate) fn open(path: &Path, buffered: bool) -> Result<Device, OpenError> {
     let options = OpenOptions {
         direct: !buffered,
         ..OpenOptions::default()
@@ -160,7 +160,8 @@ fn log_name(log: &LogState) -> &'static str {
     }
 }
 
-fn finding_json(f: &Finding) -> Value {
+/// A finding as JSON.
+pub(crate) fn finding_json(f: &Finding) -> Value {
     json!({
         "what": f.what,
         "ag": f.ag,

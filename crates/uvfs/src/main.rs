@@ -13,6 +13,7 @@ mod image;
 mod mkfs;
 mod mount;
 mod options;
+mod repair;
 mod run;
 mod serve;
 mod stats;
@@ -36,6 +37,7 @@ Examples:
   uvfs umount /mnt
   uvfs mkfs --from root disk.img   an XFS image of a directory, without root
   uvfs check disk.img              is an XFS file system sound?
+  uvfs repair disk.img             mend it
   uvfs mount disk.img /mnt         serve an XFS image, read-only
   uvfs ls -lR disk.img /etc        look into one without mounting it
   uvfs bench wakeup --quick        measure
@@ -87,6 +89,8 @@ commands! {
     Stats => stats,
     /// Check an XFS image or device.
     Check => check,
+    /// Mend an XFS image or device.
+    Repair => repair,
     /// Make an XFS image, empty or from a directory.
     Mkfs => mkfs,
     /// List a directory of an XFS image.

@@ -268,6 +268,12 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
         false => (d.v2.nextents.get().into(), u64::from(d.v2.anextents.get())),
     };
     let end = attr_at(d, raw.len());
+    if matches!(d.v2.format, FORMAT_LOCAL | FORMAT_DEV) {
+        super::inode::set_extents(raw, Fork::Data, 0);
+    }
+    if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_LOCAL {
+        super::inode::set_extents(raw, Fork::Attr, 0);
+    }
     let data = match d.v2.format {
         FORMAT_EXTENTS => plausible(g, &raw[DINODE_V3_SIZE..end]),
         _ => vec![0],

@@ -27,9 +27,14 @@ pub(crate) fn format(m: &mut Mend<'_>) {
     let most = most.max(m.sb.lsn.get() >> 32).max(m.max_lsn >> 32);
     let cycle = (most + AHEAD).min(u64::from(u32::MAX / 2)) as u32;
     let mut bytes = crate::mkfs::log_of_cycle(&g, cycle, 1);
-    bytes.resize(bytes.len().min(len), 0);
+    bytes.truncate(len);
+    // What follows the record is of the cycle before.
+    for block in bytes.chunks_exact_mut(BLOCK) {
+        if block[..4] == [0; 4] {
+            Be32::new(cycle - 1).put(block, 0);
+        }
+    }
     m.disk.write(start, &bytes);
-    // What follows is of the cycle before.
     let mut rest = vec![0; 64 << 10];
     for block in rest.chunks_exact_mut(BLOCK) {
         Be32::new(cycle - 1).put(block, 0);

@@ -1,0 +1,215 @@
+//! `uvfs repair`: mends an XFS file system.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::json;
+use uvfs_io::device::{Device, OpenError, OpenOptions};
+use uvfs_xfs::check::{self, DeviceBlocks, Finding, Progress, least_memory};
+use uvfs_xfs::repair::{DeviceSink, Options, Outcome, RepairError, repair};
+
+use crate::check::{finding_json, open, parse_size, peak_memory};
+use crate::error::{Error, Result, printed};
+
+/// Exit status: damage was found with -n, or is left.
+const DAMAGED: u8 = 1;
+/// Exit status: the log is dirty.
+const DIRTY: u8 = 2;
+/// Exit status: the repair could not run, or could not write.
+const COULD_NOT_RUN: u8 = 4;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs repair -n disk.img     say what would be done
+  uvfs repair disk.img
+  uvfs repair -L /dev/sdb1    throw the log away, if the file system cannot be mounted
+
+Each change is one line. What is in use but in no directory is moved to lost+found, by its number.
+Nothing is written before all changes are known. From the first write to the last the file system is
+marked as needing repair, and no kernel mounts it; a repair that was cut off is done again.
+
+Exit status: 0 sound, or mended completely; 1 damage found with -n, or something is left that could
+not be mended; 2 the log is dirty: mount the file system once to replay it, or use -L (and wrong
+usage); 4 the repair could not run (not XFS, unreadable, mounted, a feature that is not supported) or
+could not write.";
+
+const JSON_HELP: &str = "\
+JSON: one object with
+  verdict       \"clean\", \"mended\", \"would-mend\", \"damaged\" or \"dirty-log\"
+  image         the path
+  found_count   number of findings
+  found         at most 10,000 of them: what, ag, block, inode, path, problem, expected, found
+  change_count  number of changes
+  changes       at most 10,000 of them, in the same form: problem says what was done
+  left_count    findings after the changes
+  left          at most 10,000 of them
+  inodes, rounds, written (bytes), seconds
+  peak_memory   in bytes, null where /proc is not mounted";
+
+/// Options of the command.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
+pub struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Change nothing; say what would be done
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Throw away what a dirty log holds
+    #[arg(short = 'L', long)]
+    zero_log: bool,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+    /// Most memory for checking, such as 64M. The changes and what is known of inodes and blocks come
+    /// on top of it [default: no bound]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    memory: Option<u64>,
+}
+
+/// The verdict and its exit status.
+fn verdict(outcome: &Outcome, dry_run: bool) -> (&'static str, u8) {
+    match outcome {
+        o if o.dirty_log.is_some() => ("dirty-log", DIRTY),
+        o if o.left_count > 0 => ("damaged", DAMAGED),
+        o if o.found_count == 0 => ("clean", 0),
+        _ if dry_run => ("would-mend", DAMAGED),
+        _ => ("mended", 0),
+    }
+}
+
+/// Runs the repair.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let start = Instant::now();
+    let failed = |why: String| {
+        Error::new(format!("{}: {why}", args.image.display())).with_code(COULD_NOT_RUN)
+    };
+    let cannot_open = |e: OpenError| Error::new(e.to_string()).with_code(COULD_NOT_RUN);
+    // It claims a block device, and refuses what is mounted.
+    let sink = match args.dry_run {
+        true => None,
+        false => {
+            let how = OpenOptions {
+                write: true,
+                ..OpenOptions::default()
+            };
+            Some(Arc::new(
+                Device::open(&args.image, how).map_err(cannot_open)?,
+            ))
+        }
+    };
+    let blocks = match &sink {
+        // A claimed device is not opened once more.
+        Some(device) if device.is_block_device() => DeviceBlocks::best(device.clone()),
+        _ => DeviceBlocks::best(Arc::new(open(&args.image, false).map_err(cannot_open)?)),
+    };
+    let blocks = Arc::new(blocks.map_err(|e| failed(e.to_string()))?);
+    if let Some(memory) = args.memory {
+        let least = least_memory(&*blocks).map_err(|e| failed(e.to_string()))?;
+        if memory < least {
+            let needed = least.div_ceil(1 << 20);
+            return Err(failed(format!("--memory: at least {needed}M are needed")));
+        }
+    }
+    let options = Options {
+        zero_log: args.zero_log,
+        dry_run: args.dry_run,
+        check: check::Options {
+            memory: args.memory,
+            ..check::Options::default()
+        },
+    };
+    let nowhere = Nowhere;
+    let device = sink.map(DeviceSink);
+    let to: &dyn uvfs_xfs::repair::Sink = match &device {
+        Some(d) => d,
+        None => &nowhere,
+    };
+    let outcome = repair(blocks, to, &options, &Progress::default());
+    let outcome = outcome.map_err(|e| match e {
+        // Nothing is left to mend it by.
+        RepairError::Check(uvfs_xfs::Error::Corrupt { .. }) => {
+            failed(e.to_string()).with_code(DAMAGED)
+        }
+        e => failed(e.to_string()),
+    })?;
+    let (verdict, code) = verdict(&outcome, args.dry_run);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let list = |l: &[Finding]| l.iter().map(finding_json).collect::<Vec<_>>();
+    let written = if args.json {
+        let value = json!({
+            "verdict": verdict,
+            "image": args.image.display().to_string(),
+            "found_count": outcome.found_count,
+            "found": list(&outcome.found),
+            "change_count": outcome.change_count,
+            "changes": list(&outcome.changes),
+            "left_count": outcome.left_count,
+            "left": list(&outcome.left),
+            "inodes": outcome.inodes,
+            "rounds": outcome.rounds,
+            "written": outcome.written,
+            "peak_memory": peak_memory(),
+            "seconds": start.elapsed().as_secs_f64(),
+        });
+        writeln!(out, "{value:#}")
+    } else {
+        lines(&mut out, &outcome, args.dry_run)
+    };
+    printed(written.and_then(|()| out.flush())).map_err(|e| failed(e.to_string()))?;
+    if outcome.dirty_log.is_some() && !args.json {
+        eprintln!(
+            "uvfs: {}: the log is dirty: mount the file system once to replay it and unmount it, \
+             or, if it cannot be mounted, use -L, which throws away what the log holds",
+            args.image.display()
+        );
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// A sink for a repair that writes nothing.
+struct Nowhere;
+
+impl uvfs_xfs::repair::Sink for Nowhere {
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn lines(out: &mut impl Write, o: &Outcome, dry_run: bool) -> io::Result<()> {
+    if o.dirty_log.is_some() {
+        return Ok(());
+    }
+    for (title, list, count) in [
+        ("found", &o.found, o.found_count),
+        (
+            if dry_run { "would mend" } else { "mended" },
+            &o.changes,
+            o.change_count,
+        ),
+        ("left", &o.left, o.left_count),
+    ] {
+        for f in list {
+            writeln!(out, "{title}: {f}")?;
+        }
+        let kept = list.len() as u64;
+        // What is found before the first check has no line.
+        if count > kept && kept >= 10_000 {
+            writeln!(out, "{title}: ... and {} more", count - kept)?;
+        }
+    }
+    match o.found_count {
+        0 => writeln!(out, "clean: {} inodes", o.inodes),
+        n => writeln!(
+            out,
+            "{n} findings, {} changes, {} left, {} inodes",
+            o.change_count, o.left_count, o.inodes
+        ),
+    }
+}
