@@ -13,4 +13,5 @@ mod check;
 mod commands;
 mod fixture;
 mod mkfs;
+mod repair;
 mod served;
