@@ -29,7 +29,8 @@ Examples:
 
 Each change is one line. What is in use but in no directory is moved to lost+found, by its number.
 Nothing is written before all changes are known. From the first write to the last the file system is
-marked as needing repair, and no kernel mounts it; a repair that was cut off is done again.
+marked as needing repair, and no kernel mounts it; a repair that was cut off is done again. If something
+is left that cannot be mended, nothing is written.
 
 Exit status: 0 sound, or mended completely; 1 damage found with -n, or something is left that could
 not be mended; 2 the log is dirty: mount the file system once to replay it, or use -L (and wrong

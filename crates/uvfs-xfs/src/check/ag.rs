@@ -421,10 +421,18 @@ fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     if ctx.g.features.crc {
         same!(
             spino_align,
+            features2,
             features_compat,
             features_ro_compat,
             features_incompat
         );
+    }
+    if copy.flags & !1 != 0 {
+        ctx.report.differ(place, "sb_flags", 0, copy.flags);
+    }
+    if copy.rextents.get() == 0 && copy.frextents.get() != 0 {
+        let found = copy.frextents.get();
+        ctx.report.differ(place, "sb_frextents", 0, found);
     }
     // A copy that is as mkfs left it has none of what mounts add.
     if copy.inprogress == 1 {

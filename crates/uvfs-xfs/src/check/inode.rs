@@ -460,6 +460,9 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     if d.version == 1 && f.crc {
         report.differ(place, "di_version", 3, d.version);
     }
+    if d.format == FORMAT_DEV && d.forkoff > 1 {
+        report.differ(place, "di_forkoff of a special file", "0 or 1", d.forkoff);
+    }
     if d.forkoff == 0 {
         if d.aformat != FORMAT_EXTENTS {
             report.differ(place, "di_aformat without attributes", 2, d.aformat);
@@ -897,6 +900,9 @@ fn symlink(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]
             report.bad(place, "a zero byte in the target");
         }
         return;
+    }
+    if g.features.crc && len <= inode.fork_bytes(Fork::Data).len() {
+        report.differ(place, "di_size", "more than fits in the inode", len);
     }
     let mut done = 0;
     for (i, e) in extents.iter().enumerate() {

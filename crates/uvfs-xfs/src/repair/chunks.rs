@@ -68,6 +68,7 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
         if g.features.finobt {
             known.extend(records(m, agno, Btree::Fino, fino).0);
         }
+        known.sort_unstable_by_key(|c| c.startino);
         search(m, agno, &known)
     };
     let ag = &mut m.ags[agno as usize];
@@ -104,7 +105,14 @@ fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
             }
         }
     });
-    walked.whole.then_some(out)
+    walked.whole.then_some(super::space::normal(out))
+}
+
+/// The records that an inode may be in; all are in order.
+fn near(known: &[InodeChunk], agino: u32) -> &[InodeChunk] {
+    let from = known.partition_point(|c| c.startino.saturating_add(64) <= agino);
+    let to = known.partition_point(|c| c.startino <= agino.saturating_add(64));
+    &known[from..to.max(from)]
 }
 
 /// Looks through all of a group for blocks of inodes that name themselves, and puts them together
@@ -117,13 +125,13 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
     };
     let free = runs(m, agno, Btree::Bno);
     let inside = |runs: &[(u32, u32)], b: u32| {
-        runs.iter()
-            .any(|(s, n)| b.checked_sub(*s).is_some_and(|d| d < *n))
+        let i = runs.partition_point(|(s, _)| *s <= b);
+        i > 0 && b - runs[i - 1].0 < runs[i - 1].1
     };
     let listed = |b: u32| {
         let per = 1u32 << g.inopblog;
-        known.iter().any(|c| {
-            let first = b << g.inopblog;
+        let first = b << g.inopblog;
+        near(known, first).iter().any(|c| {
             (first..first + per).any(|i| {
                 i.checked_sub(c.startino)
                     .is_some_and(|s| s < 64 && c.holemask >> (s / 4) & 1 == 0)
@@ -180,7 +188,7 @@ fn chunk_start(m: &Mend<'_>, agino: u32, known: &[InodeChunk]) -> u32 {
     }
     let aligned =
         |start: u32| g.inoalignmt <= 1 || (start >> g.inopblog).is_multiple_of(g.inoalignmt.max(1));
-    let of = known
+    let of = near(known, agino)
         .iter()
         .find(|c| aligned(c.startino) && agino.checked_sub(c.startino).is_some_and(|s| s < 64));
     match of {

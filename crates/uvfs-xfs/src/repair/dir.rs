@@ -261,7 +261,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
     let mut tree = Tree::default();
     let directory = FileType::Directory as u8;
     for agno in 0..m.g.agcount {
-        inode::each(m, agno, &mut |m, ino, slot, raw| {
+        inode::each(m, agno, true, &mut |m, ino, slot, raw| {
             if m.ags[agno as usize].kind[slot] != directory {
                 return;
             }

@@ -192,6 +192,12 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     );
     if special {
         d.v2.format = FORMAT_DEV;
+        // Attributes follow the eight bytes of the device's number.
+        let attrs = AttrSfHeader::at(raw, DINODE_V3_SIZE + 8);
+        if d.v2.forkoff > 1 {
+            let there = attrs.is_ok_and(|h| h.count > 0 && usize::from(h.totsize.get()) < size);
+            d.v2.forkoff = u8::from(there && d.v2.aformat == FORMAT_LOCAL);
+        }
     }
     let at = DINODE_V3_SIZE + usize::from(d.v2.forkoff) * 8;
     let known = matches!(d.v2.aformat, FORMAT_LOCAL | FORMAT_EXTENTS | FORMAT_BTREE);
@@ -297,7 +303,9 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     let total = d.v2.nblocks.get();
     let sum = |i: usize, k: usize| data.get(i).zip(attr.get(k)).map(|(a, b)| a + b);
     let mut best = (n as usize, an as usize);
-    if sum(best.0, best.1) != Some(total) {
+    // All that look like extents are counted: then the number of blocks is what is wrong.
+    let all = (data.len() - 1, attr.len() - 1) == best;
+    if !all && sum(best.0, best.1) != Some(total) {
         let pairs = (0..data.len()).flat_map(|i| (0..attr.len()).map(move |k| (i, k)));
         let near = |p: &(usize, usize)| p.0.abs_diff(n as usize) + p.1.abs_diff(an as usize);
         let found = pairs
@@ -316,6 +324,22 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_EXTENTS {
         super::inode::set_extents(raw, Fork::Attr, best.1 as u64);
     }
+}
+
+/// The length of a symbolic link's target, as its blocks say.
+pub(crate) fn link_size(m: &Mend<'_>, inode: &Inode) -> Option<u64> {
+    let map = fork::read(m, inode, Fork::Data);
+    let mut done = 0u32;
+    for e in &map.extents {
+        let count = u64::from(e.blockcount);
+        let at = map.offset(m, e.startoff, count.min(1 << 8))?;
+        let bytes = m.disk.get(at, (count.min(1 << 8) as usize) << m.g.blocklog);
+        let bytes = bytes.ok()?;
+        let ident = m.g.ident(at >> 9, Some(inode.ino));
+        let part = check_remote(&bytes, SYMLINK_MAGIC, done, &ident).ok()?;
+        done = done.saturating_add(part.len() as u32);
+    }
+    (done > 0 && done <= SYMLINK_MAXLEN as u32).then_some(done.into())
 }
 
 /// Whether a symbolic link's target can be read.

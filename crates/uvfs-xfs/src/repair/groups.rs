@@ -44,7 +44,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
         })
         .collect();
     for agno in 0..m.g.agcount {
-        inode::each(m, agno, &mut |m, ino, slot, raw| {
+        inode::each(m, agno, false, &mut |m, ino, slot, raw| {
             let used = Be16::at(raw, 2).is_ok_and(|mode| mode.get() != 0);
             let Some(inode) = used.then(|| Inode::parse(ino, raw, &m.g).ok()).flatten() else {
                 return;

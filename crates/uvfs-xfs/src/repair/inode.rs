@@ -1,7 +1,9 @@
 //! Inodes: those without findings first, then the others.
 
 use super::Mend;
+use super::contest::{self, Claim};
 use super::fork::{self, Map};
+use super::space::Chunk;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::inode::{Fork, Inode};
@@ -10,65 +12,116 @@ use crate::mkfs::free_inode;
 /// Bytes of inodes read at once.
 const MAX_READ: u64 = 1 << 20;
 
+/// Is given an inode's number, its place in the lists, and its bytes.
+type Visit<'v> = &'v mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]);
+
 /// Visits the inodes of a group that are there: number, place in the lists, bytes.
-pub(crate) fn each(
-    m: &mut Mend<'_>,
-    agno: u32,
-    visit: &mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]),
-) {
+/// `ahead`: directories will be read, too.
+pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
     let g = m.g.clone();
     let size = g.inode_size as usize;
     let bytes = u64::from(INODES_PER_CHUNK) << g.inodelog;
     let base = g.daddr(AgBlock { agno, agbno: 0 }) << 9;
     let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
-    let mut first = 0;
-    while first < m.ags[agno as usize].chunks.len() {
-        let chunks = &m.ags[agno as usize].chunks;
-        let at = |i: usize| u64::from(chunks[i].start) << g.inodelog;
-        let start = at(first);
-        let mut n = 1;
-        while first + n < chunks.len()
-            && at(first + n) == at(first + n - 1) + bytes
-            && at(first + n) + bytes - start <= MAX_READ
-        {
-            n += 1;
-        }
-        let end = (at(first + n - 1) + bytes).min(ag_bytes);
-        let len = end.saturating_sub(start) as usize;
-        let mut run = vec![0; len];
+    let runs = runs(&m.ags[agno as usize].chunks, &g);
+    let disk = m.disk;
+    let read = |(first, n): (usize, usize), start: u64| {
+        let len = (start + n as u64 * bytes)
+            .min(ag_bytes)
+            .saturating_sub(start);
+        let mut run = vec![0; len as usize];
+        let at = base + start;
         // What cannot be read is zeros, and so no inodes.
-        for (i, part) in run.chunks_mut(n * bytes as usize).enumerate() {
-            let at = base + start + (i * n) as u64 * bytes;
-            if crate::Blocks::read_data(m.disk, at, part).is_err() {
-                for (k, sector) in part.chunks_mut(size).enumerate() {
-                    let _ = crate::Blocks::read_data(m.disk, at + (k * size) as u64, sector);
-                }
+        if crate::Blocks::read_data(disk, at, &mut run).is_err() {
+            for (k, one) in run.chunks_mut(size).enumerate() {
+                let _ = crate::Blocks::read_data(disk, at + (k * size) as u64, one);
             }
         }
-        for k in first..first + n {
-            let chunk = m.ags[agno as usize].chunks[k];
-            for slot in (0..INODES_PER_CHUNK).filter(|s| chunk.has(*s)) {
-                let from = ((u64::from(chunk.start + slot) << g.inodelog) - start) as usize;
-                if let Some(raw) = run.get(from..from + size) {
-                    visit(
-                        m,
-                        g.ino(agno, chunk.start + slot),
-                        k * 64 + slot as usize,
-                        raw,
-                    );
+        (first, n, start, run)
+    };
+    let start = |m: &Mend<'_>, first: usize| {
+        u64::from(m.ags[agno as usize].chunks[first].start) << g.inodelog
+    };
+    let mut next = runs.first().map(|r| read(*r, start(m, r.0)));
+    for i in 0..runs.len() {
+        let Some((first, n, start_at, run)) = next.take() else {
+            break;
+        };
+        let following = runs.get(i + 1).map(|r| (*r, start(m, r.0)));
+        // The next run is read while this one is looked at.
+        next = std::thread::scope(|s| {
+            let reader = following.map(|(r, at)| s.spawn(move || read(r, at)));
+            if ahead {
+                fetch(m, &run);
+            }
+            for k in first..first + n {
+                let chunk = m.ags[agno as usize].chunks[k];
+                for slot in (0..INODES_PER_CHUNK).filter(|s| chunk.has(*s)) {
+                    let from = ((u64::from(chunk.start + slot) << g.inodelog) - start_at) as usize;
+                    if let Some(raw) = run.get(from..from + size) {
+                        let ino = g.ino(agno, chunk.start + slot);
+                        visit(m, ino, k * 64 + slot as usize, raw);
+                    }
                 }
             }
-        }
-        first += n;
+            reader.and_then(|r| r.join().ok())
+        });
     }
+}
+
+/// Runs of chunks that lie one after another: the first, and how many.
+fn runs(chunks: &[Chunk], g: &Geometry) -> Vec<(usize, usize)> {
+    let most = (MAX_READ >> (g.inodelog + 6)).max(1) as usize;
+    let mut out: Vec<(usize, usize)> = Vec::new();
+    for (i, c) in chunks.iter().enumerate() {
+        match out.last_mut() {
+            Some((_, n)) if *n < most && chunks[i - 1].start + INODES_PER_CHUNK == c.start => {
+                *n += 1;
+            }
+            _ => out.push((i, 1)),
+        }
+    }
+    out
+}
+
+/// Reads the blocks of directories in a run of inodes ahead. Nothing here is believed.
+fn fetch(m: &Mend<'_>, run: &[u8]) {
+    let g = &m.g;
+    let per = 1u32 << g.dirblklog;
+    let mut wanted = Vec::new();
+    for raw in run.chunks_exact(g.inode_size as usize) {
+        let Ok(d) = Dinode::at(raw, 0) else { continue };
+        let dir = FileType::from_mode(d.v2.mode.get()) == FileType::Directory;
+        if !dir || d.v2.format != FORMAT_EXTENTS {
+            continue;
+        }
+        let n = (d.v2.nextents.get() as usize).min((raw.len() - DINODE_V3_SIZE) / 16);
+        let extents = ExtentRecord::slice_at(raw, DINODE_V3_SIZE, n);
+        for e in extents.unwrap_or_default() {
+            let e = e.unpack();
+            if e.startoff >= DIR2_LEAF_OFFSET >> g.blocklog {
+                break;
+            }
+            if let Some(a) = g.fsb_run(e.startblock, e.blockcount) {
+                let blocks = (0..e.blockcount.min(1024)).step_by(per as usize);
+                wanted.extend(blocks.map(|b| {
+                    let agbno = a.agbno + b;
+                    g.daddr(AgBlock { agbno, ..a }) << 9
+                }));
+            }
+        }
+    }
+    wanted.sort_unstable();
+    m.disk.fetch(&wanted, g.dir_block_size as usize);
 }
 
 /// Looks at all inodes, and mends those that need it.
 pub(crate) fn all(m: &mut Mend<'_>) {
-    let mut later: Vec<(u64, usize)> = Vec::new();
+    let mut later: Vec<(Claim, u64, usize)> = Vec::new();
+    let owners = contest::owners(m);
     for agno in 0..m.g.agcount {
-        each(m, agno, &mut |m, ino, slot, raw| {
-            let sound = Inode::parse(ino, raw, &m.g).is_ok();
+        each(m, agno, false, &mut |m, ino, slot, raw| {
+            let parsed = Inode::parse(ino, raw, &m.g).ok();
             let free = Be16::at(raw, 2).is_ok_and(|mode| mode.get() == 0);
             if let Ok(d) = Dinode::at(raw, 0) {
                 let lsn = d.lsn.get();
@@ -76,16 +129,23 @@ pub(crate) fn all(m: &mut Mend<'_>) {
                     m.max_lsn = m.max_lsn.max(lsn);
                 }
             }
-            match m.is_bad(ino) || (!sound && !free) {
-                true => later.push((ino, slot)),
+            let claim = match &parsed {
+                Some(inode) if !m.contested.is_empty() => contest::claim(m, inode, &owners),
+                Some(_) => Claim::None,
+                None => Claim::Unproven,
+            };
+            match m.is_bad(ino) || (parsed.is_none() && !free) || (!free && claim != Claim::None) {
+                true => later.push((claim, ino, slot)),
                 false if free => {}
                 false => follow(m, ino, slot, raw, false),
             }
         });
     }
-    for (ino, slot) in later {
+    later.sort_by_key(|l| l.0);
+    for (_, ino, slot) in later {
         if let Some(raw) = m.raw(ino) {
-            follow(m, ino, slot, &raw, true);
+            let bad = m.is_bad(ino) || Inode::parse(ino, &raw, &m.g).is_err();
+            follow(m, ino, slot, &raw, bad);
         }
     }
 }
@@ -145,11 +205,22 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
         }
         store_crc(&mut raw, DINODE_CRC_OFFSET);
     }
-    let inode = match Inode::parse(ino, &raw, &m.g) {
+    let mut inode = match Inode::parse(ino, &raw, &m.g) {
         Ok(i) => i,
         Err(e) => return clear(m, ino, slot, old, &e.to_string()),
     };
     let kind = inode.file_type();
+    if bad
+        && kind == FileType::Symlink
+        && inode.fork_format(Fork::Data) != Some(FORMAT_LOCAL)
+        && let Some(size) = super::fields::link_size(m, &inode)
+        && let Ok(d) = Dinode::at(&raw, 0)
+    {
+        let mut d = *d;
+        d.v2.size.set(size);
+        d.put(&mut raw, 0);
+        inode.size = size;
+    }
     let mut total = 0;
     let mut hurt = false;
     for f in [Fork::Data, Fork::Attr] {

@@ -2,7 +2,6 @@
 
 use super::Mend;
 use super::dir::{self, Entry, Tree};
-use super::inode;
 use crate::format::*;
 use crate::mkfs::free_inode;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -287,5 +286,4 @@ pub(crate) fn all(m: &mut Mend<'_>) {
             );
         }
     }
-    let _ = inode::each;
 }

@@ -9,8 +9,8 @@
 //!    otherwise a copy.
 //! 2. Inodes ([`chunks`], [`inode`]): the chunks that the inode trees have, or, in a group whose
 //!    trees are damaged, all whose inodes name themselves. Each inode's fields are set right and its
-//!    forks followed; blocks belong to whom claims them first, inodes without findings before others.
-//!    An extent that leads outside or to another's blocks is cut off its file.
+//!    forks followed; blocks belong to whom claims them first: inodes without findings before others,
+//!    and those that can prove their claim ([`contest`]) before those that cannot. An extent that leads outside or to another's blocks is cut off its file.
 //! 3. Directories ([`dir`]) and attributes ([`attr`]): all are read, and those with damage are built
 //!    anew from their good entries.
 //! 4. Links ([`links`]): one parent for each directory, link counts, and what no directory leads to
@@ -25,7 +25,9 @@
 //! last the primary superblock, without the mark. Wherever that is cut off, the next repair finds a
 //! file system that is partly the old and partly the new one.
 //!
-//! Memory: [`Options::memory`] bounds the checks. The changes themselves are kept until they are
+//! If something is left that cannot be mended, nothing is written at all.
+//!
+//! Memory: [`check::Options::memory`] bounds the checks. The changes themselves are kept until they are
 //! written, and a repair keeps ten bytes for each inode, two bits for each block, a record for each
 //! run of blocks if there is a reverse mapping tree, and the entries of one directory: that is not
 //! bounded.
@@ -33,6 +35,7 @@
 mod attr;
 mod chunks;
 mod commit;
+mod contest;
 mod dir;
 mod fields;
 mod fork;
@@ -192,7 +195,8 @@ pub fn repair(
     }
     check::paths::name(&(disk.clone() as Arc<dyn Blocks>), &mut m.changes, 200_000);
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
-    if !options.dry_run && disk.is_changed() {
+    // What cannot be mended completely is left as it is, rather than half changed.
+    if !options.dry_run && out.left_count == 0 && disk.is_changed() {
         out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
     }
     Ok(out)
@@ -236,6 +240,8 @@ pub(crate) struct Mend<'a> {
     pub sharing: HashSet<u64>,
     /// Which structures of an inode the findings are about.
     pub about: HashMap<u64, HashSet<&'static str>>,
+    /// Runs of blocks that more than one claims: group, first block, blocks.
+    pub contested: Vec<(u32, u32, u32)>,
     /// The greatest log sequence number seen in an inode.
     pub max_lsn: u64,
     pub changes: Vec<Finding>,
@@ -261,6 +267,7 @@ impl<'a> Mend<'a> {
             hurt: HashSet::new(),
             sharing: HashSet::new(),
             about: HashMap::new(),
+            contested: Vec::new(),
             max_lsn: 0,
             changes: Vec::new(),
             change_count: 0,
@@ -277,6 +284,7 @@ impl<'a> Mend<'a> {
         self.hurt.clear();
         self.sharing.clear();
         self.about.clear();
+        self.contested.clear();
         self.all_bad = more;
         self.moved = more;
         self.lost = None;
@@ -293,6 +301,15 @@ impl<'a> Mend<'a> {
                 // What is only about the superblock needs no new trees.
                 self.moved |= !matches!(f.what, "superblock copy" | "log");
             }
+            // Blocks that two claim, as the checker words it.
+            if f.problem.ends_with("in use by another structure")
+                || f.problem.ends_with("in use by file data")
+            {
+                let n = f.problem.split(' ').next().and_then(|n| n.parse().ok());
+                if let (Some(ag), Some(block)) = (f.ag, f.block) {
+                    self.contested.push((ag, block, n.unwrap_or(1)));
+                }
+            }
             late += u32::from(f.problem == "log sequence number");
         }
         superblock::fields(self);
@@ -300,10 +317,14 @@ impl<'a> Mend<'a> {
             chunks::collect(self, agno);
         }
         space::begin(self);
-        inode::all(self);
-        dir::all(self);
-        links::all(self);
-        inode::quota(self);
+        // Damage of a group's own structures is mended first. What it hid of inodes and directories,
+        // the next check finds.
+        if !self.bad.is_empty() || self.all_bad || !self.only_groups() {
+            inode::all(self);
+            dir::all(self);
+            links::all(self);
+            inode::quota(self);
+        }
         if self.moved {
             groups::all(self);
         }
@@ -311,6 +332,23 @@ impl<'a> Mend<'a> {
         if self.hurt("log", 0) || (late > 64 && !self.log_formatted) {
             log::format(self);
         }
+    }
+
+    /// Whether all findings are about structures that [`groups`] builds.
+    fn only_groups(&self) -> bool {
+        let built = [
+            "AGF",
+            "AGFL",
+            "bnobt",
+            "cntbt",
+            "rmapbt",
+            "refcountbt",
+            "free space",
+            "superblock",
+            "superblock copy",
+            "log",
+        ];
+        self.hurt.iter().all(|(what, _)| built.contains(what))
     }
 
     /// Whether there are findings about an inode.

@@ -2,12 +2,14 @@
 
 use super::Sink;
 use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Stream, Verify};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// The unit of what is kept.
 const SECTOR: usize = 512;
+/// Blocks that are read ahead at a time.
+const FETCHED: usize = 256;
 /// Bytes of one write.
 const MAX_WRITE: usize = 1 << 20;
 
@@ -15,6 +17,8 @@ const MAX_WRITE: usize = 1 << 20;
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
     sectors: RwLock<BTreeMap<u64, Box<[u8; SECTOR]>>>,
+    /// What was read ahead of its use.
+    ahead: Mutex<HashMap<u64, Vec<u8>>>,
 }
 
 impl Overlay {
@@ -22,6 +26,32 @@ impl Overlay {
         Overlay {
             base,
             sectors: RwLock::default(),
+            ahead: Mutex::default(),
+        }
+    }
+
+    /// Reads blocks of `len` bytes, many at a time, that will be asked for next. What was read
+    /// before and nobody has asked for is dropped.
+    pub fn fetch(&self, wanted: &[u64], len: usize) {
+        let mut ahead = self.ahead.lock().expect("no holder panics");
+        ahead.clear();
+        for some in wanted.chunks(FETCHED) {
+            let Some(mut stream) = self.base.stream(FETCHED * len) else {
+                return;
+            };
+            let unit = stream.unit();
+            for at in some {
+                let fits = at.is_multiple_of(unit) && (len as u64).is_multiple_of(unit);
+                if !fits || at + len as u64 > self.size() || !stream.start(*at, len) {
+                    break;
+                }
+            }
+            stream.send();
+            while let Some((at, read)) = stream.next() {
+                if let Ok(block) = read {
+                    ahead.insert(at, block.to_vec());
+                }
+            }
         }
     }
 
@@ -38,6 +68,11 @@ impl Overlay {
 
     /// Reads `len` bytes; nothing if part of them cannot be read.
     pub fn get(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let there = self.ahead.lock().expect("no holder panics").remove(&offset);
+        if let Some(mut bytes) = there.filter(|b| b.len() == len) {
+            self.patch(offset, &mut bytes);
+            return Ok(bytes);
+        }
         let mut bytes = vec![0; len];
         self.read_data(offset, &mut bytes)?;
         Ok(bytes)

@@ -130,7 +130,7 @@ fn merged(copy: &Superblock, primary: &Superblock) -> Superblock {
     s.fname = primary.fname;
     s.imax_pct = primary.imax_pct;
     let sticky = VERSION_ATTR | VERSION_QUOTA | VERSION_NLINK;
-    let version = copy.versionnum.get() & !sticky | primary.versionnum.get() & sticky;
+    let version = copy.versionnum.get() | primary.versionnum.get() & sticky;
     s.versionnum.set(version);
     match Geometry::new(&s) {
         Ok(_) => s,

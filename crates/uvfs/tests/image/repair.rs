@@ -57,7 +57,7 @@ fn what_dry_runs_say_is_done_and_a_second_run_finds_nothing() {
 #[test]
 fn what_is_no_file_system_cannot_be_repaired() {
     let scratch = Scratch::new();
-    let path = scratch.path().join("zeros");
+    let path = scratch.path("zeros");
     fs::write(&path, vec![0; 1 << 20]).unwrap();
     let outcome = run(uvfs().arg("repair").arg(&path));
     assert_eq!(outcome.status.code(), Some(4), "{outcome}");

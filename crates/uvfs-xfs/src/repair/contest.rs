@@ -1,0 +1,119 @@
+//! Blocks that more than one inode claims: whose they are.
+//!
+//! A claim is proven by a record of the reverse mapping tree, or by a block of metadata that names its
+//! owner.
+
+use super::trees::walk;
+use super::{Mend, fork};
+use crate::format::*;
+use crate::geometry::AgBlock;
+use crate::inode::{Fork, Inode};
+use std::collections::HashMap;
+
+/// What inodes say to contested blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Claim {
+    /// It claims none of them.
+    None,
+    /// All that it claims is its own.
+    Proven,
+    /// It may be wrong.
+    Unproven,
+}
+
+/// The records of the reverse mapping trees of groups with contested blocks: start, blocks, owner.
+pub(crate) type Owners = HashMap<u32, Vec<(u32, u32, u64)>>;
+
+/// Reads them; a group whose tree cannot be followed has none.
+pub(crate) fn owners(m: &Mend<'_>) -> Owners {
+    let g = &m.g;
+    let mut out = Owners::new();
+    if !g.features.rmapbt {
+        return out;
+    }
+    for (agno, _, _) in &m.contested {
+        if out.contains_key(agno) || *agno >= g.agcount {
+            continue;
+        }
+        let at = g.ag_header_daddr(*agno, AGF_SECTOR);
+        let bytes = m.disk.get(at << 9, g.sector_size as usize);
+        let bytes = bytes.unwrap_or_default();
+        let Ok(agf) = check_agf(&bytes, &g.ident(at, None)) else {
+            continue;
+        };
+        let root = (agf.rmap_root.get(), agf.rmap_level.get());
+        let runs: Vec<(u32, u32)> = m
+            .contested
+            .iter()
+            .filter(|c| c.0 == *agno)
+            .map(|c| (c.1, c.2))
+            .collect();
+        let mut found = Vec::new();
+        let walked = walk(m.disk, g, *agno, Btree::Rmap, root, &mut |recs, n| {
+            for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                let (s, n) = (r.startblock.get(), r.blockcount.get());
+                if runs.iter().any(|run| overlap(*run, (s, n))) {
+                    found.push((s, n, r.owner.get()));
+                }
+            }
+        });
+        if walked.whole {
+            out.insert(*agno, found);
+        }
+    }
+    out
+}
+
+fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
+    a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
+}
+
+/// What an inode claims of the contested blocks.
+pub(crate) fn claim(m: &Mend<'_>, inode: &Inode, owners: &Owners) -> Claim {
+    let g = &m.g;
+    let mut out = Claim::None;
+    for f in [Fork::Data, Fork::Attr] {
+        let Some(FORMAT_EXTENTS | FORMAT_BTREE) = inode.fork_format(f) else {
+            continue;
+        };
+        let map = fork::read(m, inode, f);
+        let data = f == Fork::Data && inode.file_type() == FileType::Regular;
+        for e in &map.extents {
+            let Some(a) = g.fsb_run(e.startblock, e.blockcount) else {
+                continue;
+            };
+            let run = (a.agbno, e.blockcount);
+            let mut mine = m.contested.iter().filter(|c| c.0 == a.agno);
+            if !mine.any(|c| overlap((c.1, c.2), run)) {
+                continue;
+            }
+            let recorded = owners.get(&a.agno).is_some_and(|r| {
+                r.iter()
+                    .any(|(s, n, o)| *o == inode.ino && overlap((*s, *n), run))
+            });
+            let proven = recorded || (!data && names(m, a, inode.ino));
+            out = out.max(if proven {
+                Claim::Proven
+            } else {
+                Claim::Unproven
+            });
+        }
+    }
+    out
+}
+
+/// Whether a block of metadata names its owner.
+fn names(m: &Mend<'_>, a: AgBlock, ino: u64) -> bool {
+    let daddr = m.g.daddr(a);
+    let bytes = m.disk.get(daddr << 9, m.g.block_size as usize);
+    let bytes = bytes.unwrap_or_default();
+    let dir = Dir3BlockHeader::at(&bytes, 0);
+    let node = Da3BlockInfo::at(&bytes, 0);
+    let remote = RemoteHeader::at(&bytes, 0);
+    let is = |uuid: &Uuid, owner: u64, blkno: u64| {
+        *uuid == m.g.meta_uuid && owner == ino && blkno == daddr
+    };
+    dir.is_ok_and(|h| is(&h.uuid, h.owner.get(), h.blkno.get()))
+        || node.is_ok_and(|h| is(&h.uuid, h.owner.get(), h.blkno.get()))
+        || remote.is_ok_and(|h| is(&h.uuid, h.owner.get(), h.blkno.get()))
+}
