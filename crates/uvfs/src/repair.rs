@@ -44,7 +44,8 @@ JSON: one object with
   found_count   number of findings
   found         at most 10,000 of them: what, ag, block, inode, path, problem, expected, found
   change_count  number of changes
-  changes       at most 10,000 of them, in the same form: problem says what was done
+  changes       at most 10,000 of them, in the same form: problem says what was done, or would be; if
+                something is left, nothing was done
   left_count    findings after the changes
   left          at most 10,000 of them
   inodes, rounds, written (bytes), seconds
@@ -190,7 +191,11 @@ fn lines(out: &mut impl Write, o: &Outcome, dry_run: bool) -> io::Result<()> {
     for (title, list, count) in [
         ("found", &o.found, o.found_count),
         (
-            if dry_run { "would mend" } else { "mended" },
+            match dry_run {
+                true => "would mend",
+                false if o.left_count > 0 => "not done",
+                false => "mended",
+            },
             &o.changes,
             o.change_count,
         ),
@@ -200,7 +205,7 @@ fn lines(out: &mut impl Write, o: &Outcome, dry_run: bool) -> io::Result<()> {
             writeln!(out, "{title}: {f}")?;
         }
         let kept = list.len() as u64;
-        // What is found before the first check has no line.
+        // The superblock and the log are looked at before the first check: that has no lines.
         if count > kept && kept >= 10_000 {
             writeln!(out, "{title}: ... and {} more", count - kept)?;
         }

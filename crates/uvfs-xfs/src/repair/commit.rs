@@ -44,7 +44,7 @@ const HEADERS: u8 = 3;
 const COPIES: u8 = 4;
 const PRIMARY: u8 = 5;
 
-/// What a sector belongs to.
+/// The structure that a sector belongs to.
 fn class(m: &Mend<'_>, sector: u64) -> u8 {
     let g = &m.g;
     let per = u64::from(g.sector_size >> 9);

@@ -10,7 +10,7 @@ use crate::geometry::AgBlock;
 use crate::inode::{Fork, Inode};
 use std::collections::HashMap;
 
-/// What inodes say to contested blocks.
+/// How an inode stands to the contested blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Claim {
     /// It claims none of them.
@@ -68,7 +68,7 @@ fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
     a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
 }
 
-/// What an inode claims of the contested blocks.
+/// How an inode stands to the contested blocks.
 pub(crate) fn claim(m: &Mend<'_>, inode: &Inode, owners: &Owners) -> Claim {
     let g = &m.g;
     let mut out = Claim::None;

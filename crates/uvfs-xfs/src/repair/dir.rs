@@ -17,7 +17,7 @@ pub(crate) struct Entry {
     pub kind: FileType,
 }
 
-/// What the directories say of each other.
+/// How the directories lead to each other.
 #[derive(Default)]
 pub(crate) struct Tree {
     /// The directory that each names as its parent.
@@ -194,7 +194,7 @@ fn short(g: &Geometry, dir: &Inode, visit: &mut dyn FnMut(&[u8], u64, FileType))
             if g.inode(ino).is_none() || !is_name(name) {
                 whole = false;
                 if g.inode(ino).is_none() {
-                    // What follows may be anything.
+                    // The entries after it may still be sound.
                     at = next;
                     continue;
                 }

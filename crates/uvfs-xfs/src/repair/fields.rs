@@ -6,7 +6,7 @@ use crate::format::*;
 use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
 
-/// What becomes of an inode.
+/// The fate of an inode.
 pub(crate) enum Core {
     /// It can be read now.
     Keep,

@@ -11,7 +11,7 @@ use crate::inode::{Fork, Inode};
 /// Blocks that the free list begins with.
 const LIST: usize = 6;
 
-/// What inodes own in a group.
+/// The blocks of a group that inodes own.
 struct Owned {
     map: BlockMap,
     /// Records of the reverse mapping tree: start, blocks, owner, offset.
@@ -190,7 +190,7 @@ impl Pool {
         Some(out)
     }
 
-    /// What is free in the end.
+    /// The runs that are free in the end.
     fn rest(&self) -> Vec<(u32, u32)> {
         subtract(&self.free, &normal(self.taken.clone()))
     }
@@ -473,4 +473,42 @@ fn write(
         ifree,
         free + list.len() as u64 + u64::from(tree_blocks),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_of_shared_runs() {
+        assert_eq!(references(&[]), []);
+        // Two more owners of a part, one of the rest; neighbours with as many are one.
+        assert_eq!(
+            references(&[(10, 10), (15, 5), (20, 4), (40, 1)]),
+            [(10, 5, 2), (15, 5, 3), (20, 4, 2), (40, 1, 2)]
+        );
+        assert_eq!(references(&[(10, 10), (20, 4)]), [(10, 14, 2)]);
+    }
+
+    #[test]
+    fn owners_that_go_on_are_one() {
+        let ino = 131;
+        let records = joined(vec![
+            (14, 2, ino, 4),
+            (10, 4, ino, 0),
+            (16, 1, ino, 6 | RMAP_OFF_UNWRITTEN),
+            (30, 1, RMAP_OWN_AG, 0),
+            (31, 1, RMAP_OWN_AG, 0),
+            (32, 1, RMAP_OWN_REFC, 0),
+        ]);
+        assert_eq!(
+            records,
+            [
+                (10, 6, ino, 0),
+                (16, 1, ino, 6 | RMAP_OFF_UNWRITTEN),
+                (30, 2, RMAP_OWN_AG, 0),
+                (32, 1, RMAP_OWN_REFC, 0),
+            ]
+        );
+    }
 }

@@ -31,7 +31,7 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
             .saturating_sub(start);
         let mut run = vec![0; len as usize];
         let at = base + start;
-        // What cannot be read is zeros, and so no inodes.
+        // Bytes that cannot be read stay zeros, and so are no inodes.
         if crate::Blocks::read_data(disk, at, &mut run).is_err() {
             for (k, one) in run.chunks_mut(size).enumerate() {
                 let _ = crate::Blocks::read_data(disk, at + (k * size) as u64, one);
@@ -298,7 +298,7 @@ fn claim(m: &mut Mend<'_>, ino: u64, map: &mut Map, data: bool) {
             continue;
         }
         map.hurt = true;
-        // What lies between the clashes stays. A directory block must be whole.
+        // The parts between the clashes stay.
         let runs: Vec<(u32, u32)> = clashes.iter().map(|(s, n, _)| (*s, *n)).collect();
         for (s, n) in super::space::subtract(&[(a.agbno, e.blockcount)], &runs) {
             let skip = s - a.agbno;
@@ -377,7 +377,7 @@ fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
     }
 }
 
-/// What counting and the records of quota need.
+/// Mends the quota inodes: their records, and whether they are to be counted again.
 pub(crate) fn quota(m: &mut Mend<'_>) {
     const KINDS: [(&str, u8, u16, u16); 3] = [
         ("user quota", DQTYPE_USER, 0x0004, 0x0003),

@@ -1,4 +1,4 @@
-//! Who leads to whom: one parent for each directory, link counts, and lost+found.
+//! Links: one parent for each directory, link counts, and lost+found.
 
 use super::Mend;
 use super::dir::{self, Entry, Tree};

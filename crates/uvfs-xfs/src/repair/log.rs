@@ -28,7 +28,7 @@ pub(crate) fn format(m: &mut Mend<'_>) {
     let cycle = (most + AHEAD).min(u64::from(u32::MAX / 2)) as u32;
     let mut bytes = crate::mkfs::log_of_cycle(&g, cycle, 1);
     bytes.truncate(len);
-    // What follows the record is of the cycle before.
+    // The blocks after the record are of the cycle before.
     for block in bytes.chunks_exact_mut(BLOCK) {
         if block[..4] == [0; 4] {
             Be32::new(cycle - 1).put(block, 0);

@@ -19,7 +19,7 @@
 //!    B-trees of the groups are built. Their blocks come from space that nothing used before.
 //! 6. Counters, superblock copies, and the log.
 //!
-//! What goes to disk goes in this order, with a flush after each step: the mark that a repair is
+//! The changes go to disk in this order, with a flush after each step: the mark that a repair is
 //! needed (`NEEDSREPAIR`), with which no kernel mounts the file system; the log; new blocks, which
 //! lie where nothing was; inodes, which lead to them; the groups' headers; superblock copies; at
 //! last the primary superblock, without the mark. Wherever that is cut off, the next repair finds a
@@ -81,15 +81,15 @@ pub struct Options {
 /// The result of a repair.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// What the first check found.
+    /// The findings of the first check.
     pub found: Vec<Finding>,
     /// How many findings that were.
     pub found_count: u64,
-    /// What was changed, or would be: at most 10,000 in full.
+    /// The changes that were made, or would be: at most 10,000 in full.
     pub changes: Vec<Finding>,
     /// How many changes there were.
     pub change_count: u64,
-    /// What is still wrong.
+    /// The findings of the last check. If there are any, nothing was written.
     pub left: Vec<Finding>,
     /// How many findings are left.
     pub left_count: u64,
@@ -195,7 +195,7 @@ pub fn repair(
     }
     check::paths::name(&(disk.clone() as Arc<dyn Blocks>), &mut m.changes, 200_000);
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
-    // What cannot be mended completely is left as it is, rather than half changed.
+    // An image that cannot be mended completely is left as it is, rather than half changed.
     if !options.dry_run && out.left_count == 0 && disk.is_changed() {
         out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
     }
@@ -298,7 +298,7 @@ impl<'a> Mend<'a> {
                 }
             } else {
                 self.hurt.insert((f.what, f.ag.unwrap_or(0)));
-                // What is only about the superblock needs no new trees.
+                // Damage of superblock copies needs no new trees.
                 self.moved |= !matches!(f.what, "superblock copy" | "log");
             }
             // Blocks that two claim, as the checker words it.

@@ -17,7 +17,7 @@ const MAX_WRITE: usize = 1 << 20;
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
     sectors: RwLock<BTreeMap<u64, Box<[u8; SECTOR]>>>,
-    /// What was read ahead of its use.
+    /// Blocks that were read ahead of their use.
     ahead: Mutex<HashMap<u64, Vec<u8>>>,
 }
 

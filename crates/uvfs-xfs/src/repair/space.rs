@@ -1,4 +1,4 @@
-//! What is known of an allocation group, and which of its blocks are free for what is built anew.
+//! All that is known of an allocation group, and which of its blocks are free for what is built anew.
 
 use super::Mend;
 use super::trees::walk;
@@ -271,5 +271,25 @@ impl Mend<'_> {
             .into_iter()
             .map(|c| (c.start, c.len, c.was == Use::Data))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_less_other_runs() {
+        assert_eq!(
+            normal(vec![(5, 5), (1, 2), (8, 4), (3, 1)]),
+            [(1, 3), (5, 7)]
+        );
+        let runs = [(0, 10), (20, 10)];
+        assert_eq!(subtract(&runs, &[]), runs);
+        assert_eq!(
+            subtract(&runs, &[(2, 3), (8, 14), (29, 5)]),
+            [(0, 2), (5, 3), (22, 7)]
+        );
+        assert_eq!(subtract(&runs, &[(0, 40)]), []);
     }
 }

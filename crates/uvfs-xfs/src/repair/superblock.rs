@@ -11,7 +11,7 @@ use crate::volume::read_superblock;
 /// Copies that are asked at most.
 const MAX_VOTES: u32 = 64;
 
-/// What no superblock of a file system changes: the fields that copies have, too.
+/// The fields that are the same in all superblocks of a file system.
 fn key(sb: &Superblock) -> Vec<u8> {
     let mut s = *sb;
     for f in [

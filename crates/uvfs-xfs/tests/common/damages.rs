@@ -27,7 +27,7 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// What it is.
+    /// The damage in words.
     pub fn name(&self) -> String {
         match self {
             Damage::Db { go, field, value } => format!("{}: {field} = {value}", go.join(", ")),
