@@ -21,7 +21,7 @@ mod device;
 mod dir;
 mod inode;
 mod links;
-pub(crate) mod paths;
+mod paths;
 mod quota;
 mod reader;
 mod report;

@@ -193,7 +193,15 @@ pub fn repair(
         out.rounds += 1;
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
-    check::paths::name(&(disk.clone() as Arc<dyn Blocks>), &mut m.changes, 200_000);
+    // Looking for paths takes as long as a check: those of the findings do.
+    let known = out
+        .found
+        .iter()
+        .filter_map(|f| Some((f.inode?, f.path.as_ref()?)));
+    let paths: HashMap<u64, &String> = known.collect();
+    for c in &mut m.changes {
+        c.path = c.inode.and_then(|i| paths.get(&i)).map(|p| (*p).clone());
+    }
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
     // An image that cannot be mended completely is left as it is, rather than half changed.
     if !options.dry_run && out.left_count == 0 && disk.is_changed() {
