@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -135,13 +136,29 @@ pub(crate) fn open(path: &Path, buffered: bool) -> Result<Device, OpenError> {
     }
 }
 
-/// Shows on a terminal how far the check is, until `done`.
-fn watch(progress: &Progress, done: &std::sync::atomic::AtomicBool) {
+/// Does some work; a terminal shows meanwhile how far it is, unless it is `quiet`.
+pub(crate) fn shown<T>(quiet: bool, work: impl FnOnce(&Progress) -> T) -> T {
+    let progress = Progress::default();
+    if quiet || !io::stderr().is_terminal() {
+        return work(&progress);
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let watcher = s.spawn(|| watch(&progress, &done));
+        let value = work(&progress);
+        done.store(true, Ordering::Relaxed);
+        watcher.thread().unpark();
+        value
+    })
+}
+
+/// Shows how far some work is, until it is done.
+fn watch(progress: &Progress, done: &AtomicBool) {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} inodes {elapsed}") {
         bar.set_style(style);
     }
-    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+    while !done.load(Ordering::Relaxed) {
         let (at, total) = progress.get();
         bar.set_length(total);
         bar.set_position(at);
@@ -219,17 +236,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         prefetch: args.prefetch.into(),
         memory: args.memory,
     };
-    let progress = Progress::default();
-    let done = std::sync::atomic::AtomicBool::new(false);
-    let shown = !args.json && io::stderr().is_terminal();
-    let outcome = std::thread::scope(|s| {
-        let watcher = shown.then(|| s.spawn(|| watch(&progress, &done)));
-        let outcome = check(blocks.clone(), &options, &progress);
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
-        if let Some(w) = watcher {
-            w.thread().unpark();
-        }
-        outcome
+    let outcome = shown(args.json, |progress| {
+        check(blocks.clone(), &options, progress)
     });
     let outcome = outcome.map_err(|e| match e {
         // Nothing is left to check it by.

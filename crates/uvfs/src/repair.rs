@@ -8,18 +8,18 @@ use std::time::Instant;
 
 use serde_json::json;
 use uvfs_io::device::{Device, OpenError, OpenOptions};
-use uvfs_xfs::check::{self, DeviceBlocks, Finding, Progress, least_memory};
+use uvfs_xfs::check::{self, DeviceBlocks, Finding, least_memory};
 use uvfs_xfs::repair::{DeviceSink, Options, Outcome, RepairError, repair};
 
-use crate::check::{finding_json, open, parse_size, peak_memory};
+use crate::check::{finding_json, open, parse_size, peak_memory, shown};
 use crate::error::{Error, Result, printed};
 
 /// Exit status: damage was found with -n, or is left.
 const DAMAGED: u8 = 1;
-/// Exit status: the log is dirty.
-const DIRTY: u8 = 2;
 /// Exit status: the repair could not run, or could not write.
-const COULD_NOT_RUN: u8 = 4;
+const COULD_NOT_RUN: u8 = 2;
+/// Exit status: the log is dirty.
+const DIRTY: u8 = 3;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,9 +33,9 @@ marked as needing repair, and no kernel mounts it; a repair that was cut off is 
 is left that cannot be mended, nothing is written.
 
 Exit status: 0 sound, or mended completely; 1 damage found with -n, or something is left that could
-not be mended; 2 the log is dirty: mount the file system once to replay it, or use -L (and wrong
-usage); 4 the repair could not run (not XFS, unreadable, mounted, a feature that is not supported) or
-could not write.";
+not be mended; 2 the repair could not run (not XFS, unreadable, mounted, a feature that is not
+supported) or could not write (and wrong usage); 3 the log is dirty: mount the file system once to
+replay it, or use -L.";
 
 const JSON_HELP: &str = "\
 JSON: one object with
@@ -130,7 +130,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(d) => d,
         None => &nowhere,
     };
-    let outcome = repair(blocks, to, &options, &Progress::default());
+    let outcome = shown(args.json, |progress| repair(blocks, to, &options, progress));
     let outcome = outcome.map_err(|e| match e {
         // Nothing is left to mend it by.
         RepairError::Check(uvfs_xfs::Error::Corrupt { .. }) => {
