@@ -66,6 +66,8 @@ fn a_thousand_clients_share_one_thread_for_each_core() {
     let server = listen(dir.path(), ClientLimits::default());
     let cores = std::thread::available_parallelism().unwrap().get();
     assert_eq!(threads("uvfs-clients"), 0, "nobody needs them yet");
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
     let clients: Vec<Raw> = (0..1000)
         .map(|_| Raw::connect(&dir.path().join("sock")))
         .collect();
@@ -77,6 +79,11 @@ fn a_thousand_clients_share_one_thread_for_each_core() {
     let queues: Vec<ClientQueue> = clients.into_iter().map(Raw::die).collect();
     common::eventually("all sessions end", || {
         queues.iter().all(ClientQueue::server_closed)
+    });
+    drop(queues);
+    let for_its_threads = 16;
+    common::eventually("the server keeps nothing of them", || {
+        descriptors() <= before + for_its_threads
     });
     drop(server);
     assert_eq!(threads("uvfs-clients"), 0);

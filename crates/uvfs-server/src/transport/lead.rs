@@ -23,6 +23,8 @@ pub(super) struct Lead {
     resting: RefCell<Vec<(u32, Waker)>>,
     /// How many tasks there are.
     tasks: Cell<u32>,
+    /// Nobody gets it any more.
+    closed: Cell<bool>,
 }
 
 impl Lead {
@@ -55,9 +57,21 @@ impl Lead {
         made
     }
 
-    /// Rests until the lead is free, and takes it.
-    pub(super) async fn taken(&self, number: u32) {
+    /// Nobody gets the lead from now on, and the tasks that rest end.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+        let resting = std::mem::take(&mut *self.resting.borrow_mut());
+        for (_, waker) in resting {
+            waker.wake();
+        }
+    }
+
+    /// Rests until the lead is free, and takes it; false once it is closed.
+    pub(super) async fn taken(&self, number: u32) -> bool {
         std::future::poll_fn(|cx| {
+            if self.closed.get() {
+                return Poll::Ready(false);
+            }
             if self.called.get() == Some(number) {
                 self.called.set(None);
             }
@@ -67,14 +81,14 @@ impl Lead {
                 if let Some(at) = listed {
                     resting.swap_remove(at);
                 }
-                return Poll::Ready(());
+                return Poll::Ready(true);
             }
             if listed.is_none() {
                 resting.push((number, cx.waker().clone()));
             }
             Poll::Pending
         })
-        .await;
+        .await
     }
 }
 
@@ -97,7 +111,7 @@ mod tests {
     }
 
     /// A task that takes the lead, and its waker's calls.
-    struct Task<'a>(Pin<&'a mut dyn Future<Output = ()>>, Arc<Woken>);
+    struct Task<'a>(Pin<&'a mut dyn Future<Output = bool>>, Arc<Woken>);
 
     impl Task<'_> {
         fn takes(&mut self) -> bool {
@@ -277,6 +291,27 @@ mod tests {
                 assert!(polled.is_pending());
             }
         }
+    }
+
+    /// Tasks of a client that has gone would stay for as long as their thread, which serves others.
+    #[test]
+    fn once_it_is_closed_tasks_rest_no_longer() {
+        let lead = Lead::default();
+        assert_eq!(lead.pass(), Some(0));
+        assert!(Task(pin!(lead.taken(0)), Arc::default()).takes());
+        let mut resting = pin!(lead.taken(1));
+        let mut resting = Task(resting.as_mut(), Arc::default());
+        assert!(!resting.takes());
+        lead.close();
+        assert_eq!(resting.woken(), 1);
+        let waker = Waker::from(resting.1.clone());
+        let polled = resting.0.as_mut().poll(&mut Context::from_waker(&waker));
+        assert_eq!(polled, Poll::Ready(false));
+        // Also one that is passed on, or that comes later.
+        lead.pass();
+        let mut late = pin!(lead.taken(2));
+        let polled = late.as_mut().poll(&mut Context::from_waker(&waker));
+        assert_eq!(polled, Poll::Ready(false));
     }
 
     #[test]

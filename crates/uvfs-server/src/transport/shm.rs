@@ -156,14 +156,16 @@ impl<F: FileSystem> Channel<F> {
     /// Serves the client until it goes or breaks the protocol, and all that it had asked for is
     /// answered. Those that wait for locks wait for nobody.
     pub(super) async fn serve(self: Rc<Self>) {
-        let me = self.clone();
+        // The session may end before its socket is closed, and closes it then.
+        let (me, socket) = (Rc::downgrade(&self), self.client.socket.clone());
         runtime::spawn(async move {
             // The client sends nothing more: readable means closed.
             let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
-            while let Err(Errno::INTR | Errno::AGAIN) = ops::poll(&me.client.socket, events).await {
+            while let Err(Errno::INTR | Errno::AGAIN) = ops::poll(&socket, events).await {}
+            if let Some(me) = me.upgrade() {
+                me.gone.set(true);
+                me.client.link.wake();
             }
-            me.gone.set(true);
-            me.client.link.wake();
         });
         self.pass_lead();
         std::future::poll_fn(|cx| {
@@ -180,7 +182,9 @@ impl<F: FileSystem> Channel<F> {
     /// a time, and then stay: their state is large.
     async fn work(self: Rc<Self>, number: u32) {
         loop {
-            self.lead.taken(number).await;
+            if !self.lead.taken(number).await {
+                return;
+            }
             while let Some(request) = self.next().await {
                 let mut leads = true;
                 let mut answers = pin!(self.one(request));
@@ -258,6 +262,7 @@ impl<F: FileSystem> Channel<F> {
     fn over(&self) {
         self.client.ends();
         self.client.queue.close();
+        self.lead.close();
         self.looks_for_end();
     }
 
