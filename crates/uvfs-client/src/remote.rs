@@ -981,7 +981,7 @@ impl Inner {
         let mut descriptors = ready.descriptors;
         // After it, so that it is dropped before it.
         let socket = ready.socket;
-        // Whoever has the arena can read what was cached and change what is dirty. So a server that comes
+        // The arena shows a server what was cached, and lets it change what is dirty. So a server that comes
         // later has to be the first one's user, or root.
         let user = attach::peer(&socket)?.uid;
         let first = *self.user.get_or_init(|| user);

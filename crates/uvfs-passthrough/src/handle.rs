@@ -115,7 +115,7 @@ impl Passthrough {
         let (now, mode) = (meta::told(&st), u32::from(st.stx_mode));
         let (told, settled) = {
             let state = inode.state();
-            // What the host writes is told of, also if the time stays the same.
+            // The watcher reports writes of the host, also those that leave the time as it is.
             (state.told, state.settled || inode.is_watched())
         };
         let known = told == Some(now);

@@ -70,7 +70,19 @@ pub trait Blocks: Send + Sync {
     fn size(&self) -> u64;
 
     /// Reads metadata: `extents` one after another as one block, checked by `verify`.
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError>;
+    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
+        let total = extents.iter().map(|e| e.bytes as usize).sum();
+        let mut bytes = vec![0; total];
+        let mut rest = &mut bytes[..];
+        for e in extents {
+            let (part, next) = rest.split_at_mut(e.bytes as usize);
+            self.read_data(e.daddr.saturating_mul(BBSIZE), part)
+                .map_err(ReadError::Io)?;
+            rest = next;
+        }
+        verify(&bytes).map_err(ReadError::Fault)?;
+        Ok(Block::new(bytes))
+    }
 
     /// [`Blocks::read`] of a block whose checks have a name: `checks` is not 0, and where a cache
     /// knows that a block has passed checks of this name it need not run `verify` again.
@@ -183,21 +195,6 @@ impl FileBlocks {
 impl Blocks for FileBlocks {
     fn size(&self) -> u64 {
         self.size
-    }
-
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        let total = extents.iter().map(|e| e.bytes as usize).sum();
-        let mut bytes = vec![0; total];
-        let mut rest = &mut bytes[..];
-        for e in extents {
-            let (part, next) = rest.split_at_mut(e.bytes as usize);
-            self.file
-                .read_exact_at(part, e.daddr * BBSIZE)
-                .map_err(ReadError::Io)?;
-            rest = next;
-        }
-        verify(&bytes).map_err(ReadError::Fault)?;
-        Ok(Block::new(bytes))
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

@@ -136,6 +136,20 @@ pub(crate) fn open(path: &Path, buffered: bool) -> Result<Device, OpenError> {
     }
 }
 
+/// Whether a check of these blocks can keep to a bound on memory; else what is needed.
+pub(crate) fn enough(
+    memory: Option<u64>,
+    blocks: &DeviceBlocks,
+) -> std::result::Result<(), String> {
+    let Some(memory) = memory else { return Ok(()) };
+    let least = least_memory(blocks).map_err(|e| e.to_string())?;
+    if memory < least {
+        let needed = least.div_ceil(1 << 20);
+        return Err(format!("--memory: at least {needed}M are needed"));
+    }
+    Ok(())
+}
+
 /// Does some work; a terminal shows meanwhile how far it is, unless it is `quiet`.
 pub(crate) fn shown<T>(quiet: bool, work: impl FnOnce(&Progress) -> T) -> T {
     let progress = Progress::default();
@@ -224,13 +238,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => DeviceBlocks::best(device).map_err(|e| failed(e.to_string()))?,
     };
     let blocks = Arc::new(blocks);
-    if let Some(memory) = args.memory {
-        let least = least_memory(&*blocks).map_err(|e| failed(e.to_string()))?;
-        if memory < least {
-            let needed = least.div_ceil(1 << 20);
-            return Err(failed(format!("--memory: at least {needed}M are needed")));
-        }
-    }
+    enough(args.memory, &blocks).map_err(failed)?;
     let options = Options {
         threads: args.threads.map_or(0, |n| n as usize),
         prefetch: args.prefetch.into(),

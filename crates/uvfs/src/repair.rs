@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use serde_json::json;
 use uvfs_io::device::{Device, OpenError, OpenOptions};
-use uvfs_xfs::check::{self, DeviceBlocks, Finding, least_memory};
+use uvfs_xfs::check::{self, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, Options, Outcome, RepairError, repair};
 
-use crate::check::{finding_json, open, parse_size, peak_memory, shown};
+use crate::check::{enough, finding_json, open, parse_size, peak_memory, shown};
 use crate::error::{Error, Result, printed};
 
 /// Exit status: damage was found with -n, or is left.
@@ -109,13 +109,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         _ => DeviceBlocks::best(Arc::new(open(&args.image, false).map_err(cannot_open)?)),
     };
     let blocks = Arc::new(blocks.map_err(|e| failed(e.to_string()))?);
-    if let Some(memory) = args.memory {
-        let least = least_memory(&*blocks).map_err(|e| failed(e.to_string()))?;
-        if memory < least {
-            let needed = least.div_ceil(1 << 20);
-            return Err(failed(format!("--memory: at least {needed}M are needed")));
-        }
-    }
+    enough(args.memory, &blocks).map_err(failed)?;
     let options = Options {
         zero_log: args.zero_log,
         dry_run: args.dry_run,

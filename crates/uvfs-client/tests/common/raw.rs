@@ -19,7 +19,7 @@ pub const ROOT: u64 = 1;
 pub struct Raw {
     pub arena: Arena,
     pub queue: ClientQueue,
-    /// What the server gave to ring it by.
+    /// The eventfd that wakes the server.
     pub bell: OwnedFd,
     _socket: UnixStream,
     _serving: Option<InProcess>,

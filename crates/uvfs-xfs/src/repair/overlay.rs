@@ -1,7 +1,7 @@
 //! The image as it will be: what was changed lies over what is on disk.
 
 use super::Sink;
-use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Stream, Verify};
+use crate::blocks::{Blocks, Stream};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, RwLock};
@@ -151,18 +151,6 @@ impl Overlay {
 impl Blocks for Overlay {
     fn size(&self) -> u64 {
         self.base.size()
-    }
-
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        let mut bytes = Vec::new();
-        for e in extents {
-            let at = bytes.len();
-            bytes.resize(at + e.bytes as usize, 0);
-            self.read_data(e.daddr.saturating_mul(512), &mut bytes[at..])
-                .map_err(ReadError::Io)?;
-        }
-        verify(&bytes).map_err(ReadError::Fault)?;
-        Ok(Block::new(bytes))
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

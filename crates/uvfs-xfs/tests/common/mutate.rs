@@ -113,18 +113,6 @@ impl Blocks for MemImage {
         self.size
     }
 
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        let mut bytes = Vec::new();
-        for e in extents {
-            let at = bytes.len();
-            bytes.resize(at + e.bytes as usize, 0);
-            self.read_data(e.daddr.saturating_mul(512), &mut bytes[at..])
-                .map_err(ReadError::Io)?;
-        }
-        verify(&bytes).map_err(ReadError::Fault)?;
-        Ok(Block::new(bytes))
-    }
-
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if self.get(offset, buf) {
             Ok(())
