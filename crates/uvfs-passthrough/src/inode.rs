@@ -683,7 +683,7 @@ impl Mounts {
         known.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Those that are watched.
+    /// The mounts in use whose file systems are watched.
     pub(crate) fn watched(&self) -> Vec<Arc<Mount>> {
         let mut mounts = self.all();
         mounts.retain(|mount| mount.watched.get().is_some());

@@ -148,6 +148,14 @@ fn is_written_back(set: &SetAttr) -> bool {
         && set.atime.is_none()
 }
 
+/// How long what is said of an inode may be cached: `elsewhere` where no watcher tells of changes.
+fn lifetime(inode: &Inode, elsewhere: Duration) -> Duration {
+    match inode.is_watched() {
+        true => FOREVER,
+        false => elsewhere,
+    }
+}
+
 impl Passthrough {
     /// What is left to say of a file that is gone from the host.
     fn removed(&self, inode: &Inode) -> Attributes {
@@ -177,35 +185,21 @@ impl Passthrough {
             node: inode.node,
             generation: 0,
             attr: attr(st),
-            attr_ttl: self.attr_ttl(inode),
-            entry_ttl: match inode.is_watched() {
-                true => FOREVER,
-                false => self.options.entry_ttl,
-            },
-        }
-    }
-
-    /// How long an inode's attributes may be cached.
-    fn attr_ttl(&self, inode: &Inode) -> Duration {
-        match inode.is_watched() {
-            true => FOREVER,
-            false => self.options.attr_ttl,
+            attr_ttl: lifetime(inode, self.options.attr_ttl),
+            entry_ttl: lifetime(inode, self.options.entry_ttl),
         }
     }
 
     /// How long it may be cached that a directory lacks a name.
     pub(crate) fn negative_ttl(&self, directory: &Inode) -> Duration {
-        match directory.is_watched() {
-            true => FOREVER,
-            false => self.options.negative_ttl,
-        }
+        lifetime(directory, self.options.negative_ttl)
     }
 
     fn attributes(&self, inode: &Inode, st: &Statx) -> Attributes {
         self.note(inode, st);
         Attributes {
             attr: attr(st),
-            ttl: self.attr_ttl(inode),
+            ttl: lifetime(inode, self.options.attr_ttl),
         }
     }
 
@@ -235,7 +229,7 @@ impl Passthrough {
             Some(file) => ask(file.as_fd())?,
             None => ask(self.path_fd(&inode)?.as_fd())?,
         };
-        Ok((sx(&st), self.attr_ttl(&inode)))
+        Ok((sx(&st), lifetime(&inode, self.options.attr_ttl)))
     }
 
     pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {

@@ -1,4 +1,4 @@
-//! What is mounted below the source. A mount point's name leads elsewhere as soon as something is
+//! Follows the mounts below the source. A mount point's name leads elsewhere as soon as something is
 //! mounted there, which no event of a file system tells.
 
 use std::collections::BTreeSet;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
+use uvfs_server::mount::unescape;
 
 use crate::identity::BENEATH;
 use crate::inode::{Inode, Inodes, Key};
@@ -94,22 +95,7 @@ fn mount_of(line: &[u8]) -> Option<(u64, PathBuf)> {
     let mut words = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let at = words.nth(3)?;
-    // A space, tab, newline or backslash is there as `\` and three octal digits.
-    let mut path = Vec::with_capacity(at.len());
-    let mut rest = at;
-    while let Some((&byte, more)) = rest.split_first() {
-        rest = more;
-        let digits = rest.get(..3).filter(|_| byte == b'\\');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(escaped) => {
-                path.push(escaped);
-                rest = &rest[3..];
-            }
-            None => path.push(byte),
-        }
-    }
-    Some((id, PathBuf::from(OsString::from_vec(path))))
+    Some((id, PathBuf::from(OsString::from_vec(unescape(at)))))
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub type Report = dyn Fn(HostChange<'_>) + Send + Sync;
 /// What f_fsid of statfs(2) is.
 pub(crate) type FsId = [u8; 8];
 
-/// What is marked with fanotify, and what came of it.
+/// A fanotify group, and counts of what it reported.
 pub(crate) struct Watcher {
     events: OwnedFd,
     /// Told when the mount ends.
@@ -459,7 +459,7 @@ mod tests {
         bytes
     }
 
-    /// Those of everybody.
+    /// The events of every process.
     fn events(bytes: &[u8]) -> Events<'_> {
         Events { bytes, own: -7 }
     }

@@ -79,7 +79,7 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// Who connected a socket (SO_PEERCRED, unix(7)).
+/// The process at the other end of a connected socket (SO_PEERCRED, unix(7)).
 ///
 /// # Errors
 /// Those of getsockopt(2).

@@ -232,8 +232,9 @@ fn mounted(path: &Path) -> io::Result<Option<(String, String)>> {
     Ok(found)
 }
 
-/// Undoes the octal escapes of mountinfo.
-fn unescape(text: &[u8]) -> Vec<u8> {
+/// Undoes the octal escapes of mountinfo (proc_pid_mountinfo(5)); what is no escape stays as it is.
+#[must_use]
+pub fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {

@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{Options, Outcome, Prefetch, Progress, check};
@@ -43,20 +43,6 @@ fn step() -> usize {
     }
 }
 
-/// Whether images can be made, mounted and compared here.
-fn can_compare() -> bool {
-    if !can_run() {
-        return false;
-    }
-    let there = |p| std::process::Command::new(p).arg("-V").output().is_ok();
-    if there("xfs_repair") && there("xfs_db") {
-        return true;
-    }
-    assert!(std::env::var_os("CI").is_none(), "no xfs_repair or xfs_db");
-    eprintln!("skipped: no xfs_repair or xfs_db");
-    false
-}
-
 fn assert_clean(path: &Path, what: &str) {
     let outcome = check_file(path, &Options::default()).unwrap();
     for f in &outcome.findings {
@@ -67,20 +53,13 @@ fn assert_clean(path: &Path, what: &str) {
     assert!(!outcome.incomplete);
 }
 
-/// A filled image; `None` if this kernel does not mount such.
+/// A filled image that was sound when it was empty; `None` if this kernel does not mount such.
 fn filled(args: &[&str]) -> Option<Image> {
-    let image = Image::new();
-    assert!(image.mkfs(args), "mkfs.xfs {args:?}");
-    assert_clean(&image.path(), "empty");
-    let block_size = image.open().geometry().block_size.into();
-    match Mount::new(&image.path(), "rw") {
-        Ok(m) => fill(m.path(), block_size),
-        Err(e) => {
-            eprintln!("skipped: this kernel does not mount {args:?}: {e}");
-            return None;
-        }
-    }
-    Some(image)
+    filled_after(args, |path| assert_clean(path, "empty"))
+}
+
+fn base() -> Option<Arc<Image>> {
+    base_after(|path| assert_clean(path, "empty"))
 }
 
 fn clean(args: &[&str]) {
@@ -136,22 +115,6 @@ fn clean_quota() {
         Err(e) => return eprintln!("skipped: this kernel has no quota: {e}"),
     }
     assert_clean(&image.path(), "quota");
-}
-
-/// The image that most damage is done to: small blocks, so that every tree has levels. Tests that
-/// run at the same time share one; the last removes it.
-fn base() -> Option<Arc<Image>> {
-    static BASE: Mutex<Weak<Image>> = Mutex::new(Weak::new());
-    if !can_compare() {
-        return None;
-    }
-    let mut base = BASE.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some(image) = base.upgrade() {
-        return Some(image);
-    }
-    let image = Arc::new(filled(&["-b", "size=1024", "-m", "rmapbt=1,reflink=1"])?);
-    *base = Arc::downgrade(&image);
-    Some(image)
 }
 
 /// The ways to read and the bound on memory change nothing.

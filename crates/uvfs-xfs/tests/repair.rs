@@ -20,7 +20,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{self, Progress, check};
 use uvfs_xfs::format::{
@@ -89,45 +89,8 @@ const NOISE: [&str; 6] = [
     "the image and the host",
 ];
 
-fn can_compare() -> bool {
-    if !can_run() {
-        return false;
-    }
-    let there = |p| std::process::Command::new(p).arg("-V").output().is_ok();
-    if there("xfs_repair") && there("xfs_db") {
-        return true;
-    }
-    assert!(std::env::var_os("CI").is_none(), "no xfs_repair or xfs_db");
-    eprintln!("skipped: no xfs_repair or xfs_db");
-    false
-}
-
-fn filled(args: &[&str]) -> Option<Image> {
-    let image = Image::new();
-    assert!(image.mkfs(args), "mkfs.xfs {args:?}");
-    match Mount::new(&image.path(), "rw") {
-        Ok(m) => fill(m.path(), image.open().geometry().block_size.into()),
-        Err(e) => {
-            eprintln!("skipped: this kernel does not mount {args:?}: {e}");
-            return None;
-        }
-    }
-    Some(image)
-}
-
-/// The image that damage is done to, one for all tests that run at a time.
 fn base() -> Option<Arc<Image>> {
-    static BASE: Mutex<Weak<Image>> = Mutex::new(Weak::new());
-    if !can_compare() {
-        return None;
-    }
-    let mut base = BASE.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some(image) = base.upgrade() {
-        return Some(image);
-    }
-    let image = Arc::new(filled(&["-b", "size=1024", "-m", "rmapbt=1,reflink=1"])?);
-    *base = Arc::downgrade(&image);
-    Some(image)
+    base_after(|_| {})
 }
 
 /// Regular files by inode: size and a sum of the contents.

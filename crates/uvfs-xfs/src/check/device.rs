@@ -1,6 +1,6 @@
 //! Reading a device through one of the I/O engines.
 
-use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Stream, Verify};
+use crate::blocks::{Blocks, Stream};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -203,19 +203,6 @@ impl DeviceBlocks {
 impl Blocks for DeviceBlocks {
     fn size(&self) -> u64 {
         self.device.geometry().size
-    }
-
-    fn read(&self, extents: &[DiskExtent], verify: Verify<'_>) -> Result<Block, ReadError> {
-        let total = extents.iter().map(|e| e.bytes as usize).sum();
-        let mut bytes = vec![0; total];
-        let mut rest = &mut bytes[..];
-        for e in extents {
-            let (part, next) = rest.split_at_mut(e.bytes as usize);
-            self.read_data(e.daddr << 9, part).map_err(ReadError::Io)?;
-            rest = next;
-        }
-        verify(&bytes).map_err(ReadError::Fault)?;
-        Ok(Block::new(bytes))
     }
 
     fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

@@ -16,6 +16,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirEntryExt, FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, Weak};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::format::FileType;
 use uvfs_xfs::{Error, Fork, Inode, Volume};
@@ -716,4 +717,51 @@ pub fn formats(volume: &Volume, root: &Path) -> BTreeMap<(bool, u8), usize> {
         }
     }
     seen
+}
+
+/// Whether images can be made, mounted and compared here.
+pub fn can_compare() -> bool {
+    if !can_run() {
+        return false;
+    }
+    let there = |p| std::process::Command::new(p).arg("-V").output().is_ok();
+    if there("xfs_repair") && there("xfs_db") {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "no xfs_repair or xfs_db");
+    eprintln!("skipped: no xfs_repair or xfs_db");
+    false
+}
+
+/// A filled image, looked at by `empty` before it was filled; `None` if this kernel does not mount such.
+pub fn filled_after(args: &[&str], empty: impl FnOnce(&Path)) -> Option<Image> {
+    let image = Image::new();
+    assert!(image.mkfs(args), "mkfs.xfs {args:?}");
+    empty(&image.path());
+    let block_size = image.open().geometry().block_size.into();
+    match Mount::new(&image.path(), "rw") {
+        Ok(m) => fill(m.path(), block_size),
+        Err(e) => {
+            eprintln!("skipped: this kernel does not mount {args:?}: {e}");
+            return None;
+        }
+    }
+    Some(image)
+}
+
+/// The image that most damage is done to: small blocks, so that every tree has levels. Tests that
+/// run at the same time share one; the last removes it. `empty` looks at it before it is filled.
+pub fn base_after(empty: impl FnOnce(&Path)) -> Option<Arc<Image>> {
+    static BASE: Mutex<Weak<Image>> = Mutex::new(Weak::new());
+    if !can_compare() {
+        return None;
+    }
+    let mut base = BASE.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(image) = base.upgrade() {
+        return Some(image);
+    }
+    let args = ["-b", "size=1024", "-m", "rmapbt=1,reflink=1"];
+    let image = Arc::new(filled_after(&args, empty)?);
+    *base = Arc::downgrade(&image);
+    Some(image)
 }

@@ -736,7 +736,7 @@ done; cat "$1"/new*/file | sort -n | tail -1"#;
     assert_eq!(served.mount.run(&mut work).ok(), "100\n");
 }
 
-/// What is mounted below the source, or no longer, is seen as well.
+/// A mount or an unmount below the source is seen as well.
 pub fn mounts_below(mount: &Path, host: &str) -> String {
     let (host, took) = (Path::new(host), Vec::new());
     let mut both = Both { host, mount, took };
