@@ -101,6 +101,11 @@ impl Creds {
         }
     }
 
+    /// Whether the server is root, whom no permission of the host keeps out.
+    pub(crate) fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+
     /// Makes this thread one of the caller until the guard goes. There is no `await` in between,
     /// as the guard is of this thread alone.
     pub(crate) fn caller(&self, cx: &Context, umask: u32) -> Result<Caller> {

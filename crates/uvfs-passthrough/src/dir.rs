@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{OFlags, SeekFrom};
@@ -100,12 +101,16 @@ impl Reader {
 }
 
 impl Passthrough {
-    pub(crate) fn dir(&self, fh: u64) -> Result<Arc<OpenDir>> {
+    /// The open directory with this handle. Without one, which is 0, it is opened for this request.
+    pub(crate) fn dir(&self, node: u64, fh: u64) -> Result<Arc<OpenDir>> {
+        if fh == 0 && self.lists_unopened.load(Ordering::Relaxed) {
+            return Ok(Arc::new(self.host_dir(self.inode(node)?)?));
+        }
         self.dirs.get(fh).ok_or(Errno::BADF)
     }
 
-    pub(crate) fn open_dir(&self, node: u64) -> Result<Opened> {
-        let inode = self.inode(node)?;
+    /// Opens a directory of the host.
+    fn host_dir(&self, inode: Arc<Inode>) -> Result<OpenDir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let fd = match self.options.noatime {
             true => self.open_inode(&inode, flags | OFlags::NOATIME),
@@ -115,17 +120,21 @@ impl Passthrough {
             Err(Errno::PERM) => self.open_inode(&inode, flags)?,
             fd => fd?,
         };
-        let flags = match (inode.is_watched(), self.options.cache_readdir) {
+        Ok(OpenDir {
+            fd: Arc::new(fd.into()),
+            inode,
+            reader: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn open_dir(&self, node: u64) -> Result<Opened> {
+        let dir = self.host_dir(self.inode(node)?)?;
+        let flags = match (dir.inode.is_watched(), self.options.cache_readdir) {
             (true, _) => OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE,
             (false, true) => OpenFlags::CACHE_DIR,
             (false, false) => OpenFlags::empty(),
         };
-        let dir = Arc::new(OpenDir {
-            fd: Arc::new(fd.into()),
-            inode,
-            reader: Mutex::default(),
-        });
-        let fh = self.dirs.insert(dir).ok_or(Errno::NFILE)?;
+        let fh = self.dirs.insert(Arc::new(dir)).ok_or(Errno::NFILE)?;
         Ok(Opened {
             fh,
             flags,
@@ -135,8 +144,14 @@ impl Passthrough {
 
     /// Lists entries until the sink is full. The host's own offsets go to the kernel, so that a
     /// listing goes on at the right place whatever was made or removed since.
-    pub(crate) fn list(&self, fh: u64, offset: u64, sink: &mut dyn DirSink) -> Result<()> {
-        let dir = self.dir(fh)?;
+    pub(crate) fn list(
+        &self,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
+        let dir = self.dir(node, fh)?;
         let mut reader = lock(&dir.reader);
         let reader = &mut *reader;
         let plus = sink.wants_attributes();

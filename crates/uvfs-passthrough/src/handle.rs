@@ -112,7 +112,7 @@ impl Passthrough {
             meta::kill_suidgid(cx, fd.as_fd())?;
         }
         let st = sys::stat(fd.as_fd())?;
-        let (now, mode) = (meta::told(&st), u32::from(st.stx_mode));
+        let (now, mode) = (Told::of(&st), u32::from(st.stx_mode));
         let (told, settled) = {
             let state = inode.state();
             // The watcher reports writes of the host, also those that leave the time as it is.
@@ -124,8 +124,9 @@ impl Passthrough {
             KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
         };
-        let mut opened = self.opened(inode, fd, how, mode, keep)?;
+        let mut opened = self.opened(inode.clone(), fd, how, mode, keep)?;
         opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
+        opened.changed |= inode.state().is_mappable();
         if known
             && asked & OFlags::ACCMODE == OFlags::RDONLY
             && opened.flags.contains(OpenFlags::KEEP_CACHE)
@@ -318,12 +319,11 @@ impl Passthrough {
         fd: OwnedFd,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        let entry = self.entry(&inode, st);
-        let node = inode.node;
-        match self.opened(inode, fd, how, st.stx_mode.into(), false) {
-            Ok(opened) => Ok((entry, opened)),
+        match self.opened(inode.clone(), fd, how, st.stx_mode.into(), false) {
+            // The lifetime of attributes depends on how the file is open.
+            Ok(opened) => Ok((self.entry(&inode, st), opened)),
             Err(errno) => {
-                self.inodes.forget(node, 1);
+                self.inodes.forget(inode.node, 1);
                 Err(errno)
             }
         }
@@ -338,17 +338,25 @@ impl Passthrough {
     /// counts here are on the safe side if they change in one step with the decision.
     fn begin_use(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: u32, mode: u32) -> (By, i32) {
         let mut state = inode.state();
+        let mappable = OFlags::from_bits_retain(asked) & OFlags::ACCMODE == OFlags::RDWR;
         if let Some(backing) = &mut state.backing {
             backing.opens += 1;
+            backing.mappable |= mappable;
             let id = backing.id;
             assert_eq!(state.plain, 0, "opens with a backing file and without");
+            state.told = state.told.filter(|_| !state.is_mappable());
             return (By::Backed, id);
         }
         if state.plain == 0
             && self.wants_backing(inode, asked, mode)
-            && let Some(id) = self.register(inode, fd)
+            && let Some(id) = self.register(inode, fd, asked)
         {
-            state.backing = Some(BackingUse { id, opens: 1 });
+            state.backing = Some(BackingUse {
+                id,
+                opens: 1,
+                mappable,
+            });
+            state.told = state.told.filter(|_| !mappable);
             state.was_backed = true;
             return (By::Backed, id);
         }
@@ -384,14 +392,21 @@ impl Passthrough {
     /// Whether an open of a file of this mode is one to begin with a backing file.
     fn wants_backing(&self, inode: &Inode, asked: u32, mode: u32) -> bool {
         let flags = OFlags::from_bits_retain(asked);
+        let (direct, appends) = (asked_direct(asked), flags.contains(OFlags::APPEND));
         // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
         // know.
-        let direct = asked_direct(asked) && mode & (libc::S_ISUID | libc::S_ISGID) == 0;
+        let suits = mode & (libc::S_ISUID | libc::S_ISGID) == 0;
         let wanted = match self.options.passthrough {
             Backed::Off => false,
-            Backed::Auto if flags & OFlags::ACCMODE == OFlags::RDONLY => direct,
-            Backed::Auto => direct && inode.mount.in_memory && !flags.contains(OFlags::APPEND),
-            Backed::Direct => direct,
+            Backed::Auto if direct => {
+                let reads = flags & OFlags::ACCMODE == OFlags::RDONLY;
+                suits && (reads || inode.mount.in_memory && !appends)
+            }
+            Backed::Auto => {
+                let updates = flags & OFlags::ACCMODE == OFlags::RDWR;
+                suits && updates && !appends && !self.options.direct_io
+            }
+            Backed::Direct => suits && direct,
             Backed::All => true,
         };
         wanted
@@ -402,10 +417,10 @@ impl Passthrough {
     }
 
     /// Registers a file with the kernel. What can't be otherwise next time is not tried again.
-    fn register(&self, inode: &Inode, fd: BorrowedFd<'_>) -> Option<i32> {
+    fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: u32) -> Option<i32> {
         let hooks = self.backing.get()?;
         let all = self.options.passthrough == Backed::All;
-        let registered = match all || takes_direct(fd) {
+        let registered = match all || !asked_direct(asked) || takes_direct(fd) {
             true => creds::without_fsetid(|| (hooks.register)(inode.node, fd)),
             false => Err(Errno::OPNOTSUPP.into()),
         };
@@ -606,7 +621,7 @@ impl Passthrough {
         }
         let (file, dir) = match self.files.get(ioctl.fh) {
             Some(file) if file.inode.node == node => (Some(file), None),
-            _ => (None, Some(self.dir(ioctl.fh)?)),
+            _ => (None, Some(self.dir(node, ioctl.fh)?)),
         };
         let fd = match (&file, &dir) {
             (Some(file), _) => file.as_fd(),

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
@@ -95,6 +95,9 @@ impl Key {
     }
 }
 
+/// A file that changed no longer ago than this may change again without its time changing.
+const TIME_GRAIN: Duration = Duration::from_millis(50);
+
 /// The attributes that the kernel was last told, to know whether what it has cached is still right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Told {
@@ -102,11 +105,41 @@ pub(crate) struct Told {
     pub(crate) size: u64,
 }
 
+impl Told {
+    pub(crate) fn of(st: &Statx) -> Self {
+        Self {
+            mtime: (st.stx_mtime.tv_sec, st.stx_mtime.tv_nsec),
+            size: st.stx_size,
+        }
+    }
+
+    /// Whether a change from now on would show in the file's time.
+    pub(crate) fn is_settled(&self) -> bool {
+        let secs = u64::try_from(self.mtime.0).unwrap_or(0);
+        let changed = SystemTime::UNIX_EPOCH + Duration::new(secs, self.mtime.1);
+        SystemTime::now()
+            .duration_since(changed)
+            .is_ok_and(|age| age > TIME_GRAIN)
+    }
+}
+
 /// A backing file that is registered with the kernel while the inode is open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackingUse {
     pub(crate) id: i32,
     pub(crate) opens: u32,
+    /// There was an open for reading and writing among them, which can be mapped to store to.
+    pub(crate) mappable: bool,
+}
+
+/// What the kernel may have cached of a file that is old after a write that it did not see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stale {
+    /// What was told of last is still right.
+    Nothing,
+    Attributes,
+    /// Its pages, and its attributes.
+    Contents,
 }
 
 /// What changes in an inode. There are as many as the kernel and clients know files: what few of them
@@ -119,6 +152,7 @@ pub(crate) struct State {
     kept: Option<Arc<Kept>>,
     /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
     pub(crate) open: Weak<OpenFile>,
+    /// None when it has none cached.
     pub(crate) told: Option<Told>,
     /// A change since `told` would show in the file's time.
     pub(crate) settled: bool,
@@ -132,6 +166,14 @@ pub(crate) struct State {
     pub(crate) was_backed: bool,
     /// Who locks ranges of it (with the option `host_locks`).
     pub(crate) owners: Owners,
+}
+
+impl State {
+    /// Whether programs may store to the file through a mapping of its backing file. That moves its times
+    /// and nobody tells the kernel of the mount, so it caches no attributes meanwhile.
+    pub(crate) fn is_mappable(&self) -> bool {
+        self.backing.is_some_and(|backing| backing.mappable)
+    }
 }
 
 /// A host file that the kernel knows.
@@ -175,12 +217,36 @@ impl Inode {
         self.mount.watched.get().is_some() && self.key.handle.is_some()
     }
 
-    /// The host has written to it. Whether there can be pages of it in the kernel's cache, or contents
-    /// to be given to it again: not while it has a backing file.
-    pub(crate) fn host_writes(&self) -> bool {
-        let mut state = self.state();
-        state.given = None;
-        self.is_regular() && state.backing.is_none()
+    /// A file of the host was written to, by a program of the host or by the kernel of the mount, which
+    /// writes to backing files itself. Says what the kernel may have cached of it that is old now.
+    pub(crate) fn written(&self) -> Stale {
+        let (told, open) = {
+            let mut state = self.state();
+            state.given = None;
+            if !self.is_regular() {
+                return Stale::Attributes;
+            }
+            // The kernel drops pages that are older than a backing file before anybody can read them.
+            if state.backing.is_none() && (!state.was_backed || state.plain > 0) {
+                return Stale::Contents;
+            }
+            (state.told, state.open.upgrade())
+        };
+        let Some(told) = told else {
+            return Stale::Nothing;
+        };
+        let now = match (open, &self.mount.fd, self.key.handle()) {
+            (Some(open), ..) => sys::stat(open.as_fd()),
+            (None, Some(mount), Some(handle)) => {
+                sys::open_handle(mount.as_fd(), handle, OFlags::PATH)
+                    .and_then(|fd| sys::stat(fd.as_fd()))
+            }
+            _ => return Stale::Attributes,
+        };
+        match now.is_ok_and(|now| told == Told::of(&now)) {
+            true => Stale::Nothing,
+            false => Stale::Attributes,
+        }
     }
 
     pub(crate) fn is_regular(&self) -> bool {

@@ -100,9 +100,13 @@ pub struct Options {
 pub enum Backed {
     /// None.
     Off,
-    /// Those with O_DIRECT that can't tell: for reading only, or of files in memory. The kernel (6.18)
-    /// goes on with the flags of the open when a program switches O_DIRECT or O_APPEND off, as dd(1)
-    /// does for the end of a file, and most hosts then refuse what is not aligned.
+    /// Those for reading and writing (not with `direct_io`), and those with O_DIRECT for reading only
+    /// or of files in memory. Not those with O_APPEND: when a program switches O_DIRECT or O_APPEND off,
+    /// as dd(1) does for the end of a file, the kernel (6.18) goes on with the flags of the open, and
+    /// most hosts then refuse what is not aligned.
+    ///
+    /// Opens for writing only begin without a backing file. Most of them make a small file, which a
+    /// backing file would cost more than its few WRITEs.
     #[default]
     Auto,
     /// Those with O_DIRECT, and with them, as for [`Backed::Auto`], all others of the same file at the
@@ -199,6 +203,8 @@ pub struct Passthrough {
     /// The kernel takes no backing files from this server, so no more are registered.
     backing_refused: AtomicBool,
     caches_writes: AtomicBool,
+    /// The kernel lists directories without opening them.
+    lists_unopened: AtomicBool,
 }
 
 impl Passthrough {
@@ -251,6 +257,7 @@ impl Passthrough {
             passes_through: AtomicBool::new(false),
             backing_refused: AtomicBool::new(false),
             caches_writes: AtomicBool::new(false),
+            lists_unopened: AtomicBool::new(false),
         })
     }
 
@@ -392,6 +399,13 @@ impl FileSystem for Passthrough {
             Ok(_) => tracing::debug!("watching for what the host changes"),
             Err(why) => tracing::info!(why, "not watching for what the host changes"),
         }
+        // It then caches all listings, and the host checks nobody's permissions. Since this version of the
+        // protocol (Linux 6.9) the host's offsets outlive the descriptor that they were read from, tmpfs's too.
+        let unopened = watcher.is_ok()
+            && (options.checks_permissions || self.creds.is_root())
+            && config.minor >= 40
+            && config.offered.contains(InitFlags::NO_OPENDIR_SUPPORT);
+        self.lists_unopened.store(unopened, Ordering::Relaxed);
         self.mounts.watching.set(watcher);
         self.passes_through.store(passthrough, Ordering::Relaxed);
         self.caches_writes.store(writeback, Ordering::Relaxed);
@@ -567,27 +581,31 @@ impl FileSystem for Passthrough {
         ops::fsync(&self.file(fh)?.fd, data_only).await
     }
 
-    async fn opendir(&self, _: &Context, node: u64, _: &OpenHow) -> Result<Opened> {
-        self.open_dir(node)
+    async fn opendir(&self, _: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        let kernel = matches!(how.origin, uvfs_server::fs::Origin::Kernel);
+        match kernel && self.lists_unopened.load(Ordering::Relaxed) {
+            true => Err(Errno::NOSYS),
+            false => self.open_dir(node),
+        }
     }
 
     async fn readdir(
         &self,
         _: &Context,
-        _: u64,
+        node: u64,
         fh: u64,
         offset: u64,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        self.list(fh, offset, sink)
+        self.list(node, fh, offset, sink)
     }
 
     async fn releasedir(&self, _: &Context, _: u64, fh: u64) -> Result<()> {
         self.dirs.remove(fh).map(drop).ok_or(Errno::BADF)
     }
 
-    async fn fsyncdir(&self, _: &Context, _: u64, fh: u64, data_only: bool) -> Result<()> {
-        ops::fsync(&self.dir(fh)?.fd, data_only).await
+    async fn fsyncdir(&self, _: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        ops::fsync(&self.dir(node, fh)?.fd, data_only).await
     }
 
     async fn statfs(&self, _: &Context, node: u64) -> Result<abi::Kstatfs> {

@@ -1,7 +1,7 @@
 //! Attributes.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
@@ -13,9 +13,6 @@ use crate::inode::{Inode, Told};
 use crate::sys::{self, Result};
 use crate::watch::FOREVER;
 use rustix::fs::OFlags;
-
-/// A file that changed no longer ago than this may change again without its time changing.
-const TIME_GRAIN: Duration = Duration::from_millis(50);
 
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
 pub(crate) fn encode_dev(major: u32, minor: u32) -> u32 {
@@ -79,23 +76,6 @@ fn sx(st: &Statx) -> abi::Statx {
         dev_minor: st.stx_dev_minor,
         ..Default::default()
     }
-}
-
-/// What tells whether a file's data changed.
-pub(crate) fn told(st: &Statx) -> Told {
-    Told {
-        mtime: (st.stx_mtime.tv_sec, st.stx_mtime.tv_nsec),
-        size: st.stx_size,
-    }
-}
-
-/// Whether a change from now on would show in the file's time.
-fn settled(st: &Statx) -> bool {
-    let secs = u64::try_from(st.stx_mtime.tv_sec).unwrap_or(0);
-    let changed = SystemTime::UNIX_EPOCH + Duration::new(secs, st.stx_mtime.tv_nsec);
-    SystemTime::now()
-        .duration_since(changed)
-        .is_ok_and(|age| age > TIME_GRAIN)
 }
 
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
@@ -170,22 +150,25 @@ impl Passthrough {
         }
     }
 
-    /// Notes what the kernel is told of a file.
-    fn note(&self, inode: &Inode, st: &Statx) {
+    /// Notes what the kernel is told of a file, and says for how long it may cache that.
+    fn tell(&self, inode: &Inode, now: Told) -> Duration {
         if inode.is_regular() {
             let mut state = inode.state();
-            state.told = Some(told(st));
-            state.settled = settled(st);
+            if state.is_mappable() {
+                return Duration::ZERO;
+            }
+            state.told = Some(now);
+            state.settled = now.is_settled();
         }
+        lifetime(inode, self.options.attr_ttl)
     }
 
     pub(crate) fn entry(&self, inode: &Inode, st: &Statx) -> Entry {
-        self.note(inode, st);
         Entry {
             node: inode.node,
             generation: 0,
             attr: attr(st),
-            attr_ttl: lifetime(inode, self.options.attr_ttl),
+            attr_ttl: self.tell(inode, Told::of(st)),
             entry_ttl: lifetime(inode, self.options.entry_ttl),
         }
     }
@@ -196,10 +179,9 @@ impl Passthrough {
     }
 
     fn attributes(&self, inode: &Inode, st: &Statx) -> Attributes {
-        self.note(inode, st);
         Attributes {
             attr: attr(st),
-            ttl: lifetime(inode, self.options.attr_ttl),
+            ttl: self.tell(inode, Told::of(st)),
         }
     }
 
@@ -229,7 +211,7 @@ impl Passthrough {
             Some(file) => ask(file.as_fd())?,
             None => ask(self.path_fd(&inode)?.as_fd())?,
         };
-        Ok((sx(&st), lifetime(&inode, self.options.attr_ttl)))
+        Ok((sx(&st), self.tell(&inode, Told::of(&st))))
     }
 
     pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {

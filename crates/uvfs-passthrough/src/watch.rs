@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
 use uvfs_server::fs::{HostChange, Watch};
 
-use crate::inode::{Inode, Inodes, Key, Mount, Mounts};
+use crate::inode::{Inode, Inodes, Key, Mount, Mounts, Stale};
 use crate::mounted::Mounted;
 use crate::sys::{self, FileHandle, Result};
 
@@ -300,10 +300,18 @@ impl Found<'_> {
             target => target,
         };
         for inode in self.inodes(itself) {
-            report(match event.mask & CONTENTS != 0 && inode.host_writes() {
-                true => HostChange::Contents(inode.node),
-                // Also of names: how many there are, and the time of change.
-                false => HostChange::Attributes(inode.node),
+            // Also of names: how many there are, and the time of change.
+            let mut stale = Stale::Attributes;
+            if event.mask & CONTENTS != 0 {
+                stale = inode.written();
+                if event.mask & !(CONTENTS | libc::FAN_ONDIR) != 0 {
+                    stale = stale.max(Stale::Attributes);
+                }
+            }
+            report(match stale {
+                Stale::Nothing => HostChange::KnownAttributes(inode.node),
+                Stale::Attributes => HostChange::Attributes(inode.node),
+                Stale::Contents => HostChange::Contents(inode.node),
             });
         }
     }

@@ -25,10 +25,11 @@ Mount options (-o, comma separated; a later one wins):
                              6.14), nor for long in the kernel's cache of the mount
   passthrough[=all|direct|auto|off], nopassthrough
                              which open files the kernel reads and writes at the host itself (FUSE
-                             passthrough, Linux 6.9, root): all, those with O_DIRECT, of these only
-                             those for reading or in memory (auto, the default), or none. Files with
-                             O_DIRECT never with writeback, uncached or noatime. Such a file can't
-                             switch O_DIRECT or O_APPEND off (dd oflag=direct does at an odd end)
+                             passthrough, Linux 6.9, root). auto (the default): files that are open
+                             for reading and writing, and O_DIRECT files that are only read or lie
+                             in memory. direct: all O_DIRECT files, which then can't switch O_DIRECT
+                             or O_APPEND off (dd oflag=direct does at an odd end). auto and direct do
+                             nothing with writeback, uncached or noatime
   cache=auto|always|never    what the kernel may cache: auto (the default) caches for as long as
                              memory lasts where the server is told of changes of the source (as
                              root, on ext2 to ext4, XFS and tmpfs), and elsewhere for a second;

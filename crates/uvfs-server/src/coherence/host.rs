@@ -39,6 +39,9 @@ pub enum HostChange<'a> {
     Contents(u64),
     /// A node's attributes.
     Attributes(u64),
+    /// A node's attributes, which the kernel or a client was told after the change: mostly the kernel made
+    /// it by itself, in a backing file.
+    KnownAttributes(u64),
     /// A name in a directory came, went, or leads elsewhere.
     Name(u64, &'a CStr),
     /// Anything: changes were lost. With all nodes that are known.
@@ -221,7 +224,9 @@ impl Coherence {
                 }
                 self.tell_of_host(What::Inode(node), true, known);
             }
-            HostChange::Attributes(node) => {
+            // Without clients it was the kernel that was told.
+            HostChange::KnownAttributes(_) if !self.tracks() => {}
+            HostChange::Attributes(node) | HostChange::KnownAttributes(node) => {
                 let known = given.host_change(Key::attributes(node));
                 if known != Given::Never {
                     self.tell_of_host(What::Inode(node), false, known);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{bad_days, clients, direct, listings, requests, scenes, tree, uncached, watch};
+use crate::{backed, bad_days, clients, direct, listings, requests, scenes, tree, uncached, watch};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -27,6 +27,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("until_it_is_back", clients::until_it_is_back),
     ("refused", clients::refused),
     ("stream", uncached::stream),
+    ("backed_work", backed::work),
     ("direct_worker", direct::worker),
     ("direct_opener", direct::opener),
     ("direct_leases", direct::leases),

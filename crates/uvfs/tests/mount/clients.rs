@@ -629,7 +629,12 @@ fn in_child(served: &Served, function: &str, argument: &str, user: Option<u32>) 
 fn with_each(function: &str) {
     for transport in [Transport::Dev, Transport::Uring] {
         if has(&[Need::Mount(transport), Need::Uvfs]) {
-            in_child(&Served::new(&Serve::over(transport)), function, "", None);
+            in_child(
+                &Served::new(&Serve::for_clients(transport)),
+                function,
+                "",
+                None,
+            );
         }
     }
 }
@@ -641,7 +646,7 @@ fn a_client_and_the_kernel_see_one_file() {
 
 /// With lifetimes that no test outlasts.
 fn long_lived(transport: Transport) -> Serve {
-    let serve = Serve::over(transport).option("entry_timeout=600");
+    let serve = Serve::for_clients(transport).option("entry_timeout=600");
     serve
         .option("negative_timeout=600")
         .option("attr_timeout=600")
@@ -651,7 +656,12 @@ fn long_lived(transport: Transport) -> Serve {
 fn the_kernel_sees_what_a_client_does_to_names() {
     for transport in [Transport::Dev, Transport::Uring] {
         if has(&[Need::Mount(transport), Need::Uvfs]) {
-            in_child(&Served::new(&Serve::over(transport)), "names", "", None);
+            in_child(
+                &Served::new(&Serve::for_clients(transport)),
+                "names",
+                "",
+                None,
+            );
             in_child(&Served::new(&long_lived(transport)), "names", "", None);
         }
     }
@@ -663,7 +673,7 @@ fn clients_and_the_kernel_agree_on_names() {
         if has(&[Need::Mount(transport), Need::Uvfs]) {
             let served = Served::new(&long_lived(transport));
             in_child(&served, "random_names", "1", None);
-            let served = Served::new(&Serve::over(transport));
+            let served = Served::new(&Serve::for_clients(transport));
             in_child(&served, "random_names", "2", None);
         }
     }
@@ -679,7 +689,7 @@ fn another_user_is_a_guest() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let file = served.source.join("shared");
     fs::write(&file, "shared").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
@@ -692,7 +702,7 @@ fn clients_end_with_the_mount() {
         return;
     }
     for kill in [false, true] {
-        let mut served = Served::new(&Serve::over(Transport::Dev));
+        let mut served = Served::new(&Serve::for_clients(Transport::Dev));
         let (report, ready) = (served.scratch.path("report"), served.scratch.path("ready"));
         let at = served.mount.at.clone();
         let mut client = Running::start(&mut child::call(
@@ -724,7 +734,7 @@ fn clients_of_a_mount_find_the_next_one() {
         if !has(&[Need::Mount(transport), Need::Uvfs]) {
             continue;
         }
-        let serve = Serve::over(transport);
+        let serve = Serve::for_clients(transport);
         let mut served = Served::new(&serve);
         let file = served.source.join("shared");
         fs::write(&file, "").unwrap();
@@ -758,7 +768,7 @@ fn the_socket_is_shown() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let mut getfattr = command("getfattr", ["--only-values", "-n", "user.uvfs.socket"]);
     let socket = served.mount.run(getfattr.arg(&served.mount.at)).ok();
     let shown = run(uvfs().arg("stats").arg(&served.mount.at)).ok();
@@ -782,7 +792,7 @@ fn a_mount_that_writes_back_gives_no_tokens() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev).option("writeback"));
+    let served = Served::new(&Serve::for_clients(Transport::Dev).option("writeback"));
     let report = served.scratch.path("report");
     let mut command = child::call("refused", &served.mount.at, "", &report);
     served.mount.run(&mut command).ok();

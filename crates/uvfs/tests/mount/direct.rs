@@ -716,8 +716,8 @@ page = mmap.mmap(-1, 4096); page[:] = b"d" * 4096
 d = os.open("direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
 for i in range(50):
     assert os.pwritev(d, [page], i * 4096) == 4096 and os.preadv(d, [page], i * 4096) == 4096
-b = os.open("buffered", os.O_RDWR | os.O_CREAT)
-for i in range(50): assert os.pwrite(b, b"text", i * 4) == 4 and os.pread(b, 4, i * 4) == b"text"
+b = os.open("buffered", os.O_WRONLY | os.O_CREAT)
+for i in range(50): assert os.pwrite(b, b"text", i * 4) == 4
 print(os.fstat(d).st_size, os.fstat(b).st_size)
 # What is only looked up, and listed with its contents, is in nobody'"'"'s way.
 for i in range(20):

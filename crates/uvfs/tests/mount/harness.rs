@@ -501,6 +501,12 @@ impl Serve {
         }
     }
 
+    /// As [`Serve::over`], for tests of clients: they can have every file but those open with O_DIRECT, as the
+    /// kernel does not keep files that are open for reading and writing to itself.
+    pub fn for_clients(transport: Transport) -> Serve {
+        Self::over(transport).option("passthrough=direct")
+    }
+
     /// Adds an option for `-o`; the empty one is none.
     pub fn option(mut self, option: &str) -> Serve {
         if !option.is_empty() {

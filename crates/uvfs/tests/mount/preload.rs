@@ -74,7 +74,7 @@ pub fn same_as_host(
     programs: &[&'static str],
     script: &str,
 ) -> Outcome {
-    let served = Served::new(&Serve::over(transport));
+    let served = Served::new(&Serve::for_clients(transport));
     for program in programs {
         assert!(has(&[Need::Program(program)]));
     }
@@ -317,7 +317,7 @@ fn fio_verifies() {
     if !can() || !has(&[Need::Program("fio")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let engines = ["psync", "pvsync2", "sync", "libaio", "mmap"];
     for engine in engines {
         let script = format!(
@@ -340,7 +340,7 @@ fn killed() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let script = r#"exec python3 -c '
 import os, sys
 f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
@@ -435,7 +435,7 @@ fn signals_wait_for_the_end_of_a_call() {
             return 0;
         }
     "##;
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let (code, program) = (served.scratch.path("s.c"), served.scratch.path("s"));
     fs::write(&code, source).unwrap();
     run_within(
@@ -514,7 +514,7 @@ fn server_killed_under_a_program() {
         return;
     }
     for transport in transports() {
-        let mut served = Served::new(&Serve::over(transport));
+        let mut served = Served::new(&Serve::for_clients(transport));
         let script = r#"exec python3 -c '
 import errno, os, sys, threading
 f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
@@ -569,7 +569,7 @@ fn server_comes_back_under_a_program() {
         return;
     }
     for transport in transports() {
-        let serve = Serve::over(transport);
+        let serve = Serve::for_clients(transport);
         let mut served = Served::new(&serve);
         let flags = served.scratch.dir("flags");
         let script = r#"exec python3 -c '
@@ -642,7 +642,7 @@ while time.monotonic() < end:
         os.close(free + 1)
 print(os.pread(f, 20, 0).decode())
 ' "$1""#;
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let outcome = served
         .mount
         .run(&mut under(How::Eager, script, &[&served.mount.at]));
@@ -679,7 +679,7 @@ fn fsx() {
     if !can() || !has(&[Need::Tool("fsx")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let configuration = served.scratch.path("configuration");
     // Without mappings: after the first the file is the kernel's. Its calls must be the C library's.
     let text = "[opsize]\nmax = 65536\n[weights]\nclose_open = 1\ninvalidate = 0\nmapread = 0\n\
@@ -752,7 +752,7 @@ for one in both: one.stdin.close(); assert one.wait() == 0
 print("agreed")
 "##;
     for transport in transports() {
-        let served = Served::new(&Serve::over(transport));
+        let served = Served::new(&Serve::for_clients(transport));
         let mut both = command("python3", ["-c", program]);
         let run = uvfs_run(How::Eager);
         both.arg(served.at("file"))
@@ -772,7 +772,7 @@ fn no_server_to_attach_to() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let script = "dd if=/dev/zero of=\"$1\"/f bs=4k count=100 status=none; stat -c %s \"$1\"/f";
     let elsewhere = served.scratch.dir("elsewhere");
     let outcome = run(&mut under(How::Eager, script, &[&elsewhere]));
@@ -798,7 +798,7 @@ fn no_server_to_attach_to() {
     );
     // A mount that keeps writes back is left alone, silently.
     drop(served);
-    let served = Served::new(&Serve::over(Transport::Dev).option("writeback"));
+    let served = Served::new(&Serve::for_clients(Transport::Dev).option("writeback"));
     let outcome = served
         .mount
         .run(&mut under(How::Eager, script, &[&served.mount.at]));
@@ -839,7 +839,7 @@ fn stats_of_each_client() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let flag = served.scratch.path("flag");
     let script = r#"exec python3 -c '
 import os, sys, time

@@ -38,7 +38,7 @@ fn same_everywhere(part: &str) {
         return;
     }
     for transport in transports() {
-        let served = Served::new(&Serve::over(transport));
+        let served = Served::new(&Serve::for_clients(transport));
         let program = compiled(&served.scratch, "paths", include_str!("programs/paths.c"));
         let host = served.scratch.tmpfs("host", "100m");
         // Paths of the same length.
@@ -96,7 +96,7 @@ fn threads_and_forks() {
         return;
     }
     for transport in transports() {
-        let served = Served::new(&Serve::over(transport));
+        let served = Served::new(&Serve::for_clients(transport));
         let program = compiled(&served.scratch, "stress", include_str!("programs/stress.c"));
         let rounds = if full() { "2000" } else { "150" };
         let mut command = uvfs_run(How::Eager);
@@ -167,7 +167,7 @@ fn databases_are_killed() {
     if !can() || !has(&[Need::Program("sqlite3")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     for mode in ["wal", "delete"] {
         let at = served.at(mode);
         let prepare = "sqlite3 \"$1\" 'pragma journal_mode='\"$2\"'; create table t(a integer primary key, b)'";
@@ -204,7 +204,7 @@ fn bonnie() {
         return;
     }
     for transport in transports() {
-        let served = Served::new(&Serve::over(transport));
+        let served = Served::new(&Serve::for_clients(transport));
         let script = "exec bonnie++ -q -u root -s 0 -n 1:4096:0:3 -d \"$1\"";
         let outcome = served
             .mount
@@ -247,7 +247,7 @@ fn everything_is_closed_by_a_program() {
             return argc - 3;
         }
     "##;
-    let mut served = Served::new(&Serve::over(Transport::Dev));
+    let mut served = Served::new(&Serve::for_clients(Transport::Dev));
     let program = compiled(&served.scratch, "closes", source);
     let mut command = uvfs_run(How::Eager);
     command.arg("--").arg(&program).arg(served.at("file"));

@@ -93,7 +93,7 @@ fn a_static_program_runs_as_ever() {
     if !can() || !has(&[Need::Program("cc")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let (code, program) = (served.scratch.path("s.c"), served.scratch.path("s"));
     let text = "#include <stdio.h>\nint main(int n, char **a) { FILE *f = fopen(a[n - 1], \"w\"); \
                 fputs(\"static\", f); return fclose(f); }";
@@ -128,7 +128,7 @@ fn other_preloaded_libraries_and_allocators() {
     if !can() || !has(&[Need::Program("cc")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let (code, other) = (served.scratch.path("o.c"), served.scratch.path("other.so"));
     let text = r##"
         #define _GNU_SOURCE
@@ -213,7 +213,7 @@ fn an_old_server() {
     if !can() || !has(&[Need::Program("python3"), Need::Program("getfattr")]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let mut ask = command("getfattr", ["--only-values", "-n", "user.uvfs.socket"]);
     let socket = served.mount.run(ask.arg(&served.mount.at)).ok();
     fs::remove_file(&socket).unwrap();
@@ -235,7 +235,7 @@ fn memory_at_its_limits() {
     if !can() {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let with_cache = |size: &str, script: &str| {
         let mut command = uvfs_run(How::Eager);
         command.args(["--cache", size, "--", "bash", "-euo", "pipefail"]);
