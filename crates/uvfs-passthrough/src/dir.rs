@@ -112,7 +112,7 @@ impl Passthrough {
     /// Opens a directory of the host.
     fn host_dir(&self, inode: Arc<Inode>) -> Result<OpenDir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let fd = match self.options.noatime {
+        let fd = match self.rules.noatime() {
             true => self.open_inode(&inode, flags | OFlags::NOATIME),
             false => Err(Errno::PERM),
         };
@@ -130,6 +130,7 @@ impl Passthrough {
     pub(crate) fn open_dir(&self, node: u64) -> Result<Opened> {
         let dir = self.host_dir(self.inode(node)?)?;
         let flags = match (dir.inode.is_watched(), self.options.cache_readdir) {
+            _ if self.rules.strictatime() => OpenFlags::empty(),
             (true, _) => OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE,
             (false, true) => OpenFlags::CACHE_DIR,
             (false, false) => OpenFlags::empty(),
@@ -207,7 +208,13 @@ impl Passthrough {
         if dots {
             return Ok(sink.add_plus(shown, &self.no_entry(ino)));
         }
-        match self.find(&dir.inode, dir.as_fd(), entry.name) {
+        // Names are looked up on the host's own mount, which others are mounted below.
+        let path = match self.rules.own_times() {
+            true => Some(self.path_fd(&dir.inode)?),
+            false => None,
+        };
+        let at = path.as_ref().map_or(dir.as_fd(), AsFd::as_fd);
+        match self.find(&dir.inode, at, entry.name) {
             Ok((inode, st)) => {
                 let found = self.entry(&inode, &st);
                 let fits = sink.add_plus(shown, &found);

@@ -92,10 +92,10 @@ impl Passthrough {
             OFlags::RDWR => OFlags::RDWR,
             _ => OFlags::RDONLY,
         };
-        if self.options.read_only && host.intersects(OFlags::RWMODE | OFlags::TRUNC) {
+        if self.rules.read_only() && host.intersects(OFlags::RWMODE | OFlags::TRUNC) {
             return Err(Errno::ROFS);
         }
-        if self.options.noatime || (asked.contains(OFlags::NOATIME) && may_noatime) {
+        if self.rules.noatime() || (asked.contains(OFlags::NOATIME) && may_noatime) {
             host |= OFlags::NOATIME;
         }
         Ok(host)
@@ -120,6 +120,7 @@ impl Passthrough {
         };
         let known = told == Some(now);
         let keep = match self.options.keep_cache {
+            _ if self.rules.strictatime() => false,
             KeepCache::Never => false,
             KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
@@ -271,6 +272,8 @@ impl Passthrough {
         match made {
             Ok(fd) => {
                 let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
+                let again = flags - (OFlags::CREATE | OFlags::EXCL);
+                let fd = self.by_rules(&inode, fd, again);
                 self.opened_entry(inode, &st, fd, how)
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
@@ -412,6 +415,7 @@ impl Passthrough {
         wanted
             && self.passes_through.load(Ordering::Relaxed)
             && inode.is_regular()
+            && self.keeps_times(inode)
             && !self.backing_refused.load(Ordering::Relaxed)
             && !inode.mount.no_backing.load(Ordering::Relaxed)
     }

@@ -20,6 +20,7 @@ use uvfs_server::fs::{ROOT, Unlinked};
 use crate::Passthrough;
 use crate::handle::OpenFile;
 use crate::lock::Owners;
+use crate::rules::Copy;
 use crate::slots::{SHARDS, Slab, lock, shard_of};
 use crate::sys::{self, FileHandle, Result};
 use crate::watch::{FsId, Watching};
@@ -31,6 +32,8 @@ pub(crate) struct Mount {
     /// A descriptor that handles of this mount are opened through; `None` when it has none that
     /// can be opened.
     pub(crate) fd: Option<OwnedFd>,
+    /// A private copy with rules for access times of its own, once there was a need.
+    pub(crate) private: OnceLock<Option<Copy>>,
     /// statfs(2)'s f_type.
     pub(crate) fs_type: i64,
     /// Its device, of all its files where handles tell the inode's number.
@@ -779,6 +782,7 @@ impl Mount {
         Self {
             id,
             fd: fd.ok(),
+            private: OnceLock::new(),
             fs_type: rustix::fs::fstatfs(file).map_or(0, |stat| stat.f_type),
             device: (st.stx_dev_major, st.stx_dev_minor),
             watched: OnceLock::new(),
@@ -872,10 +876,11 @@ impl Passthrough {
             if let Some(held) = &inode.held {
                 return sys::reopen(held.as_fd(), flags);
             }
-            let (Some(mount), Some(handle)) = (&inode.mount.fd, &inode.key.handle) else {
+            let (Some(mount), Some(handle)) = (self.mount_for(inode, flags), &inode.key.handle)
+            else {
                 unreachable!("an inode that holds no descriptor has a handle")
             };
-            match sys::open_handle(mount.as_fd(), handle, flags) {
+            match sys::open_handle(mount, handle, flags) {
                 Err(Errno::STALE) => {
                     // Some file systems find no handle of a file whose last name is gone.
                     let state = inode.state();

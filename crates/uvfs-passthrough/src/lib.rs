@@ -14,6 +14,7 @@ mod lock;
 mod meta;
 mod mounted;
 mod namespace;
+mod rules;
 mod slots;
 mod sys;
 mod watch;
@@ -28,6 +29,7 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::mount::MountFlags;
 use rustix::process::Resource;
 use uvfs_io::ops;
 use uvfs_proto::abi;
@@ -41,6 +43,7 @@ use crate::dir::OpenDir;
 use crate::handle::OpenFile;
 use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::mounted::Mounted;
+use crate::rules::Rules;
 use crate::slots::Table;
 pub use crate::watch::Report;
 use crate::watch::Watcher;
@@ -58,10 +61,10 @@ pub struct Options {
     /// The kernel caches writes and writes back later (FUSE_WRITEBACK_CACHE). Programs of the host
     /// then see writes late. Off where `passthrough` is [`Backed::All`].
     pub writeback: bool,
-    /// Everything that changes something fails with EROFS.
-    pub read_only: bool,
-    /// Reading changes no access time, where the server may do so (O_NOATIME).
-    pub noatime: bool,
+    /// Rules of the mount, as in mount(2), that the server sees to: with RDONLY everything that changes
+    /// something fails with EROFS; by NOATIME, NODIRATIME and STRICTATIME reading moves access times, and
+    /// without them as the host has it. See [`Passthrough::remounted`].
+    pub rules: MountFlags,
     /// Locks are shared with programs of the host. Otherwise the kernel keeps those of the mount.
     pub host_locks: bool,
     /// Stays on the file system of the source: directories that others are mounted on show as they
@@ -111,7 +114,7 @@ pub enum Backed {
     Auto,
     /// Those with O_DIRECT, and with them, as for [`Backed::Auto`], all others of the same file at the
     /// same time. Neither with `writeback`, which the kernel doesn't combine with it, nor with
-    /// `uncached` or `noatime`, which it doesn't see to.
+    /// `uncached`, which it doesn't see to.
     Direct,
     /// All.
     All,
@@ -134,8 +137,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             writeback: false,
-            read_only: false,
-            noatime: false,
+            rules: MountFlags::empty(),
             host_locks: false,
             xdev: false,
             uncached: false,
@@ -187,6 +189,7 @@ pub struct Backing {
 pub struct Passthrough {
     options: Options,
     creds: Creds,
+    rules: Rules,
     /// The source, for reading.
     root: Arc<OwnedFd>,
     mounts: Arc<Mounts>,
@@ -228,7 +231,7 @@ impl Passthrough {
     /// When it is not a directory that can be read, or /proc is missing.
     pub fn new(source: OwnedFd, options: Options) -> std::result::Result<Self, Error> {
         let source = match options.xdev {
-            true => alone(&source).unwrap_or(source),
+            true => rules::alone(source.as_fd()).unwrap_or(source),
             false => source,
         };
         let read = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -243,6 +246,7 @@ impl Passthrough {
             .unwrap_or(u64::MAX);
         let path_fds = (limit / 4).clamp(16, MAX_PATH_FDS) as usize;
         Ok(Self {
+            rules: Rules::new(options.rules),
             options,
             creds: Creds::new(),
             root: Arc::new(root),
@@ -293,16 +297,23 @@ impl Passthrough {
         Ok(watcher)
     }
 
+    /// Says which of the rules in [`Options::rules`] hold from now on.
+    pub fn remounted(&self, rules: MountFlags) {
+        self.rules.set(rules);
+        for mount in self.mounts.all() {
+            mount.follow(rules);
+        }
+    }
+
     /// How many inodes the kernel knows, the root not counted.
     pub fn known_inodes(&self) -> usize {
         self.inodes.len()
     }
 
     fn writable(&self) -> Result<()> {
-        if self.options.read_only {
-            Err(Errno::ROFS)
-        } else {
-            Ok(())
+        match self.rules.read_only() {
+            true => Err(Errno::ROFS),
+            false => Ok(()),
         }
     }
 
@@ -318,15 +329,6 @@ impl Passthrough {
     fn writes_back(&self) -> bool {
         self.caches_writes.load(Ordering::Relaxed)
     }
-}
-
-/// The source's mount without those mounted below it.
-fn alone(source: &OwnedFd) -> Result<OwnedFd> {
-    use rustix::mount::OpenTreeFlags;
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_EMPTY_PATH;
-    rustix::mount::open_tree(source, c"", flags)
 }
 
 impl FileSystem for Passthrough {
@@ -360,7 +362,7 @@ impl FileSystem for Passthrough {
             Backed::Off => false,
             // The server's own capability decides, not the caller's.
             Backed::Auto | Backed::Direct => {
-                !(options.writeback || options.uncached || options.noatime)
+                !(options.writeback || options.uncached)
                     && self.backing.get().is_some()
                     && creds::is_administrator()
             }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use uvfs_server::mount::unescape;
+use uvfs_server::mount::{self, MountLine};
 
 use crate::identity::BENEATH;
 use crate::inode::{Inode, Inodes, Key};
@@ -48,16 +48,11 @@ impl Mounted {
         let path = ProcPath::new(self.source.as_fd());
         let source = rustix::fs::readlink(path.as_c_str(), Vec::new())?;
         let source = PathBuf::from(OsString::from_vec(source.into_bytes()));
-        let table = std::fs::read(TABLE)?;
-        let below = |line: &[u8]| {
-            let (id, at) = mount_of(line)?;
-            let at = at.strip_prefix(&source).ok()?;
-            (at != Path::new("")).then(|| (id, at.to_owned()))
+        let below = |line: MountLine| {
+            let at = line.at.strip_prefix(&source).ok()?;
+            (at != Path::new("")).then(|| (line.id, at.to_owned()))
         };
-        Ok(table
-            .split(|byte| *byte == b'\n')
-            .filter_map(below)
-            .collect())
+        Ok(mount::table()?.into_iter().filter_map(below).collect())
     }
 
     /// The names that lead elsewhere since the last call, with their directories, as far as anybody
@@ -87,30 +82,5 @@ impl Mounted {
         let st = sys::stat(fd.as_fd()).ok()?;
         let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
         inodes.known(&Key::new(mount, &st, Some(handle)))
-    }
-}
-
-/// The id and the mount point in a line of the table.
-fn mount_of(line: &[u8]) -> Option<(u64, PathBuf)> {
-    let mut words = line.split(|byte| *byte == b' ');
-    let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
-    let at = words.nth(3)?;
-    Some((id, PathBuf::from(OsString::from_vec(unescape(at)))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mount_points_are_read() {
-        let line = br"36 35 98:0 /mnt1 /mnt\0402\134 rw,noatime master:1 - ext3 /dev/root rw";
-        assert_eq!(mount_of(line), Some((36, PathBuf::from(r"/mnt 2\"))));
-        for (bad, at) in [(r"1 2 3 4 /a\9", r"/a\9"), (r"1 2 3 4 /\777", r"/\777")] {
-            assert_eq!(mount_of(bad.as_bytes()), Some((1, PathBuf::from(at))));
-        }
-        for bad in ["", "x 2 3 4 /a", "1 2 3 4"] {
-            assert_eq!(mount_of(bad.as_bytes()), None);
-        }
     }
 }

@@ -264,6 +264,24 @@ pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: &mut libc::flock) -> 
         .map(drop)
 }
 
+/// mount_setattr(2): sets and clears attributes of the mount that `fd` is the root of.
+pub(crate) fn mount_setattr(fd: BorrowedFd<'_>, set: u64, clear: u64) -> Result<()> {
+    // struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
+    let attr: [u64; 4] = [set, clear, 0, 0];
+    // SAFETY: the name is a C string and the structure has the size given; both live over the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            attr.as_ptr(),
+            size_of_val(&attr),
+        )
+    })
+    .map(drop)
+}
+
 /// A fanotify(7) group whose events tell of files by their handles, and of names.
 pub(crate) fn fanotify_init(flags: libc::c_uint) -> Result<OwnedFd> {
     let flags = flags

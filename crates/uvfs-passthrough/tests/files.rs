@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
+use rustix::mount::MountFlags;
 use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
@@ -705,7 +706,7 @@ fn read_only_refuses_every_change() {
     let served = Served::new(
         dir.path(),
         Options {
-            read_only: true,
+            rules: MountFlags::RDONLY,
             ..Default::default()
         },
     );

@@ -1,12 +1,12 @@
 //! Mounting, unmounting, and the few system calls on `/dev/fuse` that no library has.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use io_uring::squeue::Entry128;
@@ -87,7 +87,10 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         },
         options.max_read,
     ))?;
-    let kind = format!("fuse.{}", options.subtype);
+    let kind = match options.subtype.as_str() {
+        "" => "fuse".to_owned(),
+        subtype => format!("fuse.{subtype}"),
+    };
     let direct = rustix::mount::mount(
         options.name.as_str(),
         mountpoint,
@@ -108,15 +111,24 @@ fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedF
             "fsname={}",
             options.name.replace('\\', "\\\\").replace(',', "\\,")
         ),
-        format!("subtype={}", options.subtype),
         format!("max_read={}", options.max_read),
     ];
+    if !options.subtype.is_empty() {
+        words.push(format!("subtype={}", options.subtype));
+    }
     let flags = [
         (MountFlags::RDONLY, "ro"),
         (MountFlags::NOSUID, "nosuid"),
         (MountFlags::NODEV, "nodev"),
         (MountFlags::NOEXEC, "noexec"),
+        (MountFlags::NOSYMFOLLOW, "nosymfollow"),
+        (MountFlags::SYNCHRONOUS, "sync"),
+        (MountFlags::DIRSYNC, "dirsync"),
+        (MountFlags::LAZYTIME, "lazytime"),
         (MountFlags::NOATIME, "noatime"),
+        (MountFlags::NODIRATIME, "nodiratime"),
+        (MountFlags::RELATIME, "relatime"),
+        (MountFlags::STRICTATIME, "strictatime"),
     ];
     words.extend(
         flags
@@ -193,12 +205,62 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     }
 }
 
-/// The type of what is mounted at `path`, by /proc/self/mountinfo.
+/// A line of /proc/self/mountinfo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountLine {
+    /// The mount's number, as long as it is there.
+    pub id: u64,
+    /// The device number of its file system, as `MAJOR:MINOR`.
+    pub device: String,
+    /// Where it is mounted.
+    pub at: PathBuf,
+    /// The options of this mount, comma separated.
+    pub options: String,
+    /// The type of its file system.
+    pub kind: String,
+    /// The options of its file system, comma separated.
+    pub file_system: String,
+}
+
+impl MountLine {
+    /// Reads a line; `None` if it makes no sense.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|&byte| byte == b' ');
+        let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
+        let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+        let device = text(words.nth(1)?);
+        let at = PathBuf::from(OsString::from_vec(unescape(words.nth(1)?)));
+        let options = text(words.next()?);
+        let mut words = words.skip_while(|word| *word != b"-").skip(1);
+        let kind = text(words.next()?);
+        let file_system = text(words.nth(1)?);
+        Some(Self {
+            id,
+            device,
+            at,
+            options,
+            kind,
+            file_system,
+        })
+    }
+}
+
+/// The mounts that this process sees, by /proc/self/mountinfo, in the order in which they were made.
 ///
 /// # Errors
 /// When /proc can't be read.
-pub fn mounted_type(path: &Path) -> io::Result<Option<String>> {
-    Ok(mounted(path)?.map(|(_, kind)| kind))
+pub fn table() -> io::Result<Vec<MountLine>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let lines = table.split(|&byte| byte == b'\n');
+    Ok(lines.filter_map(MountLine::parse).collect())
+}
+
+/// What is mounted at `path`, the last one if there are several.
+///
+/// # Errors
+/// When /proc can't be read.
+pub fn mounted(path: &Path) -> io::Result<Option<MountLine>> {
+    Ok(table()?.into_iter().rfind(|line| line.at == path))
 }
 
 /// Lets the kernel read ahead on a mount by so many bytes. INIT can only lower what is 128 KiB by
@@ -207,34 +269,13 @@ pub fn mounted_type(path: &Path) -> io::Result<Option<String>> {
 /// # Errors
 /// EACCES without privileges; ENOENT when nothing is mounted there.
 pub fn set_readahead(path: &Path, bytes: u32) -> io::Result<()> {
-    let (device, _) = mounted(path)?.ok_or(io::ErrorKind::NotFound)?;
-    let file = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    let line = mounted(path)?.ok_or(io::ErrorKind::NotFound)?;
+    let file = format!("/sys/class/bdi/{}/read_ahead_kb", line.device);
     std::fs::write(file, (bytes / 1024).to_string())
 }
 
-/// The device number (`MAJOR:MINOR`) and type of what is mounted at `path`.
-fn mounted(path: &Path) -> io::Result<Option<(String, String)>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
-    let mut found = None;
-    for line in table.split(|&byte| byte == b'\n') {
-        let mut words = line.split(|&byte| byte == b' ');
-        let Some(device) = words.nth(2) else { continue };
-        if words
-            .nth(1)
-            .is_some_and(|point| unescape(point) == path.as_os_str().as_bytes())
-        {
-            // The last one is on top.
-            let kind = words.skip_while(|word| *word != b"-").nth(1);
-            found = kind.map(|kind| (text(device), text(kind)));
-        }
-    }
-    Ok(found)
-}
-
 /// Undoes the octal escapes of mountinfo (proc_pid_mountinfo(5)); what is no escape stays as it is.
-#[must_use]
-pub fn unescape(text: &[u8]) -> Vec<u8> {
+fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {
@@ -386,11 +427,27 @@ mod tests {
     #[test]
     fn mountinfo_is_unescaped() {
         assert_eq!(unescape(br"/a\040b\134c\01"), br"/a b\c\01");
-        assert_eq!(
-            mounted_type(Path::new("/proc")).unwrap().as_deref(),
-            Some("proc")
-        );
-        assert_eq!(mounted_type(Path::new("/proc/self")).unwrap(), None);
+        let line = br"36 35 98:0 /mnt1 /mnt\0402\134 rw,noatime master:1 - ext3 /dev/root rw";
+        let expected = MountLine {
+            id: 36,
+            device: "98:0".into(),
+            at: r"/mnt 2\".into(),
+            options: "rw,noatime".into(),
+            kind: "ext3".into(),
+            file_system: "rw".into(),
+        };
+        assert_eq!(MountLine::parse(line), Some(expected));
+        for bad in [
+            "",
+            "x 2 3:4 / /a rw - b c d",
+            "1 2 3 4",
+            "1 2 3:4 / /a rw - b c",
+        ] {
+            assert_eq!(MountLine::parse(bad.as_bytes()), None, "{bad}");
+        }
+        let proc = mounted(Path::new("/proc")).unwrap().unwrap();
+        assert_eq!(proc.kind, "proc");
+        assert_eq!(mounted(Path::new("/proc/self")).unwrap(), None);
     }
 
     #[test]

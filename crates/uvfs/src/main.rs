@@ -162,11 +162,15 @@ fn init_logging() {
 }
 
 fn main() -> ExitCode {
-    let mut argv: Vec<OsString> = std::env::args_os().collect();
-    if mount::is_helper(argv.first()) {
-        argv = mount::from_helper(&argv);
-    }
-    match run(argv) {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let outcome = match helper::is_called(argv.first()) {
+        true => {
+            init_logging();
+            helper::called(&argv)
+        }
+        false => run(argv),
+    };
+    match outcome {
         Ok(code) => code,
         Err(e) => {
             eprintln!("uvfs: {e}");

@@ -1,5 +1,6 @@
 //! `uvfs mount`: serves a directory or an image.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -8,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
@@ -79,15 +81,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.wait.mode = args.wait.unwrap_or(options.wait.mode);
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
     options.foreground |= args.foreground;
+    if options.remount {
+        return Err(Error::usage(
+            "-o remount: mount(8) does that (mount -o remount,ro MOUNTPOINT)",
+        ));
+    }
+    start(&args.source, &args.mountpoint, options)
+}
+
+/// Serves `source` at `mountpoint`, which is made if it is missing.
+pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<ExitCode> {
     // Who alone may use the mount is the one that the host checks anyway; asking for the attributes
     // of each directory on the way would be for nothing.
     options.default_permissions |= options.allow_other;
     options.passthrough.checks_permissions = options.default_permissions;
+    options.passthrough.rules = rules(options.flags);
 
-    let source = args
-        .source
+    let source = source
         .canonicalize()
-        .context(|| args.source.display().to_string())?;
+        .context(|| source.display().to_string())?;
     let kind = std::fs::metadata(&source)
         .context(|| source.display().to_string())?
         .file_type();
@@ -101,7 +113,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             source.display()
         )));
     };
-    let place = place(&args.mountpoint)?;
+    let place = place(mountpoint)?;
     let served = serve(&source, image, &place, &options);
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
@@ -134,8 +146,8 @@ fn place(path: &Path) -> Result<Place> {
         Err(error) => return Err(Error::new(format!("{}: {error}", name()))),
     }
     let path = path.canonicalize().context(name)?;
-    if let Some(kind) = mount::mounted_type(&path).context(|| "/proc/self/mountinfo".into())?
-        && mount::subtype(&kind) == "uvfs"
+    if let Some(line) = mount::mounted(&path).context(|| "/proc/self/mountinfo".into())?
+        && mount::subtype(&line.kind) == "uvfs"
     {
         return Err(Error::new(format!(
             "{}: already mounted (uvfs umount takes it away)",
@@ -175,7 +187,13 @@ fn serve(
     let served = match opened {
         Opened::Directory(root) => Passthrough::new(root, options.passthrough.clone())
             .context(|| source.display().to_string())
-            .and_then(|fs| mounted(fs, back, source, place, options, &mut report)),
+            .and_then(|fs| {
+                let prepare = |session: &_| {
+                    back(session);
+                    follow_remounts(session, &place.path);
+                };
+                mounted(fs, prepare, source, place, options, &mut report)
+            }),
         Opened::Image(device) => mount_image(&device, source, place, options, &mut report),
     };
     match served {
@@ -279,6 +297,60 @@ fn back(session: &Arc<Session<Passthrough>>) {
     });
 }
 
+/// The rules that the server sees to, of those that mount(2) is asked for.
+fn rules(flags: MountFlags) -> MountFlags {
+    let mut rules = flags
+        & (MountFlags::RDONLY
+            | MountFlags::NOATIME
+            | MountFlags::NODIRATIME
+            | MountFlags::STRICTATIME);
+    if rules.contains(MountFlags::STRICTATIME) {
+        rules -= MountFlags::NOATIME;
+    }
+    rules
+}
+
+/// The same of a mount that is there.
+fn rules_of(line: &mount::MountLine) -> MountFlags {
+    let has = |word: &str| line.options.split(',').any(|option| option == word);
+    let mut rules = MountFlags::empty();
+    // A bind mount of it may be writable where this one is not.
+    let read_only = line.file_system.split(',').any(|option| option == "ro");
+    rules.set(MountFlags::RDONLY, read_only);
+    rules.set(MountFlags::NOATIME, has("noatime"));
+    rules.set(MountFlags::NODIRATIME, has("nodiratime"));
+    let strict = !has("noatime") && !has("relatime");
+    rules.set(MountFlags::STRICTATIME, strict);
+    rules
+}
+
+/// Follows the flags of the mount, which a remount changes without asking the server.
+fn follow_remounts(session: &Arc<Session<Passthrough>>, path: &Path) {
+    let session = Arc::downgrade(session);
+    let path = path.to_owned();
+    let follow = move || -> io::Result<()> {
+        // Opened first: it is ready when the table has changed since.
+        let table = File::open("/proc/self/mountinfo")?;
+        let Some(id) = mount::mounted(&path)?.map(|line| line.id) else {
+            return Ok(());
+        };
+        while let Some(line) = mount::table()?.into_iter().find(|line| line.id == id) {
+            match session.upgrade() {
+                Some(session) => session.fs().remounted(rules_of(&line)),
+                None => break,
+            }
+            let mut ready = [PollFd::new(&table, PollFlags::PRI)];
+            rustix::io::retry_on_intr(|| rustix::event::poll(&mut ready, None))?;
+        }
+        Ok(())
+    };
+    std::thread::spawn(move || {
+        if let Err(error) = follow() {
+            tracing::warn!(%error, "remounts are not followed");
+        }
+    });
+}
+
 fn mounted<F: FileSystem>(
     fs: F,
     prepare: impl FnOnce(&Arc<Session<F>>),
@@ -379,55 +451,5 @@ pub fn raise_limit() {
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of open files stays");
-    }
-}
-
-/// For the mount helper: `mount.fuse.uvfs SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o OPTIONS]` as
-/// mount(8) calls it, turned into this command's own words.
-pub fn from_helper(argv: &[std::ffi::OsString]) -> Vec<std::ffi::OsString> {
-    let mut words = vec!["uvfs".into(), "mount".into()];
-    let mut rest = argv.iter().skip(1);
-    while let Some(word) = rest.next() {
-        match word.to_str() {
-            Some("-t") => drop(rest.next()),
-            Some("-o") => {
-                words.push(word.clone());
-                words.extend(rest.next().cloned());
-            }
-            Some(flags) if flags.len() > 1 && flags.starts_with('-') => {}
-            _ => words.push(word.clone()),
-        }
-    }
-    words
-}
-
-/// Whether this program was called as the mount helper.
-pub fn is_helper(argv0: Option<&std::ffi::OsString>) -> bool {
-    argv0
-        .map(Path::new)
-        .and_then(Path::file_name)
-        .is_some_and(|name| name == crate::helper::NAME || name == "mount.uvfs")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ffi::OsString;
-
-    #[test]
-    fn the_helper_is_called_as_mount_does() {
-        let argv: Vec<OsString> = [
-            "/sbin/mount.fuse.uvfs",
-            "/a",
-            "/b",
-            "-n",
-            "-o",
-            "rw,noatime",
-        ]
-        .map(OsString::from)
-        .to_vec();
-        assert!(is_helper(argv.first()));
-        let words = from_helper(&argv);
-        assert_eq!(words, ["uvfs", "mount", "/a", "/b", "-o", "rw,noatime"]);
     }
 }

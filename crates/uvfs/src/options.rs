@@ -15,7 +15,15 @@ use crate::error::{Error, Result};
 pub const HELP: &str = "\
 Mount options (-o, comma separated; a later one wins):
   ro, rw                     read-only; read-write (default)
-  nosuid, nodev, noexec, noatime, sync, dirsync   as in mount(8), and their opposites
+  nosuid, nodev, noexec, nosymfollow, sync, dirsync, lazytime
+                             as in mount(8), and their opposites. uvfs mount implies nosuid and
+                             nodev; mount -t fuse.uvfs by root implies those of nosuid, nodev and
+                             noexec that hold for the source or a mount below it
+  noatime, nodiratime, relatime, strictatime
+                             as in mount(8). By default, and with relatime, the source's own rule
+                             holds. strictatime counts what is read from the server, so at least
+                             the first read after each open; nodiratime and strictatime need root
+                             and a source with file handles
   allow_other                other users may use the mount, under the usual permission checks
   default_permissions        the kernel checks permissions; on with allow_other. Without either
                              only the user who mounts has access, whom the host checks
@@ -29,7 +37,7 @@ Mount options (-o, comma separated; a later one wins):
                              for reading and writing, and O_DIRECT files that are only read or lie
                              in memory. direct: all O_DIRECT files, which then can't switch O_DIRECT
                              or O_APPEND off (dd oflag=direct does at an odd end). auto and direct do
-                             nothing with writeback, uncached or noatime
+                             nothing with writeback or uncached
   cache=auto|always|never    what the kernel may cache: auto (the default) caches for as long as
                              memory lasts where the server is told of changes of the source (as
                              root, on ext2 to ext4, XFS and tmpfs), and elsewhere for a second;
@@ -43,13 +51,17 @@ Mount options (-o, comma separated; a later one wins):
                              1, 1 and 0)
   max_write=BYTES            largest write request (default 1 MiB)
   max_readahead=BYTES        largest readahead
-  fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs)
+  fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs; an empty subtype
+                             makes the type plain fuse)
   transport=T, wait=W, spin_us=N, foreground   as the options of the same names
   memory=BYTES               images: limit of the metadata cache (default 64M)
   engine=sync|aio|uring      images: how metadata is read (default sync)
                              Images are always read-only, and cached for as long as memory lasts;
                              the options of directories mean nothing for them.
-  defaults, auto, noauto, user, nofail, _netdev, x-*   accepted, for fstab";
+  nofail                     by mount(8): a source that does not exist is no failure
+  remount                    by mount(8): changes the options above down to strictatime, and no other
+  defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*,
+  comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand   accepted, for fstab";
 
 /// A mount's options.
 #[derive(Clone, Debug)]
@@ -68,7 +80,51 @@ pub struct Options {
     pub foreground: bool,
     pub memory: Option<u64>,
     pub engine: EngineKind,
+    /// Unknown words mean nothing (`mount -s`).
+    pub sloppy: bool,
+    /// A source that is not there is no failure.
+    pub nofail: bool,
+    /// Changes the flags of what is mounted already.
+    pub remount: bool,
 }
+
+/// The flags of mount(2) by the words that set and clear them.
+const FLAGS: &[(&str, &str, MountFlags)] = &[
+    ("ro", "rw", MountFlags::RDONLY),
+    ("nosuid", "suid", MountFlags::NOSUID),
+    ("nodev", "dev", MountFlags::NODEV),
+    ("noexec", "exec", MountFlags::NOEXEC),
+    ("nosymfollow", "symfollow", MountFlags::NOSYMFOLLOW),
+    ("sync", "async", MountFlags::SYNCHRONOUS),
+    ("dirsync", "nodirsync", MountFlags::DIRSYNC),
+    ("lazytime", "nolazytime", MountFlags::LAZYTIME),
+    ("noatime", "atime", MountFlags::NOATIME),
+    ("nodiratime", "diratime", MountFlags::NODIRATIME),
+    ("relatime", "norelatime", MountFlags::RELATIME),
+    ("strictatime", "nostrictatime", MountFlags::STRICTATIME),
+];
+
+/// Words with a value.
+const VALUES: &[&str] = &[
+    "attr_timeout",
+    "entry_timeout",
+    "negative_timeout",
+    "max_write",
+    "max_readahead",
+    "fsname",
+    "subtype",
+    "transport",
+    "wait",
+    "spin_us",
+    "memory",
+    "engine",
+    "cache",
+    "passthrough",
+    "user",
+    "comment",
+    "helper",
+    "uhelper",
+];
 
 impl Default for Options {
     fn default() -> Self {
@@ -87,6 +143,9 @@ impl Default for Options {
             foreground: false,
             memory: None,
             engine: EngineKind::Sync,
+            sloppy: false,
+            nofail: false,
+            remount: false,
         }
     }
 }
@@ -167,51 +226,29 @@ impl Options {
         Ok(())
     }
 
+    fn unknown(&self, why: &str) -> Result<(), String> {
+        match self.sloppy {
+            true => Ok(()),
+            false => Err(format!("{why} (uvfs mount --help lists them)")),
+        }
+    }
+
     fn word(&mut self, word: &str) -> Result<(), String> {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (word, None),
         };
         let wanted = || value.ok_or_else(|| format!("needs a value, as in {name}=..."));
-        let flag = |flags: &mut MountFlags, flag, on| flags.set(flag, on);
-        let takes_value = matches!(
-            name,
-            "attr_timeout"
-                | "entry_timeout"
-                | "negative_timeout"
-                | "max_write"
-                | "max_readahead"
-                | "max_read"
-                | "fsname"
-                | "subtype"
-                | "transport"
-                | "wait"
-                | "spin_us"
-                | "memory"
-                | "engine"
-                | "comment"
-                | "cache"
-                | "passthrough"
-        );
-        if value.is_some() && !takes_value && !name.starts_with("x-") {
-            return Err(
-                "unknown option, or one that takes no value (see uvfs mount --help)".into(),
-            );
+        let foreign = name.starts_with("x-") || name.starts_with("X-");
+        if value.is_some() && !VALUES.contains(&name) && !foreign {
+            return self.unknown("unknown option, or one that takes no value");
+        }
+        let flag = |word: &(&str, &str, _)| name == word.0 || name == word.1;
+        if let Some((set, _, flag)) = FLAGS.iter().find(|word| flag(word)) {
+            self.flags.set(*flag, name == *set);
+            return Ok(());
         }
         match name {
-            "ro" | "rw" => {
-                self.passthrough.read_only = name == "ro";
-                flag(&mut self.flags, MountFlags::RDONLY, name == "ro");
-            }
-            "nosuid" | "suid" => flag(&mut self.flags, MountFlags::NOSUID, name == "nosuid"),
-            "nodev" | "dev" => flag(&mut self.flags, MountFlags::NODEV, name == "nodev"),
-            "noexec" | "exec" => flag(&mut self.flags, MountFlags::NOEXEC, name == "noexec"),
-            "sync" | "async" => flag(&mut self.flags, MountFlags::SYNCHRONOUS, name == "sync"),
-            "dirsync" => flag(&mut self.flags, MountFlags::DIRSYNC, true),
-            "noatime" | "atime" => {
-                self.passthrough.noatime = name == "noatime";
-                flag(&mut self.flags, MountFlags::NOATIME, name == "noatime");
-            }
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
             "writeback" => self.passthrough.writeback = true,
@@ -261,10 +298,14 @@ impl Options {
             "memory" => self.memory = Some(crate::image::memory(wanted()?)?),
             "engine" => self.engine = wanted()?.parse()?,
             "foreground" => self.foreground = true,
-            "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "nofail"
-            | "_netdev" | "relatime" | "norelatime" | "strictatime" | "comment" => {}
-            _ if name.starts_with("x-") => {}
-            _ => return Err("unknown option (uvfs mount --help lists them)".into()),
+            "nofail" => self.nofail = true,
+            "remount" => self.remount = true,
+            // mount(8) passes on the flags that some of these imply.
+            "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nousers" | "owner"
+            | "noowner" | "group" | "nogroup" | "_netdev" | "silent" | "loud" | "iversion"
+            | "noiversion" | "nomand" | "comment" | "helper" | "uhelper" => {}
+            _ if foreign => {}
+            _ => return self.unknown("unknown option"),
         }
         Ok(())
     }
@@ -280,7 +321,7 @@ mod tests {
         options
             .parse("ro,rw,attr_timeout=2.5,,max_write=64K,x-systemd.requires=/a")
             .unwrap();
-        assert!(!options.passthrough.read_only && !options.flags.contains(MountFlags::RDONLY));
+        assert!(!options.flags.contains(MountFlags::RDONLY));
         assert_eq!(options.passthrough.attr_ttl, Duration::from_millis(2500));
         assert_eq!(options.max_write, 65536);
         assert_eq!(options.passthrough.passthrough, Backed::Auto);

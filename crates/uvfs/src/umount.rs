@@ -45,7 +45,8 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
     let path = absolute(&args.mountpoint)?;
-    match mount::mounted_type(&path).context(|| "/proc/self/mountinfo".into())? {
+    let line = mount::mounted(&path).context(|| "/proc/self/mountinfo".into())?;
+    match line.map(|line| line.kind) {
         None => {
             return Err(Error::new(format!(
                 "{}: nothing is mounted here",

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{backed, bad_days, clients, direct, listings, requests, scenes, tree, uncached, watch};
+use crate::{
+    backed, bad_days, clients, direct, listings, mount8, requests, scenes, tree, uncached, watch,
+};
 
 /// A function: from the directory to work in and an argument to a report.
 type Function = fn(&Path, &str) -> String;
@@ -38,6 +40,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("host_mounts", watch::mounts_below),
     ("make_files", requests::make),
     ("beside", requests::beside),
+    ("access_times", mount8::access_times),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

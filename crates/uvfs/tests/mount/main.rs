@@ -18,6 +18,7 @@ mod fsx;
 mod harness;
 mod hostile;
 mod listings;
+mod mount8;
 mod pjdfstest;
 mod preload;
 mod programs;
