@@ -80,6 +80,57 @@ pub(crate) fn without_fsetid<T>(work: impl FnOnce() -> io::Result<T>) -> io::Res
     done
 }
 
+/// Whether the caller is in this group, or may keep set-group-id of a file of any (CAP_FSETID). A request
+/// tells one group; the others, and what root may do, are in /proc, if the caller has an id there.
+pub(crate) fn in_group_or_capable(cx: &Context, gid: u32) -> bool {
+    cx.gid == gid
+        || cx.group == Some(gid)
+        || match Status::of(cx) {
+            Some(status) => status.keeps_set_id || status.groups.contains(&gid),
+            None => cx.uid == 0,
+        }
+}
+
+/// Whether what the caller writes leaves set-user-id and set-group-id (CAP_FSETID), for requests that don't
+/// tell. Only root's: others have no capability where the server is.
+pub(crate) fn keeps_set_id(cx: &Context) -> bool {
+    cx.uid == 0 && Status::of(cx).is_none_or(|status| status.keeps_set_id)
+}
+
+/// What /proc tells of a caller.
+struct Status {
+    groups: Vec<u32>,
+    keeps_set_id: bool,
+}
+
+impl Status {
+    /// `None` where it is not to be seen. The file takes no lock that its thread could hold while it waits for
+    /// the answer.
+    fn of(cx: &Context) -> Option<Self> {
+        if cx.pid == 0 {
+            return None;
+        }
+        let text = std::fs::read_to_string(format!("/proc/{}/status", cx.pid)).ok()?;
+        Self::parse(&text, cx.uid)
+    }
+
+    /// Of a thread that acts as this user.
+    fn parse(text: &str, uid: u32) -> Option<Self> {
+        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let fsuid = value("Uid:")?.split_whitespace().nth(3)?;
+        if fsuid.parse() != Ok(uid) {
+            return None;
+        }
+        let groups = value("Groups:")?.split_whitespace();
+        let capabilities = u64::from_str_radix(value("CapEff:")?.trim(), 16).ok()?;
+        let fsetid = capabilities & CapabilitySet::FSETID.bits() != 0;
+        Some(Self {
+            groups: groups.filter_map(|gid| gid.parse().ok()).collect(),
+            keeps_set_id: uid == 0 && fsetid,
+        })
+    }
+}
+
 /// Whom the server runs as.
 pub(crate) struct Creds {
     uid: u32,
@@ -182,5 +233,24 @@ impl Drop for Caller {
         if let Some(gid) = self.gid {
             sys::setfsgid(gid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callers_groups_and_capabilities_are_read() {
+        let text = "Name:\tx\nUid:\t1\t2\t3\t7\nGroups:\t5 3000 \nCapEff:\t0000000000000010\n";
+        let status = Status::parse(text, 7).unwrap();
+        assert_eq!((status.groups, status.keeps_set_id), (vec![5, 3000], false));
+        let root = text.replace("\t7", "\t0");
+        assert!(Status::parse(&root, 0).unwrap().keeps_set_id);
+        let without = root.replace("10\n", "00\n");
+        assert!(!Status::parse(&without, 0).unwrap().keeps_set_id);
+        // Another thread has the number now.
+        assert!(Status::parse(text, 0).is_none());
+        assert!(Status::parse("Uid:\t1\n", 1).is_none());
     }
 }

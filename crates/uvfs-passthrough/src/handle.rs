@@ -89,8 +89,9 @@ impl Passthrough {
             // The page cache reads what a partial write does not cover.
             OFlags::WRONLY if self.options.writeback => OFlags::RDWR,
             OFlags::WRONLY => OFlags::WRONLY,
-            OFlags::RDWR => OFlags::RDWR,
-            _ => OFlags::RDONLY,
+            OFlags::RDONLY => OFlags::RDONLY,
+            // Both, or the descriptor for ioctls alone that open(2) gives for 3.
+            both => both,
         };
         if self.rules.read_only() && host.intersects(OFlags::RWMODE | OFlags::TRUNC) {
             return Err(Errno::ROFS);
@@ -109,7 +110,7 @@ impl Passthrough {
         let flags = self.host_flags(how.flags, may_noatime)?;
         let fd = self.open_host(&inode, flags, asked)?;
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
-            meta::kill_suidgid(cx, fd.as_fd())?;
+            self.mode_changed(node, meta::kill_suidgid(cx, fd.as_fd())?);
         }
         let st = sys::stat(fd.as_fd())?;
         let (now, mode) = (Told::of(&st), u32::from(st.stx_mode));
@@ -398,21 +399,22 @@ impl Passthrough {
         let (direct, appends) = (asked_direct(asked), flags.contains(OFlags::APPEND));
         // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
         // know.
-        let suits = mode & (libc::S_ISUID | libc::S_ISGID) == 0;
+        let plain = mode & (libc::S_ISUID | libc::S_ISGID) == 0;
         let wanted = match self.options.passthrough {
             Backed::Off => false,
             Backed::Auto if direct => {
                 let reads = flags & OFlags::ACCMODE == OFlags::RDONLY;
-                suits && (reads || inode.mount.in_memory && !appends)
+                reads || inode.mount.in_memory && !appends
             }
             Backed::Auto => {
                 let updates = flags & OFlags::ACCMODE == OFlags::RDWR;
-                suits && updates && !appends && !self.options.direct_io
+                updates && !appends && !self.options.direct_io
             }
-            Backed::Direct => suits && direct,
+            Backed::Direct => direct,
             Backed::All => true,
         };
         wanted
+            && plain
             && self.passes_through.load(Ordering::Relaxed)
             && inode.is_regular()
             && self.keeps_times(inode)
@@ -529,7 +531,8 @@ impl Passthrough {
         self.writable()?;
         let file = self.file(how.fh)?;
         if how.kill_suidgid {
-            meta::kill_suidgid(cx, file.as_fd())?;
+            let changed = meta::kill_suidgid(cx, file.as_fd())?;
+            self.mode_changed(file.inode.node, changed);
         }
         let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
         let uncached = how.uncached || self.options.uncached;
@@ -553,11 +556,17 @@ impl Passthrough {
         self.writable()?;
         let file = self.file(fh)?;
         ops::fallocate(&file.fd, mode, offset, len).await?;
-        if cx.uid != 0 {
-            // The kernel leaves it to us and does not say who has CAP_FSETID.
-            meta::kill_suidgid(cx, file.as_fd())?;
-        }
+        let changed = meta::kill_suidgid_unless_kept(cx, file.as_fd())?;
+        self.mode_changed(file.inode.node, changed);
         Ok(())
+    }
+
+    /// A file has lost set-user-id or set-group-id, which the answer does not tell. The kernel must not
+    /// execute it with those that it has cached.
+    fn mode_changed(&self, node: u64, changed: bool) {
+        if changed && let Some(hooks) = self.backing.get() {
+            (hooks.changed)(node);
+        }
     }
 
     pub(crate) fn seek_file(&self, fh: u64, offset: u64, whence: u32) -> Result<u64> {
@@ -580,9 +589,8 @@ impl Passthrough {
             return Err(Errno::INVAL);
         }
         let (from, to) = (self.file(copy.fh_in)?, self.file(copy.fh_out)?);
-        if cx.uid != 0 {
-            meta::kill_suidgid(cx, to.as_fd())?;
-        }
+        let changed = meta::kill_suidgid_unless_kept(cx, to.as_fd())?;
+        self.mode_changed(to.inode.node, changed);
         let (mut offset_in, mut offset_out) = (copy.offset_in, copy.offset_out);
         let len = usize::try_from(copy.len).unwrap_or(usize::MAX);
         let mut call = move || {

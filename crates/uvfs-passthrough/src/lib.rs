@@ -176,13 +176,15 @@ pub enum Error {
 /// Registers a node's file and gives its id.
 pub type Register = dyn Fn(u64, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
 
-/// How backing files are registered with the kernel: `Session::register_backing` and
-/// `Session::unregister_backing` of uvfs_server.
+/// How backing files are registered with the kernel, and it is told of what a request changed: by
+/// `Session::register_backing`, `Session::unregister_backing` and so on of uvfs_server.
 pub struct Backing {
     /// Registers a node's file and gives its id.
     pub register: Box<Register>,
     /// Takes back a node's registration.
     pub unregister: Box<dyn Fn(u64, i32) + Send + Sync>,
+    /// Has the kernel drop what it has cached of a node's attributes: `Session::attributes_changed`.
+    pub changed: Box<dyn Fn(u64) + Send + Sync>,
 }
 
 /// A directory of the host, served.
@@ -405,6 +407,7 @@ impl FileSystem for Passthrough {
         // protocol (Linux 6.9) the host's offsets outlive the descriptor that they were read from, tmpfs's too.
         let unopened = watcher.is_ok()
             && (options.checks_permissions || self.creds.is_root())
+            && !self.rules.strictatime()
             && config.minor >= 40
             && config.offered.contains(InitFlags::NO_OPENDIR_SUPPORT);
         self.lists_unopened.store(unopened, Ordering::Relaxed);

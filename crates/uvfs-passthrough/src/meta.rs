@@ -3,12 +3,15 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, Uid};
+use rustix::fs::{
+    AtFlags, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, Uid,
+};
 use rustix::io::Errno;
 use uvfs_proto::abi;
 use uvfs_server::fs::{Attributes, Context, Entry, SetAttr, SetTime};
 
 use crate::Passthrough;
+use crate::creds;
 use crate::inode::{Inode, Told};
 use crate::sys::{self, Result};
 use crate::watch::FOREVER;
@@ -80,24 +83,50 @@ fn sx(st: &Statx) -> abi::Statx {
 
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
 /// host clears by itself, whoever writes.
-///
-/// Set-group-id of a file that its group may not execute stays for a member of the group. Of the
-/// caller's groups only one is known here; a member by another loses the bit, which is the safe way.
-pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<()> {
+/// Whether there were any.
+pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<bool> {
+    match kill_sgid(cx, fd, libc::S_ISUID)? {
+        Some(mode) => strip(fd, mode).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+/// Likewise for requests that don't tell who has CAP_FSETID.
+pub(crate) fn kill_suidgid_unless_kept(cx: &Context, fd: BorrowedFd<'_>) -> Result<bool> {
+    match kill_sgid(cx, fd, libc::S_ISUID)? {
+        Some(mode) if !creds::keeps_set_id(cx) => strip(fd, mode).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+fn strip(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
+    match sys::chmod(fd, mode) {
+        // The mode of an append-only file changes by what is done to its data alone.
+        Err(Errno::PERM) => creds::without_fsetid(|| {
+            rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, 0, 1)?;
+            Ok(())
+        })
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM)),
+        result => result,
+    }
+}
+
+/// The mode that is left of a regular file's when it loses the bits in `kill` and set-group-id, if that
+/// changes it. Set-group-id of a file that its group may not execute stays for a member of the group.
+pub(crate) fn kill_sgid(cx: &Context, fd: BorrowedFd<'_>, kill: u32) -> Result<Option<u32>> {
     let wanted = StatxFlags::MODE | StatxFlags::TYPE | StatxFlags::GID;
     let st = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
     let mode = u32::from(st.stx_mode);
     if mode & libc::S_IFMT != libc::S_IFREG {
-        return Ok(());
+        return Ok(None);
     }
-    let mut kill = mode & libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 || st.stx_gid != cx.gid {
-        kill |= mode & libc::S_ISGID;
+    let mut kill = mode & kill;
+    if mode & libc::S_ISGID != 0
+        && (mode & libc::S_IXGRP != 0 || !creds::in_group_or_capable(cx, st.stx_gid))
+    {
+        kill |= libc::S_ISGID;
     }
-    if kill != 0 {
-        sys::chmod(fd, mode & 0o7777 & !kill)?;
-    }
-    Ok(())
+    Ok((kill != 0).then_some(mode & 0o7777 & !kill))
 }
 
 /// utimensat(2)'s form of a time.
@@ -150,11 +179,16 @@ impl Passthrough {
         }
     }
 
-    /// Notes what the kernel is told of a file, and says for how long it may cache that.
-    fn tell(&self, inode: &Inode, now: Told) -> Duration {
+    /// Notes what the kernel is told of a file, and says for how long it may cache that. Not while a backing
+    /// file changes what the kernel does not look at: times by stores through a mapping, set-user-id and
+    /// set-group-id by writes.
+    fn tell(&self, inode: &Inode, st: &Statx) -> Duration {
         if inode.is_regular() {
+            let set_id = u32::from(st.stx_mode) & (libc::S_ISUID | libc::S_ISGID) != 0;
+            let now = Told::of(st);
             let mut state = inode.state();
-            if state.is_mappable() {
+            if state.is_mappable() || set_id && state.backing.is_some() {
+                state.told = None;
                 return Duration::ZERO;
             }
             state.told = Some(now);
@@ -168,7 +202,7 @@ impl Passthrough {
             node: inode.node,
             generation: 0,
             attr: attr(st),
-            attr_ttl: self.tell(inode, Told::of(st)),
+            attr_ttl: self.tell(inode, st),
             entry_ttl: lifetime(inode, self.options.entry_ttl),
         }
     }
@@ -181,7 +215,7 @@ impl Passthrough {
     fn attributes(&self, inode: &Inode, st: &Statx) -> Attributes {
         Attributes {
             attr: attr(st),
-            ttl: self.tell(inode, Told::of(st)),
+            ttl: self.tell(inode, st),
         }
     }
 
@@ -211,7 +245,7 @@ impl Passthrough {
             Some(file) => ask(file.as_fd())?,
             None => ask(self.path_fd(&inode)?.as_fd())?,
         };
-        Ok((sx(&st), self.tell(&inode, Told::of(&st))))
+        Ok((sx(&st), self.tell(&inode, &st)))
     }
 
     pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
@@ -235,7 +269,11 @@ impl Passthrough {
             sys::chmod(fd, mode & 0o7777)?;
         }
         if set.uid.is_some() || set.gid.is_some() {
-            // The host clears set-user-id, set-group-id and capabilities by itself.
+            // The host knows nothing of the caller's groups. All else that goes with a change of owner it
+            // clears by itself.
+            if let Some(mode) = kill_sgid(cx, fd, 0)? {
+                sys::chmod(fd, mode)?;
+            }
             rustix::fs::chownat(
                 fd,
                 c"",
@@ -255,6 +293,7 @@ impl Passthrough {
                 None => return Err(Errno::INVAL),
             }
             if set.kill_suidgid {
+                // The answer tells the kernel.
                 kill_suidgid(cx, fd)?;
             }
         }

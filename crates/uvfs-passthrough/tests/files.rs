@@ -885,6 +885,7 @@ fn backing_files_are_registered_once_and_taken_back() {
         unregister: Box::new(move |_, _| {
             down.fetch_sub(1, Ordering::Relaxed);
         }),
+        changed: Box::new(|_| {}),
     });
     let node = served.lookup(1, "file").unwrap().node;
     let first = served.open(node, libc::O_RDONLY).unwrap();
@@ -963,6 +964,7 @@ fn a_backing_file_is_for_direct_opens_of_what_is_not_open_otherwise() {
             let at = live.iter().position(|&other| (other, id) == (node, 7));
             live.remove(at.expect("it is registered"));
         }),
+        changed: Box::new(|_| {}),
     });
     let config = served.init(InitFlags::all());
     assert!(config.wanted.contains(InitFlags::PASSTHROUGH));

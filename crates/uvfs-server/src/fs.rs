@@ -45,7 +45,8 @@ pub struct Context {
     /// The caller's file-system group id.
     pub gid: u32,
     /// The caller's thread id in the server's pid namespace, 0 where it has none there. Reading
-    /// `/proc` of it from a handler can deadlock: the caller may hold its own locks while it waits.
+    /// `/proc` of it from a handler can deadlock, but for `status`: the caller may hold locks of its
+    /// memory while it waits.
     pub pid: u32,
     /// A supplementary group of the caller that owns the parent directory of what it creates
     /// (FUSE_CREATE_SUPP_GROUP).

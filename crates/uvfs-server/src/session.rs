@@ -273,6 +273,12 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
+    /// Has the kernel drop the attributes that it has of a node, which a request changed whose answer
+    /// does not tell. Waits for nobody.
+    pub fn attributes_changed(&self, node: u64) {
+        self.drop_attributes(Origin::Kernel, node);
+    }
+
     fn tell(&self, node: u64, notification: &Notification<'_>) {
         if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
             tracing::debug!(node, %error, "a notification was not taken");

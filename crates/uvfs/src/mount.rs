@@ -283,7 +283,8 @@ fn back(session: &Arc<Session<Passthrough>>) {
             session.host_changed(change);
         }
     }));
-    let (weak, other) = (Arc::downgrade(session), Arc::downgrade(session));
+    let weak = || Arc::downgrade(session);
+    let (weak, other, third) = (weak(), weak(), weak());
     session.fs().set_backing(Backing {
         register: Box::new(move |node, file| match weak.upgrade() {
             Some(session) => session.register_backing(node, file),
@@ -292,6 +293,11 @@ fn back(session: &Arc<Session<Passthrough>>) {
         unregister: Box::new(move |node, id| {
             if let Some(session) = other.upgrade() {
                 session.unregister_backing(node, id);
+            }
+        }),
+        changed: Box::new(move |node| {
+            if let Some(session) = third.upgrade() {
+                session.attributes_changed(node);
             }
         }),
     });

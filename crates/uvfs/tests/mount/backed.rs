@@ -47,7 +47,7 @@ if flags & os.O_RDWR: assert os.pread(fd, 4096, 4096 * 7) == b"%4096d" % 7
             ("nopassthrough", &["O_RDWR"], 0),
             ("direct_io", &["O_RDWR"], 0),
             ("writeback", &["O_RDWR"], 0),
-            ("noatime", &["O_RDWR"], 0),
+            ("noatime", &["O_RDWR"], 1),
         ] {
             let served = Served::new(&Serve::over(transport).option(option));
             let mut program = command("python3", ["-c", python]);

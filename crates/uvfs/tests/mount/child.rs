@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{
-    backed, bad_days, clients, direct, listings, mount8, requests, scenes, tree, uncached, watch,
+    backed, bad_days, clients, direct, listings, mount8, outcomes, requests, scenes, tree,
+    uncached, watch,
 };
 
 /// A function: from the directory to work in and an argument to a report.
@@ -41,6 +42,8 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("make_files", requests::make),
     ("beside", requests::beside),
     ("access_times", mount8::access_times),
+    ("outcomes", outcomes::all),
+    ("executed_after", outcomes::executed_after),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

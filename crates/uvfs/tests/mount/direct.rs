@@ -81,7 +81,7 @@ fn the_kernel_reads_and_writes_by_itself() {
             ("passthrough=off", 0),
             ("uncached", 0),
             ("writeback", 0),
-            ("noatime", 0),
+            ("noatime", 2),
         ] {
             let served = Served::new(&Serve::over(transport).option(option));
             // What was open for writing by now may not be closed yet.

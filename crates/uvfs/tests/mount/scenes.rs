@@ -172,7 +172,7 @@ fn list(dir: &OwnedFd) -> io::Result<Vec<String>> {
 }
 
 /// Calls a function as another user, in a thread whose credentials alone are changed.
-fn as_user<T: Send>(uid: u32, gid: u32, groups: &[u32], call: impl FnOnce() -> T + Send) -> T {
+pub fn as_user<T: Send>(uid: u32, gid: u32, groups: &[u32], call: impl FnOnce() -> T + Send) -> T {
     let groups: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();
     let user = move || {
         set_thread_groups(&groups).expect("setgroups");
@@ -889,7 +889,8 @@ fn sticky(s: &mut Scene) {
 }
 
 /// A POSIX ACL as the kernel keeps it: version 2, then tag, permissions and id of each entry.
-fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+/// An access control list as its extended attribute has it, of tags, permissions and ids.
+pub fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut bytes = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
         bytes.extend(tag.to_le_bytes());
