@@ -1838,6 +1838,8 @@ pub const DIR3_DATA_CRC_OFFSET: usize = 4;
 pub const DA3_CRC_OFFSET: usize = 12;
 /// Byte offset of the checksum in remote attribute and symbolic link blocks.
 pub const REMOTE_CRC_OFFSET: usize = 12;
+/// Byte offset of the log sequence number in these.
+pub const REMOTE_LSN_OFFSET: usize = 48;
 /// Byte offset of the checksum in a quota record.
 pub const DQUOT_CRC_OFFSET: usize = 108;
 

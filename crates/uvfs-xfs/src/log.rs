@@ -12,6 +12,7 @@
 use crate::blocks::{Blocks, DiskExtent, unverified};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
+use std::ops::Range;
 
 /// Bytes of a log block.
 const BLOCK: usize = 512;
@@ -28,6 +29,9 @@ const EXTENDED_HEADER: usize = 260;
 /// Blocks that are searched for a record before the head: the largest record (256 KiB) with its
 /// heads and padding to a stripe unit, and room to spare.
 const SEARCH_BLOCKS: u64 = 2048;
+
+/// Blocks before the head that may have been written at the same time.
+const SCAN_BLOCKS: u64 = (RECORDS_AT_ONCE as u64 * (256 << 10)) / BLOCK as u64;
 
 /// What the log says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,15 +127,17 @@ pub(crate) fn head_lsn(blocks: &impl Blocks, g: &Geometry) -> Option<u64> {
     if log.len < 4 {
         return None;
     }
-    let (first, last) = (log.cycle(0).ok()?, log.cycle(log.len - 1).ok()?);
-    if first == 0 {
-        return None;
-    }
-    if first == last {
-        return Some((u64::from(first) + 1) << 32);
-    }
-    let head = log.first_with(1, log.len, last).ok()?;
-    Some(u64::from(first) << 32 | head)
+    Some(match log.head().ok()? {
+        // Without a log there is nothing that metadata can have been logged in.
+        None => 0,
+        Some(head) => {
+            let cycle = u64::from(log.cycle(head - 1).ok()?);
+            match head == log.len {
+                true => (cycle + 1) << 32,
+                false => cycle << 32 | head,
+            }
+        }
+    })
 }
 
 struct Log<'a, B> {
@@ -160,13 +166,7 @@ impl<'a, B: Blocks> Log<'a, B> {
 
     /// The cycle that wrote a block.
     fn cycle(&self, block: u64) -> Result<u32, String> {
-        let b = self.read(block)?;
-        let word = |i| Be32::at(&b, i).map_or(0, |w| w.get());
-        Ok(if word(0) == LOG_RECORD_MAGIC {
-            word(4)
-        } else {
-            word(0)
-        })
+        Ok(cycle_of(&self.read(block)?))
     }
 
     /// The first block in `low..high` whose cycle is `cycle`, if all from there on have it and
@@ -181,6 +181,50 @@ impl<'a, B: Blocks> Log<'a, B> {
             }
         }
         Ok(low)
+    }
+
+    /// The first block of `range` that was written in this cycle.
+    fn find_cycle(&self, range: Range<u64>, cycle: u32) -> Result<Option<u64>, String> {
+        let mut bytes = vec![0; (READ_BLOCKS as usize * BLOCK) << 3];
+        let step = (bytes.len() / BLOCK) as u64;
+        for from in range.clone().step_by(step as usize) {
+            let n = step.min(range.end - from) as usize;
+            let part = &mut bytes[..n * BLOCK];
+            self.blocks
+                .read_data((self.start + from) * BLOCK as u64, part)
+                .map_err(|e| format!("reading its block {from}: {e}"))?;
+            if let Some(i) = part.chunks_exact(BLOCK).position(|b| cycle_of(b) == cycle) {
+                return Ok(Some(from + i as u64));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The block after the last one that was written, as the kernel finds it; `None` if nothing was.
+    fn head(&self) -> Result<Option<u64>, String> {
+        let (first, last) = (self.cycle(0)?, self.cycle(self.len - 1)?);
+        if first == 0 {
+            return Ok(None);
+        }
+        // The head is where the last cycle's blocks give way to the previous cycle's (or to
+        // blocks never written, whose cycle is 0). A log that is in one cycle throughout ends at
+        // its end.
+        let (head, old) = match first == last {
+            true => (self.len, last.wrapping_sub(1)),
+            false => (self.first_with(1, self.len, last)?, last),
+        };
+        // Blocks of several records are written at the same time: the first one that was not
+        // written, among those that may have been in flight, is the end of the log.
+        let scan = SCAN_BLOCKS.min(self.len);
+        if last != 0 && head < scan {
+            let end = self.len - (scan - head)..self.len;
+            if let Some(hole) = self.find_cycle(end, old.wrapping_sub(1))? {
+                return Ok(Some(hole));
+            }
+        }
+        let hole = self.find_cycle(head.saturating_sub(scan)..head, old)?;
+        // The first block is of another cycle.
+        Ok(Some(hole.unwrap_or(head).max(1)))
     }
 
     /// Reads blocks, around the end of the log if need be.
@@ -313,18 +357,10 @@ impl<'a, B: Blocks> Log<'a, B> {
         if self.len < 4 {
             return Err("it has no blocks".into());
         }
-        let (first, last) = (self.cycle(0)?, self.cycle(self.len - 1)?);
-        if first == 0 {
+        let Some(head) = self.head()? else {
             return Ok(LogState::Zeroed);
-        }
-        // The head is where the last cycle's blocks give way to the previous cycle's (or to
-        // blocks never written, whose cycle is 0). A log that is in one cycle throughout ends at
-        // its end.
-        let mut head = if first == last {
-            0
-        } else {
-            self.first_with(1, self.len, last)?
         };
+        let mut head = head % self.len;
         let found = head;
         // The last record before the head.
         let mut record = self.record_before(head, SEARCH_BLOCKS)?;
@@ -377,6 +413,15 @@ impl<'a, B: Blocks> Log<'a, B> {
             at = (at + r.whole()) % self.len;
         }
         Ok(None)
+    }
+}
+
+/// The cycle that wrote a block.
+fn cycle_of(block: &[u8]) -> u32 {
+    let word = |i| Be32::at(block, i).map_or(0, |w| w.get());
+    match word(0) {
+        LOG_RECORD_MAGIC => word(4),
+        cycle => cycle,
     }
 }
 

@@ -484,9 +484,9 @@ fn verdicts() {
     let Some(image) = base() else { return };
     let mut damages = all_damages(&image.path());
     let mut i = 0;
-    damages.retain(|_| {
+    damages.retain(|d| {
         i += 1;
-        i % step() == 0
+        i % step() == 0 || d.name().contains("lsn")
     });
     eprintln!("{} damages to do", damages.len());
     compare_all(&image, &damages);

@@ -920,6 +920,7 @@ fn symlink(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]
         };
         let ident = g.ident(g.daddr(a), Some(inode.ino));
         let part = if g.features.crc {
+            ctx.lsn(place.at(a.agno, a.agbno), &bytes, REMOTE_LSN_OFFSET);
             match check_remote(&bytes, SYMLINK_MAGIC, done as u32, &ident) {
                 Ok(p) => p,
                 Err(f) => return report.fault(place.at(a.agno, a.agbno), &f),

@@ -91,21 +91,27 @@ fn runs(m: &Mend<'_>, agno: u32, tree: Btree) -> Option<Vec<(u32, u32)>> {
         _ => (agf.bno_root.get(), agf.bno_level.get()),
     };
     let mut out = Vec::new();
+    let mut inside = true;
+    let mut push = |start: u32, len: u32| {
+        let room = g.ag_blocks(agno).checked_sub(start);
+        inside &= room.is_some_and(|r| len <= r);
+        out.push((start, len));
+    };
     let walked = walk(m.disk, g, agno, tree, root, &mut |recs, n| match tree {
         Btree::Rmap => {
             for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
                 if r.owner.get() == RMAP_OWN_INODES {
-                    out.push((r.startblock.get(), r.blockcount.get()));
+                    push(r.startblock.get(), r.blockcount.get());
                 }
             }
         }
         _ => {
             for r in AllocRecord::slice_at(recs, 0, n).unwrap_or_default() {
-                out.push((r.startblock.get(), r.blockcount.get()));
+                push(r.startblock.get(), r.blockcount.get());
             }
         }
     });
-    walked.whole.then_some(super::space::normal(out))
+    (walked.whole && inside).then(|| super::space::normal(out))
 }
 
 /// The records that an inode may be in; all are in order.

@@ -326,49 +326,52 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     }
 }
 
-/// The length of a symbolic link's target, as its blocks say.
-pub(crate) fn link_size(m: &Mend<'_>, inode: &Inode) -> Option<u64> {
+/// The blocks that a symbolic link's target is in, each with its byte on the device, and the target;
+/// `None` if they are not all sound.
+fn link_blocks(m: &Mend<'_>, inode: &Inode) -> Option<(Vec<(u64, Vec<u8>)>, Vec<u8>)> {
+    let g = &m.g;
     let map = fork::read(m, inode, Fork::Data);
-    let mut done = 0u32;
+    let (mut blocks, mut target) = (Vec::new(), Vec::new());
     for e in &map.extents {
         let count = u64::from(e.blockcount);
-        let at = map.offset(m, e.startoff, count.min(1 << 8))?;
-        let bytes = m.disk.get(at, (count.min(1 << 8) as usize) << m.g.blocklog);
-        let bytes = bytes.ok()?;
-        let ident = m.g.ident(at >> 9, Some(inode.ino));
-        let part = check_remote(&bytes, SYMLINK_MAGIC, done, &ident).ok()?;
-        done = done.saturating_add(part.len() as u32);
+        if target.len() > SYMLINK_MAXLEN || count << g.blocklog > 1 << 17 {
+            return None;
+        }
+        let at = map.offset(m, e.startoff, count)?;
+        let bytes = m.disk.get(at, (count as usize) << g.blocklog).ok()?;
+        let ident = g.ident(at >> 9, Some(inode.ino));
+        let part = check_remote(&bytes, SYMLINK_MAGIC, target.len() as u32, &ident).ok()?;
+        if part.is_empty() {
+            return None;
+        }
+        target.extend_from_slice(part);
+        blocks.push((at, bytes));
     }
-    (done > 0 && done <= SYMLINK_MAXLEN as u32).then_some(done.into())
+    Some((blocks, target))
+}
+
+/// The length of a symbolic link's target, as its blocks say.
+pub(crate) fn link_size(m: &Mend<'_>, inode: &Inode) -> Option<u64> {
+    let len = link_blocks(m, inode)?.1.len();
+    (len > 0 && len <= SYMLINK_MAXLEN).then_some(len as u64)
 }
 
 /// Whether a symbolic link's target can be read.
 pub(crate) fn is_link(m: &Mend<'_>, inode: &Inode) -> bool {
-    let g = &m.g;
-    if inode.size == 0 || inode.size > SYMLINK_MAXLEN as u64 {
+    let len = inode.size as usize;
+    if len == 0 || len > SYMLINK_MAXLEN {
         return false;
     }
-    let len = inode.size as usize;
     if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
         return !inode.local_data().contains(&0);
     }
-    let map = fork::read(m, inode, Fork::Data);
-    let mut done = 0;
-    for e in &map.extents {
-        let count = u64::from(e.blockcount);
-        if done >= len || count << g.blocklog > 1 << 17 {
-            return false;
-        }
-        let Some(at) = map.offset(m, e.startoff, count) else {
-            return false;
-        };
-        let bytes = m.disk.get(at, (count as usize) << g.blocklog);
-        let bytes = bytes.unwrap_or_default();
-        let ident = g.ident(at >> 9, Some(inode.ino));
-        match check_remote(&bytes, SYMLINK_MAGIC, done as u32, &ident) {
-            Ok(part) if !part.contains(&0) && !part.is_empty() => done += part.len(),
-            _ => return false,
-        }
+    link_blocks(m, inode).is_some_and(|(_, t)| t.get(..len).is_some_and(|t| !t.contains(&0)))
+}
+
+/// Takes the log sequence numbers out of the blocks of a symbolic link's target.
+pub(crate) fn link_lsns(m: &Mend<'_>, inode: &Inode) {
+    for (at, mut bytes) in link_blocks(m, inode).into_iter().flat_map(|b| b.0) {
+        Be64::new(0).put(&mut bytes, REMOTE_LSN_OFFSET);
+        m.put_block(at >> 9, &bytes, REMOTE_CRC_OFFSET);
     }
-    done >= len
 }

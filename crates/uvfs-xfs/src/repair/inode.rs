@@ -216,6 +216,11 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
         && let Some(size) = super::fields::link_size(m, &inode)
         && let Ok(d) = Dinode::at(&raw, 0)
     {
+        if m.is_about(ino, "symbolic link") {
+            super::fields::link_lsns(m, &inode);
+            let text = "its log sequence number set right";
+            m.say("symbolic link", None, Some(ino), text.into());
+        }
         let mut d = *d;
         d.v2.size.set(size);
         d.put(&mut raw, 0);
@@ -233,7 +238,7 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
         hurt |= map.hurt;
         if bad && !map.hurt {
             // A tree is built anew with the rest.
-            let tree = m.about.get(&ino).is_some_and(|a| a.contains("bmbt"));
+            let tree = m.is_about(ino, "bmbt");
             map.hurt = tree && !map.tree.is_empty();
         }
         if map.hurt && !put_fork(m, ino, &mut raw, &inode, f, &mut map) {
@@ -259,11 +264,7 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
         if m.sharing.contains(&ino) {
             d.flags2.set(d.flags2.get() | DIFLAG2_REFLINK);
         }
-        if bad
-            && m.about
-                .get(&ino)
-                .is_some_and(|a| a.contains("unlinked list"))
-        {
+        if bad && m.is_about(ino, "unlinked list") {
             d.v2.next_unlinked.set(NULLAGINO);
         }
         d.put(&mut raw, 0);
@@ -390,7 +391,7 @@ pub(crate) fn quota(m: &mut Mend<'_>) {
         let Some(ino) = inodes[k] else { continue };
         let regular = m.kind_of(ino) == FileType::Regular;
         let twice = inodes[..k].contains(&Some(ino)) || ino == m.g.rootino;
-        let records = m.about.get(&ino).is_some_and(|a| a.contains(what));
+        let records = m.is_about(ino, what);
         if !regular || twice {
             [&mut sb.uquotino, &mut sb.gquotino, &mut sb.pquotino][k].set(0);
             sb.qflags.set(sb.qflags.get() & !(checked | on));

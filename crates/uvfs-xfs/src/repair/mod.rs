@@ -364,6 +364,11 @@ impl<'a> Mend<'a> {
         self.all_bad || self.bad.contains(&ino)
     }
 
+    /// Whether there are findings about this structure of an inode.
+    pub fn is_about(&self, ino: u64, what: &'static str) -> bool {
+        self.about.get(&ino).is_some_and(|a| a.contains(what))
+    }
+
     /// Whether there are findings about a structure of a group.
     pub fn hurt(&self, what: &'static str, agno: u32) -> bool {
         self.all_bad || self.hurt.contains(&(what, agno))

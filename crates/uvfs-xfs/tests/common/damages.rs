@@ -293,6 +293,8 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
     }
     let remote = words("magic offset bytes owner uuid bno");
     add(&[&ino("/special/link-1000"), "dblock 0"], &remote, two);
+    let ahead = ["0x700000000000"];
+    add(&[&ino("/special/link-1000"), "dblock 0"], &["lsn"], &ahead);
     out
 }
 
