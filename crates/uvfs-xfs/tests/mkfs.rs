@@ -493,6 +493,13 @@ fn an_archive_becomes_an_image() {
     fs::write(source.join("n".repeat(250)), "a long name").unwrap();
     let sparse = fs::File::create(source.join("sparse")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", 40 << 20).unwrap();
+    // One that ends with a hole, with a name that is cut off where headers have no room for it.
+    let holes = fs::File::create(source.join(format!("a/b/{}", "h".repeat(200)))).unwrap();
+    for i in 0..30u64 {
+        let at = i * 300_000;
+        std::os::unix::fs::FileExt::write_all_at(&holes, &pattern(i, 5000), at).unwrap();
+    }
+    holes.set_len(20 << 20).unwrap();
     run("mkfifo", &[source.join("fifo")]);
     run(
         "chown",
@@ -503,13 +510,17 @@ fn an_archive_becomes_an_image() {
         ],
     );
     let expected = tree(&source);
-    for format in ["pax", "gnu"] {
+    for (format, sparse) in [
+        ("pax", None),
+        ("gnu", Some("--sparse")),
+        ("pax", Some("--sparse-version=0.0")),
+        ("pax", Some("--sparse-version=0.1")),
+        ("pax", Some("--sparse-version=1.0")),
+    ] {
         let archive = dir.path().join("archive");
         let mut tar = Command::new("tar");
         tar.arg(format!("--format={format}")).arg("-C").arg(&source);
-        if format == "gnu" {
-            tar.arg("--sparse");
-        }
+        tar.args(sparse);
         assert!(
             tar.arg("-cf")
                 .arg(&archive)
@@ -532,7 +543,7 @@ fn an_archive_becomes_an_image() {
             lines.iter().map(cut).collect()
         };
         same(&whole(&tree(mount.path())), &whole(&expected), format);
-        if format == "gnu" {
+        if sparse.is_some() {
             let blocks = fs::metadata(mount.path().join("sparse")).unwrap().blocks();
             assert!(blocks <= 64, "{blocks} blocks of a sparse file");
         }

@@ -29,8 +29,9 @@ is of version 5 with the features that mkfs.xfs 6.1 gives; its sizes are chosen 
 options -b, -d, -i, -l, -m, -s and -L are those of mkfs.xfs(8).
 
 With --from, names, types, modes, owners, times, hard and symbolic links, devices, FIFOs, sockets,
-extended attributes, ACLs and holes are kept. An image inside of the source is left out. An archive is
-read as a whole first, into a temporary file beside the image.
+extended attributes, ACLs and holes are kept. Blocks that files share with each other (reflinks) are
+copied for each. An image inside of the source is left out. An archive is read as a whole first, into a
+temporary file beside the image; sparse members of GNU and PAX formats keep their holes.
 
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
 source needs with a twentieth to spare, at least 300M. Sizes take K, M, G and T.

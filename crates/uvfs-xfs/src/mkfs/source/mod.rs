@@ -1,6 +1,7 @@
 //! The sources that a new file system is filled from.
 
 mod host;
+mod sparse;
 pub mod tar;
 
 pub use host::HostDir;
@@ -132,7 +133,9 @@ impl Reader {
             Reader::Parts { file, parts } => {
                 buf.fill(0);
                 let end = offset + buf.len() as u64;
-                for (start, len, at) in parts.iter() {
+                let first = parts.partition_point(|(start, len, _)| start + len <= offset);
+                let here = parts[first..].iter().take_while(|p| p.0 < end);
+                for (start, len, at) in here {
                     let from = offset.max(*start);
                     let to = end.min(start + len);
                     if from < to {

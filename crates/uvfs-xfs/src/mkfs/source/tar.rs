@@ -3,6 +3,7 @@
 //! An archive has its members in any order and tells sizes only as it goes, so all of it is read
 //! first: names and attributes into memory, contents into a temporary file without a name.
 
+use super::sparse::Sparse;
 use super::{Data, Dir, Entry, Meta, Reader, Root, Time, as_path};
 use crate::bulk::attr::NewAttr;
 use crate::mkfs::MkfsError;
@@ -128,6 +129,53 @@ fn pax_time(text: &str) -> Option<Time> {
     })
 }
 
+/// The type that a member's inode has; none for a further name of one.
+fn type_bits(kind: EntryType) -> Option<u16> {
+    Some(match kind {
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => 0o100_000,
+        EntryType::Link => 0,
+        EntryType::Symlink => 0o120_000,
+        EntryType::Char => 0o020_000,
+        EntryType::Block => 0o060_000,
+        EntryType::Directory => 0o040_000,
+        EntryType::Fifo => 0o010_000,
+        _ => return None,
+    })
+}
+
+/// Takes a member's extended headers: times, owners, attributes and holes.
+fn extended(
+    m: &mut tar::Entry<'_, impl Read>,
+    meta: &mut Meta,
+    attrs: &mut Vec<NewAttr>,
+    sparse: &mut Sparse,
+) -> io::Result<()> {
+    let mut accessed = None;
+    for x in m.pax_extensions()?.into_iter().flatten() {
+        let x = x?;
+        let key = x.key_bytes();
+        let text = std::str::from_utf8(x.value_bytes()).unwrap_or("");
+        match key {
+            b"mtime" => {
+                if let Some(t) = pax_time(text) {
+                    (meta.mtime, meta.ctime, meta.crtime) = (t, t, t);
+                }
+            }
+            b"atime" => accessed = pax_time(text),
+            b"uid" => meta.uid = text.parse().unwrap_or(meta.uid),
+            b"gid" => meta.gid = text.parse().unwrap_or(meta.gid),
+            _ => match key.strip_prefix(b"SCHILY.xattr.") {
+                Some(name) => attrs.extend(super::host::attribute(name, x.value_bytes())),
+                None => sparse.take(key, x.value_bytes())?,
+            },
+        }
+    }
+    meta.atime = accessed.unwrap_or(meta.mtime);
+    attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
+    attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
+    Ok(())
+}
+
 impl Tree {
     /// The directory that these names lead to, made where it is missing.
     fn directory(&mut self, names: &[&[u8]]) -> Option<usize> {
@@ -169,25 +217,18 @@ impl Tree {
             sec: header.mtime().map_err(bad)? as i64,
             nsec: 0,
         };
-        let type_bits: u16 = match kind {
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => 0o100_000,
-            EntryType::Link => 0,
-            EntryType::Symlink => 0o120_000,
-            EntryType::Char => 0o020_000,
-            EntryType::Block => 0o060_000,
-            EntryType::Directory => 0o040_000,
-            EntryType::Fifo => 0o010_000,
-            // Headers about the archive.
-            EntryType::XGlobalHeader => return Ok(()),
-            _ => return Err(unfit("a kind of member that is not known")),
-        };
-        let device = matches!(kind, EntryType::Char | EntryType::Block);
-        let rdev = match device {
-            true => (
+        // A header about the archive.
+        if kind == EntryType::XGlobalHeader {
+            return Ok(());
+        }
+        let type_bits =
+            type_bits(kind).ok_or_else(|| unfit("a kind of member that is not known"))?;
+        let rdev = match kind {
+            EntryType::Char | EntryType::Block => (
                 header.device_major().map_err(bad)?.unwrap_or(0),
                 header.device_minor().map_err(bad)?.unwrap_or(0),
             ),
-            false => (0, 0),
+            _ => (0, 0),
         };
         let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX);
         let mut meta = Meta {
@@ -201,39 +242,9 @@ impl Tree {
             ctime: mtime,
             crtime: mtime,
         };
-        let mut attrs = Vec::new();
-        let mut accessed = None;
-        if let Some(extensions) = m.pax_extensions().map_err(bad)? {
-            for x in extensions {
-                let x = x.map_err(bad)?;
-                let key = x.key_bytes();
-                let text = std::str::from_utf8(x.value_bytes()).unwrap_or("");
-                match key {
-                    b"mtime" => {
-                        if let Some(t) = pax_time(text) {
-                            (meta.mtime, meta.ctime, meta.crtime) = (t, t, t);
-                        }
-                    }
-                    b"atime" => accessed = pax_time(text),
-                    b"uid" => meta.uid = text.parse().unwrap_or(meta.uid),
-                    b"gid" => meta.gid = text.parse().unwrap_or(meta.gid),
-                    b"GNU.sparse.major" | b"GNU.sparse.map" => {
-                        return Err(unfit(
-                            "a sparse member in PAX format, which is not supported (GNU tar's \
-                             --format=gnu writes another)",
-                        ));
-                    }
-                    _ => {
-                        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                            attrs.extend(super::host::attribute(name, x.value_bytes()));
-                        }
-                    }
-                }
-            }
-        }
-        meta.atime = accessed.unwrap_or(meta.mtime);
-        attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
-        attrs.dedup_by(|a, b| (a.flags, &a.name) == (b.flags, &b.name));
+        let (mut attrs, mut sparse) = (Vec::new(), Sparse::default());
+        extended(&mut m, &mut meta, &mut attrs, &mut sparse).map_err(bad)?;
+        let path = sparse.name.take().map_or(path.clone(), Vec::from);
         let names_of = names(&path).ok_or_else(|| unfit("a path with \"..\" or a long name"))?;
         let Some((name, above)) = names_of.split_last() else {
             // The root itself.
@@ -242,8 +253,8 @@ impl Tree {
             }
             return Ok(());
         };
-        let inside = || unfit("it lies in something that is no directory");
-        let above = self.directory(above).ok_or_else(inside)?;
+        let above = self.directory(above);
+        let above = above.ok_or_else(|| unfit("it lies in something that is no directory"))?;
         if kind == EntryType::Link {
             let to = link.unwrap_or_default();
             let to = names(&to).and_then(|n| self.find(&n));
@@ -261,11 +272,18 @@ impl Tree {
             return Ok(());
         }
         let regular = type_bits == 0o100_000;
-        let sparse = kind == EntryType::GNUSparse;
+        let failed = |error| MkfsError::source(shown(), "reading its contents", error);
+        let mut holes = kind == EntryType::GNUSparse;
         let parts = match regular {
-            true => self
-                .store(&mut m, sparse, end)
-                .map_err(|error| MkfsError::source(shown(), "reading its contents", error))?,
+            true => match sparse.parts(&mut m).map_err(failed)? {
+                Some(map) => {
+                    holes = true;
+                    meta.size = sparse.size.unwrap_or(meta.size);
+                    self.store_parts(&mut m, &map, end)
+                }
+                None => self.store(&mut m, holes, end),
+            }
+            .map_err(failed)?,
             false => Vec::new(),
         };
         let node = self.nodes.len();
@@ -280,7 +298,7 @@ impl Tree {
                 _ => Box::default(),
             },
             parts,
-            sparse,
+            sparse: holes,
             names: 1,
             below: BTreeMap::new(),
         });
@@ -293,6 +311,28 @@ impl Tree {
         if let Some(old) = self.nodes[above].below.insert(name.into(), node) {
             self.nodes[old].names -= 1;
         }
+    }
+
+    /// Copies the parts of a member that are there to the temporary file.
+    fn store_parts(
+        &mut self,
+        m: &mut impl Read,
+        map: &[(u64, u64)],
+        end: &mut u64,
+    ) -> io::Result<Vec<(u64, u64, u64)>> {
+        let mut parts = Vec::with_capacity(map.len());
+        let mut buf = vec![0; 256 << 10];
+        for (at, len) in map {
+            parts.push((*at, *len, *end));
+            let mut left = *len;
+            while left > 0 {
+                let n = left.min(buf.len() as u64) as usize;
+                m.read_exact(&mut buf[..n])?;
+                self.contents.write_all_at(&buf[..n], *end)?;
+                (left, *end) = (left - n as u64, *end + n as u64);
+            }
+        }
+        Ok(parts)
     }
 
     /// Copies a member's contents to the temporary file.
