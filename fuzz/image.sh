@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes a small image with every structure of an XFS file system in it, for the target xfs_image:
 #
-#     fuzz/image.sh rich.img && UVFS_FUZZ_IMAGE=rich.img cargo fuzz run xfs_image
+#     fuzz/image.sh rich.img && UVFS_FUZZ_IMAGE=rich.img fuzz/run.sh xfs_image
 #
 # Root only: it is filled through the kernel. More arguments go to mkfs.xfs, instead of the features
 # that it switches on otherwise (-m crc=0 makes an image of version 4).
