@@ -126,6 +126,7 @@ fn same_findings_in_every_way() {
         threads,
         prefetch,
         memory,
+        ..Options::default()
     };
     let once = check_file(&path, &options(Prefetch::Large, 1, None)).unwrap();
     assert_eq!((once.passes, once.count), (1, 0));
@@ -183,7 +184,7 @@ fn reading_ahead_hides_nothing() {
             let options = Options {
                 threads: 1,
                 prefetch,
-                memory: None,
+                ..Options::default()
             };
             check_blocks(Arc::new(blocks), &options).map_or_else(
                 |e| vec![e.to_string()],

@@ -13,7 +13,7 @@ mod mutate;
 use common::*;
 use damages::all_damages;
 use mutate::{Choose, MemImage, Random};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
@@ -97,13 +97,17 @@ fn base() -> Option<Arc<Image>> {
 type Files = BTreeMap<u64, (u64, u64)>;
 
 fn files(path: &Path) -> Files {
+    files_of(FileBlocks::open(path).unwrap())
+}
+
+fn files_of(blocks: impl Blocks + 'static) -> Files {
     let mut out = Files::new();
-    let Ok(v) = Volume::open(FileBlocks::open(path).unwrap()) else {
+    let Ok(v) = Volume::open(blocks) else {
         return out;
     };
     let root = v.geometry().rootino;
     let mut todo = vec![root];
-    let mut seen = std::collections::BTreeSet::from([root]);
+    let mut seen = BTreeSet::from([root]);
     let mut buf = vec![0; 1 << 20];
     while let Some(ino) = todo.pop() {
         let Ok(inode) = v.inode(ino) else { continue };
@@ -411,10 +415,18 @@ fn repair_mem(image: &MemImage, sink: &dyn Sink) -> Result<Outcome, RepairError>
     repair(blocks, sink, &one, &Progress::default())
 }
 
-/// Repairs an image in memory completely; gives it, or what is left.
+/// Repairs an image in memory completely; gives it and how many writes that took, or what is left.
 fn mended(image: &MemImage) -> Result<(MemImage, usize), String> {
+    let (after, writes, _) = mended_saying(image)?;
+    Ok((after, writes))
+}
+
+/// As [`mended`], and gives the inodes of which the report speaks; `None` if not all are told.
+fn mended_saying(image: &MemImage) -> Result<(MemImage, usize, Option<BTreeSet<u64>>), String> {
     let sink = MemSink::new(image, usize::MAX, EIO);
     let o = repair_mem(image, &sink).map_err(|e| e.to_string())?;
+    let told = o.changes.len() as u64 == o.change_count;
+    let told = told.then(|| o.changes.iter().filter_map(|c| c.inode).collect());
     if o.left_count > 0 {
         let left: Vec<String> = o.left.iter().take(4).map(|f| f.to_string()).collect();
         return Err(format!("{left:?}"));
@@ -422,7 +434,7 @@ fn mended(image: &MemImage) -> Result<(MemImage, usize), String> {
     let s = sink.state.into_inner().unwrap();
     let again = repair_mem(&s.image, &NoSink).map_err(|e| e.to_string())?;
     assert_eq!(again.found_count, 0, "{:?}", again.found);
-    Ok((s.image, s.writes))
+    Ok((s.image, s.writes, told))
 }
 
 /// A repair cut off after each of its writes, with some of those before the cut missing: the next
@@ -463,13 +475,15 @@ fn cut_off_after_each_write() {
     eprintln!("{cuts} repairs cut off");
 }
 
-/// Several structures damaged at once: no panic, no hang, and what is said to be mended is.
+/// Several structures damaged at once: no panic, no hang, what is said to be mended is, and no file
+/// that was whole is changed without a word.
 #[test]
 fn random_damage() {
     let Some(image) = base() else { return };
     let mem = MemImage::load(&image.path()).unwrap();
     let regions = mutate::regions(&mem);
     let count = std::env::var("UVFS_RANDOM").map_or(100, |n| n.parse().unwrap());
+    let before = files(&image.path());
     let next = AtomicUsize::new(0);
     let left = Mutex::new(Vec::new());
     std::thread::scope(|s| {
@@ -487,8 +501,17 @@ fn random_damage() {
                         what.push(mutate::damage(&mut damaged, &regions, &mut random));
                     }
                     let start = std::time::Instant::now();
-                    match std::panic::catch_unwind(|| mended(&damaged)) {
-                        Ok(Ok(_)) => {}
+                    match std::panic::catch_unwind(|| mended_saying(&damaged)) {
+                        Ok(Ok((after, _, told))) => {
+                            let (whole, after) = (files_of(damaged), files_of(after));
+                            let changed = whole.iter().filter(|(ino, file)| {
+                                before.get(ino) == Some(file) && after.get(ino) != Some(file)
+                            });
+                            for (ino, _) in changed {
+                                let said = told.as_ref().is_none_or(|t| t.contains(ino));
+                                assert!(said, "{i} {what:?}: file {ino} is not what it was");
+                            }
+                        }
                         Ok(Err(why)) => left.lock().unwrap().push(format!("{i} {what:?}: {why}")),
                         Err(_) => panic!("{i} {what:?}"),
                     }

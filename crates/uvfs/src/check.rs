@@ -243,6 +243,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         threads: args.threads.map_or(0, |n| n as usize),
         prefetch: args.prefetch.into(),
         memory: args.memory,
+        ..Options::default()
     };
     let outcome = shown(args.json, |progress| {
         check(blocks.clone(), &options, progress)

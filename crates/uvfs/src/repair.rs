@@ -27,7 +27,8 @@ Examples:
   uvfs repair disk.img
   uvfs repair -L /dev/sdb1    throw the log away, if the file system cannot be mounted
 
-Each change is one line. What is in use but in no directory is moved to lost+found, by its number.
+Each change is one line, with the path of an inode if few directories had to be read for it
+(uvfs check looks further). What is in use but in no directory is moved to lost+found, by its number.
 Nothing is written before all changes are known. From the first write to the last the file system is
 marked as needing repair, and no kernel mounts it; a repair that was cut off is done again. If something
 is left that cannot be mended, nothing is written.
@@ -66,8 +67,8 @@ pub struct Args {
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
-    /// Most memory for checking, such as 64M. The changes and what is known of inodes and blocks come
-    /// on top of it [default: no bound]
+    /// Most memory to use, such as 256M. What was found may need more than that to be mended: then it
+    /// says how much, and does nothing [default: no bound]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     memory: Option<u64>,
 }

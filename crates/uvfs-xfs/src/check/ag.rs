@@ -577,6 +577,12 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
             report.differ(place, "agf_longest", longest, agf.longest.get());
         }
     }
+    // The superblock is compared with what should be there.
+    sums.fdblocks = u64::from(agf.flcount.get())
+        + match bno.whole {
+            true => free,
+            false => agf.freeblks.get().into(),
+        };
     let mut tree_blocks = (bno.blocks + cnt.blocks).saturating_sub(2);
 
     if g.features.rmapbt {
@@ -602,13 +608,12 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
     if whole && g.features.lazy_counters && agf.btreeblks.get() != tree_blocks {
         report.differ(place, "agf_btreeblks", tree_blocks, agf.btreeblks.get());
     }
-    sums.fdblocks = u64::from(agf.freeblks.get())
-        + u64::from(agf.flcount.get())
-        + if g.features.lazy_counters {
-            u64::from(agf.btreeblks.get())
-        } else {
-            0
+    if g.features.lazy_counters {
+        sums.fdblocks += match whole {
+            true => u64::from(tree_blocks),
+            false => agf.btreeblks.get().into(),
         };
+    }
     free_list(ctx, rd, agno, agf) && whole
 }
 
@@ -954,7 +959,10 @@ fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
             report.differ(place, "agi_iblocks", ino.blocks, agi.iblocks.get());
         }
     }
-    (sums.icount, sums.ifree) = (agi.count.get().into(), agi.freecount.get().into());
+    (sums.icount, sums.ifree) = match ino.whole {
+        true => (count, free),
+        false => (agi.count.get().into(), agi.freecount.get().into()),
+    };
     if g.features.finobt {
         let (mut sum, mut next) = (0u64, 0u64);
         let fino = walk(

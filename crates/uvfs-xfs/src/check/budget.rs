@@ -142,6 +142,30 @@ pub fn least_memory(blocks: &dyn Blocks) -> Result<u64> {
     Ok(PROGRAM + LEAST + lists(&inodes))
 }
 
+/// Bytes that a repair of the file system needs beside its checks, about: for each inode its kind
+/// and two link counts, for each block its use twice, and what is known of `directories`; where there is
+/// a reverse mapping tree, its records, and those of one group twice more while they are sorted.
+pub(crate) fn repair_tables(g: &Geometry, blocks: &dyn Blocks, directories: u64) -> u64 {
+    const INODE: u64 = 10;
+    const DIRECTORY: u64 = 160;
+    const OWNER: u64 = 24;
+    let per_leaf = Btree::Rmap.max_records(g.block_size as usize, g.features.crc, 0) as u64;
+    let (mut need, mut most) = (directories * DIRECTORY, 0);
+    for agno in 0..g.agcount {
+        let n = g.ag_blocks(agno);
+        need += inodes(g, blocks, agno) * INODE + 2 * BlockMap::max_bytes(n.into());
+        if g.features.rmapbt {
+            let agf = header(g, blocks, agno, AGF_SECTOR);
+            let tree =
+                agf.and_then(|(h, ident)| Some(check_agf(&h, &ident).ok()?.rmap_blocks.get()));
+            let records = u64::from(tree.unwrap_or(0).min(n)) * per_leaf;
+            need += records * OWNER;
+            most = most.max(records * OWNER);
+        }
+    }
+    need + 2 * most
+}
+
 /// The blocks that a pass is about, in the order of groups: from one up to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {

@@ -184,7 +184,8 @@ impl Ups {
         })
     }
 
-    fn len(&self) -> usize {
+    /// How many there are.
+    pub fn len(&self) -> usize {
         self.len
     }
 

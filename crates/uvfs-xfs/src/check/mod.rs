@@ -46,6 +46,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use budget::least_memory;
+pub(crate) use budget::repair_tables;
 pub use device::DeviceBlocks;
 pub use report::Finding;
 
@@ -77,6 +78,8 @@ pub struct Options {
     /// Most bytes to use, with the 16 MiB that are set aside for the program; `None` is no bound.
     /// Less than [`least_memory`] is as much as that.
     pub memory: Option<u64>,
+    /// Most directories to look through for the paths of inodes with findings, if not 200,000.
+    pub path_dirs: Option<usize>,
 }
 
 /// How far a check has come, for whoever watches.
@@ -118,6 +121,8 @@ pub struct Outcome {
     pub incomplete: bool,
     /// Inodes looked at.
     pub inodes: u64,
+    /// Directories among them that another leads to.
+    pub directories: u64,
     /// Times that the image was gone through.
     pub passes: usize,
     /// How metadata was read: [`Prefetch::Large`] or [`Prefetch::Exact`].
@@ -207,13 +212,15 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     }
     let incomplete = report.is_incomplete();
     let (mut findings, count) = report.take();
-    paths::name(&blocks, &mut findings, budget.path_dirs);
+    let dirs = options.path_dirs.unwrap_or(usize::MAX);
+    paths::name(&blocks, &mut findings, dirs.min(budget.path_dirs));
     Ok(Outcome {
         findings,
         count,
         log,
         incomplete,
         inodes,
+        directories: ups.len() as u64,
         passes,
         prefetch: if large {
             Prefetch::Large

@@ -200,9 +200,9 @@ fn chunk_start(m: &Mend<'_>, agino: u32, known: &[InodeChunk]) -> u32 {
     match of {
         Some(c) => c.startino,
         None => {
-            let align = g.inoalignmt.max(g.chunk_blocks()) << g.inopblog;
-            let base = agino / align * align;
-            base + (agino - base) / 64 * 64
+            let align = u64::from(g.inoalignmt.max(g.chunk_blocks())) << g.inopblog;
+            let past = (u64::from(agino) % align) as u32;
+            agino - past % 64
         }
     }
 }

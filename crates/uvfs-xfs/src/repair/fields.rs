@@ -326,12 +326,12 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     }
 }
 
-/// The blocks that a symbolic link's target is in, each with its byte on the device, and the target;
-/// `None` if they are not all sound.
-fn link_blocks(m: &Mend<'_>, inode: &Inode) -> Option<(Vec<(u64, Vec<u8>)>, Vec<u8>)> {
+/// The target of a symbolic link, if all its blocks are sound. Each is given to `visit`, with its byte
+/// on the device.
+fn target(m: &Mend<'_>, inode: &Inode, visit: &mut dyn FnMut(u64, Vec<u8>)) -> Option<Vec<u8>> {
     let g = &m.g;
     let map = fork::read(m, inode, Fork::Data);
-    let (mut blocks, mut target) = (Vec::new(), Vec::new());
+    let mut target = Vec::new();
     for e in &map.extents {
         let count = u64::from(e.blockcount);
         if target.len() > SYMLINK_MAXLEN || count << g.blocklog > 1 << 17 {
@@ -345,14 +345,14 @@ fn link_blocks(m: &Mend<'_>, inode: &Inode) -> Option<(Vec<(u64, Vec<u8>)>, Vec<
             return None;
         }
         target.extend_from_slice(part);
-        blocks.push((at, bytes));
+        visit(at, bytes);
     }
-    Some((blocks, target))
+    Some(target)
 }
 
 /// The length of a symbolic link's target, as its blocks say.
 pub(crate) fn link_size(m: &Mend<'_>, inode: &Inode) -> Option<u64> {
-    let len = link_blocks(m, inode)?.1.len();
+    let len = target(m, inode, &mut |_, _| {})?.len();
     (len > 0 && len <= SYMLINK_MAXLEN).then_some(len as u64)
 }
 
@@ -365,13 +365,14 @@ pub(crate) fn is_link(m: &Mend<'_>, inode: &Inode) -> bool {
     if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
         return !inode.local_data().contains(&0);
     }
-    link_blocks(m, inode).is_some_and(|(_, t)| t.get(..len).is_some_and(|t| !t.contains(&0)))
+    let target = target(m, inode, &mut |_, _| {}).unwrap_or_default();
+    target.get(..len).is_some_and(|t| !t.contains(&0))
 }
 
 /// Takes the log sequence numbers out of the blocks of a symbolic link's target.
 pub(crate) fn link_lsns(m: &Mend<'_>, inode: &Inode) {
-    for (at, mut bytes) in link_blocks(m, inode).into_iter().flat_map(|b| b.0) {
+    target(m, inode, &mut |at, mut bytes| {
         Be64::new(0).put(&mut bytes, REMOTE_LSN_OFFSET);
         m.put_block(at >> 9, &bytes, REMOTE_CRC_OFFSET);
-    }
+    });
 }

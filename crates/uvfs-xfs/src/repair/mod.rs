@@ -5,6 +5,9 @@
 //! below mend it, and the next round's check tells whether that was enough. Without findings there
 //! is nothing to do; `-n` is the same work, with the changes thrown away.
 //!
+//! Numbers that the check itself has counted, such as link counts, are set right without more ado
+//! ([`local`]). Otherwise a round is:
+//!
 //! 1. Geometry and superblock ([`superblock`]): the primary one if most copies agree with it,
 //!    otherwise a copy.
 //! 2. Inodes ([`chunks`], [`inode`]): the chunks that the inode trees have, or, in a group whose
@@ -27,10 +30,11 @@
 //!
 //! If something is left that cannot be mended, nothing is written at all.
 //!
-//! Memory: [`check::Options::memory`] bounds the checks. The changes themselves are kept until they are
-//! written, and a repair keeps ten bytes for each inode, two bits for each block, a record for each
-//! run of blocks if there is a reverse mapping tree, and the entries of one directory: that is not
-//! bounded.
+//! Memory: a repair keeps ten bytes for each inode, four bits for each block, a record for each run of
+//! blocks if there is a reverse mapping tree, and 160 bytes for each directory. With
+//! [`check::Options::memory`] the checks get what these leave, and if they leave too little the
+//! repair says so before it begins; changed sectors beyond an eighth go to a temporary file. The
+//! entries of one directory, and the references to shared blocks, come on top.
 
 mod attr;
 mod chunks;
@@ -42,6 +46,7 @@ mod fork;
 mod groups;
 mod inode;
 mod links;
+mod local;
 mod log;
 mod overlay;
 mod space;
@@ -64,6 +69,11 @@ use std::sync::Arc;
 
 /// Rounds of checking and mending.
 const MAX_ROUNDS: usize = 6;
+/// Directories that are looked through for the paths of inodes: in a second or two many more could be
+/// mended.
+const PATH_DIRS: usize = 2000;
+/// Of a bound on memory, the part that changed sectors may take; more go to a temporary file.
+const KEPT_SHARE: u64 = 8;
 /// Changes that are told in full.
 const MAX_CHANGES: usize = 10_000;
 
@@ -108,6 +118,8 @@ pub struct Outcome {
 pub enum RepairError {
     /// It could not begin.
     Check(Error),
+    /// The bound on memory is too small for what has to be mended; this would do. Nothing was done.
+    Memory(u64),
     /// The image could not be written to. A later repair goes on from there.
     Write(io::Error),
 }
@@ -116,6 +128,11 @@ impl std::fmt::Display for RepairError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             RepairError::Check(e) => e.fmt(f),
+            RepairError::Memory(least) => write!(
+                f,
+                "--memory: to mend what was found at least {}M are needed; nothing was written",
+                least.div_ceil(1 << 20)
+            ),
             RepairError::Write(e) => write!(
                 f,
                 "writing: {e}; the file system is half mended and marked as needing repair: repair it again"
@@ -139,7 +156,9 @@ pub fn repair(
     options: &Options,
     progress: &Progress,
 ) -> std::result::Result<Outcome, RepairError> {
-    let disk = Arc::new(Overlay::new(blocks.clone()));
+    let bound = options.check.memory;
+    let keep = bound.map_or(u64::MAX, |m| m / KEPT_SHARE);
+    let disk = Arc::new(Overlay::new(blocks.clone(), keep));
     let (sb, g, as_is) = superblock::settle(&*blocks)?;
     refuse(&g, &*blocks)?;
     let mut out = Outcome {
@@ -177,8 +196,14 @@ pub fn repair(
         log::format(&mut m);
     }
     let mut best = u64::MAX;
+    let mut checking = check::Options {
+        path_dirs: options.check.path_dirs.or(Some(PATH_DIRS)),
+        ..options.check.clone()
+    };
     loop {
-        let outcome = check::check(disk.clone(), &options.check, progress)?;
+        let outcome = check::check(disk.clone(), &checking, progress)?;
+        // The paths that are known then are those of the first findings.
+        checking.path_dirs = Some(0);
         out.inodes = outcome.inodes;
         if out.rounds == 0 {
             out.found_count += outcome.count;
@@ -191,9 +216,24 @@ pub fn repair(
         }
         best = best.min(out.left_count);
         out.rounds += 1;
+        if local::mend(&mut m, &out.left, out.left_count) {
+            out.left.clear();
+            out.left_count = 0;
+            break;
+        }
+        if let Some(memory) = bound.filter(|_| out.rounds == 1) {
+            let tables = check::repair_tables(&m.g, &*blocks, outcome.directories);
+            let tables = tables + memory / KEPT_SHARE;
+            let least = check::least_memory(&*disk)?;
+            if tables + least > memory {
+                // The share of what is kept grows with the bound.
+                let least = (tables - memory / KEPT_SHARE + least) * KEPT_SHARE;
+                return Err(RepairError::Memory(least.div_ceil(KEPT_SHARE - 1)));
+            }
+            checking.memory = Some(memory - tables);
+        }
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
-    // Looking for paths takes as long as a check: those of the findings do.
     let known = out
         .found
         .iter()

@@ -3,7 +3,9 @@
 use super::Sink;
 use crate::blocks::{Blocks, Stream};
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, RwLock};
 
 /// The unit of what is kept.
@@ -13,19 +15,78 @@ const FETCHED: usize = 256;
 /// Bytes of one write.
 const MAX_WRITE: usize = 1 << 20;
 
+/// A changed sector.
+enum Changed {
+    Here(Box<[u8; SECTOR]>),
+    /// In the temporary file, at this place.
+    Spilled(u32),
+}
+
+/// Changed sectors.
+#[derive(Default)]
+struct Sectors {
+    map: BTreeMap<u64, Changed>,
+    /// Sectors that are kept in memory; further ones go to the file.
+    room: u64,
+    file: Option<File>,
+    spilled: u32,
+}
+
+impl Sectors {
+    fn put(&mut self, at: u64, bytes: &[u8; SECTOR]) {
+        let full = self.map.len() as u64 - u64::from(self.spilled) >= self.room;
+        let changed = match self.map.get(&at) {
+            Some(Changed::Spilled(place)) => self.spill(*place, bytes),
+            None if full => self.spill(self.spilled, bytes),
+            _ => None,
+        };
+        self.spilled += u32::from(changed == Some(self.spilled));
+        let changed = changed.map_or_else(|| Changed::Here(Box::new(*bytes)), Changed::Spilled);
+        self.map.insert(at, changed);
+    }
+
+    /// Writes to a place of the file; without it the sector stays in memory.
+    fn spill(&mut self, place: u32, bytes: &[u8; SECTOR]) -> Option<u32> {
+        if self.file.is_none() {
+            self.file = tempfile::tempfile().ok();
+        }
+        let written = self.file.as_ref()?;
+        let written = written.write_all_at(bytes, u64::from(place) * SECTOR as u64);
+        written.ok().map(|()| place)
+    }
+
+    fn get(&self, changed: &Changed) -> io::Result<[u8; SECTOR]> {
+        match changed {
+            Changed::Here(bytes) => Ok(**bytes),
+            Changed::Spilled(place) => {
+                let mut bytes = [0; SECTOR];
+                let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
+                file.read_exact_at(&mut bytes, u64::from(*place) * SECTOR as u64)?;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
 /// Changed sectors over an image.
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
-    sectors: RwLock<BTreeMap<u64, Box<[u8; SECTOR]>>>,
+    sectors: RwLock<Sectors>,
     /// Blocks that were read ahead of their use.
     ahead: Mutex<HashMap<u64, Vec<u8>>>,
 }
 
 impl Overlay {
-    pub fn new(base: Arc<dyn Blocks>) -> Overlay {
+    /// Without changes. About `keep` bytes of them are kept in memory, the others in a temporary file.
+    pub fn new(base: Arc<dyn Blocks>, keep: u64) -> Overlay {
+        // A sector, its box, and its place in the map.
+        let room = keep / (SECTOR as u64 + 48);
         Overlay {
             base,
-            sectors: RwLock::default(),
+            sectors: RwLock::new(Sectors {
+                room,
+                ..Sectors::default()
+            }),
             ahead: Mutex::default(),
         }
     }
@@ -59,10 +120,8 @@ impl Overlay {
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         debug_assert!(offset.is_multiple_of(SECTOR as u64) && bytes.len().is_multiple_of(SECTOR));
         let mut sectors = self.sectors.write().expect("no holder panics");
-        for (i, part) in bytes.chunks_exact(SECTOR).enumerate() {
-            let mut sector = Box::new([0; SECTOR]);
-            sector.copy_from_slice(part);
-            sectors.insert(offset / SECTOR as u64 + i as u64, sector);
+        for (i, part) in bytes.as_chunks::<SECTOR>().0.iter().enumerate() {
+            sectors.put(offset / SECTOR as u64 + i as u64, part);
         }
     }
 
@@ -70,7 +129,7 @@ impl Overlay {
     pub fn get(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
         let there = self.ahead.lock().expect("no holder panics").remove(&offset);
         if let Some(mut bytes) = there.filter(|b| b.len() == len) {
-            self.patch(offset, &mut bytes);
+            self.patch(offset, &mut bytes)?;
             return Ok(bytes);
         }
         let mut bytes = vec![0; len];
@@ -82,9 +141,9 @@ impl Overlay {
     pub fn is_changed(&self) -> bool {
         let sectors = self.sectors.read().expect("no holder panics");
         let mut old = [0; SECTOR];
-        sectors.iter().any(|(at, new)| {
+        sectors.map.iter().any(|(at, new)| {
             let read = self.base.read_data(at * SECTOR as u64, &mut old);
-            read.is_err() || old != **new
+            read.is_err() || !sectors.get(new).is_ok_and(|new| old == new)
         })
     }
 
@@ -107,8 +166,9 @@ impl Overlay {
             written += run.1.len() as u64;
             sink.write(run.0 * SECTOR as u64, &std::mem::take(&mut run.1))
         };
-        for (at, new) in sectors.iter().filter(|(at, _)| class(**at) == wanted) {
-            let same = self.base.read_data(at * SECTOR as u64, &mut old).is_ok() && old == **new;
+        for (at, new) in sectors.map.iter().filter(|(at, _)| class(**at) == wanted) {
+            let new = sectors.get(new)?;
+            let same = self.base.read_data(at * SECTOR as u64, &mut old).is_ok() && old == new;
             if same {
                 continue;
             }
@@ -117,7 +177,7 @@ impl Overlay {
                 send(&mut run)?;
                 run.0 = *at;
             }
-            run.1.extend_from_slice(&**new);
+            run.1.extend_from_slice(&new);
         }
         send(&mut run)?;
         if written > 0 {
@@ -127,16 +187,18 @@ impl Overlay {
     }
 
     /// Puts what was changed over bytes that were read.
-    fn patch(&self, offset: u64, buf: &mut [u8]) {
+    fn patch(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let sectors = self.sectors.read().expect("no holder panics");
         let end = offset + buf.len() as u64;
         let first = offset / SECTOR as u64;
-        for (at, new) in sectors.range(first..end.div_ceil(SECTOR as u64)) {
+        for (at, new) in sectors.map.range(first..end.div_ceil(SECTOR as u64)) {
+            let new = sectors.get(new)?;
             let start = at * SECTOR as u64;
             let (from, to) = (start.max(offset), (start + SECTOR as u64).min(end));
             buf[(from - offset) as usize..(to - offset) as usize]
                 .copy_from_slice(&new[(from - start) as usize..(to - start) as usize]);
         }
+        Ok(())
     }
 
     /// Whether every sector of a range was changed, so that the disk need not be asked.
@@ -144,7 +206,7 @@ impl Overlay {
         let sectors = self.sectors.read().expect("no holder panics");
         let (first, end) = (offset / SECTOR as u64, offset + len as u64);
         let end = end.div_ceil(SECTOR as u64);
-        sectors.range(first..end).count() as u64 == end - first
+        sectors.map.range(first..end).count() as u64 == end - first
     }
 }
 
@@ -159,8 +221,7 @@ impl Blocks for Overlay {
         {
             return Err(e);
         }
-        self.patch(offset, buf);
-        Ok(())
+        self.patch(offset, buf)
     }
 
     fn stream(&self, room: usize) -> Option<Box<dyn Stream + '_>> {
@@ -195,10 +256,43 @@ impl Stream for Patched<'_> {
     }
 
     fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
-        let (offset, mut result) = self.stream.next()?;
-        if let Ok(block) = &mut result {
-            self.overlay.patch(offset, block);
+        let (offset, result) = self.stream.next()?;
+        let patched = result.and_then(|mut block| {
+            self.overlay.patch(offset, &mut block)?;
+            Ok(block)
+        });
+        Some((offset, patched))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::FileBlocks;
+
+    #[test]
+    fn what_goes_to_the_file_comes_back() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let blocks = Arc::new(FileBlocks::new(file).unwrap());
+        // All in memory, some of it, and nothing.
+        for keep in [u64::MAX, 5000, 0] {
+            let overlay = Overlay::new(blocks.clone(), keep);
+            for (at, byte) in [(0u64, 1u8), (40, 2), (41, 3), (3, 4), (40, 5)] {
+                overlay.write(at * 512, &[byte; 4 * 512]);
+            }
+            let first = |at: u64| overlay.get(at * 512, 512).unwrap()[0];
+            let found: Vec<u8> = [0, 2, 3, 6, 7, 39, 40, 43, 44, 45].map(first).into();
+            assert_eq!(found, [1, 1, 4, 4, 0, 0, 5, 5, 3, 0], "{keep}");
+            assert!(overlay.is_changed());
+            let sectors = overlay.sectors.read().unwrap();
+            assert_eq!(sectors.file.is_some(), keep != u64::MAX);
+            assert_eq!(sectors.map.len(), 12);
+            let here = sectors
+                .map
+                .values()
+                .filter(|c| matches!(c, Changed::Here(_)));
+            assert!(here.count() as u64 <= keep / 512);
         }
-        Some((offset, result))
     }
 }

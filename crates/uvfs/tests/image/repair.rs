@@ -47,7 +47,21 @@ fn what_dry_runs_say_is_done_and_a_second_run_finds_nothing() {
     assert_eq!(outcome.status.code(), Some(1), "{outcome}");
     assert!(outcome.stdout.starts_with("found: AGF AG 1: "), "{outcome}");
     assert!(outcome.stdout.contains("\nwould mend: "), "{outcome}");
+    let outcome = repair(&image, &["--memory", "25M"]);
+    assert_eq!(outcome.status.code(), Some(2), "{outcome}");
+    assert!(
+        outcome.stderr.contains("to mend what was found at least"),
+        "{outcome}"
+    );
+    assert!(
+        damaged == fs::read(&image.path).unwrap(),
+        "refused, but written"
+    );
     let mended = json(&image, &["--memory", "64M"], 0, "mended");
+    assert!(
+        mended["peak_memory"].as_u64().is_some_and(|n| n < 64 << 20),
+        "{mended}"
+    );
     assert_eq!(would["changes"], mended["changes"]);
     assert_eq!(mended["left_count"], 0);
     assert_eq!(json(&image, &[], 0, "clean")["found_count"], 0);
