@@ -6,6 +6,7 @@
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +62,9 @@ impl FileSystem for Stage {
             PANICS
         } else if name == c"slow" {
             SLOW
+        } else if name == c"ends" {
+            uvfs_io::runtime::spawn(async { panic!("outside a handler") });
+            return std::future::pending().await;
         } else if name == self.name.lock().unwrap().as_c_str() {
             FILE
         } else {
@@ -425,4 +429,26 @@ fn bad_handlers_over_dev() {
 #[test]
 fn bad_handlers_over_uring() {
     bad_handlers("uring");
+}
+
+/// If a queue's thread ended by itself, whoever asks by that queue would wait for ever.
+fn panics_outside_handlers(transport: &str) {
+    let Some(mut stage) = Mounted::over(transport) else {
+        return;
+    };
+    let error = stage.read("ends").unwrap_err();
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED];
+    assert!(gone.contains(&error.raw_os_error().unwrap()), "{error}");
+    let ended = stage.server.wait().unwrap();
+    assert_eq!(ended.signal(), Some(libc::SIGABRT), "{ended}");
+}
+
+#[test]
+fn panics_outside_handlers_over_dev() {
+    panics_outside_handlers("dev");
+}
+
+#[test]
+fn panics_outside_handlers_over_uring() {
+    panics_outside_handlers("uring");
 }

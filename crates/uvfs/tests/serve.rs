@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
+use uvfs_client::{Client, Config, Flags, LockKind, OpenOptions, Server};
 
 /// For everything that should take a moment: generous, as the machine may be loaded.
 const SOON: Duration = Duration::from_secs(90);
@@ -187,4 +187,31 @@ fn what_cannot_be_served_is_named() {
     let message = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(message.contains("missing"), "{message}");
     assert!(!dir.path().join("socket").exists());
+}
+
+/// The server can't see the numbers of processes beside its own pid namespace: such a client's is 0.
+#[test]
+fn a_client_outside_the_servers_pid_namespace_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("source")).unwrap();
+    let serve = command(&dir.path().join("source"), &dir.path().join("socket"));
+    let mut command = Command::new("unshare");
+    // The namespace ends with its first process, and that one with unshare(1).
+    command.args(["--pid", "--fork", "--kill-child", "--"]);
+    command.arg(serve.get_program()).args(serve.get_args());
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "in CI nothing is skipped");
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let child = command.spawn().unwrap();
+    let mut served = Served { dir, child };
+    served.wait_until_it_answers();
+    let client = served.attach();
+    let file = client.create("file").unwrap();
+    assert_eq!(file.write_at(b"data", 0, Flags::empty()).unwrap(), 4);
+    file.lock(LockKind::Exclusive).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(fs::read(served.source("file")).unwrap(), b"data");
 }
