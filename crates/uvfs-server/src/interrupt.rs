@@ -13,6 +13,8 @@ use std::task::{Poll, Waker};
 
 use rustix::io::Errno;
 
+use crate::fs::Context;
+
 type Flag = Arc<AtomicBool>;
 
 thread_local! {
@@ -29,6 +31,31 @@ pub fn interrupted() -> bool {
             .as_ref()
             .is_some_and(|flag| flag.load(Ordering::Relaxed))
     })
+}
+
+/// Whether the caller of the request that is being handled, with this context, is being killed. Other
+/// signals do not end what no program expects to be interrupted.
+pub fn is_killed(cx: &Context) -> bool {
+    interrupted() && is_dying(cx.pid)
+}
+
+/// Whether a thread is about to die of a signal; false where that can't be seen. (Nothing that this reads
+/// waits for locks that the thread may hold.)
+pub(crate) fn is_dying(thread: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
+        return false;
+    };
+    let pending = |line: &str| {
+        let set = line.strip_prefix("SigPnd:");
+        let set = set.or(line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(set.trim(), 16).ok()
+    };
+    // The kernel makes every signal that kills into this one.
+    let kill = 1 << (libc::SIGKILL - 1);
+    status
+        .lines()
+        .filter_map(pending)
+        .any(|set| set & kill != 0)
 }
 
 /// Requests whose handlers wait.

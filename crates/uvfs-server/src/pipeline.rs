@@ -120,7 +120,7 @@ async fn under_leases<F: FileSystem>(
     access: &AccessSet<'_>,
 ) -> Outcome {
     let coherence = &session.coherence;
-    let under = pin!(coherence.begin(request, access)).await?;
+    let under = pin!(coherence.begin(request, access, &session.interrupts)).await?;
     let unlinked = Cell::default();
     let mut outcome = pin!(dispatch::answer(session, request, &unlinked)).await;
     let (fs, unlinked) = (session.fs(), unlinked.get());

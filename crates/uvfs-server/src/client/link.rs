@@ -17,6 +17,9 @@ use crate::lock;
 
 /// A client that writes back all the while may take so many deadlines for a recall.
 const MOST_DEADLINES: u32 = 12;
+/// When a queue of the kernel's is full of requests that wait, a client that does nothing for the recall
+/// has this part of the deadline, and a guest has it in all.
+const CROWDED: u32 = 10;
 
 /// A mode as the wire has it.
 fn wire(mode: Option<Mode>) -> u32 {
@@ -38,6 +41,8 @@ pub(crate) struct Link {
     /// It did not answer a recall.
     cut: AtomicBool,
     deadline: Duration,
+    /// Another user's.
+    guest: bool,
     /// Of each node whose lease is recalled, when its last writeback ended.
     progress: Mutex<HashMap<u64, Instant>>,
     /// Lookups that it has not undone.
@@ -45,7 +50,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(id: Holder, queue: Arc<ServerQueue>, deadline: Duration) -> Self {
+    pub(crate) fn new(
+        id: Holder,
+        queue: Arc<ServerQueue>,
+        deadline: Duration,
+        guest: bool,
+    ) -> Self {
         Self {
             id,
             queue,
@@ -53,6 +63,7 @@ impl Link {
             over: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             deadline,
+            guest,
             progress: Mutex::default(),
             lookups: Mutex::default(),
         }
@@ -129,11 +140,16 @@ impl Link {
     }
 
     /// Whether the client had long enough to give back its lease of a node, for which a request has waited
-    /// since `since`. Writeback of that node gives it more time.
-    pub(crate) fn is_late(&self, node: u64, since: Instant) -> bool {
+    /// since `since`. Writeback of that node gives it more time. `crowded`: the wait holds up others.
+    pub(crate) fn is_late(&self, node: u64, since: Instant, crowded: bool) -> bool {
         let waited = since.elapsed();
         let last = lock(&self.progress).get(&node).copied();
         let idle = last.map_or(waited, |last| last.elapsed());
-        waited >= self.deadline * MOST_DEADLINES || waited.min(idle) >= self.deadline
+        let (idle_for, in_all) = match (crowded, self.guest) {
+            (false, _) => (self.deadline, self.deadline * MOST_DEADLINES),
+            (true, false) => (self.deadline / CROWDED, self.deadline * MOST_DEADLINES),
+            (true, true) => (self.deadline / CROWDED, self.deadline / CROWDED),
+        };
+        waited >= in_all || waited.min(idle) >= idle_for
     }
 }

@@ -21,6 +21,7 @@ mod invalidator;
 mod kernel_cache;
 pub(crate) mod lease;
 
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,11 +46,13 @@ use kernel_cache::{KernelCache, Key, Version};
 use lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
 
 use crate::client::link::Link;
-use crate::fs::{FileSystem, Origin, Unlinked};
+use crate::fs::{Context, FileSystem, Origin, Unlinked};
+use crate::interrupt::{self, interrupted, is_dying};
 use crate::lock;
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
 use crate::request::Request;
+use crate::session::DEPTH;
 use crate::stats::QueueStats;
 
 const SHARDS: usize = 16;
@@ -146,12 +149,113 @@ pub(crate) struct Coherence {
     queues: Mutex<Vec<Arc<QueueStats>>>,
 }
 
+/// With more requests of one queue waiting for leases, their holders have less time ([`Link::is_late`]):
+/// when none of a queue's entries is left, the mount stands still for whoever uses that core.
+const CROWD: usize = DEPTH / 2;
+
+thread_local! {
+    /// Requests of this thread's queue that wait for leases.
+    static LEASE_WAITS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Who made a request of the kernel's.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller<'a> {
+    /// Where it is interrupted.
+    pub(crate) interrupts: &'a interrupt::Table,
+    pub(crate) cx: &'a Context,
+}
+
 /// A request that waits for leases: until it is dropped, none is granted.
-struct Waiting<'a>(&'a Coherence, u64);
+struct Waiting<'a> {
+    coherence: &'a Coherence,
+    node: u64,
+    since: Instant,
+    /// Of the kernel's requests, which take one of a queue's entries each.
+    caller: Option<Caller<'a>>,
+    /// The kernel said that the caller has got a signal.
+    interrupted: bool,
+}
+
+impl<'a> Waiting<'a> {
+    /// Begins; `shard` is the node's.
+    fn begin(
+        coherence: &'a Coherence,
+        shard: &mut Shard,
+        node: u64,
+        caller: Option<Caller<'a>>,
+    ) -> Self {
+        shard.table.wait(node);
+        if caller.is_some() {
+            LEASE_WAITS.set(LEASE_WAITS.get() + 1);
+        }
+        Self {
+            coherence,
+            node,
+            since: Instant::now(),
+            caller,
+            interrupted: false,
+        }
+    }
+
+    /// Has the holders asked to give back what is in the request's way, and cuts off those that take too
+    /// long.
+    fn recall(&self, recalls: &[Recall], sent: &mut SmallVec<[Recall; 4]>) {
+        let crowded = self.caller.is_some() && LEASE_WAITS.get() > CROWD;
+        for &recall in recalls {
+            let links = &self.coherence.attached;
+            let Some(holder) = lock(links).links.get(&recall.who).cloned() else {
+                continue;
+            };
+            if !sent.contains(&recall) && holder.recall(self.node, recall) {
+                sent.push(recall);
+            }
+            if holder.is_late(self.node, self.since, crowded) && holder.cut_off() {
+                tracing::warn!(
+                    client = holder.id,
+                    node = self.node,
+                    crowded,
+                    "a client did not return a lease in time: it is cut off"
+                );
+                holder.end();
+            }
+        }
+    }
+
+    /// Waits until the node's leases have changed since `version`, or a while.
+    ///
+    /// # Errors
+    /// EINTR when the caller is being killed. Other signals wait, as on every file system but those
+    /// of networks: no program expects that a stat is interrupted.
+    async fn changed(&mut self, version: u64) -> Result<(), Errno> {
+        let mut changed = pin!(self.coherence.changed(self.node, version));
+        let Some(Caller { interrupts, cx }) = self.caller else {
+            changed.await;
+            return Ok(());
+        };
+        if self.interrupted {
+            // The kernel says it once, whatever signal comes next.
+            changed.await;
+        } else {
+            let wait = std::future::poll_fn(|cx| match interrupted() {
+                true => Poll::Ready(true),
+                false => changed.as_mut().poll(cx).map(|()| false),
+            });
+            self.interrupted = interrupts.guard(cx.unique, wait).await == Some(true);
+        }
+        match self.interrupted && is_dying(cx.pid) {
+            true => Err(Errno::INTR),
+            false => Ok(()),
+        }
+    }
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.shard(self.1).table.waited(self.1);
+        if self.caller.is_some() {
+            LEASE_WAITS.set(LEASE_WAITS.get() - 1);
+        }
+        self.coherence.shard(self.node).table.waited(self.node);
     }
 }
 
@@ -220,6 +324,7 @@ impl Coherence {
         all_backed: bool,
         queue: Arc<ServerQueue>,
         deadline: Duration,
+        guest: bool,
     ) -> Arc<Link> {
         if let Some(notifier) = kernel {
             self.kernel
@@ -233,7 +338,7 @@ impl Coherence {
         }
         let mut attached = lock(&self.attached);
         attached.next += 1;
-        let link = Arc::new(Link::new(attached.next, queue, deadline));
+        let link = Arc::new(Link::new(attached.next, queue, deadline, guest));
         attached.links.insert(link.id, link.clone());
         self.tracking.store(true, Ordering::SeqCst);
         link
@@ -392,13 +497,18 @@ impl Coherence {
         }
     }
 
-    /// Begins a request's work on one node; waits until no lease is in its way.
-    async fn enter(&self, origin: Origin<&Link>, what: Use) -> Result<Entered<'_>, Errno> {
+    /// Begins a request's work on one node; waits until no lease is in its way. `caller` says who waits
+    /// then, and how it is interrupted, for requests of the kernel's.
+    async fn enter(
+        &self,
+        origin: Origin<&Link>,
+        what: Use,
+        caller: Option<Caller<'_>>,
+    ) -> Result<Entered<'_>, Errno> {
         let who = origin.map(|link| link.id);
         let Use { node, access, .. } = what;
         let mut waiting = None;
         let mut sent: SmallVec<[Recall; 4]> = SmallVec::new();
-        let mut began = None;
         loop {
             let (recalls, version) = {
                 let mut shard = self.shard(node);
@@ -418,10 +528,8 @@ impl Coherence {
                         });
                     }
                     Err(recalls) => {
-                        if waiting.is_none() {
-                            shard.table.wait(node);
-                            waiting = Some(Waiting(self, node));
-                        }
+                        waiting
+                            .get_or_insert_with(|| Waiting::begin(self, &mut shard, node, caller));
                         (recalls, shard.version)
                     }
                 }
@@ -431,24 +539,10 @@ impl Coherence {
             {
                 return Err(Errno::NOTCONN);
             }
-            let began = *began.get_or_insert_with(Instant::now);
-            for recall in recalls {
-                let Some(holder) = lock(&self.attached).links.get(&recall.who).cloned() else {
-                    continue;
-                };
-                if !sent.contains(&recall) && holder.recall(node, recall) {
-                    sent.push(recall);
-                }
-                if holder.is_late(node, began) && holder.cut_off() {
-                    tracing::warn!(
-                        client = holder.id,
-                        node,
-                        "a client did not return a lease in time: it is cut off"
-                    );
-                    holder.end();
-                }
+            if let Some(waiting) = &mut waiting {
+                waiting.recall(&recalls, &mut sent);
+                pin!(waiting.changed(version)).await?;
             }
-            self.changed(node, version).await;
         }
     }
 
@@ -478,10 +572,13 @@ impl Coherence {
         &self,
         request: &Request<'_>,
         access: &AccessSet<'_>,
+        interrupts: &interrupt::Table,
     ) -> Result<Under<'_>, Errno> {
         let since = self.now();
         let mut entered = SmallVec::new();
         let is_kernels = matches!(request.origin, Origin::Kernel);
+        let cx = &request.cx;
+        let caller = is_kernels.then_some(Caller { interrupts, cx });
         for &what in &access.nodes {
             if what.access == Access::Direct && !(is_kernels && self.backs.load(Ordering::Relaxed))
             {
@@ -490,7 +587,7 @@ impl Coherence {
             if !is_kernels {
                 self.write_back(what.node).await;
             }
-            entered.push(self.enter(request.origin, what).await?);
+            entered.push(self.enter(request.origin, what, caller).await?);
         }
         if is_kernels {
             self.moves(access);
@@ -729,7 +826,7 @@ impl Coherence {
     pub(crate) async fn looks(&self, link: &Link, node: u64) -> Result<Entered<'_>, Errno> {
         self.write_back(node).await;
         let what = Use::data(node, Access::Look);
-        self.enter(Origin::Client(link), what).await
+        self.enter(Origin::Client(link), what, None).await
     }
 
     /// Grants a lease: its number, or why not.
@@ -755,7 +852,7 @@ impl Coherence {
         if asked.is_none() {
             // Others' leases come back first. Somebody may be faster; then the caller does without.
             let what = Use::data(node, access);
-            let entered = self.enter(Origin::Client(link), what).await;
+            let entered = self.enter(Origin::Client(link), what, None).await;
             drop(entered.map_err(|_| SOON)?);
             asked = self.ask(link, node, mode).await;
         }

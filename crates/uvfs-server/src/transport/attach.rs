@@ -370,6 +370,7 @@ async fn attend<F: FileSystem>(
         session.options.all_backed,
         queue.clone(),
         limits.recall,
+        guest,
     );
     let stats = session.client_queue();
     let listed = Arc::new(Attached::new(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{
-    backed, bad_days, clients, direct, listings, mount8, outcomes, requests, scenes, tree,
+    backed, bad_days, clients, direct, hostile, listings, mount8, outcomes, requests, scenes, tree,
     uncached, watch,
 };
 
@@ -44,6 +44,9 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("access_times", mount8::access_times),
     ("outcomes", outcomes::all),
     ("executed_after", outcomes::executed_after),
+    ("leaseholder", hostile::leaseholder),
+    ("crowd", hostile::crowd),
+    ("signalled", hostile::signalled),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.
