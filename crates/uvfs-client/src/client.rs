@@ -313,10 +313,11 @@ impl Client {
         let found = Found::new(self.cache(), imported.entry);
         let (inode, handle) = self.hold(found, imported.handle)?;
         let access = imported.flags & libc::O_ACCMODE;
-        let options = OpenOptions::new()
+        let mut options = OpenOptions::new()
             .read(access == libc::O_RDONLY || access == libc::O_RDWR)
             .write(access == libc::O_WRONLY || access == libc::O_RDWR)
             .append(imported.flags & libc::O_APPEND != 0 && access != libc::O_RDONLY);
+        options.synchronous = imported.flags & libc::O_DSYNC != 0;
         Ok(File::new(self.0.clone(), inode, handle, &options))
     }
 

@@ -57,6 +57,8 @@ struct Inner {
     readable: bool,
     writable: bool,
     append: bool,
+    /// Each write is durable when it returns.
+    synchronous: bool,
     ahead: Mutex<Ahead>,
     /// A read of this page starts the next window.
     mark: AtomicU64,
@@ -89,6 +91,7 @@ impl File {
             readable: options.read,
             writable: options.write || options.append,
             append: options.append,
+            synchronous: options.synchronous,
             ahead: Mutex::default(),
             mark: AtomicU64::new(u64::MAX),
             advice: AtomicU8::new(0),

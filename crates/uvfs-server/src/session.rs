@@ -47,6 +47,9 @@ pub struct SessionOptions {
     /// Every open of the kernel's is to have a backing file, if the kernel takes those: then clients
     /// are granted no leases.
     pub all_backed: bool,
+    /// Writes are to be durable when they return (the mount option `sync`): the kernel sees to its own,
+    /// and clients are told.
+    pub synchronous: bool,
 }
 
 impl Default for SessionOptions {
@@ -58,6 +61,7 @@ impl Default for SessionOptions {
             max_readahead: max_write,
             uncached: false,
             all_backed: false,
+            synchronous: false,
         }
     }
 }

@@ -63,6 +63,15 @@ impl Table {
 }
 
 impl<F: FileSystem> Session<F> {
+    /// How clients are to use an open file: as it was opened, and as the mount was made.
+    pub(crate) fn flags_of(&self, node: u64, fh: u64) -> Result<u32, Errno> {
+        let synchronous = match self.options.synchronous {
+            true => libc::O_DSYNC as u32,
+            false => 0,
+        };
+        Ok(self.fs().open_flags(node, fh)? | synchronous)
+    }
+
     /// A token for an open file. ENOTTY, as for an unknown ioctl, where no client may have it; EBUSY
     /// where this open is to be left to the kernel.
     pub(crate) fn token_for(&self, node: u64, fh: u64) -> Result<TokenOut, Errno> {
@@ -76,7 +85,7 @@ impl<F: FileSystem> Session<F> {
             return Err(Errno::OPNOTSUPP);
         }
         // EBUSY for what the kernel reads and writes itself, faster than anybody could here.
-        let flags = match self.fs().open_flags(node, fh) {
+        let flags = match self.flags_of(node, fh) {
             Err(Errno::NOSYS) => return Err(Errno::NOTTY),
             other => other?,
         };

@@ -390,6 +390,7 @@ fn mounted<F: FileSystem>(
             max_readahead: options.max_readahead,
             uncached: options.uncached,
             all_backed: options.passthrough.passthrough == Backed::All,
+            synchronous: options.flags.contains(MountFlags::SYNCHRONOUS),
         },
     ));
     prepare(&session);

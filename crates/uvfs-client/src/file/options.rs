@@ -10,6 +10,8 @@ pub struct OpenOptions {
     pub(crate) create: bool,
     pub(crate) create_new: bool,
     pub(crate) mode: u32,
+    /// Of imported files: what is written is durable when the call returns (O_DSYNC, or the mount).
+    pub(crate) synchronous: bool,
 }
 
 impl Default for OpenOptions {
@@ -40,6 +42,7 @@ impl OpenOptions {
             create: false,
             create_new: false,
             mode: 0o666,
+            synchronous: false,
         }
     }
     option! {

@@ -91,6 +91,7 @@ impl File {
         let f = &*self.0;
         flags.contains(Flags::DIRECT)
             && !flags.contains(Flags::DSYNC)
+            && !f.synchronous
             && f.writable
             && !f.append
             && len > 0
@@ -176,7 +177,7 @@ impl File {
             inode.write_range(first, last);
             inode.wait_few_in_flight(UNCACHED_REQUESTS);
         }
-        if flags.contains(Flags::DSYNC) {
+        if self.0.synchronous || flags.contains(Flags::DSYNC) {
             self.sync(first, last, true)?;
         }
         Ok(())

@@ -248,7 +248,7 @@ impl<F: FileSystem> Client<F> {
             self.handles.borrow_mut().insert((grant.node, fh, false));
             (self.imported.borrow_mut()).insert((grant.node, fh), grant.flags);
             self.looked_up(grant.node);
-            if fs.open_flags(grant.node, fh)? != grant.flags {
+            if session.flags_of(grant.node, fh)? != grant.flags {
                 return Err(Errno::BADF);
             }
             let attributes = fs.getattr(cx, grant.node, Some(fh)).await?;
