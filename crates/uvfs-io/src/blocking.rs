@@ -1,4 +1,5 @@
-//! System calls that may block and that io_uring cannot do, on a small shared pool of threads.
+//! System calls that may block and that io_uring cannot do, on small pools of threads: one that all
+//! share, and others for what may never end.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -7,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// At most this many threads run blocking calls; further ones wait their turn.
+/// Threads of the pool that all share.
 const MAX_THREADS: usize = 8;
 /// A thread with nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(5);
@@ -21,15 +22,17 @@ struct State {
     idle: usize,
 }
 
-#[derive(Default)]
-struct Pool {
+/// A pool of threads that begin as they are needed, and end when there is nothing to do.
+pub struct Pool {
+    /// At most so many threads run calls; further calls wait their turn.
+    most: usize,
     state: Mutex<State>,
     work: Condvar,
 }
 
-fn pool() -> &'static Pool {
-    static POOL: OnceLock<Pool> = OnceLock::new();
-    POOL.get_or_init(Pool::default)
+fn shared() -> &'static Arc<Pool> {
+    static POOL: OnceLock<Arc<Pool>> = OnceLock::new();
+    POOL.get_or_init(|| Pool::new(MAX_THREADS))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -39,8 +42,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-fn worker() {
-    let pool = pool();
+fn worker(pool: &Pool) {
     let mut state = lock(&pool.state);
     loop {
         if let Some(job) = state.jobs.pop_front() {
@@ -68,7 +70,8 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-struct Call<T>(Arc<Mutex<Slot<T>>>);
+/// What a call gives, once it has ended.
+pub struct Call<T>(Arc<Mutex<Slot<T>>>);
 
 impl<T> Future for Call<T> {
     type Output = T;
@@ -86,9 +89,34 @@ impl<T> Future for Call<T> {
     }
 }
 
-/// Runs `call` on another thread and gives its result. Once begun it runs to its end, even if the
-/// future is dropped; a panic in it goes on in the one who awaits.
+/// Runs `call` on a thread of the shared pool: see [`Pool::run`].
 pub async fn run<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    shared().run(call).await
+}
+
+impl Pool {
+    /// Of at most so many threads.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            state: Mutex::default(),
+            work: Condvar::new(),
+        })
+    }
+
+    /// Runs `call` on another thread and gives its result. It runs to its end, even if the future is
+    /// dropped; a panic in it goes on in the one who awaits.
+    pub fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Call<T> {
+        let (result, job) = call_of(call);
+        submit(self, job);
+        result
+    }
+}
+
+fn call_of<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> (Call<T>, Job) {
     let slot = Arc::new(Mutex::new(Slot {
         result: None,
         waker: None,
@@ -105,18 +133,17 @@ pub async fn run<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -
             waker.wake();
         }
     });
-    submit(job);
-    Call(slot).await
+    (Call(slot), job)
 }
 
-fn submit(job: Job) {
-    let pool = pool();
+fn submit(pool: &Arc<Pool>, job: Job) {
     let mut state = lock(&pool.state);
     state.jobs.push_back(job);
-    if state.idle < state.jobs.len() && state.threads < MAX_THREADS {
+    if state.idle < state.jobs.len() && state.threads < pool.most {
+        let theirs = pool.clone();
         let spawned = std::thread::Builder::new()
             .name("uvfs-blocking".into())
-            .spawn(worker);
+            .spawn(move || worker(&theirs));
         match spawned {
             Ok(_) => state.threads += 1,
             // No thread to be had: do it here rather than never.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use uvfs_io::ops::File;
 use uvfs_server::fs::{DirEntry, DirSink, OpenFlags, Opened};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::inode::Inode;
 use crate::slots::lock;
 use crate::sys::{self, Result};
@@ -100,7 +100,7 @@ impl Reader {
     }
 }
 
-impl Passthrough {
+impl Source {
     /// The open directory with this handle. Without one, which is 0, it is opened for this request.
     pub(crate) fn dir(&self, node: u64, fh: u64) -> Result<Arc<OpenDir>> {
         if fh == 0 && self.lists_unopened.load(Ordering::Relaxed) {
@@ -174,6 +174,37 @@ impl Passthrough {
             (reader.at, reader.offset) = (reader.at + entry.size, entry.next);
             more = reader.more(dir.as_fd());
         }
+    }
+
+    /// Reads what [`Source::list_read`] gives.
+    pub(crate) fn read_ahead(&self, node: u64, fh: u64, offset: u64) -> Result<Arc<OpenDir>> {
+        let dir = self.dir(node, fh)?;
+        lock(&dir.reader).fill(dir.as_fd(), offset)?;
+        Ok(dir)
+    }
+
+    /// Lists entries that were read, without asking the host for anything: no attributes.
+    pub(crate) fn list_read(&self, dir: &OpenDir, sink: &mut dyn DirSink) -> Result<()> {
+        let mut reader = lock(&dir.reader);
+        let reader = &mut *reader;
+        while reader.at < reader.end {
+            let entry = Dirent::parse(&reader.buf[reader.at..reader.end]).ok_or(Errno::IO)?;
+            let shown = DirEntry {
+                ino: entry.ino,
+                next: entry.next,
+                kind: entry.kind,
+                name: entry.name.to_bytes(),
+            };
+            let fits = match sink.wants_attributes() {
+                true => sink.add_plus(shown, &self.no_entry(entry.ino)),
+                false => sink.add(shown),
+            };
+            if !fits {
+                break;
+            }
+            (reader.at, reader.offset) = (reader.at + entry.size, entry.next);
+        }
+        Ok(())
     }
 
     /// Gives one entry; false when it does not fit.

@@ -17,7 +17,7 @@ use crate::inode::{BackingUse, Inode, Told};
 use crate::io;
 use crate::namespace::name_ok;
 use crate::sys::{self, FileIoctl, Result};
-use crate::{Backed, KeepCache, Passthrough, creds, meta};
+use crate::{Backed, KeepCache, Source, creds, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
@@ -74,7 +74,7 @@ fn takes_direct(fd: BorrowedFd<'_>) -> bool {
     takes && rustix::fs::fcntl_setfl(fd, flags).is_ok()
 }
 
-impl Passthrough {
+impl Source {
     pub(crate) fn file(&self, fh: u64) -> Result<Arc<OpenFile>> {
         self.files.get(fh).ok_or(Errno::BADF)
     }

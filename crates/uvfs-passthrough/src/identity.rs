@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use uvfs_server::fs::{Entry, ROOT};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::inode::born;
 use crate::sys::{self, FileHandle, ProcPath, Result};
 
@@ -46,7 +46,7 @@ fn word(bytes: &[u8], at: usize) -> Result<u32> {
     Ok(u32::from_ne_bytes(word.try_into().expect("four bytes")))
 }
 
-impl Passthrough {
+impl Source {
     /// Where a descriptor's file is below the source now.
     fn place(&self, fd: BorrowedFd<'_>) -> Result<PathBuf> {
         let path = |fd| {

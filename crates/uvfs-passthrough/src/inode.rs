@@ -17,7 +17,8 @@ use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use uvfs_server::fs::{ROOT, Unlinked};
 
-use crate::Passthrough;
+use crate::Source;
+use crate::apart::is_remote;
 use crate::handle::OpenFile;
 use crate::lock::Owners;
 use crate::rules::Copy;
@@ -42,6 +43,8 @@ pub(crate) struct Mount {
     pub(crate) watched: OnceLock<FsId>,
     /// Its data is in memory.
     pub(crate) in_memory: bool,
+    /// Others answer for it, and may not do so.
+    pub(crate) remote: bool,
     /// Its file system has no uncached I/O (RWF_DONTCACHE).
     pub(crate) no_dontcache: AtomicBool,
     /// Its files can't be backing files.
@@ -779,11 +782,13 @@ impl Mount {
         if let Err(errno) = &fd {
             tracing::info!(mount = id, %errno, "no file handles: a descriptor for every inode");
         }
+        let fs_type = rustix::fs::fstatfs(file).map_or(0, |stat| stat.f_type);
         Self {
             id,
             fd: fd.ok(),
             private: OnceLock::new(),
-            fs_type: rustix::fs::fstatfs(file).map_or(0, |stat| stat.f_type),
+            fs_type,
+            remote: is_remote(fs_type),
             device: (st.stx_dev_major, st.stx_dev_minor),
             watched: OnceLock::new(),
             in_memory: uvfs_io::ops::in_memory(file),
@@ -827,7 +832,7 @@ pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
     }))
 }
 
-impl Passthrough {
+impl Source {
     pub(crate) fn inode(&self, node: u64) -> Result<Arc<Inode>> {
         self.inodes.get(node)
     }
@@ -976,7 +981,7 @@ impl Passthrough {
     /// Counts a lookup of what `fd`, an O_PATH descriptor found in `parent`, stands for.
     pub(crate) fn adopt(&self, parent: &Arc<Inode>, fd: OwnedFd) -> Result<(Arc<Inode>, Statx)> {
         let batches = self.mounts.watching.batches();
-        let st = sys::stat(fd.as_fd())?;
+        let st = self.stat_found(parent, fd.as_fd())?;
         let (key, mount) = self.identify(parent, fd.as_fd(), &st)?;
         if key.handle.is_none() {
             let inode = self.insert(key, mount, &st, Some(fd))?;

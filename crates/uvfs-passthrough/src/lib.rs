@@ -4,6 +4,7 @@
 //! system gives: handlers are thin over the `*at()` system calls, relative to a descriptor of the
 //! node and with names of one component, so that no name leads out of the source.
 
+mod apart;
 mod creds;
 mod dir;
 mod handle;
@@ -38,6 +39,7 @@ use uvfs_server::fs::{
     Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr, Unlinked, Watch,
 };
 
+use crate::apart::{Apart, apart};
 use crate::creds::Creds;
 use crate::dir::OpenDir;
 use crate::handle::OpenFile;
@@ -188,7 +190,10 @@ pub struct Backing {
 }
 
 /// A directory of the host, served.
-pub struct Passthrough {
+pub struct Passthrough(Arc<Source>);
+
+/// What handlers use. They may be called by threads of a mount's own (`apart.rs`).
+pub(crate) struct Source {
     options: Options,
     creds: Creds,
     rules: Rules,
@@ -210,6 +215,7 @@ pub struct Passthrough {
     caches_writes: AtomicBool,
     /// The kernel lists directories without opening them.
     lists_unopened: AtomicBool,
+    apart: Apart,
 }
 
 impl Passthrough {
@@ -247,7 +253,7 @@ impl Passthrough {
             .current
             .unwrap_or(u64::MAX);
         let path_fds = (limit / 4).clamp(16, MAX_PATH_FDS) as usize;
-        Ok(Self {
+        Ok(Self(Arc::new(Source {
             rules: Rules::new(options.rules),
             options,
             creds: Creds::new(),
@@ -264,21 +270,37 @@ impl Passthrough {
             backing_refused: AtomicBool::new(false),
             caches_writes: AtomicBool::new(false),
             lists_unopened: AtomicBool::new(false),
-        })
+            apart: Apart::default(),
+        })))
     }
 
     /// Says how backing files are registered, for [`Options::passthrough`]. Counts once, and before
     /// the session begins.
     pub fn set_backing(&self, backing: Backing) {
-        let _ = self.backing.set(backing);
+        let _ = self.0.backing.set(backing);
     }
 
     /// Says where to report what programs of the host change, for [`Options::watch`]:
     /// `Session::host_changed` of uvfs_server. Before the session begins.
     pub fn set_report(&self, report: Box<Report>) {
-        *slots::lock(&self.report) = Some(report);
+        *slots::lock(&self.0.report) = Some(report);
     }
 
+    /// Says which of the rules in [`Options::rules`] hold from now on.
+    pub fn remounted(&self, rules: MountFlags) {
+        self.0.rules.set(rules);
+        for mount in self.0.mounts.all() {
+            mount.follow(rules);
+        }
+    }
+
+    /// How many inodes the kernel knows, the root not counted.
+    pub fn known_inodes(&self) -> usize {
+        self.0.inodes.len()
+    }
+}
+
+impl Source {
     /// Begins to watch for what the host changes, or says why not. `minor` is the kernel's version of
     /// the protocol.
     fn watch_host(&self, minor: u32) -> std::result::Result<Arc<Watcher>, String> {
@@ -297,19 +319,6 @@ impl Passthrough {
         let started = watcher.clone().start(inodes, mounts, mounted, report);
         started.map_err(|error| format!("no thread: {error}"))?;
         Ok(watcher)
-    }
-
-    /// Says which of the rules in [`Options::rules`] hold from now on.
-    pub fn remounted(&self, rules: MountFlags) {
-        self.rules.set(rules);
-        for mount in self.mounts.all() {
-            mount.follow(rules);
-        }
-    }
-
-    /// How many inodes the kernel knows, the root not counted.
-    pub fn known_inodes(&self) -> usize {
-        self.inodes.len()
     }
 
     fn writable(&self) -> Result<()> {
@@ -335,7 +344,7 @@ impl Passthrough {
 
 impl FileSystem for Passthrough {
     fn init(&self, config: &mut Config) -> Result<()> {
-        let options = &self.options;
+        let options = &self.0.options;
         config.wanted |= InitFlags::ASYNC_READ
             | InitFlags::ASYNC_DIO
             | InitFlags::BIG_WRITES
@@ -365,7 +374,7 @@ impl FileSystem for Passthrough {
             // The server's own capability decides, not the caller's.
             Backed::Auto | Backed::Direct => {
                 !(options.writeback || options.uncached)
-                    && self.backing.get().is_some()
+                    && self.0.backing.get().is_some()
                     && creds::is_administrator()
             }
             Backed::All => true,
@@ -398,7 +407,7 @@ impl FileSystem for Passthrough {
             config.max_stack_depth = config.max_stack_depth.max(1);
         }
         config.time_gran = 1;
-        let watcher = self.watch_host(config.minor);
+        let watcher = self.0.watch_host(config.minor);
         match &watcher {
             Ok(_) => tracing::debug!("watching for what the host changes"),
             Err(why) => tracing::info!(why, "not watching for what the host changes"),
@@ -406,26 +415,26 @@ impl FileSystem for Passthrough {
         // It then caches all listings, and the host checks nobody's permissions. Since this version of the
         // protocol (Linux 6.9) the host's offsets outlive the descriptor that they were read from, tmpfs's too.
         let unopened = watcher.is_ok()
-            && (options.checks_permissions || self.creds.is_root())
-            && !self.rules.strictatime()
+            && (options.checks_permissions || self.0.creds.is_root())
+            && !self.0.rules.strictatime()
             && config.minor >= 40
             && config.offered.contains(InitFlags::NO_OPENDIR_SUPPORT);
-        self.lists_unopened.store(unopened, Ordering::Relaxed);
-        self.mounts.watching.set(watcher);
-        self.passes_through.store(passthrough, Ordering::Relaxed);
-        self.caches_writes.store(writeback, Ordering::Relaxed);
+        self.0.lists_unopened.store(unopened, Ordering::Relaxed);
+        self.0.mounts.watching.set(watcher);
+        self.0.passes_through.store(passthrough, Ordering::Relaxed);
+        self.0.caches_writes.store(writeback, Ordering::Relaxed);
         Ok(())
     }
 
     fn destroy(&self) {
-        self.mounts.watching.stop();
-        self.files.clear();
-        self.dirs.clear();
-        self.inodes.clear();
+        self.0.mounts.watching.stop();
+        self.0.files.clear();
+        self.0.dirs.clear();
+        self.0.inodes.clear();
     }
 
     fn watch(&self) -> Option<Watch> {
-        self.mounts.watching.report()
+        self.0.mounts.watching.report()
     }
 
     fn takes_uncached(&self) -> bool {
@@ -433,49 +442,53 @@ impl FileSystem for Passthrough {
     }
 
     fn identity(&self, node: u64) -> Option<Bytes> {
-        self.identity_of(node).ok()
+        self.0.identity_of(node).ok()
     }
 
     fn path(&self, node: u64) -> Option<Bytes> {
-        self.path_of(node).ok()
+        self.0.path_of(node).ok()
     }
 
     async fn find(&self, _: &Context, identity: &[u8]) -> Result<Entry> {
-        self.find_again(identity)
+        self.0.find_again(identity)
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        self.inodes.forget(node, lookups);
+        self.0.inodes.forget(node, lookups);
     }
 
     fn lookups(&self, node: u64) -> Option<u64> {
-        self.inodes.lookups(node)
+        self.0.inodes.lookups(node)
     }
 
-    async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
-        self.look_up(parent, name)
+    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+        apart!(self, cx, [parent], Some(name), [name], |source| source
+            .look_up(parent, name))
     }
 
-    async fn getattr(&self, _: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
-        self.get_attr(node, fh)
+    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
+        apart!(self, cx, [node], None, [], |source| source
+            .get_attr(node, fh))
     }
 
     async fn statx(
         &self,
-        _: &Context,
+        cx: &Context,
         node: u64,
         fh: Option<u64>,
         mask: u32,
     ) -> Result<(abi::Statx, Duration)> {
-        self.get_statx(node, fh, mask)
+        apart!(self, cx, [node], None, [], |source| source
+            .get_statx(node, fh, mask))
     }
 
     async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
-        self.set_attr(cx, node, set)
+        apart!(self, cx, [node], None, [cx, set], |source| source
+            .set_attr(cx, node, set))
     }
 
-    async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
-        self.read_link(node)
+    async fn readlink(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        apart!(self, cx, [node], None, [], |source| source.read_link(node))
     }
 
     async fn symlink(
@@ -485,23 +498,36 @@ impl FileSystem for Passthrough {
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
-        self.with_room(|| self.make_symlink(cx, parent, name, target))
+        apart!(
+            self,
+            cx,
+            [parent],
+            Some(name),
+            [cx, name, target],
+            |source| source.with_room(|| source.make_symlink(cx, parent, name, target))
+        )
     }
 
     async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
-        self.with_room(|| self.make_node(cx, parent, name, new))
+        apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
+            source.with_room(|| source.make_node(cx, parent, name, new))
+        })
     }
 
     async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
-        self.with_room(|| self.make_dir(cx, parent, name, new))
+        apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
+            source.with_room(|| source.make_dir(cx, parent, name, new))
+        })
     }
 
-    async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
-        self.remove(parent, name)
+    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+        apart!(self, cx, [parent], Some(name), [name], |source| source
+            .remove(parent, name))
     }
 
-    async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
-        self.remove_dir(parent, name)
+    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+        apart!(self, cx, [parent], Some(name), [name], |source| source
+            .remove_dir(parent, name))
     }
 
     async fn rename(
@@ -513,21 +539,37 @@ impl FileSystem for Passthrough {
         new_name: &CStr,
         flags: u32,
     ) -> Result<Unlinked> {
-        self.with_room(|| self.move_name(cx, parent, name, new_parent, new_name, flags))
+        apart!(
+            self,
+            cx,
+            [parent, new_parent],
+            Some(name),
+            [cx, name, new_name],
+            |source| source
+                .with_room(|| source.move_name(cx, parent, name, new_parent, new_name, flags))
+        )
     }
 
     async fn link(
         &self,
-        _: &Context,
+        cx: &Context,
         node: u64,
         new_parent: u64,
         new_name: &CStr,
     ) -> Result<Entry> {
-        self.with_room(|| self.make_link(node, new_parent, new_name))
+        apart!(
+            self,
+            cx,
+            [new_parent, node],
+            Some(new_name),
+            [new_name],
+            |source| source.with_room(|| source.make_link(node, new_parent, new_name))
+        )
     }
 
     async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
-        self.open_file(cx, node, how)
+        apart!(self, cx, [node], None, [cx, how], |source| source
+            .open_file(cx, node, how))
     }
 
     async fn create(
@@ -538,7 +580,14 @@ impl FileSystem for Passthrough {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        self.with_room(|| self.create_file(cx, parent, name, new, how))
+        apart!(
+            self,
+            cx,
+            [parent],
+            Some(name),
+            [cx, name, new, how],
+            |source| source.with_room(|| source.create_file(cx, parent, name, new, how))
+        )
     }
 
     async fn tmpfile(
@@ -548,81 +597,103 @@ impl FileSystem for Passthrough {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        self.with_room(|| self.make_tmpfile(cx, parent, new, how))
+        apart!(self, cx, [parent], None, [cx, new, how], |source| source
+            .with_room(|| source.make_tmpfile(cx, parent, new, how)))
     }
 
     async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        self.read_file(how, data).await
+        self.0.read_file(how, data).await
     }
 
-    async fn write(&self, cx: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        let mut how = *how;
+        if how.kill_suidgid && self.0.apart.any() {
+            let fh = how.fh;
+            apart!(self, cx, [node], None, [cx], |source| meta::kill_suidgid(
+                cx,
+                source.file(fh)?.as_fd()
+            ))?;
+            how.kill_suidgid = false;
+        }
         loop {
-            match self.write_file(cx, how, data).await {
-                Err(errno) if self.makes_room(errno) => {}
+            match self.0.write_file(cx, &how, data).await {
+                Err(errno) if self.0.makes_room(errno) => {}
                 // What was appended can't be taken back and done again.
                 Ok(done)
                     if done < data.len()
                         && !io::appends(how.flags)
-                        && self.removed.makes_room() => {}
+                        && self.0.removed.makes_room() => {}
                 result => return result,
             }
         }
     }
 
     async fn flush(&self, _: &Context, _: u64, fh: u64, owner: u64) -> Result<()> {
-        if !self.options.host_locks {
+        if !self.0.options.host_locks {
             // Nothing is held back here, and the kernel then need not ask at each close.
             return Err(Errno::NOSYS);
         }
-        self.drop_locks(fh, owner)
+        self.0.drop_locks(fh, owner)
     }
 
-    async fn release(&self, _: &Context, _: u64, fh: u64, _: Option<u64>) -> Result<()> {
+    async fn release(&self, cx: &Context, node: u64, fh: u64, _: Option<u64>) -> Result<()> {
         // A flock(2) lock goes with the host's open file.
-        self.release_file(fh)
+        apart!(self, cx, [node], None, [], |source| source.release_file(fh))
     }
 
     async fn fsync(&self, _: &Context, _: u64, fh: u64, data_only: bool) -> Result<()> {
-        ops::fsync(&self.file(fh)?.fd, data_only).await
+        ops::fsync(&self.0.file(fh)?.fd, data_only).await
     }
 
-    async fn opendir(&self, _: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+    async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
         let kernel = matches!(how.origin, uvfs_server::fs::Origin::Kernel);
-        match kernel && self.lists_unopened.load(Ordering::Relaxed) {
-            true => Err(Errno::NOSYS),
-            false => self.open_dir(node),
+        if kernel && self.0.lists_unopened.load(Ordering::Relaxed) {
+            return Err(Errno::NOSYS);
         }
+        apart!(self, cx, [node], None, [], |source| source.open_dir(node))
     }
 
     async fn readdir(
         &self,
-        _: &Context,
+        cx: &Context,
         node: u64,
         fh: u64,
         offset: u64,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        self.list(node, fh, offset, sink)
+        if !self.0.apart.any() || !self.0.is_apart(&*self.0.inode(node)?) {
+            return self.0.list(node, fh, offset, sink);
+        }
+        let dir = apart!(self, cx, [node], None, [], |source| source
+            .read_ahead(node, fh, offset))?;
+        self.0.list_read(&dir, sink)
     }
 
-    async fn releasedir(&self, _: &Context, _: u64, fh: u64) -> Result<()> {
-        self.dirs.remove(fh).map(drop).ok_or(Errno::BADF)
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64) -> Result<()> {
+        apart!(self, cx, [node], None, [], |source| source
+            .dirs
+            .remove(fh)
+            .map(drop)
+            .ok_or(Errno::BADF))
     }
 
-    async fn fsyncdir(&self, _: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
-        ops::fsync(&self.dir(node, fh)?.fd, data_only).await
+    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        let dir = apart!(self, cx, [node], None, [], |source| source.dir(node, fh))?;
+        ops::fsync(&dir.fd, data_only).await
     }
 
-    async fn statfs(&self, _: &Context, node: u64) -> Result<abi::Kstatfs> {
-        self.stat_fs(node)
+    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
+        apart!(self, cx, [node], None, [], |source| source.stat_fs(node))
     }
 
     async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
-        self.get_xattr(cx, node, name)
+        apart!(self, cx, [node], None, [cx, name], |source| source
+            .get_xattr(cx, node, name))
     }
 
     async fn listxattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
-        self.list_xattr(cx, node)
+        apart!(self, cx, [node], None, [cx], |source| source
+            .list_xattr(cx, node))
     }
 
     async fn setxattr(
@@ -634,19 +705,21 @@ impl FileSystem for Passthrough {
         flags: u32,
         kill_sgid: bool,
     ) -> Result<()> {
-        self.set_xattr(cx, node, name, value, flags, kill_sgid)
+        apart!(self, cx, [node], None, [cx, name, value], |source| source
+            .set_xattr(cx, node, name, value, flags, kill_sgid))
     }
 
     async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
-        self.remove_xattr(cx, node, name)
+        apart!(self, cx, [node], None, [cx, name], |source| source
+            .remove_xattr(cx, node, name))
     }
 
     async fn getlk(&self, _: &Context, _: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
-        self.test_lock(how, lock)
+        self.0.test_lock(how, lock)
     }
 
     async fn setlk(&self, _: &Context, _: u64, how: &LockHow, lock: &Lock) -> Result<()> {
-        self.take_lock(how, lock).await
+        self.0.take_lock(how, lock).await
     }
 
     async fn fallocate(
@@ -659,34 +732,42 @@ impl FileSystem for Passthrough {
         mode: u32,
     ) -> Result<()> {
         loop {
-            match self.fallocate_file(cx, fh, offset, len, mode).await {
-                Err(errno) if self.makes_room(errno) => {}
+            match self.0.fallocate_file(cx, fh, offset, len, mode).await {
+                Err(errno) if self.0.makes_room(errno) => {}
                 result => return result,
             }
         }
     }
 
-    async fn lseek(&self, _: &Context, _: u64, fh: u64, offset: u64, whence: u32) -> Result<u64> {
-        self.seek_file(fh, offset, whence)
+    async fn lseek(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    ) -> Result<u64> {
+        apart!(self, cx, [node], None, [], |source| source
+            .seek_file(fh, offset, whence))
     }
 
     async fn copy_file_range(&self, cx: &Context, _: u64, copy: &CopyRange) -> Result<u64> {
-        self.copy_file(cx, copy).await
+        self.0.copy_file(cx, copy).await
     }
 
     async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
-        self.file_ioctl(cx, node, ioctl)
+        self.0.file_ioctl(cx, node, ioctl)
     }
 
     fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
-        self.asked_flags(node, fh)
+        self.0.asked_flags(node, fh)
     }
 
     async fn share(&self, node: u64, fh: u64) -> Result<u64> {
-        self.share_file(node, fh)
+        self.0.share_file(node, fh)
     }
 
     async fn syncfs(&self, _: &Context, _: u64) -> Result<()> {
-        self.sync_all().await
+        self.0.sync_all().await
     }
 }

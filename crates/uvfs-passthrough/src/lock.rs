@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use uvfs_io::ops;
 use uvfs_server::fs::{Lock, LockHow};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::handle::OpenFile;
 use crate::inode::Inode;
 use crate::sys::{self, Result};
@@ -114,7 +114,7 @@ async fn patiently(wait: bool, mut attempt: impl FnMut() -> Result<()>) -> Resul
     }
 }
 
-impl Passthrough {
+impl Source {
     /// The description that `owner` locks ranges of the file by.
     fn owner_fd(&self, file: &OpenFile, how: &LockHow, pid: u32) -> Result<Arc<OwnedFd>> {
         if let Some(owners) = &mut file.inode.state().owners.0

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use uvfs_proto::abi;
 use uvfs_server::fs::{Attributes, Context, Entry, SetAttr, SetTime};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::creds;
 use crate::inode::{Inode, Told};
 use crate::sys::{self, Result};
@@ -165,7 +165,7 @@ fn lifetime(inode: &Inode, elsewhere: Duration) -> Duration {
     }
 }
 
-impl Passthrough {
+impl Source {
     /// What is left to say of a file that is gone from the host.
     fn removed(&self, inode: &Inode) -> Attributes {
         let attr = abi::Attr {

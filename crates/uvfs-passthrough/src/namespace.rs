@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use uvfs_proto::abi;
 use uvfs_server::fs::{Bytes, Context, Entry, NewNode, Unlinked};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::meta::decode_dev;
 use crate::sys::{ProcPath, Result};
 
@@ -22,7 +22,7 @@ pub(crate) fn name_ok(name: &CStr) -> Result<()> {
     Ok(())
 }
 
-impl Passthrough {
+impl Source {
     pub(crate) fn look_up(&self, parent: u64, name: &CStr) -> Result<Entry> {
         name_ok(name)?;
         let (parent, dir) = self.dir_fd(parent)?;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::mount::{MountFlags, OpenTreeFlags};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::inode::{Inode, Mount};
 use crate::sys::{self, Result};
 
@@ -126,7 +126,7 @@ impl Mount {
     }
 }
 
-impl Passthrough {
+impl Source {
     /// The descriptor that a handle of this inode is opened through with these flags.
     pub(crate) fn mount_for<'a>(&self, inode: &'a Inode, flags: OFlags) -> Option<BorrowedFd<'a>> {
         let own = !flags.contains(OFlags::PATH) && self.rules.own_times();

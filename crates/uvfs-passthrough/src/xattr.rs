@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use uvfs_server::fs::{Bytes, Context};
 
-use crate::Passthrough;
+use crate::Source;
 use crate::sys::{self, Result};
 
 /// XATTR_SIZE_MAX and XATTR_LIST_MAX of the kernel.
@@ -34,7 +34,7 @@ fn hidden(cx: &Context, name: &[u8]) -> bool {
     cx.uid != 0 && name.starts_with(b"trusted.")
 }
 
-impl Passthrough {
+impl Source {
     pub(crate) fn get_xattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
         if hidden(cx, name.to_bytes()) {
             return Err(Errno::NODATA);

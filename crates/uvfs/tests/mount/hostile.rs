@@ -277,3 +277,42 @@ fn a_synchronous_mount_holds_nothing_back_under_uvfs_run() {
         assert_eq!(outcome.ok().trim(), expected, "{option}");
     }
 }
+
+/// If a host's call on a mount below the source kept its queue's thread, a neighbour that never answers
+/// would stop the whole mount.
+#[test]
+fn a_hung_mount_below_the_source_stops_nobody_else() {
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport), Need::Uvfs]) {
+            continue;
+        }
+        let served = Served::new(&Serve::over(transport));
+        let (other, below) = (served.scratch.dir("other"), served.source.join("below"));
+        fs::create_dir(&below).unwrap();
+        fs::write(other.join("1"), "one").unwrap();
+        let mut hung = Mount::new(&Serve::over(ANY), &other, &below);
+        // While it answers it is as everything else.
+        let script = "cd \"$1/below\"; cat 1; ls; mkdir -p d/e; mv d/e f; echo new >2; stat -c %s 2; rm 2; ls";
+        let mut looks = shell(script, &[&served.mount.at]);
+        let seen = served.mount.run(&mut looks).ok();
+        assert_eq!(seen, "one1\n4\n1\nd\nf\n");
+        hung.server.signal(Signal::STOP);
+        let report = served.scratch.path("crowd");
+        let crowd = &mut child::call("crowd", &served.mount.at, "below/#", &report);
+        let mut crowd = Running::start(crowd);
+        let outcome = crowd.wait(Duration::from_secs(40));
+        if outcome.is_none() {
+            hung.server.signal(Signal::CONT);
+        }
+        outcome.expect("those who wait can be ended").ok();
+        let waited: u64 = fs::read_to_string(report).unwrap().parse().unwrap();
+        println!("{transport:?}: {waited} ms");
+        // And then it goes on.
+        hung.server.signal(Signal::CONT);
+        let mut looks = shell("cat \"$1/below/1\"", &[&served.mount.at]);
+        assert_eq!(served.mount.run(&mut looks).ok(), "one");
+        // What the server has open there is closed with its own mount.
+        hung.expect_gone();
+        served.mount.unmount().ok();
+    }
+}

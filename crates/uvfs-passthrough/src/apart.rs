@@ -1,0 +1,340 @@
+//! Calls on mounts below the source that others answer for: FUSE, NFS and their like.
+//!
+//! Such a call may wait for ever, and its queue's thread serves everybody. So it is made by threads that
+//! the mount has to itself, and the request waits as a task. It waits as long as a program on the host
+//! would, and as there ends when the caller is killed. Only when nothing on the mount has ended for
+//! [`HUNG`] and requests that wait for such mounts fill a queue do further ones fail.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::fs::Statx;
+use rustix::io::Errno;
+use uvfs_io::blocking::Pool;
+use uvfs_io::{ops, runtime};
+use uvfs_server::fs::{Context, Entry, Opened};
+use uvfs_server::interrupt;
+
+use crate::Source;
+use crate::inode::Inode;
+use crate::slots::lock;
+use crate::sys::{self, Result};
+
+/// Threads of a mount.
+const THREADS: usize = 16;
+/// Of a queue's requests so many may wait for mounts that hang, half of what the queue has at a time.
+const CROWD: usize = 32;
+/// Nothing ended on a mount for so long.
+const HUNG: Duration = Duration::from_secs(5);
+/// How often a request that waits looks whether it still should.
+const TICK: Duration = Duration::from_millis(100);
+/// Names of which it is remembered that they lead to such mounts.
+const MOST_CROSSINGS: usize = 1024;
+
+/// What a handler ends with when it is to be called again on another thread. No system call gives it.
+const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
+
+thread_local! {
+    /// This thread is one that may wait for a mount.
+    static MAY_WAIT: Cell<bool> = const { Cell::new(false) };
+    /// The mount that a handler was to look at when it ended with [`ELSEWHERE`].
+    static WHERE: Cell<u64> = const { Cell::new(0) };
+    /// Requests of this thread's queue that wait for mounts.
+    static WAITS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether others answer for a file system of this type (statfs(2)'s f_type): FUSE, NFS, CIFS, 9P, Ceph,
+/// AFS (two of them), autofs, Coda, OCFS2, GFS2, Lustre, or one that did not even say.
+pub(crate) fn is_remote(fs_type: i64) -> bool {
+    matches!(
+        fs_type,
+        0x6573_5546
+            | 0x6969
+            | 0xff53_4d42
+            | 0xfe53_4d42
+            | 0x0102_1997
+            | 0x00c3_6400
+            | 0x5346_414f
+            | 0x6b41_4653
+            | 0x0187
+            | 0x7375_7245
+            | 0x7461_636f
+            | 0x0116_1970
+            | 0x0bd0_0bd0
+            | 0
+    )
+}
+
+/// A mount's own threads.
+struct Mount {
+    pool: Arc<Pool>,
+    /// Calls that have not ended, and when one last did, or began as the only one.
+    state: Mutex<(usize, Instant)>,
+}
+
+impl Mount {
+    fn hangs(&self) -> bool {
+        lock(&self.state).1.elapsed() > HUNG
+    }
+}
+
+/// One of the calls on a mount.
+struct UnderWay(Arc<Mount>);
+
+impl UnderWay {
+    fn begin(mount: &Arc<Mount>) -> Self {
+        let mut state = lock(&mount.state);
+        if state.0 == 0 {
+            state.1 = Instant::now();
+        }
+        state.0 += 1;
+        Self(mount.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.0 -= 1;
+        state.1 = Instant::now();
+    }
+}
+
+/// The mounts below the source that others answer for.
+#[derive(Default)]
+pub(crate) struct Apart {
+    /// There are, or were, any.
+    any: AtomicBool,
+    mounts: Mutex<HashMap<u64, Arc<Mount>>>,
+    /// Names that lead to them, by their directories' nodes.
+    crossings: Mutex<HashSet<(u64, CString)>>,
+}
+
+impl Apart {
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn mount(&self, id: u64) -> Arc<Mount> {
+        self.any.store(true, Ordering::Relaxed);
+        let mut mounts = lock(&self.mounts);
+        let new = || {
+            Arc::new(Mount {
+                pool: Pool::new(THREADS),
+                state: Mutex::new((0, Instant::now())),
+            })
+        };
+        mounts.entry(id).or_insert_with(new).clone()
+    }
+
+    fn is_crossing(&self, node: u64, name: &CStr) -> bool {
+        // Few, and seldom.
+        lock(&self.crossings).contains(&(node, name.to_owned()))
+    }
+}
+
+/// What a call gives, when nobody waits for it any more.
+pub(crate) trait Unwanted {
+    /// Takes back what it gave to the caller.
+    fn take_back(self, source: &Source);
+}
+
+macro_rules! nothing_to_take_back {
+    ($($ty:ty),*) => { $(impl Unwanted for $ty {
+        fn take_back(self, _: &Source) {}
+    })* };
+}
+nothing_to_take_back!(
+    (),
+    u64,
+    bool,
+    Vec<u8>,
+    (i32, Vec<u8>),
+    std::sync::Arc<crate::dir::OpenDir>,
+    uvfs_server::fs::Attributes,
+    uvfs_server::fs::Unlinked,
+    uvfs_proto::abi::Kstatfs,
+    (uvfs_proto::abi::Statx, Duration)
+);
+
+impl Unwanted for Entry {
+    fn take_back(self, source: &Source) {
+        source.inodes.forget(self.node, 1);
+    }
+}
+
+impl Unwanted for Opened {
+    fn take_back(self, source: &Source) {
+        // One of the two.
+        let _ = source.release_file(self.fh);
+        let _ = source.dirs.remove(self.fh);
+    }
+}
+
+impl Unwanted for (Entry, Opened) {
+    fn take_back(self, source: &Source) {
+        self.1.take_back(source);
+        self.0.take_back(source);
+    }
+}
+
+impl Source {
+    /// Whether a call on an inode may wait for those who answer for its mount. Not where the whole source
+    /// is theirs.
+    pub(crate) fn is_apart(&self, inode: &Inode) -> bool {
+        inode.mount.remote && inode.mount.id != self.inodes.root().mount.id
+    }
+
+    /// Attributes of what was found in `parent`. Ends with [`ELSEWHERE`] where that is another mount, as
+    /// nobody knows yet who answers for that.
+    pub(crate) fn stat_found(
+        &self,
+        parent: &Inode,
+        fd: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<Statx> {
+        if MAY_WAIT.get() {
+            return sys::stat(fd);
+        }
+        let st = sys::stat_known(fd)?;
+        if st.stx_mnt_id != parent.mount.id {
+            WHERE.set(st.stx_mnt_id);
+            return Err(ELSEWHERE);
+        }
+        match parent.mount.remote {
+            true => sys::stat(fd),
+            false => Ok(st),
+        }
+    }
+
+    /// What a handler gives, if it can be called here: not if it is about one of `nodes` that are apart.
+    pub(crate) fn here<T>(
+        &self,
+        nodes: &[u64],
+        name: Option<&CStr>,
+        call: impl FnOnce(&Self) -> Result<T>,
+    ) -> Option<Result<T>> {
+        if self.apart.any() {
+            for &node in nodes {
+                let Ok(inode) = self.inode(node) else {
+                    continue;
+                };
+                if self.is_apart(&inode) {
+                    WHERE.set(inode.mount.id);
+                    return None;
+                }
+                if let Some(name) = name
+                    && self.apart.is_crossing(node, name)
+                {
+                    // Which mount is there now only a call that may wait can tell.
+                    WHERE.set(u64::MAX);
+                    return None;
+                }
+            }
+        }
+        match call(self) {
+            Err(ELSEWHERE) => {
+                if let (Some(&node), Some(name)) = (nodes.first(), name) {
+                    let mut crossings = lock(&self.apart.crossings);
+                    if crossings.len() < MOST_CROSSINGS {
+                        crossings.insert((node, name.to_owned()));
+                    }
+                }
+                None
+            }
+            done => Some(done),
+        }
+    }
+
+    /// Has a thread of the mount that [`Source::here`] found call a handler.
+    ///
+    /// # Errors
+    /// EINTR when the caller is being killed; ETIMEDOUT when the mount hangs and holds up others.
+    pub(crate) async fn elsewhere<T: Unwanted + Send + 'static>(
+        self: &Arc<Self>,
+        cx: &Context,
+        call: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if !runtime::is_running() {
+            // This thread serves nobody else.
+            let before = MAY_WAIT.replace(true);
+            let done = call(self);
+            MAY_WAIT.set(before);
+            return done;
+        }
+        let mount = self.apart.mount(WHERE.get());
+        let wanted = Arc::new(AtomicBool::new(true));
+        let (source, still, under_way) = (self.clone(), wanted.clone(), UnderWay::begin(&mount));
+        let call = mount.pool.run(move || {
+            let _under_way = under_way;
+            if !still.load(Ordering::Acquire) {
+                return Err(Errno::INTR);
+            }
+            MAY_WAIT.set(true);
+            let done = call(&source)?;
+            // Whoever gave up meanwhile says so first.
+            match still.swap(false, Ordering::AcqRel) {
+                true => Ok(done),
+                false => {
+                    done.take_back(&source);
+                    Err(Errno::INTR)
+                }
+            }
+        });
+        let _wait = Wait::begin();
+        let mut call = pin!(call);
+        let why = loop {
+            if WAITS.get() > CROWD && mount.hangs() {
+                break Errno::TIMEDOUT;
+            }
+            if let Some(done) = ops::within(TICK, call.as_mut()).await {
+                return done;
+            }
+            if interrupt::is_killed(cx) {
+                break Errno::INTR;
+            }
+        };
+        match wanted.swap(false, Ordering::AcqRel) {
+            true => Err(why),
+            // It has ended at this moment, or failed.
+            false => call.await,
+        }
+    }
+}
+
+/// A request that waits for a mount.
+struct Wait;
+
+impl Wait {
+    fn begin() -> Self {
+        WAITS.set(WAITS.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        WAITS.set(WAITS.get() - 1);
+    }
+}
+
+/// Calls a handler here, or elsewhere if it may wait there: with copies of `$own` then.
+macro_rules! apart {
+    ($self:ident, $cx:ident, [$($node:expr),*], $name:expr, [$($own:ident),*],
+     |$source:ident| $call:expr) => {
+        match $self.0.here(&[$($node),*], $name, |$source| $call) {
+            Some(done) => done,
+            None => {
+                let context = *$cx;
+                $(let $own = $own.to_owned();)*
+                let call = move |$source: &Source| { $(let $own = &$own;)* $call };
+                Box::pin($self.0.elsewhere(&context, call)).await
+            }
+        }
+    };
+}
+pub(crate) use apart;
