@@ -388,7 +388,7 @@ async fn dispatch<F: FileSystem>(
             Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
         }
         Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => {
-            let body = session.token_for(node, arg.fh)?;
+            let body = session.token_for(node, arg.fh, cx.uid)?;
             let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
             answer.extend_from_slice(
                 &body.as_bytes()[..size_of::<TokenOut>().min(arg.out_size as usize)],

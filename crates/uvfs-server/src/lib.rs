@@ -23,6 +23,7 @@ pub mod stats;
 mod token;
 mod transport;
 
+pub use client::guests::GuestLimits;
 pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, FileSystem};
 pub use server::{Server, ServerOptions, Transport};

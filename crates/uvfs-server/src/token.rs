@@ -1,6 +1,7 @@
 //! Tokens: what a process with a descriptor of the mount shows to a session over shared memory.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -10,12 +11,15 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use uvfs_proto::import::{PATH_MAX, TokenOut, VERSION};
 
 use crate::fs::FileSystem;
+use crate::lock;
 use crate::session::Session;
+use crate::transport::attach::is_own;
 
 /// How long a token is good.
 const LIFE: Duration = Duration::from_secs(10);
-/// Tokens that are out at most; more get EAGAIN.
-const MOST: usize = 4096;
+/// Tokens that are out at most, in all and of one user but the server's own and root; more get EAGAIN.
+const MOST: usize = 32768;
+const MOST_OF_USER: usize = 1024;
 
 /// What a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,39 +30,84 @@ pub(crate) struct Grant {
     pub(crate) flags: u32,
 }
 
+/// A token that is out.
+struct Issued {
+    ends: Instant,
+    user: u32,
+    grant: Grant,
+}
+
+#[derive(Default)]
+struct Out {
+    tokens: HashMap<[u8; 32], Issued>,
+    /// How many each user has.
+    users: HashMap<u32, usize>,
+}
+
+impl Out {
+    /// Takes one out of the count.
+    fn gone(users: &mut HashMap<u32, usize>, user: u32) {
+        if let Entry::Occupied(mut count) = users.entry(user) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    fn is_full(&self, user: u32) -> bool {
+        let own = self.users.get(&user).is_some_and(|&n| n >= MOST_OF_USER);
+        self.tokens.len() >= MOST || (own && !is_own(user))
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        let users = &mut self.users;
+        self.tokens.retain(|_, issued| {
+            let stays = issued.ends > now;
+            if !stays {
+                Self::gone(users, issued.user);
+            }
+            stays
+        });
+    }
+}
+
 /// The tokens that are out.
 #[derive(Default)]
-pub(crate) struct Table(Mutex<HashMap<[u8; 32], (Instant, Grant)>>);
+pub(crate) struct Table(Mutex<Out>);
 
 impl Table {
-    fn insert(&self, token: [u8; 32], grant: Grant, now: Instant) -> Result<(), Errno> {
-        let mut out = self.0.lock().unwrap_or_else(|p| p.into_inner());
-        if out.len() >= MOST {
-            out.retain(|_, (ends, _)| *ends > now);
-            if out.len() >= MOST {
+    fn insert(&self, token: [u8; 32], grant: Grant, user: u32, now: Instant) -> Result<(), Errno> {
+        let mut out = lock(&self.0);
+        if out.is_full(user) {
+            out.forget_old(now);
+            if out.is_full(user) {
                 return Err(Errno::AGAIN);
             }
         }
-        out.insert(token, (now + LIFE, grant));
+        let ends = now + LIFE;
+        out.tokens.insert(token, Issued { ends, user, grant });
+        *out.users.entry(user).or_default() += 1;
         Ok(())
     }
 
-    /// A new token.
-    pub(crate) fn issue(&self, grant: Grant) -> Result<[u8; 32], Errno> {
+    /// A new token for a user.
+    pub(crate) fn issue(&self, grant: Grant, user: u32) -> Result<[u8; 32], Errno> {
         let mut token = [0; 32];
         // Never short for so few bytes, once the generator is seeded (random(7)).
         if getrandom(&mut token, GetRandomFlags::empty())? != token.len() {
             return Err(Errno::AGAIN);
         }
-        self.insert(token, grant, Instant::now())?;
+        self.insert(token, grant, user, Instant::now())?;
         Ok(token)
     }
 
     /// What a token stands for; it is good for no more.
     pub(crate) fn take(&self, token: &[u8; 32], now: Instant) -> Option<Grant> {
-        let mut out = self.0.lock().unwrap_or_else(|p| p.into_inner());
-        let (ends, grant) = out.remove(token)?;
-        (ends > now).then_some(grant)
+        let mut out = lock(&self.0);
+        let issued = out.tokens.remove(token)?;
+        Out::gone(&mut out.users, issued.user);
+        (issued.ends > now).then_some(issued.grant)
     }
 }
 
@@ -72,9 +121,9 @@ impl<F: FileSystem> Session<F> {
         Ok(self.fs().open_flags(node, fh)? | synchronous)
     }
 
-    /// A token for an open file. ENOTTY, as for an unknown ioctl, where no client may have it; EBUSY
+    /// A token for an open file of a user's. ENOTTY, as for an unknown ioctl, where no client may have it; EBUSY
     /// where this open is to be left to the kernel.
-    pub(crate) fn token_for(&self, node: u64, fh: u64) -> Result<TokenOut, Errno> {
+    pub(crate) fn token_for(&self, node: u64, fh: u64, user: u32) -> Result<TokenOut, Errno> {
         let path = self.socket_path().ok_or(Errno::NOTTY)?;
         let path = path.as_os_str().as_bytes();
         if path.len() >= PATH_MAX {
@@ -89,7 +138,7 @@ impl<F: FileSystem> Session<F> {
             Err(Errno::NOSYS) => return Err(Errno::NOTTY),
             other => other?,
         };
-        let token = self.tokens.issue(Grant { node, fh, flags })?;
+        let token = self.tokens.issue(Grant { node, fh, flags }, user)?;
         let mut out = TokenOut {
             version: VERSION,
             path_len: path.len() as u32,
@@ -119,18 +168,32 @@ mod tests {
             token[..8].copy_from_slice(&n.to_ne_bytes());
             token
         };
-        table.insert(token(0), grant, now).unwrap();
+        let (one, other) = (1234, 5678);
+        table.insert(token(0), grant, one, now).unwrap();
         assert_eq!(table.take(&token(1), now), None);
         assert_eq!(table.take(&token(0), now), Some(grant));
         assert_eq!(table.take(&token(0), now), None);
-        table.insert(token(0), grant, now).unwrap();
+        table.insert(token(0), grant, one, now).unwrap();
         assert_eq!(table.take(&token(0), now + LIFE), None);
-        for n in 0..MOST {
-            table.insert(token(n), grant, now).unwrap();
+        for n in 0..MOST_OF_USER {
+            table.insert(token(n), grant, one, now).unwrap();
         }
-        assert_eq!(table.insert(token(MOST), grant, now), Err(Errno::AGAIN));
+        assert_eq!(
+            table.insert(token(MOST), grant, one, now),
+            Err(Errno::AGAIN)
+        );
+        // One user takes nothing from another, nor from root.
+        table.insert(token(MOST), grant, other, now).unwrap();
+        for n in MOST_OF_USER..MOST - 1 {
+            table.insert(token(n), grant, 0, now).unwrap();
+        }
+        let more = token(MOST + 1);
+        assert_eq!(table.insert(more, grant, 0, now), Err(Errno::AGAIN));
+        table.take(&token(0), now).unwrap();
+        table.insert(more, grant, one, now).unwrap();
         // The old ones make room once they are too old.
-        table.insert(token(MOST), grant, now + LIFE).unwrap();
-        assert!(table.take(&token(MOST), now + LIFE).is_some());
+        table.insert(token(0), grant, one, now + LIFE).unwrap();
+        assert!(table.take(&token(0), now + LIFE).is_some());
+        assert!(lock(&table.0).users.is_empty());
     }
 }

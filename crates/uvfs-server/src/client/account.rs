@@ -14,7 +14,7 @@ use crate::request::Request;
 impl<F: FileSystem> Client<F> {
     /// Whether the client was given a node.
     pub(super) fn knows_node(&self, node: u64) -> bool {
-        (node == ROOT && !self.guest) || self.link.lookups().contains_key(&node)
+        (node == ROOT && self.guest.is_none()) || self.link.lookups().contains_key(&node)
     }
 
     /// The client is given a node; 0 is none.
@@ -49,7 +49,9 @@ impl<F: FileSystem> Client<F> {
         match &request.operation {
             Operation::Release(arg) => {
                 handles.remove(&(node, arg.fh, false));
-                self.imported.borrow_mut().remove(&(node, arg.fh));
+                if self.imported.borrow_mut().remove(&(node, arg.fh)).is_some() {
+                    self.closed(1);
+                }
             }
             Operation::Releasedir(arg) => drop(handles.remove(&(node, arg.fh, true))),
             Operation::Forget(arg) => self.forgot(ForgetOne {

@@ -109,7 +109,7 @@ impl<F: FileSystem> Client<F> {
         if !matches!(request.operation, Statfs) {
             self.knows_too(node)?;
         }
-        if self.guest && !Self::guest_may(&request.operation) {
+        if self.guest.is_some() && !Self::guest_may(&request.operation) {
             return Err(Errno::PERM);
         }
         match &mut request.operation {

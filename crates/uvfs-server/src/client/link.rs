@@ -88,6 +88,10 @@ impl Link {
         !self.cut.swap(true, Ordering::AcqRel)
     }
 
+    pub(crate) fn was_cut_off(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
+    }
+
     /// Ends its session.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);

@@ -6,6 +6,7 @@
 
 mod account;
 mod authorize;
+pub(crate) mod guests;
 pub(crate) mod link;
 mod recovery;
 
@@ -35,6 +36,7 @@ use crate::request::{Message, Request};
 use crate::session::Session;
 use crate::stats::{Attached, QueueStats};
 
+use guests::Guest;
 use link::Link;
 
 /// Numbers of clients' requests have this bit, which the kernel's never have: the table of requests
@@ -48,8 +50,8 @@ pub(crate) struct Client<F: FileSystem> {
     pub(crate) stats: Arc<QueueStats>,
     /// As people see it.
     pub(crate) listed: Arc<Attached>,
-    /// Another user's: may use what it imported and nothing else.
-    pub(crate) guest: bool,
+    /// Another user's: may use what it imported and nothing else, and only so much.
+    pub(crate) guest: Option<Guest>,
     pub(crate) queue: Arc<ServerQueue>,
     pub(crate) arena: Arc<Arena>,
     /// The arena's memory.
@@ -89,6 +91,12 @@ impl<F: FileSystem> Drop for Client<F> {
     fn drop(&mut self) {
         if !self.salvaged.get() {
             self.queue.close_as(End::CutOff);
+        }
+        self.closed(self.imported.take().len());
+        if let Some(guest) = &self.guest
+            && self.link.was_cut_off()
+        {
+            guest.was_cut_off();
         }
         self.session.client_gone(&self.listed);
         self.session.client_queue_ended(self.stats.clone());
@@ -243,7 +251,11 @@ impl<F: FileSystem> Client<F> {
         stats.begin(IMPORT);
         let fs = session.fs();
         let work = async {
-            let fh = fs.share(grant.node, grant.fh).await?;
+            if !self.guest.as_ref().is_none_or(Guest::opens) {
+                return Err(Errno::MFILE);
+            }
+            let shared = fs.share(grant.node, grant.fh).await;
+            let fh = shared.inspect_err(|_| self.closed(1))?;
             // From here on it goes when the client goes.
             self.handles.borrow_mut().insert((grant.node, fh, false));
             (self.imported.borrow_mut()).insert((grant.node, fh), grant.flags);
@@ -263,10 +275,17 @@ impl<F: FileSystem> Client<F> {
         let done = session.interrupts.guard(cx.unique, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let out = done.unwrap_or(Err(Errno::IO))?;
-        if !self.guest {
+        if self.guest.is_none() {
             self.identify(grant.node, true, tail);
         }
         Ok(Reply::of(&out))
+    }
+
+    /// Imported files were closed.
+    fn closed(&self, count: usize) {
+        if let Some(guest) = &self.guest {
+            guest.closed(count);
+        }
     }
 
     /// Grants a lease, if that can be now.
@@ -280,7 +299,10 @@ impl<F: FileSystem> Client<F> {
             return Err(Errno::STALE);
         }
         let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
-        if self.guest && mode == Mode::Write && !self.imported.borrow().iter().any(writable) {
+        if self.guest.is_some()
+            && mode == Mode::Write
+            && !self.imported.borrow().iter().any(writable)
+        {
             return Err(Errno::ACCESS);
         }
         let coherence = &self.session.coherence;
@@ -311,7 +333,7 @@ impl<F: FileSystem> Client<F> {
     /// Finds again what the client had at a server before this one. Not for guests: an identity
     /// can be made up, and leads to any file of the source.
     async fn find(&self, cx: &Context, identity: &[u8]) -> Outcome {
-        if self.guest {
+        if self.guest.is_some() {
             return Err(Errno::PERM);
         }
         if identity.len() > ext::IDENTITY_MAX {

@@ -25,6 +25,7 @@ use uvfs_queue::pair::{End, MAX_SEGS, ServerQueue};
 use uvfs_queue::wait::WaitConfig;
 
 use crate::client::Client;
+use crate::client::guests::{Guest, GuestLimits, Guests};
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
@@ -45,6 +46,8 @@ pub struct ClientLimits {
     /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
     /// import by tokens.
     pub guests: bool,
+    /// What each of them may have.
+    pub per_guest: GuestLimits,
     /// A client that holds on to a recalled lease for so long, without writing anything back, is
     /// cut off.
     pub recall: Duration,
@@ -57,6 +60,7 @@ impl Default for ClientLimits {
             arena_pages: 1 << 20,
             wait: WaitConfig::default(),
             guests: false,
+            per_guest: GuestLimits::default(),
             recall: Duration::from_secs(5),
         }
     }
@@ -145,8 +149,9 @@ pub fn in_process<F: FileSystem>(
     let thread = std::thread::Builder::new()
         .name("uvfs-client".into())
         .spawn(move || {
-            let served = Runtime::new(limits.wait)
-                .and_then(|runtime| runtime.block_on(serve(session, ours, limits, Arc::default())));
+            let served = Runtime::new(limits.wait).and_then(|runtime| {
+                runtime.block_on(serve(session, ours, limits, Gate::new(limits)))
+            });
             if let Err(error) = served {
                 tracing::warn!(%error, "no runtime for a client");
             }
@@ -179,7 +184,8 @@ fn accept<F: FileSystem>(
     limits: ClientLimits,
     stop: &Arc<AtomicBool>,
 ) {
-    let (all, guests) = (Arc::default(), Arc::default());
+    let all = Arc::default();
+    let guests = Gate::new(limits);
     let mut pool = None;
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -205,7 +211,7 @@ fn accept<F: FileSystem>(
                 }
             },
         };
-        let (session, guests, ours) = (session.clone(), Arc::clone(&guests), socket.clone());
+        let (session, guests, ours) = (session.clone(), guests.clone(), socket.clone());
         pool.serve(socket, move || async move {
             serve(session, ours, limits, guests).await;
             drop(place);
@@ -244,6 +250,32 @@ impl Drop for Place {
     }
 }
 
+/// Where other users come in, all of them together and each for itself.
+#[derive(Clone)]
+struct Gate {
+    all: Arc<AtomicUsize>,
+    each: Arc<Guests>,
+}
+
+impl Gate {
+    fn new(limits: ClientLimits) -> Self {
+        Self {
+            all: Arc::default(),
+            each: Guests::new(limits.per_guest),
+        }
+    }
+
+    fn lets_in(&self, uid: u32, limits: ClientLimits) -> Result<(Guest, Place), Errno> {
+        let place = Place::take(&self.all, limits.clients / 2).ok_or(Errno::AGAIN)?;
+        Ok((self.each.comes(uid)?, place))
+    }
+}
+
+/// Whether a user is the server's own, or root.
+pub(crate) fn is_own(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
 /// A hash of the source (FNV-1a of the root's identity), by which a client that comes back knows it.
 pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
     let Some(identity) = session.fs().identity(ROOT) else {
@@ -262,7 +294,7 @@ async fn serve<F: FileSystem>(
     session: Arc<Session<F>>,
     socket: Arc<File>,
     limits: ClientLimits,
-    guests: Arc<AtomicUsize>,
+    guests: Gate,
 ) {
     if let Err(error) = attend(session, socket, limits, &guests).await {
         tracing::warn!(%error, "a client's session ended");
@@ -342,20 +374,26 @@ async fn attend<F: FileSystem>(
     session: Arc<Session<F>>,
     socket: Arc<File>,
     limits: ClientLimits,
-    guests: &Arc<AtomicUsize>,
+    guests: &Gate,
 ) -> io::Result<()> {
     let peer = attach::peer(&*socket)?;
-    let guest = peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw();
-    if guest && !limits.guests {
+    let is_guest = !is_own(peer.uid);
+    if is_guest && !limits.guests {
         return refuse(&socket, Errno::PERM);
     }
-    let _place = match guest.then(|| Place::take(guests, limits.clients / 2)) {
-        Some(None) => return refuse(&socket, Errno::AGAIN),
-        place => place.flatten(),
+    let place = is_guest.then(|| guests.lets_in(peer.uid, limits));
+    let (mut guest, _place) = match place.transpose() {
+        Ok(place) => place.unzip(),
+        Err(errno) => return refuse(&socket, errno),
     };
     let Some((arena, queue, max_payload)) = introduce(&session, &socket, limits).await? else {
         return Ok(());
     };
+    if let Some(guest) = &mut guest
+        && let Err(errno) = guest.has_pages(arena.len() / 4096)
+    {
+        return refuse(&socket, errno);
+    }
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let agreed = Message {
         errno: 0,
@@ -370,7 +408,7 @@ async fn attend<F: FileSystem>(
         session.options.all_backed,
         queue.clone(),
         limits.recall,
-        guest,
+        is_guest,
     );
     let stats = session.client_queue();
     let listed = Arc::new(Attached::new(

@@ -26,6 +26,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("random_names", clients::random_names),
     ("hostile", clients::hostile),
     ("guest", clients::guest),
+    ("greedy", clients::greedy),
     ("until_the_end", clients::until_the_end),
     ("until_it_is_back", clients::until_it_is_back),
     ("refused", clients::refused),

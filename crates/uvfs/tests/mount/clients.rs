@@ -615,9 +615,10 @@ pub fn random_names(dir: &Path, seed: &str) -> String {
 }
 
 fn in_child(served: &Served, function: &str, argument: &str, user: Option<u32>) {
-    let reports = served.scratch.dir("reports");
+    let reports = served.scratch.path("reports");
+    fs::create_dir_all(&reports).unwrap();
     fs::set_permissions(&reports, fs::Permissions::from_mode(0o777)).unwrap();
-    let report = reports.join("report");
+    let report = reports.join(function);
     let mut command = child::call(function, &served.mount.at, argument, &report);
     if let Some(user) = user {
         command.uid(user).gid(user);
@@ -694,6 +695,71 @@ fn another_user_is_a_guest() {
     fs::write(&file, "shared").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
     in_child(&served, "guest", "", Some(54321));
+}
+
+/// As another user: takes as much as it gets.
+pub fn greedy(dir: &Path, _: &str) -> String {
+    let file = File::options().read(true).open(dir.join("shared")).unwrap();
+    let token = Token::of(file.as_fd()).unwrap();
+    let attach = |pages: u32| -> std::io::Result<Raw> {
+        let server = Server::connect(token.socket())?;
+        let arena = Arc::new(Arena::create(pages + server.reserved_pages()).unwrap());
+        server.attach(&arena)?;
+        Ok(Raw(server, arena))
+    };
+    let mut sessions: Vec<_> = (0..300).map_while(|_| attach(64).ok()).collect();
+    assert_eq!(
+        (
+            sessions.len(),
+            attach(64).err().and_then(|e| e.raw_os_error())
+        ),
+        (128, Some(libc::EAGAIN))
+    );
+    sessions.truncate(1);
+    // The server notices a moment later.
+    wait_for("one more session", || match attach(64) {
+        Ok(session) => {
+            sessions.push(session);
+            true
+        }
+        Err(_) => false,
+    });
+    // 4 GiB in all.
+    let arenas: Vec<_> = (0..8).map_while(|_| attach(1 << 18).ok()).collect();
+    assert_eq!(arenas.len(), 3);
+    let import = |session: &Raw| {
+        let token = Token::of(file.as_fd())?;
+        session.0.import(token.secret())
+    };
+    let one = &sessions[0];
+    let opened = (0..20_000).map_while(|_| import(one).ok()).count();
+    assert_eq!(opened, 8192);
+    // Nor by another session.
+    assert_eq!(errno(import(&sessions[1])), libc::EMFILE);
+    let tokens = (0..5000)
+        .map_while(|_| Token::of(file.as_fd()).ok())
+        .count();
+    // The first one of all is out as well, for ten seconds.
+    assert!((1023..=1024).contains(&tokens), "{tokens}");
+    assert_eq!(errno(Token::of(file.as_fd())), libc::EAGAIN);
+    "ok".into()
+}
+
+/// If limits were for all users together, one could take everything from all others.
+#[test]
+fn a_guest_has_no_more_than_its_share() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let file = served.source.join("shared");
+    fs::write(&file, "shared").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    in_child(&served, "greedy", "", Some(54321));
+    // Its tokens are still out.
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
+    in_child(&served, "guest", "", Some(54322));
+    in_child(&served, "one_file", "", None);
 }
 
 #[test]
