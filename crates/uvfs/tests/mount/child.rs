@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{
-    backed, bad_days, clients, direct, hostile, listings, mount8, outcomes, requests, scenes, tree,
-    uncached, watch,
+    backed, bad_days, clients, direct, hostile, listings, mount8, outcomes, requests, scenes, torture, tree, uncached, watch,
 };
 
 /// A function: from the directory to work in and an argument to a report.
@@ -45,6 +44,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("access_times", mount8::access_times),
     ("outcomes", outcomes::all),
     ("executed_after", outcomes::executed_after),
+    ("torture", torture::load),
     ("leaseholder", hostile::leaseholder),
     ("crowd", hostile::crowd),
     ("signalled", hostile::signalled),

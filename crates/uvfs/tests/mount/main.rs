@@ -31,6 +31,7 @@ mod scenes;
 mod semantics;
 mod small_files;
 mod streams;
+mod torture;
 mod tree;
 mod uncached;
 mod unprivileged;

@@ -1,0 +1,462 @@
+//! Rounds of kill -9: the program, the server or both end in the middle of a mixed load. What a call
+//! acknowledged is then there to the byte; what was under way is there, or not, or in part.
+//!
+//! The program notes in a file of the host what it begins and what has ended. Calls on a mount are
+//! with the host when they return. Under `uvfs run` they are in the program's cache: the server writes
+//! them when the program dies, the program when the server does, and when both die what was synced stays.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::child;
+use crate::harness::*;
+use crate::preload::{How, uvfs_run};
+
+/// Rounds of all kinds together; `UVFS_TEST_FULL=1` makes a thousand.
+const ROUNDS: u64 = 48;
+/// Files that are written anywhere, and as many that are appended to.
+const FILES: usize = 3;
+/// Calls that touch each file once.
+const FIRST: u64 = 2 * FILES as u64;
+const MOST: u64 = 200_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Killed {
+    Program,
+    Server,
+    Both,
+}
+
+/// Numbers that look random, the same each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (x ^ (x >> 31)) % n
+    }
+}
+
+/// What operation number `seq` writes; never zeros.
+fn data(seq: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| 1 + ((seq * 31 + at * 7) % 255) as u8)
+        .collect()
+}
+
+/// The load: calls at random until it is killed, fails, or finds the file `stop`. The argument is where the
+/// notes go, a seed, and whether it goes on when a server went.
+pub fn load(dir: &Path, argument: &str) -> String {
+    let [notes, stop, seed, goes_on] = argument.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{argument}");
+    };
+    let (goes_on, stop) = (goes_on == "true", Path::new(stop));
+    let mut notes = File::options()
+        .append(true)
+        .create(true)
+        .open(notes)
+        .unwrap();
+    let mut note = |text: String| notes.write_all(text.as_bytes()).unwrap();
+    let mut random = Random(seed.parse().unwrap());
+    let path =
+        |n: usize, other: bool| dir.join(format!("{}{n}", if other { "other" } else { "file" }));
+    let mut options = File::options();
+    options.create(true).read(true);
+    let files: Vec<_> = (0..FILES)
+        .map(|n| options.write(true).open(path(n, false)).unwrap())
+        .collect();
+    let mut options = File::options();
+    options.create(true).append(true);
+    let logs: Vec<_> = (0..FILES)
+        .map(|n| options.open(dir.join(format!("log{n}"))).unwrap())
+        .collect();
+    let (mut renamed, mut in_doubt) = ([false; FILES], [false; FILES]);
+    note("ready\n".into());
+    for seq in 0.. {
+        if stop.exists() {
+            files
+                .iter()
+                .chain(&logs)
+                .for_each(|file| file.sync_all().unwrap());
+            return "ok".into();
+        }
+        let mut n = random.below(FILES as u64) as usize;
+        let (at, len) = (random.below(MOST), 1 + random.below(9000) as usize);
+        let bytes = data(seq, len);
+        let mut what = [
+            "write", "write", "write", "append", "append", "rename", "sync", "synclog",
+        ][random.below(8) as usize];
+        if seq < FIRST {
+            // What nobody wrote before the server went stays with the mount that went, too.
+            n = seq as usize % FILES;
+            what = ["write", "append"][usize::from(seq as usize >= FILES)];
+        }
+        if what == "append" && in_doubt[n] {
+            continue;
+        }
+        note(format!("b {seq} {what} {n} {at} {len}\n"));
+        loop {
+            let done = match what {
+                "write" => files[n].write_at(&bytes, at),
+                "append" => (&logs[n]).write(&bytes[..len.min(400)]),
+                "rename" => fs::rename(path(n, renamed[n]), path(n, !renamed[n])).map(|()| 0),
+                "sync" => files[n].sync_data().map(|()| 0),
+                _ => logs[n].sync_all().map(|()| 0),
+            };
+            match done {
+                Ok(done) => {
+                    note(format!("e {seq} {done}\n"));
+                    renamed[n] ^= what == "rename";
+                    break;
+                }
+                // The server went, and for a moment there is no mount.
+                Err(error) if goes_on => {
+                    let gone = error.raw_os_error();
+                    let missing = what == "rename" && gone == Some(libc::ENOENT);
+                    if missing && path(n, !renamed[n]).exists() {
+                        note(format!("e {seq} 0\n"));
+                        renamed[n] ^= true;
+                        break;
+                    }
+                    if what == "append" {
+                        // It may be there; it is not tried again, nor is the file used again.
+                        in_doubt[n] = true;
+                        break;
+                    }
+                    let errors = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
+                    let away = errors.contains(&gone.unwrap());
+                    assert!(away || missing, "{what}: {error}");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(_) => return "failed".into(),
+            }
+        }
+    }
+    unreachable!()
+}
+
+/// What is known of a file.
+#[derive(Default)]
+struct Model {
+    /// What is there for sure.
+    base: Vec<u8>,
+    /// Writes since, that may be there.
+    since: Vec<(usize, Vec<u8>)>,
+    /// What is there if all of them are.
+    now: Vec<u8>,
+}
+
+fn put(file: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+    file.resize(file.len().max(at + bytes.len()), 0);
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+impl Model {
+    fn write(&mut self, at: usize, bytes: Vec<u8>, acknowledged: bool) {
+        if acknowledged {
+            put(&mut self.now, at, &bytes);
+        }
+        self.since.push((at, bytes));
+    }
+
+    /// All that was acknowledged is there for sure.
+    fn sure(&mut self, under_way: Option<(usize, Vec<u8>)>) {
+        self.base = self.now.clone();
+        self.since.clear();
+        self.since.extend(under_way);
+    }
+
+    fn check(&self, name: &str, found: &[u8]) {
+        let ends = self.since.iter().map(|(at, bytes)| at + bytes.len());
+        let most = ends.max().unwrap_or(0).max(self.base.len());
+        let sizes = self.base.len()..=most;
+        assert!(
+            sizes.contains(&found.len()),
+            "{name}: {} of {sizes:?}",
+            found.len()
+        );
+        for (i, byte) in found.iter().enumerate() {
+            let kept = self.base.get(i).copied().unwrap_or(0) == *byte;
+            let written = || {
+                let of = |(at, bytes): &(usize, Vec<u8>)| bytes.get(i.wrapping_sub(*at)).copied();
+                self.since.iter().any(|one| of(one) == Some(*byte))
+            };
+            assert!(
+                kept || written(),
+                "{name}: the byte {byte} at {i} is nobody's"
+            );
+        }
+    }
+}
+
+/// A call that was begun.
+struct Call<'a> {
+    seq: u64,
+    what: &'a str,
+    file: usize,
+    at: usize,
+    len: usize,
+}
+
+impl Call<'_> {
+    fn bytes(&self, done: usize) -> Vec<u8> {
+        let mut bytes = data(self.seq, self.len);
+        bytes.truncate(done);
+        bytes
+    }
+}
+
+/// Compares what is in a directory with the notes. `synced`: only what was synced has to be there.
+/// Gives how many calls were acknowledged.
+fn check(notes: &str, dir: &Path, synced: bool) -> usize {
+    let mut files: Vec<Model> = (0..2 * FILES).map(|_| Model::default()).collect();
+    let mut names: Vec<Vec<String>> = (0..FILES).map(|n| vec![format!("file{n}")]).collect();
+    let mut under_way: Option<Call<'_>> = None;
+    let mut in_doubt: Vec<(usize, usize, Vec<u8>)> = Vec::new();
+    let mut acknowledged = 0;
+    let doubt =
+        |call: Call<'_>, files: &[Model], names: &mut [Vec<String>], in_doubt: &mut Vec<_>| {
+            match call.what {
+                "write" => in_doubt.push((call.file, call.at, call.bytes(call.len))),
+                "append" => {
+                    let log = FILES + call.file;
+                    in_doubt.push((log, files[log].now.len(), call.bytes(call.len.min(400))));
+                }
+                "rename" => {
+                    let (file, other) =
+                        (format!("file{}", call.file), format!("other{}", call.file));
+                    names[call.file] = vec![file, other];
+                }
+                _ => {}
+            }
+        };
+    // Without the last line if it was cut off.
+    let whole = notes.rfind('\n').map_or("", |end| &notes[..end]);
+    for line in whole.lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().unwrap();
+        match words[0] {
+            "b" => {
+                if let Some(call) = under_way.take() {
+                    doubt(call, &files, &mut names, &mut in_doubt);
+                }
+                under_way = Some(Call {
+                    seq: number(1) as u64,
+                    what: words[2],
+                    file: number(3),
+                    at: number(4),
+                    len: number(5),
+                });
+            }
+            "e" => {
+                let call = under_way.take().expect("it was begun");
+                assert_eq!(call.seq, number(1) as u64);
+                acknowledged += 1;
+                let log = FILES + call.file;
+                match call.what {
+                    // What follows a part that was acknowledged was under way when the server went.
+                    "write" => {
+                        files[call.file].write(call.at, call.bytes(number(2)), true);
+                        if number(2) < call.len {
+                            in_doubt.push((call.file, call.at, call.bytes(call.len)));
+                        }
+                    }
+                    "append" => {
+                        let end = files[log].now.len();
+                        files[log].write(end, call.bytes(number(2)), true);
+                        if number(2) < call.len.min(400) {
+                            in_doubt.push((log, end, call.bytes(call.len.min(400))));
+                        }
+                    }
+                    "rename" => {
+                        let was = &names[call.file][0];
+                        let other = match was.starts_with("file") {
+                            true => format!("other{}", call.file),
+                            false => format!("file{}", call.file),
+                        };
+                        names[call.file] = vec![other];
+                    }
+                    "sync" => files[call.file].sure(None),
+                    _ => files[log].sure(None),
+                }
+            }
+            _ => assert_eq!(line, "ready"),
+        }
+    }
+    if let Some(call) = under_way {
+        doubt(call, &files, &mut names, &mut in_doubt);
+    }
+    for (at, model) in files.iter_mut().enumerate() {
+        if !synced {
+            model.sure(None);
+        }
+        for (_, start, bytes) in in_doubt.iter().filter(|(file, ..)| *file == at) {
+            model.write(*start, bytes.clone(), false);
+        }
+    }
+    for (n, names) in names.iter().enumerate() {
+        let there: Vec<_> = names
+            .iter()
+            .filter(|name| dir.join(name).exists())
+            .collect();
+        assert_eq!(there.len(), 1, "one of {names:?}");
+        files[n].check(there[0], &fs::read(dir.join(there[0])).unwrap());
+        let log = format!("log{n}");
+        files[FILES + n].check(&log, &fs::read(dir.join(&log)).unwrap());
+    }
+    acknowledged
+}
+
+struct Round {
+    served: Served,
+    again: Option<Mount>,
+}
+
+/// One round; gives how many calls were acknowledged.
+fn round(transport: Transport, under_run: bool, killed: Killed, seed: u64) -> usize {
+    let serve = Serve::over(transport);
+    let mut round = Round {
+        served: Served::new(&serve),
+        again: None,
+    };
+    let served = &mut round.served;
+    let (notes, stop) = (served.scratch.path("notes"), served.scratch.path("stop"));
+    let report = served.scratch.path("report");
+    let goes_on = under_run && killed == Killed::Server;
+    let argument = format!("{} {} {seed} {goes_on}", notes.display(), stop.display());
+    let plain = child::call("torture", &served.mount.at, &argument, &report);
+    let mut command = match under_run {
+        false => plain,
+        true => under(plain),
+    };
+    let mut program = Running::start(&mut command);
+    let noted = || fs::read_to_string(&notes).unwrap_or_default();
+    wait_for("the load", || {
+        noted().matches("\ne ").count() > FIRST as usize
+    });
+    let mut random = Random(seed);
+    std::thread::sleep(Duration::from_millis(5 + random.below(150)));
+    let dies = |program: &mut Running| {
+        program.signal(Signal::KILL);
+    };
+    match killed {
+        Killed::Program => dies(&mut program),
+        Killed::Server => {}
+        Killed::Both => {
+            served.mount.server.signal(Signal::KILL);
+            dies(&mut program);
+        }
+    }
+    if killed != Killed::Program {
+        round.again = Some(round.served.comes_back(&serve, || {}));
+    }
+    if goes_on {
+        std::thread::sleep(Duration::from_millis(random.below(100)));
+        fs::write(&stop, "").unwrap();
+    }
+    let outcome = program.wait(SOON).expect("the program ends");
+    if goes_on {
+        assert!(outcome.status.success(), "{outcome}");
+        assert_eq!(fs::read_to_string(&report).unwrap(), "ok");
+    }
+    // By the mount: what the server still writes for a dead client is waited for.
+    let synced = under_run && killed == Killed::Both;
+    let copy = round.served.scratch.dir("copy");
+    let mount = round.again.as_ref().unwrap_or(&round.served.mount);
+    let copies = &mut Command::new("cp");
+    mount
+        .run(copies.arg("-r").arg(mount.at.join(".")).arg(&copy))
+        .ok();
+    let compare = |dir: &Path| {
+        let compared = std::panic::catch_unwind(|| check(&noted(), dir, synced));
+        compared.unwrap_or_else(|panic| {
+            let notes = noted();
+            let last = notes.lines().rev().take(12).collect::<Vec<_>>();
+            eprintln!("the last notes, backwards: {last:#?}");
+            std::panic::resume_unwind(panic)
+        })
+    };
+    let acknowledged = compare(&copy);
+    // And the host has the same.
+    compare(&round.served.source);
+    if let Some(again) = round.again.take() {
+        again.unmount().ok();
+    }
+    acknowledged
+}
+
+/// A command under `uvfs run`, with its environment.
+fn under(command: Command) -> Command {
+    let mut run = uvfs_run(How::Eager);
+    run.env("UVFS_RUN_RECONNECT", "90").arg("--");
+    run.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            run.env(name, value);
+        }
+    }
+    run
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_by_kill() {
+    if !transports().all(|transport| has(&[Need::Mount(transport), Need::Uvfs])) {
+        return;
+    }
+    let rounds = if full() { 1000 } else { ROUNDS };
+    let (mut acknowledged, mut random) = (0, Random(1));
+    for number in 0..rounds {
+        let transport = [Transport::Dev, Transport::Uring][number as usize % 2];
+        let under_run = number / 2 % 2 == 1;
+        let killed = [Killed::Program, Killed::Server, Killed::Both][(number / 4) as usize % 3];
+        let seed = random.below(u64::MAX);
+        println!("round {number}: {transport:?}, under uvfs run: {under_run}, {killed:?}, {seed}");
+        acknowledged += round(transport, under_run, killed, seed);
+    }
+    println!("{rounds} rounds, {acknowledged} calls acknowledged, none lost");
+    assert!(acknowledged > 20 * rounds as usize, "there was a load");
+}
+
+/// If the comparison could not fail, nothing would be shown by it.
+#[test]
+fn the_notes_tell_what_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| -> PathBuf { dir.path().join(name) };
+    let notes = "ready\nb 0 write 0 10 5\ne 0 5\nb 1 append 0 0 3\ne 1 3\nb 2 sync 0 0 1\ne 2 0\n\
+                 b 3 write 0 12 5\ne 3 5\nb 4 write 0 12 9\n";
+    for n in 0..FILES {
+        fs::write(at(&format!("file{n}")), "").unwrap();
+        fs::write(at(&format!("log{n}")), "").unwrap();
+    }
+    fs::write(at("log0"), data(1, 3)).unwrap();
+    let mut file = vec![0; 10];
+    file.extend(data(0, 5));
+    let fails = |synced| std::panic::catch_unwind(|| check(notes, dir.path(), synced)).is_err();
+    fs::write(at("file0"), &file).unwrap();
+    assert!(fails(false), "the acknowledged write is missing");
+    assert!(!fails(true), "it was not synced");
+    put(&mut file, 12, &data(3, 5));
+    fs::write(at("file0"), &file).unwrap();
+    assert!(!fails(false) && !fails(true));
+    put(&mut file, 12, &data(4, 2));
+    fs::write(at("file0"), &file).unwrap();
+    assert!(!fails(false), "what was under way may be there in part");
+    file[11] ^= 1;
+    fs::write(at("file0"), &file).unwrap();
+    assert!(fails(false) && fails(true), "what was synced has changed");
+    file[11] ^= 1;
+    fs::write(at("file0"), &file[..11]).unwrap();
+    assert!(fails(true), "what was synced is cut off");
+    fs::write(at("file0"), &file).unwrap();
+    fs::write(at("log0"), data(1, 2)).unwrap();
+    assert!(fails(false), "a part of what was appended is missing");
+}
