@@ -1,0 +1,16 @@
+//! Any bytes as what a client does to its session, against a real server.
+#![no_main]
+
+#[allow(dead_code)] // Each target uses a part of it.
+#[path = "../../crates/uvfs-client/tests/fuzz/targets.rs"]
+mod targets;
+
+use std::cell::RefCell;
+
+use libfuzzer_sys::fuzz_target;
+
+thread_local! {
+    static TARGET: RefCell<targets::Sessions> = RefCell::default();
+}
+
+fuzz_target!(|input: &[u8]| TARGET.with_borrow_mut(|target| target.run(input)));
