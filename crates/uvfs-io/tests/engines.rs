@@ -120,7 +120,16 @@ fn random_io_in(path: &Path, options: OpenOptions, config: &EngineConfig, arena:
     let data = pattern();
     let mut results: Vec<(String, Vec<u8>)> = Vec::new();
     write_image(path, &data);
+    let rules = config
+        .faults
+        .as_ref()
+        .map_or(Vec::new(), |faults| faults.rules());
     for engine in engines(path, options, config) {
+        // Each engine gets all faults: the first would use them up.
+        if let Some(faults) = &config.faults {
+            faults.clear();
+            rules.iter().for_each(|rule| faults.add(rule.clone()));
+        }
         let mut random = Random(77);
         let mut taken = vec![false; SIZE / 512];
         let reads: Vec<Io> = (0..300)
@@ -156,6 +165,13 @@ fn random_io_in(path: &Path, options: OpenOptions, config: &EngineConfig, arena:
         assert_eq!(engine.stats().flushes, 1);
         let name = engine.name().to_owned();
         drop(engine);
+        let left = config
+            .faults
+            .as_ref()
+            .map_or(Vec::new(), |faults| faults.rules());
+        for (rule, left) in rules.iter().zip(left) {
+            assert!(left.times < rule.times, "{name} had no {rule:?}");
+        }
         results.push((name, fs::read(path).unwrap()));
         write_image(path, &data);
     }

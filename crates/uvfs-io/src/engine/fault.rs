@@ -52,6 +52,12 @@ impl Faults {
             .push(rule);
     }
 
+    /// The rules, each with how often it still holds.
+    pub fn rules(&self) -> Vec<Rule> {
+        let rules = self.0.lock();
+        rules.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Forgets all rules.
     pub fn clear(&self) {
         self.0
