@@ -34,7 +34,10 @@ pub struct Control {
 }
 
 /// Where sockets are made: /run/uvfs for root, else the user's own runtime directory.
-fn directory() -> io::Result<PathBuf> {
+///
+/// # Errors
+/// When it can't be made, or is another user's.
+pub fn directory() -> io::Result<PathBuf> {
     let dir = if rustix::process::geteuid().is_root() {
         PathBuf::from("/run/uvfs")
     } else {

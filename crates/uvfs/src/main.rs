@@ -6,6 +6,7 @@
 
 mod bench;
 mod check;
+mod confine;
 mod daemon;
 mod error;
 mod helper;

@@ -14,7 +14,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use rustix::thread::CapabilitySet;
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
@@ -23,6 +22,7 @@ use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
 use uvfs_xfs::XfsFs;
 
+use crate::confine;
 use crate::daemon::{self, Report, Side, Signals};
 use crate::error::{Context, Error, Result};
 use crate::image;
@@ -183,17 +183,22 @@ fn serve(
         }
     };
     raise_limit();
-    obey_quotas();
+    // Before any thread begins: one that did not block them, as an image's monitor of memory, would get
+    // them, and end the server without unmounting.
+    Signals::block();
     let served = match opened {
-        Opened::Directory(root) => Passthrough::new(root, options.passthrough.clone())
-            .context(|| source.display().to_string())
-            .and_then(|fs| {
-                let prepare = |session: &_| {
-                    back(session);
-                    follow_remounts(session, &place.path);
-                };
-                mounted(fs, prepare, source, place, options, &mut report)
-            }),
+        Opened::Directory(root) => {
+            confine::directory_server();
+            Passthrough::new(root, options.passthrough.clone())
+                .context(|| source.display().to_string())
+                .and_then(|fs| {
+                    let prepare = |session: &_| {
+                        back(session);
+                        follow_remounts(session, &place.path);
+                    };
+                    mounted(fs, prepare, || {}, source, place, options, &mut report)
+                })
+        }
         Opened::Image(device) => mount_image(&device, source, place, options, &mut report),
     };
     match served {
@@ -230,7 +235,8 @@ fn mount_image(
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
     let fs = XfsFs::new(Arc::new(opened.volume));
-    mounted(fs, |_| {}, source, place, &options, report)
+    let confine = confine::image_server;
+    mounted(fs, |_| {}, confine, source, place, &options, report)
 }
 
 /// Whether the mount point lies in the source, whatever path leads there: a bind mount of the source that
@@ -360,6 +366,7 @@ fn follow_remounts(session: &Arc<Session<Passthrough>>, path: &Path) {
 fn mounted<F: FileSystem>(
     fs: F,
     prepare: impl FnOnce(&Arc<Session<F>>),
+    confine: impl FnOnce() + Send,
     source: &Path,
     place: &Place,
     options: &Options,
@@ -402,7 +409,14 @@ fn mounted<F: FileSystem>(
             ..ClientLimits::default()
         }),
     };
-    let server = Server::start(session, server_options).context(|| path.display().to_string())?;
+    // On a thread of its own, from which all threads that serve begin.
+    let start = || {
+        confine();
+        Server::start(session, server_options)
+    };
+    let server = std::thread::scope(|scope| scope.spawn(start).join());
+    let server = server.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let server = server.context(|| path.display().to_string())?;
     unmount.0 = None;
     if let Err(error) = mount::set_readahead(path, options.max_readahead) {
         tracing::debug!(%error, "readahead stays as the kernel has it");
@@ -436,20 +450,6 @@ fn unmount_on_signal(signals: Signals, path: PathBuf) {
             }
         }
     });
-}
-
-/// Gives up the capability to exceed disk quotas (CAP_SYS_RESOURCE), which would let the mount's users
-/// exceed theirs. For this thread, and those that it starts.
-fn obey_quotas() {
-    let given_up = rustix::thread::capabilities(None).and_then(|mut now| {
-        now.effective -= CapabilitySet::SYS_RESOURCE;
-        now.permitted -= CapabilitySet::SYS_RESOURCE;
-        now.inheritable -= CapabilitySet::SYS_RESOURCE;
-        rustix::thread::set_capabilities(None, now)
-    });
-    if let Err(error) = given_up {
-        tracing::warn!(%error, "disk quotas do not bind the users of this mount");
-    }
 }
 
 /// As many descriptors as this process may have.

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::process::Signal;
+
 use crate::commands::refused;
 use crate::fixture::*;
 use crate::harness::*;
@@ -115,4 +117,50 @@ fn what_is_no_image_is_refused_and_nothing_is_left() {
         assert_eq!(outcome.status.code(), Some(2), "{outcome}");
         assert!(outcome.stderr.contains(bad), "{outcome}");
     }
+}
+
+/// Who takes over a thread that reads an image by that image's bytes should have next to nothing.
+#[test]
+fn the_threads_that_serve_an_image_are_confined() {
+    const IPC_LOCK_AND_SYS_NICE: u64 = 1 << 14 | 1 << 23;
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let serve = Serve::over(Transport::Dev);
+    let mut mount = Mount::new(&serve, &image.path, &scratch.dir("mount"));
+    let mut confined = 0;
+    for task in fs::read_dir(format!("/proc/{}/task", mount.server.pid())).unwrap() {
+        let task = task.unwrap().path();
+        let name = fs::read_to_string(task.join("comm")).unwrap();
+        let serves = ["uvfs-worker", "uvfs-control", "uvfs-attach"];
+        if !serves.iter().any(|prefix| name.starts_with(prefix)) {
+            continue;
+        }
+        let status = fs::read_to_string(task.join("status")).unwrap();
+        let value = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            line.unwrap().trim().to_owned()
+        };
+        // A filter.
+        assert_eq!(value("Seccomp:"), "2", "{name}");
+        assert_eq!(value("NoNewPrivs:"), "1", "{name}");
+        for set in ["CapEff:", "CapPrm:", "CapInh:"] {
+            let set = u64::from_str_radix(&value(set), 16).unwrap();
+            assert_eq!(set & !IPC_LOCK_AND_SYS_NICE, 0, "{name}");
+        }
+        confined += 1;
+    }
+    assert!(confined >= 2, "{confined}");
+    // What else a server does is as before.
+    let stats = mount.run(uvfs().arg("stats").arg(&mount.at)).ok();
+    assert!(
+        stats.contains("READ") || stats.contains("requests"),
+        "{stats}"
+    );
+    mount.server.signal(Signal::TERM);
+    mount.expect_gone();
+    mount.server.wait(SOON).expect("a signal unmounts it").ok();
+    assert!(mounted(&mount.at).is_none());
 }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{
-    backed, bad_days, clients, direct, hostile, listings, mount8, outcomes, requests, scenes, torture, tree, uncached, watch,
+    backed, bad_days, clients, direct, hostile, listings, mount8, outcomes, requests, scenes,
+    torture, tree, uncached, watch,
 };
 
 /// A function: from the directory to work in and an argument to a report.
