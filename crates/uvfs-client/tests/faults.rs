@@ -1,0 +1,327 @@
+//! A file system that fails at its n-th call, for every n up to where a load ends: the caller gets that
+//! error, or none, and what a sync acknowledged is there.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server};
+use uvfs_passthrough::{Options, Passthrough};
+use uvfs_proto::abi;
+use uvfs_server::fs::{
+    Attributes, Bytes, Context, DirSink, Entry, Errno, IoHow, NewNode, OpenHow, Opened, Payload,
+    Result, SetAttr, Unlinked,
+};
+use uvfs_server::{ClientLimits, FileSystem, Session, SessionOptions, in_process};
+
+use common::rw;
+
+/// A directory, one call of which fails.
+struct Worst {
+    fs: Passthrough,
+    /// Calls before that one.
+    left: AtomicI64,
+    errno: Errno,
+    /// It has failed.
+    failed: AtomicBool,
+}
+
+impl Worst {
+    fn call(&self) -> Result<()> {
+        match self.left.fetch_sub(1, Ordering::SeqCst) {
+            0 => {
+                self.failed.store(true, Ordering::SeqCst);
+                Err(self.errno)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Handlers that may fail, and else are the directory's.
+macro_rules! handlers {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)*) => {
+        $(async fn $name(&self, cx: &Context, $($arg: $ty),*) -> Result<$out> {
+            self.call()?;
+            self.fs.$name(cx, $($arg),*).await
+        })*
+    };
+}
+
+impl FileSystem for Worst {
+    fn identity(&self, node: u64) -> Option<Bytes> {
+        self.fs.identity(node)
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.fs.forget(node, lookups);
+    }
+
+    fn lookups(&self, node: u64) -> Option<u64> {
+        self.fs.lookups(node)
+    }
+
+    async fn release(&self, cx: &Context, node: u64, fh: u64, flock: Option<u64>) -> Result<()> {
+        self.fs.release(cx, node, fh, flock).await
+    }
+
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64) -> Result<()> {
+        self.fs.releasedir(cx, node, fh).await
+    }
+
+    handlers! {
+        lookup(parent: u64, name: &CStr) -> Entry;
+        getattr(node: u64, fh: Option<u64>) -> Attributes;
+        setattr(node: u64, set: &SetAttr) -> Attributes;
+        mkdir(parent: u64, name: &CStr, new: &NewNode) -> Entry;
+        unlink(parent: u64, name: &CStr) -> Unlinked;
+        rename(
+            parent: u64, name: &CStr, new_parent: u64, new_name: &CStr, flags: u32
+        ) -> Unlinked;
+        open(node: u64, how: &OpenHow) -> Opened;
+        create(parent: u64, name: &CStr, new: &NewNode, how: &OpenHow) -> (Entry, Opened);
+        read(node: u64, how: &IoHow, data: &Payload) -> usize;
+        write(node: u64, how: &IoHow, data: &Payload) -> usize;
+        flush(node: u64, fh: u64, owner: u64) -> ();
+        fsync(node: u64, fh: u64, data_only: bool) -> ();
+        opendir(node: u64, how: &OpenHow) -> Opened;
+        readdir(node: u64, fh: u64, offset: u64, sink: &mut dyn DirSink) -> ();
+        fsyncdir(node: u64, fh: u64, data_only: bool) -> ();
+        statfs(node: u64) -> abi::Kstatfs;
+        setxattr(
+            node: u64, name: &CStr, value: &[u8], flags: u32, kill_sgid: bool
+        ) -> ();
+        getxattr(node: u64, name: &CStr) -> Bytes;
+        fallocate(node: u64, fh: u64, offset: u64, len: u64, mode: u32) -> ();
+    }
+}
+
+/// What is known of a file: what a sync acknowledged, and what may be there as well.
+#[derive(Default)]
+struct Known {
+    sure: Vec<u8>,
+    /// Acknowledged, and not synced yet.
+    written: Vec<(usize, Vec<u8>)>,
+    maybe: Vec<(usize, Vec<u8>)>,
+}
+
+impl Known {
+    fn wrote(&mut self, at: usize, bytes: &[u8], done: &io::Result<usize>) {
+        let to = match done {
+            Ok(n) => {
+                assert_eq!(*n, bytes.len());
+                &mut self.written
+            }
+            Err(_) => &mut self.maybe,
+        };
+        to.push((at, bytes.to_vec()));
+    }
+
+    fn synced(&mut self, done: &io::Result<()>) {
+        for (at, bytes) in self.written.drain(..) {
+            if done.is_ok() {
+                let end = at + bytes.len();
+                self.sure.resize(self.sure.len().max(end), 0);
+                self.sure[at..end].copy_from_slice(&bytes);
+            }
+            // It may be there, or have been overwritten by what failed before and is tried again.
+            self.maybe.push((at, bytes));
+        }
+    }
+
+    fn check(&self, what: &str, found: &[u8]) {
+        assert!(
+            found.len() >= self.sure.len(),
+            "{what}: {} bytes",
+            found.len()
+        );
+        for (i, byte) in found.iter().enumerate() {
+            let sure = self.sure.get(i).copied();
+            let maybe =
+                |(at, bytes): &(usize, Vec<u8>)| bytes.get(i.wrapping_sub(*at)) == Some(byte);
+            let fits = sure.unwrap_or(0) == *byte || self.maybe.iter().any(maybe);
+            assert!(fits, "{what}: {byte} at {i}, not {sure:?}");
+        }
+    }
+}
+
+/// A client, what it was told, and what it therefore knows.
+struct Load<'a> {
+    client: &'a Client,
+    errno: i32,
+    errors: usize,
+    files: BTreeMap<&'static str, Known>,
+}
+
+impl Load<'_> {
+    /// An error is the one that was made.
+    fn told<T>(&mut self, what: &str, done: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &done {
+            let code = error.raw_os_error();
+            // What could not be made is not there later.
+            let missing =
+                self.errors > 0 && [Some(libc::ENOENT), Some(libc::ENODATA)].contains(&code);
+            assert!(code == Some(self.errno) || missing, "{what}: {error}");
+            self.errors += 1;
+        }
+        done
+    }
+
+    fn write(
+        &mut self,
+        name: &'static str,
+        file: &File,
+        at: usize,
+        len: usize,
+        byte: u8,
+        how: Flags,
+    ) {
+        let bytes = vec![byte; len];
+        let done = self.told("write", file.write_at(&bytes, at as u64, how));
+        let known = self.files.entry(name).or_default();
+        known.wrote(at, &bytes, &done);
+        if how.contains(Flags::DSYNC) {
+            known.synced(&done.map(drop));
+        }
+    }
+
+    fn sync(&mut self, name: &'static str, file: &File) {
+        let done = self.told("sync", file.sync_all());
+        self.files.entry(name).or_default().synced(&done);
+    }
+
+    fn open(&mut self, name: &str, options: OpenOptions) -> Option<File> {
+        let done = self.client.open(name, options);
+        self.told("open", done).ok()
+    }
+
+    fn run(&mut self) {
+        let client = self.client;
+        if self.told("mkdir", client.mkdir("d", 0o755)).is_err() {
+            client.mkdir("d", 0o755).expect("it fails once");
+        }
+        if let Some(file) = self.open("d/a", rw()) {
+            self.write("a", &file, 0, 150_000, 1, Flags::empty());
+            self.sync("a", &file);
+            for (at, byte) in [(10, 2), (70_000, 3), (149_000, 4)] {
+                self.write("a", &file, at, 5000, byte, Flags::empty());
+            }
+            self.sync("a", &file);
+            self.write("a", &file, 8192, 8192, 5, Flags::DIRECT);
+            self.sync("a", &file);
+            self.write("a", &file, 50_000, 100, 6, Flags::DSYNC);
+            self.write("a", &file, 100_000, 9000, 7, Flags::DONTCACHE);
+            self.sync("a", &file);
+            let _ = self.told("close", file.close());
+        }
+        if let Some(log) = self.open("d/log", rw().append(true)) {
+            let mut at = 0;
+            for line in 0..6u8 {
+                let bytes = [b'a' + line; 50];
+                let done = self.told("append", log.append(&bytes, Flags::empty()));
+                let known = self.files.entry("log").or_default();
+                match done {
+                    Ok(n) => {
+                        at = n as usize;
+                        known.wrote(at, &bytes, &Ok(50));
+                    }
+                    // At the end, if at all.
+                    Err(error) => known.wrote(at + 50, &bytes, &Err(error)),
+                }
+                self.sync("log", &log);
+            }
+        }
+        let names = ["d/a", "d/b"];
+        if self
+            .told("rename", client.rename(names[0], names[1], 0))
+            .is_ok()
+        {
+            // Back, as a check expects it.
+            let back = client.rename(names[1], names[0], 0);
+            if self.told("rename", back).is_err() {
+                client.rename(names[1], names[0], 0).expect("it fails once");
+            }
+        }
+        let _ = self.told("setxattr", client.setxattr("d/a", "user.x", b"value", 0));
+        let _ = self
+            .told("getxattr", client.getxattr("d/a", "user.x"))
+            .map_err(drop);
+        let _ = self.told("readdir", client.readdir("d"));
+        let _ = self.told("stat", client.stat("d/a"));
+        let _ = self.told("statfs", client.statfs());
+        if let Some(file) = self.open("d/a", OpenOptions::new().read(true)) {
+            let mut bytes = vec![0; 200_000];
+            let _ = self.told("read", file.read_at(&mut bytes, 0, Flags::empty()));
+        }
+        if let Some(file) = self.open("d/gone", rw()) {
+            let _ = self.told("write", file.write_at(b"gone", 0, Flags::empty()));
+            drop(file);
+            let _ = self.told("unlink", client.unlink("d/gone"));
+        }
+    }
+}
+
+/// One load, of which call number `n` fails; whether there was one.
+fn fails_at(n: i64, errno: Errno) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    let worst = Worst {
+        fs: Passthrough::open(&source, Options::default()).unwrap(),
+        left: AtomicI64::new(i64::MAX),
+        errno,
+        failed: AtomicBool::new(false),
+    };
+    let session = Arc::new(Session::unmounted(worst, SessionOptions::default()).unwrap());
+    let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
+    let config = Config {
+        memory: 4 << 20,
+        writeback_after: Duration::from_secs(3600),
+        ..Config::default()
+    };
+    let client = Client::new(Server::from(socket), config).unwrap();
+    let mut load = Load {
+        client: &client,
+        errno: errno.raw_os_error(),
+        errors: 0,
+        files: BTreeMap::new(),
+    };
+    session.fs().left.store(n, Ordering::SeqCst);
+    load.run();
+    session.fs().left.store(i64::MAX, Ordering::SeqCst);
+    let (files, errors) = (std::mem::take(&mut load.files), load.errors);
+    let failed = session.fs().failed.load(Ordering::SeqCst);
+    assert!(
+        failed || errors == 0,
+        "nothing failed, and {errors} calls did"
+    );
+    drop(client);
+    drop(serving);
+    for (name, known) in files {
+        let found = std::fs::read(Path::new(&source).join("d").join(name)).unwrap_or_default();
+        known.check(&format!("{name}, {errno} at call {n}"), &found);
+    }
+    failed
+}
+
+fn fails_everywhere(errno: Errno) {
+    let calls = (0..).take_while(|&n| fails_at(n, errno)).count();
+    println!("{calls} calls, each of which failed once");
+    assert!(calls > 30, "{calls}");
+}
+
+#[test]
+fn no_space_at_any_call_loses_nothing_that_was_synced() {
+    fails_everywhere(Errno::NOSPC);
+}
+
+#[test]
+fn an_io_error_at_any_call_loses_nothing_that_was_synced() {
+    fails_everywhere(Errno::IO);
+}
