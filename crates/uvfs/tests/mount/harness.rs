@@ -166,7 +166,7 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     assert!(wait_until(SOON, &mut done), "waited {SOON:?} for {what}");
 }
 
-fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+pub fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     loop {
         if done() {

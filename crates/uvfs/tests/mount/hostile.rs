@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use uvfs_client::{Client, Config, Flags, Server, Token};
+use uvfs_queue::attach;
 
 use crate::child;
 use crate::harness::*;
@@ -326,4 +327,69 @@ fn a_hung_mount_below_the_source_stops_nobody_else() {
         hung.expect_gone();
         served.mount.unmount().ok();
     }
+}
+
+/// Attaches with descriptors that nobody can close: of a file whose file system stopped answering.
+pub fn attach_with_hung_files(dir: &Path, argument: &str) -> String {
+    let (socket, flags) = argument.split_once(' ').unwrap();
+    let flags = Path::new(flags);
+    let file = fs::File::open(dir.join("1")).unwrap();
+    fs::write(flags.join("open"), "").unwrap();
+    wait_for("the file system to stop", || flags.join("stopped").exists());
+    let message = attach::Message {
+        errno: 0,
+        max_payload: 0,
+        source: [0; 16],
+    };
+    let mut refused = 0;
+    // More than the server closes at a time.
+    for _ in 0..40 {
+        let stream = UnixStream::connect(socket).unwrap();
+        attach::send(&stream, message, &[file.as_fd(), file.as_fd()]).unwrap();
+        let answer = attach::receive(&stream).unwrap().0.errno;
+        assert!([libc::EINVAL, libc::EAGAIN].contains(&answer), "{answer}");
+        refused += 1;
+    }
+    fs::write(flags.join("done"), refused.to_string()).unwrap();
+    // Its own descriptor can't be closed either, for now.
+    "ok".into()
+}
+
+/// If the server closed what a client sends itself, it would wait for whoever serves that file.
+#[test]
+fn descriptors_that_cannot_be_closed_stop_nobody() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(ANY));
+    let (other, at) = (served.scratch.dir("other"), served.scratch.dir("hung"));
+    fs::write(other.join("1"), "one").unwrap();
+    // With the host's locks each close is a request.
+    let hung = Mount::new(&Serve::over(ANY).option("host_locks"), &other, &at);
+    let socket = run(Command::new("getfattr")
+        .args(["--only-values", "-n", "user.uvfs.socket"])
+        .arg(&served.mount.at))
+    .ok();
+    let (flags, report) = (served.scratch.dir("flags"), served.scratch.path("report"));
+    let argument = format!("{} {}", socket.trim_end_matches('\0'), flags.display());
+    let call = &mut child::call("attach_with_hung_files", &hung.at, &argument, &report);
+    let mut hostile = Running::start(call);
+    wait_for("the file", || flags.join("open").exists());
+    hung.server.signal(Signal::STOP);
+    fs::write(flags.join("stopped"), "").unwrap();
+    let refused = wait_until(Duration::from_secs(60), || flags.join("done").exists());
+    // Others are served meanwhile.
+    let seen = served.mount.run_within(
+        Duration::from_secs(20),
+        &mut shell(
+            "echo still >\"$1/here\"; cat \"$1/here\"",
+            &[&served.mount.at],
+        ),
+    );
+    hung.server.signal(Signal::CONT);
+    assert!(refused, "the server waits");
+    assert_eq!(seen.ok(), "still\n");
+    hostile.wait(SOON).expect("it can close its file now").ok();
+    served.mount.unmount().ok();
+    hung.unmount().ok();
 }
