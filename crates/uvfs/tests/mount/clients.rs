@@ -751,7 +751,7 @@ fn a_guest_has_no_more_than_its_share() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
         return;
     }
-    let served = Served::new(&Serve::over(Transport::Dev));
+    let served = Served::new(&Serve::for_clients(Transport::Dev));
     let file = served.source.join("shared");
     fs::write(&file, "shared").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();

@@ -46,7 +46,7 @@ impl Random {
     }
 }
 
-/// What operation number `seq` writes; never zeros.
+/// The bytes that operation number `seq` writes; never zeros.
 fn data(seq: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| 1 + ((seq * 31 + at * 7) % 255) as u8)
@@ -96,7 +96,7 @@ pub fn load(dir: &Path, argument: &str) -> String {
             "write", "write", "write", "append", "append", "rename", "sync", "synclog",
         ][random.below(8) as usize];
         if seq < FIRST {
-            // What nobody wrote before the server went stays with the mount that went, too.
+            // Bytes that nobody wrote before the server went stay with the mount that went, too.
             n = seq as usize % FILES;
             what = ["write", "append"][usize::from(seq as usize >= FILES)];
         }
@@ -144,14 +144,14 @@ pub fn load(dir: &Path, argument: &str) -> String {
     unreachable!()
 }
 
-/// What is known of a file.
+/// A file as the model knows it.
 #[derive(Default)]
 struct Model {
-    /// What is there for sure.
+    /// The bytes that are there for sure.
     base: Vec<u8>,
     /// Writes since, that may be there.
     since: Vec<(usize, Vec<u8>)>,
-    /// What is there if all of them are.
+    /// The bytes that are there if all of them are.
     now: Vec<u8>,
 }
 
@@ -263,7 +263,7 @@ fn check(notes: &str, dir: &Path, synced: bool) -> usize {
                 acknowledged += 1;
                 let log = FILES + call.file;
                 match call.what {
-                    // What follows a part that was acknowledged was under way when the server went.
+                    // Bytes behind a part that was acknowledged were under way when the server went.
                     "write" => {
                         files[call.file].write(call.at, call.bytes(number(2)), true);
                         if number(2) < call.len {
@@ -323,7 +323,10 @@ struct Round {
 
 /// One round; gives how many calls were acknowledged.
 fn round(transport: Transport, under_run: bool, killed: Killed, seed: u64) -> usize {
-    let serve = Serve::over(transport);
+    let serve = match under_run {
+        true => Serve::for_clients(transport),
+        false => Serve::over(transport),
+    };
     let mut round = Round {
         served: Served::new(&serve),
         again: None,
