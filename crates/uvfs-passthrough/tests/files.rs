@@ -930,7 +930,7 @@ fn backing_files_are_registered_once_and_taken_back() {
 }
 
 #[test]
-fn a_backing_file_is_for_direct_opens_of_what_is_not_open_otherwise() {
+fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     use std::io::{Error, Result};
     use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex};
@@ -979,7 +979,7 @@ fn a_backing_file_is_for_direct_opens_of_what_is_not_open_otherwise() {
     };
     let direct = libc::O_RDONLY | libc::O_DIRECT;
     // Nothing else may be open, and all that is opened then is the same.
-    let plain = open(file, libc::O_RDWR);
+    let plain = open(file, libc::O_WRONLY);
     let refused = open(file, direct);
     assert!(!plain.1 && !refused.1);
     served.release(plain.0);

@@ -282,7 +282,7 @@ fn a_synchronous_mount_holds_nothing_back_under_uvfs_run() {
         os.pwrite(fd, b'second', 5)\n\
         print(open(sys.argv[2] + '/file').read())";
     for (option, expected) in [("async", ""), ("sync", "firstsecond")] {
-        let served = Served::new(&Serve::over(ANY).option(option));
+        let served = Served::new(&Serve::for_clients(ANY).option(option));
         let mut command = uvfs_run(How::Eager);
         command.args(["--", "python3", "-c", script]);
         command.arg(&served.mount.at).arg(&served.source);
@@ -325,7 +325,7 @@ fn a_hung_mount_below_the_source_stops_nobody_else() {
         hung.server.signal(Signal::CONT);
         let mut looks = shell("cat \"$1/below/1\"", &[&served.mount.at]);
         assert_eq!(served.mount.run(&mut looks).ok(), "one");
-        // What the server has open there is closed with its own mount.
+        // The server closes what it has open there with its own mount.
         hung.expect_gone();
         served.mount.unmount().ok();
     }
