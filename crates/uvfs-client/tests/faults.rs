@@ -102,7 +102,7 @@ impl FileSystem for Worst {
     }
 }
 
-/// What is known of a file: what a sync acknowledged, and what may be there as well.
+/// A file as the model knows it: the bytes that a sync acknowledged, and those that may be there as well.
 #[derive(Default)]
 struct Known {
     sure: Vec<u8>,
@@ -164,7 +164,7 @@ impl Load<'_> {
     fn told<T>(&mut self, what: &str, done: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &done {
             let code = error.raw_os_error();
-            // What could not be made is not there later.
+            // A file that could not be made is not there later.
             let missing =
                 self.errors > 0 && [Some(libc::ENOENT), Some(libc::ENODATA)].contains(&code);
             assert!(code == Some(self.errno) || missing, "{what}: {error}");

@@ -70,7 +70,7 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// What a call gives, once it has ended.
+/// The result of a call, once it has ended.
 pub struct Call<T>(Arc<Mutex<Slot<T>>>);
 
 impl<T> Future for Call<T> {

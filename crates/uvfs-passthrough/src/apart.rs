@@ -36,7 +36,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Names of which it is remembered that they lead to such mounts.
 const MOST_CROSSINGS: usize = 1024;
 
-/// What a handler ends with when it is to be called again on another thread. No system call gives it.
+/// A handler's error that has it called again on another thread. No system call gives it.
 const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
 
 thread_local! {
@@ -138,7 +138,7 @@ impl Apart {
     }
 }
 
-/// What a call gives, when nobody waits for it any more.
+/// The result of a call that nobody waits for any more.
 pub(crate) trait Unwanted {
     /// Takes back what it gave to the caller.
     fn take_back(self, source: &Source);
@@ -211,7 +211,7 @@ impl Source {
         }
     }
 
-    /// What a handler gives, if it can be called here: not if it is about one of `nodes` that are apart.
+    /// The result of a handler, if it can be called here: not if it is about one of `nodes` that are apart.
     pub(crate) fn here<T>(
         &self,
         nodes: &[u64],
@@ -276,7 +276,7 @@ impl Source {
             }
             MAY_WAIT.set(true);
             let done = call(&source)?;
-            // Whoever gave up meanwhile says so first.
+            // A caller that gave up meanwhile says so first.
             match still.swap(false, Ordering::AcqRel) {
                 true => Ok(done),
                 false => {

@@ -138,10 +138,10 @@ pub(crate) struct BackingUse {
     pub(crate) mappable: bool,
 }
 
-/// What the kernel may have cached of a file that is old after a write that it did not see.
+/// The part of a file that the kernel may have cached and that is old after a write that it did not see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stale {
-    /// What was told of last is still right.
+    /// The attributes that were told last are still right.
     Nothing,
     Attributes,
     /// Its pages, and its attributes.

@@ -105,7 +105,7 @@ pub struct Options {
 pub enum Backed {
     /// None.
     Off,
-    /// Those for reading and writing (not with `direct_io`), and those with O_DIRECT for reading only
+    /// Opens for reading and writing (not with `direct_io`), and opens with O_DIRECT for reading only
     /// or of files in memory. Not those with O_APPEND: when a program switches O_DIRECT or O_APPEND off,
     /// as dd(1) does for the end of a file, the kernel (6.18) goes on with the flags of the open, and
     /// most hosts then refuse what is not aligned.
@@ -192,7 +192,7 @@ pub struct Backing {
 /// A directory of the host, served.
 pub struct Passthrough(Arc<Source>);
 
-/// What handlers use. They may be called by threads of a mount's own (`apart.rs`).
+/// The state that handlers use. Threads of a mount's own may call them (`apart.rs`).
 pub(crate) struct Source {
     options: Options,
     creds: Creds,

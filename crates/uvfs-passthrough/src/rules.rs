@@ -22,7 +22,7 @@ const STRICTATIME: u64 = 0x20;
 const ATIME: u64 = 0x70;
 const NODIRATIME: u64 = 0x80;
 
-/// Those about access times.
+/// The flags about access times.
 const TIMES: MountFlags = MountFlags::NOATIME
     .union(MountFlags::NODIRATIME)
     .union(MountFlags::STRICTATIME);
@@ -67,7 +67,7 @@ impl Rules {
 pub(crate) struct Copy {
     /// As it was made, which keeps it a mount whose rules can be changed.
     tree: OwnedFd,
-    /// What handles are opened through; that can't be the other.
+    /// The descriptor that handles are opened through; that can't be the other.
     root: OwnedFd,
 }
 

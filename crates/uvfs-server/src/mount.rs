@@ -255,7 +255,7 @@ pub fn table() -> io::Result<Vec<MountLine>> {
     Ok(lines.filter_map(MountLine::parse).collect())
 }
 
-/// What is mounted at `path`, the last one if there are several.
+/// The mount at `path`, the last one if there are several.
 ///
 /// # Errors
 /// When /proc can't be read.

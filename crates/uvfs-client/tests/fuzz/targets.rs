@@ -1,4 +1,4 @@
-//! What a fuzzer's bytes are turned into: hostile sessions, attach messages, control requests, and legal
+//! Turns a fuzzer's bytes into hostile sessions, attach messages, control requests, and legal
 //! calls of several clients. Used by `tests/fuzz.rs` and by the targets of `fuzz/`.
 
 use std::io::{IoSlice, Read, Write};
@@ -133,7 +133,7 @@ impl World {
         self.dir.path().join("socket")
     }
 
-    /// Whoever behaves is served as before.
+    /// A client that behaves is served as before.
     fn is_well(&self) {
         no_panics();
         let attr = self.good.stat("good").expect("others are served");

@@ -1,4 +1,4 @@
-//! What a guest, another user than the server's, may have in all of its sessions together.
+//! Limits of a guest, another user than the server's, over all of its sessions together.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::lock;
 /// A guest that was cut off may attach again after so long: else it could stop others time and again.
 const BANNED: Duration = Duration::from_secs(10);
 
-/// What one guest may have, however many sessions it has.
+/// Limits of one guest, however many sessions it has.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestLimits {
     /// Sessions at a time; further ones get EAGAIN.

@@ -158,7 +158,7 @@ thread_local! {
     static LEASE_WAITS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Who made a request of the kernel's.
+/// The process that made a request of the kernel's.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller<'a> {
     /// Where it is interrupted.

@@ -46,7 +46,7 @@ pub struct ClientLimits {
     /// Other users may attach too, up to half of `clients`, as guests: with nothing but what they
     /// import by tokens.
     pub guests: bool,
-    /// What each of them may have.
+    /// The limits of each of them.
     pub per_guest: GuestLimits,
     /// A client that holds on to a recalled lease for so long, without writing anything back, is
     /// cut off.

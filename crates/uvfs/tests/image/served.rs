@@ -119,7 +119,7 @@ fn what_is_no_image_is_refused_and_nothing_is_left() {
     }
 }
 
-/// Who takes over a thread that reads an image by that image's bytes should have next to nothing.
+/// An attacker who takes over a thread that reads an image, by that image's bytes, should have next to nothing.
 #[test]
 fn the_threads_that_serve_an_image_are_confined() {
     const IPC_LOCK_AND_SYS_NICE: u64 = 1 << 14 | 1 << 23;
@@ -153,7 +153,7 @@ fn the_threads_that_serve_an_image_are_confined() {
         confined += 1;
     }
     assert!(confined >= 2, "{confined}");
-    // What else a server does is as before.
+    // The server does everything else as before.
     let stats = mount.run(uvfs().arg("stats").arg(&mount.at)).ok();
     assert!(
         stats.contains("READ") || stats.contains("requests"),

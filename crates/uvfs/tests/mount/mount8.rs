@@ -106,7 +106,7 @@ nosuid below, xdev: rw,relatime rw
     assert_eq!(script("names"), expected);
 }
 
-/// What a mount made read-only refuses, and takes again once it is writable: also one that was
+/// Calls that a mount made read-only refuses, and takes again once it is writable: also one that was
 /// mounted read-only.
 #[test]
 fn remount_read_only_and_back() {

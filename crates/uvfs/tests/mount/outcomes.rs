@@ -139,7 +139,7 @@ fn times(path: &Path) -> Times {
     (stat.stx_ino, times.map(|time| (time.tv_sec, time.tv_nsec)))
 }
 
-/// What is there now, and which times have moved since.
+/// The files that are there now, and which times have moved since.
 fn look(path: &Path, before: Option<Times>) -> String {
     let stat = match rustix::fs::lstat(path) {
         Ok(stat) => stat,
@@ -253,7 +253,7 @@ pub fn all(dir: &Path, _: &str) -> String {
     report
 }
 
-/// What differs by the kernel's doing: how the line begins, and what is in it.
+/// Differences of the kernel's doing: how the line begins, and what is in it.
 const BY_NATURE: &[(&str, &str)] = &[
     // Attributes of a file stay unknown to the kernel of the mount.
     ("statx attributes", ""),
@@ -279,7 +279,7 @@ const BY_NATURE: &[(&str, &str)] = &[
     ("write O_DIRECT|O_APPEND", ""),
 ];
 
-/// What a set-user-id program that everybody may write runs as after nobody in particular has written to
+/// The user that a set-user-id program, which everybody may write, runs as after nobody in particular has written to
 /// it.
 pub fn executed_after(dir: &Path, _: &str) -> String {
     let write: Call = |p| {

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 /// The unit of an archive, to which a map in the contents is filled up.
 const BLOCK: usize = 512;
 
-/// What the extended headers of a member say of its holes.
+/// The holes of a member, as its extended headers tell.
 #[derive(Debug, Default)]
 pub struct Sparse {
     /// Its real name: the other one has more in it, for programs that do not know these headers.
