@@ -82,8 +82,7 @@ fn sx(st: &Statx) -> abi::Statx {
 }
 
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
-/// host clears by itself, whoever writes.
-/// Whether there were any.
+/// host clears by itself, whoever writes. Says whether there were any bits to clear.
 pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<bool> {
     match kill_sgid(cx, fd, libc::S_ISUID)? {
         Some(mode) => strip(fd, mode).map(|()| true),

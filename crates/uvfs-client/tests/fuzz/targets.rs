@@ -215,7 +215,7 @@ impl Hostile {
         (self.queue).submit(id, header.as_bytes(), &op, payload, &segs, direction);
     }
 
-    /// What is answered makes room for more; what the client's own half finds broken is no matter. Gives
+    /// Answers make room for more requests; an answer that the client's own half finds broken does not matter. Gives
     /// how many requests succeeded.
     fn answers(&self) -> usize {
         let mut served = 0;
