@@ -206,6 +206,18 @@ pub(crate) struct Counts {
     pub(crate) lost: AtomicU64,
 }
 
+impl Invalidator {
+    /// Has the kernel drop a node's attributes and pages, now and until answers that are under way to it
+    /// must have arrived.
+    pub(super) fn tell_again(&self, node: u64) {
+        let how = How {
+            pages: true,
+            again: true,
+        };
+        self.tell_of_host(What::Inode(node), how);
+    }
+}
+
 impl Coherence {
     /// The host's changes will be reported; the kernel is to be told by `notifier`.
     pub(crate) fn host_is_watched(&self, notifier: Notifier) {

@@ -776,12 +776,14 @@ impl Coherence {
         for &(parent, name) in access.names.iter().rev() {
             let key = Key::attributes(parent);
             if let Some(version) = given.change(key) {
-                // From here, as nobody has to be served for it: a directory has nothing to write
-                // when it goes, and none of its pages is dropped.
-                if let Err(error) = kernel.notifier.invalidate_inode(parent, -1, 0) {
-                    tracing::debug!(%error, "telling the kernel");
-                }
-                given.dropped(key, version);
+                // The pages of a directory are its listing. The kernel lists anew when the directory's time
+                // has changed, but that may be no finer than the clock's ticks.
+                stale.push(Stale {
+                    job: Job::Inode(parent, 0, 0),
+                    given: Some((key, version)),
+                });
+                // A part of the old listing may still be under way to the kernel.
+                kernel.tell_again(parent);
             }
             let gone = gone.take();
             stale.extend(gone.and_then(|node| self.stale_links(node)));
