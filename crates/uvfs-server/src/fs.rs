@@ -4,10 +4,12 @@ use std::ffi::CStr;
 use std::time::{Duration, SystemTime};
 
 pub use crate::coherence::HostChange;
+pub use rustix::fs::FileType;
+use rustix::fs::OFlags;
 pub use rustix::io::Errno;
 pub use uvfs_io::Payload;
 use uvfs_proto::abi;
-pub use uvfs_proto::abi::{InitFlags, OpenFlags};
+pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags};
 
 /// What a handler gives: a value, or the errno that the caller gets.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -61,20 +63,52 @@ pub struct Entry {
     /// Distinguishes uses of the same node number.
     pub generation: u64,
     /// The node's attributes.
-    pub attr: abi::Attr,
+    pub attr: Attr,
     /// How long `attr` may be cached.
     pub attr_ttl: Duration,
     /// How long the name may be cached.
     pub entry_ttl: Duration,
 }
 
+impl Entry {
+    /// An entry of the node `attr.ino`. The kernel may keep the name and the attributes for `ttl`.
+    pub fn new(attr: Attr, ttl: Duration) -> Self {
+        Self {
+            node: attr.ino,
+            generation: 0,
+            attr,
+            attr_ttl: ttl,
+            entry_ttl: ttl,
+        }
+    }
+}
+
 /// Attributes and how long they may be cached.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {
     /// The attributes.
-    pub attr: abi::Attr,
+    pub attr: Attr,
     /// How long they may be cached.
     pub ttl: Duration,
+}
+
+impl Attributes {
+    /// Attributes that the kernel may keep for `ttl`.
+    pub fn new(attr: Attr, ttl: Duration) -> Self {
+        Self { attr, ttl }
+    }
+}
+
+/// The attributes of a new node: its number, type and permission bits, and one link; everything else is 0.
+/// One link of a directory says that its subdirectories are not counted.
+pub fn attr(node: u64, kind: FileType, permissions: u32) -> Attr {
+    Attr {
+        ino: node,
+        mode: kind.as_raw_mode() | permissions & 0o7777,
+        nlink: 1,
+        blksize: 4096,
+        ..Attr::default()
+    }
 }
 
 /// An open file or directory.
@@ -129,6 +163,46 @@ pub struct SetAttr {
     pub kill_suidgid: bool,
 }
 
+impl SetAttr {
+    /// Changes attributes in memory as asked, but for the size, and moves the change time. A set of the owner,
+    /// and [`SetAttr::kill_suidgid`], clear set-user-id and set-group-id bits.
+    pub fn apply(&self, attr: &mut Attr) {
+        let now = SetTime::Now.seconds();
+        let permissions = self.mode.unwrap_or(attr.mode) & 0o7777;
+        attr.mode = attr.mode & !0o7777 | permissions;
+        if self.kill_suidgid || self.uid.or(self.gid).is_some() && self.mode.is_none() {
+            attr.mode &= !0o6000;
+        }
+        attr.uid = self.uid.unwrap_or(attr.uid);
+        attr.gid = self.gid.unwrap_or(attr.gid);
+        (attr.ctime, attr.ctimensec) = self.ctime.map_or(now, SetTime::seconds);
+        if let Some(time) = self.atime {
+            (attr.atime, attr.atimensec) = time.seconds();
+        }
+        if let Some(time) = self.mtime {
+            (attr.mtime, attr.mtimensec) = time.seconds();
+        }
+    }
+}
+
+impl SetTime {
+    /// Seconds and nanoseconds as attributes have them.
+    fn seconds(self) -> (u64, u32) {
+        let (seconds, nanos) = match self {
+            Self::Now => timespec(SystemTime::now()),
+            Self::At(seconds, nanos) => (seconds, nanos),
+        };
+        (seconds.cast_unsigned(), nanos)
+    }
+}
+
+/// Sets the times of modification and change to now.
+pub fn touch(attr: &mut Attr) {
+    let now = SetTime::Now.seconds();
+    (attr.mtime, attr.mtimensec) = now;
+    (attr.ctime, attr.ctimensec) = now;
+}
+
 /// What open and create ask for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenHow {
@@ -139,6 +213,14 @@ pub struct OpenHow {
     pub kill_suidgid: bool,
     /// The sender of the request. Only the kernel may be given a backing file.
     pub origin: Origin,
+}
+
+impl OpenHow {
+    /// Whether the file is opened for writing, alone or with reading.
+    pub fn writes(&self) -> bool {
+        const ACCESS: u32 = 3;
+        self.flags & ACCESS != OFlags::RDONLY.bits()
+    }
 }
 
 /// What a new name gets.
@@ -203,7 +285,7 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// The offset to go on from after this entry.
     pub next: u64,
-    /// DT_* file type.
+    /// DT_* file type: [`FileType::as_raw_mode`] shifted right by 12.
     pub kind: u32,
     /// The name.
     pub name: &'a [u8],
@@ -221,6 +303,40 @@ pub trait DirSink {
     /// Adds an entry with what a lookup of it gives; `entry.node` 0 for names that count no lookup
     /// (`.` and `..`).
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool;
+}
+
+/// Fills `data` with the bytes of a file in memory from `offset` on, and says how many there were: the
+/// answer of a [`FileSystem::read`].
+pub fn read_from(file: &[u8], offset: u64, data: &Payload) -> usize {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let rest = file.get(start..).unwrap_or_default();
+    let len = rest.len().min(data.len());
+    data.copy_in(0, &rest[..len]);
+    len
+}
+
+/// Lists a directory whose entries are numbered by their position: `offset` is that of a
+/// [`FileSystem::readdir`], and each entry is an inode number, a type and a name. The list has to begin
+/// with `.` and `..`, and entries have to keep their position while the directory does not change.
+pub fn list<'a>(
+    entries: impl IntoIterator<Item = (u64, FileType, &'a [u8])>,
+    offset: u64,
+    sink: &mut dyn DirSink,
+) {
+    let first = usize::try_from(offset).unwrap_or(usize::MAX);
+    for (next, (ino, kind, name)) in (1..).zip(entries).skip(first) {
+        // A type's DT_* number is the upper bits of its mode.
+        let kind = kind.as_raw_mode() >> 12;
+        let entry = DirEntry {
+            ino,
+            next,
+            kind,
+            name,
+        };
+        if !sink.add(entry) {
+            break;
+        }
+    }
 }
 
 /// A reply of variable length to getxattr and listxattr is cut by the session to what the caller
@@ -312,8 +428,10 @@ macro_rules! unsupported {
 /// Handlers run on the thread of the queue that their request came by; many are under way at once,
 /// and one that awaits holds up no other. They must not block for long otherwise: what can block
 /// goes through [`uvfs_io`]. Nodes are named by numbers that the file system chooses ([`ROOT`] is the root) and
-/// that are valid until [`FileSystem::forget`] took back all lookups. Handlers that are not
-/// implemented answer ENOSYS, which for many requests makes the kernel not ask again.
+/// that are valid until [`FileSystem::forget`] took back all lookups.
+///
+/// A handler that is not implemented answers ENOSYS, which for many requests makes the kernel not ask again.
+/// But files and directories can be opened, with handle 0, and the file system tells no sizes.
 ///
 /// Every error is the errno that a kernel file system would give.
 #[allow(async_fn_in_trait)] // Futures stay on the thread of their queue; Send is not wanted.
@@ -458,7 +576,7 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Opens a file. ENOSYS lets the kernel open without asking from then on.
     async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
-        unsupported!(cx, node, how)
+        Ok(Opened::default())
     }
 
     /// Makes a file unless it is there and opens it.
@@ -511,7 +629,7 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Opens a directory. ENOSYS lets the kernel list without asking.
     async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
-        unsupported!(cx, node, how)
+        Ok(Opened::default())
     }
 
     /// Lists a directory from `offset` (0, or an earlier entry's `next`) on.
@@ -537,8 +655,13 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Sizes and counts of the file system.
-    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
-        unsupported!(cx, node)
+    async fn statfs(&self, cx: &Context, node: u64) -> Result<Kstatfs> {
+        Ok(Kstatfs {
+            bsize: 4096,
+            frsize: 4096,
+            namelen: 255,
+            ..Kstatfs::default()
+        })
     }
 
     /// An extended attribute's value; the session handles sizes.

@@ -1,5 +1,7 @@
 //! Serving a file system: the [`FileSystem`] trait, sessions and transports.
 //!
+//! To write a file system, begin with the [`guide`].
+//!
 //! A [`Session`] is one mount. Its [`Server`] has a thread for each queue of the transport
 //! (`transport/`), which hands the bytes of every request to the pipeline (`pipeline.rs`): there it is
 //! decoded once, checked, given to the handler of the [`FileSystem`] and answered. All of a request's
@@ -11,8 +13,11 @@ mod coherence;
 pub mod control;
 mod dispatch;
 pub mod fs;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 pub mod interrupt;
 pub mod mount;
+mod mounted;
 pub mod notify;
 mod pipeline;
 mod reply;
@@ -26,6 +31,7 @@ mod transport;
 pub use client::guests::GuestLimits;
 pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, FileSystem};
+pub use mounted::{Mounted, Options, mount};
 pub use server::{Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
 pub use transport::attach::{ClientLimits, Clients, InProcess, in_process};

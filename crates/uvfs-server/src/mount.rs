@@ -34,6 +34,21 @@ pub struct MountOptions {
     pub max_read: u32,
 }
 
+impl Default for MountOptions {
+    /// A mount named `uvfs` for the user who makes it, without set-user-id bits and device files. The
+    /// kernel checks permissions.
+    fn default() -> Self {
+        Self {
+            name: "uvfs".into(),
+            subtype: String::new(),
+            allow_other: false,
+            default_permissions: true,
+            flags: MountFlags::NOSUID | MountFlags::NODEV,
+            max_read: 1 << 20,
+        }
+    }
+}
+
 fn context(error: impl Into<io::Error>, what: &str) -> io::Error {
     let error = error.into();
     io::Error::new(error.kind(), format!("{what}: {error}"))

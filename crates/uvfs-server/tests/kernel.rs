@@ -19,8 +19,8 @@ use uvfs_server::fs::{
     Attributes, Context, Entry, Errno, IoHow, OpenFlags, OpenHow, Opened, Payload, ROOT, Result,
 };
 use uvfs_server::interrupt::interrupted;
-use uvfs_server::mount::{MountOptions, mount, unmount};
-use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions, Transport};
+use uvfs_server::mount::unmount;
+use uvfs_server::{FileSystem, Options, Session, Transport, mount};
 
 const FILE: u64 = 2;
 const PANICS: u64 = 3;
@@ -136,29 +136,18 @@ fn serves() {
         Ok("uring") => Transport::Uring,
         _ => Transport::Dev,
     };
-    let options = MountOptions {
-        name: "stage".into(),
-        subtype: "uvfs-test".into(),
-        allow_other: false,
-        default_permissions: false,
-        flags: rustix::mount::MountFlags::empty(),
-        max_read: 1 << 20,
-    };
-    let device = mount(Path::new(&at), &options).unwrap();
+    let mut options = Options::named("stage");
+    options.mount.subtype = "uvfs-test".into();
+    options.mount.default_permissions = false;
+    options.mount.flags = rustix::mount::MountFlags::empty();
+    options.server.transport = transport;
     let stage = Stage::default();
     *stage.name.lock().unwrap() = c"file".into();
-    let session = Arc::new(Session::new(stage, device, SessionOptions::default()));
-    let server = Server::start(
-        session.clone(),
-        ServerOptions {
-            transport,
-            ..Default::default()
-        },
-    )
-    .unwrap();
+    let mounted = mount(stage, at, options).unwrap();
+    let session = mounted.session().clone();
     let commands = std::thread::spawn(move || obey(&session));
     println!("\nready");
-    server.wait();
+    mounted.wait();
     commands.join().unwrap();
 }
 

@@ -1,0 +1,62 @@
+//! Your first file system.
+//!
+//! A file system is a type that implements [`FileSystem`](crate::FileSystem). Each request of the kernel, or of
+//! a client over shared memory, calls one of its methods. All methods have a default, so you begin with few
+//! and add those that your programs use.
+//!
+//! # One file
+//!
+//! This is the whole program. It is also the crate's example `hello`:
+//! `cargo run -p uvfs-server --example hello -- MOUNTPOINT`.
+//!
+//! ```no_run
+#![doc = include_str!("../examples/hello.rs")]
+//! ```
+//!
+//! - **Nodes.** You name files by numbers. [`ROOT`](crate::fs::ROOT) is the root directory; the others are yours
+//!   to choose. A number is in use from the first [`lookup`](crate::FileSystem::lookup) that gives it until
+//!   [`forget`](crate::FileSystem::forget) takes the last lookup back, also if the file is removed meanwhile.
+//! - **Lifetimes.** With each name and its attributes you say how long the kernel may keep them. If files
+//!   change only by requests, an hour is right, and most requests never reach you. If they change by
+//!   themselves, give a short time, or tell the kernel by
+//!   [`Session::attributes_changed`](crate::Session::attributes_changed) and [`notify`](crate::notify).
+//! - **Errors.** Return the [`Errno`](crate::Errno) that a kernel file system would. The program that made the
+//!   call gets it.
+//! - **Permissions.** The kernel checks them by mode, owner and group. Without
+//!   [`default_permissions`](crate::mount::MountOptions::default_permissions) you check each request by its
+//!   [`Context`](crate::fs::Context).
+//!
+//! # Many requests at once
+//!
+//! Each core has a queue with a thread of its own, and your methods run on these threads. So the type is
+//! shared (`&self`, `Send + Sync`), and you lock what changes. A method is `async`: while it awaits, its
+//! thread takes other requests. Hold no lock across an await. Work that blocks goes through
+//! [`uvfs_io`]: `uvfs_io::ops` has reads, writes and syncs of host files over io_uring.
+//!
+//! A [`Payload`](crate::fs::Payload) is the caller's memory, or the transport's. `read` fills it and `write`
+//! takes from it; nothing is copied in between. Handed on to `uvfs_io::ops`, the bytes move once.
+//!
+//! # A file system in memory, served in three ways
+//!
+//! The example `memory` of the crate `uvfs-client` has files, directories, links, renames and open files that
+//! have lost their name. Read it next. It shows the three ways to serve:
+//!
+//! 1. **By a mount**, for all programs: [`mount()`](crate::mount()), as above.
+//! 2. **Under `uvfs run`**, for unmodified programs that write or read so much that requests to the kernel
+//!    cost too much: set [`ServerOptions::clients`](crate::ServerOptions::clients), and answer
+//!    [`open_flags`](crate::FileSystem::open_flags) and [`share`](crate::FileSystem::share). The reads and writes
+//!    of such a program then come over shared memory, and through a page cache in the program.
+//! 3. **In process**, without a mount or a second process:
+//!    [`Session::unmounted`](crate::Session::unmounted) and [`in_process`](crate::in_process()), with a
+//!    `uvfs_client::Client` at the other end.
+//!
+//! # Going on
+//!
+//! | You want | Look at |
+//! |---|---|
+//! | names and attributes that live for ever, although the host changes them | [`Session::host_changed`](crate::Session::host_changed) |
+//! | the kernel to read and write a host file itself | [`Opened::backing`](crate::fs::Opened::backing) |
+//! | small files that come with their open | [`Opened::contents`](crate::fs::Opened::contents) |
+//! | the kernel's write-back cache, and other features of the protocol | [`Config::wanted`](crate::fs::Config::wanted) in [`init`](crate::FileSystem::init) |
+//! | clients that go on after a restart of the server | [`identity`](crate::FileSystem::identity) and [`find`](crate::FileSystem::find) |
+//! | counts, and latency by request | [`Session::report`](crate::Session::report), `uvfs stats MOUNTPOINT` |
