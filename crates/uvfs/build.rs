@@ -1,0 +1,1 @@
+../uvfs-preload/build.rs
