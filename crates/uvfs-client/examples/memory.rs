@@ -323,7 +323,7 @@ impl FileSystem for Memory {
         Ok(self.state().open(how.flags))
     }
 
-    async fn release(&self, _: &Context, _: u64, fh: u64, _: Option<u64>) -> Result<()> {
+    async fn release(&self, _: &Context, _: u64, fh: u64, _: u32, _: Option<u64>) -> Result<()> {
         self.state().handles.remove(&fh);
         Ok(())
     }

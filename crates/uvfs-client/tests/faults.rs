@@ -67,12 +67,19 @@ impl FileSystem for Worst {
         self.fs.lookups(node)
     }
 
-    async fn release(&self, cx: &Context, node: u64, fh: u64, flock: Option<u64>) -> Result<()> {
-        self.fs.release(cx, node, fh, flock).await
+    async fn release(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        flags: u32,
+        flock: Option<u64>,
+    ) -> Result<()> {
+        self.fs.release(cx, node, fh, flags, flock).await
     }
 
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64) -> Result<()> {
-        self.fs.releasedir(cx, node, fh).await
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, flags: u32) -> Result<()> {
+        self.fs.releasedir(cx, node, fh, flags).await
     }
 
     handlers! {

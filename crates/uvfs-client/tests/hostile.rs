@@ -262,7 +262,14 @@ impl FileSystem for Short {
         Ok(())
     }
 
-    async fn release(&self, _: &Context, _: u64, _: u64, flock: Option<u64>) -> FsResult<()> {
+    async fn release(
+        &self,
+        _: &Context,
+        _: u64,
+        _: u64,
+        _: u32,
+        flock: Option<u64>,
+    ) -> FsResult<()> {
         self.owners.lock().unwrap().extend(flock);
         Ok(())
     }

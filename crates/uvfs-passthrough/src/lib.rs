@@ -636,7 +636,14 @@ impl FileSystem for Passthrough {
         self.0.drop_locks(fh, owner)
     }
 
-    async fn release(&self, cx: &Context, node: u64, fh: u64, _: Option<u64>) -> Result<()> {
+    async fn release(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        _: u32,
+        _: Option<u64>,
+    ) -> Result<()> {
         // A flock(2) lock goes with the host's open file.
         apart!(self, cx, [node], None, [], |source| source.release_file(fh))
     }
@@ -669,7 +676,7 @@ impl FileSystem for Passthrough {
         self.0.list_read(&dir, sink)
     }
 
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64) -> Result<()> {
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, _: u32) -> Result<()> {
         apart!(self, cx, [node], None, [], |source| source
             .dirs
             .remove(fh)

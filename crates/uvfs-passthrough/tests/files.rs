@@ -663,7 +663,7 @@ fn holes_are_made_and_found_and_data_is_copied() {
                 .unwrap()
                 .fh;
             fs.fsyncdir(&ROOT_USER, 1, dir, false).await.unwrap();
-            fs.releasedir(&ROOT_USER, 1, dir).await.unwrap();
+            fs.releasedir(&ROOT_USER, 1, dir, 0).await.unwrap();
         });
         let read = served.read(fh, 0, 1 << 20).unwrap();
         assert!(read[..65536].iter().all(|byte| *byte == 7), "{store}");

@@ -181,6 +181,6 @@ fn flock_is_of_the_open_file() {
     assert_eq!(set(WRITE), Err(Errno::AGAIN));
     host.unlock().unwrap();
     assert_eq!(set(WRITE), Ok(()));
-    now(fs.release(&ROOT_USER, 0, fh, Some(1))).unwrap();
+    now(fs.release(&ROOT_USER, 0, fh, 0, Some(1))).unwrap();
     assert!(host.try_lock().is_ok());
 }

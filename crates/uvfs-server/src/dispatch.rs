@@ -273,6 +273,9 @@ async fn dispatch<F: FileSystem>(
                 fh: arg.fh,
                 offset: arg.offset,
                 flags: arg.flags,
+                owner: flags
+                    .contains(ReadFlags::LOCKOWNER)
+                    .then_some(arg.lock_owner),
                 uncached: uncached(session, request, flags.contains(ReadFlags::DONTCACHE)),
                 ..IoHow::default()
             };
@@ -289,6 +292,9 @@ async fn dispatch<F: FileSystem>(
                 flags: arg.flags,
                 from_cache: flags.contains(WriteFlags::CACHE),
                 kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
+                owner: flags
+                    .contains(WriteFlags::LOCKOWNER)
+                    .then_some(arg.lock_owner),
                 uncached: uncached(session, request, flags.contains(WriteFlags::DONTCACHE)),
             };
             let data = &request.data;
@@ -314,7 +320,9 @@ async fn dispatch<F: FileSystem>(
             let flock = flags
                 .contains(abi::ReleaseFlags::FLOCK_UNLOCK)
                 .then_some(arg.lock_owner);
-            fs.release(cx, node, arg.fh, flock).await.map(done)
+            fs.release(cx, node, arg.fh, arg.flags, flock)
+                .await
+                .map(done)
         }
         Flush(arg) => fs.flush(cx, node, arg.fh, arg.lock_owner).await.map(done),
         Fsync(arg) => fs.fsync(cx, node, arg.fh, data_only(&arg)).await.map(done),
@@ -328,7 +336,7 @@ async fn dispatch<F: FileSystem>(
             .map(opened),
         Readdir(arg) => listing(session, request, &arg, false).await,
         Readdirplus(arg) => listing(session, request, &arg, true).await,
-        Releasedir(arg) => fs.releasedir(cx, node, arg.fh).await.map(done),
+        Releasedir(arg) => fs.releasedir(cx, node, arg.fh, arg.flags).await.map(done),
         Setxattr(arg, name, value) => {
             let kill_sgid = session.negotiated().flags.contains(InitFlags::SETXATTR_EXT)
                 && arg.setxattr_flags & ACL_KILL_SGID != 0;
@@ -418,7 +426,14 @@ async fn dispatch<F: FileSystem>(
             Ok(Reply::Bytes(body))
         }
         Poll(arg) => {
-            let revents = fs.poll(cx, node, arg.fh, arg.events).await?;
+            let poll = crate::fs::Poll {
+                fh: arg.fh,
+                kh: arg.kh,
+                events: arg.events,
+                notify: abi::PollFlags::from_bits_retain(arg.flags)
+                    .contains(abi::PollFlags::SCHEDULE_NOTIFY),
+            };
+            let revents = fs.poll(cx, node, &poll).await?;
             Ok(Reply::of(&abi::PollOut {
                 revents,
                 padding: 0,
@@ -546,7 +561,11 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
         } else {
             size_of::<abi::Dirent>()
         };
-        self.room - self.buf.len() >= (fixed + name_len).next_multiple_of(8)
+        self.room() >= (fixed + name_len).next_multiple_of(8)
+    }
+
+    fn room(&self) -> usize {
+        self.room - self.buf.len()
     }
 
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {

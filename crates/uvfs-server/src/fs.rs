@@ -247,6 +247,8 @@ pub struct IoHow {
     pub from_cache: bool,
     /// Writes: set-user-id and set-group-id are to be cleared (FUSE_WRITE_KILL_SUIDGID).
     pub kill_suidgid: bool,
+    /// The owner of POSIX locks that reads or writes, where the kernel says so.
+    pub owner: Option<u64>,
     /// Leave nothing of it in a cache of the store (RWF_DONTCACHE). Only for file systems that say
     /// [`FileSystem::takes_uncached`].
     pub uncached: bool,
@@ -300,6 +302,9 @@ pub trait DirSink {
     /// Whether `add` or `add_plus` of a name of this length would succeed. Ask before counting a
     /// lookup.
     fn fits(&self, name_len: usize) -> bool;
+    /// The bytes that are left for entries. An entry takes its structure on the wire and its name, rounded up
+    /// to 8.
+    fn room(&self) -> usize;
     /// Adds an entry with what a lookup of it gives; `entry.node` 0 for names that count no lookup
     /// (`.` and `..`).
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool;
@@ -360,6 +365,19 @@ pub struct Ioctl<'a> {
     pub out_size: u32,
 }
 
+/// A request of poll(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Poll {
+    /// The handle.
+    pub fh: u64,
+    /// The kernel's number of the caller, for [`crate::notify::Notifier::poll_ready`].
+    pub kh: u64,
+    /// The POLL* events that the caller waits for.
+    pub events: u32,
+    /// The caller waits: the file system tells the kernel when one of the events is ready.
+    pub notify: bool,
+}
+
 /// What a name was taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unlinked {
@@ -400,6 +418,10 @@ pub struct Config {
     pub max_write: u32,
     /// Largest readahead in bytes.
     pub max_readahead: u32,
+    /// Requests that the kernel may have under way in the background (readahead, writeback).
+    pub max_background: u16,
+    /// The number of background requests from which on the kernel holds back readahead and writeback.
+    pub congestion_threshold: u16,
     /// The smallest step of times, in nanoseconds, a power of ten.
     pub time_gran: u32,
     /// How deep file systems stack below, for passthrough.
@@ -617,8 +639,16 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, node, fh, owner)
     }
 
-    /// The last descriptor was closed. `flock` names an owner whose flock(2) lock goes.
-    async fn release(&self, cx: &Context, node: u64, fh: u64, flock: Option<u64>) -> Result<()> {
+    /// The last descriptor was closed, of a file open with open(2)'s `flags`. `flock` names an owner
+    /// whose flock(2) lock goes.
+    async fn release(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        flags: u32,
+        flock: Option<u64>,
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -645,7 +675,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// The last descriptor of a directory was closed.
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64) -> Result<()> {
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, flags: u32) -> Result<()> {
         Ok(())
     }
 
@@ -745,8 +775,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// The ready POLL* events of an open file.
-    async fn poll(&self, cx: &Context, node: u64, fh: u64, events: u32) -> Result<u32> {
-        unsupported!(cx, node, fh, events)
+    async fn poll(&self, cx: &Context, node: u64, poll: &Poll) -> Result<u32> {
+        unsupported!(cx, node, poll)
     }
 
     /// open(2)'s flags that a file was opened with. Answered by file systems that clients over shared

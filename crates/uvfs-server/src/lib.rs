@@ -32,7 +32,7 @@ pub use client::guests::GuestLimits;
 pub use dispatch::{CONTROL_XATTR, SOCKET_XATTR};
 pub use fs::{Errno, FileSystem};
 pub use mounted::{Mounted, Options, mount};
-pub use server::{Server, ServerOptions, Transport};
+pub use server::{Agreed, Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
 pub use transport::attach::{ClientLimits, Clients, InProcess, in_process};
 

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -85,9 +86,12 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         }
         other => other?,
     };
+    // A dead mount can be mounted over, but has no mode.
+    let mode = std::fs::metadata(mountpoint).map_or(libc::S_IFDIR, |found| found.mode());
     let data = CString::new(format!(
-        "fd={},rootmode=40000,user_id={},group_id={}{}{},max_read={}",
+        "fd={},rootmode={:o},user_id={},group_id={}{}{},max_read={}",
         device.as_raw_fd(),
+        mode & libc::S_IFMT,
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
         if options.allow_other {
@@ -347,8 +351,13 @@ pub(crate) fn clone_device(device: i32) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
-/// FUSE_DEV_IOC_BACKING_OPEN.
-pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
+/// FUSE_DEV_IOC_BACKING_OPEN: registers a file that the kernel can then read and write by itself, and gives
+/// its number.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN, ELOOP where the file's file system is itself stacked on others, EINVAL,
+/// ENOTTY or EOPNOTSUPP where there is no passthrough.
+pub fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
     let map = abi::BackingMap {
         fd: file.as_raw_fd(),
         flags: 0,
@@ -363,8 +372,11 @@ pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::
     }
 }
 
-/// FUSE_DEV_IOC_BACKING_CLOSE.
-pub(crate) fn backing_close(device: BorrowedFd<'_>, id: i32) -> io::Result<()> {
+/// FUSE_DEV_IOC_BACKING_CLOSE: ends the registration of a backing file.
+///
+/// # Errors
+/// ENOENT when there is no such number.
+pub fn backing_close(device: BorrowedFd<'_>, id: i32) -> io::Result<()> {
     let id = id as u32;
     // SAFETY: the ioctl reads one u32 at the address, which is valid for the call.
     match unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE as _, &id) } {

@@ -99,15 +99,22 @@ fn no_uring(init: &Init) -> Option<String> {
     }
 }
 
-impl<F: FileSystem> Server<F> {
-    /// Answers the kernel's first request and starts the queues' threads.
+/// The transport that a session and the kernel have agreed on.
+#[derive(Clone, Debug)]
+pub struct Agreed {
+    uring: bool,
+    fallback: Option<String>,
+}
+
+impl Agreed {
+    /// Answers the kernel's first request. Its others wait until [`Server::serve`].
     ///
     /// # Errors
-    /// When the chosen transport can't be had, or a thread or its memory.
-    pub fn start(session: Arc<Session<F>>, options: ServerOptions) -> io::Result<Self> {
+    /// When the chosen transport is not available; the error of the file system's `init`.
+    pub fn on<F: FileSystem>(session: &Session<F>, transport: Transport) -> io::Result<Self> {
         let init = session.read_init()?;
         let mut fallback = None;
-        let uring = match (options.transport, no_uring(&init)) {
+        let uring = match (transport, no_uring(&init)) {
             (Transport::Dev, _) => false,
             (_, None) => true,
             (Transport::Auto, Some(why)) => {
@@ -122,7 +129,30 @@ impl<F: FileSystem> Server<F> {
         };
         session.set_transport(if uring { "uring" } else { "dev" });
         session.answer_init(&init, uring)?;
+        Ok(Self { uring, fallback })
+    }
+}
 
+impl<F: FileSystem> Server<F> {
+    /// Answers the kernel's first request and starts the queues' threads.
+    ///
+    /// # Errors
+    /// When the chosen transport can't be had, or a thread or its memory.
+    pub fn start(session: Arc<Session<F>>, options: ServerOptions) -> io::Result<Self> {
+        let agreed = Agreed::on(&session, options.transport)?;
+        Self::serve(session, agreed, options)
+    }
+
+    /// Starts the queues' threads of a session whose first request is answered.
+    ///
+    /// # Errors
+    /// When a thread or its memory can't be had.
+    pub fn serve(
+        session: Arc<Session<F>>,
+        agreed: Agreed,
+        options: ServerOptions,
+    ) -> io::Result<Self> {
+        let Agreed { uring, fallback } = agreed;
         let control = Control::start(&session)
             .inspect_err(
                 |error| tracing::warn!(%error, "no control socket: `uvfs stats` won't work"),

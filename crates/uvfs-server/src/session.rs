@@ -167,6 +167,8 @@ impl<F: FileSystem> Session<F> {
             wanted: offered,
             max_write: options.max_write,
             max_readahead: options.max_readahead,
+            max_background: MAX_BACKGROUND,
+            congestion_threshold: MAX_BACKGROUND / 4 * 3,
             time_gran: 1,
             max_stack_depth: 0,
             minor: abi::KERNEL_MINOR_VERSION,
@@ -388,6 +390,8 @@ impl<F: FileSystem> Session<F> {
             wanted: base,
             max_write: self.options.max_write,
             max_readahead: self.options.max_readahead.min(init.arg.max_readahead),
+            max_background: MAX_BACKGROUND,
+            congestion_threshold: MAX_BACKGROUND / 4 * 3,
             time_gran: 1,
             max_stack_depth: 0,
             minor,
@@ -409,8 +413,8 @@ impl<F: FileSystem> Session<F> {
             max_readahead: config.max_readahead,
             flags: low,
             flags2: high,
-            max_background: MAX_BACKGROUND,
-            congestion_threshold: MAX_BACKGROUND / 4 * 3,
+            max_background: config.max_background,
+            congestion_threshold: config.congestion_threshold,
             max_write,
             time_gran: config.time_gran,
             max_pages: max_write.div_ceil(4096).min(u32::from(u16::MAX)) as u16,
@@ -461,7 +465,7 @@ impl<F: FileSystem> Session<F> {
 
     /// Tells the kernel what to drop, if there is one; can't retrieve anything. Unlike
     /// [`Session::notifier`] it does not keep the session.
-    pub(crate) fn invalidator(&self) -> Option<Notifier> {
+    pub fn invalidator(&self) -> Option<Notifier> {
         let nobody: crate::notify::Register = Arc::new(|_, _| {});
         self.mounted
             .then(|| Notifier::new(self.device.clone(), nobody))

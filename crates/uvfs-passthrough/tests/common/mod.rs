@@ -106,6 +106,9 @@ impl DirSink for Sink {
     fn fits(&self, _: usize) -> bool {
         self.entries.len() < self.room
     }
+    fn room(&self) -> usize {
+        (self.room - self.entries.len()) << 12
+    }
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         assert!(self.plus);
         self.put(dir, entry.node)
@@ -129,6 +132,8 @@ impl Served {
             wanted: InitFlags::empty(),
             max_write: 1 << 20,
             max_readahead: 1 << 20,
+            max_background: 64,
+            congestion_threshold: 48,
             time_gran: 1,
             max_stack_depth: 0,
             minor: 45,
@@ -199,7 +204,7 @@ impl Served {
     }
 
     pub fn release(&self, fh: u64) {
-        now(self.fs.release(&ROOT_USER, 0, fh, None)).unwrap();
+        now(self.fs.release(&ROOT_USER, 0, fh, 0, None)).unwrap();
     }
 
     pub fn read(&self, fh: u64, offset: u64, len: usize) -> Result<Vec<u8>> {
@@ -250,7 +255,7 @@ impl Served {
             }
             all.extend(part);
         }
-        now(self.fs.releasedir(&ROOT_USER, node, fh)).unwrap();
+        now(self.fs.releasedir(&ROOT_USER, node, fh, 0)).unwrap();
         all.retain(|entry| entry.name != "." && entry.name != "..");
         all
     }
