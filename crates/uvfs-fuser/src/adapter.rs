@@ -1,0 +1,139 @@
+//! A program's file system as uvfs serves it: how a handler is called, and the values that both sides know.
+
+use std::ffi::{CStr, OsString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use uvfs_server::fs::{self, Context, Result};
+use uvfs_server::notify;
+
+use crate::calls::{Calls, Held};
+use crate::reply::Reply;
+use crate::slot::slot;
+use crate::*;
+
+/// A program's file system, as uvfs serves it.
+pub(crate) struct Adapter<FS: Filesystem> {
+    pub(crate) calls: Calls<FS>,
+    pub(crate) held: Arc<Held<FS>>,
+    pub(crate) device: Arc<OwnedFd>,
+    /// Set before the first request.
+    pub(crate) notifier: OnceLock<notify::Notifier>,
+    acl: SessionACL,
+    owner: u32,
+    /// The error of the program's `init`.
+    pub(crate) failed: Arc<Mutex<Option<io::Error>>>,
+}
+
+impl<FS: Filesystem> Adapter<FS> {
+    pub(crate) fn new(
+        held: Arc<Held<FS>>,
+        device: Arc<OwnedFd>,
+        acl: SessionACL,
+        threads: usize,
+    ) -> io::Result<Self> {
+        let queues = std::thread::available_parallelism()?.get();
+        Ok(Self {
+            calls: Calls::new(held.clone(), threads, queues)?,
+            held,
+            device,
+            notifier: OnceLock::new(),
+            acl,
+            owner: rustix::process::geteuid().as_raw(),
+            failed: Arc::default(),
+        })
+    }
+
+    /// Calls a handler and waits for its reply.
+    pub(crate) async fn ask<R: Reply>(
+        &self,
+        cx: &Context,
+        handler: impl FnOnce(&FS, &Request, R) + Send + 'static,
+    ) -> Result<R::Answer> {
+        let request = Request::new(cx);
+        let (sender, answer) = slot(cx.unique);
+        (self.calls).call(move |fs| handler(fs, &request, R::new(sender)));
+        answer.await.map_err(errno)
+    }
+
+    /// Calls a handler for a caller that may use the mount; others get EACCES. Requests that the kernel sends
+    /// for no caller, such as to write back a page, go through [`Adapter::ask`].
+    pub(crate) async fn ask_for<R: Reply>(
+        &self,
+        cx: &Context,
+        handler: impl FnOnce(&FS, &Request, R) + Send + 'static,
+    ) -> Result<R::Answer> {
+        let allowed = match self.acl {
+            SessionACL::All => true,
+            SessionACL::RootAndOwner => cx.uid == self.owner || cx.uid == 0,
+            SessionACL::Owner => cx.uid == self.owner,
+        };
+        if !allowed {
+            return Err(fs::Errno::ACCESS);
+        }
+        self.ask(cx, handler).await
+    }
+}
+
+/// An errno that the kernel takes.
+pub(crate) fn errno(errno: Errno) -> fs::Errno {
+    match errno.code() {
+        // Numbers from 512 on are for the kernel itself.
+        code @ 1..512 => fs::Errno::from_raw_os_error(code),
+        _ => fs::Errno::IO,
+    }
+}
+
+pub(crate) fn own(name: &CStr) -> OsString {
+    OsString::from_vec(name.to_bytes().to_vec())
+}
+
+pub(crate) fn time(secs: i64, nanos: u32) -> SystemTime {
+    let whole = Duration::from_secs(secs.unsigned_abs());
+    let base = match secs {
+        0.. => SystemTime::UNIX_EPOCH.checked_add(whole),
+        _ => SystemTime::UNIX_EPOCH.checked_sub(whole),
+    };
+    let time = base.and_then(|base| base.checked_add(Duration::from_nanos(nanos.into())));
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+pub(crate) fn time_or_now(time_to_set: fs::SetTime) -> TimeOrNow {
+    match time_to_set {
+        fs::SetTime::Now => TimeOrNow::Now,
+        fs::SetTime::At(secs, nanos) => TimeOrNow::SpecificTime(time(secs, nanos)),
+    }
+}
+
+pub(crate) fn in_range(offsets: impl IntoIterator<Item = u64>) -> Result<()> {
+    let all = (offsets.into_iter()).all(|offset| i64::try_from(offset).is_ok());
+    if all { Ok(()) } else { Err(fs::Errno::INVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use uvfs_server::fs::timespec;
+
+    use super::*;
+
+    #[test]
+    fn times_before_the_epoch_survive() {
+        for (secs, nanos) in [(0, 0), (5, 7), (-1, 0), (-2, 999_999_999), (-1, 1)] {
+            assert_eq!(timespec(time(secs, nanos)), (secs, nanos));
+        }
+        // A number that is no time must not panic.
+        time(i64::MIN, u32::MAX);
+        time(i64::MAX, u32::MAX);
+    }
+
+    #[test]
+    fn only_errors_that_programs_know_get_out() {
+        assert_eq!(errno(Errno::ENOENT), fs::Errno::NOENT);
+        assert_eq!(errno(Errno::from_i32(512)), fs::Errno::IO);
+        assert_eq!(errno(Errno::from_i32(i32::MAX)), fs::Errno::IO);
+        assert_eq!(own(c"\xff").as_encoded_bytes(), b"\xff");
+    }
+}

@@ -1,0 +1,585 @@
+//! The requests that `uvfs_server` hands over: each becomes a call of the program's file system, and its reply
+//! the answer.
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use uvfs_proto::abi;
+use uvfs_server::FileSystem;
+use uvfs_server::fs::{self, Context, Payload, Result};
+
+use crate::adapter::*;
+use crate::reply::{Data, XATTR_MAX};
+use crate::*;
+
+/// Clients would be told of the file that lost a name. Here are none, and the kernel knows by itself.
+fn unlinked((): ()) -> fs::Unlinked {
+    fs::Unlinked::default()
+}
+
+impl<FS: Filesystem> FileSystem for Adapter<FS> {
+    fn init(&self, config: &mut fs::Config) -> Result<()> {
+        // The transport needs these; the program chooses the others.
+        let needed = fs::InitFlags::INIT_EXT | fs::InitFlags::ABORT_ERROR;
+        let offered = InitFlags::from_bits_retain(config.offered.bits());
+        let version = Version(abi::KERNEL_VERSION, config.minor);
+        let mut wanted = KernelConfig::new(offered, config.max_readahead, version);
+        let request = Request::new(&Context::default());
+        let done = (self.held).with_mut(|fs| fs.init(&request, &mut wanted));
+        if let Some(Err(error)) = done {
+            let answer = errno(Errno::from_i32(error.raw_os_error().unwrap_or_default()));
+            *(self.failed.lock()).unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
+            return Err(answer);
+        }
+        config.wanted = fs::InitFlags::from_bits_retain(wanted.requested.bits()) | needed;
+        config.max_readahead = wanted.max_readahead;
+        if let Some(most) = wanted.max_background {
+            config.max_background = most;
+        }
+        config.congestion_threshold = wanted.congestion_below(config.max_background);
+        config.max_write = config.max_write.min(wanted.max_write);
+        config.time_gran = wanted.time_gran.as_nanos() as u32;
+        config.max_stack_depth = wanted.max_stack_depth;
+        Ok(())
+    }
+
+    fn destroy(&self) {
+        self.calls.end();
+        self.held.destroy();
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.calls.call(move |fs| {
+            let request = Request::new(&Context::default());
+            fs.batch_forget(&request, &[ForgetOne::new(INodeNo(node), lookups)]);
+        });
+    }
+
+    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<fs::Entry> {
+        let name = own(name);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.lookup(req, INodeNo(parent), &name, reply);
+        })
+        .await
+    }
+
+    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<fs::Attributes> {
+        self.ask_for(cx, move |fs, req, reply| {
+            let fh = fh.map(FileHandle);
+            fs.getattr(req, INodeNo(node), fh, reply);
+        })
+        .await
+    }
+
+    async fn setattr(&self, cx: &Context, node: u64, set: &fs::SetAttr) -> Result<fs::Attributes> {
+        let set = *set;
+        self.ask_for(cx, move |fs, req, reply| {
+            let ctime = set.ctime.map(|ctime| match ctime {
+                fs::SetTime::Now => SystemTime::now(),
+                fs::SetTime::At(secs, nanos) => time(secs, nanos),
+            });
+            fs.setattr(
+                req,
+                INodeNo(node),
+                set.mode,
+                set.uid,
+                set.gid,
+                set.size,
+                set.atime.map(time_or_now),
+                set.mtime.map(time_or_now),
+                ctime,
+                set.fh.map(FileHandle),
+                None,
+                None,
+                None,
+                None,
+                reply,
+            );
+        })
+        .await
+    }
+
+    async fn readlink(&self, cx: &Context, node: u64) -> Result<fs::Bytes> {
+        let target = self.ask_for(cx, move |fs, req, sender| {
+            fs.readlink(req, INodeNo(node), ReplyData::new(sender, None));
+        });
+        match target.await? {
+            Data::Bytes(target) => Ok(target),
+            Data::Placed(_) => Err(fs::Errno::IO),
+        }
+    }
+
+    async fn symlink(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<fs::Entry> {
+        let (name, target) = (own(name), PathBuf::from(own(target)));
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.symlink(req, INodeNo(parent), &name, &target, reply);
+        })
+        .await
+    }
+
+    async fn mknod(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &fs::NewNode,
+    ) -> Result<fs::Entry> {
+        let (name, new) = (own(name), *new);
+        self.ask_for(cx, move |fs, req, reply| {
+            let parent = INodeNo(parent);
+            fs.mknod(req, parent, &name, new.mode, new.umask, new.rdev, reply);
+        })
+        .await
+    }
+
+    async fn mkdir(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &fs::NewNode,
+    ) -> Result<fs::Entry> {
+        let (name, new) = (own(name), *new);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.mkdir(req, INodeNo(parent), &name, new.mode, new.umask, reply);
+        })
+        .await
+    }
+
+    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<fs::Unlinked> {
+        let name = own(name);
+        let done = self.ask_for(cx, move |fs, req, reply| {
+            fs.unlink(req, INodeNo(parent), &name, reply);
+        });
+        done.await.map(unlinked)
+    }
+
+    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<fs::Unlinked> {
+        let name = own(name);
+        let done = self.ask_for(cx, move |fs, req, reply| {
+            fs.rmdir(req, INodeNo(parent), &name, reply);
+        });
+        done.await.map(unlinked)
+    }
+
+    async fn rename(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new_parent: u64,
+        new_name: &CStr,
+        flags: u32,
+    ) -> Result<fs::Unlinked> {
+        let (name, new_name) = (own(name), own(new_name));
+        let done = self.ask_for(cx, move |fs, req, reply| {
+            fs.rename(
+                req,
+                INodeNo(parent),
+                &name,
+                INodeNo(new_parent),
+                &new_name,
+                RenameFlags::from_bits_retain(flags),
+                reply,
+            );
+        });
+        done.await.map(unlinked)
+    }
+
+    async fn link(
+        &self,
+        cx: &Context,
+        node: u64,
+        new_parent: u64,
+        new_name: &CStr,
+    ) -> Result<fs::Entry> {
+        let new_name = own(new_name);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.link(req, INodeNo(node), INodeNo(new_parent), &new_name, reply);
+        })
+        .await
+    }
+
+    async fn open(&self, cx: &Context, node: u64, how: &fs::OpenHow) -> Result<fs::Opened> {
+        let flags = OpenFlags(how.flags as i32);
+        let device = self.device.clone();
+        self.ask_for(cx, move |fs, req, sender| {
+            fs.open(req, INodeNo(node), flags, ReplyOpen::new(sender, device));
+        })
+        .await
+    }
+
+    async fn create(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &fs::NewNode,
+        how: &fs::OpenHow,
+    ) -> Result<(fs::Entry, fs::Opened)> {
+        let (name, new, flags) = (own(name), *new, how.flags as i32);
+        let device = self.device.clone();
+        self.ask_for(cx, move |fs, req, sender| {
+            let reply = ReplyCreate::new(sender, device);
+            let parent = INodeNo(parent);
+            fs.create(req, parent, &name, new.mode, new.umask, flags, reply);
+        })
+        .await
+    }
+
+    async fn read(
+        &self,
+        cx: &Context,
+        node: u64,
+        how: &fs::IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
+        in_range([how.offset])?;
+        let (how, room) = (*how, data.clone());
+        let read = self.ask(cx, move |fs, req, sender| {
+            let size = room.len() as u32;
+            fs.read(
+                req,
+                INodeNo(node),
+                FileHandle(how.fh),
+                how.offset,
+                size,
+                OpenFlags(how.flags as i32),
+                how.owner.map(LockOwner),
+                ReplyData::new(sender, Some(room)),
+            );
+        });
+        match read.await? {
+            Data::Placed(read) => Ok(read),
+            Data::Bytes(_) => Err(fs::Errno::IO),
+        }
+    }
+
+    async fn write(
+        &self,
+        cx: &Context,
+        node: u64,
+        how: &fs::IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
+        in_range([how.offset])?;
+        let how = *how;
+        let mut bytes = vec![0; data.len()];
+        data.copy_out(0, &mut bytes);
+        let written = self.ask(cx, move |fs, req, reply| {
+            let mut flags = WriteFlags::empty();
+            flags.set(WriteFlags::FUSE_WRITE_CACHE, how.from_cache);
+            flags.set(WriteFlags::FUSE_WRITE_LOCKOWNER, how.owner.is_some());
+            flags.set(WriteFlags::FUSE_WRITE_KILL_SUIDGID, how.kill_suidgid);
+            fs.write(
+                req,
+                INodeNo(node),
+                FileHandle(how.fh),
+                how.offset,
+                &bytes,
+                flags,
+                OpenFlags(how.flags as i32),
+                how.owner.map(LockOwner),
+                reply,
+            );
+        });
+        Ok(written.await? as usize)
+    }
+
+    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.flush(req, INodeNo(node), FileHandle(fh), LockOwner(owner), reply);
+        })
+        .await
+    }
+
+    async fn release(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        flags: u32,
+        flock: Option<u64>,
+    ) -> Result<()> {
+        self.ask(cx, move |fs, req, reply| {
+            fs.release(
+                req,
+                INodeNo(node),
+                FileHandle(fh),
+                OpenFlags(flags as i32),
+                flock.map(LockOwner),
+                // Linux sends a FLUSH of its own and never asks for one here.
+                false,
+                reply,
+            );
+        })
+        .await
+    }
+
+    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        self.ask(cx, move |fs, req, reply| {
+            fs.fsync(req, INodeNo(node), FileHandle(fh), data_only, reply);
+        })
+        .await
+    }
+
+    async fn opendir(&self, cx: &Context, node: u64, how: &fs::OpenHow) -> Result<fs::Opened> {
+        let flags = OpenFlags(how.flags as i32);
+        let device = self.device.clone();
+        self.ask_for(cx, move |fs, req, sender| {
+            fs.opendir(req, INodeNo(node), flags, ReplyOpen::new(sender, device));
+        })
+        .await
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut dyn fs::DirSink,
+    ) -> Result<()> {
+        let room = sink.room();
+        let (node, fh) = (INodeNo(node), FileHandle(fh));
+        if sink.wants_attributes() {
+            let listing = self.ask(cx, move |fs, req, sender| {
+                let reply = ReplyDirectoryPlus::new(sender, room);
+                fs.readdirplus(req, node, fh, offset, reply);
+            });
+            for (dir, entry) in listing.await?.iter() {
+                sink.add_plus(dir, entry);
+            }
+            return Ok(());
+        }
+        let listing = self.ask(cx, move |fs, req, sender| {
+            fs.readdir(req, node, fh, offset, ReplyDirectory::new(sender, room));
+        });
+        for (dir, ()) in listing.await?.iter() {
+            sink.add(dir);
+        }
+        Ok(())
+    }
+
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, flags: u32) -> Result<()> {
+        let flags = OpenFlags(flags as i32);
+        self.ask(cx, move |fs, req, reply| {
+            fs.releasedir(req, INodeNo(node), FileHandle(fh), flags, reply);
+        })
+        .await
+    }
+
+    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        self.ask(cx, move |fs, req, reply| {
+            fs.fsyncdir(req, INodeNo(node), FileHandle(fh), data_only, reply);
+        })
+        .await
+    }
+
+    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.statfs(req, INodeNo(node), reply);
+        })
+        .await
+    }
+
+    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<fs::Bytes> {
+        let name = own(name);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.getxattr(req, INodeNo(node), &name, XATTR_MAX, reply);
+        })
+        .await
+    }
+
+    async fn listxattr(&self, cx: &Context, node: u64) -> Result<fs::Bytes> {
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.listxattr(req, INodeNo(node), XATTR_MAX, reply);
+        })
+        .await
+    }
+
+    async fn setxattr(
+        &self,
+        cx: &Context,
+        node: u64,
+        name: &CStr,
+        value: &[u8],
+        flags: u32,
+        _: bool,
+    ) -> Result<()> {
+        let (name, value) = (own(name), value.to_vec());
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.setxattr(req, INodeNo(node), &name, &value, flags as i32, 0, reply);
+        })
+        .await
+    }
+
+    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+        let name = own(name);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.removexattr(req, INodeNo(node), &name, reply);
+        })
+        .await
+    }
+
+    async fn access(&self, cx: &Context, node: u64, mask: u32) -> Result<()> {
+        let mask = AccessFlags::from_bits_retain(mask as i32);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.access(req, INodeNo(node), mask, reply);
+        })
+        .await
+    }
+
+    async fn getlk(
+        &self,
+        cx: &Context,
+        node: u64,
+        how: &fs::LockHow,
+        lock: &fs::Lock,
+    ) -> Result<fs::Lock> {
+        let (how, lock) = (*how, *lock);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.getlk(
+                req,
+                INodeNo(node),
+                FileHandle(how.fh),
+                LockOwner(how.owner),
+                lock.start,
+                lock.end,
+                lock.kind as i32,
+                lock.pid,
+                reply,
+            );
+        })
+        .await
+    }
+
+    async fn setlk(
+        &self,
+        cx: &Context,
+        node: u64,
+        how: &fs::LockHow,
+        lock: &fs::Lock,
+    ) -> Result<()> {
+        let (how, lock) = (*how, *lock);
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.setlk(
+                req,
+                INodeNo(node),
+                FileHandle(how.fh),
+                LockOwner(how.owner),
+                lock.start,
+                lock.end,
+                lock.kind as i32,
+                lock.pid,
+                how.wait,
+                reply,
+            );
+        })
+        .await
+    }
+
+    async fn fallocate(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Result<()> {
+        in_range([offset, len])?;
+        self.ask_for(cx, move |fs, req, reply| {
+            let (ino, fh) = (INodeNo(node), FileHandle(fh));
+            fs.fallocate(req, ino, fh, offset, len, mode as i32, reply);
+        })
+        .await
+    }
+
+    async fn lseek(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    ) -> Result<u64> {
+        self.ask_for(cx, move |fs, req, reply| {
+            let (ino, fh) = (INodeNo(node), FileHandle(fh));
+            fs.lseek(req, ino, fh, offset as i64, whence as i32, reply);
+        })
+        .await
+    }
+
+    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &fs::CopyRange) -> Result<u64> {
+        in_range([copy.offset_in, copy.offset_out])?;
+        let copy = *copy;
+        let copied = self.ask_for(cx, move |fs, req, reply| {
+            fs.copy_file_range(
+                req,
+                INodeNo(node),
+                FileHandle(copy.fh_in),
+                copy.offset_in,
+                INodeNo(copy.node_out),
+                FileHandle(copy.fh_out),
+                copy.offset_out,
+                // The reply has 32 bits.
+                copy.len.min(u64::from(!4095u32)),
+                CopyFileRangeFlags::from_bits_retain(copy.flags),
+                reply,
+            );
+        });
+        copied.await.map(u64::from)
+    }
+
+    async fn ioctl(
+        &self,
+        cx: &Context,
+        node: u64,
+        ioctl: &fs::Ioctl<'_>,
+    ) -> Result<(i32, fs::Bytes)> {
+        let flags = IoctlFlags::from_bits_retain(ioctl.flags);
+        if flags.contains(IoctlFlags::FUSE_IOCTL_UNRESTRICTED) {
+            return Err(fs::Errno::NOSYS);
+        }
+        let (fh, cmd, out_size) = (FileHandle(ioctl.fh), ioctl.cmd, ioctl.out_size);
+        let input = ioctl.input.to_vec();
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.ioctl(req, INodeNo(node), fh, flags, cmd, &input, out_size, reply);
+        })
+        .await
+    }
+
+    async fn poll(&self, cx: &Context, node: u64, poll: &fs::Poll) -> Result<u32> {
+        let poll = *poll;
+        let notifier = (self.notifier.get().cloned()).ok_or(fs::Errno::IO)?;
+        self.ask_for(cx, move |fs, req, reply| {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::FUSE_POLL_SCHEDULE_NOTIFY, poll.notify);
+            fs.poll(
+                req,
+                INodeNo(node),
+                FileHandle(poll.fh),
+                PollNotifier::new(PollHandle(poll.kh), Notifier::new(notifier)),
+                PollEvents::from_bits_retain(poll.events),
+                flags,
+                reply,
+            );
+        })
+        .await
+    }
+
+    async fn bmap(&self, cx: &Context, node: u64, block: u64, block_size: u32) -> Result<u64> {
+        self.ask_for(cx, move |fs, req, reply| {
+            fs.bmap(req, INodeNo(node), block_size, block, reply);
+        })
+        .await
+    }
+}

@@ -1,0 +1,579 @@
+//! File systems written for fuser on real mounts. Needs root and /dev/fuse; without them the tests say so
+//! and are skipped, in CI they fail.
+//!
+//! The server is another process, because a process that uses its own mount can hang for good.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, SystemTime};
+
+use uvfs_fuser::*;
+
+const FOREVER: Duration = Duration::from_secs(1 << 20);
+const NAMES: [&str; 6] = ["text", "late", "dropped", "panics", "meet", "said"];
+const TEXT: u64 = 2;
+const LATE: u64 = 3;
+const DROPPED: u64 = 4;
+const PANICS: u64 = 5;
+const MEET: u64 = 6;
+const SAID: u64 = 7;
+/// Entries of the directory `many`.
+const MANY: u64 = 3000;
+const DIR: u64 = 100;
+
+#[derive(Default)]
+struct State {
+    text: String,
+    /// Notes of handlers.
+    said: Vec<String>,
+    /// Handlers of `meet` that run, and the most that ever did.
+    running: usize,
+    most: usize,
+    waiting: Option<PollNotifier>,
+    ready: bool,
+}
+
+#[derive(Clone, Default)]
+struct Stage(Arc<(Mutex<State>, Condvar)>);
+
+impl Stage {
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.0.0.lock().unwrap())
+    }
+
+    fn content(&self, ino: u64) -> String {
+        self.with(|state| match ino {
+            TEXT => state.text.clone(),
+            SAID => state.said.join("\n"),
+            MEET => state.most.to_string(),
+            _ => "here\n".into(),
+        })
+    }
+
+    fn attr(&self, ino: u64) -> FileAttr {
+        let directory = ino == 1 || ino == DIR;
+        let time = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
+        FileAttr {
+            ino: INodeNo(ino),
+            size: self.content(ino).len() as u64,
+            blocks: 1,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            crtime: time,
+            kind: match directory {
+                true => FileType::Directory,
+                false => FileType::RegularFile,
+            },
+            perm: if directory { 0o755 } else { 0o644 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    /// Waits until four run at once, or for a while.
+    fn meet(&self) {
+        let (state, more) = &*self.0;
+        let mut state = state.lock().unwrap();
+        state.running += 1;
+        state.most = state.most.max(state.running);
+        more.notify_all();
+        let time = Duration::from_millis(300);
+        let met = more.wait_timeout_while(state, time, |state| state.most < 4);
+        met.unwrap().0.running -= 1;
+    }
+}
+
+impl Filesystem for Stage {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        assert!(config.kernel_abi() >= Version(7, 31));
+        config
+            .add_capabilities(InitFlags::FUSE_DO_READDIRPLUS)
+            .map_err(|_| io::ErrorKind::Unsupported.into())
+    }
+
+    fn destroy(&mut self) {
+        println!("destroyed");
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let at = NAMES.iter().position(|known| *known == name);
+        let ino = match (parent, at) {
+            (INodeNo::ROOT, Some(at)) => at as u64 + 2,
+            (INodeNo::ROOT, None) if name == "many" => DIR,
+            _ => return reply.error(Errno::ENOENT),
+        };
+        let attr = self.attr(ino);
+        if ino != LATE {
+            return reply.entry(&FOREVER, &attr, Generation(0));
+        }
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            reply.entry(&FOREVER, &attr, Generation(0));
+        });
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&FOREVER, &self.attr(ino.0));
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let flags = match ino.0 {
+            TEXT => FopenFlags::FOPEN_KEEP_CACHE,
+            _ => FopenFlags::FOPEN_DIRECT_IO,
+        };
+        reply.opened(FileHandle(ino.0 + 1000), flags);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        assert_eq!(fh.0, ino.0 + 1000);
+        match ino.0 {
+            DROPPED => return,
+            PANICS => panic!("a panic that the test wants"),
+            MEET => self.meet(),
+            _ => {}
+        }
+        let content = self.content(ino.0);
+        let from = content.len().min(offset as usize);
+        let to = content.len().min(from + size as usize);
+        if ino.0 != LATE {
+            return reply.data(&content.as_bytes()[from..to]);
+        }
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            reply.data(&content.as_bytes()[from..to]);
+        });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let data_as_text = String::from_utf8_lossy(data);
+        let mode = flags.acc_mode();
+        let text = format!("write {} {offset} {data_as_text} {mode:?}", ino.0);
+        self.with(|state| state.said.push(text));
+        reply.written(data.len() as u32);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        flags: OpenFlags,
+        lock_owner: Option<LockOwner>,
+        flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let text = format!(
+            "release {} {:?} {lock_owner:?} {flush}",
+            ino.0,
+            flags.acc_mode()
+        );
+        self.with(|state| state.said.push(text));
+        reply.ok();
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let most = if ino.0 == DIR { MANY } else { 0 };
+        for at in offset..most {
+            let name = format!("name-{at}");
+            let kind = FileType::RegularFile;
+            if reply.add(INodeNo(10_000 + at), at + 1, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let most = if ino.0 == DIR { MANY } else { 0 };
+        for at in offset..most {
+            let attr = self.attr(10_000 + at);
+            let name = format!("name-{at}");
+            if reply.add(attr.ino, at + 1, name, &FOREVER, &attr, Generation(0)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn getxattr(&self, _: &Request, _: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let value = name.as_bytes();
+        match size as usize {
+            0 => reply.size(value.len() as u32),
+            size if size < value.len() => reply.error(Errno::ERANGE),
+            _ => reply.data(value),
+        }
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        ph: PollNotifier,
+        events: PollEvents,
+        flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        let ready = self.with(|state| {
+            if flags.contains(PollFlags::FUSE_POLL_SCHEDULE_NOTIFY) {
+                state.waiting = Some(ph);
+            }
+            state.ready
+        });
+        reply.poll(match ready {
+            true => events & PollEvents::POLLIN,
+            false => PollEvents::empty(),
+        });
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        in_data: &[u8],
+        out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        let mut data = in_data.to_vec();
+        data.reverse();
+        data.truncate(out_size as usize);
+        reply.ioctl(7, &data);
+    }
+}
+
+/// Does nothing, unless this program is started as the server.
+#[test]
+fn serves() {
+    let Some(at) = std::env::var_os("UVFS_FUSER_TEST_AT") else {
+        return;
+    };
+    let mut config = Config::default();
+    config.n_threads = std::env::var("UVFS_FUSER_TEST_THREADS")
+        .ok()
+        .map(|threads| threads.parse().unwrap());
+    let stage = Stage::default();
+    stage.with(|state| state.text = "before\n".into());
+    let session = spawn_mount(stage.clone(), at, &config).unwrap();
+    let notifier = session.notifier();
+    println!("\nready");
+    for line in io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "change" => {
+                stage.with(|state| state.text = "after, and longer\n".into());
+                notifier.inval_inode(INodeNo(TEXT), 0, 0).unwrap();
+            }
+            "store" => notifier.store(INodeNo(TEXT), 0, b"STORE").unwrap(),
+            "forget names" => {
+                for name in NAMES {
+                    notifier
+                        .inval_entry(INodeNo::ROOT, OsStr::new(name))
+                        .unwrap();
+                }
+            }
+            "wake" => {
+                let waiting = stage.with(|state| {
+                    state.ready = true;
+                    state.waiting.take()
+                });
+                waiting.expect("somebody polls").notify().unwrap();
+            }
+            "end" => break,
+            other => panic!("{other:?} is no command"),
+        }
+        println!("\ndone");
+    }
+    session.umount_and_join().unwrap();
+    println!("\njoined");
+}
+
+struct Mounted {
+    server: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    at: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+/// Whether this machine can't mount; in CI that is a failure.
+fn skipped() -> bool {
+    let lacks = match rustix::process::geteuid().is_root() {
+        false => "needs root",
+        true if Path::new("/dev/fuse").exists() => return false,
+        true => "needs /dev/fuse",
+    };
+    let in_ci = std::env::var_os("CI").is_some();
+    assert!(!in_ci, "in CI nothing is skipped: {lacks}");
+    eprintln!("skipped: {lacks}");
+    true
+}
+
+impl Mounted {
+    fn with_threads(threads: usize) -> Option<Self> {
+        if skipped() {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("mount");
+        fs::create_dir(&at).unwrap();
+        let mut server = Command::new(std::env::current_exe().unwrap())
+            .args(["serves", "--exact", "--nocapture"])
+            .env("UVFS_FUSER_TEST_AT", &at)
+            .env("UVFS_FUSER_TEST_THREADS", threads.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut mounted = Self {
+            input: server.stdin.take().unwrap(),
+            output: BufReader::new(server.stdout.take().unwrap()),
+            server,
+            at,
+            _dir: dir,
+        };
+        mounted.expect("ready");
+        Some(mounted)
+    }
+
+    fn expect(&mut self, word: &str) {
+        let mut line = String::new();
+        while line.trim_end() != word {
+            line.clear();
+            let read = self.output.read_line(&mut line).unwrap();
+            assert!(read > 0, "the server ended before it said {word:?}");
+        }
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.input, "{command}").unwrap();
+        self.expect("done");
+    }
+
+    fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.at.join(name)).unwrap()
+    }
+
+    fn errno(&self, name: &str) -> Option<i32> {
+        fs::read(self.at.join(name)).unwrap_err().raw_os_error()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn replies_come_at_once_later_or_never() {
+    let Some(mounted) = Mounted::with_threads(1) else {
+        return;
+    };
+    assert_eq!(mounted.text("text"), "before\n");
+    assert_eq!(mounted.text("late"), "here\n");
+    assert_eq!(mounted.errno("dropped"), Some(libc::EIO));
+    assert_eq!(mounted.errno("panics"), Some(libc::EIO));
+    assert_eq!(mounted.text("late"), "here\n", "after a panic");
+    assert_eq!(mounted.errno("nothing"), Some(libc::ENOENT));
+    let made = File::create_new(mounted.at.join("new"));
+    let refused = made.unwrap_err().raw_os_error();
+    assert_eq!(refused, Some(libc::ENOSYS), "nothing makes files");
+    let time = fs::metadata(mounted.at.join("text")).unwrap().modified();
+    let before = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
+    assert_eq!(time.unwrap(), before);
+}
+
+#[test]
+fn a_long_listing_has_every_name_once() {
+    let Some(mounted) = Mounted::with_threads(2) else {
+        return;
+    };
+    for round in 0..2 {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(mounted.at.join("many")).unwrap() {
+            names.push(entry.unwrap().file_name().into_string().unwrap());
+        }
+        names.sort();
+        let mut all: Vec<_> = (0..MANY).map(|at| format!("name-{at}")).collect();
+        all.sort();
+        assert_eq!(names, all, "round {round}");
+    }
+}
+
+#[test]
+fn what_a_handler_is_told() {
+    let Some(mounted) = Mounted::with_threads(1) else {
+        return;
+    };
+    let late = mounted.at.join("late");
+    let mut file = File::options().write(true).open(&late).unwrap();
+    file.write_all(b"hello").unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    drop(file);
+    let file = File::open(&late).unwrap();
+    let mut value = [0u8; 64];
+    let refused = rustix::fs::fgetxattr(&file, "user.abc", &mut value[..4]);
+    assert_eq!(refused, Err(rustix::io::Errno::RANGE));
+    let len = rustix::fs::fgetxattr(&file, "user.abc", &mut value);
+    assert_eq!(len, Ok(8));
+    assert_eq!(&value[..8], b"user.abc");
+    drop(file);
+    // RELEASE comes some time after close(2).
+    let mut said = String::new();
+    for _ in 0..500 {
+        said = mounted.text("said");
+        if said.contains("release 3 O_RDONLY") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(said.contains("write 3 0 hello O_WRONLY"), "{said}");
+    assert!(said.contains("release 3 O_WRONLY None false"), "{said}");
+    assert!(said.contains("release 3 O_RDONLY None false"), "{said}");
+}
+
+#[test]
+fn the_kernel_drops_what_it_is_told_to() {
+    let Some(mut mounted) = Mounted::with_threads(1) else {
+        return;
+    };
+    assert_eq!(mounted.text("text"), "before\n");
+    mounted.tell("change");
+    assert_eq!(mounted.text("text"), "after, and longer\n");
+    mounted.tell("store");
+    assert_eq!(mounted.text("text"), "STORE, and longer\n");
+    mounted.tell("forget names");
+    assert_eq!(mounted.text("late"), "here\n");
+}
+
+#[test]
+fn a_poll_is_told_when_there_is_something() {
+    let Some(mut mounted) = Mounted::with_threads(1) else {
+        return;
+    };
+    let file = File::open(mounted.at.join("text")).unwrap();
+    let (sender, woken) = std::sync::mpsc::channel();
+    let poll = move |time: Option<&rustix::event::Timespec>| {
+        use rustix::event::{PollFd, PollFlags};
+        let mut files = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)];
+        rustix::event::poll(&mut files, time).unwrap()
+    };
+    assert_eq!(poll(Some(&rustix::event::Timespec::default())), 0);
+    std::thread::spawn(move || sender.send(poll(None)));
+    let early = woken.recv_timeout(Duration::from_millis(100));
+    assert!(early.is_err(), "nothing is ready yet");
+    mounted.tell("wake");
+    let ready = woken.recv_timeout(Duration::from_secs(20));
+    assert_eq!(ready, Ok(1));
+}
+
+/// The most handlers that ran at once, of five callers.
+fn most_at_once(threads: usize) -> Option<usize> {
+    let mounted = Mounted::with_threads(threads)?;
+    std::thread::scope(|scope| {
+        for _ in 0..5 {
+            scope.spawn(|| {
+                let mut text = String::new();
+                let mut file = File::open(mounted.at.join("meet")).unwrap();
+                file.read_to_string(&mut text).unwrap();
+            });
+        }
+    });
+    Some(mounted.text("meet").parse().unwrap())
+}
+
+#[test]
+fn one_thread_means_one_handler_at_a_time() {
+    if let Some(most) = most_at_once(1) {
+        assert_eq!(most, 1);
+    }
+}
+
+#[test]
+fn many_threads_run_handlers_side_by_side() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if let Some(most) = most_at_once(cores + 4) {
+        assert!(most >= 4, "{most}");
+    }
+}
+
+#[test]
+fn the_end_destroys_the_file_system() {
+    let Some(mut mounted) = Mounted::with_threads(1) else {
+        return;
+    };
+    assert_eq!(mounted.text("late"), "here\n");
+    writeln!(mounted.input, "end").unwrap();
+    mounted.expect("destroyed");
+    mounted.expect("joined");
+    assert_eq!(fs::read_dir(&mounted.at).unwrap().count(), 0, "unmounted");
+}
+
+struct Fails;
+
+impl Filesystem for Fails {
+    fn init(&mut self, _: &Request, _: &mut KernelConfig) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+}
+
+#[test]
+fn a_failed_init_is_the_error_of_the_mount() {
+    if skipped() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let error = Session::new(Fails, dir.path(), &Config::default()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "unmounted");
+}
