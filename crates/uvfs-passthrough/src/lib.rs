@@ -47,8 +47,8 @@ use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::mounted::Mounted;
 use crate::rules::Rules;
 use crate::slots::Table;
-pub use crate::watch::Report;
 use crate::watch::Watcher;
+pub use crate::watch::{Report, can_watch};
 
 type Result<T> = std::result::Result<T, Errno>;
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use uvfs_server::fs::{HostChange, Watch};
 
@@ -118,6 +119,25 @@ fn why_not(errno: Errno) -> String {
         _ => "fanotify fails",
     };
     format!("{why}: {errno}")
+}
+
+/// Tries whether this process may watch file systems for changes. Whether a source can be watched
+/// depends on its file system as well.
+///
+/// # Errors
+/// The reason why not, as a text.
+pub fn can_watch() -> std::result::Result<(), String> {
+    let watch = || {
+        let events = sys::fanotify_init(0)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty())?;
+        sys::fanotify_mark(events.as_fd(), root.as_fd(), MASK)
+    };
+    match watch() {
+        // The root's own file system can't be watched; others may.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV) => Ok(()),
+        Err(errno) => Err(why_not(errno)),
+    }
 }
 
 impl Watcher {

@@ -8,6 +8,7 @@ mod bench;
 mod check;
 mod confine;
 mod daemon;
+mod doctor;
 mod error;
 mod helper;
 mod image;
@@ -42,6 +43,7 @@ Examples:
   uvfs mount disk.img /mnt         serve an XFS image, read-only
   uvfs ls -lR disk.img /etc        look into one without mounting it
   uvfs bench wakeup --quick        measure
+  uvfs doctor                      which features this machine has, and how to switch them on
   uvfs COMMAND --help              more examples and all options
 
 Environment:
@@ -102,6 +104,8 @@ commands! {
     Stat => stat,
     /// Copy out of an XFS image.
     Cp => cp,
+    /// Say which features this machine has, and how to switch on the others.
+    Doctor => doctor,
     /// Measure file systems side by side.
     Bench => bench,
     /// Make `mount -t fuse.uvfs` and fstab lines work.

@@ -93,7 +93,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Where the library is.
-fn library() -> Result<PathBuf> {
+pub fn library() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("UVFS_PRELOAD") {
         return PathBuf::from(&path)
             .canonicalize()
@@ -114,7 +114,7 @@ fn library() -> Result<PathBuf> {
 }
 
 /// The file that a command's name means, as execvp(3) finds it.
-fn find(program: &OsString) -> Option<PathBuf> {
+pub fn find(program: &OsString) -> Option<PathBuf> {
     let path = Path::new(program);
     if path.components().count() > 1 {
         return Some(path.to_owned());

@@ -15,6 +15,7 @@ mod child;
 mod clients;
 mod command_line;
 mod direct;
+mod doctor;
 mod fsx;
 mod harness;
 mod hostile;

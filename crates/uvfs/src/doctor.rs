@@ -1,0 +1,182 @@
+//! `uvfs doctor`: says which features that uvfs uses this machine has, and how to switch on the others.
+
+mod checks;
+mod passthrough;
+
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::error::{Context, Result, printed};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs doctor
+  sudo uvfs doctor                 as root, whose mounts can do more
+  uvfs doctor --json
+
+States:
+  ok       the feature works here
+  off      the feature is not switched on, or only root may use it; \"do\" says
+           how to get it
+  missing  this kernel or this installation does not have the feature
+
+The answers hold for the user who runs the command, because some features are
+only for root. The command changes nothing on the machine. As root it mounts an
+empty file system for a moment, in a mount namespace that no other process sees.
+
+The JSON object has: ready (mounts work), and checks, each with name, state,
+needed (no mount works without it), found, for, and do (null if the state is not
+off). Fields and checks may be added, never removed.
+
+Exit status: 0 mounts work, 1 mounts do not work, 2 wrong usage.";
+
+/// Say which features this machine has, and how to switch on the others.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Whether a feature works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Off,
+    Missing,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            State::Ok => "ok",
+            State::Off => "off",
+            State::Missing => "missing",
+        })
+    }
+}
+
+/// One feature, and how this machine has it.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    /// No mount works without it.
+    needed: bool,
+    #[serde(rename = "for")]
+    good_for: &'static str,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+impl Check {
+    fn new(name: &'static str, good_for: &'static str, finding: Finding) -> Self {
+        Self {
+            name,
+            needed: false,
+            good_for,
+            finding,
+        }
+    }
+
+    fn needed(self) -> Self {
+        Self {
+            needed: true,
+            ..self
+        }
+    }
+
+    fn stops_mounts(&self) -> bool {
+        self.needed && self.finding.state != State::Ok
+    }
+}
+
+/// The result of a check.
+#[derive(Debug, Serialize)]
+struct Finding {
+    state: State,
+    found: String,
+    #[serde(rename = "do")]
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn ok(found: impl Into<String>) -> Self {
+        Self {
+            state: State::Ok,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    fn off(found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            state: State::Off,
+            found: found.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    fn missing(found: impl Into<String>) -> Self {
+        Self {
+            state: State::Missing,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    /// Mounts work.
+    ready: bool,
+    checks: Vec<Check>,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let checks = checks::all();
+    let ready = !checks.iter().any(Check::stops_mounts);
+    let diagnosis = Diagnosis { ready, checks };
+    let mut text = String::new();
+    if args.json {
+        text = serde_json::to_string(&diagnosis).context(|| "the diagnosis".into())?;
+        text.push('\n');
+    } else {
+        print(&diagnosis, &mut text).context(|| "the diagnosis".into())?;
+    }
+    printed(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(match ready {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn print(diagnosis: &Diagnosis, out: &mut String) -> fmt::Result {
+    for check in &diagnosis.checks {
+        let finding = &check.finding;
+        writeln!(
+            out,
+            "{:<8} {:<20} {}",
+            finding.state, check.name, finding.found
+        )?;
+        writeln!(out, "{:<8} for: {}", "", check.good_for)?;
+        if let Some(remedy) = &finding.remedy {
+            writeln!(out, "{:<8} do:  {remedy}", "")?;
+        }
+    }
+    if diagnosis.ready {
+        return writeln!(out, "\nMounts work here.");
+    }
+    let lacking = diagnosis.checks.iter().filter(|check| check.stops_mounts());
+    let names: Vec<_> = lacking.map(|check| check.name).collect();
+    writeln!(
+        out,
+        "\nMounts do not work here. They need: {}",
+        names.join(", ")
+    )
+}

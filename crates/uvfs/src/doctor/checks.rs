@@ -1,0 +1,337 @@
+//! The checks of `uvfs doctor`. Each tries the feature itself where that does no harm.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::process::{Resource, getrlimit};
+use uvfs_io::runtime::Runtime;
+use uvfs_queue::placement;
+use uvfs_queue::wait::WaitConfig;
+use uvfs_server::mount;
+
+use super::passthrough;
+use super::{Check, Finding};
+use crate::{helper, run};
+
+/// The oldest kernel that uvfs runs on.
+const OLDEST: (u32, u32) = (5, 15);
+/// Descriptors that a server should have: each open file of the mount takes one.
+const OPEN_FILES: u64 = 16384;
+/// Bytes of I/O memory that `uvfs check` and `uvfs repair` register with a ring.
+const LOCKED: u64 = 64 << 20;
+
+/// All checks, the most needed first.
+pub(super) fn all() -> Vec<Check> {
+    let root = rustix::process::geteuid().is_root();
+    let mut checks = vec![
+        Check::new("kernel", "uvfs, which needs Linux 5.15 or later", kernel()).needed(),
+        Check::new("fuse", "mounts", fuse(root)).needed(),
+    ];
+    if !root {
+        let good_for = "mounts by users other than root";
+        checks.push(Check::new("fusermount3", good_for, fusermount()).needed());
+        let good_for = "-o allow_other for mounts by users other than root";
+        checks.push(Check::new("user_allow_other", good_for, allow_other()));
+    }
+    checks.extend([
+        Check::new(
+            "io_uring",
+            "all file I/O of a server",
+            io_uring(),
+        )
+        .needed(),
+        Check::new(
+            "fuse-over-io_uring",
+            "faster requests, through a queue for each core; without it mounts use /dev/fuse",
+            over_io_uring(),
+        ),
+        Check::new(
+            "passthrough",
+            "databases, linkers and O_DIRECT readers: the kernel serves their files without asking uvfs",
+            passthrough::find(root),
+        ),
+        Check::new(
+            "fanotify",
+            "longer caching: the kernel keeps names, attributes and data until the source changes, not for 1 s",
+            fanotify(root),
+        ),
+        Check::new(
+            "hand-over",
+            "shorter waits: a server thread runs on its caller's core and gives way to the caller",
+            hand_over(),
+        ),
+        Check::new(
+            "open files",
+            "many open files and clients at once",
+            open_files(),
+        ),
+        Check::new(
+            "locked memory",
+            "servers without root, and uvfs check and repair with --engine uring",
+            locked_memory(),
+        ),
+        Check::new(
+            "memory pressure",
+            "caches that shrink before the machine runs out of memory",
+            pressure(),
+        ),
+        Check::new(
+            "user namespaces",
+            "mounts without root or fusermount3, in a namespace of their own (unshare -Urm)",
+            user_namespaces(root),
+        ),
+        Check::new(
+            "preload library",
+            "uvfs run",
+            preload(),
+        ),
+        Check::new(
+            "mount helper",
+            "mount -t fuse.uvfs and lines in /etc/fstab",
+            mount_helper(),
+        ),
+    ]);
+    checks
+}
+
+/// Reads a file, and trims it.
+fn text(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn number(path: &str) -> Option<u64> {
+    text(path)?.parse().ok()
+}
+
+/// Parses a kernel's release into its major and minor number.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next()?.parse().ok();
+    Some((next()?, next()?))
+}
+
+fn kernel() -> Finding {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let found = format!("Linux {release} ({})", uname.machine().to_string_lossy());
+    match version(&release) {
+        Some(version) if version < OLDEST => Finding::missing(found),
+        _ => Finding::ok(found),
+    }
+}
+
+fn fuse(root: bool) -> Finding {
+    let path = "/dev/fuse";
+    match mount::open_device() {
+        Ok(_) => Finding::ok(path),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !root => {
+            Finding::ok("/dev/fuse, which fusermount3 opens for this user")
+        }
+        Err(_) if !Path::new(path).exists() => Finding::off(
+            "there is no /dev/fuse",
+            "modprobe fuse (in a container: pass the device in, as docker run --device /dev/fuse does)",
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Finding::off(
+            error.to_string(),
+            "allow the device to this container (docker run --device /dev/fuse)",
+        ),
+        Err(error) => Finding::off(error.to_string(), "modprobe fuse"),
+    }
+}
+
+fn fusermount() -> Finding {
+    match run::find(&OsString::from("fusermount3")) {
+        Some(path) => Finding::ok(path.display().to_string()),
+        None => Finding::off("not on the PATH", "apt install fuse3"),
+    }
+}
+
+fn allow_other() -> Finding {
+    let conf = text("/etc/fuse.conf").unwrap_or_default();
+    match conf.lines().any(|line| line.trim() == "user_allow_other") {
+        true => Finding::ok("by /etc/fuse.conf"),
+        false => Finding::off(
+            "not in /etc/fuse.conf",
+            "as root: echo user_allow_other >> /etc/fuse.conf",
+        ),
+    }
+}
+
+fn io_uring() -> Finding {
+    match Runtime::new(WaitConfig::default()) {
+        Ok(_) => Finding::ok("works"),
+        Err(error) => match number("/proc/sys/kernel/io_uring_disabled") {
+            Some(1 | 2) => Finding::off(
+                format!("switched off for this user: {error}"),
+                "as root: sysctl kernel.io_uring_disabled=0",
+            ),
+            _ if error.kind() == io::ErrorKind::PermissionDenied => Finding::off(
+                format!("refused: {error}"),
+                "a container's seccomp profile may refuse it: allow io_uring_setup, io_uring_enter and \
+                 io_uring_register there",
+            ),
+            _ if error.kind() == io::ErrorKind::OutOfMemory => Finding::off(
+                format!("too little locked memory for a ring: {error}"),
+                "raise the limit of locked memory (ulimit -l; a systemd unit: LimitMEMLOCK=64M)",
+            ),
+            _ => Finding::missing(error.to_string()),
+        },
+    }
+}
+
+fn over_io_uring() -> Finding {
+    let page = rustix::param::page_size();
+    match mount::uring_parameter() {
+        None if !Path::new("/sys/module/fuse").exists() => {
+            Finding::off("the fuse module is not loaded", "as root: modprobe fuse")
+        }
+        None => Finding::missing("this kernel does not have it (it came with Linux 6.14)"),
+        Some(_) if page != 4096 => Finding::missing(format!(
+            "used with pages of 4 KiB only, and this kernel has {} KiB",
+            page >> 10
+        )),
+        Some(true) => Finding::ok("switched on"),
+        Some(false) => Finding::off(
+            "switched off",
+            "as root: echo Y > /sys/module/fuse/parameters/enable_uring (at each boot: echo 'options fuse \
+             enable_uring=Y' > /etc/modprobe.d/uvfs.conf, or fuse.enable_uring=Y on the kernel's command line)",
+        ),
+    }
+}
+
+fn fanotify(root: bool) -> Finding {
+    match uvfs_passthrough::can_watch() {
+        Ok(()) => Finding::ok("with file handles (for sources on ext2 to ext4, XFS and tmpfs)"),
+        Err(why) if root => Finding::missing(why),
+        Err(why) => Finding::off(why, "mount as root"),
+    }
+}
+
+fn hand_over() -> Finding {
+    match placement::can_hand_over() {
+        true => Finding::ok("threads may switch to SCHED_IDLE and back"),
+        false => Finding::off(
+            "threads may not leave SCHED_IDLE again",
+            "mount as root, or with CAP_SYS_NICE, or raise the limit of nice (ulimit -e 20)",
+        ),
+    }
+}
+
+fn open_files() -> Finding {
+    match getrlimit(Resource::Nofile).maximum {
+        Some(limit) if limit < OPEN_FILES => Finding::off(
+            format!("at most {limit}"),
+            format!("ulimit -Hn {OPEN_FILES} (a systemd unit: LimitNOFILE={OPEN_FILES})"),
+        ),
+        Some(limit) => Finding::ok(format!("at most {limit}")),
+        None => Finding::ok("no limit"),
+    }
+}
+
+fn locked_memory() -> Finding {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let free = capabilities(None).is_ok_and(|now| now.effective.contains(CapabilitySet::IPC_LOCK));
+    match getrlimit(Resource::Memlock).current {
+        _ if free => Finding::ok("no limit (CAP_IPC_LOCK)"),
+        Some(limit) if limit < LOCKED => Finding::off(
+            format!("at most {} KiB", limit >> 10),
+            format!(
+                "ulimit -l {} (a systemd unit: LimitMEMLOCK=64M)",
+                LOCKED >> 10
+            ),
+        ),
+        Some(limit) => Finding::ok(format!("at most {} KiB", limit >> 10)),
+        None => Finding::ok("no limit"),
+    }
+}
+
+fn pressure() -> Finding {
+    match text("/proc/pressure/memory") {
+        Some(_) => Finding::ok("/proc/pressure/memory"),
+        None if Path::new("/proc/pressure").exists() => Finding::off(
+            "pressure stall information is switched off",
+            "boot with psi=1 on the kernel's command line",
+        ),
+        None => Finding::missing(
+            "this kernel has no pressure stall information; caches look at free memory instead",
+        ),
+    }
+}
+
+fn user_namespaces(root: bool) -> Finding {
+    if !Path::new("/proc/self/ns/user").exists() {
+        return Finding::missing("this kernel has none");
+    }
+    if number("/proc/sys/user/max_user_namespaces") == Some(0) {
+        return Finding::off(
+            "switched off",
+            "as root: sysctl user.max_user_namespaces=15000",
+        );
+    }
+    for (path, refuses, setting) in [
+        (
+            "/proc/sys/kernel/unprivileged_userns_clone",
+            0,
+            "kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            1,
+            "kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ] {
+        if !root && number(path) == Some(refuses) {
+            return Finding::off("only for root", format!("as root: sysctl {setting}"));
+        }
+    }
+    Finding::ok("allowed")
+}
+
+fn preload() -> Finding {
+    match run::library() {
+        Ok(path) => Finding::ok(path.display().to_string()),
+        Err(error) => Finding::off(
+            error.to_string(),
+            "cargo build --release makes it beside the command",
+        ),
+    }
+}
+
+fn mount_helper() -> Finding {
+    let found = ["/sbin", "/usr/sbin"].map(|dir| Path::new(dir).join(helper::NAME));
+    match found.iter().find(|path| path.exists()) {
+        Some(path) => Finding::ok(path.display().to_string()),
+        None => Finding::off(
+            format!("no {} in /sbin", helper::NAME),
+            "as root: uvfs install-helper",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_have_numbers() {
+        assert_eq!(version("6.18.0-rc3+"), Some((6, 18)));
+        assert_eq!(version("5.4"), Some((5, 4)));
+        assert_eq!(version("5.10.0-28-amd64"), Some((5, 10)));
+        assert_eq!(version("unknown"), None);
+        assert!(version("5.4.0") < Some(OLDEST) && version("6.1.0") > Some(OLDEST));
+    }
+
+    #[test]
+    fn every_check_has_a_name_of_its_own() {
+        let checks = all();
+        for (at, check) in checks.iter().enumerate() {
+            assert!(
+                checks[..at].iter().all(|other| other.name != check.name),
+                "{check:?}"
+            );
+            assert!(!check.finding.found.is_empty(), "{check:?}");
+        }
+    }
+}

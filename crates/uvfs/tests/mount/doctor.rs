@@ -1,0 +1,167 @@
+//! `uvfs doctor` agrees with what a mount on this machine does.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::*;
+
+/// A check of a diagnosis.
+#[track_caller]
+fn check<'a>(diagnosis: &'a Value, name: &str) -> &'a Value {
+    let checks = diagnosis["checks"].as_array().expect("checks");
+    let found = checks.iter().find(|check| check["name"] == name);
+    found.unwrap_or_else(|| panic!("no {name}: {diagnosis}"))
+}
+
+fn diagnosis(outcome: Outcome) -> Value {
+    serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"))
+}
+
+/// The state of a check. Exactly the checks that are off have a remedy.
+#[track_caller]
+fn state<'a>(diagnosis: &'a Value, name: &str) -> &'a str {
+    let check = check(diagnosis, name);
+    assert_eq!(check["state"] == "off", check["do"].is_string(), "{check}");
+    check["state"].as_str().expect("a state")
+}
+
+/// A mount by root has the features that root was told of.
+#[test]
+fn root_is_told_what_its_mounts_have() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let told = run(uvfs().args(["doctor", "--json"]));
+    assert!(told.status.success(), "{told}");
+    let told = diagnosis(told);
+    assert_eq!(told["ready"], true, "{told}");
+    for name in ["kernel", "fuse", "io_uring"] {
+        assert_eq!(state(&told, name), "ok", "{told}");
+        assert_eq!(check(&told, name)["needed"], true, "{told}");
+    }
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let found = check(&told, "kernel")["found"].as_str().unwrap();
+    assert!(found.contains(kernel.trim()), "{found}");
+    let uring = has(&[Need::Mount(Transport::Uring)]);
+    assert_eq!(state(&told, "fuse-over-io_uring") == "ok", uring, "{told}");
+
+    let served = Served::new(&Serve::over(Transport::Dev));
+    let file = served.source.join("file");
+    std::fs::write(&file, "content").unwrap();
+    // An open for reading and writing gets a backing file, where the kernel takes those.
+    let at = served.mount.at.join("file");
+    served
+        .mount
+        .run(
+            Command::new("sh")
+                .args(["-c", "exec 3<>\"$1\"; read -r _ <&3 || true", "sh"])
+                .arg(at),
+        )
+        .ok();
+    let stats = served
+        .mount
+        .run(uvfs().args(["stats", "--json"]).arg(&served.mount.at));
+    let stats: Value = serde_json::from_str(&stats.ok()).expect("JSON");
+    let backed = stats["backed_opens"].as_u64() > Some(0);
+    assert_eq!(
+        state(&told, "passthrough") == "ok",
+        backed,
+        "{told} {stats}"
+    );
+    if stats["watch"]["on"] == true {
+        assert_eq!(state(&told, "fanotify"), "ok", "{told}");
+    }
+    served.mount.unmount();
+
+    let table = run(uvfs().arg("doctor")).ok();
+    assert!(table.contains("Mounts work here."), "{table}");
+    for check in told["checks"].as_array().unwrap() {
+        let name = check["name"].as_str().unwrap();
+        assert!(table.contains(name), "no {name}: {table}");
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains("uvfs-doctor"), "{mounts}");
+}
+
+#[test]
+fn a_user_is_told_what_takes_root() {
+    use Need::Program;
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Program("setpriv"),
+        Program("prlimit"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let program = uvfs_for_all(&scratch);
+    let mut command = command(
+        "prlimit",
+        ["--nofile=512:1024", "--memlock=8192", "--nice=0"],
+    );
+    command.args([
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+    ]);
+    let outcome = run(command.arg(&program).args(["doctor", "--json"]));
+    let code = outcome.status.code();
+    let told = diagnosis(outcome);
+    for name in ["passthrough", "fanotify"] {
+        assert_eq!(state(&told, name), "off", "{told}");
+        assert_eq!(check(&told, name)["do"], "mount as root", "{told}");
+    }
+    for (name, words) in [
+        ("open files", "ulimit -Hn"),
+        ("locked memory", "ulimit -l"),
+        ("hand-over", "CAP_SYS_NICE"),
+    ] {
+        assert_eq!(state(&told, name), "off", "{told}");
+        let remedy = check(&told, name)["do"].as_str().unwrap();
+        assert!(remedy.contains(words), "{remedy}");
+    }
+    // The library is not beside this copy of the command.
+    assert_eq!(state(&told, "preload library"), "off", "{told}");
+    // Users mount through fusermount3.
+    assert_eq!(check(&told, "fusermount3")["needed"], true, "{told}");
+    // A ring takes more locked memory than the limit above.
+    assert_eq!(state(&told, "io_uring"), "off", "{told}");
+    assert_eq!((told["ready"].as_bool(), code), (Some(false), Some(1)));
+}
+
+/// Without /dev/fuse mounts do not work, and the command says so.
+#[test]
+fn a_machine_without_fuse_is_not_ready() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("unshare"),
+    ]) {
+        return;
+    }
+    let without_dev = |arguments: &[&str]| {
+        let script = "mount -t tmpfs tmpfs /dev; exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        run(command.arg(env!("CARGO_BIN_EXE_uvfs")).args(arguments))
+    };
+    let outcome = without_dev(&["doctor", "--json"]);
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    let told = diagnosis(outcome);
+    assert_eq!(told["ready"], false, "{told}");
+    assert_eq!(state(&told, "fuse"), "off", "{told}");
+    assert_eq!(state(&told, "passthrough"), "missing", "{told}");
+    let table = without_dev(&["doctor"]);
+    assert_eq!(table.status.code(), Some(1), "{table}");
+    for word in [
+        "there is no /dev/fuse",
+        "modprobe fuse",
+        "do not work here. They need: fuse",
+    ] {
+        assert!(table.stdout.contains(word), "no {word:?}: {table}");
+    }
+}
