@@ -6,12 +6,14 @@
 
 mod bench;
 mod check;
+mod completions;
 mod confine;
 mod daemon;
 mod doctor;
 mod error;
 mod helper;
 mod image;
+mod man;
 mod mkfs;
 mod mount;
 mod options;
@@ -110,6 +112,10 @@ commands! {
     Bench => bench,
     /// Make `mount -t fuse.uvfs` and fstab lines work.
     InstallHelper => helper,
+    /// Write a shell's completions to standard output.
+    Completions => completions,
+    /// Write the manual pages.
+    Man => man,
 }
 
 /// The command line of `uvfs run`, which is part of a program's start: describing those of all commands

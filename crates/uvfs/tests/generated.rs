@@ -1,0 +1,138 @@
+//! Manual pages and completions, which the command makes from its own description.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn uvfs(arguments: &[&str]) -> Vec<u8> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uvfs"));
+    let output = command.args(arguments).output().expect("uvfs");
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
+    output.stdout
+}
+
+/// Whether a program is installed; in CI it has to be.
+fn has(program: &str) -> bool {
+    let mut command = Command::new(program);
+    let found = command
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok();
+    assert!(
+        found || std::env::var_os("CI").is_none(),
+        "{program} is missing"
+    );
+    if !found {
+        eprintln!("skipped: {program} is missing");
+    }
+    found
+}
+
+/// The names of the subcommands, as the help lists them.
+fn subcommands() -> Vec<String> {
+    let help = String::from_utf8(uvfs(&["--help"])).unwrap();
+    let list = help.split("Commands:\n").nth(1).expect("a list");
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    names
+        .map(|line| line.split_whitespace().next().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = dir.path().join("share/man1");
+    uvfs(&["man", man.to_str().unwrap()]);
+    let names = subcommands();
+    assert!(names.len() > 10, "{names:?}");
+    for name in &names {
+        let page = fs::read_to_string(man.join(format!("uvfs-{name}.1")));
+        let page = page.unwrap_or_else(|error| panic!("uvfs-{name}.1: {error}"));
+        for section in ["NAME", "SYNOPSIS", "DESCRIPTION"] {
+            assert!(page.contains(&format!(".SH {section}\n")), "{name}: {page}");
+        }
+    }
+    for page in fs::read_dir(&man).unwrap() {
+        check_page(&page.unwrap().path());
+    }
+    if !has("man") {
+        return;
+    }
+    let shown = Command::new("man")
+        .args(["-l", man.join("uvfs-mount.1").to_str().unwrap()])
+        .env("MANWIDTH", "100")
+        .env("LC_ALL", "C")
+        .output()
+        .unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    for words in [
+        "uvfs mount /srv/data /mnt\n",
+        "MOUNT OPTIONS",
+        "attr_timeout=S, entry_timeout=S",
+        "EXIT STATUS",
+        "--foreground",
+    ] {
+        assert!(shown.contains(words), "no {words:?}: {shown}");
+    }
+}
+
+/// groff finds nothing wrong in a page, and mandb(8) finds its name.
+fn check_page(page: &Path) {
+    if has("groff") {
+        let mut command = Command::new("groff");
+        command.args(["-man", "-Tutf8", "-ww", "-z"]).arg(page);
+        let output = command.output().unwrap();
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{page:?}: {output:?}"
+        );
+    }
+    if has("lexgrog") {
+        let output = Command::new("lexgrog").arg(page).output().unwrap();
+        let name = page.file_stem().unwrap().to_str().unwrap();
+        let found = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success() && found.contains(&format!("\"{name} - ")),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn shells_take_their_completions() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = uvfs(&["completions", shell]);
+        let text = String::from_utf8_lossy(&script).into_owned();
+        for name in subcommands() {
+            assert!(text.contains(&name), "{shell}: no {name}");
+        }
+        let path = dir.path().join(shell);
+        fs::write(&path, &script).unwrap();
+        if has(shell) {
+            let output = Command::new(shell).arg("-n").arg(&path).output().unwrap();
+            assert!(
+                output.status.success() && output.stderr.is_empty(),
+                "{shell}: {output:?}"
+            );
+        }
+    }
+    let completes = "source \"$0\"; COMP_WORDS=(uvfs mo); COMP_CWORD=1; _uvfs uvfs mo uvfs; echo \"${COMPREPLY[@]}\"";
+    if has("bash") {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", completes]).arg(dir.path().join("bash"));
+        let output = bash.output().unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "mount\n",
+            "{output:?}"
+        );
+    }
+    let mut wrong = Command::new(env!("CARGO_BIN_EXE_uvfs"));
+    let wrong = wrong.args(["completions", "cmd.exe"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+}
