@@ -41,7 +41,7 @@ pub(crate) async fn answer<F: FileSystem>(
 ) -> Outcome {
     // Where it is made: it is large to move.
     let handler = pin!(dispatch(session, request, unlinked));
-    let answered = session.interrupts.guard(request.cx.unique, handler).await;
+    let answered = session.interrupts.guard(request.waits(), handler).await;
     answered.unwrap_or_else(|| {
         let (opcode, node) = (request.operation.opcode().name(), request.node);
         tracing::error!(opcode, node, "a handler panicked: EIO");

@@ -1,7 +1,7 @@
 //! Interrupted callers: INTERRUPT finds the handler of the request that it names.
 //!
 //! Only a handler that awaits can be interrupted, so a request enters the table when it first
-//! does; most never do.
+//! does; most never do. `slow.rs` finds requests that wait for long in the same table.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -58,12 +59,65 @@ pub(crate) fn is_dying(thread: u32) -> bool {
         .any(|set| set & kill != 0)
 }
 
+/// A request, and what it waits for if it has to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waits {
+    pub(crate) unique: u64,
+    pub(crate) opcode: u32,
+    pub(crate) node: u64,
+    /// The caller's thread.
+    pub(crate) pid: u32,
+    pub(crate) cause: Cause,
+    /// When the wait began; `None` if it begins when the handler first awaits.
+    pub(crate) since: Option<Instant>,
+}
+
+impl Waits {
+    pub(crate) fn new(cx: &Context, opcode: u32, node: u64, cause: Cause) -> Self {
+        Self {
+            unique: cx.unique,
+            opcode,
+            node,
+            pid: cx.pid,
+            cause,
+            since: None,
+        }
+    }
+}
+
+/// The reason why a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    FileSystem,
+    Lease,
+    /// A lock, which its owner may keep for as long as it likes.
+    Lock,
+}
+
+impl Cause {
+    /// A name for logs and reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Cause::FileSystem => "the file system",
+            Cause::Lease => "a client's lease",
+            Cause::Lock => "a lock",
+        }
+    }
+}
+
+struct Waiting {
+    flag: Flag,
+    waker: Waker,
+    waits: Waits,
+    since: Instant,
+}
+
 /// Requests whose handlers wait.
 #[derive(Default)]
-pub(crate) struct Table(Mutex<HashMap<u64, (Flag, Waker)>>);
+pub(crate) struct Table(Mutex<HashMap<u64, Waiting>>);
 
 impl Table {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, (Flag, Waker)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
         self.0
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -73,9 +127,9 @@ impl Table {
     /// long as the request is under way.
     pub(crate) fn interrupt(&self, unique: u64) -> Result<(), Errno> {
         let waker = match self.lock().get(&unique) {
-            Some((flag, waker)) => {
-                flag.store(true, Ordering::Relaxed);
-                waker.clone()
+            Some(waiting) => {
+                waiting.flag.store(true, Ordering::Relaxed);
+                waiting.waker.clone()
             }
             None => return Err(Errno::AGAIN),
         };
@@ -83,11 +137,23 @@ impl Table {
         Ok(())
     }
 
+    /// Lists requests that have waited for at least `time`, and since when: the oldest first, at most
+    /// `most`.
+    pub(crate) fn longer_than(&self, time: Duration, most: usize) -> Vec<(Waits, Instant)> {
+        let late = |one: &&Waiting| one.since.elapsed() >= time;
+        let mut found: Vec<_> = (self.lock().values().filter(late))
+            .map(|one| (one.waits, one.since))
+            .collect();
+        found.sort_by_key(|(_, since)| *since);
+        found.truncate(most);
+        found
+    }
+
     /// Runs a handler so that it can be interrupted, and so that its panic is its own: then there
     /// is no value.
     pub(crate) async fn guard<T>(
         &self,
-        unique: u64,
+        waits: Waits,
         handler: impl Future<Output = T>,
     ) -> Option<T> {
         let mut handler = pin!(handler);
@@ -103,11 +169,16 @@ impl Table {
                 Ok(Poll::Pending) => {
                     if entered.is_none() {
                         let flag = Flag::default();
-                        self.lock()
-                            .insert(unique, (flag.clone(), cx.waker().clone()));
+                        let waiting = Waiting {
+                            flag: flag.clone(),
+                            waker: cx.waker().clone(),
+                            waits,
+                            since: waits.since.unwrap_or_else(Instant::now),
+                        };
+                        self.lock().insert(waits.unique, waiting);
                         entered = Some(Entered {
                             table: self,
-                            unique,
+                            unique: waits.unique,
                             flag,
                         });
                     }
@@ -143,8 +214,16 @@ mod tests {
     fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
         let table = Table::default();
         let mut cx = Context::from_waker(Waker::noop());
+        let request = |unique| Waits {
+            unique,
+            opcode: 15,
+            node: 3,
+            pid: 0,
+            cause: Cause::FileSystem,
+            since: None,
+        };
         let mut waits = pin!(table.guard(
-            7,
+            request(7),
             std::future::poll_fn(|_| {
                 if interrupted() {
                     Poll::Ready(())
@@ -154,11 +233,18 @@ mod tests {
             })
         ));
         assert_eq!(table.interrupt(7), Err(Errno::AGAIN));
+        assert!(table.longer_than(Duration::ZERO, 9).is_empty());
         assert!(waits.as_mut().poll(&mut cx).is_pending());
+        let waiting = table.longer_than(Duration::ZERO, 9);
+        assert_eq!(waiting.len(), 1);
+        assert_eq!((waiting[0].0.unique, waiting[0].0.node), (7, 3));
+        assert!(table.longer_than(Duration::from_secs(600), 9).is_empty());
+        assert!(table.longer_than(Duration::ZERO, 0).is_empty());
         assert_eq!(table.interrupt(7), Ok(()));
         assert_eq!(waits.as_mut().poll(&mut cx), Poll::Ready(Some(())));
         assert!(table.lock().is_empty());
-        let mut panics = pin!(table.guard(8, async { panic!("a panic that the test wants") }));
+        let mut panics =
+            pin!(table.guard(request(8), async { panic!("a panic that the test wants") }));
         assert_eq!(panics.as_mut().poll(&mut cx), Poll::Ready(None::<()>));
         assert!(!interrupted());
     }

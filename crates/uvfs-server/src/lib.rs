@@ -24,6 +24,7 @@ mod reply;
 mod request;
 pub mod server;
 pub mod session;
+pub mod slow;
 pub mod stats;
 mod token;
 mod transport;

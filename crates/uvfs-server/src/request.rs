@@ -8,6 +8,7 @@ use zerocopy::FromBytes;
 
 use crate::client::link::Link;
 use crate::fs::{Context, Errno, Origin, Result};
+use crate::interrupt::{Cause, Waits};
 
 /// A request as a transport hands it over: bytes, and memory for the answer.
 ///
@@ -127,6 +128,16 @@ impl<'a> Request<'a> {
             data: Payload::default(),
             ..*self
         }
+    }
+
+    /// This request's entry in the table of requests that wait, for when its handler has to.
+    pub(crate) fn waits(&self) -> Waits {
+        let cause = match self.operation {
+            Operation::Setlkw(_) => Cause::Lock,
+            _ => Cause::FileSystem,
+        };
+        let opcode = self.operation.opcode() as u32;
+        Waits::new(&self.cx, opcode, self.node, cause)
     }
 
     /// A CREATE that truncates the file if there is one: which one is not known before.

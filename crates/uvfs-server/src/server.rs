@@ -17,6 +17,7 @@ use crate::control::{self, Control};
 use crate::fs::FileSystem;
 use crate::mount;
 use crate::session::{Init, Session};
+use crate::slow::Slow;
 use crate::transport::attach::{ClientLimits, Clients};
 use crate::transport::{dev, uring};
 
@@ -69,6 +70,7 @@ pub struct Server<F: FileSystem> {
     clients: Option<Clients>,
     _watchdog: Option<Watchdog>,
     _behind: Option<Behind>,
+    _slow: Option<Slow>,
     fallback: Option<String>,
 }
 
@@ -164,6 +166,7 @@ impl<F: FileSystem> Server<F> {
                 .ok()
         });
         let behind = session.drop_behind()?;
+        let slow = Slow::start(&session)?;
         // Spinning needs a core of its own; the other modes hand over on the caller's.
         let hand_over = options.wait.mode == WaitMode::Adaptive && placement::can_hand_over();
         let watchdog = if hand_over {
@@ -262,6 +265,7 @@ impl<F: FileSystem> Server<F> {
             clients,
             _watchdog: watchdog,
             _behind: behind,
+            _slow: slow,
             fallback,
         })
     }

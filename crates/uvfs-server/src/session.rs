@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uvfs_proto::abi::{self, InitFlags};
@@ -21,6 +21,7 @@ use crate::fs::{Config, FileSystem, HostChange, Opened, Origin};
 use crate::interrupt;
 use crate::lock;
 use crate::notify::{Notifier, Retrieved};
+use crate::slow;
 use crate::stats::{self, Attached, QueueStats, Report, WatchReport};
 use crate::token;
 
@@ -50,6 +51,8 @@ pub struct SessionOptions {
     /// Writes are to be durable when they return (the mount option `sync`): the kernel sees to its own,
     /// and clients are told.
     pub synchronous: bool,
+    /// The server logs requests that have waited for longer, and `uvfs stats` lists them; zero for neither.
+    pub slow: Duration,
 }
 
 impl Default for SessionOptions {
@@ -62,6 +65,7 @@ impl Default for SessionOptions {
             uncached: false,
             all_backed: false,
             synchronous: false,
+            slow: Duration::from_secs(10),
         }
     }
 }
@@ -89,6 +93,8 @@ pub struct Session<F> {
     pub(crate) recent: OnceLock<Arc<Recent>>,
     /// Opens that were answered with a backing file.
     backed: AtomicU64,
+    /// Paths of the files that slow requests are about.
+    pub(crate) slow: slow::Names,
     began: Instant,
 }
 
@@ -146,6 +152,7 @@ impl<F: FileSystem> Session<F> {
             spare_queues: Mutex::default(),
             recent: OnceLock::new(),
             backed: AtomicU64::new(0),
+            slow: slow::Names::default(),
             began: Instant::now(),
         }
     }
@@ -550,6 +557,8 @@ impl<F: FileSystem> Session<F> {
             told: self.coherence.host.told.load(Ordering::Relaxed),
             lost: self.coherence.host.lost.load(Ordering::Relaxed),
         });
+        report.leases = self.coherence.leases();
+        report.stuck = slow::stuck(self);
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }

@@ -27,6 +27,7 @@ pub struct QueueStats {
     read: AtomicU64,
     written: AtomicU64,
     latency: [AtomicU64; BUCKETS],
+    timed: AtomicU64,
     in_flight: AtomicU64,
     deepest: AtomicU64,
     spins: AtomicU64,
@@ -44,6 +45,7 @@ impl Default for QueueStats {
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
             latency: [const { AtomicU64::new(0) }; BUCKETS],
+            timed: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             deepest: AtomicU64::new(0),
             spins: AtomicU64::new(0),
@@ -96,6 +98,7 @@ impl QueueStats {
     pub(crate) fn timed(&self, took: Duration) {
         let nanos = took.as_nanos().max(1) as u64;
         add(&self.latency[(nanos.ilog2() as usize).min(BUCKETS - 1)], 1);
+        add(&self.timed, nanos);
     }
 
     /// Requests, and bytes read and written.
@@ -303,11 +306,54 @@ pub struct Report {
     pub ops: Vec<OpCount>,
     /// Of one request in 16: from decoding to the answer.
     pub latency: Vec<LatencyBar>,
+    /// Nanoseconds that these requests took together.
+    #[serde(default)]
+    pub latency_ns: u64,
     /// Queue by queue.
     pub queues: Vec<QueueReport>,
     /// Clients that are attached now.
     #[serde(default)]
     pub clients: Vec<ClientReport>,
+    /// Leases that clients have.
+    #[serde(default)]
+    pub leases: Leases,
+    /// Requests that have waited for longer than the mount's `slow`, the oldest first, at most 64.
+    #[serde(default)]
+    pub stuck: Vec<StuckRequest>,
+}
+
+/// How many leases clients have.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Leases {
+    /// Leases to read.
+    pub read: u64,
+    /// Leases to write.
+    pub write: u64,
+}
+
+/// A request that has waited for long.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct StuckRequest {
+    /// The opcode's name, as in `LOOKUP`.
+    pub opcode: String,
+    /// The number of the file. For a request about a name in a directory: that of the directory.
+    pub node: u64,
+    /// The path below the source, if the server could find it.
+    pub file: Option<String>,
+    /// The caller's thread; 0 where the server can't see it.
+    pub pid: u32,
+    /// How long the request has waited, in milliseconds.
+    pub age_ms: u64,
+    /// `the file system`, `a client's lease` or `a lock`.
+    pub waits_for: String,
+}
+
+/// An opcode's name, for logs and reports.
+pub(crate) fn opcode_name(opcode: u32) -> String {
+    match Opcode::try_from(opcode) {
+        Ok(opcode) => opcode.name().to_owned(),
+        Err(_) => format!("opcode {opcode}"),
+    }
 }
 
 /// Sums up queues.
@@ -330,8 +376,11 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         watch: None,
         ops: Vec::new(),
         latency: Vec::new(),
+        latency_ns: 0,
         queues: Vec::new(),
         clients: Vec::new(),
+        leases: Leases::default(),
+        stuck: Vec::new(),
     };
     for queue in queues {
         for (sum, counter) in ops.iter_mut().zip(&queue.ops) {
@@ -341,6 +390,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
             *sum += get(counter);
         }
         report.errors += get(&queue.errors);
+        report.latency_ns += get(&queue.timed);
         report.bytes_read += get(&queue.read);
         report.bytes_written += get(&queue.written);
         report.queues.push(QueueReport {
@@ -353,11 +403,10 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
     }
     report.requests = ops.iter().sum();
     for (opcode, &count) in ops.iter().enumerate().filter(|(_, count)| **count > 0) {
-        let name = match Opcode::try_from(opcode as u32) {
-            Ok(opcode) => opcode.name().to_owned(),
-            Err(_) => format!("opcode {opcode}"),
-        };
-        report.ops.push(OpCount { name, count });
+        report.ops.push(OpCount {
+            name: opcode_name(opcode as u32),
+            count,
+        });
     }
     report
         .ops
@@ -436,6 +485,7 @@ mod tests {
             (report.queues[0].in_flight, report.queues[0].deepest),
             (1, 2)
         );
+        assert_eq!(report.latency_ns, 1000);
         assert_eq!((report.bytes_read, report.bytes_written), (5, 7));
     }
 }

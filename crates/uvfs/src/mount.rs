@@ -53,6 +53,9 @@ pub struct Args {
     /// Longest spin in microseconds
     #[arg(long, value_parser = options::spin_time, value_name = "N")]
     spin_us: Option<Duration>,
+    /// Log requests that wait for longer (default 10; 0: none)
+    #[arg(long, value_parser = options::seconds, value_name = "SECONDS")]
+    slow: Option<Duration>,
     /// Don't go into the background
     #[arg(short, long)]
     foreground: bool,
@@ -80,6 +83,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.transport = args.transport.unwrap_or(options.transport);
     options.wait.mode = args.wait.unwrap_or(options.wait.mode);
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
+    options.slow = args.slow.unwrap_or(options.slow);
     options.foreground |= args.foreground;
     if options.remount {
         return Err(Error::usage(
@@ -396,6 +400,7 @@ fn mounted<F: FileSystem>(
             max_write: options.max_write,
             max_readahead: options.max_readahead,
             uncached: options.uncached,
+            slow: options.slow,
             all_backed: options.passthrough.passthrough == Backed::All,
             synchronous: options.flags.contains(MountFlags::SYNCHRONOUS),
         },

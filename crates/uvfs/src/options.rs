@@ -7,7 +7,7 @@ use rustix::mount::MountFlags;
 use uvfs_io::engine::EngineKind;
 use uvfs_passthrough::{Backed, KeepCache, Options as Passthrough};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
-use uvfs_server::Transport;
+use uvfs_server::{SessionOptions, Transport};
 
 use crate::error::{Error, Result};
 
@@ -51,6 +51,8 @@ Mount options (-o, comma separated; a later one wins):
                              1, 1 and 0)
   max_write=BYTES            largest write request (default 1 MiB)
   max_readahead=BYTES        largest readahead
+  slow=S                     log requests that wait for longer than S seconds; uvfs stats lists them
+                             (default 10; 0: none)
   fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs; an empty subtype
                              makes the type plain fuse)
   transport=T, wait=W, spin_us=N, foreground   as the options of the same names
@@ -73,6 +75,7 @@ pub struct Options {
     pub max_write: u32,
     pub max_readahead: u32,
     pub uncached: bool,
+    pub slow: Duration,
     pub fsname: Option<String>,
     pub subtype: String,
     pub transport: Transport,
@@ -109,6 +112,7 @@ const VALUES: &[&str] = &[
     "attr_timeout",
     "entry_timeout",
     "negative_timeout",
+    "slow",
     "max_write",
     "max_readahead",
     "fsname",
@@ -136,6 +140,7 @@ impl Default for Options {
             max_write: 1 << 20,
             max_readahead: 1 << 20,
             uncached: false,
+            slow: SessionOptions::default().slow,
             fsname: None,
             subtype: "uvfs".into(),
             transport: Transport::Auto,
@@ -290,6 +295,7 @@ impl Options {
                 self.max_readahead = u32::try_from(bytes(wanted()?)?)
                     .map_err(|_| "has to be below 4 GiB".to_owned())?;
             }
+            "slow" => self.slow = seconds(wanted()?)?,
             "fsname" => self.fsname = Some(wanted()?.to_owned()),
             "subtype" => self.subtype = wanted()?.to_owned(),
             "transport" => self.transport = transport(wanted()?)?,

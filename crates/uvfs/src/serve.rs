@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uvfs_passthrough::Passthrough;
+use uvfs_server::slow::Slow;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
 
 use crate::daemon::Signals;
@@ -38,6 +39,9 @@ pub struct Args {
     /// Most clients at a time
     #[arg(long, default_value_t = ClientLimits::default().clients, value_name = "N")]
     max_clients: usize,
+    /// Log requests that wait for longer (0: none)
+    #[arg(long, value_parser = options::seconds, value_name = "SECONDS", default_value = "10")]
+    slow: Duration,
     /// What to serve
     source: PathBuf,
 }
@@ -52,6 +56,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .context(|| name.clone())?;
     let options = SessionOptions {
         source: name.clone(),
+        slow: args.slow,
         ..SessionOptions::default()
     };
     let session = Arc::new(Session::unmounted(fs, options).context(|| name)?);
@@ -61,6 +66,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     limits.wait.mode = args.wait.unwrap_or(limits.wait.mode);
     limits.wait.spin = args.spin_us.unwrap_or(limits.wait.spin);
+    let _slow = Slow::start(&session).context(|| "a thread".into())?;
     let clients = Clients::listen(session, &args.socket, limits)
         .context(|| args.socket.display().to_string())?;
     let signal = signals.wait();

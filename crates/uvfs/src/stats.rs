@@ -1,14 +1,16 @@
 //! `uvfs stats`.
 
+mod metrics;
+
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use uvfs_server::control;
-use uvfs_server::stats::Report;
+use uvfs_server::stats::{Report, StuckRequest};
 
 use crate::error::{Context, Error, Result, printed};
 
@@ -16,22 +18,37 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs stats /mnt
   uvfs stats --json /mnt
+  uvfs stats --prometheus /mnt /srv/x > /var/lib/node_exporter/uvfs.prom
 
-The JSON object has: source, transport, control, socket, pid, uptime_s, requests, errors, bytes_read,
-bytes_written, backed_opens, watch (on, why_not, unwatched, events, told, lost), ops (name, count), latency (below_ns, count; of one request in 16), queues
-(in_flight, deepest, spins, sleeps, enters), and clients that are attached now (pid, uid, requests,
-bytes_read, bytes_written, and says: name, calls, hits, bytes_read, bytes_written, waited_ns). Fields
-may be added, never removed.
+The JSON object has: source, transport, control, socket, pid, uptime_s,
+requests, errors, bytes_read, bytes_written, backed_opens, watch (on, why_not,
+unwatched, events, told, lost), ops (name, count), latency (below_ns, count; of
+one request in 16), latency_ns (the sum of these latencies), queues (in_flight,
+deepest, spins, sleeps, enters), clients that are attached now (pid, uid,
+requests, bytes_read, bytes_written, and says: name, calls, hits, bytes_read,
+bytes_written, waited_ns), leases (read, write), and stuck (opcode, node, file,
+pid, age_ms, waits_for). Fields may be added, never removed.
 
-Files that were opened with O_DIRECT the kernel may read and write itself (uvfs mount -o passthrough):
-such opens are counted as backed, and what is read and written through them is not.
+A stuck request has waited for longer than uvfs mount --slow. It is listed with
+its file (a request about a name: with the directory), the thread that made it,
+and what it waits for. The server also logs it.
 
-A client's requests are the server's count; its calls, their bytes, its cache hits and the time that
-it waited are what it says itself, a moment ago.
+The metrics are the same numbers, as
+uvfs_requests_total{mount=\"/mnt\",op=\"READ\"}, in the text format of OpenMetrics,
+which Prometheus reads.
 
-Watching: on says that the server is told what programs of the host change, and has the kernel cache
-until then: events that came, things that the kernel was told to drop, and how often events were lost
-and everything was dropped. Off says why the kernel caches for a while only.
+The kernel reads and writes some files by itself (uvfs mount -o passthrough).
+Opens of these are counted as backed; bytes read and written through them are
+not counted.
+
+The server counts a client's requests. The client itself reports its calls,
+their bytes, its cache hits and the time that it waited, a moment ago.
+
+Watching is on if the server learns what programs change behind the mount. The
+kernel then caches until something changes: counted are the events that came, the
+names and files that the kernel was told to drop, and how often events were lost
+and everything was dropped. If watching is off, the reason follows, and the
+kernel caches for a short time only.
 
 Exit status: 0 shown, 1 failed, 2 wrong usage.";
 
@@ -42,12 +59,16 @@ pub struct Args {
     /// As one JSON object
     #[arg(long)]
     json: bool,
-    /// The mount point
-    mountpoint: PathBuf,
+    /// As metrics for Prometheus; the label `mount` is the mount point
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
+    /// The mount point (several with --prometheus)
+    #[arg(required = true, value_name = "MOUNTPOINT")]
+    mountpoints: Vec<PathBuf>,
 }
 
 /// Where the server of a mount listens.
-pub fn control_socket(mountpoint: &std::path::Path) -> Result<PathBuf> {
+pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
     let name = mountpoint.display();
     let mut value = [0; 4096];
     match rustix::fs::getxattr(mountpoint, uvfs_server::CONTROL_XATTR, &mut value) {
@@ -67,8 +88,15 @@ pub fn control_socket(mountpoint: &std::path::Path) -> Result<PathBuf> {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let socket = control_socket(&args.mountpoint)?;
-    let report = control::ask_stats(&socket).context(|| socket.display().to_string())?;
+    if args.prometheus {
+        return print_metrics(&args.mountpoints);
+    }
+    let [mountpoint] = args.mountpoints.as_slice() else {
+        return Err(Error::usage(
+            "stats: give one mount point (several only with --prometheus)",
+        ));
+    };
+    let report = ask(mountpoint)?;
     let mut text = String::new();
     if args.json {
         text = serde_json::to_string(&report).context(|| "the report".into())?;
@@ -76,6 +104,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
     } else {
         print(&report, &mut text).context(|| "the report".into())?;
     }
+    printed(std::io::stdout().write_all(text.as_bytes()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks a mount's server.
+pub fn ask(mountpoint: &Path) -> Result<Report> {
+    let socket = control_socket(mountpoint)?;
+    control::ask_stats(&socket).context(|| socket.display().to_string())
+}
+
+fn print_metrics(mountpoints: &[PathBuf]) -> Result<ExitCode> {
+    let mut reports = Vec::new();
+    for mountpoint in mountpoints {
+        let name = mountpoint
+            .canonicalize()
+            .unwrap_or_else(|_| mountpoint.clone());
+        reports.push((name.display().to_string(), ask(mountpoint)?));
+    }
+    let text = metrics::text(reports).context(|| "the metrics".into())?;
     printed(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -146,7 +193,42 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
             queue.in_flight, queue.deepest, queue.spins, queue.sleeps, queue.enters
         )?;
     }
-    print_clients(report, out)
+    print_clients(report, out)?;
+    print_stuck(report, out)
+}
+
+fn print_stuck(report: &Report, out: &mut String) -> fmt::Result {
+    if report.stuck.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:<12} {:>10} {:>8}  {:<16} file",
+        "stuck", "age", "pid", "waits for"
+    )?;
+    for request in &report.stuck {
+        writeln!(
+            out,
+            "{:<12} {:>8.1} s {:>8}  {:<16} {}",
+            request.opcode,
+            request.age_ms as f64 / 1e3,
+            request.pid,
+            request.waits_for,
+            file_of(request)
+        )?;
+    }
+    Ok(())
+}
+
+/// A stuck request's file for the terminal: its path without control characters, or its number.
+pub fn file_of(request: &StuckRequest) -> String {
+    match &request.file {
+        Some(path) => path
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect(),
+        None => format!("node {}", request.node),
+    }
 }
 
 fn print_clients(report: &Report, out: &mut String) -> fmt::Result {

@@ -30,6 +30,7 @@ use uvfs_queue::pair::{End, ServerQueue};
 use crate::coherence::lease::Mode;
 use crate::dispatch::{attributes, entry_out};
 use crate::fs::{Context, Errno, FileSystem, Origin};
+use crate::interrupt::{Cause, Waits};
 use crate::pipeline::{execute, refuse};
 use crate::reply::{Body, Outcome, Reply};
 use crate::request::{Message, Request};
@@ -272,7 +273,8 @@ impl<F: FileSystem> Client<F> {
                 attr: attributes.attr,
             })
         };
-        let done = session.interrupts.guard(cx.unique, work).await;
+        let waits = Waits::new(cx, IMPORT, grant.node, Cause::FileSystem);
+        let done = session.interrupts.guard(waits, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let out = done.unwrap_or(Err(Errno::IO))?;
         if self.guest.is_none() {
@@ -342,7 +344,8 @@ impl<F: FileSystem> Client<F> {
         let (session, stats) = (&self.session, &self.stats);
         stats.begin(ext::FIND);
         let work = session.fs().find(cx, identity);
-        let done = session.interrupts.guard(cx.unique, work).await;
+        let waits = Waits::new(cx, ext::FIND, 0, Cause::FileSystem);
+        let done = session.interrupts.guard(waits, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let entry = done.unwrap_or(Err(Errno::IO))?;
         self.looked_up(entry.node);

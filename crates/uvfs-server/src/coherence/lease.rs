@@ -21,6 +21,7 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::fs::Origin;
+use crate::stats::Leases;
 
 /// A client's number.
 pub(crate) type Holder = u64;
@@ -338,6 +339,18 @@ impl Table {
     /// Whether the kernel reads and writes a node without asking.
     pub(crate) fn passes(&self, node: u64) -> bool {
         self.nodes.get(&node).is_some_and(|n| n.passing)
+    }
+
+    /// Counts leases, to read and to write.
+    pub(crate) fn count(&self) -> Leases {
+        let mut leases = Leases::default();
+        for held in self.nodes.values().flat_map(|node| &node.held) {
+            match held.mode {
+                Mode::Read => leases.read += 1,
+                Mode::Write => leases.write += 1,
+            }
+        }
+        leases
     }
 
     /// The nodes of which `who` has or is about to get a lease.

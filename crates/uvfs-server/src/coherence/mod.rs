@@ -47,13 +47,13 @@ use lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
 
 use crate::client::link::Link;
 use crate::fs::{Context, FileSystem, Origin, Unlinked};
-use crate::interrupt::{self, interrupted, is_dying};
+use crate::interrupt::{self, Cause, Waits, interrupted, is_dying};
 use crate::lock;
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
 use crate::request::Request;
 use crate::session::DEPTH;
-use crate::stats::QueueStats;
+use crate::stats::{Leases, QueueStats};
 
 const SHARDS: usize = 16;
 /// How long a client does without a lease of a node that the kernel reads and writes itself.
@@ -164,6 +164,7 @@ pub(crate) struct Caller<'a> {
     /// Where it is interrupted.
     pub(crate) interrupts: &'a interrupt::Table,
     pub(crate) cx: &'a Context,
+    pub(crate) opcode: u32,
 }
 
 /// A request that waits for leases: until it is dropped, none is granted.
@@ -229,7 +230,12 @@ impl<'a> Waiting<'a> {
     /// of networks: no program expects that a stat is interrupted.
     async fn changed(&mut self, version: u64) -> Result<(), Errno> {
         let mut changed = pin!(self.coherence.changed(self.node, version));
-        let Some(Caller { interrupts, cx }) = self.caller else {
+        let Some(Caller {
+            interrupts,
+            cx,
+            opcode,
+        }) = self.caller
+        else {
             changed.await;
             return Ok(());
         };
@@ -241,7 +247,11 @@ impl<'a> Waiting<'a> {
                 true => Poll::Ready(true),
                 false => changed.as_mut().poll(cx).map(|()| false),
             });
-            self.interrupted = interrupts.guard(cx.unique, wait).await == Some(true);
+            let waits = Waits {
+                since: Some(self.since),
+                ..Waits::new(cx, opcode, self.node, Cause::Lease)
+            };
+            self.interrupted = interrupts.guard(waits, wait).await == Some(true);
         }
         match self.interrupted && is_dying(cx.pid) {
             true => Err(Errno::INTR),
@@ -303,6 +313,17 @@ impl Coherence {
         // Node numbers are often multiples of something.
         let at = (node.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) as usize;
         lock(&self.shards[at % SHARDS])
+    }
+
+    /// Counts the leases that clients have.
+    pub(crate) fn leases(&self) -> Leases {
+        let mut leases = Leases::default();
+        for shard in &self.shards {
+            let count = lock(shard).table.count();
+            leases.read += count.read;
+            leases.write += count.write;
+        }
+        leases
     }
 
     /// Whether there are clients.
@@ -578,7 +599,11 @@ impl Coherence {
         let mut entered = SmallVec::new();
         let is_kernels = matches!(request.origin, Origin::Kernel);
         let cx = &request.cx;
-        let caller = is_kernels.then_some(Caller { interrupts, cx });
+        let caller = is_kernels.then_some(Caller {
+            interrupts,
+            cx,
+            opcode: request.operation.opcode() as u32,
+        });
         for &what in &access.nodes {
             if what.access == Access::Direct && !(is_kernels && self.backs.load(Ordering::Relaxed))
             {

@@ -21,6 +21,7 @@ mod harness;
 mod hostile;
 mod listings;
 mod mount8;
+mod observe;
 mod outcomes;
 mod pjdfstest;
 mod preload;

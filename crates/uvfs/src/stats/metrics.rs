@@ -1,0 +1,285 @@
+//! Mounts' statistics as metrics, in the text format of OpenMetrics, which Prometheus reads.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use uvfs_server::stats::Report;
+
+/// The metrics of mounts, each with its name as the label `mount`.
+pub fn text(mounts: Vec<(String, Report)>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("uvfs");
+    registry.register_collector(Box::new(Mounts(mounts)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Mounts(Vec<(String, Report)>);
+
+/// One value, and the labels that tell it from others of its mount.
+type Value = (Vec<(&'static str, String)>, f64);
+
+struct Metric {
+    /// Without the prefix `uvfs_`, and without a counter's `_total`.
+    name: &'static str,
+    help: &'static str,
+    /// The value only grows.
+    is_counter: bool,
+    values: fn(&Report) -> Vec<Value>,
+}
+
+const fn counter(
+    name: &'static str,
+    help: &'static str,
+    values: fn(&Report) -> Vec<Value>,
+) -> Metric {
+    Metric {
+        name,
+        help,
+        is_counter: true,
+        values,
+    }
+}
+
+const fn gauge(
+    name: &'static str,
+    help: &'static str,
+    values: fn(&Report) -> Vec<Value>,
+) -> Metric {
+    Metric {
+        is_counter: false,
+        ..counter(name, help, values)
+    }
+}
+
+/// A value without further labels.
+fn one(value: u64) -> Vec<Value> {
+    vec![(Vec::new(), value as f64)]
+}
+
+fn per_queue(
+    report: &Report,
+    value: impl Fn(&uvfs_server::stats::QueueReport) -> u64,
+) -> Vec<Value> {
+    let queues = report.queues.iter().enumerate();
+    queues
+        .map(|(number, queue)| (vec![("queue", number.to_string())], value(queue) as f64))
+        .collect()
+}
+
+fn per_client(
+    report: &Report,
+    value: impl Fn(&uvfs_server::stats::ClientReport) -> f64,
+) -> Vec<Value> {
+    let clients = report.clients.iter();
+    clients
+        .map(|client| {
+            // A process may attach more than once. The label `session` then keeps its samples apart.
+            let twins = report
+                .clients
+                .iter()
+                .take_while(|other| !std::ptr::eq(*other, client));
+            let number = twins.filter(|other| other.pid == client.pid).count();
+            let labels = vec![
+                ("pid", client.pid.to_string()),
+                ("name", client.says.name.clone()),
+                ("session", number.to_string()),
+            ];
+            (labels, value(client))
+        })
+        .collect()
+}
+
+fn watch(report: &Report, value: impl Fn(&uvfs_server::stats::WatchReport) -> u64) -> Vec<Value> {
+    report
+        .watch
+        .as_ref()
+        .map_or(Vec::new(), |watch| one(value(watch)))
+}
+
+/// All but the latency.
+const METRICS: &[Metric] = &[
+    gauge("uptime_seconds", "Seconds since the mount began", |r| {
+        one(r.uptime_s)
+    }),
+    counter(
+        "answered_with_error",
+        "Requests answered with an error",
+        |r| one(r.errors),
+    ),
+    counter("read_bytes", "Bytes that callers read", |r| {
+        one(r.bytes_read)
+    }),
+    counter("written_bytes", "Bytes that callers wrote", |r| {
+        one(r.bytes_written)
+    }),
+    counter(
+        "backed_opens",
+        "Opens that the kernel serves by itself",
+        |r| one(r.backed_opens),
+    ),
+    counter("requests", "Requests received, by kind", |r| {
+        let ops = r.ops.iter();
+        ops.map(|op| (vec![("op", op.name.clone())], op.count as f64))
+            .collect()
+    }),
+    gauge("queue_requests", "Requests under way", |r| {
+        per_queue(r, |q| q.in_flight)
+    }),
+    gauge(
+        "queue_requests_most",
+        "The most requests that were ever under way",
+        |r| per_queue(r, |q| q.deepest),
+    ),
+    counter("queue_spins", "Waits that ended while spinning", |r| {
+        per_queue(r, |q| q.spins)
+    }),
+    counter("queue_sleeps", "Waits that went to sleep", |r| {
+        per_queue(r, |q| q.sleeps)
+    }),
+    counter("queue_enters", "Calls of io_uring_enter", |r| {
+        per_queue(r, |q| q.enters)
+    }),
+    gauge(
+        "watch_on",
+        "Whether the server watches the host for changes",
+        |r| watch(r, |w| w.on.into()),
+    ),
+    gauge(
+        "watch_unwatched",
+        "File systems that are not watched",
+        |r| watch(r, |w| w.unwatched),
+    ),
+    counter("watch_events", "Events of changes below the source", |r| {
+        watch(r, |w| w.events)
+    }),
+    counter(
+        "watch_told",
+        "Names and files that the kernel was told to drop",
+        |r| watch(r, |w| w.told),
+    ),
+    counter("watch_lost", "Times that events were lost", |r| {
+        watch(r, |w| w.lost)
+    }),
+    gauge("clients", "Attached clients", |r| {
+        one(r.clients.len() as u64)
+    }),
+    counter("client_requests", "Requests of a client", |r| {
+        per_client(r, |c| c.requests as f64)
+    }),
+    counter(
+        "client_request_read_bytes",
+        "Bytes that a client's requests read",
+        |r| per_client(r, |c| c.bytes_read as f64),
+    ),
+    counter(
+        "client_request_written_bytes",
+        "Bytes that a client's requests wrote",
+        |r| per_client(r, |c| c.bytes_written as f64),
+    ),
+    counter(
+        "client_calls",
+        "Reads and writes of a client's program",
+        |r| per_client(r, |c| c.says.calls as f64),
+    ),
+    counter("client_hits", "Reads that a client's cache served", |r| {
+        per_client(r, |c| c.says.hits as f64)
+    }),
+    counter(
+        "client_read_bytes",
+        "Bytes that a client's program read",
+        |r| per_client(r, |c| c.says.bytes_read as f64),
+    ),
+    counter(
+        "client_written_bytes",
+        "Bytes that a client's program wrote",
+        |r| per_client(r, |c| c.says.bytes_written as f64),
+    ),
+    counter(
+        "client_waited_seconds",
+        "Time that a client's threads waited",
+        |r| per_client(r, |c| c.says.waited_ns as f64 / 1e9),
+    ),
+    gauge("leases", "Leases that clients have", |r| {
+        let mode = |name: &str, count: u64| (vec![("mode", name.to_owned())], count as f64);
+        vec![mode("read", r.leases.read), mode("write", r.leases.write)]
+    }),
+    gauge(
+        "stuck_requests",
+        "Requests that have waited for long",
+        |r| one(r.stuck.len() as u64),
+    ),
+    gauge(
+        "stuck_oldest_seconds",
+        "Age of the oldest request that has waited for long",
+        |r| {
+            let oldest = r.stuck.iter().map(|request| request.age_ms).max();
+            vec![(Vec::new(), oldest.unwrap_or(0) as f64 / 1e3)]
+        },
+    ),
+];
+
+impl Collector for Mounts {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for one in METRICS {
+            let metric_type = match one.is_counter {
+                true => MetricType::Counter,
+                false => MetricType::Gauge,
+            };
+            let mut metric = encoder.encode_descriptor(one.name, one.help, None, metric_type)?;
+            for (mount, report) in &self.0 {
+                for (mut labels, value) in (one.values)(report) {
+                    labels.insert(0, ("mount", mount.clone()));
+                    let labels = Labels(labels);
+                    let encoder = metric.encode_family(&labels)?;
+                    match one.is_counter {
+                        true => ConstCounter::new(value).encode(encoder)?,
+                        false => ConstGauge::new(value).encode(encoder)?,
+                    }
+                }
+            }
+        }
+        let help = "Time from decoding to the answer, of one request in 16";
+        let mut metric =
+            encoder.encode_descriptor("latency_seconds", help, None, MetricType::Histogram)?;
+        for (mount, report) in &self.0 {
+            let mut buckets: Vec<_> = (report.latency.iter())
+                .map(|bar| (bar.below_ns as f64 / 1e9, bar.count))
+                .collect();
+            buckets.push((f64::INFINITY, 0));
+            let count = report.latency.iter().map(|bar| bar.count).sum();
+            let labels = Labels(vec![("mount", mount.clone())]);
+            metric
+                .encode_family(&labels)?
+                .encode_histogram::<NoLabelSet>(
+                    report.latency_ns as f64 / 1e9,
+                    count,
+                    &buckets,
+                    None,
+                )?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Labels(Vec<(&'static str, String)>);
+
+impl EncodeLabelSet for Labels {
+    fn encode(
+        &self,
+        encoder: &mut prometheus_client::encoding::LabelSetEncoder<'_>,
+    ) -> fmt::Result {
+        use prometheus_client::encoding::EncodeLabel;
+        for (name, value) in &self.0 {
+            (*name, value.as_str()).encode(encoder.encode_label())?;
+        }
+        Ok(())
+    }
+}
