@@ -21,6 +21,7 @@ mod repair;
 mod run;
 mod serve;
 mod stats;
+mod top;
 mod umount;
 
 use std::ffi::OsString;
@@ -37,6 +38,7 @@ const EXAMPLES: &str = "\
 Examples:
   uvfs mount /srv/data /mnt        serve a directory; returns when the mount answers
   uvfs stats /mnt                  what it has done
+  uvfs top /mnt                    what it is doing now
   uvfs run -- make -C /mnt/src     a program over shared memory instead of the kernel
   uvfs umount /mnt
   uvfs mkfs --from root disk.img   an XFS image of a directory, without root
@@ -92,6 +94,8 @@ commands! {
     Umount => umount,
     /// Show what a mount has done: requests, latency, queues.
     Stats => stats,
+    /// Watch what a mount is doing, in the terminal.
+    Top => top,
     /// Check an XFS image or device.
     Check => check,
     /// Mend an XFS image or device.

@@ -51,8 +51,8 @@ Mount options (-o, comma separated; a later one wins):
                              1, 1 and 0)
   max_write=BYTES            largest write request (default 1 MiB)
   max_readahead=BYTES        largest readahead
-  slow=S                     log requests that wait for longer than S seconds; uvfs stats lists them
-                             (default 10; 0: none)
+  slow=S                     log requests that wait for longer than S seconds; uvfs stats and uvfs top
+                             list them (default 10; 0: none)
   fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs; an empty subtype
                              makes the type plain fuse)
   transport=T, wait=W, spin_us=N, foreground   as the options of the same names

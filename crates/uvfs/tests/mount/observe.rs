@@ -1,13 +1,20 @@
-//! How a running mount is looked at: stuck requests and metrics.
+//! Observing a running mount: stuck requests, metrics, and `uvfs top` in a terminal.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
 use crate::harness::*;
@@ -260,4 +267,193 @@ fn metrics_are_the_numbers_of_the_report() {
     }
     let several = run(uvfs().arg("stats").args([one, two]));
     assert_eq!(several.status.code(), Some(2), "{several}");
+}
+
+/// A program in a terminal of its own.
+struct Terminal {
+    child: Child,
+    keys: File,
+    output: Receiver<Vec<u8>>,
+    screen: vt100::Parser,
+}
+
+impl Terminal {
+    fn new(rows: u16, columns: u16, arguments: &[&str]) -> Terminal {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let name = Path::new(std::ffi::OsStr::from_bytes(name.as_bytes()));
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&master, size).unwrap();
+        // The child opens the terminal, which would else become this process's.
+        let script = "exec setsid --ctty \"$@\" <\"$0\" >\"$0\" 2>&1";
+        let child = command("sh", ["-c", script])
+            .arg(name)
+            .arg(env!("CARGO_BIN_EXE_uvfs"))
+            .args(arguments)
+            .env("TERM", "xterm-256color")
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("sh");
+        let mut from: File = OwnedFd::try_clone(&master).unwrap().into();
+        let (sender, output) = channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            let mut idle = 0;
+            // Reading fails before the child opens the other side, and once it has ended.
+            while idle < 200 {
+                match from.read(&mut bytes) {
+                    Ok(len) if len > 0 => {
+                        idle = 0;
+                        if sender.send(bytes[..len].to_vec()).is_err() {
+                            return;
+                        }
+                    }
+                    _ => {
+                        idle += 1;
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            }
+        });
+        let (rows, columns) = (NonZeroU16::new(rows), NonZeroU16::new(columns));
+        Terminal {
+            child,
+            keys: master.into(),
+            output,
+            screen: vt100::Parser::new(rows.unwrap(), columns.unwrap(), 0),
+        }
+    }
+
+    fn shown(&mut self) -> String {
+        while let Ok(bytes) = self.output.recv_timeout(Duration::from_millis(20)) {
+            self.screen.process(&bytes);
+        }
+        self.screen.screen().contents()
+    }
+
+    #[track_caller]
+    fn wait_for(&mut self, what: &str, mut seen: impl FnMut(&str) -> bool) -> String {
+        let end = Instant::now() + SOON;
+        loop {
+            let shown = self.shown();
+            if seen(&shown) {
+                return shown;
+            }
+            assert!(Instant::now() < end, "no {what}:\n{shown}");
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits for the end.
+    #[track_caller]
+    fn end(&mut self) -> Option<i32> {
+        let mut status = None;
+        wait_for("the program in the terminal to end", || {
+            status = self.child.try_wait().expect("wait");
+            status.is_some()
+        });
+        self.shown();
+        status.unwrap().code()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The word that follows `word` in a frame.
+fn number(shown: &str, word: &str) -> Option<String> {
+    let rest = shown.split(word).nth(1)?;
+    rest.split_whitespace().next().map(str::to_owned)
+}
+
+#[test]
+fn top_in_a_terminal() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("setsid")]) {
+        return;
+    }
+    let stuck = Stuck::new(&Serve::over(ANY).option("slow=0.5"));
+    let at = stuck.served.mount.at.clone();
+    let at_name = at.to_str().unwrap();
+    let mut terminal = Terminal::new(24, 80, &["top", "--interval", "0.2", at_name]);
+    let shown = terminal.wait_for("stuck request", |shown| shown.contains("stuck requests: 1"));
+    for word in [
+        at_name,
+        "queues",
+        "latency",
+        "requests",
+        "clients",
+        "leases",
+        "memory",
+        "pressure",
+        "age",
+        "the file system",
+        "/below",
+        "spins/s",
+        "enter/s",
+        "write/s",
+        "q quits",
+    ] {
+        assert!(shown.contains(word), "no {word:?}:\n{shown}");
+    }
+    println!("{shown}");
+    // The display is updated.
+    let age = number(&shown, " up ").unwrap();
+    terminal.wait_for("later frame", |shown| {
+        number(shown, " up ").is_some_and(|now| now != age)
+    });
+    stuck.hung.server.signal(Signal::CONT);
+    terminal.wait_for("end of the wait", |shown| {
+        shown.contains("stuck requests: none")
+    });
+    terminal.press(" ");
+    terminal.wait_for("freeze", |shown| shown.contains("space continues"));
+    terminal.press("q");
+    assert_eq!(terminal.end(), Some(0));
+    assert!(
+        !terminal.screen.screen().alternate_screen(),
+        "the terminal stays as it was"
+    );
+
+    let once = run(uvfs().args(["top", "--once", "--interval", "0.1"]).arg(&at)).ok();
+    assert!(
+        once.lines().all(|line| line.chars().count() <= 80),
+        "{once}"
+    );
+    assert_eq!(once.lines().count(), 24, "{once}");
+    assert!(once.contains("stuck requests: none"), "{once}");
+    let no_terminal = run(uvfs().arg("top").arg(&at));
+    assert_eq!(no_terminal.status.code(), Some(2), "{no_terminal}");
+    stuck.end().ok();
+}
+
+/// Unmounting ends `uvfs top`, which says why.
+#[test]
+fn top_of_a_mount_that_goes() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("setsid")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(ANY));
+    let at = served.mount.at.clone();
+    let mut terminal = Terminal::new(10, 40, &["top", "--interval", "0.2", at.to_str().unwrap()]);
+    // A small terminal shows less.
+    terminal.wait_for("frame", |shown| shown.contains("requests"));
+    served.mount.unmount().ok();
+    assert_eq!(terminal.end(), Some(1));
+    let shown = terminal.shown();
+    assert!(shown.contains("uvfs: "), "no reason: {shown}");
+    assert!(!terminal.screen.screen().alternate_screen());
 }
