@@ -38,6 +38,7 @@ use crate::backend::{
 use crate::cache::{errno, lock};
 use crate::event::Event;
 use crate::known::{Found, Known};
+use crate::silence::{Sign, Silence};
 
 /// Requests under way at most.
 const DEPTH: u32 = 64;
@@ -47,8 +48,8 @@ const SPIN: Duration = Duration::from_micros(60);
 const PUBLISHED: Duration = Duration::from_millis(100);
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;
-/// A server that takes longer to answer while a client attaches is none.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may answer nothing, unless [`Server::answers_within`] says otherwise.
+const ANSWERS: Duration = Duration::from_secs(30);
 /// How often the watcher looks for a server that came back, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -99,6 +100,8 @@ enum Waiting {
 /// with `ESTALE`, files whose locks somebody else has by now, or that somebody else has changed while
 /// they were dirty here, with `EIO`. Files that a guest imported are its no more (`ESTALE`). Changes of
 /// names that were under way fail with `ENOTCONN`, and may have been made.
+///
+/// A server that lives and answers nothing any more counts as gone after [`Server::answers_within`].
 pub struct Server {
     inner: Arc<Inner>,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -116,6 +119,8 @@ struct Inner {
     user: OnceLock<u32>,
     /// How long calls wait for a server that went.
     patience: OnceLock<Duration>,
+    /// How long a server may answer nothing.
+    answers: OnceLock<Duration>,
     on_descriptor: OnceLock<OnDescriptor>,
     /// The connection, until it is attached.
     first: Mutex<Option<UnixStream>>,
@@ -166,6 +171,11 @@ struct Shared {
     arena: Arc<Arena>,
     max_payload: usize,
     slots: [Mutex<Waiting>; DEPTH as usize],
+    /// Answers that were taken.
+    answered: AtomicU64,
+    silence: Silence,
+    /// How long the server may answer nothing.
+    answers: Duration,
     /// Held by whoever takes completions.
     consumer: Mutex<()>,
     /// Threads that poll now.
@@ -234,6 +244,7 @@ impl Server {
     pub fn connect(socket: impl AsRef<Path>) -> io::Result<Self> {
         let path = socket.as_ref();
         let socket = attach::socket()?;
+        socket.set_write_timeout(Some(ANSWERS))?;
         attach::connect(&socket, path)?;
         // As it is found from elsewhere later.
         Ok(Self::new(socket, std::path::absolute(path).ok()))
@@ -246,6 +257,18 @@ impl Server {
     #[must_use]
     pub fn reconnect_within(self, bound: Duration) -> Self {
         let _ = self.inner.patience.set(bound);
+        self
+    }
+
+    /// How long a server may answer nothing while it is asked for something (30 s unless this is said):
+    /// then it counts as one that went, and calls wait for it to come back as
+    /// [`Server::reconnect_within`] says. Before that the client asks it for a sign of life, so a single
+    /// request that waits for a lock or a slow disk does not count. If the server goes on after all, it writes
+    /// what is dirty, and the client attaches to it again. Also how long it may take to let the client attach
+    /// (`ETIMEDOUT`).
+    #[must_use]
+    pub fn answers_within(self, bound: Duration) -> Self {
+        let _ = self.inner.answers.set(bound.max(Duration::from_millis(1)));
         self
     }
 
@@ -264,6 +287,7 @@ impl Server {
                 path,
                 user: OnceLock::new(),
                 patience: OnceLock::new(),
+                answers: OnceLock::new(),
                 on_descriptor: OnceLock::new(),
                 spare: Mutex::default(),
                 next: Mutex::default(),
@@ -476,6 +500,7 @@ impl Shared {
             if self.dead.load(Ordering::Acquire) {
                 return Err(errno(libc::ENOTCONN));
             }
+            self.look_for_life();
             // Recalls are answered even when all others wait for somebody else's.
             let rest = if ANSWERS_RECALLS.get() {
                 0
@@ -617,6 +642,7 @@ impl Shared {
                 match self.queue.pop() {
                     Ok(Some(id)) => {
                         any = true;
+                        self.answered.fetch_add(1, Ordering::Release);
                         let waiting = std::mem::replace(
                             &mut *lock(&self.slots[id as usize]),
                             Waiting::Nobody,
@@ -728,6 +754,33 @@ impl Shared {
             }
         }
         self.event.notify();
+    }
+
+    /// Gives the session up when its server has answered nothing for too long.
+    fn look_for_life(&self) {
+        let waiting = self.queue.in_flight() > 0 && !self.dead.load(Ordering::Acquire);
+        let answered = self.answered.load(Ordering::Acquire);
+        let sign = (self.silence).look(Instant::now(), waiting, answered, self.answers);
+        match sign {
+            Sign::Lives => {}
+            Sign::Ask => {
+                // Of no client's business, so every server refuses it without looking at a file.
+                if let Some(id) = self.queue.reserve() {
+                    let (op, to) = (abi::InterruptIn::default(), Direction::ToServer);
+                    let (opcode, waiting) = (Opcode::Interrupt as u32, Waiting::Ignored);
+                    self.send(id, opcode, ROOT, op.as_bytes(), &[], &[], to, waiting);
+                    self.queue.ring();
+                }
+            }
+            Sign::Silent => {
+                tracing::error!(after = ?self.answers, "the server lives and answers nothing");
+                self.dead.store(true, Ordering::Release);
+                // If it goes on it finds a client that is gone: it writes what is dirty, and closes the socket, which
+                // the watcher waits for. Until then it may still answer into this session's memory.
+                let _ = self.socket.shutdown(std::net::Shutdown::Write);
+                self.fail_all();
+            }
+        }
     }
 
     /// Takes completions in the calling thread until `done` or the time for that is over.
@@ -893,6 +946,7 @@ impl Shared {
                 self.publish();
                 published = Some(Instant::now());
             }
+            self.look_for_life();
             if self.pollers.load(Ordering::Acquire) > 0 {
                 self.reaper_rests.store(true, Ordering::Release);
                 std::thread::park_timeout(Duration::from_millis(1));
@@ -963,6 +1017,11 @@ struct Lost<'a> {
 }
 
 impl Inner {
+    /// How long a server may answer nothing.
+    fn answers(&self) -> Duration {
+        *self.answers.get().unwrap_or(&ANSWERS)
+    }
+
     fn ready(&self, socket: UnixStream, begins: bool) -> Ready {
         let mut descriptors = Descriptors {
             open: Vec::new(),
@@ -990,7 +1049,7 @@ impl Inner {
         }
         let queue = ClientQueue::create(DEPTH)?;
         descriptors.add(queue.as_fd().as_raw_fd());
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(self.answers()))?;
         let hello = Message {
             errno: 0,
             max_payload: 0,
@@ -1000,6 +1059,9 @@ impl Inner {
         // A server without a place answers and closes before it reads: its answer says why.
         let (answer, mut fds) = match (attach::receive(&socket), &sent) {
             (Err(_), Err(_)) => return Err(sent.unwrap_err()),
+            (Err(e), _) if e.raw_os_error() == Some(libc::EAGAIN) => {
+                return Err(errno(libc::ETIMEDOUT));
+            }
             (received, _) => received?,
         };
         if answer.errno != 0 {
@@ -1022,6 +1084,9 @@ impl Inner {
             max_payload: (answer.max_payload as usize).min(1 << 20) / 4096 * 4096,
             arena: arena.clone(),
             slots: std::array::from_fn(|_| Mutex::new(Waiting::Nobody)),
+            answered: AtomicU64::new(0),
+            silence: Silence::default(),
+            answers: self.answers(),
             consumer: Mutex::default(),
             pollers: AtomicU32::new(0),
             reaper_rests: AtomicBool::new(false),
@@ -1115,6 +1180,7 @@ impl Inner {
             Some(ready) => ready,
             None => self.ready(attach::socket()?, true),
         };
+        ready.socket.set_write_timeout(Some(self.answers()))?;
         if let Err(error) = attach::connect(&ready.socket, lost.path) {
             *lock(&self.spare) = Some(ready);
             return Err(error);

@@ -1,9 +1,10 @@
 //! Servers that are killed while clients use them, and others that come after them.
 
 mod common;
+#[path = "common/server.rs"]
+mod server;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -11,68 +12,9 @@ use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as 
 use uvfs_server::{ClientLimits, Clients};
 
 use common::{DEADLINE, Random, eventually, rw, session};
+use server::Server;
 
 const FILE: usize = 1 << 20;
-
-/// Not a test by itself: the server that the others run in a process of its own, to be killed.
-#[test]
-fn server_to_be_killed() {
-    let Some(dir) = std::env::var_os("UVFS_TEST_SERVER") else {
-        return;
-    };
-    let dir = Path::new(&dir);
-    let source = std::env::var_os("UVFS_TEST_SOURCE").unwrap();
-    let session = session(source);
-    let socket = std::env::var_os("UVFS_TEST_SOCKET").unwrap();
-    let clients = Clients::listen(session, &dir.join(socket), ClientLimits::default()).unwrap();
-    // Until the pipe is closed: told to end, or the test is over.
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
-    drop(clients);
-}
-
-struct Server(Child);
-
-impl Server {
-    fn start(dir: &Path, source: &str) -> Self {
-        Self::start_at(dir, source, "sock")
-    }
-
-    fn start_at(dir: &Path, source: &str, socket: &str) -> Self {
-        std::fs::create_dir_all(dir.join(source)).unwrap();
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "server_to_be_killed", "--nocapture"])
-            .env("UVFS_TEST_SERVER", dir)
-            .env("UVFS_TEST_SOURCE", dir.join(source))
-            .env("UVFS_TEST_SOCKET", socket)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Self(child);
-        eventually("the server answers", || {
-            std::os::unix::net::UnixStream::connect(dir.join(socket)).is_ok()
-        });
-        server
-    }
-
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    /// As SIGTERM would.
-    fn end(mut self) {
-        drop(self.0.stdin.take());
-        assert!(self.0.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A client that writes nothing by itself, and waits so long for a server that went.
 fn client_for(dir: &Path, bound: Duration) -> Client {

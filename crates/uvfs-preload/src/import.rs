@@ -70,16 +70,18 @@ fn attach(socket: PathBuf) -> Attached {
         memory: memory(),
         ..Config::default()
     };
-    let bound = std::env::var("UVFS_RUN_RECONNECT")
-        .ok()
-        .and_then(|seconds| seconds.parse().ok())
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = |name| {
+        let seconds = std::env::var(name).ok()?.parse().ok()?;
+        Duration::try_from_secs_f64(seconds).ok()
+    };
     let client = Server::connect(&socket).and_then(|server| {
-        let server = server.on_descriptor(Arc::new(table::own));
-        let server = match bound {
-            Some(bound) => server.reconnect_within(bound),
-            None => server,
-        };
+        let mut server = server.on_descriptor(Arc::new(table::own));
+        if let Some(bound) = seconds("UVFS_RUN_RECONNECT") {
+            server = server.reconnect_within(bound);
+        }
+        if let Some(bound) = seconds("UVFS_RUN_TIMEOUT") {
+            server = server.answers_within(bound);
+        }
         Client::new(server, config)
     });
     if let Err(error) = &client {

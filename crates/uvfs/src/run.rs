@@ -40,6 +40,9 @@ pub struct Args {
     /// Seconds that calls wait for a server that went to come back (default 5)
     #[arg(long, value_parser = options::seconds, value_name = "N")]
     reconnect: Option<Duration>,
+    /// Seconds that a server may answer nothing before it counts as one that went (default 30)
+    #[arg(long, value_parser = options::seconds, value_name = "N")]
+    timeout: Option<Duration>,
     /// Serve every file from its first call on, also where that does not pay
     #[arg(long)]
     eager: bool,
@@ -75,6 +78,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if let Some(bound) = args.reconnect {
         command.env("UVFS_RUN_RECONNECT", bound.as_secs_f64().to_string());
+    }
+    if let Some(bound) = args.timeout {
+        command.env("UVFS_RUN_TIMEOUT", bound.as_secs_f64().to_string());
     }
     match args.report {
         true => command.env("UVFS_RUN_REPORT", "1"),

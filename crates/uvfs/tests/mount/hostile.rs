@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use uvfs_client::{Client, Config, Flags, Server, Token};
 use uvfs_queue::attach;
@@ -290,6 +290,54 @@ fn a_synchronous_mount_holds_nothing_back_under_uvfs_run() {
         assert!(served_any(&outcome), "{option}: {outcome}");
         assert_eq!(outcome.ok().trim(), expected, "{option}");
     }
+}
+
+/// If the library's waits had no end, a program would never have its files back from a server that answers
+/// nothing. Afterwards it is the kernel's call that waits, until the server goes on.
+#[test]
+fn a_silent_server_gives_its_files_back_to_the_kernel() {
+    const BOUND: Duration = Duration::from_secs(2);
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("python3")]) {
+        return;
+    }
+    let script = "import os, sys, time\n\
+        fd = os.open(sys.argv[1] + '/file', os.O_CREAT | os.O_RDWR)\n\
+        for at in range(0, 1 << 20, 4096): os.pwrite(fd, b'a' * 4096, at)\n\
+        print('written', flush=True)\n\
+        while not os.path.exists(sys.argv[2]): time.sleep(0.01)\n\
+        os.pwrite(fd, b'late', 4096)\n\
+        os.fsync(fd)\n\
+        print('synced', flush=True)";
+    let served = Served::new(&Serve::for_clients(ANY).option("nopassthrough"));
+    let sign = served.scratch.path("sign");
+    let mut command = uvfs_run(How::Eager);
+    let bound = BOUND.as_secs().to_string();
+    command.args(["--timeout", &bound, "--reconnect", "0"]);
+    command.args(["--", "python3", "-c", script]);
+    command.arg(&served.mount.at).arg(&sign);
+    let mut program = Running::start(&mut command);
+    wait_for("the file is written", || {
+        program.stdout().contains("written")
+    });
+    let server = Pid::from_raw(served.mount.server.pid() as i32).unwrap();
+    served.mount.server.signal(Signal::STOP);
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(server), options).unwrap();
+    let began = Instant::now();
+    fs::write(sign, "").unwrap();
+    let gives_up = "going on through the kernel";
+    let given_up = wait_until(SOON, || program.stderr().contains(gives_up));
+    let took = began.elapsed();
+    let waits = program.ended().is_none() && !program.stdout().contains("synced");
+    served.mount.server.signal(Signal::CONT);
+    assert!(given_up && took >= BOUND, "{took:?} {}", program.stderr());
+    assert!(waits, "nobody can have synced it");
+    let outcome = program.wait(SOON).expect("it goes on");
+    assert!(served_any(&outcome), "{outcome}");
+    outcome.ok();
+    let mut expected = vec![b'a'; 1 << 20];
+    expected[4096..4100].copy_from_slice(b"late");
+    assert!(fs::read(served.source.join("file")).unwrap() == expected);
 }
 
 /// If a host's call on a mount below the source kept its queue's thread, a neighbour that never answers
