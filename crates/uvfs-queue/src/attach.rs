@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix,
 };
 
@@ -148,7 +148,8 @@ pub fn send(socket: impl AsFd, message: Message, fds: &[BorrowedFd<'_>]) -> io::
 /// Receives a message with at most two descriptors.
 ///
 /// # Errors
-/// `InvalidData` for what is no such message; those of recvmsg(2).
+/// `InvalidData` for what is no such message; EMFILE where the descriptors are more than this process may have;
+/// those of recvmsg(2).
 pub fn receive(socket: impl AsFd) -> io::Result<(Message, Vec<OwnedFd>)> {
     let mut bytes = [0; SIZE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -167,6 +168,10 @@ pub fn receive(socket: impl AsFd) -> io::Result<(Message, Vec<OwnedFd>)> {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
         }
+    }
+    if fds.len() < MAX_FDS && received.flags.contains(ReturnFlags::CTRUNC) {
+        // There were more than this process may have open.
+        return Err(rustix::io::Errno::MFILE.into());
     }
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -35,20 +35,34 @@ impl Server {
 
     pub fn start_at(dir: &Path, source: &str, socket: &str) -> Self {
         std::fs::create_dir_all(dir.join(source)).unwrap();
-        let child = Command::new(std::env::current_exe().unwrap())
+        let server = Self::begin(&mut Self::command(dir, source, socket));
+        eventually("the server answers", || {
+            std::os::unix::net::UnixStream::connect(dir.join(socket)).is_ok()
+        });
+        server
+    }
+
+    /// What runs one, until [`Server::begin`].
+    pub fn command(dir: &Path, source: &str, socket: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "server::server_to_be_killed", "--nocapture"])
             .env("UVFS_TEST_SERVER", dir)
             .env("UVFS_TEST_SOURCE", dir.join(source))
             .env("UVFS_TEST_SOCKET", socket)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Self(child);
-        eventually("the server answers", || {
-            std::os::unix::net::UnixStream::connect(dir.join(socket)).is_ok()
-        });
-        server
+            .stdout(Stdio::null());
+        command
+    }
+
+    /// Begins one that may not answer yet.
+    pub fn begin(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
     }
 
     pub fn kill(mut self) {
@@ -66,7 +80,7 @@ impl Server {
 impl Server {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.0);
+        let pid = self.pid();
         kill_process(pid, signal).unwrap();
         if signal == Signal::STOP {
             let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;

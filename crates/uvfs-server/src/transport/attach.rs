@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use uvfs_io::IoBuf;
 use uvfs_io::ops::{self, File, within};
@@ -186,16 +186,22 @@ fn accept<F: FileSystem>(
 ) {
     let all = Arc::default();
     let guests = Gate::new(limits);
-    let mut pool = None;
+    let (mut pool, mut spare) = (None, Spare::default());
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
             break;
         }
-        let Ok(socket) = client.and_then(ours_alone) else {
-            // Out of descriptors, say: not a reason to spin.
-            std::thread::sleep(Duration::from_millis(10));
-            continue;
+        let socket = match client.and_then(ours_alone) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::error!(%error, "a client could not be let in");
+                spare.refuse_next(listener);
+                // Not a reason to spin.
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            }
         };
+        spare.keep();
         let Some(place) = Place::take(&all, limits.clients) else {
             let _ = refuse(&socket, Errno::AGAIN);
             continue;
@@ -206,7 +212,7 @@ fn accept<F: FileSystem>(
                 Ok(started) => pool.insert(started),
                 Err(error) => {
                     tracing::error!(%error, "no threads to serve clients");
-                    let _ = refuse(&socket, Errno::AGAIN);
+                    let _ = refuse(&socket, errno_of(&error, Errno::AGAIN));
                     continue;
                 }
             },
@@ -229,6 +235,37 @@ fn refuse(client: &File, errno: Errno) -> io::Result<()> {
         },
         &[],
     )
+}
+
+/// The errno of an error, or what stands for one without.
+fn errno_of(error: &io::Error, otherwise: Errno) -> Errno {
+    Errno::from_io_error(error).unwrap_or(otherwise)
+}
+
+/// A descriptor that is given up for a moment when there are no more, so that a client hears of it.
+#[derive(Default)]
+struct Spare(Option<OwnedFd>);
+
+impl Spare {
+    fn keep(&mut self) {
+        if self.0.is_none() {
+            self.0 = eventfd(0, EventfdFlags::CLOEXEC).ok();
+        }
+    }
+
+    /// Tells the client that waits first, if there is one, that there are no descriptors left.
+    fn refuse_next(&mut self, listener: &UnixListener) {
+        drop(self.0.take());
+        let waits = rustix::event::Timespec::default();
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        if matches!(rustix::event::poll(&mut fds, Some(&waits)), Ok(1))
+            && let Ok((socket, _)) = listener.accept()
+            && let Ok(socket) = ours_alone(socket)
+        {
+            let _ = refuse(&socket, Errno::MFILE);
+        }
+        self.keep();
+    }
 }
 
 /// One of a bounded number of places.
@@ -353,7 +390,11 @@ async fn introduce<F: FileSystem>(
     let fds = match attach::receive(&**socket) {
         // Somebody who only looked whether we are there.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        other => other?.1,
+        Err(error) => {
+            refuse(socket, errno_of(&error, Errno::INVAL))?;
+            return Err(error);
+        }
+        Ok((_, fds)) => fds,
     };
     let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
     let opened = match memfds(fds) {
@@ -363,8 +404,8 @@ async fn introduce<F: FileSystem>(
             Ok((Arc::new(arena), queue, max_payload))
         }),
     };
-    if opened.is_err() {
-        refuse(socket, Errno::INVAL)?;
+    if let Err(error) = &opened {
+        refuse(socket, errno_of(error, Errno::INVAL))?;
     }
     opened.map(Some)
 }
@@ -394,7 +435,17 @@ async fn attend<F: FileSystem>(
     {
         return refuse(&socket, errno);
     }
-    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    // All that may be lacking is taken before the client hears that it is attached.
+    let taken = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(io::Error::from)
+        .and_then(|bell| Ok((bell, Channel::<F>::room()?)));
+    let (bell, room) = match taken {
+        Ok(taken) => taken,
+        Err(error) => {
+            refuse(&socket, errno_of(&error, Errno::NOMEM))?;
+            return Err(error);
+        }
+    };
     let agreed = Message {
         errno: 0,
         max_payload: max_payload as u32,
@@ -443,7 +494,7 @@ async fn attend<F: FileSystem>(
         socket,
     });
     let bell = Arc::new(File::from(bell));
-    let channel = Rc::new(Channel::new(client.clone(), bell, limits.wait)?);
+    let channel = Rc::new(Channel::new(client.clone(), bell, room, limits.wait));
     channel.clone().serve().await;
     let all = client.salvage().await;
     // A client whose socket closed is gone, or was told to go as this server ends: then it may

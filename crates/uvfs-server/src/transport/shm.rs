@@ -128,14 +128,24 @@ pub(super) struct Channel<F: FileSystem> {
 }
 
 impl<F: FileSystem> Channel<F> {
+    /// Memory for a channel's inline payloads.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub(super) fn room() -> io::Result<IoBuf> {
+        IoBuf::alloc(MAX_DEPTH as usize * INLINE_SIZE)
+    }
+
+    /// A client's channel, with memory from [`Channel::room`].
     pub(super) fn new(
         client: Rc<Client<F>>,
         bell: Arc<File>,
+        inline: IoBuf,
         wait: WaitConfig,
-    ) -> io::Result<Self> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             client,
-            inline: IoBuf::alloc(MAX_DEPTH as usize * INLINE_SIZE)?,
+            inline,
             busy: Cell::new(0),
             lead: Lead::default(),
             taken: Cell::new(0),
@@ -145,7 +155,7 @@ impl<F: FileSystem> Channel<F> {
             broken: Cell::new(false),
             bell,
             spinner: RefCell::new(Spinner::new(wait)),
-        })
+        }
     }
 
     /// Whether the client's socket was closed.
