@@ -29,7 +29,7 @@ fn quiet() -> Config {
 }
 
 #[test]
-fn a_write_is_copied_once_and_a_request_takes_two_locks() {
+fn a_request_takes_two_locks_and_nothing_is_merged() {
     let dir = tempfile::tempdir().unwrap();
     let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
     let file = client.open("f", rw()).unwrap();
@@ -51,7 +51,7 @@ fn a_write_is_copied_once_and_a_request_takes_two_locks() {
         (MIB as u64, 0, 0)
     );
 
-    // A cold read: the backend fills the page, one copy to the caller.
+    // A cold read merges nothing either. (How often bytes are copied: `copies.rs`.)
     drop(file);
     let client = Client::new(LocalStore::open(dir.path()).unwrap(), quiet()).unwrap();
     let file = client.open("f", OpenOptions::new().read(true)).unwrap();
