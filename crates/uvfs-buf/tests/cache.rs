@@ -752,12 +752,43 @@ fn child(path: &Path) {
     }
 }
 
+/// What a control group may have in which only pressure holds the cache back.
+const GROUP: usize = 64 << 20;
+
+/// What runs in that one: a cache that may have more than the group, filled no faster than the monitor looks.
+fn held_back(path: &Path) {
+    for kind in EngineKind::ALL {
+        let Some(target) = open(path, kind, limit(METADATA as usize)) else {
+            continue;
+        };
+        target.set_groups(1 << 15);
+        let shrinkers = Arc::new(Shrinkers::new());
+        let shrinker = target.shrinker();
+        shrinkers.register(&shrinker);
+        let config = MonitorConfig {
+            interval: Duration::from_millis(1),
+            ..MonitorConfig::default()
+        };
+        let _monitor = Monitor::start(config, shrinkers).unwrap();
+        let mut most = 0;
+        for n in 0..METADATA / 4096 {
+            target.read(&block(n), &Addressed).unwrap();
+            if n % 32 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+                most = most.max(target.memory().resident);
+                assert!(most < GROUP, "{kind}: {most} resident after {n}");
+            }
+        }
+        assert!(most > GROUP / 4, "{kind}: only {most} resident");
+    }
+}
+
 /// A memory cgroup of either version, removed at the end.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
     fn new(limit: u64) -> Result<Cgroup, String> {
-        let name = format!("uvfs-buf-test-{}", std::process::id());
+        let name = format!("uvfs-buf-test-{}-{limit}", std::process::id());
         let roots = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
@@ -787,12 +818,9 @@ impl Drop for Cgroup {
     }
 }
 
-#[test]
-fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
-    if let Some(path) = std::env::var_os(CHILD) {
-        return child(Path::new(&path));
-    }
-    let group = match Cgroup::new(METADATA / 10) {
+/// Runs one of this program's tests in a memory control group, with an image.
+fn in_a_group(limit: u64, test: &str) {
+    let group = match Cgroup::new(limit) {
         Ok(group) => group,
         Err(why) => {
             eprintln!("skipped: {why} (needs root and the memory controller)");
@@ -810,7 +838,7 @@ fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
         ])
         .arg(&group.0)
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "finishes_in_a_cgroup_of_a_tenth_of_the_metadata"])
+        .args(["--exact", test])
         .env(CHILD, &path)
         .spawn()
         .unwrap();
@@ -827,4 +855,27 @@ fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
         std::thread::sleep(Duration::from_millis(20));
     };
     assert!(status.success(), "in the cgroup: {status}");
+}
+
+#[test]
+fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
+    match std::env::var_os(CHILD) {
+        Some(path) => child(Path::new(&path)),
+        None => in_a_group(
+            METADATA / 10,
+            "finishes_in_a_cgroup_of_a_tenth_of_the_metadata",
+        ),
+    }
+}
+
+/// Without its monitor the cache would outgrow the group, whose limit is below its own.
+#[test]
+fn pressure_in_a_control_group_holds_the_cache_back() {
+    match std::env::var_os(CHILD) {
+        Some(path) => held_back(Path::new(&path)),
+        None => in_a_group(
+            GROUP as u64,
+            "pressure_in_a_control_group_holds_the_cache_back",
+        ),
+    }
 }
