@@ -56,6 +56,30 @@ impl Raw {
         self.submit(opcode, node, op, name, &[], Direction::ToServer)
     }
 
+    /// Sends a request with all that one can have, if there is an entry for it.
+    #[allow(clippy::too_many_arguments)]
+    pub fn try_submit(
+        &self,
+        opcode: u32,
+        node: u64,
+        op: &[u8],
+        name: &[u8],
+        segs: &[Seg],
+        direction: Direction,
+    ) -> Option<u32> {
+        let header = abi::InHeader {
+            len: (size_of::<abi::InHeader>() + op.len() + name.len()) as u32,
+            opcode,
+            nodeid: node,
+            unique: 2,
+            ..Default::default()
+        };
+        let id = self.queue.reserve()?;
+        let header = header.as_bytes();
+        self.queue.submit(id, header, op, name, segs, direction);
+        Some(id)
+    }
+
     fn submit(
         &self,
         opcode: u32,
@@ -65,17 +89,8 @@ impl Raw {
         segs: &[Seg],
         direction: Direction,
     ) -> u32 {
-        let header = abi::InHeader {
-            len: (size_of::<abi::InHeader>() + op.len() + name.len()) as u32,
-            opcode,
-            nodeid: node,
-            unique: 2,
-            ..Default::default()
-        };
-        let id = self.queue.reserve().unwrap();
-        let header = header.as_bytes();
-        self.queue.submit(id, header, op, name, segs, direction);
-        id
+        self.try_submit(opcode, node, op, name, segs, direction)
+            .expect("an entry is free")
     }
 
     /// The answer to the next request that ends.

@@ -16,11 +16,18 @@ use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server};
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_proto::abi;
 use uvfs_queue::arena::Arena;
-use uvfs_queue::attach::{self, Message};
+use uvfs_queue::attach;
 use uvfs_queue::pair::{ClientQueue, Direction, Seg};
 use uvfs_server::control::Control;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
+
+// A part of it is used here; `fuzz/` has no `common`, in which `tests/fuzz.rs` has it as well.
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "../common/raw.rs"]
+mod raw;
+
+use raw::{Raw, hello};
 
 /// Panics on threads of the server, which contains those that a client causes: each is a finding.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
@@ -142,35 +149,11 @@ impl World {
 }
 
 /// A client whose memory the bytes write, too.
-struct Hostile {
-    queue: ClientQueue,
-    arena: Arena,
-    bell: OwnedFd,
-    _socket: UnixStream,
-}
+struct Hostile(Raw);
 
 impl Hostile {
-    fn attach(path: &Path) -> Self {
-        let socket = UnixStream::connect(path).unwrap();
-        let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(8).unwrap());
-        attach::send(&socket, hello(), &[arena.as_fd(), queue.as_fd()]).unwrap();
-        let (answer, mut fds) = attach::receive(&socket).unwrap();
-        assert_eq!(answer.errno, 0);
-        let bell = fds.pop().unwrap();
-        queue.wake_through(bell.try_clone().unwrap());
-        Self {
-            queue,
-            arena,
-            bell,
-            _socket: socket,
-        }
-    }
-
     /// Sends a request that may be a real one.
     fn request(&self, bytes: &mut Bytes<'_>) {
-        let Some(id) = self.queue.reserve() else {
-            return;
-        };
         let choice = bytes.byte();
         let opcode = match choice & 3 {
             // FUSE's own, and those of clients.
@@ -196,13 +179,7 @@ impl Hostile {
                 len: bytes.short() as u32,
             })
             .collect();
-        let header = abi::InHeader {
-            len: (size_of::<abi::InHeader>() + op.len() + payload.len()) as u32,
-            opcode,
-            nodeid: u64::from(bytes.byte()) % 8,
-            unique: 2,
-            ..Default::default()
-        };
+        let node = u64::from(bytes.byte()) % 8;
         let direction = match choice & 0x10 {
             0 => Direction::ToServer,
             _ => Direction::FromServer,
@@ -212,20 +189,20 @@ impl Hostile {
         } else {
             &[]
         };
-        (self.queue).submit(id, header.as_bytes(), &op, payload, &segs, direction);
+        let _ = (self.0).try_submit(opcode, node, &op, payload, &segs, direction);
     }
 
     /// Answers make room for more requests; an answer that the client's own half finds broken does not matter. Gives
     /// how many requests succeeded.
     fn answers(&self) -> usize {
         let mut served = 0;
-        self.queue.ring();
-        while let Ok(Some(id)) = self.queue.pop() {
+        self.0.queue.ring();
+        while let Ok(Some(id)) = self.0.queue.pop() {
             let mut header = [0; size_of::<abi::OutHeader>()];
-            self.queue.reply(id, &mut header, &mut []);
+            self.0.queue.reply(id, &mut header, &mut []);
             let answer = abi::OutHeader::read_from_bytes(&header).expect("it has the size");
             served += usize::from(answer.error == 0);
-            self.queue.release(id);
+            self.0.queue.release(id);
         }
         served
     }
@@ -234,31 +211,23 @@ impl Hostile {
         let size = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_size as u64;
         match bytes.byte() % 8 {
             0 => {
-                let (fd, len) = (self.queue.as_fd(), usize::from(bytes.byte() % 32));
+                let (fd, len) = (self.0.queue.as_fd(), usize::from(bytes.byte() % 32));
                 let at = bytes.below(size(fd));
                 let len = len.min((size(fd) - at) as usize);
                 let _ = rustix::io::pwrite(fd, bytes.some(len), at);
             }
             1 => {
-                let (fd, len) = (self.arena.as_fd(), usize::from(bytes.byte()));
+                let (fd, len) = (self.0.arena.as_fd(), usize::from(bytes.byte()));
                 let at = bytes.below(size(fd));
                 let len = len.min((size(fd) - at) as usize);
                 let _ = rustix::io::pwrite(fd, bytes.some(len), at);
             }
             2 => {
-                let _ = rustix::io::write(&self.bell, &bytes.word::<8>());
+                let _ = rustix::io::write(&self.0.bell, &bytes.word::<8>());
             }
             3 => drop(self.answers()),
             _ => self.request(bytes),
         }
-    }
-}
-
-fn hello() -> Message {
-    Message {
-        errno: 0,
-        max_payload: 0,
-        source: [0; 16],
     }
 }
 
@@ -287,7 +256,9 @@ impl Sessions {
     pub fn run(&mut self, input: &[u8]) {
         let mut bytes = Bytes(input);
         let path = self.world.socket();
-        let hostile = self.hostile.get_or_insert_with(|| Hostile::attach(&path));
+        let hostile = self
+            .hostile
+            .get_or_insert_with(|| Hostile(Raw::connect(&path)));
         while !bytes.is_empty() {
             // The client's own half does not trust its memory either, but may give up by a panic.
             let step = std::panic::AssertUnwindSafe(|| hostile.step(&mut bytes));
@@ -301,7 +272,7 @@ impl Sessions {
         }
         self.runs += 1;
         // One that was cut off is of no more use, nor is one that has lost all its places.
-        let spent = |one: &Hostile| one.queue.server_closed();
+        let spent = |one: &Hostile| one.0.queue.server_closed();
         if self.hostile.as_ref().is_some_and(spent) || self.runs.is_multiple_of(64) {
             self.hostile = None;
             self.world.is_well();
