@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use uvfs_server::fs::{self, Context, Result};
 use uvfs_server::notify;
 
+use crate::buffers::Buffers;
 use crate::calls::{Calls, Held};
 use crate::reply::Reply;
 use crate::slot::slot;
@@ -22,6 +23,7 @@ pub(crate) struct Adapter<FS: Filesystem> {
     pub(crate) device: Arc<OwnedFd>,
     /// Set before the first request.
     pub(crate) notifier: OnceLock<notify::Notifier>,
+    pub(crate) buffers: Arc<Buffers>,
     acl: SessionACL,
     owner: u32,
     /// The error of the program's `init`.
@@ -41,6 +43,7 @@ impl<FS: Filesystem> Adapter<FS> {
             held,
             device,
             notifier: OnceLock::new(),
+            buffers: Arc::default(),
             acl,
             owner: rustix::process::geteuid().as_raw(),
             failed: Arc::default(),

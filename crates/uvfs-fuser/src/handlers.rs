@@ -270,9 +270,9 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         data: &Payload,
     ) -> Result<usize> {
         in_range([how.offset])?;
-        let how = *how;
-        let mut bytes = vec![0; data.len()];
-        data.copy_out(0, &mut bytes);
+        let (how, len, buffers) = (*how, data.len(), self.buffers.clone());
+        let mut bytes = buffers.take(len);
+        data.copy_out(0, &mut bytes[..len]);
         let written = self.ask(cx, move |fs, req, reply| {
             let mut flags = WriteFlags::empty();
             flags.set(WriteFlags::FUSE_WRITE_CACHE, how.from_cache);
@@ -283,12 +283,13 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
                 INodeNo(node),
                 FileHandle(how.fh),
                 how.offset,
-                &bytes,
+                &bytes[..len],
                 flags,
                 OpenFlags(how.flags as i32),
                 how.owner.map(LockOwner),
                 reply,
             );
+            buffers.give_back(bytes);
         });
         Ok(written.await? as usize)
     }

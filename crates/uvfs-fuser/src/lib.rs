@@ -2,6 +2,7 @@
 
 mod adapter;
 mod backing;
+mod buffers;
 mod calls;
 #[cfg(feature = "experimental")]
 pub mod experimental;
