@@ -1,21 +1,16 @@
-//! A file system in memory, written against fuser's interface:
-//!
-//! `cargo run --release -p uvfs-fuser --example memory -- MOUNTPOINT [THREADS]`
-//!
-//! `umount MOUNTPOINT` ends it. One line chooses the server: with `use fuser as serving;` it is fuser's own
-//! session.
+//! The file system, written against the interface that fuser and uvfs-fuser share.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
-use serving::{
-    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+use super::serving::{
+    self, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
     Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate, ReplyData,
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
-use uvfs_fuser as serving;
 
 const TTL: Duration = Duration::from_secs(1);
 const NEW: Generation = Generation(0);
@@ -281,16 +276,10 @@ impl Filesystem for Memory {
     }
 }
 
-fn main() -> std::io::Result<()> {
-    let mut args = std::env::args_os().skip(1);
-    let Some(mountpoint) = args.next() else {
-        eprintln!("usage: memory MOUNTPOINT [THREADS]");
-        std::process::exit(2);
-    };
+/// Serves a file system until it is unmounted.
+pub fn serve(mountpoint: &Path, threads: Option<usize>) -> std::io::Result<()> {
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("memory".into())];
-    config.n_threads = args
-        .next()
-        .and_then(|threads| threads.to_str()?.parse().ok());
+    config.n_threads = threads;
     serving::mount(Memory(Mutex::default()), mountpoint, &config)
 }
