@@ -165,6 +165,9 @@ fn now(
         // in which this thread does nothing else with them.
         let bytes = unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), part.len()) };
         return match direction {
+            // The plain calls have no list for the kernel to copy in.
+            Direction::Read if flags.is_empty() => rustix::io::pread(fd, bytes, offset),
+            Direction::Write if flags.is_empty() => rustix::io::pwrite(fd, bytes, offset),
             Direction::Read => {
                 rustix::io::preadv2(fd, &mut [IoSliceMut::new(bytes)], offset, flags)
             }
@@ -220,9 +223,13 @@ async fn on_ring(
             .build(),
     }
     .flags(how);
+    #[expect(
+        clippy::arc_with_non_send_sync,
+        reason = "it stays with this thread's ring"
+    )]
     let keep = Keep {
         data: Some(payload.clone()),
-        other: Some(Box::new((vecs, fd.clone()))),
+        other: Some(Arc::new((vecs, fd.clone()))),
     };
     // SAFETY: the iovecs, the memory they name and the descriptor are in `keep`.
     check(unsafe { submit(Sqe::from(entry), keep) }.await)
@@ -242,10 +249,13 @@ async fn transfer(
     let mut done = 0;
     // A short transfer is gone on with: only the end of the file or an error ends it.
     while done < payload.len() {
-        let rest = if done == 0 {
-            payload.clone()
-        } else {
-            payload.slice(done..payload.len())
+        let sliced;
+        let rest = match done {
+            0 => payload,
+            _ => {
+                sliced = payload.slice(done..payload.len());
+                &sliced
+            }
         };
         let at = offset + done as u64;
         let mut known = fd.nowait.load(Ordering::Relaxed);
@@ -253,9 +263,9 @@ async fn transfer(
         let mut result = match known {
             _ if large => {
                 let elsewhere = squeue::Flags::ASYNC;
-                on_ring(direction, fd, &rest, at, flags, elsewhere).await
+                on_ring(direction, fd, rest, at, flags, elsewhere).await
             }
-            nowait::TRY => now(direction, fd, &rest, at, flags | nowait_flag),
+            nowait::TRY => now(direction, fd, rest, at, flags | nowait_flag),
             _ => Err(Errno::AGAIN),
         };
         // RWF_DONTCACHE that is not supported fails in the same way, and is the caller's to drop.
@@ -265,8 +275,8 @@ async fn transfer(
         }
         if result == Err(Errno::AGAIN) && !large {
             result = match known {
-                nowait::IN_MEMORY => now(direction, fd, &rest, at, flags),
-                _ => on_ring(direction, fd, &rest, at, flags, squeue::Flags::empty()).await,
+                nowait::IN_MEMORY => now(direction, fd, rest, at, flags),
+                _ => on_ring(direction, fd, rest, at, flags, squeue::Flags::empty()).await,
             };
         }
         match result {
@@ -331,7 +341,7 @@ pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
         .build();
     let keep = Keep {
         data: None,
-        other: Some(Box::new(fd.clone())),
+        other: Some(fd.clone()),
     };
     // SAFETY: points to nothing; the descriptor is in `keep`.
     check(unsafe { submit(Sqe::from(entry), keep) }.await).map(drop)
@@ -348,7 +358,7 @@ pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Resu
         .build();
     let keep = Keep {
         data: None,
-        other: Some(Box::new(fd.clone())),
+        other: Some(fd.clone()),
     };
     // SAFETY: points to nothing; the descriptor is in `keep`.
     check(unsafe { submit(Sqe::from(entry), keep) }.await).map(drop)
@@ -362,7 +372,7 @@ pub async fn poll(fd: &Arc<File>, events: u32) -> Result<u32, Errno> {
     let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build();
     let keep = Keep {
         data: None,
-        other: Some(Box::new(fd.clone())),
+        other: Some(fd.clone()),
     };
     // SAFETY: points to nothing; the descriptor is in `keep`.
     check(unsafe { submit(Sqe::from(entry), keep) }.await).map(|events| events as u32)
@@ -374,7 +384,7 @@ pub async fn sleep(time: Duration) {
     let entry = opcode::Timeout::new(&*spec).build();
     let keep = Keep {
         data: None,
-        other: Some(Box::new(spec)),
+        other: Some(Arc::new(spec)),
     };
     // SAFETY: the timespec is in `keep`. The only results are ETIME and cancellation.
     let _ = unsafe { submit(Sqe::from(entry), keep) }.await;

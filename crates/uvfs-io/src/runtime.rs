@@ -120,7 +120,7 @@ pub struct Keep {
     /// Data memory.
     pub data: Option<Payload>,
     /// Descriptors, iovecs, names.
-    pub other: Option<Box<dyn Any>>,
+    pub other: Option<Arc<dyn Any>>,
 }
 
 enum OpState {
@@ -387,12 +387,15 @@ impl Core {
                 let Some(future) = spawned.future.take() else {
                     continue;
                 };
-                (future, spawned.waker.clone())
+                // Taken along while it is polled, as that is cheaper than to share it.
+                let waker = std::mem::replace(&mut spawned.waker, Waker::noop().clone());
+                (future, waker)
             };
             match future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 Poll::Pending => {
                     if let Some(spawned) = self.tasks.borrow_mut().get_mut(task) {
                         spawned.future = Some(future);
+                        spawned.waker = waker;
                     }
                 }
                 Poll::Ready(()) => {

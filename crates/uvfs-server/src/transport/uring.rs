@@ -308,9 +308,17 @@ async fn serve_entry<F: FileSystem>(
                 )
             }
         };
+        #[expect(
+            clippy::arc_with_non_send_sync,
+            reason = "it stays with this thread's ring"
+        )]
+        let other: Arc<dyn std::any::Any> = match registration {
+            None => entry.clone(),
+            Some(registration) => Arc::new((entry.clone(), registration)),
+        };
         let keep = Keep {
             data: None,
-            other: Some(Box::new((entry.clone(), registration))),
+            other: Some(other),
         };
         // SAFETY: the kernel reads the iovecs while the command is submitted and uses the memory
         // they name until it completes; all of it is in `keep`. The device outlives the session.
