@@ -323,6 +323,17 @@ pub fn uring_parameter() -> Option<bool> {
     Some(text.trim() == "Y")
 }
 
+/// The most bytes that one request of the kernel's reads or writes, of at most `wanted`
+/// (fs.fuse.max_pages_limit; Linux before 6.13 always has 256 pages).
+pub fn largest_request(wanted: u32) -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").ok();
+    let pages: Option<u32> = text.and_then(|text| text.trim().parse().ok());
+    let bytes = pages
+        .unwrap_or(256)
+        .saturating_mul(rustix::param::page_size() as u32);
+    wanted.min(bytes)
+}
+
 /// How many cores the kernel may ever have; FUSE-over-io_uring wants a queue for each.
 ///
 /// # Errors

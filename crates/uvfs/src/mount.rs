@@ -388,7 +388,8 @@ fn mounted<F: FileSystem>(
         allow_other: options.allow_other,
         default_permissions: options.default_permissions,
         flags: options.flags,
-        max_read: 1 << 20,
+        // Reads of the page cache stay as large where only writes are to be small.
+        max_read: options.max_write.max(1 << 20),
     };
     let device = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
     let mut unmount = Unmount(Some(path));

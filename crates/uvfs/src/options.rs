@@ -7,6 +7,7 @@ use rustix::mount::MountFlags;
 use uvfs_io::engine::EngineKind;
 use uvfs_passthrough::{Backed, KeepCache, Options as Passthrough};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
+use uvfs_server::mount::largest_request;
 use uvfs_server::{SessionOptions, Transport};
 
 use crate::error::{Error, Result};
@@ -49,7 +50,8 @@ Mount options (-o, comma separated; a later one wins):
                              for how many seconds the kernel may cache attributes, names and
                              missing names, whether told of changes or not (where it is not told,
                              1, 1 and 0)
-  max_write=BYTES            largest write request (default 1 MiB)
+  max_write=BYTES            largest read or write request (at most, and by default, 2 MiB or what
+                             fs.fuse.max_pages_limit allows, by default 1 MiB)
   max_readahead=BYTES        largest readahead
   slow=S                     log requests that wait for longer than S seconds; uvfs stats and uvfs top
                              list them (default 10; 0: none)
@@ -64,6 +66,9 @@ Mount options (-o, comma separated; a later one wins):
   remount                    by mount(8): changes the options above down to strictatime, and no other
   defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*,
   comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand   accepted, for fstab";
+
+/// Of a larger request each slot of a queue would need more memory, and nothing gains.
+const MOST_WRITE: u32 = 2 << 20;
 
 /// A mount's options.
 #[derive(Clone, Debug)]
@@ -137,7 +142,7 @@ impl Default for Options {
             allow_other: false,
             default_permissions: false,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
-            max_write: 1 << 20,
+            max_write: largest_request(MOST_WRITE),
             max_readahead: 1 << 20,
             uncached: false,
             slow: SessionOptions::default().slow,
@@ -286,10 +291,10 @@ impl Options {
             }
             "max_write" => {
                 let size = bytes(wanted()?)?;
-                if !(4096..=1 << 20).contains(&size) || size % 4096 != 0 {
-                    return Err("has to be a multiple of 4096 from 4096 to 1048576".into());
+                if !(4096..=u64::from(MOST_WRITE)).contains(&size) || size % 4096 != 0 {
+                    return Err("has to be a multiple of 4096 from 4096 to 2097152".into());
                 }
-                self.max_write = size as u32;
+                self.max_write = largest_request(size as u32);
             }
             "max_readahead" => {
                 self.max_readahead = u32::try_from(bytes(wanted()?)?)
