@@ -56,6 +56,14 @@ impl Message {
             && arg().is_ok_and(|(arg, _)| arg.size >= size && arg.flags & direct == 0)
     }
 
+    /// Whether it is a WRITE by which the kernel writes back so many bytes or more of its page cache.
+    pub(crate) fn is_large_writeback(&self, size: u32) -> bool {
+        let arg = || abi::WriteIn::read_from_prefix(self.structure());
+        let cache = abi::WriteFlags::CACHE.bits();
+        self.header.opcode == Opcode::Write as u32
+            && arg().is_ok_and(|(arg, _)| arg.size >= size && arg.write_flags & cache != 0)
+    }
+
     /// The structure.
     pub(crate) fn structure(&self) -> &[u8] {
         &self.op[..self.op_len]

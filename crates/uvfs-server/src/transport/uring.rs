@@ -7,7 +7,9 @@
 //! An entry belongs to the ring that its last command came by, so tasks can move. They do while a
 //! caller streams through the page cache: its thread copies what it has read while the kernel asks
 //! for more, which the thread of another core can serve at the same time. The kernel gives a request
-//! to the entry that became free last, so one entry moves and takes the stream along.
+//! to the entry that became free last, so one entry moves and takes the stream along. So do they while
+//! the kernel writes back its cache: it sends all of that to the queue of one core, many requests at a
+//! time, and nobody waits for one of them, so all threads take turns.
 
 use std::future::poll_fn;
 use std::io;
@@ -40,7 +42,7 @@ use crate::transport::structure_len;
 const OP_AT: usize = 128;
 const ENTRY_AT: usize = 256;
 
-/// Reads from so many bytes on are worth another thread.
+/// Reads, and writes of what the kernel cached, from so many bytes on are worth another thread.
 const LARGE: u32 = 128 << 10;
 /// So many in a row are a stream.
 const STREAM: u32 = 4;
@@ -49,6 +51,8 @@ const STREAM: u32 = 4;
 pub(crate) struct Crew<F> {
     session: Arc<Session<F>>,
     members: Vec<Member>,
+    /// Counts large requests of writeback, which the threads serve in turn.
+    turn: AtomicUsize,
 }
 
 /// One thread.
@@ -124,6 +128,7 @@ impl<F: FileSystem> Crew<F> {
         Arc::new(Self {
             session: session.clone(),
             members: (0..threads).map(|_| member()).collect(),
+            turn: AtomicUsize::new(0),
         })
     }
 
@@ -134,6 +139,9 @@ impl<F: FileSystem> Crew<F> {
 
     /// Which thread is to serve a request of a queue.
     fn place(&self, queue: &Queue, request: &Message) -> usize {
+        if request.is_large_writeback(LARGE) {
+            return self.turn.fetch_add(1, Ordering::Relaxed) % self.members.len();
+        }
         let other = (queue.home + 1) % self.members.len();
         let relieved = &self.members[other].relieved;
         match queue.is_streaming(request) && !relieved.get().is_some_and(Relieved::get) {
@@ -143,7 +151,7 @@ impl<F: FileSystem> Crew<F> {
     }
 
     /// Has thread `to` go on with an entry whose request nobody has begun with. Gives the request
-    /// back where that thread has ended, as it does with the mount.
+    /// back where that thread has not begun, or has ended, as it does with the mount.
     fn hand_over(
         self: &Arc<Self>,
         to: usize,
@@ -151,8 +159,9 @@ impl<F: FileSystem> Crew<F> {
         request: Request,
     ) -> Option<Request> {
         let member = &self.members[to];
+        // A thread that has not begun yet, or has ended, would not run it.
         let Some(remote) = member.remote.get() else {
-            unreachable!("a stream has begun before a thread has")
+            return Some(request);
         };
         if !member.tasks.comes() {
             return Some(request);
