@@ -64,6 +64,12 @@ fn asked_direct(flags: u32) -> bool {
     OFlags::from_bits_retain(flags).contains(OFlags::DIRECT)
 }
 
+/// Whether a caller only reads, past all caches, a file that others answer for. The kernel is then left to
+/// have all pieces of a large call under way. Not for writers: it would let in one at a time.
+fn reads_far(inode: &Inode, asked: u32) -> bool {
+    inode.mount.remote && OFlags::from_bits_retain(asked) & OFlags::ACCMODE == OFlags::RDONLY
+}
+
 /// Whether the host opens this file with O_DIRECT, as the kernel does for a caller who asked for that.
 fn takes_direct(fd: BorrowedFd<'_>) -> bool {
     let Ok(flags) = rustix::fs::fcntl_getfl(fd) else {
@@ -107,7 +113,10 @@ impl Source {
         let asked = OFlags::from_bits_retain(how.flags);
         let may_noatime = asked.contains(OFlags::NOATIME)
             && (cx.uid == 0 || sys::stat(self.path_fd(&inode)?.as_fd())?.stx_uid == cx.uid);
-        let flags = self.host_flags(how.flags, may_noatime)?;
+        let mut flags = self.host_flags(how.flags, may_noatime)?;
+        if inode.mount.remote {
+            flags |= asked & OFlags::DIRECT;
+        }
         let fd = self.open_host(&inode, flags, asked)?;
         if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
             self.mode_changed(node, meta::kill_suidgid(cx, fd.as_fd())?);
@@ -167,6 +176,10 @@ impl Source {
             Err(Errno::PERM) if asked.contains(OFlags::APPEND) && !self.writes_back() => {
                 self.open_inode(inode, (flags - OFlags::NOATIME) | OFlags::APPEND)
             }
+            // The remote file system has no direct I/O.
+            Err(Errno::INVAL) if flags.contains(OFlags::DIRECT) => {
+                self.open_inode(inode, flags - OFlags::DIRECT)
+            }
             result => result,
         };
         match result {
@@ -208,7 +221,9 @@ impl Source {
         };
         if by == By::Backed {
             flags |= OpenFlags::PASSTHROUGH;
-        } else if self.options.direct_io || (asked_direct(asked) && !self.writes_back()) {
+        } else if self.options.direct_io
+            || (asked_direct(asked) && !self.writes_back() && !reads_far(&inode, asked))
+        {
             // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
             // cost the kernel less than the asynchronous ones that it makes of them otherwise.
             flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
