@@ -1,4 +1,4 @@
-//! Linux native asynchronous I/O (io_submit(2)), as much as reading at a queue depth needs.
+//! Linux native asynchronous I/O (io_submit(2)), as much as reading and writing at a queue depth needs.
 //!
 //! It is what the field's tools use for queue depths, and unlike io_uring it hands a direct read
 //! to a FUSE file system without a worker thread in between.
@@ -39,51 +39,62 @@ struct IoEvent {
 
 const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<IoEvent>() == 32);
 
-const IOCB_CMD_PREAD: u16 = 0;
+/// The opcodes of linux/aio_abi.h.
+#[derive(Clone, Copy)]
+#[repr(u16)]
+pub enum Call {
+    Read = 0,
+    Write = 1,
+}
 
-/// Reads blocks of one file, a fixed number of them at a time.
-pub struct Reader {
+/// Reads or writes pieces of one file, a fixed number of them at a time.
+pub struct Queue {
     context: libc::c_ulong,
     file: File,
-    pages: Box<[Page]>,
+    call: Call,
+    /// By slot.
+    pieces: Vec<Box<[Page]>>,
     idle: Vec<usize>,
     offsets: Vec<u64>,
 }
 
-impl Reader {
-    /// Prepares to keep up to `depth` reads of `file` in flight.
-    pub fn new(file: File, depth: usize) -> io::Result<Self> {
+impl Queue {
+    /// Prepares to keep up to `depth` calls on `file` in flight, each of so many pages.
+    pub fn new(file: File, call: Call, depth: usize, pages: usize) -> io::Result<Self> {
         let mut context: libc::c_ulong = 0;
         // SAFETY: io_setup writes one aio_context_t, an unsigned long, that has to be zero before.
         check(unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_long, &mut context) })?;
         Ok(Self {
             context,
             file,
-            pages: vec![Page::default(); depth].into_boxed_slice(),
+            call,
+            pieces: vec![vec![Page::default(); pages].into_boxed_slice(); depth],
             idle: (0..depth).collect(),
             offsets: vec![0; depth],
         })
     }
 
-    /// Whether any read is in flight.
+    /// Whether any call is in flight.
     pub fn is_busy(&self) -> bool {
-        self.idle.len() < self.pages.len()
+        self.idle.len() < self.pieces.len()
     }
 
-    /// Starts a read at each of the offsets that `next` gives, on every idle slot, in one call.
-    pub fn submit(&mut self, mut next: impl FnMut() -> u64) -> io::Result<()> {
+    /// Starts a call at each of the offsets that `next` gives, on every idle slot, in one system call.
+    /// `next` may fill the piece that is written.
+    pub fn submit(&mut self, mut next: impl FnMut(&mut [u8]) -> u64) -> io::Result<()> {
         let iocbs: Vec<Iocb> = self
             .idle
             .iter()
             .map(|&slot| {
-                let offset = next();
+                let piece = Page::bytes_mut(&mut self.pieces[slot]);
+                let offset = next(piece);
                 self.offsets[slot] = offset;
                 Iocb {
                     data: slot as u64,
-                    opcode: IOCB_CMD_PREAD,
+                    opcode: self.call as u16,
                     fd: self.file.as_raw_fd() as u32,
-                    buf: self.pages[slot].0.as_mut_ptr() as u64,
-                    bytes: self.pages[slot].0.len() as u64,
+                    buf: piece.as_mut_ptr() as u64,
+                    bytes: piece.len() as u64,
                     offset: offset as i64,
                     ..Iocb::default()
                 }
@@ -93,7 +104,7 @@ impl Reader {
         while sent < iocbs.len() {
             let pointers: Vec<*const Iocb> = iocbs[sent..].iter().map(|c| c as *const _).collect();
             // SAFETY: `pointers` point to control blocks that outlive the call (the kernel copies
-            // them). Each block's buffer is a page of `self.pages`, on the heap and not moved or
+            // them). Each block's buffer is one of `self.pieces`, on the heap and not moved or
             // touched until its event was taken; `drop` waits for what is in flight.
             let n = check(unsafe {
                 libc::syscall(
@@ -109,7 +120,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for at least one read and gives each that has ended to `done`, with its offset.
+    /// Waits for at least one call and gives each that has ended to `done`, with its offset.
     /// Returns how many there were.
     pub fn wait(&mut self, mut done: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<u64> {
         let mut events = [IoEvent::default(); 64];
@@ -129,7 +140,10 @@ impl Reader {
             let slot = event.data as usize;
             self.idle.push(slot);
             let one = match usize::try_from(event.res) {
-                Ok(len) => done(self.offsets[slot], &self.pages[slot].0[..len]),
+                Ok(len) => done(
+                    self.offsets[slot],
+                    &Page::bytes_mut(&mut self.pieces[slot])[..len],
+                ),
                 Err(_) => Err(io::Error::from_raw_os_error(-event.res as i32)),
             };
             result = result.and(one);
@@ -138,10 +152,10 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: the context is ours; io_destroy returns when nothing is in flight any more, so
-        // the pages may go after it.
+        // the pieces may go after it.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -1,6 +1,7 @@
 //! Child processes: started so that they cannot outlive the benchmark, waited for with a
 //! deadline, and their CPU time.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
@@ -122,24 +123,27 @@ impl Process {
 
     /// CPU seconds that the process has used so far, all threads, ended ones too.
     pub fn cpu_seconds(&self) -> Result<f64> {
-        let mut clock: libc::clockid_t = 0;
-        // SAFETY: `clock` is valid for the write; the child is not reaped yet or the call fails.
-        let code = unsafe { libc::clock_getcpuclockid(self.pid.as_raw_pid(), &mut clock) };
-        if code != 0 {
-            let e = std::io::Error::from_raw_os_error(code);
-            return Err(e).context(|| "reading the server's CPU time".into());
-        }
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: `time` is valid for the write.
-        if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
-            let e = std::io::Error::last_os_error();
-            return Err(e).context(|| "reading the server's CPU time".into());
-        }
-        Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+        cpu_seconds(self.pid).context(|| "reading the server's CPU time".into())
     }
+}
+
+/// CPU seconds that a process has used so far.
+pub fn cpu_seconds(pid: Pid) -> io::Result<f64> {
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: `clock` is valid for the write. Where there is no such process the call fails.
+    let code = unsafe { libc::clock_getcpuclockid(pid.as_raw_pid(), &mut clock) };
+    if code != 0 {
+        return Err(io::Error::from_raw_os_error(code));
+    }
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is valid for the write.
+    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
 /// CPU seconds of all children that have ended and were waited for, and of theirs.

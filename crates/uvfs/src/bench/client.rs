@@ -22,6 +22,7 @@ use super::child::Process;
 use super::direct;
 use super::load;
 use super::server::own_path;
+use super::store;
 use super::uncached;
 use super::writeback;
 use crate::error::{Context, Error, Result};
@@ -46,6 +47,15 @@ pub struct Page(pub [u8; BLOCK]);
 impl Default for Page {
     fn default() -> Self {
         Self([0; BLOCK])
+    }
+}
+
+impl Page {
+    /// Their bytes.
+    pub fn bytes_mut(pages: &mut [Self]) -> &mut [u8] {
+        let len = size_of_val(pages);
+        // SAFETY: pages are arrays of bytes one after another, and the slice borrows them.
+        unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }
     }
 }
 
@@ -119,6 +129,8 @@ pub enum Job {
     Uncached(uncached::job::Job),
     /// See [`load::job`].
     Load(load::job::Job),
+    /// See [`store`].
+    Store(store::Job),
     /// Keep a CPU busy until the process is ended.
     Spin,
     /// Do a work and measure it.
@@ -148,12 +160,15 @@ pub struct Measured {
     pub seconds: f64,
     /// CPU time of the client, in seconds.
     pub cpu_seconds: f64,
-    /// MiB that its cache held at most, where that is measured.
+    /// MiB that the cache in use held at most, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<f64>,
     /// MiB by which the host's page cache grew, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_cache_mib: Option<f64>,
+    /// CPU time of the kernel's threads that reclaim memory (kswapd), in seconds, where that is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kswapd_cpu_seconds: Option<f64>,
     /// How long an operation took, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
@@ -181,15 +196,21 @@ impl Job {
 
     /// The same by a command that runs uvfs with the arguments that are added.
     pub fn spawn_by(&self, mut command: Command) -> Result<Process> {
-        let job = serde_json::to_string(self).context(|| "describing a job".into())?;
+        self.add_to(&mut command)?;
         Process::spawn(
             command
-                .args(["bench", "client", &job])
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped()),
             Signal::KILL,
         )
+    }
+
+    /// Adds the arguments that have uvfs run this job.
+    pub fn add_to(&self, command: &mut Command) -> Result<()> {
+        let job = serde_json::to_string(self).context(|| "describing a job".into())?;
+        command.args(["bench", "client", &job]);
+        Ok(())
     }
 
     /// Runs this job in a client process. Ends early when `server` does.
@@ -235,6 +256,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let measured = match job {
         Job::Uncached(job) => return answer(&job.run().context(|| "a stream".into())?),
         Job::Load(job) => return answer(&job.run().context(|| "one of many".into())?),
+        Job::Store(job) => {
+            job.run().context(|| "a store".into())?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Job::Spin => loop {
             std::hint::spin_loop();
         },
@@ -407,10 +432,10 @@ fn read_one(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measure
 
 fn read_many(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
     let (file, blocks) = open_direct(path)?;
-    let mut reader = aio::Reader::new(file, DEPTH)?;
+    let mut reader = aio::Queue::new(file, aio::Call::Read, DEPTH, 1)?;
     let check = |offset, data: &[u8]| check_block(offset / BLOCK as u64, data);
     let measured = for_a_while(seconds, || {
-        reader.submit(|| random.below(blocks) * BLOCK as u64)?;
+        reader.submit(|_| random.below(blocks) * BLOCK as u64)?;
         reader.wait(check)
     })?;
     while reader.is_busy() {
@@ -584,11 +609,12 @@ mod tests {
             .collect();
         fs::write(&path, blocks).unwrap();
         // Buffered, since not every file system that holds temporary files does direct I/O.
-        let mut reader = aio::Reader::new(File::open(&path).unwrap(), DEPTH).unwrap();
+        let file = File::open(&path).unwrap();
+        let mut reader = aio::Queue::new(file, aio::Call::Read, DEPTH, 1).unwrap();
         let mut random = Random(3);
         let mut seen = 0;
         for _ in 0..10 {
-            reader.submit(|| random.below(64) * BLOCK as u64).unwrap();
+            reader.submit(|_| random.below(64) * BLOCK as u64).unwrap();
             seen += reader
                 .wait(|offset, data| check_block(offset / BLOCK as u64, data))
                 .unwrap();

@@ -3,6 +3,7 @@
 //! What the benchmarks share:
 //! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
 //! - [`server`]: a file server as a child process, from its start until it is unmounted;
+//! - [`store`]: a store that is slow, or keeps nothing, to put below the servers;
 //! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
 //! - [`common`]: options that all of them have, and how they end;
 //! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
@@ -22,6 +23,7 @@ mod runner;
 mod server;
 mod sides;
 mod stats;
+mod store;
 mod uncached;
 mod wakeup;
 mod workspace;
@@ -56,11 +58,11 @@ enum Bench {
     Wakeup(wakeup::Args),
     /// Checking an XFS image: uvfs by engine and prefetch strategy, xfs_repair.
     Check(check::Args),
-    /// Buffered writes past the dirty limit: native, mounted, uvfs-client, other servers.
+    /// Buffered writes past the dirty limit, and to a server that discards them.
     Writeback(writeback::Args),
-    /// Large direct calls over a slow store: a piece at a time, and all pieces at once.
+    /// Direct calls of 2 MiB, and many at a time, over a store that takes its time.
     Direct(direct::Args),
-    /// Streams through a cache that is too small, second by second, with and without DONTCACHE.
+    /// 32 streams through page caches, second by second, cached and uncached.
     Uncached(uncached::Args),
     /// Real programs on a source tree: native, mounted, under `uvfs run`, other servers.
     Programs(programs::Args),

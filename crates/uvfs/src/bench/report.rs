@@ -27,13 +27,15 @@ JSON (--json), one object on standard output:
                 failed:
     target      its name
     samples     one for each round: amount (of units), seconds, cpu_seconds (of the client),
-                memory_mib, host_cache_mib and latency_us (median and p99) where they were
-                measured, and server_cpu_seconds (null where there is no server)
+                memory_mib, host_cache_mib, kswapd_cpu_seconds and latency_us (median and p99)
+                where they were measured, and server_cpu_seconds (null where there is no server)
     rate        units in a second: median, min, max over the rounds
     client_cpu_us, server_cpu_us
                 CPU microseconds for a unit: median, min, max, or null
-    memory_mib  MiB of memory that the client's cache held at most, where that was measured:
-                median, min, max
+    kswapd_cpu_us
+                of server_cpu_us, the kernel's threads that reclaim memory, where that was measured
+    memory_mib  MiB of memory that the client's cache, or the kernel's of a mount, held at most,
+                where that was measured: median, min, max
     host_cache_mib
                 MiB by which the host's page cache has grown since the start, where that was
                 measured: median, min, max
@@ -116,6 +118,8 @@ struct Row {
     client_cpu_us: Summary,
     server_cpu_us: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    kswapd_cpu_us: Option<Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     memory_mib: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host_cache_mib: Option<Summary>,
@@ -130,6 +134,10 @@ struct Row {
     time_ratio: BTreeMap<String, f64>,
 }
 
+/// A column of the table: its figure, and how the median is written.
+type Figure = fn(&Row) -> Option<Summary>;
+type Format = fn(f64) -> String;
+
 impl Row {
     fn new(target: &Target, samples: &[Sample]) -> Option<Self> {
         let per_unit = |cpu: f64, s: &Sample| cpu * 1e6 / s.client.amount;
@@ -137,6 +145,9 @@ impl Row {
         let server = samples
             .iter()
             .filter_map(|s| Some(per_unit(s.server_cpu_seconds?, s)));
+        let kswapd = samples
+            .iter()
+            .filter_map(|s| Some(per_unit(s.client.kswapd_cpu_seconds?, s)));
         let latency = |pick: fn(Latency) -> f64| {
             Summary::of(samples.iter().filter_map(|s| s.client.latency_us.map(pick)))
         };
@@ -145,6 +156,7 @@ impl Row {
             rate: Summary::of(samples.iter().map(|s| s.client.amount / s.client.seconds))?,
             client_cpu_us: Summary::of(client)?,
             server_cpu_us: Summary::of(server),
+            kswapd_cpu_us: Summary::of(kswapd),
             memory_mib: Summary::of(samples.iter().filter_map(|s| s.client.memory_mib)),
             host_cache_mib: Summary::of(samples.iter().filter_map(|s| s.client.host_cache_mib)),
             latency_us: latency(|l| l.median),
@@ -255,6 +267,7 @@ impl Report {
             let unit = work.work.unit.name();
             // Writing to a string does not fail.
             let _ = writeln!(text, "\n{}: {}", work.work.name, work.work.title);
+            let rows = &work.results;
             let mut lines = vec![vec![
                 String::new(),
                 format!("{unit}/s"),
@@ -262,47 +275,57 @@ impl Report {
                 format!("client µs/{unit}"),
                 format!("server µs/{unit}"),
             ]];
-            let memory = work.results.iter().any(|row| row.memory_mib.is_some());
-            if memory {
-                lines[0].push("held MiB".into());
-            }
-            let host = work.results.iter().any(|row| row.host_cache_mib.is_some());
-            if host {
-                lines[0].push("host MiB".into());
-            }
-            let latency = work.results.iter().any(|row| row.latency_us.is_some());
-            if latency {
-                lines[0].extend(["median µs", "99% µs"].map(String::from));
-            }
-            lines[0].extend(bases.iter().map(|base| format!("× {}", base.name)));
-            for row in &work.results {
-                let mut line = vec![
+            lines.extend(rows.iter().map(|row| {
+                vec![
                     row.target.clone(),
                     thousands(row.rate.median),
                     format!("{}..{}", thousands(row.rate.min), thousands(row.rate.max)),
                     format!("{:.2}", row.client_cpu_us.median),
                     row.server_cpu_us
                         .map_or("-".into(), |cpu| format!("{:.2}", cpu.median)),
-                ];
-                if memory {
-                    let held = row.memory_mib.map(|held| thousands(held.median));
-                    line.push(held.unwrap_or("-".into()));
+                ]
+            }));
+            // Columns of what was not measured anywhere are left out.
+            let more: [(String, Figure, Format); 5] = [
+                (
+                    format!("kswapd µs/{unit}"),
+                    |row| row.kswapd_cpu_us,
+                    |us| format!("{us:.2}"),
+                ),
+                ("held MiB".into(), |row| row.memory_mib, thousands),
+                ("host MiB".into(), |row| row.host_cache_mib, thousands),
+                (
+                    "median µs".into(),
+                    |row| row.latency_us,
+                    |us| format!("{us:.1}"),
+                ),
+                (
+                    "99% µs".into(),
+                    |row| row.latency_p99_us,
+                    |us| format!("{us:.1}"),
+                ),
+            ];
+            for (title, figure, format) in more {
+                if rows.iter().any(|row| figure(row).is_some()) {
+                    let cell = |row| figure(row).map_or("-".into(), |found| format(found.median));
+                    let column = [title].into_iter().chain(rows.iter().map(cell));
+                    lines
+                        .iter_mut()
+                        .zip(column)
+                        .for_each(|(l, cell)| l.push(cell));
                 }
-                if host {
-                    let grown = row.host_cache_mib.map(|grown| thousands(grown.median));
-                    line.push(grown.unwrap_or("-".into()));
-                }
-                if latency {
-                    let times = [row.latency_us, row.latency_p99_us];
-                    let cell = |time: Summary| format!("{:.1}", time.median);
-                    line.extend(times.map(|time| time.map_or("-".into(), cell)));
-                }
-                line.extend(bases.iter().map(|base| {
-                    row.ratio
-                        .get(&base.name)
-                        .map_or("-".into(), |ratio| format!("{ratio:.2}"))
-                }));
-                lines.push(line);
+            }
+            let ratio = |row: &Row, base: &Target| {
+                let ratio = row.ratio.get(&base.name);
+                ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"))
+            };
+            for base in &bases {
+                let column = rows.iter().map(|row| ratio(row, base));
+                let column = [format!("× {}", base.name)].into_iter().chain(column);
+                lines
+                    .iter_mut()
+                    .zip(column)
+                    .for_each(|(l, cell)| l.push(cell));
             }
             text += &columns(&lines);
         }

@@ -28,16 +28,16 @@ pub struct Outcome {
 }
 
 /// Runs `round` for each target in turn, `rounds` times, beginning with another target each
-/// time so that none is always first. `round` returns one sample for each of `works` works. A
-/// target whose round fails is not tried again, and what it gave before does not count.
+/// time so that none is always first. `round` returns one sample for each of `works` works, or nothing
+/// for those that the target does not have. A target whose round fails is not tried again, and what it gave before does not count.
 ///
 /// # Errors
 /// Only when the benchmark was interrupted.
-pub fn interleave(
+pub fn interleave<S: Into<Option<Sample>>>(
     rounds: usize,
     targets: &[Target],
     works: usize,
-    mut round: impl FnMut(usize, &Target, &ProgressBar) -> Result<Vec<Sample>>,
+    mut round: impl FnMut(usize, &Target, &ProgressBar) -> Result<Vec<S>>,
 ) -> Result<Vec<Outcome>> {
     let mut outcomes: Vec<Outcome> = targets.iter().map(|_| empty(works)).collect();
     // Draws only when stderr is a terminal.
@@ -58,7 +58,7 @@ pub fn interleave(
                     Ok(samples) => {
                         assert_eq!(samples.len(), works, "a sample for each work");
                         for (all, one) in outcome.samples.iter_mut().zip(samples) {
-                            all.push(one);
+                            all.extend(one.into());
                         }
                     }
                     Err(e) => {

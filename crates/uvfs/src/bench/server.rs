@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::child::{Process, Waited, wait_any};
 use super::client::Job;
 use super::interrupt;
+use super::store;
 use super::workspace::Workspace;
 use crate::error::{Context, Error, Result};
 
@@ -160,14 +161,21 @@ impl Target {
 
     /// Starts this target's server, if it has one, and waits until its mount answers.
     pub fn start<'w>(&self, workspace: &'w Workspace) -> Result<Running<'w>> {
-        let server = match self.command(workspace)? {
-            Some(command) => Some(Server::start(command, workspace, !self.is_served())?),
-            None => None,
+        self.start_over(workspace, workspace.source())
+    }
+
+    /// The same over another source.
+    pub fn start_over<'w>(&self, workspace: &'w Workspace, source: PathBuf) -> Result<Running<'w>> {
+        let place = match self.is_served() {
+            true => Place::Socket(workspace.socket()),
+            false => Place::Mount(workspace.mountpoint()),
         };
-        let path = match server {
-            Some(_) if self.is_served() => workspace.socket(),
-            Some(_) => workspace.mountpoint(),
-            None => workspace.source(),
+        let (server, path) = match self.command(workspace, &source)? {
+            Some(command) => {
+                let path = place.path().to_owned();
+                (Some(Server::start(command, workspace, place)?), path)
+            }
+            None => (None, source),
         };
         let wrapper = match &self.kind {
             Kind::Run => vec![own_path()?.into_os_string(), "run".into(), "--".into()],
@@ -184,8 +192,8 @@ impl Target {
         matches!(self.kind, Kind::Client { served: true, .. })
     }
 
-    fn command(&self, workspace: &Workspace) -> Result<Option<Command>> {
-        let (source, mountpoint) = (workspace.source(), workspace.mountpoint());
+    fn command(&self, workspace: &Workspace, source: &Path) -> Result<Option<Command>> {
+        let mountpoint = workspace.mountpoint();
         Ok(Some(match &self.kind {
             Kind::Native | Kind::Client { served: false, .. } => return Ok(None),
             Kind::Uvfs { .. } | Kind::Run => {
@@ -194,13 +202,13 @@ impl Target {
                 if let Kind::Uvfs { options } = &self.kind {
                     command.args(options);
                 }
-                command.args([source, mountpoint]);
+                command.args([source, &mountpoint]);
                 command
             }
             Kind::Client { .. } => {
                 let mut command = Command::new(own_path()?);
                 command.args(["serve", "--socket"]);
-                command.args([workspace.socket(), source]);
+                command.args([&workspace.socket(), source]);
                 command
             }
             Kind::Peer { command } => {
@@ -221,6 +229,19 @@ impl Target {
 /// The path of this command.
 pub fn own_path() -> Result<PathBuf> {
     std::env::current_exe().context(|| "finding the uvfs command".into())
+}
+
+/// Starts a store.
+pub fn start_store<'w>(workspace: &'w Workspace, store: store::Job) -> Result<Running<'w>> {
+    let path = store.mountpoint.clone();
+    let mut command = Command::new(own_path()?);
+    Job::Store(store).add_to(&mut command)?;
+    let server = Server::start(command, workspace, Place::Mount(path.clone()))?;
+    Ok(Running {
+        server: Some(server),
+        path,
+        wrapper: Vec::new(),
+    })
 }
 
 /// An error when two targets have the same name.
@@ -281,35 +302,54 @@ impl Running<'_> {
     }
 }
 
+/// Where a server's users find it.
+enum Place {
+    Mount(PathBuf),
+    Socket(PathBuf),
+}
+
+impl Place {
+    fn path(&self) -> &Path {
+        match self {
+            Place::Mount(path) | Place::Socket(path) => path,
+        }
+    }
+}
+
 /// A file server, mounted or at a socket; unmounted and ended when dropped.
 struct Server<'w> {
     process: Process,
-    workspace: &'w Workspace,
-    mounts: bool,
+    place: Place,
+    log: PathBuf,
+    /// Goes after it.
+    _workspace: &'w Workspace,
 }
 
 impl<'w> Server<'w> {
-    fn start(mut command: Command, workspace: &'w Workspace, mounts: bool) -> Result<Self> {
-        let mountpoint = workspace.mountpoint();
-        let what = || format!("{}", mountpoint.display());
-        let old_dev = fs::metadata(&mountpoint).context(what)?.dev();
-        let log = File::create(workspace.log()).context(|| "creating the server's log".into())?;
+    fn start(mut command: Command, workspace: &'w Workspace, place: Place) -> Result<Self> {
+        let path = place.path().to_owned();
+        let probe = match place {
+            Place::Mount(_) => {
+                let old_dev = fs::metadata(&path)
+                    .context(|| path.display().to_string())?
+                    .dev();
+                Job::WaitMounted { path, old_dev }
+            }
+            Place::Socket(_) => Job::WaitSocket { path },
+        };
+        let log_path = place.path().with_extension("log");
+        let log = File::create(&log_path).context(|| "creating the server's log".into())?;
         let errors = log.try_clone().context(|| "the server's log".into())?;
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let process = Process::spawn(&mut command, Signal::TERM)?;
         // From here on, dropping it cleans up.
         let mut server = Self {
             process,
-            workspace,
-            mounts,
+            place,
+            log: log_path,
+            _workspace: workspace,
         };
-        let path = mountpoint.clone();
-        let mut probe = if mounts {
-            Job::WaitMounted { path, old_dev }.spawn()?
-        } else {
-            let path = workspace.socket();
-            Job::WaitSocket { path }.spawn()?
-        };
+        let mut probe = probe.spawn()?;
         let error = match wait_any(&[&probe, &server.process], START) {
             Waited::Ended(0) => {
                 probe.wait(STOP);
@@ -342,7 +382,7 @@ impl<'w> Server<'w> {
 
     /// Adds the last lines of the server's log.
     fn blame(&self, error: Error) -> Error {
-        let log = fs::read(self.workspace.log()).unwrap_or_default();
+        let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
         let mut last: Vec<&str> = lines.rev().take(3).collect();
@@ -357,10 +397,12 @@ impl<'w> Server<'w> {
 
 impl Drop for Server<'_> {
     fn drop(&mut self) {
-        if self.mounts {
-            self.unmount();
-        } else {
-            self.process.signal(Signal::TERM);
+        match &self.place {
+            Place::Mount(mountpoint) => {
+                let mountpoint = mountpoint.clone();
+                self.unmount(&mountpoint);
+            }
+            Place::Socket(_) => self.process.signal(Signal::TERM),
         }
         for signal in [Signal::TERM, Signal::KILL] {
             if self.process.wait(STOP) {
@@ -378,15 +420,14 @@ impl Drop for Server<'_> {
 }
 
 impl Server<'_> {
-    fn unmount(&mut self) {
-        let mountpoint = self.workspace.mountpoint();
+    fn unmount(&mut self, mountpoint: &Path) {
         // A client that has just ended may still be letting go of its files.
         let deadline = Instant::now() + Duration::from_secs(2);
         let alive = self.process.status().is_none();
-        let mut result = unmount(&mountpoint, false);
+        let mut result = unmount(mountpoint, false);
         while alive && result == Err(Errno::BUSY) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
-            result = unmount(&mountpoint, false);
+            result = unmount(mountpoint, false);
         }
         // EINVAL: it isn't mounted.
         if !matches!(result, Ok(()) | Err(Errno::INVAL)) {
@@ -394,7 +435,7 @@ impl Server<'_> {
                 "unmounting {}: {result:?}, forcing it",
                 mountpoint.display()
             );
-            let _ = unmount(&mountpoint, true);
+            let _ = unmount(mountpoint, true);
         }
     }
 }

@@ -58,7 +58,11 @@ impl Workspace {
             dir: Some(dir),
             root,
         };
-        for dir in [workspace.source(), workspace.mountpoint()] {
+        for dir in [
+            workspace.source(),
+            workspace.mountpoint(),
+            workspace.store(),
+        ] {
             fs::create_dir(&dir).context(|| format!("creating {}", dir.display()))?;
         }
         Ok(workspace)
@@ -74,6 +78,11 @@ impl Workspace {
         self.root.join("mnt")
     }
 
+    /// The directory on which a store is mounted that is served in place of the source.
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
     /// The socket of a server without a mount.
     pub fn socket(&self) -> PathBuf {
         self.root.join("socket")
@@ -82,11 +91,6 @@ impl Workspace {
     /// A file or directory of the benchmark's own, outside of the source and the mount.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.root.join(name)
-    }
-
-    /// What the present server writes to its standard output and error.
-    pub fn log(&self) -> PathBuf {
-        self.root.join("server.log")
     }
 
     /// Writes a file of `bytes` in the source, each 4 KiB block beginning with its number.
@@ -134,19 +138,19 @@ impl Workspace {
         removed.context(|| format!("removing {}", path.display()))
     }
 
-    /// Whether something is still mounted on the mount point. Asks no file server.
+    /// Whether something is still mounted below. Asks no file server.
     fn is_mounted(&self) -> bool {
         // Field 5 of a line of mountinfo, see proc_pid_mountinfo(5); white space is escaped there
-        // and the directory's own name has none, so its end is enough.
+        // and the directory's own name has none.
         let Some(name) = self.root.file_name().and_then(|n| n.to_str()) else {
             return true;
         };
-        let end = format!("/{name}/mnt");
+        let part = format!("/{name}/");
         match fs::read_to_string("/proc/self/mountinfo") {
             Ok(table) => table
                 .lines()
                 .filter_map(|line| line.split(' ').nth(4))
-                .any(|point| point.ends_with(&end)),
+                .any(|point| point.contains(&part)),
             Err(_) => true,
         }
     }

@@ -1,58 +1,60 @@
-//! Direct calls of `uvfs-client` over a store that takes its time.
+//! Direct calls on a file whose store takes its time.
 
+use std::collections::VecDeque;
 use std::fs::File as HostFile;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use uvfs_client::{Client, Config, Faulty, File, Flags, LocalStore, OpenOptions};
 
-use super::super::client::{BLOCK, Measured, for_a_while};
+use super::super::aio;
+use super::super::client::{BLOCK, Measured, Page, for_a_while};
 
-/// Bytes of a call.
+/// Bytes of a call that is waited for.
 pub const CALL: usize = 2 << 20;
 
-/// Bytes that the store takes at once.
+/// Bytes that the store takes at once, and of a call of many.
 pub const PIECE: usize = 128 << 10;
 
-/// How a call goes to the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// A call for each piece, each waited for: what a file system does that cuts requests.
-    OneAtATime,
-    /// One blocking call.
-    AllAtOnce,
-    /// One call that is submitted and then waited for.
-    AllAtOnceAsync,
-}
+/// Calls of [`PIECE`] bytes at a time.
+const DEPTH: usize = CALL / PIECE;
 
-impl Way {
-    /// All of them, with their names; the first is what the others are compared with.
-    pub const ALL: [(Way, &'static str); 3] = [
-        (Way::OneAtATime, "one-at-a-time"),
-        (Way::AllAtOnce, "all-at-once"),
-        (Way::AllAtOnceAsync, "all-at-once-async"),
-    ];
+/// How the file is reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "way", rename_all = "kebab-case")]
+pub enum Way {
+    /// By the host's system calls, with O_DIRECT, on this file.
+    Host {
+        /// Which.
+        path: PathBuf,
+    },
+    /// By `uvfs-client` over a store in the same process.
+    Client {
+        /// The directory that is the store.
+        store: PathBuf,
+        /// The file in it.
+        file: String,
+        /// The store takes so much longer for each piece.
+        latency_us: u64,
+        /// A call for each piece, each waited for: what a file system does that cuts requests.
+        one_at_a_time: bool,
+    },
 }
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// How.
+    /// How. The file has `bytes` bytes; each 4 KiB block begins with its number.
     pub way: Way,
     /// Writes, not reads.
     pub write: bool,
-    /// The directory that is the store.
-    pub store: PathBuf,
-    /// The file in it, of `bytes` bytes; each 4 KiB block begins with its number.
-    pub file: String,
-    /// Its size, a multiple of [`CALL`].
+    /// Many calls at a time, not one large one.
+    pub many: bool,
+    /// The file's size, a multiple of [`CALL`].
     pub bytes: u64,
-    /// What the store takes longer for each piece.
-    pub latency_us: u64,
     /// How long to go on.
     pub seconds: f64,
 }
@@ -60,72 +62,142 @@ pub struct Job {
 impl Job {
     /// Does it.
     pub fn run(&self) -> io::Result<Measured> {
-        let store = Faulty::new(LocalStore::with(&self.store, 1, PIECE)?);
-        let fault = store.fault.clone();
-        let client = Client::new(store, Config::default())?;
-        let options = OpenOptions::new().read(true).write(self.write);
-        let file = client.open(&self.file, options)?;
-        fault.latency_us.store(self.latency_us, Ordering::Relaxed);
-        let mut buffer: Vec<u8> = vec![0; CALL];
-        let (mut call, mut last) = (0, 0);
-        let measured = for_a_while(self.seconds, || {
-            let offset = call * CALL as u64 % self.bytes;
-            if self.write {
-                stamp(&mut buffer, offset);
-                self.write(&file, &buffer, offset)?;
-                last = offset;
-            } else {
-                self.read(&file, &mut buffer, offset)?;
-                check(&buffer, offset)?;
+        let measured = match &self.way {
+            Way::Host { path } => {
+                let file = HostFile::options()
+                    .read(true)
+                    .write(self.write)
+                    .custom_flags(libc::O_DIRECT)
+                    .open(path)?;
+                match self.many {
+                    true => self.queue(file)?,
+                    false => self.calls(&mut |buffer, at| {
+                        match self.write {
+                            true => file.write_at(buffer, at),
+                            false => file.read_at(buffer, at),
+                        }
+                        .and_then(|moved| whole(moved, CALL))
+                    })?,
+                }
             }
-            call += 1;
-            Ok(1)
-        })?;
-        if self.write {
-            // A fast store that keeps other bytes has measured nothing.
-            let host = HostFile::open(self.store.join(&self.file))?;
-            host.read_exact_at(&mut buffer, last)?;
-            check(&buffer, last)?;
-        }
+            Way::Client {
+                store,
+                file,
+                latency_us,
+                one_at_a_time,
+            } => {
+                let store = Faulty::new(LocalStore::with(store, 1, PIECE)?);
+                let fault = store.fault.clone();
+                let client = Client::new(store, Config::default())?;
+                let options = OpenOptions::new().read(true).write(self.write);
+                let file = client.open(file, options)?;
+                fault.latency_us.store(*latency_us, Ordering::Relaxed);
+                let size = if *one_at_a_time { PIECE } else { CALL };
+                match self.many && !one_at_a_time {
+                    true => self.submitted(&file)?,
+                    false => self.calls(&mut |buffer, at| {
+                        let mut parts = (at..).step_by(size).zip(buffer.chunks_mut(size));
+                        parts.try_for_each(|(at, part)| {
+                            match self.write {
+                                true => file.write_at(part, at, Flags::DIRECT),
+                                false => file.read_at(part, at, Flags::DIRECT),
+                            }
+                            .and_then(|moved| whole(moved, size))
+                        })
+                    })?,
+                }
+            }
+        };
         Ok(Measured {
-            amount: measured.amount * (CALL >> 20) as f64,
+            amount: measured.amount / f64::from(1 << 20),
             ..measured
         })
     }
 
-    fn read(&self, file: &File, buffer: &mut Vec<u8>, offset: u64) -> io::Result<()> {
-        match self.way {
-            Way::OneAtATime => {
-                for (piece, part) in buffer.chunks_mut(PIECE).enumerate() {
-                    let at = offset + (piece * PIECE) as u64;
-                    whole(file.read_at(part, at, Flags::DIRECT)?, PIECE)?;
-                }
-                Ok(())
+    /// Large calls, one after another.
+    fn calls(
+        &self,
+        call: &mut dyn FnMut(&mut [u8], u64) -> io::Result<()>,
+    ) -> io::Result<Measured> {
+        let mut pages = vec![Page::default(); CALL / BLOCK];
+        let buffer = Page::bytes_mut(&mut pages);
+        let mut next = 0;
+        for_a_while(self.seconds, || {
+            let at = self.advance(&mut next, CALL);
+            if self.write {
+                stamp(buffer, at);
             }
-            Way::AllAtOnce => whole(file.read_at(buffer, offset, Flags::DIRECT)?, CALL),
-            Way::AllAtOnceAsync => {
-                let taken = std::mem::take(buffer);
-                *buffer = file.submit_read_at(taken, offset, Flags::DIRECT).wait()?;
-                whole(buffer.len(), CALL)
+            call(buffer, at)?;
+            if !self.write {
+                check(buffer, at)?;
             }
-        }
+            Ok(CALL as u64)
+        })
     }
 
-    fn write(&self, file: &File, buffer: &[u8], offset: u64) -> io::Result<()> {
-        match self.way {
-            Way::OneAtATime => {
-                for (piece, part) in buffer.chunks(PIECE).enumerate() {
-                    let at = offset + (piece * PIECE) as u64;
-                    whole(file.write_at(part, at, Flags::DIRECT)?, PIECE)?;
+    /// Many calls at a time by libaio's system calls.
+    fn queue(&self, file: HostFile) -> io::Result<Measured> {
+        let call = match self.write {
+            true => aio::Call::Write,
+            false => aio::Call::Read,
+        };
+        let mut queue = aio::Queue::new(file, call, DEPTH, PIECE / BLOCK)?;
+        let mut next = 0;
+        let ended = |at: u64, data: &[u8]| {
+            whole(data.len(), PIECE)?;
+            if self.write { Ok(()) } else { check(data, at) }
+        };
+        let measured = for_a_while(self.seconds, || {
+            queue.submit(|piece| {
+                let at = self.advance(&mut next, PIECE);
+                if self.write {
+                    stamp(piece, at);
                 }
-                Ok(())
-            }
-            Way::AllAtOnce => whole(file.write_at(buffer, offset, Flags::DIRECT)?, CALL),
-            Way::AllAtOnceAsync => {
-                let pending = file.submit_write_at(buffer, offset, Flags::DIRECT);
-                whole(pending.wait()?, CALL)
-            }
+                at
+            })?;
+            Ok(queue.wait(ended)? * PIECE as u64)
+        })?;
+        while queue.is_busy() {
+            queue.wait(ended)?;
         }
+        Ok(measured)
+    }
+
+    /// Many calls at a time by a client's.
+    fn submitted(&self, file: &File) -> io::Result<Measured> {
+        let mut reads = VecDeque::new();
+        let mut writes = VecDeque::new();
+        let mut buffers = vec![vec![0; PIECE]; DEPTH];
+        let mut next = 0;
+        for_a_while(self.seconds, || {
+            while let Some(mut buffer) = buffers.pop() {
+                let at = self.advance(&mut next, PIECE);
+                if self.write {
+                    stamp(&mut buffer, at);
+                    writes.push_back(file.submit_write_at(&buffer, at, Flags::DIRECT));
+                } else {
+                    reads.push_back((at, file.submit_read_at(buffer, at, Flags::DIRECT)));
+                }
+            }
+            if let Some(pending) = writes.pop_front() {
+                whole(pending.wait()?, PIECE)?;
+                buffers.push(vec![0; PIECE]);
+            }
+            if let Some((at, pending)) = reads.pop_front() {
+                let buffer = pending.wait()?;
+                whole(buffer.len(), PIECE)?;
+                check(&buffer, at)?;
+                buffers.push(buffer);
+            }
+            Ok(PIECE as u64)
+        })
+    }
+
+    /// The place of the next call of so many bytes.
+    fn advance(&self, next: &mut u64, size: usize) -> u64 {
+        let at = *next;
+        *next = (at + size as u64) % self.bytes;
+        at
     }
 }
 
@@ -143,7 +215,8 @@ fn stamp(buffer: &mut [u8], offset: u64) {
     }
 }
 
-fn check(buffer: &[u8], offset: u64) -> io::Result<()> {
+/// A fast file system that has other bytes has measured nothing.
+pub fn check(buffer: &[u8], offset: u64) -> io::Result<()> {
     for (number, block) in (offset / BLOCK as u64..).zip(buffer.chunks(BLOCK)) {
         if block[..8] != number.to_le_bytes() {
             return Err(io::Error::other(format!("block {number} has other bytes")));
@@ -156,36 +229,68 @@ fn check(buffer: &[u8], offset: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn ways(dir: &std::path::Path) -> Vec<Way> {
+        let client = |one_at_a_time| Way::Client {
+            store: dir.into(),
+            file: "data".into(),
+            latency_us: 1,
+            one_at_a_time,
+        };
+        let mut ways = vec![client(true), client(false)];
+        let path = dir.join("data");
+        // Not every file system that holds temporary files does direct I/O.
+        let direct = HostFile::options()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(&path);
+        if direct.is_ok() {
+            ways.push(Way::Host { path });
+        }
+        ways
+    }
+
     #[test]
     fn every_way_reads_and_writes_the_right_bytes() {
         let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
         let mut data = vec![7; 2 * CALL];
         stamp(&mut data, 0);
-        std::fs::write(dir.path().join("data"), &data).unwrap();
-        for (way, _) in Way::ALL {
-            for write in [false, true] {
+        std::fs::write(&path, &data).unwrap();
+        for way in ways(dir.path()) {
+            for (write, many) in [(false, false), (false, true), (true, false), (true, true)] {
                 let job = Job {
-                    way,
+                    way: way.clone(),
                     write,
-                    store: dir.path().into(),
-                    file: "data".into(),
+                    many,
                     bytes: 2 * CALL as u64,
-                    latency_us: 1,
                     seconds: 0.001,
                 };
-                assert!(job.run().unwrap().amount >= 2.0, "{job:?}");
+                if write {
+                    std::fs::write(&path, vec![7; 2 * CALL]).unwrap();
+                    // Long enough to come around.
+                    let job = Job {
+                        seconds: 0.1,
+                        ..job
+                    };
+                    assert!(job.run().unwrap().amount >= 4.0, "{job:?}");
+                    check(&std::fs::read(&path).unwrap(), 0).unwrap();
+                } else {
+                    assert!(job.run().unwrap().amount > 0.0, "{job:?}");
+                }
             }
         }
-        std::fs::write(dir.path().join("data"), vec![7; 2 * CALL]).unwrap();
-        let job = Job {
-            way: Way::AllAtOnce,
-            write: false,
-            store: dir.path().into(),
-            file: "data".into(),
-            bytes: 2 * CALL as u64,
-            latency_us: 0,
-            seconds: 0.001,
-        };
-        assert!(job.run().is_err(), "other bytes are found out");
+        std::fs::write(&path, vec![7; 2 * CALL]).unwrap();
+        for way in ways(dir.path()) {
+            for many in [false, true] {
+                let job = Job {
+                    way: way.clone(),
+                    write: false,
+                    many,
+                    bytes: 2 * CALL as u64,
+                    seconds: 0.001,
+                };
+                assert!(job.run().is_err(), "other bytes are found out: {job:?}");
+            }
+        }
     }
 }

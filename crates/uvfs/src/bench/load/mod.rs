@@ -20,7 +20,7 @@ use super::interrupt;
 use super::report::{self, JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave};
 use super::server::{Running, Target, own_path, raise_file_limit};
-use super::sides::Sides;
+use super::sides::{Side, Sides};
 use super::stats::Histogram;
 use super::workspace::Workspace;
 use crate::error::{Context, Error, Result};
@@ -42,9 +42,10 @@ hands direct reads to the host's file (see `uvfs mount --help`, passthrough), th
 server; on a tmpfs that is the default.
 
 The sides are:
-  native  the source directory itself
-  mount   `uvfs mount`, with its default options
-  run     the same mount, with each process under `uvfs run`
+  native     the source directory itself
+  mount      `uvfs mount`, with its default options
+  mount-dev  the same over /dev/fuse
+  run        the same mount, with each process under `uvfs run`
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
@@ -303,7 +304,7 @@ fn together(results: &[Loaded]) -> Measured {
 /// Runs the benchmark and prints what it found.
 pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
-    let targets = args.sides.targets()?;
+    let targets = args.sides.targets(&Side::PROGRAMS, &[], &[])?;
     let seconds = args.seconds.unwrap_or(common.pick(0.1, 1.0));
     if !(0.01..=3600.0).contains(&seconds) {
         return Err(Error::usage("--seconds: from 0.01 to 3600"));

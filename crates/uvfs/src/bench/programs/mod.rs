@@ -23,7 +23,7 @@ use super::interrupt;
 use super::report::{JSON_HELP, Report, Unit, Work};
 use super::runner::{Sample, interleave};
 use super::server::{Running, Target, raise_file_limit};
-use super::sides::Sides;
+use super::sides::{Side, Sides};
 use super::workspace::Workspace;
 use crate::error::{Context, Error, Result};
 use digest::Digest;
@@ -38,9 +38,10 @@ Examples:
   uvfs bench programs --peer hp='passthrough_hp --foreground {source} {mountpoint}'
 
 The sides are:
-  native  the source directory itself
-  mount   `uvfs mount`, with its default options
-  run     the same mount, with each program under `uvfs run`
+  native     the source directory itself
+  mount      `uvfs mount`, with its default options
+  mount-dev  the same over /dev/fuse
+  run        the same mount, with each program under `uvfs run`
 
 In each round each side gets a fresh copy of the tree: a git repository with 41 commits and 4,650
 files in 300 directories (38 MiB), 40 C files, 200 Python modules and 300 SQL transactions (with
@@ -291,7 +292,7 @@ fn works(programs: &[&Program]) -> Vec<Work> {
 /// Runs the benchmark and prints what it found.
 pub fn bench(args: Args) -> Result<ExitCode> {
     let common = &args.common;
-    let targets = args.sides.targets()?;
+    let targets = args.sides.targets(&Side::PROGRAMS, &[], &[])?;
     let (programs, missing) = programs(&args.only)?;
     if !suite::is_installed("git") {
         return Err(Error::new("git is not installed: it makes the tree"));

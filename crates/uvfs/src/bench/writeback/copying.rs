@@ -10,13 +10,13 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use uvfs_client::backend::{Limits, NewFile, Op, Request};
-use uvfs_client::{Attr, Backend, Entry, LocalStore, NodeId, SetAttr};
+use uvfs_client::{Attr, Backend, Entry, NodeId, SetAttr};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 use uvfs_queue::pair::Seg;
 
 /// A store that gets copies of the pages.
-pub struct Copying {
-    store: LocalStore,
+pub struct Copying<B> {
+    store: B,
     arena: OnceLock<Arc<Arena>>,
     /// As many as the cache has pages, so that there is always one.
     reserved: u32,
@@ -34,9 +34,9 @@ fn lock(copies: &Mutex<Copies>) -> MutexGuard<'_, Copies> {
     copies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Copying {
+impl<B> Copying<B> {
     /// For a cache of `memory` bytes.
-    pub fn new(store: LocalStore, memory: usize) -> Self {
+    pub fn new(store: B, memory: usize) -> Self {
         Self {
             store,
             arena: OnceLock::new(),
@@ -86,7 +86,7 @@ impl Copying {
     }
 }
 
-impl Backend for Copying {
+impl<B: Backend> Backend for Copying<B> {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
         let pages = arena.pages();
         lock(&self.copies).idle = (pages - self.reserved..pages).rev().collect();

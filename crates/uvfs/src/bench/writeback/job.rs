@@ -10,6 +10,7 @@ use uvfs_client::{Client, Config, File, Flags, LocalStore, Server};
 
 use super::super::client::{Measured, Watch};
 use super::copying::Copying;
+use super::discard::Discard;
 
 /// What every byte is.
 pub const FILL: u8 = 0x5a;
@@ -37,6 +38,8 @@ pub struct Job {
     pub path: PathBuf,
     /// A file for each writer, which must not be there yet.
     pub files: Vec<String>,
+    /// The store throws the data away, and has the files.
+    pub discard: bool,
     /// Bytes of a write.
     pub block: usize,
     /// Bytes of a file.
@@ -72,6 +75,10 @@ impl Output {
 }
 
 impl Job {
+    fn store(&self) -> io::Result<LocalStore> {
+        LocalStore::open(&self.path)
+    }
+
     /// Does it. Making the files does not count, making them durable does.
     pub fn run(&self) -> io::Result<Measured> {
         let config = Config {
@@ -80,14 +87,23 @@ impl Job {
         };
         let client = match self.way {
             Way::Host => None,
-            Way::Local => Some(Client::new(LocalStore::open(&self.path)?, config)?),
+            Way::Local if self.discard => Some(Client::new(Discard(self.store()?), config)?),
+            Way::Local => Some(Client::new(self.store()?, config)?),
+            Way::Copying if self.discard => {
+                let store = Copying::new(Discard(self.store()?), self.memory);
+                Some(Client::new(store, config)?)
+            }
             Way::Copying => {
-                let store = Copying::new(LocalStore::open(&self.path)?, self.memory);
+                let store = Copying::new(self.store()?, self.memory);
                 Some(Client::new(store, config)?)
             }
             Way::Served => Some(Client::new(Server::connect(&self.path)?, config)?),
         };
         let open = |name: &String| match &client {
+            None if self.discard => HostFile::options()
+                .write(true)
+                .open(self.path.join(name))
+                .map(Output::Host),
             None => HostFile::create_new(self.path.join(name)).map(Output::Host),
             Some(client) => client.create(name).map(Output::Client),
         };
@@ -126,6 +142,7 @@ mod tests {
                 way,
                 path: dir.path().into(),
                 files: vec!["a".into(), "b".into()],
+                discard: false,
                 block,
                 bytes: 3 << 20,
                 memory: 1 << 20,
@@ -136,6 +153,25 @@ mod tests {
                 assert_eq!(data.len(), 3 << 20, "{job:?}");
                 assert!(data.iter().all(|&byte| byte == FILL), "{job:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_store_that_discards_keeps_nothing() {
+        for way in [Way::Local, Way::Copying] {
+            let dir = tempfile::tempdir().unwrap();
+            let job = Job {
+                way,
+                path: dir.path().into(),
+                files: vec!["a".into()],
+                discard: true,
+                block: 4096,
+                bytes: 3 << 20,
+                memory: 1 << 20,
+            };
+            assert_eq!(job.run().unwrap().amount, 3.0);
+            let data = std::fs::read(dir.path().join("a")).unwrap();
+            assert!(!data.contains(&FILL), "{job:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `uvfs bench writeback`: buffered writes, well past what may stay dirty.
 
 mod copying;
+mod discard;
 pub mod job;
 
 use std::fs::File;
@@ -12,15 +13,17 @@ use serde_json::json;
 use super::common::Common;
 use super::report::{JSON_HELP, Report, Unit, Work};
 use super::runner::{Sample, interleave, measure};
-use super::server::{Kind, Peer, Running, Target, check_names, raise_file_limit};
+use super::server::{Kind, Running, Target, raise_file_limit, start_store};
+use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
-use super::{client, interrupt};
+use super::{client, interrupt, store};
 use crate::error::{Context, Error, Result};
 use job::{FILL, Job, Way};
 
 const EXAMPLES: &str = "\
 Examples:
   uvfs bench writeback --quick
+  uvfs bench writeback --sides mount,mount-dev,client --json > result.json
   uvfs bench writeback --peer \\
     ll='passthrough_ll -f -o writeback,source={source} {mountpoint}' --json > result.json
 
@@ -28,16 +31,23 @@ Two writers, each with a new file, which it writes from start to end in writes o
 1 MiB and then makes durable. The files are many times as large as what may be dirty.
   native          the host's file
   mount           a kernel mount of uvfs with -o writeback
+  mount-dev       the same over /dev/fuse
   client          uvfs-client with its store in the same process: its pages are what is written
   client-copying  the same, but each page is copied for writeback, kept in a tree and ended alone;
                   it is only here, to show what that costs
   client-served   uvfs-client over memory that it shares with `uvfs serve`
+
+And 32 writers in writes of 1 MiB whose data is thrown away at the end of its way (discard): by a
+FUSE server in place of the mount's, over the same transport, and by a store in place of the client's.
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";
 
 /// Writers at a time.
 const WRITERS: usize = 2;
+
+/// Writers at a time whose data is thrown away, and the bytes of each, for this part of those of others.
+const DISCARDED: (usize, u64) = (32, 8);
 
 /// Bytes of the client's cache, of which 40% may be dirty.
 const MEMORY: usize = 64 << 20;
@@ -49,37 +59,10 @@ const BLOCKS: [(usize, &str); 3] = [(1 << 10, "1k"), (4 << 10, "4k"), (1 << 20, 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
 pub struct Args {
-    /// Another file server: it is run without a shell, has to stay in the foreground, and is
-    /// unmounted at the end
-    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
-    peer: Vec<Peer>,
-    /// Leave out the kernel mount of uvfs
-    #[arg(long)]
-    no_mount: bool,
+    #[command(flatten)]
+    sides: Sides,
     #[command(flatten)]
     common: Common,
-}
-
-fn targets(args: &Args) -> Result<Vec<Target>> {
-    let client = |name: &str, served, base| Target {
-        name: name.into(),
-        kind: Kind::Client { served, base },
-    };
-    let mut targets = vec![Target::native()];
-    if !args.no_mount {
-        targets.push(Target {
-            name: "mount".into(),
-            kind: Kind::Uvfs {
-                options: vec!["-o".into(), "writeback".into()],
-            },
-        });
-    }
-    targets.push(client("client", false, false));
-    targets.push(client("client-copying", false, true));
-    targets.push(client("client-served", true, false));
-    targets.extend(args.peer.iter().cloned().map(Target::from));
-    check_names(&targets)?;
-    Ok(targets)
 }
 
 /// How the client reaches a target.
@@ -108,6 +91,7 @@ fn one(
         way: way(&target.kind),
         path: running.path().into(),
         files: files.clone(),
+        discard: false,
         block,
         bytes,
         memory: MEMORY,
@@ -129,10 +113,56 @@ fn one(
     Ok(sample)
 }
 
+/// Measures writers whose data is thrown away; nothing where the target has no such thing.
+fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Option<Sample>> {
+    let (writers, part) = DISCARDED;
+    let bytes = bytes / part;
+    let mut files: Vec<String> = (0..writers as u32)
+        .map(|n| store::file_name(n, 0))
+        .collect();
+    let running = match &target.kind {
+        Kind::Uvfs { options } => start_store(
+            workspace,
+            store::Job {
+                mountpoint: workspace.mountpoint(),
+                data: None,
+                bytes,
+                piece: 1 << 20,
+                dev: options.iter().any(|word| word == "dev"),
+            },
+        )?,
+        Kind::Client { served: false, .. } => {
+            files = files.iter().map(|name| format!("out-{name}")).collect();
+            target.start(workspace)?
+        }
+        _ => return Ok(None),
+    };
+    let job = client::Job::Writeback(Job {
+        way: way(&target.kind),
+        path: running.path().into(),
+        files: files.clone(),
+        discard: true,
+        block: 1 << 20,
+        bytes,
+        memory: MEMORY,
+    });
+    let sample = measure(&running, &job).map_err(|e| running.blame(e))?;
+    for file in &files {
+        workspace.clear(file)?;
+    }
+    Ok(Some(sample))
+}
+
 /// Runs the benchmark and prints what it found.
 pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
-    let targets = targets(&args)?;
+    let clients = [
+        sides::client("client", false, false),
+        sides::client("client-copying", false, true),
+        sides::client("client-served", true, false),
+    ];
+    let options = ["-o", "writeback"];
+    let targets = args.sides.targets(&Side::CALLS, &options, &clients)?;
     let bytes = common.pick(128 << 20, 512 << 20);
     interrupt::install()?;
     raise_file_limit()?;
@@ -141,7 +171,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let outcomes = interleave(
         common.rounds(),
         &targets,
-        BLOCKS.len(),
+        BLOCKS.len() + 1,
         |_, target, progress| {
             let running = target.start(&workspace)?;
             let mut samples = Vec::new();
@@ -149,8 +179,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 interrupt::check()?;
                 progress.set_message(format!("{} {}", target.name, block.1));
                 let sample = one(&workspace, target, &running, block, bytes);
-                samples.push(sample.map_err(|e| running.blame(e))?);
+                samples.push(Some(sample.map_err(|e| running.blame(e))?));
             }
+            drop(running);
+            progress.set_message(format!("{} discard", target.name));
+            samples.push(discarded(&workspace, target, bytes)?);
             Ok(samples)
         },
     )?;
@@ -163,11 +196,26 @@ pub fn run(args: Args) -> Result<ExitCode> {
         "writers": WRITERS,
         "memory": MEMORY,
     });
-    let works = BLOCKS.iter().map(|(block, name)| Work {
-        name: format!("write-{name}"),
-        title: format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end"),
+    let work = |name: String, title: String| Work {
+        name,
+        title,
         unit: Unit::MiB,
-    });
-    let report = Report::new("writeback", settings, targets, works.collect(), &outcomes);
+    };
+    let mut works: Vec<Work> = BLOCKS
+        .iter()
+        .map(|(block, name)| {
+            let title =
+                format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end");
+            work(format!("write-{name}"), title)
+        })
+        .collect();
+    let writers = DISCARDED.0;
+    works.push(work(
+        "discard-1m".into(),
+        format!(
+            "{writers} writers, 1 MiB at a time, with an fsync at the end, to a store that discards"
+        ),
+    ));
+    let report = Report::new("writeback", settings, targets, works, &outcomes);
     common.finish(&report)
 }

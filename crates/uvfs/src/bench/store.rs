@@ -1,0 +1,208 @@
+//! A store for the benchmarks, as a FUSE file system: it takes small pieces and its time, or throws data away.
+//!
+//! Its files are named `NUMBER-MICROSECONDS`: the time that each piece of that file takes longer.
+
+use std::ffi::CStr;
+use std::fs::File as HostFile;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::mount::MountFlags;
+use serde::{Deserialize, Serialize};
+use uvfs_io::ops::{self, File};
+use uvfs_proto::abi::{Attr, InitFlags};
+use uvfs_server::fs::{
+    Attributes, Config, Context, Entry, Errno, IoHow, OpenFlags, OpenHow, Opened, Payload, ROOT,
+    Result, SetAttr,
+};
+use uvfs_server::mount::{MountOptions, mount};
+use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
+
+/// Nothing changes but by those who use it.
+const TTL: Duration = Duration::from_secs(3600);
+
+/// The store to serve until it is unmounted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Where to mount it.
+    pub mountpoint: PathBuf,
+    /// The contents of every file. Without them what is written is thrown away, and the kernel of the mount
+    /// caches writes.
+    pub data: Option<PathBuf>,
+    /// The size of every file.
+    pub bytes: u64,
+    /// The most that one request carries.
+    pub piece: u32,
+    /// Over /dev/fuse, also where io_uring can be had.
+    pub dev: bool,
+}
+
+/// The name of file number `number` that takes so much longer.
+pub fn file_name(number: u32, latency_us: u64) -> String {
+    format!("{number}-{latency_us}")
+}
+
+impl Job {
+    /// Serves it.
+    pub fn run(&self) -> io::Result<()> {
+        let data = match &self.data {
+            Some(path) => {
+                let file = HostFile::options().read(true).write(true).open(path)?;
+                Some(Arc::new(File::from(rustix::fd::OwnedFd::from(file))))
+            }
+            None => None,
+        };
+        let mount_options = MountOptions {
+            name: "uvfs-bench-store".into(),
+            subtype: "uvfs-bench-store".into(),
+            allow_other: false,
+            default_permissions: true,
+            flags: MountFlags::NOSUID | MountFlags::NODEV,
+            max_read: self.piece,
+        };
+        let device = mount(&self.mountpoint, &mount_options)?;
+        let store = Store {
+            data,
+            bytes: self.bytes,
+        };
+        let options = SessionOptions {
+            max_write: self.piece,
+            ..SessionOptions::default()
+        };
+        let session = Arc::new(Session::new(store, device, options));
+        let transport = match self.dev {
+            true => uvfs_server::Transport::Dev,
+            false => uvfs_server::Transport::Auto,
+        };
+        let options = ServerOptions {
+            transport,
+            ..ServerOptions::default()
+        };
+        Server::start(session, options)?.wait();
+        Ok(())
+    }
+}
+
+struct Store {
+    data: Option<Arc<File>>,
+    bytes: u64,
+}
+
+/// A node has the file's number and its latency, behind the root's number.
+fn node(name: &CStr) -> Option<u64> {
+    let (number, latency) = name.to_str().ok()?.split_once('-')?;
+    let (number, latency): (u32, u32) = (number.parse().ok()?, latency.parse().ok()?);
+    ((u64::from(number) + 1) << 32).checked_add(u64::from(latency))
+}
+
+fn latency(node: u64) -> Duration {
+    Duration::from_micros(node & u64::from(u32::MAX))
+}
+
+impl Store {
+    fn attr(&self, node: u64) -> Attr {
+        let (mode, size) = match node {
+            ROOT => (libc::S_IFDIR | 0o755, 0),
+            _ => (libc::S_IFREG | 0o644, self.bytes),
+        };
+        Attr {
+            ino: node,
+            mode,
+            size,
+            nlink: 1,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            ..Default::default()
+        }
+    }
+
+    async fn dawdle(&self, node: u64) {
+        let time = latency(node);
+        if !time.is_zero() {
+            ops::sleep(time).await;
+        }
+    }
+}
+
+impl FileSystem for Store {
+    fn init(&self, config: &mut Config) -> Result<()> {
+        let discards = self.data.is_none();
+        config.wanted.set(InitFlags::WRITEBACK_CACHE, discards);
+        Ok(())
+    }
+
+    async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+        let node = node(name).filter(|_| parent == ROOT).ok_or(Errno::NOENT)?;
+        Ok(Entry {
+            node,
+            generation: 0,
+            attr: self.attr(node),
+            attr_ttl: TTL,
+            entry_ttl: TTL,
+        })
+    }
+
+    async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
+        Ok(Attributes {
+            attr: self.attr(node),
+            ttl: TTL,
+        })
+    }
+
+    async fn setattr(&self, _: &Context, node: u64, _: &SetAttr) -> Result<Attributes> {
+        Ok(Attributes {
+            attr: self.attr(node),
+            ttl: TTL,
+        })
+    }
+
+    async fn open(&self, _: &Context, _: u64, how: &OpenHow) -> Result<Opened> {
+        // Nothing is to come from a cache. The kernel has all pieces of a direct call under way where the
+        // caller, not the server, asked for direct I/O.
+        let cached = self.data.is_none() || how.flags & libc::O_DIRECT as u32 != 0;
+        let mut flags = OpenFlags::PARALLEL_DIRECT_WRITES;
+        flags.set(OpenFlags::DIRECT_IO, !cached);
+        Ok(Opened {
+            flags,
+            ..Opened::default()
+        })
+    }
+
+    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        self.dawdle(node).await;
+        match &self.data {
+            Some(file) => ops::read_at(file, data, how.offset, 0).await,
+            None => Err(Errno::IO),
+        }
+    }
+
+    async fn write(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        self.dawdle(node).await;
+        match &self.data {
+            Some(file) => ops::write_at(file, data, how.offset, 0).await,
+            None => Ok(data.len()),
+        }
+    }
+
+    async fn fsync(&self, _: &Context, _: u64, _: u64, _: bool) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_gives_a_node_with_its_latency() {
+        let name = std::ffi::CString::new(file_name(3, 100)).unwrap();
+        let node = node(&name).unwrap();
+        assert_eq!(latency(node), Duration::from_micros(100));
+        assert_ne!(node, ROOT);
+        for name in [c"1", c"-", c"1-x", c"x-1", c"1-99999999999"] {
+            assert_eq!(super::node(name), None, "{name:?}");
+        }
+    }
+}
