@@ -1,11 +1,44 @@
 //! Going into the background: the command returns when the mount answers, or says why not.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use crate::error::{Context, Error, Result};
+
+/// The system's log, which a server in the background writes to.
+static SYSTEM_LOG: OnceLock<File> = OnceLock::new();
+
+/// Writes log lines: to standard error, or in the background to the system's log.
+pub struct Log;
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let Some(mut log) = SYSTEM_LOG.get() else {
+            return io::stderr().write(line);
+        };
+        // Facility daemon, severity error: what UVFS_LOG lets through is meant to be seen.
+        let mut message = format!("<27>uvfs[{}]: ", std::process::id()).into_bytes();
+        message.extend_from_slice(line.trim_ascii_end());
+        // A line is lost if the log takes none now: the server must not wait for it.
+        let _ = log.write(&message);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn system_log() -> io::Result<File> {
+    let socket = UnixDatagram::unbound()?;
+    socket.connect("/dev/log")?;
+    socket.set_nonblocking(true)?;
+    Ok(File::from(OwnedFd::from(socket)))
+}
 
 /// What the process in the background reports to the one that was started.
 pub struct Report(Option<File>);
@@ -36,6 +69,10 @@ impl Report {
             .context(|| "/dev/null".into())?;
         rustix::stdio::dup2_stdin(null.as_fd()).context(|| "standard input".into())?;
         rustix::stdio::dup2_stdout(null.as_fd()).context(|| "standard output".into())?;
+        // Without a system log the messages go to /dev/null.
+        if let Ok(log) = system_log() {
+            let _ = SYSTEM_LOG.set(log);
+        }
         let wrote = pipe.write_all(&[0]);
         // Last, so that an error of the above is still seen.
         rustix::stdio::dup2_stderr(null.as_fd()).context(|| "standard error".into())?;

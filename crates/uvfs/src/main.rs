@@ -25,7 +25,6 @@ mod top;
 mod umount;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -51,8 +50,9 @@ Examples:
   uvfs COMMAND --help              more examples and all options
 
 Environment:
-  UVFS_LOG   what to log on stderr: error (the default), warn, info, debug, trace, or
-             a filter by target such as uvfs_server=debug
+  UVFS_LOG   what to log: error (the default), warn, info, debug, trace, or a filter by
+             target such as uvfs_server=debug; on stderr, or in the system's log
+             (journalctl -t uvfs) by a mount in the background
 
 Exit status: 0 success, 1 failure, 2 wrong usage; a command with others says so.";
 
@@ -163,7 +163,7 @@ fn run(argv: Vec<OsString>) -> Result<ExitCode> {
     }
 }
 
-/// Logs to stderr what `UVFS_LOG` asks for; only errors when it is not set.
+/// Logs what `UVFS_LOG` asks for; only errors when it is not set.
 fn init_logging() {
     let filter = EnvFilter::builder()
         .with_env_var("UVFS_LOG")
@@ -171,8 +171,8 @@ fn init_logging() {
         .from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(|| daemon::Log)
+        .with_ansi(false)
         .init();
 }
 

@@ -31,7 +31,7 @@ pid, age_ms, waits_for). Fields may be added, never removed.
 
 A stuck request has waited for longer than uvfs mount --slow. It is listed with
 its file (a request about a name: with the directory), the thread that made it,
-and what it waits for. The server also logs it.
+and what it waits for. The server also logs it (see UVFS_LOG in uvfs --help).
 
 The metrics are the same numbers, as
 uvfs_requests_total{mount=\"/mnt\",op=\"READ\"}, in the text format of OpenMetrics,

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -108,6 +109,51 @@ fn a_stuck_request_is_logged_and_listed() {
         assert_eq!(metrics.value("uvfs_stuck_requests", &at, &[]), 1.0);
         assert!(metrics.value("uvfs_stuck_oldest_seconds", &at, &[]) >= 0.5);
     }
+}
+
+/// A server in the background has no standard error: it writes to the system's log.
+#[test]
+fn in_the_background_the_system_log_has_it() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("unshare")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let log = UnixDatagram::bind(scratch.path("log")).unwrap();
+    log.set_read_timeout(Some(SOON)).unwrap();
+    for dir in ["dev", "other", "source", "source/below", "at"] {
+        scratch.dir(dir);
+    }
+    fs::write(scratch.path("other/file"), "one").unwrap();
+    // In a namespace with a /dev of its own, which has the log. The server below stops while a file there is read.
+    let script = "
+        cd \"$0\"
+        mount --rbind /dev dev && mount -t tmpfs tmpfs /dev || exit
+        for device in fuse null; do touch /dev/$device; mount --bind dev/$device /dev/$device; done
+        ln -s \"$0/log\" /dev/log
+        \"$1\" mount other source/below
+        \"$1\" mount -o slow=0.3 source at
+        stat at/below
+        below=$(\"$1\" stats --json source/below | sed 's/.*\"pid\":\\([0-9]*\\),\"up.*/\\1/')
+        kill -STOP $below
+        cat at/below/file &
+        sleep 2
+        kill -CONT $below
+        wait
+        \"$1\" umount at
+        \"$1\" umount source/below";
+    let mut command = command("unshare", ["--mount", "sh", "-c", script]);
+    command
+        .arg(scratch.path(""))
+        .arg(env!("CARGO_BIN_EXE_uvfs"));
+    let outcome = run(&mut command);
+    let mut message = [0; 1024];
+    let len = log.recv(&mut message).expect("a message");
+    let message = String::from_utf8_lossy(&message[..len]);
+    assert!(
+        message.starts_with("<27>uvfs[") && message.contains("a request waits for the file system"),
+        "{message}"
+    );
+    assert!(outcome.ok().ends_with("one"));
 }
 
 /// With `slow=0` a request that waits for long is neither logged nor listed.
