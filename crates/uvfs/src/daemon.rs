@@ -7,6 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
+use sd_notify::NotifyState;
+
 use crate::error::{Context, Error, Result};
 
 /// The system's log, which a server in the background writes to.
@@ -52,7 +54,7 @@ pub enum Side {
 }
 
 impl Report {
-    /// For a server that stays in the foreground: there is nobody to report to.
+    /// For a server that stays in the foreground: only systemd may want to know.
     pub fn nobody() -> Self {
         Self(None)
     }
@@ -60,7 +62,8 @@ impl Report {
     /// The mount answers. The terminal is let go of.
     pub fn ready(&mut self) -> Result<()> {
         let Some(mut pipe) = self.0.take() else {
-            return Ok(());
+            // Does nothing unless systemd started a unit of Type=notify.
+            return sd_notify::notify(&[NotifyState::Ready]).context(|| "NOTIFY_SOCKET".into());
         };
         let null = File::options()
             .read(true)

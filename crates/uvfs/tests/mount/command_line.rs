@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 
@@ -418,6 +419,33 @@ fn in_the_background_dev() {
 #[test]
 fn in_the_background_uring() {
     in_the_background(Transport::Uring);
+}
+
+/// systemd learns when a server in the foreground is ready: then its mount answers.
+#[test]
+fn systemd_is_told_when_the_mount_answers() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    fs::write(source.join("file"), "content").unwrap();
+    let socket = scratch.path("notify");
+    let told = UnixDatagram::bind(&socket).unwrap();
+    told.set_read_timeout(Some(SOON)).unwrap();
+    let mut command = mount(&source, &at);
+    let mut server = Running::start(command.arg("--foreground").env("NOTIFY_SOCKET", &socket));
+    let mut message = [0; 64];
+    let len = told.recv(&mut message);
+    let content = run(Command::new("cat").arg(at.join("file")));
+    let unmounted = run(uvfs().arg("umount").arg(&at));
+    unmount_by_force(&at);
+    let outcome = server.wait(SOON);
+
+    assert_eq!(&message[..len.expect("a message")], b"READY=1\n");
+    assert_eq!(content.ok(), "content");
+    unmounted.ok();
+    outcome.expect("it ends").ok();
 }
 
 /// In the foreground, each of the signals that ask a program to end unmounts, after what was
