@@ -3,30 +3,21 @@
 //! Needs root, loop devices and xfsprogs.
 
 mod common;
+#[path = "common/sink.rs"]
+mod sink;
 
 use common::*;
+use sink::FileSink;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{self, Progress, check};
 use uvfs_xfs::format::LOG_RECORD_MAGIC;
-use uvfs_xfs::repair::{Options, Sink, repair};
+use uvfs_xfs::repair::{Options, repair};
 use uvfs_xfs::{Blocks, LogState, Volume};
-
-struct FileSink(File);
-
-impl Sink for FileSink {
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
-    }
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 fn use_it(path: &Path, from: usize, files: usize) {
     let mount = Mount::new(path, "rw").unwrap();
@@ -56,7 +47,7 @@ fn ours(path: &Path) -> (bool, bool) {
             zero_log: true,
             ..Options::default()
         };
-        let sink = FileSink(File::options().write(true).open(path).unwrap());
+        let sink = FileSink::open(path);
         let mended = repair(blocks(), &sink, &options, &Progress::default()).unwrap();
         assert_eq!(mended.left_count, 0, "{:?}", mended.left);
         assert_eq!(theirs(path), (false, false));

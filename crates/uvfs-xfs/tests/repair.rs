@@ -9,15 +9,17 @@ mod common;
 mod damages;
 #[path = "common/mutate.rs"]
 mod mutate;
+#[path = "common/sink.rs"]
+mod sink;
 
 use common::*;
 use damages::all_damages;
 use mutate::{Choose, MemImage, Random};
+use sink::FileSink;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,18 +30,6 @@ use uvfs_xfs::format::{
 };
 use uvfs_xfs::repair::{Options, Outcome, RepairError, Sink, repair};
 use uvfs_xfs::{Blocks, Volume};
-
-/// Writes to a file.
-struct FileSink(File);
-
-impl Sink for FileSink {
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
-    }
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Takes nothing.
 struct NoSink;
@@ -59,7 +49,7 @@ fn options() -> Options {
 
 fn repair_file(path: &Path, options: &Options) -> Result<Outcome, RepairError> {
     let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
-    let sink = FileSink(File::options().write(true).open(path).unwrap());
+    let sink = FileSink::open(path);
     repair(blocks, &sink, options, &Progress::default())
 }
 
