@@ -101,6 +101,11 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// The bytes that it was decoded from.
+    pub(crate) fn raw(&self) -> &[u8] {
+        &self.raw
+    }
+
     /// Checks and decodes the inode `ino` from its bytes (one inode size of them).
     pub fn parse(ino: u64, raw: &[u8], g: &Geometry) -> Result<Inode> {
         let bad = |fault| Error::corrupt("inode", At::Inode(ino), fault);

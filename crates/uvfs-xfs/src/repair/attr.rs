@@ -42,6 +42,7 @@ pub(crate) fn mend(m: &mut Mend<'_>, ino: u64) {
         false => "no space to build them anew".into(),
     };
     m.moved = true;
+    m.recount = true;
     m.say("attributes", None, Some(ino), text);
 }
 
@@ -224,7 +225,7 @@ fn put(m: &mut Mend<'_>, inode: &Inode, attrs: &[NewAttr]) -> bool {
             return false;
         };
         extents = map.extents.len() as u64;
-        blocks = map.blocks() + made.tree;
+        blocks = map.blocks() + made.tree.len() as u64;
         (format, bytes) = (made.format, made.bytes);
     }
     raw[at..].fill(0);

@@ -1,14 +1,17 @@
 //! Which chunks of inodes there are.
 
 use super::Mend;
-use super::space::Chunk;
+use super::space::{Chunk, UNSEEN};
 use super::trees::walk;
 use crate::format::*;
-use crate::geometry::AgBlock;
+use crate::geometry::{AgBlock, Geometry};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes read at once in the search for inodes.
 const SEARCH: usize = 1 << 20;
+/// Threads that search.
+const SEARCHERS: usize = 4;
 
 /// The records of an inode tree that make sense; and whether all do.
 fn records(m: &Mend<'_>, agno: u32, tree: Btree, root: (u32, u32)) -> (Vec<InodeChunk>, bool) {
@@ -74,7 +77,7 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
     let ag = &mut m.ags[agno as usize];
     let slots = chunks.len() * 64;
     ag.chunks = chunks;
-    ag.kind = vec![0; slots];
+    ag.kind = vec![UNSEEN; slots];
     ag.seen = vec![0; slots];
     ag.nlink = vec![0; slots];
 }
@@ -124,7 +127,7 @@ fn near(known: &[InodeChunk], agino: u32) -> &[InodeChunk] {
 /// Looks through all of a group for blocks of inodes that name themselves, and puts them together
 /// to chunks.
 fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
-    let g = &m.g;
+    let (g, disk) = (&*m.g, m.disk);
     let inodes = match g.features.rmapbt {
         true => runs(m, agno, Btree::Rmap),
         false => None,
@@ -151,26 +154,68 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
         (None, None) => true,
     };
     let blocks = g.ag_blocks(agno);
-    let mut found: BTreeMap<u32, u64> = BTreeMap::new();
     let per_read = (SEARCH >> g.blocklog).max(1) as u32;
-    for first in (0..blocks).step_by(per_read as usize) {
-        let n = per_read.min(blocks - first);
-        let daddr = g.daddr(AgBlock { agno, agbno: first });
-        let Ok(bytes) = m.disk.get(daddr << 9, (n as usize) << g.blocklog) else {
-            continue;
+    // Whether nothing from block `first` to `end` is worth reading: all free, as both trees have it.
+    let quiet = |first: u32, end: u32| {
+        let i = |runs: &[(u32, u32)]| runs.partition_point(|(s, _)| *s < end);
+        let last = |runs: &[(u32, u32)]| {
+            i(runs)
+                .checked_sub(1)
+                .map(|i| (runs[i].0, runs[i].0 + runs[i].1))
         };
-        for (i, block) in bytes.chunks_exact(g.block_size as usize).enumerate() {
-            let b = first + i as u32;
-            if names_itself(m, agno, b, block) && plausible(b) {
-                let agino = b << g.inopblog;
-                let start = chunk_start(m, agino, known);
-                let mask = u64::MAX >> (64 - (1u32 << g.inopblog).min(64));
-                for k in (0..1u32 << g.inopblog).step_by(64) {
-                    let start = start + k;
-                    let shift = (agino + k - start).min(63);
-                    *found.entry(start).or_default() |= mask << shift;
-                }
+        let all_free = free
+            .as_deref()
+            .and_then(last)
+            .is_some_and(|(s, e)| s <= first && e >= end);
+        let some_inodes = inodes
+            .as_deref()
+            .and_then(last)
+            .is_some_and(|(_, e)| e > first);
+        let from = known.partition_point(|c| c.startino.saturating_add(64) <= first << g.inopblog);
+        let listed = known
+            .get(from)
+            .is_some_and(|c| c.startino >> g.inopblog < end);
+        all_free && !some_inodes && !listed
+    };
+    let next = AtomicU32::new(0);
+    let look = || {
+        let mut found: Vec<u32> = Vec::new();
+        loop {
+            let first = next.fetch_add(per_read, Ordering::Relaxed);
+            if first >= blocks {
+                return found;
             }
+            let n = per_read.min(blocks - first);
+            if quiet(first, first + n) {
+                continue;
+            }
+            let daddr = g.daddr(AgBlock { agno, agbno: first });
+            let Ok(bytes) = disk.get(daddr << 9, (n as usize) << g.blocklog) else {
+                continue;
+            };
+            let all = (first..).zip(bytes.chunks_exact(g.block_size as usize));
+            found.extend(
+                all.filter(|(b, raw)| names_itself(g, agno, *b, raw) && plausible(*b))
+                    .map(|(b, _)| b),
+            );
+        }
+    };
+    let mut at: Vec<u32> = std::thread::scope(|s| {
+        let others: Vec<_> = (1..SEARCHERS).map(|_| s.spawn(look)).collect();
+        let mut at = look();
+        at.extend(others.into_iter().filter_map(|t| t.join().ok()).flatten());
+        at
+    });
+    at.sort_unstable();
+    let mut found: BTreeMap<u32, u64> = BTreeMap::new();
+    for b in at {
+        let agino = b << g.inopblog;
+        let start = chunk_start(m, agino, known);
+        let mask = u64::MAX >> (64 - (1u32 << g.inopblog).min(64));
+        for k in (0..1u32 << g.inopblog).step_by(64) {
+            let start = start + k;
+            let shift = (agino + k - start).min(63);
+            *found.entry(start).or_default() |= mask << shift;
         }
     }
     found
@@ -208,8 +253,7 @@ fn chunk_start(m: &Mend<'_>, agino: u32, known: &[InodeChunk]) -> u32 {
 }
 
 /// Whether the inodes in a block say that they are these.
-fn names_itself(m: &Mend<'_>, agno: u32, agbno: u32, block: &[u8]) -> bool {
-    let g = &m.g;
+fn names_itself(g: &Geometry, agno: u32, agbno: u32, block: &[u8]) -> bool {
     let first = u64::from(agbno) << g.inopblog;
     let mut yes = 0;
     let all = block.chunks_exact(g.inode_size as usize);

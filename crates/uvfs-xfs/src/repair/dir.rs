@@ -256,25 +256,28 @@ impl Mend<'_> {
     }
 }
 
-/// Reads all directories.
-pub(crate) fn all(m: &mut Mend<'_>) {
+/// Reads all directories, when the kinds of all inodes are known.
+pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
     let mut tree = Tree::default();
     let directory = FileType::Directory as u8;
+    for ag in &mut m.ags {
+        ag.seen.fill(0);
+    }
     for agno in 0..m.g.agcount {
         inode::each(m, agno, true, &mut |m, ino, slot, raw| {
             if m.ags[agno as usize].kind[slot] != directory {
                 return;
             }
-            let Ok(dir) = Inode::parse(ino, raw, &m.g) else {
-                return;
-            };
-            one(m, &dir, &mut tree);
+            if let Ok(dir) = Inode::parse(ino, raw, &m.g) {
+                one(m, &dir, &mut tree);
+            }
         });
     }
-    super::links::settle(m, tree);
+    tree
 }
 
-fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut Tree) {
+/// Reads a directory: counts what its entries lead to.
+pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut Tree) {
     let ino = dir.ino;
     let lenient = m.is_bad(ino);
     let mut dotdot = None;
@@ -298,10 +301,9 @@ fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut Tree) {
         });
         let mut fine = whole;
         for (to, kind) in links {
-            let actual = m.kind_of(to);
-            let there = actual != FileType::Unknown && to != m.g.rootino && !m.is_own(to);
-            fine &= there && kind == actual;
-            if there {
+            let actual = m.expect(to, kind);
+            fine &= actual != FileType::Unknown && kind == actual;
+            if actual != FileType::Unknown {
                 count(m, to, actual, ino, tree);
             }
         }
@@ -327,6 +329,13 @@ fn count(m: &mut Mend<'_>, to: u64, kind: FileType, from: u64, tree: &mut Tree) 
 
 /// Builds a directory anew. Gives whether there was space for it.
 pub(crate) fn build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) -> bool {
+    let done = try_build(m, ino, parent, entries);
+    // Blocks that were allocated for it are not in use.
+    m.recount |= !done;
+    done
+}
+
+fn try_build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) -> bool {
     let g = m.g.clone();
     let Some(mut raw) = m.raw(ino) else {
         return false;
@@ -344,6 +353,7 @@ pub(crate) fn build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) 
         })
         .collect();
     let (format, bytes, size, blocks, extents);
+    let mut made = Map::default();
     match layout(&g, parent, &new, room) {
         DirLayout::Short(b) => {
             (format, size, blocks, extents) = (FORMAT_LOCAL, b.len() as u64, 0, 0);
@@ -371,21 +381,26 @@ pub(crate) fn build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) 
                 m.put_block(daddr(b), bytes, crc);
                 Ok(())
             });
-            let Some(made) = fork::make(m, ino, &map.extents, room).filter(|_| filled.is_ok())
+            let Some(root) = fork::make(m, ino, &map.extents, room).filter(|_| filled.is_ok())
             else {
                 return false;
             };
-            let data = map.extents.iter().map(|e| u64::from(e.blockcount));
-            blocks = data.sum::<u64>() + made.tree;
+            map.tree = root.tree;
+            blocks = map.blocks();
             size = plan.size(&g);
             extents = map.extents.len() as u64;
-            (format, bytes) = (made.format, made.bytes);
+            (format, bytes) = (root.format, root.bytes);
+            made = map;
         }
     }
     let attr = match old.fork_format(Fork::Attr) {
         Some(FORMAT_EXTENTS | FORMAT_BTREE) => fork::read(m, &old, Fork::Attr).blocks(),
         _ => 0,
     };
+    if let Some(FORMAT_EXTENTS | FORMAT_BTREE) = old.fork_format(Fork::Data) {
+        fork::read(m, &old, Fork::Data).release(m, ino);
+    }
+    made.own(m, ino, Fork::Data);
     raw[DINODE_V3_SIZE..DINODE_V3_SIZE + room].fill(0);
     raw[DINODE_V3_SIZE..DINODE_V3_SIZE + bytes.len()].copy_from_slice(&bytes);
     if let Ok(d) = Dinode::at(&raw, 0) {

@@ -24,6 +24,44 @@ impl Map {
         data.sum::<u64>() + self.tree.len() as u64
     }
 
+    /// Notes that these blocks are an inode's, for the reverse mapping tree.
+    pub fn own(&self, m: &mut Mend<'_>, ino: u64, fork: Fork) {
+        if !m.g.features.rmapbt || m.recount {
+            return;
+        }
+        let g = m.g.clone();
+        let attr = if fork == Fork::Attr {
+            RMAP_OFF_ATTR_FORK
+        } else {
+            0
+        };
+        for e in &self.extents {
+            if let Some(a) = g.fsb_run(e.startblock, e.blockcount) {
+                let unwritten = if e.unwritten { RMAP_OFF_UNWRITTEN } else { 0 };
+                let offset = e.startoff | attr | unwritten;
+                let owners = &mut m.ags[a.agno as usize].owners;
+                owners.push((a.agbno, e.blockcount, ino, offset));
+            }
+        }
+        for a in self.tree.iter().filter_map(|b| g.fsb(*b)) {
+            let owners = &mut m.ags[a.agno as usize].owners;
+            owners.push((a.agbno, 1, ino, attr | RMAP_OFF_BMBT_BLOCK));
+        }
+    }
+
+    /// Gives up the blocks of an inode's data fork, which nobody else has.
+    pub fn release(&self, m: &mut Mend<'_>, ino: u64) {
+        let g = m.g.clone();
+        let extents = self.extents.iter().map(|e| (e.startblock, e.blockcount));
+        for (b, n) in extents.chain(self.tree.iter().map(|b| (*b, 1))) {
+            let Some(a) = g.fsb_run(b, n) else { continue };
+            let ag = &mut m.ags[a.agno as usize];
+            ag.released.push((a.agbno, n));
+            ag.owners
+                .retain(|(_, _, owner, offset)| *owner != ino || offset & RMAP_OFF_ATTR_FORK != 0);
+        }
+    }
+
     /// Byte on the device of a block of the fork, if all of `count` blocks from it on are there
     /// one after another.
     pub fn offset(&self, m: &Mend<'_>, block: u64, count: u64) -> Option<u64> {
@@ -168,7 +206,7 @@ impl Reader<'_, '_> {
 pub(crate) struct Made {
     pub format: u8,
     pub bytes: Vec<u8>,
-    pub tree: u64,
+    pub tree: Vec<u64>,
 }
 
 /// Makes a fork of `room` bytes with these extents; `None` if there is no space for its tree.
@@ -182,7 +220,7 @@ pub(crate) fn make(m: &mut Mend<'_>, ino: u64, extents: &[Extent], room: usize) 
         return Some(Made {
             format,
             bytes,
-            tree: 0,
+            tree: Vec::new(),
         });
     }
     let g = m.g.clone();
@@ -201,7 +239,7 @@ pub(crate) fn make(m: &mut Mend<'_>, ino: u64, extents: &[Extent], room: usize) 
     Some(Made {
         format: FORMAT_BTREE,
         bytes: tree.root,
-        tree: at.len() as u64,
+        tree: at,
     })
 }
 

@@ -11,9 +11,10 @@ use crate::inode::{Fork, Inode};
 /// Blocks that the free list begins with.
 const LIST: usize = 6;
 
-/// The blocks of a group that inodes own.
+/// The blocks of a group, and who has them.
 struct Owned {
-    map: BlockMap,
+    /// Runs that nobody has.
+    free_blocks: Vec<(u32, u32)>,
     /// Records of the reverse mapping tree: start, blocks, owner, offset.
     owners: Vec<(u32, u32, u64, u64)>,
     /// Runs that have one more owner, once for each.
@@ -31,28 +32,7 @@ struct Plan {
 
 /// Builds all groups anew.
 pub(crate) fn all(m: &mut Mend<'_>) {
-    let mut owned: Vec<Owned> = (0..m.g.agcount)
-        .map(|agno| {
-            let blocks = m.g.ag_blocks(agno);
-            let chunks = &m.ags[agno as usize].chunks;
-            Owned {
-                map: fresh(&m.g, agno, chunks, blocks),
-                owners: Vec::new(),
-                shared: Vec::new(),
-                free: vec![u64::MAX; chunks.len()],
-            }
-        })
-        .collect();
-    for agno in 0..m.g.agcount {
-        inode::each(m, agno, false, &mut |m, ino, slot, raw| {
-            let used = Be16::at(raw, 2).is_ok_and(|mode| mode.get() != 0);
-            let Some(inode) = used.then(|| Inode::parse(ino, raw, &m.g).ok()).flatten() else {
-                return;
-            };
-            owned[agno as usize].free[slot / 64] &= !(1 << (slot % 64));
-            own(m, &inode, &mut owned);
-        });
-    }
+    let owned = if m.recount { walk(m) } else { known(m) };
     let (mut icount, mut ifree, mut fdblocks) = (0, 0, 0);
     for (agno, o) in owned.into_iter().enumerate() {
         match group(m, agno as u32, o) {
@@ -79,46 +59,90 @@ pub(crate) fn all(m: &mut Mend<'_>) {
     m.put_superblock(sb);
 }
 
+/// What [`inode::all`] has seen.
+fn known(m: &mut Mend<'_>) -> Vec<Owned> {
+    let one = |ag: &mut space::Ag| {
+        let mut runs = std::mem::take(&mut ag.released);
+        if let Some(map) = &ag.map {
+            map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
+        }
+        let mut free = vec![u64::MAX; ag.chunks.len()];
+        for slot in (0..ag.kind.len()).filter(|s| ag.kind[*s] != 0) {
+            free[slot / 64] &= !(1 << (slot % 64));
+        }
+        Owned {
+            free_blocks: normal(runs),
+            owners: std::mem::take(&mut ag.owners),
+            shared: std::mem::take(&mut ag.shared),
+            free,
+        }
+    };
+    m.ags.iter_mut().map(one).collect()
+}
+
+/// Walks all inodes.
+fn walk(m: &mut Mend<'_>) -> Vec<Owned> {
+    let mut maps: Vec<BlockMap> = (0..m.g.agcount)
+        .map(|agno| {
+            let chunks = &m.ags[agno as usize].chunks;
+            fresh(&m.g, agno, chunks, m.g.ag_blocks(agno))
+        })
+        .collect();
+    let mut frees: Vec<Vec<u64>> = Vec::new();
+    for ag in &mut m.ags {
+        frees.push(vec![u64::MAX; ag.chunks.len()]);
+        ag.owners.clear();
+        ag.shared.clear();
+    }
+    m.recount = false;
+    for agno in 0..m.g.agcount {
+        inode::each(m, agno, false, &mut |m, ino, slot, raw| {
+            let used = Be16::at(raw, 2).is_ok_and(|mode| mode.get() != 0);
+            let Some(inode) = used.then(|| Inode::parse(ino, raw, &m.g).ok()).flatten() else {
+                return;
+            };
+            frees[agno as usize][slot / 64] &= !(1 << (slot % 64));
+            own(m, &inode, &mut maps);
+        });
+    }
+    let ags = m.ags.iter_mut().zip(maps).zip(frees);
+    ags.map(|((ag, map), free)| {
+        let mut free_blocks = Vec::new();
+        map.runs(Use::Unknown, &mut |s, n| free_blocks.push((s, n)));
+        Owned {
+            free_blocks,
+            owners: std::mem::take(&mut ag.owners),
+            shared: std::mem::take(&mut ag.shared),
+            free,
+        }
+    })
+    .collect()
+}
+
 /// Counts an inode's blocks as its own.
-fn own(m: &Mend<'_>, inode: &Inode, owned: &mut [Owned]) {
-    let g = &m.g;
+fn own(m: &mut Mend<'_>, inode: &Inode, maps: &mut [BlockMap]) {
+    let g = m.g.clone();
     for f in [Fork::Data, Fork::Attr] {
         let Some(FORMAT_EXTENTS | FORMAT_BTREE) = inode.fork_format(f) else {
             continue;
         };
         let map = fork::read(m, inode, f);
         let data = f == Fork::Data && inode.file_type() == FileType::Regular;
-        let attr = if f == Fork::Attr {
-            RMAP_OFF_ATTR_FORK
-        } else {
-            0
-        };
         for e in &map.extents {
             let Some(a) = g.fsb_run(e.startblock, e.blockcount) else {
                 continue;
             };
-            let o = &mut owned[a.agno as usize];
             let new = if data { Use::Data } else { Use::Meta };
-            for c in o.map.claim(a.agbno, e.blockcount, new) {
+            for c in maps[a.agno as usize].claim(a.agbno, e.blockcount, new) {
                 if data && c.was == Use::Data {
-                    o.shared.push((c.start, c.len));
+                    m.ags[a.agno as usize].shared.push((c.start, c.len));
                 }
             }
-            if g.features.rmapbt {
-                let unwritten = if e.unwritten { RMAP_OFF_UNWRITTEN } else { 0 };
-                let offset = e.startoff | attr | unwritten;
-                o.owners.push((a.agbno, e.blockcount, inode.ino, offset));
-            }
         }
-        for b in &map.tree {
-            let Some(a) = g.fsb(*b) else { continue };
-            let o = &mut owned[a.agno as usize];
-            o.map.claim(a.agbno, 1, Use::Meta);
-            if g.features.rmapbt {
-                let offset = attr | RMAP_OFF_BMBT_BLOCK;
-                o.owners.push((a.agbno, 1, inode.ino, offset));
-            }
+        for a in map.tree.iter().filter_map(|b| g.fsb(*b)) {
+            maps[a.agno as usize].claim(a.agbno, 1, Use::Meta);
         }
+        map.own(m, inode.ino, f);
     }
 }
 
@@ -200,8 +224,7 @@ impl Pool {
 fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, u64)> {
     let g = m.g.clone();
     let size = g.block_size as usize;
-    let mut free = Vec::new();
-    o.map.runs(Use::Unknown, &mut |s, n| free.push((s, n)));
+    let free = o.free_blocks;
     let ag = &mut m.ags[agno as usize];
     let mut before = Vec::new();
     if let Some(map) = &ag.map {

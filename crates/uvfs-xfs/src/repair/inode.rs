@@ -2,15 +2,25 @@
 
 use super::Mend;
 use super::contest::{self, Claim};
+use super::dir::{self, Tree};
 use super::fork::{self, Map};
-use super::space::Chunk;
+use super::overlay::{Fetched, Overlay};
+use super::space::{Chunk, EXPECTED, UNSEEN};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::inode::{Fork, Inode};
 use crate::mkfs::free_inode;
+use std::sync::mpsc;
 
 /// Bytes of inodes read at once.
 const MAX_READ: u64 = 1 << 20;
+/// Bytes of directory blocks that are read with them.
+const MAX_AHEAD: usize = 2 << 20;
+/// Threads that read inodes, each of which holds one run.
+const READERS: usize = 4;
+
+/// The bytes of a run of inodes, and blocks of its directories.
+type Run = (Vec<u8>, Option<Fetched>);
 
 /// Is given an inode's number, its place in the lists, and its bytes.
 type Visit<'v> = &'v mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]);
@@ -18,14 +28,15 @@ type Visit<'v> = &'v mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]);
 /// Visits the inodes of a group that are there: number, place in the lists, bytes.
 /// `ahead`: directories will be read, too.
 pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
-    let g = m.g.clone();
+    let geometry = m.g.clone();
+    let g = &*geometry;
     let size = g.inode_size as usize;
     let bytes = u64::from(INODES_PER_CHUNK) << g.inodelog;
     let base = g.daddr(AgBlock { agno, agbno: 0 }) << 9;
     let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
-    let runs = runs(&m.ags[agno as usize].chunks, &g);
+    let runs = runs(&m.ags[agno as usize].chunks, g);
     let disk = m.disk;
-    let read = |(first, n): (usize, usize), start: u64| {
+    let read = |(_, n): (usize, usize), start: u64| {
         let len = (start + n as u64 * bytes)
             .min(ag_bytes)
             .saturating_sub(start);
@@ -37,24 +48,38 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
                 let _ = crate::Blocks::read_data(disk, at + (k * size) as u64, one);
             }
         }
-        (first, n, start, run)
+        let ahead = ahead.then(|| fetch(disk, g, &run));
+        (run, ahead)
     };
-    let start = |m: &Mend<'_>, first: usize| {
-        u64::from(m.ags[agno as usize].chunks[first].start) << g.inodelog
-    };
-    let mut next = runs.first().map(|r| read(*r, start(m, r.0)));
-    for i in 0..runs.len() {
-        let Some((first, n, start_at, run)) = next.take() else {
-            break;
-        };
-        let following = runs.get(i + 1).map(|r| (*r, start(m, r.0)));
-        // The next run is read while this one is looked at.
-        next = std::thread::scope(|s| {
-            let reader = following.map(|(r, at)| s.spawn(move || read(r, at)));
-            if ahead {
-                fetch(m, &run);
+    let chunks = &m.ags[agno as usize].chunks;
+    let starts = runs
+        .iter()
+        .map(|r| u64::from(chunks[r.0].start) << g.inodelog);
+    let runs: Vec<((usize, usize), u64)> = runs.iter().copied().zip(starts).collect();
+    std::thread::scope(|s| {
+        // Reader k has the runs k, k + READERS and so on: they are taken in order.
+        let readers: Vec<mpsc::Receiver<Run>> = (0..READERS.min(runs.len()))
+            .map(|k| {
+                let (give, take) = mpsc::sync_channel(0);
+                let (read, mine) = (&read, runs[k..].iter().step_by(READERS));
+                s.spawn(move || {
+                    for (run, start) in mine {
+                        if give.send(read(*run, *start)).is_err() {
+                            break;
+                        }
+                    }
+                });
+                take
+            })
+            .collect();
+        for (i, ((first, n), start_at)) in runs.iter().enumerate() {
+            let Ok((run, blocks)) = readers[i % READERS].recv() else {
+                break;
+            };
+            if let Some(blocks) = blocks {
+                disk.expect(blocks);
             }
-            for k in first..first + n {
+            for k in *first..first + n {
                 let chunk = m.ags[agno as usize].chunks[k];
                 for slot in (0..INODES_PER_CHUNK).filter(|s| chunk.has(*s)) {
                     let from = ((u64::from(chunk.start + slot) << g.inodelog) - start_at) as usize;
@@ -64,9 +89,8 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
                     }
                 }
             }
-            reader.and_then(|r| r.join().ok())
-        });
-    }
+        }
+    });
 }
 
 /// Runs of chunks that lie one after another: the first, and how many.
@@ -85,8 +109,7 @@ fn runs(chunks: &[Chunk], g: &Geometry) -> Vec<(usize, usize)> {
 }
 
 /// Reads the blocks of directories in a run of inodes ahead. Nothing here is believed.
-fn fetch(m: &Mend<'_>, run: &[u8]) {
-    let g = &m.g;
+fn fetch(disk: &Overlay, g: &Geometry, run: &[u8]) -> Fetched {
     let per = 1u32 << g.dirblklog;
     let mut wanted = Vec::new();
     for raw in run.chunks_exact(g.inode_size as usize) {
@@ -111,16 +134,21 @@ fn fetch(m: &Mend<'_>, run: &[u8]) {
             }
         }
     }
+    // Those beyond are read when they are needed.
+    wanted.truncate((MAX_AHEAD / g.dir_block_size as usize).max(1));
     wanted.sort_unstable();
-    m.disk.fetch(&wanted, g.dir_block_size as usize);
+    disk.fetch(&wanted, g.dir_block_size as usize)
 }
 
-/// Looks at all inodes, and mends those that need it.
-pub(crate) fn all(m: &mut Mend<'_>) {
+/// Looks at all inodes, and mends those that need it; reads all directories on the way.
+pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
     let mut later: Vec<(Claim, u64, usize)> = Vec::new();
+    let mut changed: Vec<u64> = Vec::new();
+    let mut tree = Tree::default();
     let owners = contest::owners(m);
+    (m.recount, m.again) = (false, false);
     for agno in 0..m.g.agcount {
-        each(m, agno, false, &mut |m, ino, slot, raw| {
+        each(m, agno, true, &mut |m, ino, slot, raw| {
             let parsed = Inode::parse(ino, raw, &m.g).ok();
             let free = Be16::at(raw, 2).is_ok_and(|mode| mode.get() == 0);
             if let Ok(d) = Dinode::at(raw, 0) {
@@ -134,20 +162,45 @@ pub(crate) fn all(m: &mut Mend<'_>) {
                 Some(_) => Claim::None,
                 None => Claim::Unproven,
             };
-            match m.is_bad(ino) || (parsed.is_none() && !free) || (!free && claim != Claim::None) {
-                true => later.push((claim, ino, slot)),
-                false if free => {}
-                false => follow(m, ino, slot, raw, false),
+            let wait = !free && claim != Claim::None;
+            match parsed {
+                Some(inode) if !wait && !m.is_bad(ino) => {
+                    let dir = inode.file_type() == FileType::Directory;
+                    match follow(m, ino, slot, raw, inode, false) {
+                        Some(inode) if dir => dir::one(m, &inode, &mut tree),
+                        None if dir => changed.push(ino),
+                        _ => {}
+                    }
+                }
+                None if free && !m.is_bad(ino) => m.found(agno as usize, slot, 0),
+                _ => later.push((claim, ino, slot)),
             }
         });
     }
     later.sort_by_key(|l| l.0);
-    for (_, ino, slot) in later {
-        if let Some(raw) = m.raw(ino) {
-            let bad = m.is_bad(ino) || Inode::parse(ino, &raw, &m.g).is_err();
-            follow(m, ino, slot, &raw, bad);
+    for (_, ino, slot) in &later {
+        if let Some(raw) = m.raw(*ino) {
+            damaged(m, *ino, *slot, &raw);
         }
     }
+    for agno in 0..m.ags.len() {
+        for slot in 0..m.ags[agno].kind.len() {
+            if m.ags[agno].kind[slot] & EXPECTED != 0 {
+                m.found(agno, slot, 0);
+            }
+        }
+    }
+    if m.again {
+        return dir::all(m);
+    }
+    for ino in changed.into_iter().chain(later.iter().map(|l| l.1)) {
+        if m.kind_of(ino) == FileType::Directory
+            && let Some(dir) = m.inode(ino)
+        {
+            dir::one(m, &dir, &mut tree);
+        }
+    }
+    tree
 }
 
 /// Makes an inode free.
@@ -184,9 +237,10 @@ fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, raw: &[u8], why: &str) {
     d.put(&mut new, 0);
     m.put_inode(ino, &mut new);
     m.moved = true;
+    m.recount = true;
     let ag = agno(&m.g, ino);
     let kind = FileType::from_mode(d.v2.mode.get()) as u8;
-    m.ags[ag].kind[slot] = kind;
+    m.found(ag, slot, kind);
     m.ags[ag].nlink[slot] = d.v2.nlink.get();
 }
 
@@ -194,21 +248,42 @@ fn agno(g: &Geometry, ino: u64) -> usize {
     g.inode(ino).map_or(0, |a| a.agno as usize)
 }
 
-/// Follows an inode's forks and claims its blocks.
-fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
-    let mut raw = old.to_vec();
-    if bad {
-        match super::fields::core(m, ino, &mut raw) {
-            super::fields::Core::Keep => {}
-            super::fields::Core::Free => return,
-            super::fields::Core::Clear(why) => return clear(m, ino, slot, old, why),
-        }
-        store_crc(&mut raw, DINODE_CRC_OFFSET);
+/// Follows an inode that may have findings.
+fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8]) {
+    let parsed = Inode::parse(ino, old, &m.g);
+    if !m.is_bad(ino)
+        && let Ok(inode) = parsed
+    {
+        follow(m, ino, slot, old, inode, false);
+        return;
     }
-    let mut inode = match Inode::parse(ino, &raw, &m.g) {
-        Ok(i) => i,
-        Err(e) => return clear(m, ino, slot, old, &e.to_string()),
-    };
+    let mut raw = old.to_vec();
+    match super::fields::core(m, ino, &mut raw) {
+        super::fields::Core::Keep => {}
+        super::fields::Core::Free => return m.found(agno(&m.g, ino), slot, 0),
+        super::fields::Core::Clear(why) => return clear(m, ino, slot, old, why),
+    }
+    store_crc(&mut raw, DINODE_CRC_OFFSET);
+    match Inode::parse(ino, &raw, &m.g) {
+        Ok(inode) => {
+            follow(m, ino, slot, old, inode, true);
+        }
+        Err(e) => clear(m, ino, slot, old, &e.to_string()),
+    }
+}
+
+/// Follows an inode's forks and claims its blocks. `old` is on disk, `inode` what was made of it.
+/// Gives the inode back if nothing had to be changed.
+fn follow(
+    m: &mut Mend<'_>,
+    ino: u64,
+    slot: usize,
+    old: &[u8],
+    mut inode: Inode,
+    bad: bool,
+) -> Option<Inode> {
+    let ag = agno(&m.g, ino);
+    let mut raw = inode.raw().to_vec();
     let kind = inode.file_type();
     if bad
         && kind == FileType::Symlink
@@ -228,27 +303,47 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
     }
     let mut total = 0;
     let mut hurt = false;
+    let mut counted = true;
     for f in [Fork::Data, Fork::Attr] {
         let Some(FORMAT_EXTENTS | FORMAT_BTREE) = inode.fork_format(f) else {
             continue;
         };
         let mut map = fork::read(m, &inode, f);
         let data = f == Fork::Data && kind == FileType::Regular;
-        claim(m, ino, &mut map, data);
+        claim(m, &mut map, data);
         hurt |= map.hurt;
         if bad && !map.hurt {
             // A tree is built anew with the rest.
             let tree = m.is_about(ino, "bmbt");
             map.hurt = tree && !map.tree.is_empty();
         }
-        if map.hurt && !put_fork(m, ino, &mut raw, &inode, f, &mut map) {
-            return clear(m, ino, slot, old, "no space for its extents");
+        if map.hurt {
+            m.recount = true;
+            if !put_fork(m, ino, &mut raw, &inode, f, &mut map) {
+                clear(m, ino, slot, old, "no space for its extents");
+                return None;
+            }
+        } else {
+            map.own(m, ino, f);
         }
         total += map.blocks();
-        set_extents(&mut raw, f, map.extents.len() as u64);
+        let n = if f == Fork::Data {
+            inode.nextents
+        } else {
+            inode.anextents
+        };
+        if map.extents.len() as u64 != n {
+            counted = false;
+            set_extents(&mut raw, f, map.extents.len() as u64);
+        }
         if bad && data {
             file_size(m, &mut raw, &map);
         }
+    }
+    m.found(ag, slot, kind as u8);
+    m.ags[ag].nlink[slot] = inode.nlink;
+    if !bad && !hurt && counted && total == inode.nblocks && !m.sharing.contains(&ino) {
+        return Some(inode);
     }
     if hurt {
         let text = "extents that led outside or to blocks of others cut off";
@@ -256,7 +351,8 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
         m.moved = true;
     }
     if bad && kind == FileType::Symlink && !super::fields::is_link(m, &inode) {
-        return clear(m, ino, slot, old, "its target cannot be read");
+        clear(m, ino, slot, old, "its target cannot be read");
+        return None;
     }
     if let Ok(d) = Dinode::at(&raw, 0) {
         let mut d = *d;
@@ -279,13 +375,11 @@ fn follow(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], bad: bool) {
     if bad {
         super::attr::mend(m, ino);
     }
-    let ag = agno(&m.g, ino);
-    m.ags[ag].kind[slot] = kind as u8;
-    m.ags[ag].nlink[slot] = inode.nlink;
+    None
 }
 
 /// Claims the blocks of a fork; extents that reach into others' blocks are cut.
-fn claim(m: &mut Mend<'_>, ino: u64, map: &mut Map, data: bool) {
+fn claim(m: &mut Mend<'_>, map: &mut Map, data: bool) {
     let g = m.g.clone();
     let mut kept = Vec::with_capacity(map.extents.len());
     for e in std::mem::take(&mut map.extents) {
@@ -293,7 +387,13 @@ fn claim(m: &mut Mend<'_>, ino: u64, map: &mut Map, data: bool) {
             continue;
         };
         let mut clashes = m.claim(a, e.blockcount, data);
-        clashes.retain(|(_, _, theirs)| !(data && *theirs && g.features.reflink));
+        clashes.retain(|(start, len, theirs)| {
+            let shared = data && *theirs && g.features.reflink;
+            if shared {
+                m.ags[a.agno as usize].shared.push((*start, *len));
+            }
+            !shared
+        });
         if clashes.is_empty() {
             kept.push(e);
             continue;
@@ -320,7 +420,6 @@ fn claim(m: &mut Mend<'_>, ino: u64, map: &mut Map, data: bool) {
             false => map.hurt = true,
         }
     }
-    let _ = ino;
 }
 
 /// Puts new extents into a fork.
@@ -346,9 +445,7 @@ fn put_fork(
         Fork::Data => raw[5] = made.format,
         Fork::Attr => raw[83] = made.format,
     }
-    map.tree = Vec::new();
-    // Counted, not followed: they are claimed.
-    map.tree.resize(made.tree as usize, 0);
+    map.tree = made.tree;
     m.moved = true;
     true
 }
@@ -456,6 +553,34 @@ fn dquots(m: &mut Mend<'_>, ino: u64, kind: u8) {
 }
 
 impl Mend<'_> {
+    /// An inode was looked at: this is its kind, 0 if it is free.
+    fn found(&mut self, ag: usize, slot: usize, kind: u8) {
+        let known = &mut self.ags[ag].kind[slot];
+        self.again |= *known != UNSEEN && *known & !EXPECTED != kind;
+        *known = kind;
+    }
+
+    /// The kind of an inode that a directory says is of `kind`; of one that was not looked at yet, that
+    /// is believed until it is.
+    pub fn expect(&mut self, ino: u64, kind: FileType) -> FileType {
+        if ino == self.g.rootino || self.is_own(ino) {
+            return FileType::Unknown;
+        }
+        let a = self.g.inode(ino);
+        let place =
+            a.and_then(|a| Some((a.agno as usize, self.ags[a.agno as usize].slot(a.agino)?)));
+        let Some((ag, slot)) = place else {
+            return FileType::Unknown;
+        };
+        let known = &mut self.ags[ag].kind[slot];
+        if *known & EXPECTED == 0 {
+            return FileType::from_ftype(*known).unwrap_or_default();
+        }
+        self.again |= kind == FileType::Unknown || ![UNSEEN, EXPECTED | kind as u8].contains(known);
+        *known = EXPECTED | kind as u8;
+        kind
+    }
+
     /// The kind of an inode in use.
     pub fn kind_of(&self, ino: u64) -> FileType {
         let Some(a) = self.g.inode(ino) else {

@@ -14,12 +14,14 @@
 //!    trees are damaged, all whose inodes name themselves. Each inode's fields are set right and its
 //!    forks followed; blocks belong to whom claims them first: inodes without findings before others,
 //!    and those that can prove their claim ([`contest`]) before those that cannot. An extent that leads outside or to another's blocks is cut off its file.
-//! 3. Directories ([`dir`]) and attributes ([`attr`]): all are read, and those with damage are built
-//!    anew from their good entries.
+//! 3. Directories ([`dir`]), in the same pass, and attributes ([`attr`]): those with damage are built
+//!    anew from their good entries. An entry is believed to say the type of an inode that comes
+//!    later; where that turns out wrong, the directories are read once more.
 //! 4. Links ([`links`]): one parent for each directory, link counts, and what no directory leads to
 //!    into lost+found, named by its number.
-//! 5. Groups ([`groups`]): all inodes are walked again, and from what they own the headers and
-//!    B-trees of the groups are built. Their blocks come from space that nothing used before.
+//! 5. Groups ([`groups`]): the headers and B-trees of the groups are built from what the inodes own.
+//!    Step 2 has seen that; only if blocks changed hands in another way than by directories that were
+//!    built anew, all inodes are walked again. The blocks come from space that nothing used before.
 //! 6. Counters, superblock copies, and the log.
 //!
 //! The changes go to disk in this order, with a flush after each step: the mark that a repair is
@@ -276,7 +278,7 @@ fn refuse(g: &Geometry, blocks: &dyn Blocks) -> Result<()> {
 /// A repair under way.
 pub(crate) struct Mend<'a> {
     pub disk: &'a Overlay,
-    pub g: Geometry,
+    pub g: Arc<Geometry>,
     pub sb: Superblock,
     pub ags: Vec<Ag>,
     /// Inodes with findings; all of them, if there were too many to tell.
@@ -297,6 +299,10 @@ pub(crate) struct Mend<'a> {
     said: HashSet<String>,
     /// Blocks changed hands.
     pub moved: bool,
+    /// The inodes have to be walked again to know whose the blocks are.
+    pub recount: bool,
+    /// An entry of a directory was taken to be of a type that its inode turned out not to have.
+    pub again: bool,
     /// The directory lost+found, if it was needed.
     pub lost: Option<u64>,
     /// The log was formatted.
@@ -308,7 +314,7 @@ impl<'a> Mend<'a> {
         Mend {
             disk,
             ags: (0..g.agcount).map(|_| Ag::default()).collect(),
-            g,
+            g: Arc::new(g),
             sb,
             bad: HashSet::new(),
             all_bad: false,
@@ -321,6 +327,8 @@ impl<'a> Mend<'a> {
             change_count: 0,
             said: HashSet::new(),
             moved: false,
+            recount: true,
+            again: false,
             lost: None,
             log_formatted: false,
         }
@@ -335,6 +343,7 @@ impl<'a> Mend<'a> {
         self.contested.clear();
         self.all_bad = more;
         self.moved = more;
+        self.recount = true;
         self.lost = None;
         let mut late = 0;
         for f in found {
@@ -368,8 +377,8 @@ impl<'a> Mend<'a> {
         // Damage of a group's own structures is mended first. What it hid of inodes and directories,
         // the next check finds.
         if !self.bad.is_empty() || self.all_bad || !self.only_groups() {
-            inode::all(self);
-            dir::all(self);
+            let tree = inode::all(self);
+            links::settle(self, tree);
             links::all(self);
             inode::quota(self);
         }
@@ -455,7 +464,7 @@ impl<'a> Mend<'a> {
             self.sb = *sb;
         }
         if let Ok(g) = Geometry::new(&self.sb) {
-            self.g = g;
+            self.g = Arc::new(g);
         }
     }
 

@@ -68,12 +68,15 @@ impl Sectors {
     }
 }
 
+/// Blocks that were read ahead, by their place.
+pub(crate) type Fetched = HashMap<u64, Vec<u8>>;
+
 /// Changed sectors over an image.
 pub(crate) struct Overlay {
     base: Arc<dyn Blocks>,
     sectors: RwLock<Sectors>,
     /// Blocks that were read ahead of their use.
-    ahead: Mutex<HashMap<u64, Vec<u8>>>,
+    ahead: Mutex<Fetched>,
 }
 
 impl Overlay {
@@ -91,14 +94,12 @@ impl Overlay {
         }
     }
 
-    /// Reads blocks of `len` bytes, many at a time, that will be asked for next. What was read
-    /// before and nobody has asked for is dropped.
-    pub fn fetch(&self, wanted: &[u64], len: usize) {
-        let mut ahead = self.ahead.lock().expect("no holder panics");
-        ahead.clear();
+    /// Reads blocks of `len` bytes, many at a time, for [`Overlay::expect`].
+    pub fn fetch(&self, wanted: &[u64], len: usize) -> Fetched {
+        let mut out = Fetched::new();
         for some in wanted.chunks(FETCHED) {
             let Some(mut stream) = self.base.stream(FETCHED * len) else {
-                return;
+                break;
             };
             let unit = stream.unit();
             for at in some {
@@ -110,10 +111,16 @@ impl Overlay {
             stream.send();
             while let Some((at, read)) = stream.next() {
                 if let Ok(block) = read {
-                    ahead.insert(at, block.to_vec());
+                    out.insert(at, block.to_vec());
                 }
             }
         }
+        out
+    }
+
+    /// These blocks will be asked for next. Those before that nobody has asked for are dropped.
+    pub fn expect(&self, blocks: Fetched) {
+        *self.ahead.lock().expect("no holder panics") = blocks;
     }
 
     /// Changes whole sectors from byte `offset` on.

@@ -21,11 +21,17 @@ impl Chunk {
     }
 }
 
+/// The kind of an inode that was not looked at yet.
+pub(crate) const UNSEEN: u8 = 0xff;
+/// With this bit: the kind that a directory says of such an inode.
+pub(crate) const EXPECTED: u8 = 0x80;
+
 /// An allocation group.
 #[derive(Default)]
 pub(crate) struct Ag {
     pub chunks: Vec<Chunk>,
-    /// For each slot of each chunk: the kind of inode, 0 for a free one.
+    /// For each slot of each chunk: the kind of inode, 0 for a free one; [`UNSEEN`] and
+    /// [`EXPECTED`] before it was looked at.
     pub kind: Vec<u8>,
     /// Directory entries, and what the inode says.
     pub seen: Vec<u32>,
@@ -36,6 +42,12 @@ pub(crate) struct Ag {
     pub avoid: Vec<(u32, u32)>,
     /// Blocks of trees and of the free list.
     pub old: Vec<(u32, u32)>,
+    /// Runs of data with one more owner, once for each.
+    pub shared: Vec<(u32, u32)>,
+    /// Blocks in the map that directories had before they were built anew.
+    pub released: Vec<(u32, u32)>,
+    /// Records of the reverse mapping tree, if there is one: start, blocks, owner, offset.
+    pub owners: Vec<(u32, u32, u64, u64)>,
     /// Runs that new structures are taken from.
     free: Option<Vec<(u32, u32)>>,
 }
@@ -116,6 +128,9 @@ pub(crate) fn begin(m: &mut Mend<'_>) {
         let ag = &mut m.ags[agno as usize];
         ag.old = normal(old);
         ag.free = None;
+        ag.shared.clear();
+        ag.released.clear();
+        ag.owners.clear();
         ag.map = Some(fresh(&m.g, agno, &ag.chunks, blocks));
     }
 }
