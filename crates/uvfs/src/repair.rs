@@ -120,7 +120,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         },
     };
     let nowhere = Nowhere;
-    let device = sink.map(DeviceSink);
+    let device = sink.map(DeviceSink::new).transpose();
+    let device = device.map_err(|e| failed(e.to_string()))?;
     let to: &dyn uvfs_xfs::repair::Sink = match &device {
         Some(d) => d,
         None => &nowhere,

@@ -3,8 +3,10 @@
 use super::Mend;
 use crate::format::*;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use uvfs_buf::{Anything, BufError, Config, Extent, SECTOR, Target, WriteQueue};
 use uvfs_io::device::Device;
+use uvfs_io::engine::EngineKind;
 
 /// Where the changes are written to: the image that is repaired.
 pub trait Sink: Sync {
@@ -14,27 +16,98 @@ pub trait Sink: Sync {
     fn flush(&self) -> io::Result<()>;
 }
 
-/// A device that is written through the kernel's page cache.
-#[derive(Debug)]
-pub struct DeviceSink(pub Arc<Device>);
+/// Bytes that are collected before they are written; as many more may be on their way.
+const QUEUE_BYTES: usize = 2 << 20;
+/// The cache's bound on memory.
+const CACHE_BYTES: usize = 8 << 20;
 
-impl Sink for DeviceSink {
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            match rustix::io::pwrite(&*self.0, &bytes[done..], offset + done as u64) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => done += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
+/// A device that is written through a [`WriteQueue`]: many writes in flight, each of what lies side by
+/// side. The checksums are in what it is given, because the checks read that before it is written.
+pub struct DeviceSink {
+    target: Target,
+    /// What waits, and its bytes.
+    queue: Mutex<(WriteQueue, usize)>,
+}
+
+impl DeviceSink {
+    /// Writes to this device.
+    pub fn new(device: Arc<Device>) -> io::Result<DeviceSink> {
+        let config = || Config {
+            limit: CACHE_BYTES,
+            ..Config::default()
+        };
+        let target = Target::open(device.clone(), EngineKind::Uring, config())
+            .or_else(|_| Target::open(device, EngineKind::Sync, config()))?;
+        Ok(DeviceSink::through(target))
+    }
+
+    /// Writes through this cache, which nobody else uses.
+    pub fn through(target: Target) -> DeviceSink {
+        DeviceSink {
+            queue: Mutex::new((WriteQueue::new(&target), 0)),
+            target,
+        }
+    }
+
+    /// Writes everything that waits, and forgets it: another write may overlap it.
+    fn drain(&self, (queue, bytes): &mut (WriteQueue, usize)) -> Result<(), BufError> {
+        let done = queue.flush();
+        if done.is_err() {
+            // What failed is not tried again.
+            queue.clear();
+        }
+        *bytes = 0;
+        self.target.invalidate_all();
+        done
+    }
+
+    fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), BufError> {
+        let mut queue = self.queue.lock().expect("no holder panics");
+        let unit = u64::from(self.target.geometry().block).max(SECTOR);
+        let end = offset + bytes.len() as u64;
+        let (start, stop) = (offset / unit * unit, end.next_multiple_of(unit));
+        let place = [Extent {
+            daddr: start / SECTOR,
+            len: ((stop - start) / SECTOR) as u32,
+        }];
+        if (start, stop) == (offset, end) {
+            let buffer = self.target.get(&place, &Anything)?;
+            buffer.write().copy_from_slice(bytes);
+            queue.1 += bytes.len();
+            queue.0.push(buffer);
+        } else {
+            // The device takes larger pieces only, which others may be parts of.
+            self.drain(&mut queue)?;
+            let buffer = self.target.read(&place, &Anything)?;
+            let from = (offset - start) as usize;
+            buffer.write()[from..from + bytes.len()].copy_from_slice(bytes);
+            queue.0.push(buffer);
+            self.drain(&mut queue)?;
+        }
+        if queue.1 >= QUEUE_BYTES {
+            queue.1 = 0;
+            // Earlier writes have been on their way for long.
+            queue.0.wait()?;
+            queue.0.submit();
         }
         Ok(())
     }
+}
+
+impl Sink for DeviceSink {
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.put(offset, bytes).map_err(failed)
+    }
 
     fn flush(&self) -> io::Result<()> {
-        Ok(rustix::fs::fdatasync(&*self.0)?)
+        let mut queue = self.queue.lock().expect("no holder panics");
+        self.drain(&mut queue).map_err(failed)?;
+        self.target.sync().map_err(failed)
     }
+}
+
+fn failed(e: BufError) -> io::Error {
+    io::Error::from_raw_os_error(e.errno())
 }
 
 const LOG: u8 = 0;

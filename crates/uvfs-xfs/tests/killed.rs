@@ -1,0 +1,176 @@
+//! Repairs whose process is killed: the next one ends with a sound file system.
+//!
+//! A process of this test runs the repair with an engine that kills it when so many writes have reached
+//! the image. Needs root, loop devices and xfsprogs.
+
+mod common;
+#[path = "common/damages.rs"]
+mod damages;
+#[path = "common/mutate.rs"]
+mod mutate;
+
+use common::*;
+use mutate::{MemImage, Random};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use uvfs_buf::Target;
+use uvfs_io::device::{Device, Geometry, OpenOptions};
+use uvfs_io::engine::{self, Engine, EngineConfig, EngineKind, EngineStats, Io, Op};
+use uvfs_xfs::Blocks;
+use uvfs_xfs::blocks::FileBlocks;
+use uvfs_xfs::check::{self, Progress, check};
+use uvfs_xfs::repair::{DeviceSink, Options, repair};
+
+/// Kills the process once this many writes are done.
+struct Killing {
+    engine: Arc<dyn Engine>,
+    left: AtomicUsize,
+}
+
+impl Engine for Killing {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+    fn geometry(&self) -> Geometry {
+        self.engine.geometry()
+    }
+    fn depth(&self) -> usize {
+        self.engine.depth()
+    }
+    fn submit(&self, ios: &mut Vec<Io>) {
+        while !ios.is_empty() {
+            let mut one = vec![ios.remove(0)];
+            let write = one[0].op == Op::Write;
+            // This engine is done with it when it comes back.
+            self.engine.submit(&mut one);
+            if let Some(io) = one.pop() {
+                // Its queue is full.
+                ios.insert(0, io);
+                return;
+            }
+            if write && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                let me = rustix::process::getpid();
+                rustix::process::kill_process(me, rustix::process::Signal::KILL).unwrap();
+            }
+        }
+    }
+    fn reap(&self, wait: bool, out: &mut Vec<Io>) -> usize {
+        self.engine.reap(wait, out)
+    }
+    fn in_flight(&self) -> usize {
+        self.engine.in_flight()
+    }
+    fn stats(&self) -> EngineStats {
+        self.engine.stats()
+    }
+}
+
+const IMAGE: &str = "UVFS_TEST_KILLED_IMAGE";
+const WRITES: &str = "UVFS_TEST_KILLED_WRITES";
+
+/// The process that is killed: nothing unless [`killed_after`] started it.
+#[test]
+fn victim() {
+    let Some(image) = std::env::var_os(IMAGE) else {
+        return;
+    };
+    let left = std::env::var(WRITES).unwrap().parse().unwrap();
+    let options = OpenOptions {
+        write: true,
+        ..OpenOptions::default()
+    };
+    let device = Arc::new(Device::open(Path::new(&image), options).unwrap());
+    let engine = engine::open(EngineKind::Sync, device, EngineConfig::default()).unwrap();
+    let engine = Killing {
+        engine,
+        left: AtomicUsize::new(left),
+    };
+    let target = Target::with_engine(Arc::new(engine), uvfs_buf::Config::default()).unwrap();
+    let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(Path::new(&image)).unwrap());
+    let options = Options {
+        zero_log: true,
+        ..Options::default()
+    };
+    let sink = DeviceSink::through(target);
+    let outcome = repair(blocks, &sink, &options, &Progress::default()).unwrap();
+    assert_eq!(outcome.left_count, 0, "{:?}", outcome.left);
+}
+
+/// Repairs an image in a process of its own, which is killed after so many writes.
+fn killed_after(image: &Path, writes: usize) -> ExitStatus {
+    let out = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "victim", "--nocapture"])
+        .env(IMAGE, image)
+        .env(WRITES, writes.to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stderr);
+    let ended = out.status.success() || out.status.signal() == Some(9);
+    assert!(ended, "{:?}: {text}", out.status);
+    out.status
+}
+
+fn findings(path: &Path) -> Vec<String> {
+    let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
+    let outcome = check(blocks, &check::Options::default(), &Progress::default()).unwrap();
+    outcome.findings.iter().map(|f| f.to_string()).collect()
+}
+
+#[test]
+fn a_killed_repair_is_done_again() {
+    if !can_compare() {
+        return;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(&["-m", "rmapbt=1", "-d", "agcount=2"]));
+    let mount = Mount::new(&image.path(), "rw").unwrap();
+    fill_some(mount.path());
+    for i in 0..500 {
+        fs::write(mount.path().join(format!("file-{i}")), pattern(i, 3000)).unwrap();
+    }
+    drop(mount);
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let copy = image.dir().join("damaged");
+    let mut kills = 0;
+    for seed in [1, 2, 3, 4] {
+        let mut random = Random(seed);
+        let mut damaged = mem.clone();
+        let what: Vec<String> = (0..3)
+            .map(|_| mutate::damage(&mut damaged, &regions, &mut random))
+            .collect();
+        for writes in 1.. {
+            let _ = fs::remove_file(&copy);
+            let from = image.path();
+            let args = [
+                "--sparse=always".as_ref(),
+                from.as_os_str(),
+                copy.as_os_str(),
+            ];
+            run::<&OsStr>("cp", &args);
+            damages::write_regions(&copy, &damaged, &regions);
+            let whole = killed_after(&copy, writes).success();
+            if !whole {
+                kills += 1;
+                assert!(killed_after(&copy, usize::MAX).success());
+            }
+            assert_eq!(
+                findings(&copy),
+                Vec::<String>::new(),
+                "{what:?}, {writes} writes"
+            );
+            let theirs = ["-n".as_ref(), "-f".as_ref(), copy.as_os_str()];
+            run::<&OsStr>("xfs_repair", &theirs);
+            if whole {
+                break;
+            }
+        }
+    }
+    eprintln!("killed {kills} times");
+    assert!(kills > 20, "{kills}");
+}
