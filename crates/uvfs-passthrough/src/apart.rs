@@ -3,31 +3,34 @@
 //! Such a call may wait for ever, and its queue's thread serves everybody. So it is made by threads that
 //! the mount has to itself, and the request waits as a task. It waits as long as a program on the host
 //! would, and as there ends when the caller is killed. Only when nothing on the mount has ended for
-//! [`HUNG`] and requests that wait for such mounts fill a queue do further ones fail.
+//! [`HUNG`] and more than [`CROWD`] requests wait for such mounts do further ones fail.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
+use std::os::fd::AsFd;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::Statx;
 use rustix::io::Errno;
 use uvfs_io::blocking::Pool;
-use uvfs_io::{ops, runtime};
-use uvfs_server::fs::{Context, Entry, Opened};
+use uvfs_io::{Payload, ops, runtime};
+use uvfs_server::fs::{Context, Entry, IoHow, Opened};
 use uvfs_server::interrupt;
 
 use crate::Source;
 use crate::inode::Inode;
+use crate::io;
 use crate::slots::lock;
 use crate::sys::{self, Result};
 
 /// Threads of a mount.
 const THREADS: usize = 16;
-/// Of a queue's requests so many may wait for mounts that hang, half of what the queue has at a time.
+/// So many requests may wait for mounts that hang: half of what a queue has at a time, and of what the kernel
+/// sends ahead of its callers.
 const CROWD: usize = 32;
 /// Nothing ended on a mount for so long.
 const HUNG: Duration = Duration::from_secs(5);
@@ -44,8 +47,6 @@ thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(false) };
     /// The mount that a handler was to look at when it ended with [`ELSEWHERE`].
     static WHERE: Cell<u64> = const { Cell::new(0) };
-    /// Requests of this thread's queue that wait for mounts.
-    static WAITS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Whether others answer for a file system of this type (statfs(2)'s f_type): FUSE, NFS, CIFS, 9P, Ceph,
@@ -110,6 +111,8 @@ impl Drop for UnderWay {
 pub(crate) struct Apart {
     /// There are, or were, any.
     any: AtomicBool,
+    /// Requests that wait for them.
+    waits: AtomicUsize,
     mounts: Mutex<HashMap<u64, Arc<Mount>>>,
     /// Names that lead to them, by their directories' nodes.
     crossings: Mutex<HashSet<(u64, CString)>>,
@@ -152,11 +155,13 @@ macro_rules! nothing_to_take_back {
 nothing_to_take_back!(
     (),
     u64,
+    usize,
     bool,
     Vec<u8>,
     (i32, Vec<u8>),
     std::sync::Arc<crate::dir::OpenDir>,
     uvfs_server::fs::Attributes,
+    uvfs_server::fs::Lock,
     uvfs_server::fs::Unlinked,
     uvfs_proto::abi::Kstatfs,
     (uvfs_proto::abi::Statx, Duration)
@@ -250,6 +255,11 @@ impl Source {
         }
     }
 
+    /// Whether calls on a node are for [`Source::elsewhere`].
+    pub(crate) fn leads_elsewhere(&self, node: u64) -> bool {
+        self.here(&[node], None, |_| Ok(())).is_none()
+    }
+
     /// Has a thread of the mount that [`Source::here`] found call a handler.
     ///
     /// # Errors
@@ -257,6 +267,27 @@ impl Source {
     pub(crate) async fn elsewhere<T: Unwanted + Send + 'static>(
         self: &Arc<Self>,
         cx: &Context,
+        call: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.on_its_threads(cx, false, call).await
+    }
+
+    /// As [`Source::elsewhere`], but the call is made in any case, if later.
+    ///
+    /// # Errors
+    /// As there: the call then still comes.
+    pub(crate) async fn surely_elsewhere(
+        self: &Arc<Self>,
+        cx: &Context,
+        call: impl FnOnce(&Self) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        self.on_its_threads(cx, true, call).await
+    }
+
+    async fn on_its_threads<T: Unwanted + Send + 'static>(
+        self: &Arc<Self>,
+        cx: &Context,
+        surely: bool,
         call: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         if !runtime::is_running() {
@@ -271,7 +302,7 @@ impl Source {
         let (source, still, under_way) = (self.clone(), wanted.clone(), UnderWay::begin(&mount));
         let call = mount.pool.run(move || {
             let _under_way = under_way;
-            if !still.load(Ordering::Acquire) {
+            if !surely && !still.load(Ordering::Acquire) {
                 return Err(Errno::INTR);
             }
             MAY_WAIT.set(true);
@@ -285,10 +316,10 @@ impl Source {
                 }
             }
         });
-        let _wait = Wait::begin();
+        let _wait = Wait::begin(&self.apart.waits);
         let mut call = pin!(call);
         let why = loop {
-            if WAITS.get() > CROWD && mount.hangs() {
+            if self.apart.waits.load(Ordering::Relaxed) > CROWD && mount.hangs() {
                 break Errno::TIMEDOUT;
             }
             if let Some(done) = ops::within(TICK, call.as_mut()).await {
@@ -306,19 +337,61 @@ impl Source {
     }
 }
 
-/// A request that waits for a mount.
-struct Wait;
+/// Reads and writes of files that are apart. They have memory of their own: a call that nobody waits for any more
+/// may still come to write into it, when the memory of its request serves another.
+impl Source {
+    pub(crate) async fn read_elsewhere(
+        self: &Arc<Self>,
+        cx: &Context,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
+        let (fh, offset, len) = (how.fh, how.offset, data.len());
+        let read = move |source: &Self| {
+            let mut bytes = vec![0; len];
+            let read = io::read_waiting(source.file(fh)?.as_fd(), &mut bytes, offset)?;
+            bytes.truncate(read);
+            Ok(bytes)
+        };
+        let bytes = self.elsewhere(cx, read).await?;
+        data.copy_in(0, &bytes);
+        Ok(bytes.len())
+    }
 
-impl Wait {
-    fn begin() -> Self {
-        WAITS.set(WAITS.get() + 1);
-        Self
+    pub(crate) async fn write_elsewhere(
+        self: &Arc<Self>,
+        cx: &Context,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize> {
+        let (context, how) = (*cx, *how);
+        let mut bytes = vec![0; data.len()];
+        data.copy_out(0, &mut bytes);
+        self.elsewhere(cx, move |source| {
+            let (file, append) = source.begin_write(&context, &how)?;
+            let written = io::write_waiting(file.as_fd(), &bytes, how.offset, append)?;
+            if let Some(data_only) = file.syncs_after(&how) {
+                io::sync(file.as_fd(), data_only)?;
+            }
+            Ok(written)
+        })
+        .await
     }
 }
 
-impl Drop for Wait {
+/// A request that waits for a mount.
+struct Wait<'a>(&'a AtomicUsize);
+
+impl<'a> Wait<'a> {
+    fn begin(waits: &'a AtomicUsize) -> Self {
+        waits.fetch_add(1, Ordering::Relaxed);
+        Self(waits)
+    }
+}
+
+impl Drop for Wait<'_> {
     fn drop(&mut self) {
-        WAITS.set(WAITS.get() - 1);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{OFlags, Statx};
+use rustix::fs::{FallocateFlags, OFlags, Statx};
 use rustix::io::Errno;
 use uvfs_io::blocking;
 use uvfs_io::ops::{self, File};
@@ -56,6 +56,16 @@ impl Drop for OpenFile {
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl OpenFile {
+    /// Whether a write is to be followed by a sync, because of the call (RWF_DSYNC) or of the mount: then of the data
+    /// only, or of all. The host sees to an open file's own flags.
+    pub(crate) fn syncs_after(&self, how: &IoHow) -> Option<bool> {
+        let synchronous = OFlags::from_bits_retain(how.flags) & (OFlags::SYNC | OFlags::DSYNC);
+        let syncs = self.unsynced && !OFlags::from_bits_retain(self.asked).contains(synchronous);
+        syncs.then(|| !synchronous.contains(OFlags::SYNC))
     }
 }
 
@@ -543,6 +553,17 @@ impl Source {
         how: &IoHow,
         data: &Payload,
     ) -> Result<usize> {
+        let (file, append) = self.begin_write(cx, how)?;
+        let uncached = how.uncached || self.options.uncached;
+        let written = io::write(&file, data, how.offset, append, uncached).await?;
+        if let Some(data_only) = file.syncs_after(how) {
+            ops::fsync(&file.fd, data_only).await?;
+        }
+        Ok(written)
+    }
+
+    /// The file of a write that is allowed, and whether the write is to go to its end.
+    pub(crate) fn begin_write(&self, cx: &Context, how: &IoHow) -> Result<(Arc<OpenFile>, bool)> {
         self.writable()?;
         let file = self.file(how.fh)?;
         if how.kill_suidgid {
@@ -550,14 +571,7 @@ impl Source {
             self.mode_changed(file.inode.node, changed);
         }
         let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
-        let uncached = how.uncached || self.options.uncached;
-        let written = io::write(&file, data, how.offset, append, uncached).await?;
-        // Of a call (RWF_DSYNC) or the mount; the host sees to an open file's own.
-        let synchronous = OFlags::from_bits_retain(how.flags) & (OFlags::SYNC | OFlags::DSYNC);
-        if file.unsynced && !OFlags::from_bits_retain(file.asked).contains(synchronous) {
-            ops::fsync(&file.fd, !synchronous.contains(OFlags::SYNC)).await?;
-        }
-        Ok(written)
+        Ok((file, append))
     }
 
     pub(crate) async fn fallocate_file(
@@ -571,6 +585,25 @@ impl Source {
         self.writable()?;
         let file = self.file(fh)?;
         ops::fallocate(&file.fd, mode, offset, len).await?;
+        self.content_changed(cx, &file)
+    }
+
+    /// As [`Source::fallocate_file`], in this thread, which may wait.
+    pub(crate) fn fallocate_waiting(
+        &self,
+        cx: &Context,
+        fh: u64,
+        range: (u64, u64),
+        mode: u32,
+    ) -> Result<()> {
+        self.writable()?;
+        let file = self.file(fh)?;
+        let mode = FallocateFlags::from_bits_retain(mode);
+        rustix::fs::fallocate(file.as_fd(), mode, range.0, range.1)?;
+        self.content_changed(cx, &file)
+    }
+
+    fn content_changed(&self, cx: &Context, file: &OpenFile) -> Result<()> {
         let changed = meta::kill_suidgid_unless_kept(cx, file.as_fd())?;
         self.mode_changed(file.inode.node, changed);
         Ok(())
@@ -599,30 +632,32 @@ impl Source {
     }
 
     pub(crate) async fn copy_file(&self, cx: &Context, copy: &CopyRange) -> Result<u64> {
+        let call = self.begin_copy(cx, copy)?;
+        match copy.len <= SHORT_COPY {
+            true => call(),
+            false => blocking::run(call).await,
+        }
+    }
+
+    /// A copy that is allowed; what makes it may block.
+    pub(crate) fn begin_copy(
+        &self,
+        cx: &Context,
+        copy: &CopyRange,
+    ) -> Result<impl FnOnce() -> Result<u64> + Send + 'static + use<>> {
         self.writable()?;
         if copy.flags != 0 {
             return Err(Errno::INVAL);
         }
         let (from, to) = (self.file(copy.fh_in)?, self.file(copy.fh_out)?);
-        let changed = meta::kill_suidgid_unless_kept(cx, to.as_fd())?;
-        self.mode_changed(to.inode.node, changed);
+        self.content_changed(cx, &to)?;
         let (mut offset_in, mut offset_out) = (copy.offset_in, copy.offset_out);
         let len = usize::try_from(copy.len).unwrap_or(usize::MAX);
-        let mut call = move || {
-            rustix::fs::copy_file_range(
-                from.as_fd(),
-                Some(&mut offset_in),
-                to.as_fd(),
-                Some(&mut offset_out),
-                len,
-            )
-        };
-        let copied = if copy.len <= SHORT_COPY {
-            call()
-        } else {
-            blocking::run(call).await
-        };
-        copied.map(|n| n as u64)
+        Ok(move || {
+            let (from, to) = (from.as_fd(), to.as_fd());
+            let places = (Some(&mut offset_in), Some(&mut offset_out));
+            rustix::fs::copy_file_range(from, places.0, to, places.1, len).map(|n| n as u64)
+        })
     }
 
     /// Inode flags and project ids (`lsattr`, `chattr`).

@@ -1,7 +1,7 @@
 //! Reading and writing open files through the thread's I/O engine.
 
-use std::io::IoSliceMut;
-use std::os::fd::AsFd;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -68,6 +68,60 @@ pub(crate) async fn write(
         }
     }
     ops::write_at(&file.fd, data, offset, flags).await
+}
+
+/// Reads until `bytes` is full or the file ends, in this thread, which may wait.
+pub(crate) fn read_waiting(fd: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize> {
+    let len = bytes.len();
+    piecewise(len, offset, |done, at| {
+        rustix::io::pread(fd, &mut bytes[done..], at)
+    })
+}
+
+/// Writes all of `bytes`, in this thread, which may wait; says how many went before an error.
+pub(crate) fn write_waiting(
+    fd: BorrowedFd<'_>,
+    bytes: &[u8],
+    offset: u64,
+    append: bool,
+) -> Result<usize> {
+    let flags = match append {
+        true => ReadWriteFlags::APPEND,
+        false => ReadWriteFlags::empty(),
+    };
+    piecewise(bytes.len(), offset, |done, at| {
+        rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[done..])], at, flags)
+    })
+}
+
+/// Makes a call again for what is left, until it transfers nothing.
+fn piecewise(
+    len: usize,
+    offset: u64,
+    mut call: impl FnMut(usize, u64) -> Result<usize>,
+) -> Result<usize> {
+    if i64::try_from(offset).is_err() {
+        return Err(Errno::INVAL);
+    }
+    let mut done = 0;
+    while done < len {
+        match call(done, offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// fsync(2), or fdatasync(2) with `data_only`, in this thread, which may wait.
+pub(crate) fn sync(fd: BorrowedFd<'_>, data_only: bool) -> Result<()> {
+    match data_only {
+        true => rustix::fs::fdatasync(fd),
+        false => rustix::fs::fsync(fd),
+    }
 }
 
 /// Whether open(2)'s flags ask for appending.

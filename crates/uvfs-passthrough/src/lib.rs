@@ -342,6 +342,21 @@ impl Source {
     }
 }
 
+impl Passthrough {
+    /// Takes back what a caller has no more use for, also when nobody waits for that any more.
+    async fn give_back(
+        &self,
+        cx: &Context,
+        node: u64,
+        call: impl FnOnce(&Source) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        match self.0.leads_elsewhere(node) {
+            true => Box::pin(self.0.surely_elsewhere(cx, call)).await,
+            false => call(&self.0),
+        }
+    }
+}
+
 impl FileSystem for Passthrough {
     fn init(&self, config: &mut Config) -> Result<()> {
         let options = &self.0.options;
@@ -601,22 +616,20 @@ impl FileSystem for Passthrough {
             .with_room(|| source.make_tmpfile(cx, parent, new, how)))
     }
 
-    async fn read(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        self.0.read_file(how, data).await
+    async fn read(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        match self.0.leads_elsewhere(node) {
+            true => Box::pin(self.0.read_elsewhere(cx, how, data)).await,
+            false => self.0.read_file(how, data).await,
+        }
     }
 
     async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
-        let mut how = *how;
-        if how.kill_suidgid && self.0.apart.any() {
-            let fh = how.fh;
-            apart!(self, cx, [node], None, [cx], |source| meta::kill_suidgid(
-                cx,
-                source.file(fh)?.as_fd()
-            ))?;
-            how.kill_suidgid = false;
-        }
         loop {
-            match self.0.write_file(cx, &how, data).await {
+            let written = match self.0.leads_elsewhere(node) {
+                true => Box::pin(self.0.write_elsewhere(cx, how, data)).await,
+                false => self.0.write_file(cx, how, data).await,
+            };
+            match written {
                 Err(errno) if self.0.makes_room(errno) => {}
                 // What was appended can't be taken back and done again.
                 Ok(done)
@@ -628,12 +641,13 @@ impl FileSystem for Passthrough {
         }
     }
 
-    async fn flush(&self, _: &Context, _: u64, fh: u64, owner: u64) -> Result<()> {
+    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
         if !self.0.options.host_locks {
             // Nothing is held back here, and the kernel then need not ask at each close.
             return Err(Errno::NOSYS);
         }
-        self.0.drop_locks(fh, owner)
+        let call = move |source: &Source| source.drop_locks(fh, owner);
+        self.give_back(cx, node, call).await
     }
 
     async fn release(
@@ -645,11 +659,18 @@ impl FileSystem for Passthrough {
         _: Option<u64>,
     ) -> Result<()> {
         // A flock(2) lock goes with the host's open file.
-        apart!(self, cx, [node], None, [], |source| source.release_file(fh))
+        let call = move |source: &Source| source.release_file(fh);
+        self.give_back(cx, node, call).await
     }
 
-    async fn fsync(&self, _: &Context, _: u64, fh: u64, data_only: bool) -> Result<()> {
-        ops::fsync(&self.0.file(fh)?.fd, data_only).await
+    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        match self.0.leads_elsewhere(node) {
+            true => {
+                let call = move |source: &Source| io::sync(source.file(fh)?.as_fd(), data_only);
+                Box::pin(self.0.elsewhere(cx, call)).await
+            }
+            false => ops::fsync(&self.0.file(fh)?.fd, data_only).await,
+        }
     }
 
     async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
@@ -677,16 +698,16 @@ impl FileSystem for Passthrough {
     }
 
     async fn releasedir(&self, cx: &Context, node: u64, fh: u64, _: u32) -> Result<()> {
-        apart!(self, cx, [node], None, [], |source| source
-            .dirs
-            .remove(fh)
-            .map(drop)
-            .ok_or(Errno::BADF))
+        let call = move |source: &Source| source.dirs.remove(fh).map(drop).ok_or(Errno::BADF);
+        self.give_back(cx, node, call).await
     }
 
     async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
-        let dir = apart!(self, cx, [node], None, [], |source| source.dir(node, fh))?;
-        ops::fsync(&dir.fd, data_only).await
+        if self.0.leads_elsewhere(node) {
+            let call = move |source: &Source| io::sync(source.dir(node, fh)?.as_fd(), data_only);
+            return Box::pin(self.0.elsewhere(cx, call)).await;
+        }
+        ops::fsync(&self.0.dir(node, fh)?.fd, data_only).await
     }
 
     async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
@@ -721,25 +742,39 @@ impl FileSystem for Passthrough {
             .remove_xattr(cx, node, name))
     }
 
-    async fn getlk(&self, _: &Context, _: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
-        self.0.test_lock(how, lock)
+    async fn getlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
+        apart!(self, cx, [node], None, [how, lock], |source| source
+            .test_lock(how, lock))
     }
 
-    async fn setlk(&self, _: &Context, _: u64, how: &LockHow, lock: &Lock) -> Result<()> {
-        self.0.take_lock(how, lock).await
+    async fn setlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<()> {
+        lock::patiently(how.wait, async || {
+            apart!(self, cx, [node], None, [how, lock], |source| source
+                .try_lock(how, lock))
+        })
+        .await
     }
 
     async fn fallocate(
         &self,
         cx: &Context,
-        _: u64,
+        node: u64,
         fh: u64,
         offset: u64,
         len: u64,
         mode: u32,
     ) -> Result<()> {
         loop {
-            match self.0.fallocate_file(cx, fh, offset, len, mode).await {
+            let done = match self.0.leads_elsewhere(node) {
+                true => {
+                    let (context, range) = (*cx, (offset, len));
+                    let call =
+                        move |source: &Source| source.fallocate_waiting(&context, fh, range, mode);
+                    Box::pin(self.0.elsewhere(cx, call)).await
+                }
+                false => self.0.fallocate_file(cx, fh, offset, len, mode).await,
+            };
+            match done {
                 Err(errno) if self.0.makes_room(errno) => {}
                 result => return result,
             }
@@ -758,12 +793,28 @@ impl FileSystem for Passthrough {
             .seek_file(fh, offset, whence))
     }
 
-    async fn copy_file_range(&self, cx: &Context, _: u64, copy: &CopyRange) -> Result<u64> {
-        self.0.copy_file(cx, copy).await
+    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &CopyRange) -> Result<u64> {
+        match self.0.leads_elsewhere(node) || self.0.leads_elsewhere(copy.node_out) {
+            true => {
+                let (context, copy) = (*cx, *copy);
+                let call = move |source: &Source| source.begin_copy(&context, &copy)?();
+                Box::pin(self.0.elsewhere(cx, call)).await
+            }
+            false => self.0.copy_file(cx, copy).await,
+        }
     }
 
     async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
-        self.0.file_ioctl(cx, node, ioctl)
+        let (input, head) = (
+            ioctl.input,
+            Ioctl {
+                input: &[],
+                ..*ioctl
+            },
+        );
+        apart!(self, cx, [node], None, [cx, input], |source| {
+            source.file_ioctl(cx, node, &Ioctl { input, ..head })
+        })
     }
 
     fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {

@@ -96,11 +96,14 @@ fn lock_of(flock: &libc::flock, pid: u32) -> Lock {
 }
 
 /// Waits until `attempt` does not say EAGAIN; for [`GRACE`] even if it should not wait.
-async fn patiently(wait: bool, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
+pub(crate) async fn patiently(
+    wait: bool,
+    mut attempt: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
     let mut pause = FIRST_WAIT;
     let mut waited = Duration::ZERO;
     loop {
-        match attempt() {
+        match attempt().await {
             Err(Errno::AGAIN | Errno::ACCESS) if wait || waited < GRACE => {}
             Err(Errno::ACCESS) => return Err(Errno::AGAIN),
             result => return result,
@@ -182,7 +185,8 @@ impl Source {
         0
     }
 
-    pub(crate) async fn take_lock(&self, how: &LockHow, lock: &Lock) -> Result<()> {
+    /// Takes a lock, or gives one back, without waiting: EAGAIN, or EACCES, when somebody else has it.
+    pub(crate) fn try_lock(&self, how: &LockHow, lock: &Lock) -> Result<()> {
         let file = self.file(how.fh)?;
         if how.flock {
             let op = match lock.kind as i32 {
@@ -191,19 +195,15 @@ impl Source {
                 libc::F_UNLCK => FlockOperation::NonBlockingUnlock,
                 _ => return Err(Errno::INVAL),
             };
-            return patiently(how.wait, || rustix::fs::flock(file.as_fd(), op)).await;
+            return rustix::fs::flock(file.as_fd(), op);
         }
-        let flock = flock_of(lock)?;
-        let unlocks = lock.kind as i32 == libc::F_UNLCK;
-        if unlocks && file.inode.state().owners.get(how.owner).is_none() {
+        let mut flock = flock_of(lock)?;
+        if lock.kind as i32 == libc::F_UNLCK && file.inode.state().owners.get(how.owner).is_none() {
             return Ok(());
         }
-        patiently(how.wait && !unlocks, || {
-            // Each time: the owner's description goes when it closes the file meanwhile.
-            let fd = self.owner_fd(&file, how, lock.pid)?;
-            sys::ofd_lock(fd.as_fd(), libc::F_OFD_SETLK, &mut flock.clone())
-        })
-        .await
+        // Looked up each time: the owner's description goes when it closes the file meanwhile.
+        let fd = self.owner_fd(&file, how, lock.pid)?;
+        sys::ofd_lock(fd.as_fd(), libc::F_OFD_SETLK, &mut flock)
     }
 
     /// The last descriptor of a handle was closed. Owners of POSIX locks have given theirs back by

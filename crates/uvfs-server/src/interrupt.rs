@@ -34,10 +34,21 @@ pub fn interrupted() -> bool {
     })
 }
 
-/// Whether the caller of the request that is being handled, with this context, is being killed. Other
-/// signals do not end what no program expects to be interrupted.
+/// Whether the caller of the request that is being handled, with this context, is being killed, or is a client
+/// whose session has ended. Other signals do not end what no program expects to be interrupted.
 pub fn is_killed(cx: &Context) -> bool {
-    interrupted() && is_dying(cx.pid)
+    interrupted() && (cx.unique & CLIENTS != 0 || is_dying(cx.pid))
+}
+
+/// Numbers of clients' requests have this bit, which the kernel's never have: [`Table`] has both.
+const CLIENTS: u64 = 1 << 62;
+/// Of the numbers of a client's requests so many bits count them.
+const COUNT: u32 = 31;
+
+/// The number of a client's request. In steps of two, as the kernel's: the lowest bit marks interrupts.
+pub(crate) fn unique(client: u32, count: u64) -> u64 {
+    let client = u64::from(client) << COUNT & (CLIENTS - 1);
+    CLIENTS | client | count << 1 & ((1 << COUNT) - 1)
 }
 
 /// Whether a thread is about to die of a signal; false where that can't be seen. (Nothing that this reads
@@ -149,6 +160,23 @@ impl Table {
         found
     }
 
+    /// Interrupts all requests of a client, whose session has ended.
+    pub(crate) fn interrupt_client(&self, client: u32) {
+        let of = unique(client, 0) >> COUNT;
+        let requests = self.lock();
+        let of_client = requests
+            .values()
+            .filter(|one| one.waits.unique >> COUNT == of);
+        let wakers: Vec<_> = of_client
+            .map(|one| {
+                one.flag.store(true, Ordering::Relaxed);
+                one.waker.clone()
+            })
+            .collect();
+        drop(requests);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     /// Runs a handler so that it can be interrupted, and so that its panic is its own: then there
     /// is no value.
     pub(crate) async fn guard<T>(
@@ -210,18 +238,41 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
-        let table = Table::default();
-        let mut cx = Context::from_waker(Waker::noop());
-        let request = |unique| Waits {
+    fn request(unique: u64) -> Waits {
+        Waits {
             unique,
             opcode: 15,
             node: 3,
             pid: 0,
             cause: Cause::FileSystem,
             since: None,
+        }
+    }
+
+    #[test]
+    fn a_client_that_ends_interrupts_its_own_requests_alone() {
+        let table = Table::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        let waits = || {
+            std::future::poll_fn(|_| match interrupted() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
         };
+        let of = |client, count| Box::pin(table.guard(request(unique(client, count)), waits()));
+        let mut all = [of(1, 0), of(1, u64::MAX), of(2, 0), of(u32::MAX, 7)];
+        for one in &mut all {
+            assert!(one.as_mut().poll(&mut cx).is_pending());
+        }
+        table.interrupt_client(1);
+        let ended = all.map(|mut one| one.as_mut().poll(&mut cx).is_ready());
+        assert_eq!(ended, [true, true, false, false]);
+    }
+
+    #[test]
+    fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
+        let table = Table::default();
+        let mut cx = Context::from_waker(Waker::noop());
         let mut waits = pin!(table.guard(
             request(7),
             std::future::poll_fn(|_| {

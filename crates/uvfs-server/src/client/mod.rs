@@ -30,7 +30,7 @@ use uvfs_queue::pair::{End, ServerQueue};
 use crate::coherence::lease::Mode;
 use crate::dispatch::{attributes, entry_out};
 use crate::fs::{Context, Errno, FileSystem, Origin};
-use crate::interrupt::{Cause, Waits};
+use crate::interrupt::{self, Cause, Waits};
 use crate::pipeline::{execute, refuse};
 use crate::reply::{Body, Outcome, Reply};
 use crate::request::{Message, Request};
@@ -39,10 +39,6 @@ use crate::stats::{Attached, QueueStats};
 
 use guests::Guest;
 use link::Link;
-
-/// Numbers of clients' requests have this bit, which the kernel's never have: the table of requests
-/// that can be interrupted has both.
-const OURS: u64 = 1 << 62;
 
 pub(crate) struct Client<F: FileSystem> {
     pub(crate) session: Arc<Session<F>>,
@@ -66,25 +62,11 @@ pub(crate) struct Client<F: FileSystem> {
     pub(crate) handles: RefCell<HashSet<(u64, u64, bool)>>,
     /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
     pub(crate) imported: RefCell<HashMap<(u64, u64), u32>>,
-    /// Requests that wait for locks.
-    pub(crate) lock_waiters: RefCell<HashSet<u64>>,
     /// No request is taken any more.
     pub(crate) over: Cell<bool>,
     /// Its dirty pages have been written, or are lost.
     pub(crate) salvaged: Cell<bool>,
     pub(crate) socket: Arc<File>,
-}
-
-/// Takes its request off the list when that ends.
-struct LockWaiter<'a> {
-    list: &'a RefCell<HashSet<u64>>,
-    unique: u64,
-}
-
-impl Drop for LockWaiter<'_> {
-    fn drop(&mut self) {
-        self.list.borrow_mut().remove(&self.unique);
-    }
 }
 
 /// The client hears of the end of its session, also when a panic ends it.
@@ -107,14 +89,12 @@ impl<F: FileSystem> Drop for Client<F> {
 }
 
 impl<F: FileSystem> Client<F> {
-    /// The session ends: nothing more is taken, and requests that wait for locks wait no longer.
+    /// The session ends: nothing more is taken, and requests that wait for locks, or for a mount that hangs, wait no
+    /// longer.
     pub(crate) fn ends(&self) {
         self.link.end();
         self.over.set(true);
-        for &unique in self.lock_waiters.borrow().iter() {
-            // Not found is not waiting.
-            let _ = self.session.interrupts.interrupt(unique);
-        }
+        self.session.interrupts.interrupt_client(self.number);
     }
 
     /// The header of a new request of the client's, but for what is asked.
@@ -131,10 +111,9 @@ impl<F: FileSystem> Client<F> {
 
     /// The caller of a new request.
     fn context(&self) -> Context {
-        static UNIQUE: AtomicU64 = AtomicU64::new(0);
+        static COUNT: AtomicU64 = AtomicU64::new(0);
         Context {
-            // In steps of two, as the kernel's: the lowest bit marks interrupts.
-            unique: OURS | UNIQUE.fetch_add(2, Ordering::Relaxed),
+            unique: interrupt::unique(self.number, COUNT.fetch_add(1, Ordering::Relaxed)),
             uid: self.uid,
             gid: self.gid,
             pid: self.pid,
@@ -200,16 +179,9 @@ impl<F: FileSystem> Client<F> {
 
     /// Answers an authorized request of FUSE's.
     async fn fuse(&self, request: &Request<'_>, tail: &mut Body) -> Outcome {
-        let unique = request.cx.unique;
-        let _waits = match request.operation {
-            Operation::Setlkw(_) if self.over.get() => return Err(Errno::INTR),
-            Operation::Setlkw(_) => {
-                let list = &self.lock_waiters;
-                list.borrow_mut().insert(unique);
-                Some(LockWaiter { list, unique })
-            }
-            _ => None,
-        };
+        if self.over.get() && matches!(request.operation, Operation::Setlkw(_)) {
+            return Err(Errno::INTR);
+        }
         let outcome = pin!(execute(&self.session, &self.stats, request)).await;
         match &outcome {
             Ok(Reply::Opened(_)) if matches!(request.operation, Operation::Open(_)) => {

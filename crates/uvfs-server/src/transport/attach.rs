@@ -488,7 +488,6 @@ async fn attend<F: FileSystem>(
         number,
         handles: RefCell::default(),
         imported: RefCell::default(),
-        lock_waiters: RefCell::default(),
         over: Cell::new(false),
         salvaged: Cell::new(false),
         socket,

@@ -48,6 +48,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("torture", torture::load),
     ("leaseholder", hostile::leaseholder),
     ("crowd", hostile::crowd),
+    ("crowd_of_open_files", hostile::crowd_of_open_files),
     ("attach_with_hung_files", hostile::attach_with_hung_files),
     ("signalled", hostile::signalled),
 ];

@@ -379,6 +379,109 @@ fn a_hung_mount_below_the_source_stops_nobody_else() {
     }
 }
 
+/// Open files of a mount that hangs, more than the mount has threads for them, and than a ring has.
+const HUNG_FILES: usize = 20;
+
+/// Opens files, and then has as many threads on one core ask for something that is about open files. Reports for
+/// how long another caller then waits for something else.
+pub fn crowd_of_open_files(dir: &Path, argument: &str) -> String {
+    let (kind, signs) = argument.rsplit_once(' ').unwrap();
+    let (kind, signs) = (kind.to_owned(), Path::new(signs));
+    let open = |name: String| {
+        let path = dir.join("below").join(name);
+        let mut options = fs::File::options();
+        options.read(true).write(true).open(path).unwrap()
+    };
+    let mut core = CpuSet::new();
+    core.set(0);
+    sched_setaffinity(None, &core).unwrap();
+    let files = (0..HUNG_FILES).map(|n| (open(format!("from{n}")), open(format!("to{n}"))));
+    let files: Vec<_> = files.collect();
+    fs::write(signs.join("open"), "").unwrap();
+    wait_for("the file system to stop", || signs.join("stopped").exists());
+    for (from, to) in files {
+        let kind = kind.clone();
+        std::thread::spawn(move || match &*kind {
+            "ioctl" => drop(rustix::fs::ioctl_getflags(&from)),
+            "copy" => drop(rustix::fs::copy_file_range(&from, None, &to, None, 3)),
+            "large copy" => drop(rustix::fs::copy_file_range(&from, None, &to, None, 1 << 20)),
+            "read" => drop(rustix::io::pread(&from, &mut [0; 8], 1 << 17)),
+            "write" => drop(rustix::io::pwrite(&to, b"late", 0)),
+            "allocation" => {
+                let mode = rustix::fs::FallocateFlags::empty();
+                let _ = rustix::fs::fallocate(&to, mode, 0, 1 << 20);
+            }
+            "fsync" => drop(from.sync_all()),
+            _ => drop(rustix::fs::fcntl_lock(
+                &to,
+                rustix::fs::FlockOperation::LockExclusive,
+            )),
+        });
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    assert!(fs::metadata(dir.join("none")).is_err());
+    let mut other = fs::File::create(dir.join("other")).unwrap();
+    other.write_all(&vec![7; 1 << 20]).unwrap();
+    other.sync_all().unwrap();
+    began.elapsed().as_millis().to_string()
+}
+
+/// If calls on open files waited on a queue's thread, or took the threads that its ring has for all files, those
+/// of a neighbour that never answers would stop the whole mount.
+#[test]
+fn calls_on_open_files_of_a_hung_mount_stop_nobody_else() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs]) {
+        return;
+    }
+    let kinds = [
+        "ioctl",
+        "copy",
+        "large copy",
+        "lock",
+        "read",
+        "write",
+        "allocation",
+        "fsync",
+    ];
+    for kind in kinds {
+        // The second takes locks from its own kernel, so the first waits for it.
+        let serve = Serve::over(ANY)
+            .option("host_locks")
+            .option("nopassthrough");
+        let served = Served::new(&serve);
+        let (other, below) = (served.scratch.dir("other"), served.source.join("below"));
+        fs::create_dir(&below).unwrap();
+        for n in 0..HUNG_FILES {
+            fs::write(other.join(format!("from{n}")), vec![b'f'; 1 << 18]).unwrap();
+            fs::write(other.join(format!("to{n}")), "early").unwrap();
+        }
+        let mut hung = Mount::new(&serve, &other, &below);
+        let (signs, report) = (served.scratch.dir("signs"), served.scratch.path("crowd"));
+        let argument = format!("{kind} {}", signs.display());
+        let crowd = &mut child::call("crowd_of_open_files", &served.mount.at, &argument, &report);
+        let mut crowd = Running::start(crowd);
+        wait_for("the files to be open", || signs.join("open").exists());
+        hung.server.signal(Signal::STOP);
+        fs::write(signs.join("stopped"), "").unwrap();
+        // Its end may wait for the hung mount, as it would on the host: each close is a request there.
+        let saw = wait_until(Duration::from_secs(20), || report.exists());
+        hung.server.signal(Signal::CONT);
+        crowd.wait(SOON).expect("all calls end").ok();
+        assert!(saw, "{kind}: the mount stood still");
+        let waited: u64 = fs::read_to_string(report).unwrap().parse().unwrap();
+        println!("{kind}: {waited} ms");
+        assert!(waited < 10_000, "{kind}: {waited} ms");
+        // And it goes on: all are read, written and closed as before.
+        let script =
+            "cd \"$1/below\"; echo new >to0; cat to0; head -c 3 from1; flock to1 echo locked";
+        let seen = served.mount.run(&mut shell(script, &[&served.mount.at]));
+        assert_eq!(seen.ok(), "new\nffflocked\n");
+        hung.expect_gone();
+        served.mount.unmount().ok();
+    }
+}
+
 /// Attaches with descriptors that nobody can close: of a file whose file system stopped answering.
 pub fn attach_with_hung_files(dir: &Path, argument: &str) -> String {
     let (socket, flags) = argument.split_once(' ').unwrap();
