@@ -624,19 +624,28 @@ impl FileSystem for Passthrough {
     }
 
     async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        let (mut done, mut how, mut left) = (0, *how, None);
         loop {
+            let rest = left.as_ref().unwrap_or(data);
             let written = match self.0.leads_elsewhere(node) {
-                true => Box::pin(self.0.write_elsewhere(cx, how, data)).await,
-                false => self.0.write_file(cx, how, data).await,
+                true => Box::pin(self.0.write_elsewhere(cx, &how, rest)).await,
+                false => self.0.write_file(cx, &how, rest).await,
             };
             match written {
                 Err(errno) if self.0.makes_room(errno) => {}
-                // What was appended can't be taken back and done again.
-                Ok(done)
-                    if done < data.len()
-                        && !io::appends(how.flags)
-                        && self.0.removed.makes_room() => {}
-                result => return result,
+                // A cache takes its pages for written unless it hears of an error.
+                Err(errno) if done == 0 || how.from_cache => return Err(errno),
+                Err(_) => return Ok(done),
+                Ok(0) if how.from_cache && !rest.is_empty() => return Err(Errno::IO),
+                Ok(more) if more == 0 || more == rest.len() => return Ok(done + more),
+                // The next attempt says why, or has room: but not at the end of the file, where others may have
+                // written meanwhile.
+                Ok(more) if io::appends(how.flags) && !how.from_cache => return Ok(done + more),
+                Ok(more) => {
+                    done += more;
+                    how.offset += more as u64;
+                    left = Some(data.slice(done..data.len()));
+                }
             }
         }
     }

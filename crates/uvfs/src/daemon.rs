@@ -133,10 +133,11 @@ pub fn split() -> Result<Side> {
 pub struct Signals(libc::sigset_t);
 
 impl Signals {
-    /// Blocks SIGTERM, SIGINT and SIGHUP.
+    /// Blocks SIGTERM, SIGINT and SIGHUP. Ignores SIGXFSZ: a caller's write beyond the limit that the server has for
+    /// the size of files (RLIMIT_FSIZE) is to fail with EFBIG, and not to end the server.
     pub fn block() -> Self {
         // SAFETY: the set is written by sigemptyset before anything reads it; all pointers are to
-        // local values.
+        // local values. To ignore a signal runs no code.
         unsafe {
             let mut set = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -144,6 +145,7 @@ impl Signals {
                 libc::sigaddset(&mut set, signal);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             Self(set)
         }
     }

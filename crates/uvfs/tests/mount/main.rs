@@ -16,6 +16,7 @@ mod clients;
 mod command_line;
 mod direct;
 mod doctor;
+mod failing_host;
 mod fsx;
 mod harness;
 mod hostile;
