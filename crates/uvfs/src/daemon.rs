@@ -76,6 +76,9 @@ impl Report {
         if let Ok(log) = system_log() {
             let _ = SYSTEM_LOG.set(log);
         }
+        // Only now: a mount point under autofs lets in nobody but the process group of the automounter (systemd's,
+        // which starts mounts in its own group) until something is mounted there.
+        rustix::process::setsid().context(|| "setsid".into())?;
         let wrote = pipe.write_all(&[0]);
         // Last, so that an error of the above is still seen.
         rustix::stdio::dup2_stderr(null.as_fd()).context(|| "standard error".into())?;
@@ -107,7 +110,6 @@ pub fn split() -> Result<Side> {
         ))),
         0 => {
             drop(reader);
-            rustix::process::setsid().context(|| "setsid".into())?;
             rustix::process::chdir("/").context(|| "/".into())?;
             Ok(Side::Child(Report(Some(File::from(writer)))))
         }

@@ -53,6 +53,25 @@ fn same(part: &str, lines: usize) {
 }
 
 #[test]
+fn an_automount_is_mounted_by_the_automounters_process_group() {
+    if !needed() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let script = scratch.path("automount.py");
+    fs::write(&script, include_str!("programs/automount.py")).unwrap();
+    let source = scratch.dir("source");
+    fs::write(source.join("file"), "content").unwrap();
+    let mut command = command("unshare", ["--mount", "--propagation", "private"]);
+    command
+        .arg("python3")
+        .arg(script)
+        .arg(uvfs_for_all(&scratch));
+    let outcome = run(command.arg(source).arg(scratch.dir("at")));
+    assert_eq!(outcome.ok(), "content");
+}
+
+#[test]
 fn words() {
     same("words", 50);
 }
