@@ -29,7 +29,7 @@ Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 1
 const JSON_HELP: &str = "\
 JSON: one object with version, bench, uvfs, image, rounds and targets: for each name, command,
 error, and medians with min and max of seconds, cpu_seconds, peak_bytes, read_bytes and (uvfs
-only) reads; \"speedup\" is xfs_repair's median time in the same cache state divided by this one's.";
+only) reads; samples: for each round, seconds; \"speedup\" is xfs_repair's median time in the same cache state divided by this one's.";
 
 /// What it measures and how.
 #[derive(clap::Args)]
@@ -254,6 +254,7 @@ fn report_json(args: &Args, targets: &[Target], outcomes: &[Outcome]) -> String 
                 "command": std::iter::once(t.program.display().to_string())
                     .chain(t.args.iter().cloned()).collect::<Vec<_>>(),
                 "error": o.as_ref().err(),
+                "samples": samples.iter().map(|s| json!({"seconds": s.seconds})).collect::<Vec<_>>(),
                 "seconds": show(seconds),
                 "cpu_seconds": show(summary(samples, |s| Some(s.cpu_seconds))),
                 "peak_bytes": show(summary(samples, |s| Some(s.peak_bytes))),

@@ -22,6 +22,7 @@ use super::child::Process;
 use super::direct;
 use super::load;
 use super::server::own_path;
+use super::stats::Histogram;
 use super::store;
 use super::uncached;
 use super::writeback;
@@ -181,6 +182,15 @@ pub struct Latency {
     pub median: f64,
     /// 99% of them took no longer.
     pub p99: f64,
+}
+
+impl Latency {
+    /// Those of a histogram of nanoseconds, unless it is empty.
+    pub fn of(nanoseconds: &Histogram) -> Option<Self> {
+        let microseconds = |part| nanoseconds.quantile(part).map(|ns| ns as f64 / 1e3);
+        let (median, p99) = microseconds(0.5).zip(microseconds(0.99))?;
+        Some(Self { median, p99 })
+    }
 }
 
 /// The name of small file number `number`.
@@ -419,15 +429,23 @@ pub fn check_block(number: u64, data: &[u8]) -> io::Result<()> {
 fn read_one(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
     let (file, blocks) = open_direct(path)?;
     let mut page = Box::new(Page::default());
-    for_a_while(seconds, || {
-        // Looking at the clock costs something beside a read that stays in the kernel.
-        for _ in 0..8 {
+    let mut latency = Histogram::default();
+    let mut measured = for_a_while(seconds, || {
+        // Looking at the clock costs something beside a read that stays in the kernel: of eight reads
+        // the last is timed.
+        for last in [false, false, false, false, false, false, false, true] {
             let number = random.below(blocks);
+            let start = last.then(Instant::now);
             let n = file.read_at(&mut page.0, number * BLOCK as u64)?;
+            if let Some(start) = start {
+                latency.add(start.elapsed().as_nanos() as u64);
+            }
             check_block(number, &page.0[..n])?;
         }
         Ok(8)
-    })
+    })?;
+    measured.latency_us = Latency::of(&latency);
+    Ok(measured)
 }
 
 fn read_many(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {

@@ -7,16 +7,21 @@
 //! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
 //! - [`common`]: options that all of them have, and how they end;
 //! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
-//! - [`stats`] and [`report`]: medians and spread, the table and the JSON.
+//! - [`stats`] and [`report`]: medians and spread, the table and the JSON;
+//! - [`data`] reads the JSON again, for [`page`], the HTML page of all, and for [`compare`].
 
 mod aio;
+mod all;
 mod check;
 mod child;
 mod client;
 mod common;
+mod compare;
+mod data;
 mod direct;
 mod interrupt;
 mod load;
+mod page;
 mod programs;
 mod report;
 mod runner;
@@ -35,6 +40,8 @@ use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:
+  uvfs bench all --quick --report report.html
+  uvfs bench compare before.json after.json
   uvfs bench wakeup --quick
   uvfs bench check disk.img
   uvfs bench writeback --quick
@@ -54,6 +61,12 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Bench {
+    /// All of them one after another, and their tables and plots as one HTML page.
+    All(all::Args),
+    /// Two runs: what became faster or slower by more than chance.
+    Compare(compare::Args),
+    /// The HTML page of a run that is there as JSON.
+    Report(all::PageArgs),
     /// Small requests and streams: native, uvfs by transport and wait policy, other servers.
     Wakeup(wakeup::Args),
     /// Checking an XFS image: uvfs by engine and prefetch strategy, xfs_repair.
@@ -76,6 +89,9 @@ enum Bench {
 /// Runs the benchmark that was asked for.
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.bench {
+        Bench::All(args) => all::run(args),
+        Bench::Compare(args) => compare::run(args),
+        Bench::Report(args) => all::run_page(args),
         Bench::Wakeup(args) => wakeup::run(args),
         Bench::Check(args) => check::run(args),
         Bench::Writeback(args) => writeback::run(args),

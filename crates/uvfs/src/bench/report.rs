@@ -346,8 +346,17 @@ fn thousands(value: f64) -> String {
     text
 }
 
+/// A number with three digits or more.
+pub fn digits(value: f64) -> String {
+    match value {
+        v if v < 9.995 => format!("{v:.2}"),
+        v if v < 99.95 => format!("{v:.1}"),
+        v => thousands(v),
+    }
+}
+
 /// Lines of cells under each other: the first column to the left, the others to the right.
-fn columns(lines: &[Vec<String>]) -> String {
+pub fn columns(lines: &[Vec<String>]) -> String {
     let mut widths = vec![0; lines.iter().map(Vec::len).max().unwrap_or(0)];
     for line in lines {
         for (width, cell) in widths.iter_mut().zip(line) {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The middle and the ends of some measured values.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// The middle value; the mean of the middle two when their number is even.
     pub median: f64,

@@ -184,6 +184,59 @@ fn a_program_that_does_not_exist_is_refused() {
     assert!(outcome.stderr.contains("git-clone"), "{outcome}");
 }
 
+/// The page and the JSON of one benchmark, and its name where it fails.
+#[test]
+fn all_runs_the_benchmarks_that_are_named() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (dir, out) = (scratch.dir("bench"), scratch.dir("out"));
+    let page = out.join("report.html");
+    let mut command = bench("all", 1, &dir);
+    command.args(["--only", "wakeup,check", "--image", "/no/such/image"]);
+    command.arg("--report").arg(&page);
+    let outcome = run_within(LATER, &mut command);
+    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+    assert!(outcome.stderr.contains("not measured"), "{outcome}");
+    let report = report(&outcome.stdout);
+    assert_eq!(report["bench"], "all");
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs[0]["bench"], "wakeup");
+    let read = &runs[0]["works"][0];
+    assert_eq!(read["name"], "read-1");
+    for result in read["results"].as_array().unwrap() {
+        assert!(result["latency_us"]["median"].as_f64().unwrap() > 0.0);
+    }
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("read-1") && page.contains("uvfs bench check"));
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
+    assert!(is_empty(&dir));
+}
+
+#[test]
+fn all_interrupted_leaves_nothing_behind() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (dir, out) = (scratch.dir("bench"), scratch.dir("out"));
+    let mut command = bench("all", 1, &dir);
+    command
+        .args(["--only", "wakeup", "--report"])
+        .arg(out.join("report.html"));
+    let mut running = Running::start(&mut command);
+    let place = format!("{}/", dir.display());
+    wait_for("a mount", || {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.contains(&place)
+    });
+    running.signal(Signal::TERM);
+    let outcome = running.wait(SOON).expect("an end");
+    assert_eq!(outcome.status.code(), Some(130), "{outcome}");
+    assert!(is_empty(&dir) && is_empty(&out));
+}
+
 #[test]
 fn load_measures_each_point_on_each_side() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

@@ -289,14 +289,12 @@ fn together(results: &[Loaded]) -> Measured {
     for result in results {
         latency.merge(&result.latency);
     }
-    let microseconds = |part| latency.quantile(part).map(|ns| ns as f64 / 1e3);
-    let latency = microseconds(0.5).zip(microseconds(0.99));
     Measured {
         amount: sum(|m| m.amount),
         // They start and end at the same time, nearly.
         seconds: sum(|m| m.seconds) / results.len() as f64,
         cpu_seconds: sum(|m| m.cpu_seconds),
-        latency_us: latency.map(|(median, p99)| Latency { median, p99 }),
+        latency_us: Latency::of(&latency),
         ..Measured::default()
     }
 }

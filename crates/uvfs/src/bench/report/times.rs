@@ -1,7 +1,7 @@
 //! The table of a benchmark whose works are runs of programs: a line for each program.
 
 use super::super::server::{Kind, Target};
-use super::{Report, Row, WorkReport, columns, thousands};
+use super::{Report, Row, WorkReport, columns, digits};
 
 /// Compares the time that each target took with that of each other.
 pub fn compare(rows: &mut [Row]) {
@@ -87,13 +87,8 @@ fn ratios_of(work: &WorkReport, pairs: &[(&str, &str)]) -> Vec<String> {
     line
 }
 
-/// Three digits or more.
 fn milliseconds(seconds: f64) -> String {
-    match seconds * 1e3 {
-        ms if ms < 9.995 => format!("{ms:.2}"),
-        ms if ms < 99.95 => format!("{ms:.1}"),
-        ms => thousands(ms),
-    }
+    digits(seconds * 1e3)
 }
 
 #[cfg(test)]
