@@ -74,7 +74,7 @@ fn check() -> Value {
     })
 }
 
-/// What `uvfs bench all --json` prints.
+/// The output of `uvfs bench all --json`, made up.
 fn all() -> Value {
     let sides = ["native", "mount", HOSTILE];
     let works = |names: &[&str], unit| -> Vec<Value> {

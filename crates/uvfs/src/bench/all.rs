@@ -50,7 +50,7 @@ pub struct Args {
     /// Measure for a shorter time, on less data
     #[arg(long)]
     quick: bool,
-    /// How many times each target is measured [default: the benchmarks' own, three to five]
+    /// How many times each target is measured [default: 3, with --quick 2, and 1 for uncached]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// Another file server, for all benchmarks that use mounts: it is run without a shell, has to stay
@@ -94,19 +94,25 @@ impl Bench {
         value.map_or_else(String::new, |value| value.get_name().into())
     }
 
-    /// Arguments that keep a run without --quick short enough for all of them together.
-    fn shorter(self) -> &'static [&'static str] {
-        match self {
-            Bench::Load => &["--seconds", "0.3", "--processes", "1,2,4,8"],
-            _ => &[],
+    /// Arguments that keep all of them together short enough.
+    fn shorter(self, quick: bool) -> &'static [&'static str] {
+        match (self, quick) {
+            (Bench::Check, _) => &[],
+            (Bench::Wakeup, true) => &["--quick", "--work", "read-1,read-16,stat,seqread"],
+            (Bench::Direct, true) => &["--quick", "--latency-us", "0,1000"],
+            (Bench::Uncached, true) => &["--quick", "--seconds", "2"],
+            (Bench::Load, true) => &["--quick", "--work", "direct,stat,open"],
+            (Bench::Load, false) => &["--seconds", "0.3", "--processes", "1,2,4,8"],
+            (_, true) => &["--quick"],
+            (_, false) => &[],
         }
     }
 
     fn rounds(self, quick: bool) -> u32 {
-        match self {
-            Bench::Check | Bench::Load => 3,
-            _ if quick => 3,
-            _ => 5,
+        match (self, quick) {
+            (_, false) => 3,
+            (Bench::Uncached, true) => 1,
+            (_, true) => 2,
         }
     }
 }
@@ -151,7 +157,9 @@ impl Place {
             .args(["mkfs", "--quiet", "--from"])
             .arg(&tree)
             .arg(&image);
-        finish(&mut command)?;
+        if !finish(&mut command)?.success() {
+            return Err(Error::new("making an image failed"));
+        }
         fs::remove_dir_all(&tree).context(|| format!("removing {}", tree.display()))?;
         Ok(image)
     }
@@ -170,10 +178,7 @@ fn command(bench: Bench, args: &Args, place: &Place) -> Result<Command> {
         });
         return Ok(command);
     }
-    match args.quick {
-        true => command.arg("--quick"),
-        false => command.args(bench.shorter()),
-    };
+    command.args(bench.shorter(args.quick));
     for peer in &args.peer {
         command.arg("--peer").arg(peer);
     }
@@ -324,7 +329,7 @@ Exit status: 0 written, 1 failed, 2 wrong usage.";
 #[derive(clap::Args)]
 #[command(after_help = PAGE_EXAMPLES)]
 pub struct PageArgs {
-    /// What `uvfs bench all --json` or another benchmark printed
+    /// The output of `uvfs bench all --json`, or of another benchmark
     results: PathBuf,
     /// The file to write, as HTML
     page: PathBuf,

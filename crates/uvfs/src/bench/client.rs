@@ -22,7 +22,7 @@ use super::child::Process;
 use super::direct;
 use super::load;
 use super::server::own_path;
-use super::stats::Histogram;
+use super::stats::{Histogram, Latency};
 use super::store;
 use super::uncached;
 use super::writeback;
@@ -173,24 +173,6 @@ pub struct Measured {
     /// How long an operation took, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
-}
-
-/// How long operations took, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
-    /// Half of them took no longer.
-    pub median: f64,
-    /// 99% of them took no longer.
-    pub p99: f64,
-}
-
-impl Latency {
-    /// Those of a histogram of nanoseconds, unless it is empty.
-    pub fn of(nanoseconds: &Histogram) -> Option<Self> {
-        let microseconds = |part| nanoseconds.quantile(part).map(|ns| ns as f64 / 1e3);
-        let (median, p99) = microseconds(0.5).zip(microseconds(0.99))?;
-        Some(Self { median, p99 })
-    }
 }
 
 /// The name of small file number `number`.

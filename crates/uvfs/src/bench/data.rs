@@ -1,4 +1,4 @@
-//! Reads what the benchmarks printed as JSON: one report, or those of `uvfs bench all`.
+//! Reads the JSON that the benchmarks printed: one report, or those of `uvfs bench all`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::stats::Summary;
 use crate::error::{Context, Error, Result};
 
-/// What `uvfs bench all --json` prints.
+/// The output of `uvfs bench all --json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct All {
     /// Of the format: 1.
@@ -172,7 +172,7 @@ impl Row {
     }
 }
 
-/// What `uvfs bench check --json` prints.
+/// The output of `uvfs bench check --json`.
 #[derive(Deserialize)]
 struct Check {
     uvfs: String,

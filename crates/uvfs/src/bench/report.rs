@@ -7,10 +7,9 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::client::Latency;
 use super::runner::{Outcome, Sample};
 use super::server::Target;
-use super::stats::Summary;
+use super::stats::{Latency, Summary};
 
 /// Describes [`Report`] in a command's help.
 pub const JSON_HELP: &str = "\

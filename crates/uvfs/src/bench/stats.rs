@@ -88,6 +88,24 @@ impl Histogram {
     }
 }
 
+/// How long operations took, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Half of them took no longer.
+    pub median: f64,
+    /// 99% of them took no longer.
+    pub p99: f64,
+}
+
+impl Latency {
+    /// Sums up a histogram of nanoseconds, unless it is empty.
+    pub fn of(nanoseconds: &Histogram) -> Option<Self> {
+        let microseconds = |part| nanoseconds.quantile(part).map(|ns| ns as f64 / 1e3);
+        let (median, p99) = microseconds(0.5).zip(microseconds(0.99))?;
+        Some(Self { median, p99 })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,14 +14,14 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::child::{Process, Waited, wait_any};
-use super::client::{self, Latency, Measured};
+use super::client::{self, Measured};
 use super::common::Common;
 use super::interrupt;
 use super::report::{self, JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave};
 use super::server::{Running, Target, own_path, raise_file_limit};
 use super::sides::{Side, Sides};
-use super::stats::Histogram;
+use super::stats::{Histogram, Latency};
 use super::workspace::Workspace;
 use crate::error::{Context, Error, Result};
 use job::{Job, Loaded, Work};

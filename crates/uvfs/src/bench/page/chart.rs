@@ -27,10 +27,10 @@ pub struct Series {
 /// Lines over an axis of named points.
 pub struct Lines {
     pub title: String,
-    /// What the named points are.
+    /// The meaning of the named points.
     pub x: String,
     pub points: Vec<String>,
-    /// What the values are.
+    /// The unit of the values.
     pub y: String,
     pub scale: Scale,
     pub series: Vec<Series>,
@@ -44,14 +44,14 @@ pub struct Bar {
     pub value: f64,
     /// A second value, which is marked.
     pub mark: Option<f64>,
-    /// What is written behind it.
+    /// The text behind it.
     pub label: String,
 }
 
 /// Bars in groups.
 pub struct Bars {
     pub title: String,
-    /// What the values are.
+    /// The unit of the values.
     pub x: String,
     pub scale: Scale,
     pub groups: Vec<(String, Vec<Bar>)>,
