@@ -298,7 +298,7 @@ fn compare_tells_a_difference_from_chance() {
     let [before, after] = [("a.json", &before), ("b.json", &after)]
         .map(|(name, value)| write(dir.path(), name, value).display().to_string());
     let status = |arguments: &[&str]| {
-        let output = uvfs(&[&["compare"], arguments].concat());
+        let output = uvfs(&[&["compare"][..], arguments].concat());
         (output.status.code(), output)
     };
     assert_eq!(status(&[&before, &before, "--fail-above", "0"]).0, Some(0));
