@@ -752,10 +752,10 @@ fn child(path: &Path) {
     }
 }
 
-/// What a control group may have in which only pressure holds the cache back.
+/// The memory of a control group in which only pressure limits the cache.
 const GROUP: usize = 64 << 20;
 
-/// What runs in that one: a cache that may have more than the group, filled no faster than the monitor looks.
+/// The program in that group: it fills a cache that may be larger than the group, no faster than the monitor looks.
 fn held_back(path: &Path) {
     for kind in EngineKind::ALL {
         let Some(target) = open(path, kind, limit(METADATA as usize)) else {

@@ -9,7 +9,7 @@ use crate::cache::lock;
 /// slept, has not listened meanwhile.
 const STEP: Duration = Duration::from_millis(500);
 
-/// What a look at a session finds.
+/// The result of a look at a session.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
     /// The server answers, or nobody asks.

@@ -87,7 +87,7 @@ fn quiet() -> Config {
     }
 }
 
-/// What a cached write and its writeback copy, then a cold and a warm read, then direct ones, in MiB.
+/// The MiB that are copied by a cached write and its writeback, a cold and a warm read, and direct ones.
 fn each_way(mut client: impl FnMut() -> Client) -> [u64; 6] {
     let (data, mut read) = (vec![7; 4 * MIB], vec![0; 4 * MIB]);
     let mut writes = client();

@@ -166,7 +166,7 @@ fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
         .collect();
     let (mut served, mut flips) = (0, 0);
     for (at, &opcode) in kinds.iter().enumerate() {
-        // What the last one left of it is no matter.
+        // The bytes that the last run left do not matter.
         let _ = std::fs::remove_file(data.join("f"));
         let _ = std::fs::remove_dir_all(data.join("f"));
         std::fs::write(data.join("f"), vec![1; 20_000]).unwrap();
@@ -224,7 +224,7 @@ fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
         "{served} answers: hardly anything was served"
     );
     assert!(flips > 10_000);
-    // What the client beside it has is there still, and nothing that the hostile ones had.
+    // The other client still has its resources, and nothing of the hostile clients' is left.
     file.write_at(b"and well", 0, Flags::DSYNC).unwrap();
     assert_eq!(std::fs::read(data.join("good/file")).unwrap(), b"and welld");
     drop((file, good));

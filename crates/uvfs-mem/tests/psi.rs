@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uvfs_mem::{Monitor, MonitorConfig, Shrinker, Shrinkers, Source};
 
 const CHILD: &str = "UVFS_MEM_TEST_FILE";
-/// What the group may have, and a file that is larger.
+/// The group's memory, and the size of a file that is larger.
 const LIMIT: u64 = 24 << 20;
 const FILE: usize = 64 << 20;
 

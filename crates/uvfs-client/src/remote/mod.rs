@@ -66,7 +66,7 @@ pub struct Server {
 /// and of all that are about to be closed (false).
 pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
 
-/// What outlives a session.
+/// State that outlives a session.
 struct Inner {
     /// Where the server is; without it nobody comes back.
     path: Option<PathBuf>,
@@ -95,7 +95,7 @@ struct Inner {
     /// This process's, found before it attaches: the threads that publish do no I/O of their own, as
     /// the program's functions for that may be this client's.
     name: [u8; 16],
-    /// What there is to publish.
+    /// The figures to publish.
     figures: Arc<OnceLock<Figures>>,
     attempts: Mutex<Attempts>,
     /// An attempt is wanted, or has ended.

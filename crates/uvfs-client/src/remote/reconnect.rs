@@ -42,7 +42,7 @@ pub(super) struct Lost<'a> {
     /// Where that will be.
     pub(super) path: &'a Path,
     pub(super) old: &'a Session,
-    /// What the file system says of later changes is later than this.
+    /// The file system gives later changes a later time than this.
     pub(super) since: (i64, u32),
 }
 

@@ -83,7 +83,7 @@ pub(super) struct Session {
     /// A reply came, or an entry became free.
     pub(super) event: Event,
     pub(super) unique: AtomicU64,
-    /// What could not be sent for want of an entry.
+    /// Requests that could not be sent because no entry was free.
     pub(super) deferred: Mutex<Vec<Told>>,
     /// Where recalls go: to the thread that answers them.
     pub(super) recalls: Mutex<Option<Sender<(u64, Recall)>>>,
@@ -264,7 +264,7 @@ impl Session {
     /// Ends every request that is there; says whether there were any.
     pub(super) fn drain(&self) -> bool {
         let mut any = false;
-        // Whoever finds the consumer busy leaves it all to it; so it looks again at the end.
+        // A thread that finds the consumer busy leaves all replies to it, so the consumer looks again at its end.
         while self.drain_once(&mut any) && self.queue.has_replies() {}
         any
     }

@@ -42,7 +42,7 @@ impl Server {
         server
     }
 
-    /// What runs one, until [`Server::begin`].
+    /// The command that [`Server::begin`] starts.
     pub fn command(dir: &Path, source: &str, socket: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -55,7 +55,7 @@ impl Server {
         command
     }
 
-    /// Begins one that may not answer yet.
+    /// Starts a server, which may not answer yet.
     pub fn begin(command: &mut Command) -> Self {
         Self(command.spawn().unwrap())
     }

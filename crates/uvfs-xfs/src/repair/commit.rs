@@ -53,7 +53,7 @@ impl DeviceSink {
     fn drain(&self, (queue, bytes): &mut (WriteQueue, usize)) -> Result<(), BufError> {
         let done = queue.flush();
         if done.is_err() {
-            // What failed is not tried again.
+            // A failed write is not tried again.
             queue.clear();
         }
         *bytes = 0;

@@ -134,7 +134,7 @@ fn fetch(disk: &Overlay, g: &Geometry, run: &[u8]) -> Fetched {
             }
         }
     }
-    // Those beyond are read when they are needed.
+    // Further blocks are read when they are needed.
     wanted.truncate((MAX_AHEAD / g.dir_block_size as usize).max(1));
     wanted.sort_unstable();
     disk.fetch(&wanted, g.dir_block_size as usize)

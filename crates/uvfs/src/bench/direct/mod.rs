@@ -88,7 +88,7 @@ impl Point {
 /// The benchmark while it runs.
 struct Bench<'w> {
     workspace: &'w Workspace,
-    /// Those of one store one after another.
+    /// Points of one store follow one another.
     points: Vec<Point>,
     bytes: u64,
     seconds: f64,

@@ -122,7 +122,7 @@ impl Job {
             .collect::<io::Result<_>>()?;
         for file in &host {
             file.sync_all()?;
-            // What a tmpfs keeps all the same does not count.
+            // Pages that a tmpfs keeps all the same do not count.
             rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
         }
         let cached = |files: &mut dyn Iterator<Item = &HostFile>| {
