@@ -135,6 +135,7 @@ fuzz_target!(|input: &[u8]| {
         threads: 1,
         prefetch,
         memory,
+        ..Options::default()
     };
     let blocks: Arc<dyn Blocks> = Arc::new(damaged);
     let start = cpu_time();
