@@ -18,8 +18,9 @@
 //! --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use crate::passing::Calls;
 use crate::real::is_set;
 use crate::table::{self, DESCRIPTORS, Known, Use};
 
@@ -43,7 +44,7 @@ struct Traffic {
     reads: AtomicU32,
     read: AtomicU64,
     /// Calls that use the kernel's position at this moment.
-    passing: AtomicU32,
+    passing: Calls,
 }
 
 static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
@@ -51,7 +52,7 @@ static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
         written: AtomicU64::new(0),
         reads: AtomicU32::new(0),
         read: AtomicU64::new(0),
-        passing: AtomicU32::new(0),
+        passing: Calls::new(),
     }
 }; DESCRIPTORS];
 /// The score of all descriptors since [`BEGAN`].
@@ -106,7 +107,7 @@ pub(crate) fn forget(fd: c_int) {
     traffic.written.store(0, Ordering::Relaxed);
     traffic.reads.store(0, Ordering::Relaxed);
     traffic.read.store(0, Ordering::Relaxed);
-    traffic.passing.store(0, Ordering::Relaxed);
+    traffic.passing.reset();
 }
 
 /// In a child process, which has to pay for a session of its own.
@@ -185,7 +186,7 @@ pub(crate) fn synced(fd: c_int) {
 /// so an import either sees it or comes first ([`others_pass`]).
 pub(crate) enum Passing {
     /// Of a descriptor without a description.
-    Number(&'static AtomicU32),
+    Number(&'static Calls),
     /// Of a description that several descriptors may share.
     Shared(Use),
 }
@@ -198,43 +199,34 @@ impl Passing {
             return None;
         }
         if let Known::Described(one) = table::look(fd) {
-            one.passing.fetch_add(1, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
+            one.passing.begin();
             return Some(Self::Shared(one));
         }
         let passing = &of(fd)?.passing;
-        passing.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        passing.begin();
         Some(Self::Number(passing))
     }
 }
 
 impl Drop for Passing {
     fn drop(&mut self) {
-        let passing = match self {
-            Self::Number(passing) => passing,
-            Self::Shared(one) => &one.passing,
-        };
-        // The number may have become another descriptor's meanwhile.
-        let less = |n: u32| n.checked_sub(1);
-        let _ = passing.fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
+        match self {
+            Self::Number(passing) => passing.end(),
+            Self::Shared(one) => one.passing.end(),
+        }
     }
 }
 
 /// Whether calls other than the caller's use the kernel's position of a descriptor, or of the
-/// description that it has, at this moment. The fences here and in [`Passing::begin`] pair: either
-/// this sees the call, or the call sees what the importer has changed before.
+/// description that it has, at this moment.
 pub(crate) fn others_pass(fd: c_int, one: &Use, own: bool) -> bool {
-    fence(Ordering::SeqCst);
-    let number = of(fd).map_or(0, |traffic| traffic.passing.load(Ordering::SeqCst));
-    let shared = one.passing.load(Ordering::SeqCst);
-    number + shared > u32::from(own)
+    let number = of(fd).map_or(0, |traffic| traffic.passing.under_way());
+    number + one.passing.under_way() > u32::from(own)
 }
 
 /// Whether a call uses the kernel's position of a descriptor that has no description.
 pub(crate) fn passes(fd: c_int) -> bool {
-    fence(Ordering::SeqCst);
-    of(fd).is_some_and(|traffic| traffic.passing.load(Ordering::SeqCst) > 0)
+    of(fd).is_some_and(|traffic| traffic.passing.under_way() > 0)
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ mod aio;
 mod calls;
 mod engage;
 mod import;
+mod passing;
 mod process;
 mod real;
 mod report;

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use uvfs_client::{File, Flags};
 
+use crate::passing::Calls;
+
 /// Descriptors from this number on are left to the kernel.
 pub(crate) const DESCRIPTORS: usize = 1 << 16;
 /// Descriptions that are in use at most; what is more is left to the kernel.
@@ -106,7 +108,7 @@ pub(crate) struct Description {
     /// The position is known to nobody else when it is imported.
     pub(crate) private: AtomicBool,
     /// Calls that use the kernel's position at this moment.
-    pub(crate) passing: AtomicU32,
+    pub(crate) passing: Calls,
 }
 
 /// A reference to a description.
@@ -146,7 +148,7 @@ impl Use {
                     kernel: AtomicBool::new(false),
                     position: Mutex::new(Position::Kernel),
                     private: AtomicBool::new(false),
-                    passing: AtomicU32::new(0),
+                    passing: Calls::new(),
                 }))
             }
             None => {
@@ -156,7 +158,7 @@ impl Use {
         };
         one.kernel.store(false, Ordering::Relaxed);
         one.private.store(private, Ordering::Relaxed);
-        one.passing.store(0, Ordering::Relaxed);
+        one.passing.reset();
         *lock(&one.position) = Position::Kernel;
         one.users.store(1, Ordering::Release);
         Some(Self(one))

@@ -1,11 +1,17 @@
-//! Loom models of the ring and of the sleep/wake handshake. Run with
+//! Loom models of the ring, of the sleep/wake handshake, and of how `uvfs-preload` takes over a file's
+//! position. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p uvfs-queue --test loom --release`.
 #![cfg(loom)]
 
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use uvfs_queue::ring::{Bell, Cells, Consumer, Producer};
+
+// `reset` is for descriptors alone.
+#[allow(dead_code)]
+#[path = "../../uvfs-preload/src/passing.rs"]
+mod passing;
 
 #[derive(Clone)]
 struct Heap(Arc<Vec<AtomicU64>>);
@@ -145,4 +151,72 @@ fn no_wake_up_is_lost_with_two_producers() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| handshake(2));
+}
+
+/// A file of `uvfs-preload` whose position moves from the kernel to the library.
+struct Moving {
+    calls: passing::Calls,
+    imported: AtomicBool,
+    /// The kernel's position.
+    kernel: AtomicU32,
+    /// The library's position, if it has taken over.
+    here: Mutex<Option<u32>>,
+}
+
+impl Moving {
+    fn new() -> Self {
+        Self {
+            calls: passing::Calls::new(),
+            imported: AtomicBool::new(false),
+            kernel: AtomicU32::new(0),
+            here: Mutex::new(None),
+        }
+    }
+
+    /// A read or write of one byte at the position.
+    fn call(&self) {
+        self.calls.begin();
+        if !self.imported.load(Ordering::Acquire) {
+            self.kernel.fetch_add(1, Ordering::Relaxed);
+            self.calls.end();
+            return;
+        }
+        self.calls.end();
+        match &mut *self.here.lock().unwrap() {
+            Some(at) => *at += 1,
+            None => drop(self.kernel.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// As `import::settle` does.
+    fn import(&self) {
+        let mut here = self.here.lock().unwrap();
+        self.imported.store(true, Ordering::SeqCst);
+        if self.calls.under_way() == 0 {
+            *here = Some(self.kernel.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// If an import could miss a call, the position would be short of that call's byte.
+#[test]
+fn a_position_moves_only_between_calls() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(4);
+    model.check(|| {
+        let file = Arc::new(Moving::new());
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let file = file.clone();
+                thread::spawn(move || file.call())
+            })
+            .collect();
+        file.import();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let kernel = file.kernel.load(Ordering::Relaxed);
+        let here = *file.here.lock().unwrap();
+        assert_eq!(here.unwrap_or(kernel), 2);
+    });
 }
