@@ -1,5 +1,8 @@
 //! Directories: entries, hash index, free index.
 
+mod index;
+mod short;
+
 use super::ctx::Ctx;
 use super::da::DaTree;
 use super::inode::{Gathered, read_run, want_run};
@@ -9,6 +12,7 @@ use super::space::mix;
 use crate::dir::data_record;
 use crate::format::*;
 use crate::inode::{Fork, Inode};
+use index::leaf_order;
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 
@@ -210,90 +214,6 @@ impl Dir<'_, '_> {
         }
     }
 
-    fn shortform(&mut self, inode: &Inode, out: &mut Gathered) {
-        let ctx = self.ctx;
-        let (g, report) = (ctx.g, ctx.report);
-        let place = Place::inode("short-form directory", self.ino);
-        self.place = place;
-        let data = inode.local_data();
-        let head = match Dir2SfHeader::at(data, 0) {
-            Ok(h) => *h,
-            Err(f) => return report.fault(place, &f),
-        };
-        let wide = head.i8count != 0;
-        let ino_len = if wide { 8 } else { 4 };
-        let ino_at = |at: usize| -> Option<u64> {
-            if wide {
-                Be64::at(data, at).ok().map(|v| v.get())
-            } else {
-                Be32::at(data, at).ok().map(|v| v.get().into())
-            }
-        };
-        let Some(parent) = ino_at(Dir2SfHeader::SIZE) else {
-            return report.bad(place, "ends inside its header");
-        };
-        let mut narrow_enough = u32::from(parent > u32::MAX.into());
-        self.link(b".", self.ino, FileType::Directory, out);
-        self.link(b"..", parent, FileType::Directory, out);
-        let mut at = Dir2SfHeader::SIZE + ino_len;
-        let ftype = g.features.ftype;
-        let mut least =
-            dir_data_header_len(g.features.crc) + dir_entry_len(1, ftype) + dir_entry_len(2, ftype);
-        let mut names: Vec<&[u8]> = Vec::with_capacity(head.count.into());
-        for i in 0..head.count {
-            let entry = Dir2SfEntry::at(data, at).ok().copied();
-            let name_at = at + Dir2SfEntry::SIZE;
-            let named = entry.and_then(|e| {
-                let n = usize::from(e.namelen);
-                let name = data.get(name_at..name_at + n)?;
-                let byte = if ftype { *data.get(name_at + n)? } else { 0 };
-                let end = name_at + n + usize::from(ftype);
-                Some((e, name, byte, ino_at(end)?, end + ino_len))
-            });
-            let Some((e, name, byte, ino, end)) = named else {
-                report.incomplete();
-                return report.bad(place, format!("entry {i} ends beyond the directory"));
-            };
-            at = end;
-            if name.is_empty() {
-                report.bad(place, format!("entry {i} has no name"));
-                continue;
-            }
-            let offset = usize::from(e.offset.get());
-            if offset < least || !offset.is_multiple_of(DIR2_DATA_ALIGN) {
-                report.differ(
-                    place,
-                    format!("offset of entry {}", show(name)),
-                    format!("at least {least}, aligned"),
-                    offset,
-                );
-            }
-            least = least.max(offset + dir_entry_len(name.len(), ftype));
-            narrow_enough += u32::from(ino > u32::MAX.into());
-            if matches!(name, b"." | b"..") {
-                report.bad(place, format!("an entry named {}", show(name)));
-                continue;
-            }
-            if names.iter().any(|n| g.same_name(n, name)) {
-                report.bad(place, format!("two entries named {}", show(name)));
-            }
-            names.push(name);
-            let kind = self.file_type(name, byte);
-            self.link(name, ino, kind, out);
-        }
-        if u32::from(head.i8count) != narrow_enough {
-            report.differ(place, "i8count", narrow_enough, head.i8count);
-        }
-        if at != data.len() {
-            report.differ(place, "di_size", at, data.len());
-        }
-        // A short form directory must fit in a block when it grows.
-        let index = (usize::from(head.count) + 2) * Dir2LeafEntry::SIZE + Dir2BlockTail::SIZE;
-        if least + index > g.dir_block_size as usize {
-            report.bad(place, "its entries' offsets do not fit in a block");
-        }
-    }
-
     fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut Gathered) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
@@ -449,112 +369,6 @@ impl Dir<'_, '_> {
             None if walked.is_some() => self.free_index(rd, &free_blocks, data_end),
             None => {}
         }
-    }
-
-    fn index_differs(&self, indexed: &[(u32, u32)]) {
-        // The first few that only one of the two has.
-        let (mut i, mut j, mut told) = (0, 0, 0);
-        while told < 8 && (i < self.entries.len() || j < indexed.len()) {
-            let (a, b) = (self.entries.get(i), indexed.get(j));
-            match (a, b) {
-                (Some(x), Some(y)) if x == y => (i, j) = (i + 1, j + 1),
-                (Some(x), y) if y.is_none_or(|y| x < y) => {
-                    self.ctx.report.bad(
-                        self.place,
-                        format!(
-                            "entry at {:#x} with hash {:#x} is not in the index",
-                            x.1, x.0
-                        ),
-                    );
-                    (i, told) = (i + 1, told + 1);
-                }
-                (_, Some(y)) => {
-                    self.ctx.report.bad(
-                        self.place,
-                        format!(
-                            "the index has hash {:#x} at {:#x}, where no such entry is",
-                            y.0, y.1
-                        ),
-                    );
-                    (j, told) = (j + 1, told + 1);
-                }
-                _ => break,
-            }
-        }
-    }
-
-    /// Compares a free index from data block `first` on with what the data blocks have.
-    fn compare_bests(&self, first: u64, index: &[u16], place: Place) {
-        if !self.whole {
-            return;
-        }
-        let mut i = self.bests.partition_point(|b| b.0 < first);
-        for (slot, best) in index.iter().enumerate() {
-            let db = first + slot as u64;
-            let actual = match self.bests.get(i) {
-                Some((d, b)) if *d == db => {
-                    i += 1;
-                    *b
-                }
-                _ => NULLDATAOFF,
-            };
-            if actual != *best {
-                self.ctx.report.differ(
-                    place,
-                    format!("free index for directory block {db}"),
-                    actual,
-                    best,
-                );
-            }
-        }
-    }
-
-    fn free_index(&self, rd: &mut Reader<'_>, blocks: &[u64], data_end: u64) {
-        let ctx = self.ctx;
-        let (g, report) = (ctx.g, ctx.report);
-        let per = u64::from(1u32 << g.dirblklog);
-        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
-        let slots = ((g.dir_block_size as usize - da_header_len(g.features.crc)) / 2) as u64;
-        let mut covered = 0;
-        for start in blocks {
-            let base = Place::inode("directory free index", self.ino);
-            let Some((bytes, a)) = read_run(ctx, rd, base, self.extents, *start, per) else {
-                continue;
-            };
-            let place = base.at(a.agno, a.agbno);
-            let ident = g.ident(g.daddr(a), Some(self.ino));
-            let (counts, bests) = match check_dir_free(&bytes, &ident) {
-                Ok(v) => v,
-                Err(f) => {
-                    report.fault(place, &f);
-                    continue;
-                }
-            };
-            ctx.lsn(place, &bytes, 16);
-            let first = (start - free_at) / per * slots;
-            if u64::from(counts.firstdb.get()) != first {
-                report.differ(place, "firstdb", first, counts.firstdb.get());
-            }
-            let bests: Vec<u16> = bests.iter().map(|b| b.get()).collect();
-            let used = bests.iter().filter(|b| **b != NULLDATAOFF).count();
-            if counts.nused.get() as usize != used {
-                report.differ(place, "nused", used, counts.nused.get());
-            }
-            self.compare_bests(first, &bests, place);
-            covered += self
-                .bests
-                .partition_point(|b| b.0 < first + bests.len() as u64)
-                - self.bests.partition_point(|b| b.0 < first);
-        }
-        if self.whole && covered != self.bests.len() {
-            report.differ(
-                self.place,
-                "data blocks in its free index",
-                self.bests.len(),
-                covered,
-            );
-        }
-        let _ = data_end;
     }
 
     /// Checks a data block; gives whether it is a single-block directory.
@@ -727,18 +541,4 @@ impl Dir<'_, '_> {
         let (_, e) = data_record(&block, offset, block.len(), db, g).ok()?;
         Some(e?.name.to_vec())
     }
-}
-
-/// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
-fn leaf_order(ctx: &Ctx<'_>, place: Place, entries: &[Dir2LeafEntry], previous: &mut u32) -> u32 {
-    let mut stale = 0;
-    for (i, e) in entries.iter().enumerate() {
-        let hash = e.hashval.get();
-        if hash < *previous {
-            ctx.report.bad(place, format!("entry {i} is out of order"));
-        }
-        *previous = hash;
-        stale += u32::from(e.address.get() == DIR2_NULL_DATAPTR);
-    }
-    stale
 }

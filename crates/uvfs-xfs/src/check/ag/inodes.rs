@@ -1,0 +1,296 @@
+//! Checks the inode B-trees of an allocation group.
+
+use super::super::ctx::{AgSums, Chunk, Ctx};
+use super::super::reader::Reader;
+use super::super::report::Place;
+use super::super::space::mix;
+use crate::format::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::tree::walk;
+use super::{head, sector};
+
+/// AGI, inode trees, and the chunks' blocks.
+pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
+    let (g, report) = (ctx.g, ctx.report);
+    let ag = &ctx.ags[agno as usize];
+    let place = Place::ag("AGI", agno);
+    let lost = || {
+        ag.inodes_known.store(false, Ordering::Relaxed);
+        report.incomplete();
+    };
+    let Some(bytes) = sector(ctx, rd, place, agno, AGI_SECTOR) else {
+        return lost();
+    };
+    let ident = g.ident(g.ag_header_daddr(agno, AGI_SECTOR), Some(agno.into()));
+    let agi = match check_agi(&bytes, &ident) {
+        Ok(a) => a,
+        Err(f) => {
+            report.fault(place, &f);
+            return lost();
+        }
+    };
+    head(
+        ctx,
+        place,
+        "agi",
+        agno,
+        agi.versionnum.get(),
+        agi.seqno.get(),
+        agi.length.get(),
+    );
+    ctx.lsn(place, &bytes, 320);
+    let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
+    let mut chunks: Vec<Chunk> = Vec::new();
+    let mut frees: Vec<u64> = Vec::new();
+    // From the first pass.
+    let known = ag.chunks.get().is_some();
+    // What the finobt should have, in sum.
+    let (mut with_free, mut next) = (0u64, 0u64);
+    let (mut count, mut free) = (0u64, 0u64);
+    let mut last_block = None;
+    let unpack = |at: u32, i: usize, r: &InobtRecord, tree: Btree| -> Option<InodeChunk> {
+        let place = Place::block(tree.name(), agno, at);
+        let c = r.unpack(g.features.sparse);
+        let start = u64::from(c.startino);
+        let aligned = if g.chunk_blocks() == 1 {
+            // Several chunks in a block, or exactly one.
+            c.startino.is_multiple_of(INODES_PER_CHUNK)
+        } else {
+            c.startino & ((1 << g.inopblog) - 1) == 0
+        };
+        if !aligned || start >> g.inopblog == 0 || start >= inodes_in_ag {
+            report.differ(
+                place,
+                format!("record {i}: startino"),
+                "an inode chunk of the group",
+                c.startino,
+            );
+            return None;
+        }
+        let align = if g.features.sparse && c.holemask != 0 {
+            g.spino_align
+        } else {
+            g.inoalignmt
+        };
+        if g.features.aligned_inodes
+            && align > 1
+            && g.chunk_blocks() > 1
+            && !(c.startino >> g.inopblog).is_multiple_of(align)
+        {
+            report.differ(
+                place,
+                format!("record {i}: startino"),
+                format!("aligned to {align} blocks"),
+                c.startino,
+            );
+        }
+        let holes = c.holes();
+        let there = 64 - holes.count_ones();
+        if c.count != there {
+            report.differ(place, format!("record {i}: count"), there, c.count);
+        }
+        if c.free & holes != holes {
+            report.bad(place, format!("record {i}: inodes in use in a hole"));
+        }
+        let n = (c.free & !holes).count_ones();
+        if c.freecount != n {
+            report.differ(place, format!("record {i}: freecount"), n, c.freecount);
+        }
+        Some(c)
+    };
+    let ino = walk(
+        ctx,
+        rd,
+        agno,
+        Btree::Ino,
+        agi.root.get(),
+        agi.level.get(),
+        &mut |at, recs, n| {
+            let place = Place::block("inobt", agno, at);
+            let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
+            for (i, r) in recs.iter().enumerate() {
+                let Some(c) = unpack(at, i, r, Btree::Ino) else {
+                    lost();
+                    continue;
+                };
+                if u64::from(c.startino) < next {
+                    report.bad(place, format!("record {i} is out of order"));
+                    lost();
+                    continue;
+                }
+                next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
+                let holes = c.holes();
+                count += u64::from(64 - holes.count_ones());
+                free += u64::from((c.free & !holes).count_ones());
+                if c.free & !holes != 0 {
+                    with_free = with_free.wrapping_add(chunk_sum(&c));
+                }
+                if !claim_chunk(ctx, agno, at, i, &c, &mut last_block) {
+                    lost();
+                    continue;
+                }
+                if !known {
+                    chunks.push(Chunk {
+                        start: c.startino,
+                        holemask: c.holemask,
+                    });
+                    frees.push(c.free);
+                }
+            }
+        },
+    );
+    if !ino.whole {
+        lost();
+    } else {
+        if u64::from(agi.count.get()) != count {
+            report.differ(place, "agi_count", count, agi.count.get());
+        }
+        if u64::from(agi.freecount.get()) != free {
+            report.differ(place, "agi_freecount", free, agi.freecount.get());
+        }
+        if g.features.inobtcount && agi.iblocks.get() != ino.blocks {
+            report.differ(place, "agi_iblocks", ino.blocks, agi.iblocks.get());
+        }
+    }
+    (sums.icount, sums.ifree) = match ino.whole {
+        true => (count, free),
+        false => (agi.count.get().into(), agi.freecount.get().into()),
+    };
+    if g.features.finobt {
+        let (mut sum, mut next) = (0u64, 0u64);
+        let fino = walk(
+            ctx,
+            rd,
+            agno,
+            Btree::Fino,
+            agi.free_root.get(),
+            agi.free_level.get(),
+            &mut |at, recs, n| {
+                let place = Place::block("finobt", agno, at);
+                let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
+                for (i, r) in recs.iter().enumerate() {
+                    let Some(c) = unpack(at, i, r, Btree::Fino) else {
+                        continue;
+                    };
+                    if u64::from(c.startino) < next {
+                        report.bad(place, format!("record {i} is out of order"));
+                    }
+                    next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
+                    if c.free & !c.holes() == 0 {
+                        report.bad(place, format!("record {i} has no free inode"));
+                    }
+                    sum = sum.wrapping_add(chunk_sum(&c));
+                }
+            },
+        );
+        if fino.whole && ino.whole && sum != with_free {
+            report.bad(
+                Place::ag("finobt", agno),
+                "it does not list the same free inodes as the inobt",
+            );
+        }
+        if fino.whole && g.features.inobtcount && agi.fblocks.get() != fino.blocks {
+            report.differ(place, "agi_fblocks", fino.blocks, agi.fblocks.get());
+        }
+    }
+    // New inodes go beside the last chunk.
+    let newino = agi.newino.get();
+    if newino != NULLAGINO && ino.whole && u64::from(newino) >= inodes_in_ag {
+        report.differ(place, "agi_newino", "an inode of the group", newino);
+    }
+    let mut heads = Vec::new();
+    for (bucket, head) in agi.unlinked.iter().enumerate() {
+        let head = head.get();
+        if head == NULLAGINO {
+            continue;
+        }
+        if head == 0 || u64::from(head) >= inodes_in_ag {
+            report.differ(
+                place,
+                format!("agi_unlinked[{bucket}]"),
+                "an inode of the group",
+                head,
+            );
+            continue;
+        }
+        if ctx.log_clean {
+            // A clean unmount leaves none.
+            report.differ(place, format!("agi_unlinked[{bucket}]"), "none", head);
+        }
+        if head as usize % AGI_UNLINKED_BUCKETS != bucket {
+            report.differ(
+                place,
+                format!("agi_unlinked[{bucket}]"),
+                "an inode of this bucket",
+                head,
+            );
+        }
+        heads.push(head);
+    }
+    let _ = ag.chunks.set(Arc::new(chunks));
+    let _ = ag.free.set(Arc::new(frees));
+    let _ = ag.unlinked.set(heads);
+}
+
+fn chunk_sum(c: &InodeChunk) -> u64 {
+    mix(mix(u64::from(c.startino) << 16 | u64::from(c.holemask)) ^ c.free)
+}
+
+/// Claims the blocks that a chunk's inodes are in.
+fn claim_chunk(
+    ctx: &Ctx<'_>,
+    agno: u32,
+    at: u32,
+    i: usize,
+    c: &InodeChunk,
+    last: &mut Option<u32>,
+) -> bool {
+    let g = ctx.g;
+    let place = Place::block("inobt", agno, at);
+    let first = c.startino >> g.inopblog;
+    if g.inopblog >= 6 {
+        // A block of one or several chunks: claimed once, by the first that comes.
+        if *last != Some(first) {
+            *last = Some(first);
+            ctx.claim_owned(
+                Place::block("inode chunk", agno, first),
+                agno,
+                first,
+                1,
+                RMAP_OWN_INODES,
+            );
+        }
+        return true;
+    }
+    let per_block = 1u32 << g.inopblog;
+    let blocks = g.chunk_blocks();
+    let holes = c.holes();
+    for b in 0..blocks {
+        let mask = ((1u64 << per_block) - 1) << (b * per_block);
+        match holes & mask {
+            0 => {}
+            m if m == mask => continue,
+            _ => {
+                ctx.report
+                    .bad(place, format!("record {i}: a hole ends inside a block"));
+            }
+        }
+        if !g.has_agb(agno, first + b) {
+            ctx.report.bad(
+                place,
+                format!("record {i}: the chunk ends beyond the group"),
+            );
+            return false;
+        }
+        ctx.claim_owned(
+            Place::block("inode chunk", agno, first + b),
+            agno,
+            first + b,
+            1,
+            RMAP_OWN_INODES,
+        );
+    }
+    true
+}

@@ -1,0 +1,244 @@
+//! The superblock, and its feature bits and flags (`xfs_dsb`).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Be16, Be32, Be64, Le32, Uuid};
+
+/// Magic number of the superblock, "XFSB".
+pub const SB_MAGIC: u32 = 0x5846_5342;
+
+layout! {
+/// The superblock (`xfs_dsb`): first sector of each allocation group, the first one being the
+/// file system's and the others copies of what mkfs and growfs wrote.
+pub struct Superblock: 304 {
+    /// [`SB_MAGIC`].
+    pub magicnum: Be32,
+    /// Block size in bytes.
+    pub blocksize: Be32,
+    /// Blocks of the data section.
+    pub dblocks: Be64,
+    /// Blocks of the realtime section.
+    pub rblocks: Be64,
+    /// Extents of the realtime section.
+    pub rextents: Be64,
+    /// User-visible file system uuid.
+    pub uuid: Uuid,
+    /// First block of the internal log, 0 when the log is on another device.
+    pub logstart: Be64,
+    /// Root directory's inode.
+    pub rootino: Be64,
+    /// Realtime bitmap's inode.
+    pub rbmino: Be64,
+    /// Realtime summary's inode.
+    pub rsumino: Be64,
+    /// Realtime extent size in blocks.
+    pub rextsize: Be32,
+    /// Blocks of every allocation group but the last.
+    pub agblocks: Be32,
+    /// Number of allocation groups.
+    pub agcount: Be32,
+    /// Blocks of the realtime bitmap.
+    pub rbmblocks: Be32,
+    /// Blocks of the log.
+    pub logblocks: Be32,
+    /// Version number (low four bits) and `VERSION_*` bits.
+    pub versionnum: Be16,
+    /// Sector size in bytes.
+    pub sectsize: Be16,
+    /// Inode size in bytes.
+    pub inodesize: Be16,
+    /// Inodes per block.
+    pub inopblock: Be16,
+    /// Label, padded with zero bytes.
+    pub fname: [u8; 12],
+    /// log2 of `blocksize`.
+    pub blocklog: u8,
+    /// log2 of `sectsize`.
+    pub sectlog: u8,
+    /// log2 of `inodesize`.
+    pub inodelog: u8,
+    /// log2 of `inopblock`.
+    pub inopblog: u8,
+    /// log2 of `agblocks`, rounded up.
+    pub agblklog: u8,
+    /// log2 of `rextents`, rounded down.
+    pub rextslog: u8,
+    /// mkfs has not finished.
+    pub inprogress: u8,
+    /// Most of the space that inodes may take, in percent; 0 is no limit.
+    pub imax_pct: u8,
+    /// Inodes allocated.
+    pub icount: Be64,
+    /// Inodes allocated and free.
+    pub ifree: Be64,
+    /// Free data blocks.
+    pub fdblocks: Be64,
+    /// Free realtime extents.
+    pub frextents: Be64,
+    /// User quota inode.
+    pub uquotino: Be64,
+    /// Group quota inode (on version 4 shared with project quota).
+    pub gquotino: Be64,
+    /// Quota flags.
+    pub qflags: Be16,
+    /// `SBF_*` flags.
+    pub flags: u8,
+    /// Reserved, 0.
+    pub shared_vn: u8,
+    /// Inode chunk alignment in blocks.
+    pub inoalignmt: Be32,
+    /// Stripe unit in blocks.
+    pub unit: Be32,
+    /// Stripe width in blocks.
+    pub width: Be32,
+    /// log2 of directory block size in blocks.
+    pub dirblklog: u8,
+    /// log2 of the log's sector size, 0 when the log version is 1 or sectors are 512 bytes.
+    pub logsectlog: u8,
+    /// Log sector size, 0 as above.
+    pub logsectsize: Be16,
+    /// Log stripe unit in bytes.
+    pub logsunit: Be32,
+    /// `VERSION2_*` bits.
+    pub features2: Be32,
+    /// Equal to `features2`; old kernels with other alignment wrote here.
+    pub bad_features2: Be32,
+    /// Compatible features.
+    pub features_compat: Be32,
+    /// Features that a writer must know (`RO_COMPAT_*`).
+    pub features_ro_compat: Be32,
+    /// Features that a reader must know (`INCOMPAT_*`).
+    pub features_incompat: Be32,
+    /// Features that log recovery must know.
+    pub features_log_incompat: Be32,
+    /// Checksum of the whole sector.
+    pub crc: Le32,
+    /// Sparse inode chunk alignment in blocks.
+    pub spino_align: Be32,
+    /// Project quota inode.
+    pub pquotino: Be64,
+    /// Log sequence number of the last write.
+    pub lsn: Be64,
+    /// The uuid stored in metadata, when `INCOMPAT_META_UUID` is set.
+    pub meta_uuid: Uuid,
+    /// Root of the metadata directory tree, with `INCOMPAT_METADIR`.
+    pub metadirino: Be64,
+    /// Realtime groups.
+    pub rgcount: Be32,
+    /// Size of a realtime group in extents.
+    pub rgextents: Be32,
+    /// log2 of a realtime group's blocks, rounded up.
+    pub rgblklog: u8,
+    /// Zero.
+    pub pad: [u8; 7],
+    /// First block of an internal realtime section.
+    pub rtstart: Be64,
+    /// Reserved realtime blocks.
+    pub rtreserved: Be64,
+}
+}
+
+/// Bits of [`Superblock::versionnum`] that hold the version number, 4 or 5.
+pub const VERSION_NUMBITS: u16 = 0x000f;
+/// Extended attributes were used.
+pub const VERSION_ATTR: u16 = 0x0010;
+/// 32-bit link counts (version 2 inodes).
+pub const VERSION_NLINK: u16 = 0x0020;
+/// Quota was used.
+pub const VERSION_QUOTA: u16 = 0x0040;
+/// Inode chunks are aligned.
+pub const VERSION_ALIGN: u16 = 0x0080;
+/// Stripe alignment.
+pub const VERSION_DALIGN: u16 = 0x0100;
+/// Reserved, never set.
+pub const VERSION_SHARED: u16 = 0x0200;
+/// Version 2 log.
+pub const VERSION_LOGV2: u16 = 0x0400;
+/// Sectors are not 512 bytes.
+pub const VERSION_SECTOR: u16 = 0x0800;
+/// Unwritten extents.
+pub const VERSION_EXTFLG: u16 = 0x1000;
+/// Version 2 directories.
+pub const VERSION_DIRV2: u16 = 0x2000;
+/// ASCII case-insensitive names.
+pub const VERSION_BORG: u16 = 0x4000;
+/// `features2` counts.
+pub const VERSION_MOREBITS: u16 = 0x8000;
+
+/// Counters in the superblock are only right after a clean unmount.
+pub const VERSION2_LAZYSBCOUNT: u32 = 0x0002;
+/// Attribute fork sits at a flexible offset.
+pub const VERSION2_ATTR2: u32 = 0x0008;
+/// Reserved for an older design of parent pointers.
+pub const VERSION2_PARENT: u32 = 0x0010;
+/// 32-bit project identifiers.
+pub const VERSION2_PROJID32: u32 = 0x0080;
+/// Checksums (set on version 5).
+pub const VERSION2_CRC: u32 = 0x0100;
+/// File types in directory entries (version 4).
+pub const VERSION2_FTYPE: u32 = 0x0200;
+
+/// Free inode B-tree.
+pub const RO_COMPAT_FINOBT: u32 = 1;
+/// Reverse mapping B-tree.
+pub const RO_COMPAT_RMAPBT: u32 = 1 << 1;
+/// Reference count B-tree: shared data blocks.
+pub const RO_COMPAT_REFLINK: u32 = 1 << 2;
+/// Inode B-tree block counts in the AGI.
+pub const RO_COMPAT_INOBTCNT: u32 = 1 << 3;
+/// Every read-only compatible feature known here.
+pub const RO_COMPAT_ALL: u32 =
+    RO_COMPAT_FINOBT | RO_COMPAT_RMAPBT | RO_COMPAT_REFLINK | RO_COMPAT_INOBTCNT;
+
+/// File types in directory entries.
+pub const INCOMPAT_FTYPE: u32 = 1;
+/// Sparse inode chunks.
+pub const INCOMPAT_SPINODES: u32 = 1 << 1;
+/// The metadata uuid is `meta_uuid`.
+pub const INCOMPAT_META_UUID: u32 = 1 << 2;
+/// Nanosecond timestamps up to the year 2486.
+pub const INCOMPAT_BIGTIME: u32 = 1 << 3;
+/// xfs_repair must run before the next mount.
+pub const INCOMPAT_NEEDSREPAIR: u32 = 1 << 4;
+/// 64-bit extent counts.
+pub const INCOMPAT_NREXT64: u32 = 1 << 5;
+/// Atomic exchange of file ranges.
+pub const INCOMPAT_EXCHRANGE: u32 = 1 << 6;
+/// Parent pointers in extended attributes.
+pub const INCOMPAT_PARENT: u32 = 1 << 7;
+/// Metadata directory tree and realtime groups.
+pub const INCOMPAT_METADIR: u32 = 1 << 8;
+/// Zoned realtime section.
+pub const INCOMPAT_ZONED: u32 = 1 << 9;
+/// Zones with unusable capacity.
+pub const INCOMPAT_ZONE_GAPS: u32 = 1 << 10;
+
+/// Logged extended attributes.
+pub const LOG_INCOMPAT_XATTRS: u32 = 1;
+
+/// Every feature bit by name, for messages: (word, bit, name). The word is `"ro_compat"` or
+/// `"incompat"`.
+pub const FEATURE_NAMES: &[(&str, u32, &str)] = &[
+    ("ro_compat", RO_COMPAT_FINOBT, "finobt"),
+    ("ro_compat", RO_COMPAT_RMAPBT, "rmapbt"),
+    ("ro_compat", RO_COMPAT_REFLINK, "reflink"),
+    ("ro_compat", RO_COMPAT_INOBTCNT, "inobtcount"),
+    ("incompat", INCOMPAT_FTYPE, "ftype"),
+    ("incompat", INCOMPAT_SPINODES, "sparse inodes"),
+    ("incompat", INCOMPAT_META_UUID, "meta_uuid"),
+    ("incompat", INCOMPAT_BIGTIME, "bigtime"),
+    ("incompat", INCOMPAT_NEEDSREPAIR, "needsrepair"),
+    ("incompat", INCOMPAT_NREXT64, "nrext64"),
+    ("incompat", INCOMPAT_EXCHRANGE, "exchange-range"),
+    ("incompat", INCOMPAT_PARENT, "parent pointers"),
+    ("incompat", INCOMPAT_METADIR, "metadir"),
+    ("incompat", INCOMPAT_ZONED, "zoned"),
+    ("incompat", INCOMPAT_ZONE_GAPS, "zone gaps"),
+];
+
+/// User quota is accounted (bits of [`Superblock::qflags`]).
+pub const UQUOTA_ACCT: u16 = 0x0001;
+/// Group quota is accounted.
+pub const GQUOTA_ACCT: u16 = 0x0040;
+/// Project quota is accounted.
+pub const PQUOTA_ACCT: u16 = 0x0008;

@@ -1,0 +1,538 @@
+//! The checks that a block must pass before its contents mean anything.
+
+use zerocopy::IntoBytes;
+
+use super::ag::{AGF_MAGIC, AGFL_MAGIC, AGI_MAGIC, Agf, Agfl, Agi};
+use super::attr::{AttrLeafCounts, AttrLeafEntry, RemoteHeader, attr_leaf_header_len};
+use super::btree::{BTREE_MAXLEVELS, Btree, BtreeLong, BtreeLongCrc, BtreeShort, BtreeShortCrc};
+use super::dir::{
+    ATTR_LEAF_MAGIC, ATTR3_LEAF_MAGIC, DA_NODE_MAGIC, DA_NODE_MAXDEPTH, DA3_NODE_MAGIC,
+    DIR2_BLOCK_MAGIC, DIR2_DATA_MAGIC, DIR2_FREE_MAGIC, DIR2_LEAF1_MAGIC, DIR2_LEAFN_MAGIC,
+    DIR3_BLOCK_MAGIC, DIR3_DATA_MAGIC, DIR3_FREE_MAGIC, DIR3_LEAF1_MAGIC, DIR3_LEAFN_MAGIC,
+    Da3BlockInfo, DaBlockInfo, DaNodeCounts, DaNodeEntry, Dir2BlockTail, Dir2DataFree,
+    Dir2DataHeader, Dir2FreeCounts, Dir2LeafCounts, Dir2LeafEntry, Dir3BlockHeader, Dir3DataHeader,
+    da_header_len,
+};
+use super::inode::{DINODE_MAGIC, Dinode, DinodeV2};
+use super::quota::{DQUOT_MAGIC, Dquot};
+use super::superblock::{INCOMPAT_META_UUID, SB_MAGIC, Superblock, VERSION_NUMBITS};
+use super::{Be16, Be32, Fault, Layout, Le32, Uuid};
+
+/// What a metadata block must say about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ident {
+    /// Version 5: there are checksums and the rest of this counts.
+    pub crc: bool,
+    /// The metadata uuid.
+    pub uuid: Uuid,
+    /// Where the block is, in 512-byte sectors.
+    pub daddr: u64,
+    /// Allocation group or inode that owns it; `None` when it is not known.
+    pub owner: Option<u64>,
+}
+
+impl Ident {
+    fn check_uuid(&self, found: &Uuid) -> Result<(), Fault> {
+        if *found == self.uuid {
+            Ok(())
+        } else {
+            Err(Fault::Uuid {
+                expected: self.uuid,
+                found: *found,
+            })
+        }
+    }
+
+    fn check_blkno(&self, found: u64) -> Result<(), Fault> {
+        if found == self.daddr {
+            Ok(())
+        } else {
+            Err(Fault::BlockNumber {
+                expected: self.daddr,
+                found,
+            })
+        }
+    }
+
+    fn check_owner(&self, found: u64) -> Result<(), Fault> {
+        match self.owner {
+            Some(expected) if expected != found => Err(Fault::Owner { expected, found }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_magic(expected: u32, found: u32) -> Result<(), Fault> {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(Fault::Magic { expected, found })
+    }
+}
+
+/// The CRC32c of `bytes` with the four bytes at `crc_offset` taken as zero.
+///
+/// # Panics
+/// If `crc_offset + 4` is beyond `bytes`.
+pub fn compute_crc(bytes: &[u8], crc_offset: usize) -> u32 {
+    let c = crc32c::crc32c(&bytes[..crc_offset]);
+    let c = crc32c::crc32c_append(c, &[0; 4]);
+    crc32c::crc32c_append(c, &bytes[crc_offset + 4..])
+}
+
+/// Compares the checksum stored at `crc_offset` with the one that `bytes` have.
+pub fn check_crc(bytes: &[u8], crc_offset: usize) -> Result<(), Fault> {
+    let found = Le32::at(bytes, crc_offset)?.get();
+    let expected = compute_crc(bytes, crc_offset);
+    if expected == found {
+        Ok(())
+    } else {
+        Err(Fault::Crc { expected, found })
+    }
+}
+
+/// Stores the checksum of `bytes` at `crc_offset`; for those who damage or make images.
+///
+/// # Panics
+/// If `crc_offset + 4` is beyond `bytes`.
+pub fn store_crc(bytes: &mut [u8], crc_offset: usize) {
+    let crc = compute_crc(bytes, crc_offset);
+    bytes[crc_offset..crc_offset + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Byte offset of the checksum in the superblock.
+pub const SB_CRC_OFFSET: usize = 224;
+/// Byte offset of the checksum in the AGF.
+pub const AGF_CRC_OFFSET: usize = 216;
+/// Byte offset of the checksum in the AGI.
+pub const AGI_CRC_OFFSET: usize = 312;
+/// Byte offset of the checksum in the AGFL.
+pub const AGFL_CRC_OFFSET: usize = 32;
+/// Byte offset of the checksum in a short B-tree block.
+pub const BTREE_SHORT_CRC_OFFSET: usize = 52;
+/// Byte offset of the checksum in a long B-tree block.
+pub const BTREE_LONG_CRC_OFFSET: usize = 64;
+/// Byte offset of the checksum in an inode.
+pub const DINODE_CRC_OFFSET: usize = 100;
+/// Byte offset of the checksum in directory data and free index blocks.
+pub const DIR3_DATA_CRC_OFFSET: usize = 4;
+/// Byte offset of the checksum in leaf and node blocks of directories and attributes.
+pub const DA3_CRC_OFFSET: usize = 12;
+/// Byte offset of the checksum in remote attribute and symbolic link blocks.
+pub const REMOTE_CRC_OFFSET: usize = 12;
+/// Byte offset of the log sequence number in these.
+pub const REMOTE_LSN_OFFSET: usize = 48;
+/// Byte offset of the checksum in a quota record.
+pub const DQUOT_CRC_OFFSET: usize = 108;
+
+/// Checks a superblock sector's magic and, on version 5, checksum, and gives the superblock.
+/// `sector` is one whole sector; [`Superblock::sector_size`] tells how long that is.
+pub fn check_superblock(sector: &[u8]) -> Result<&Superblock, Fault> {
+    let sb = Superblock::at(sector, 0)?;
+    check_magic(SB_MAGIC, sb.magicnum.get())?;
+    if sb.is_v5() {
+        check_crc(sector, SB_CRC_OFFSET)?;
+    }
+    Ok(sb)
+}
+
+impl Superblock {
+    /// Whether the version is 5 (checksums).
+    pub fn is_v5(&self) -> bool {
+        self.versionnum.get() & VERSION_NUMBITS == 5
+    }
+
+    /// The sector size if it is one that XFS knows (512 to 32768 bytes).
+    pub fn sector_size(&self) -> Option<usize> {
+        let s = usize::from(self.sectsize.get());
+        (s.is_power_of_two() && (512..=32768).contains(&s)).then_some(s)
+    }
+
+    /// The uuid that metadata carries.
+    pub fn metadata_uuid(&self) -> Uuid {
+        if self.is_v5() && self.features_incompat.get() & INCOMPAT_META_UUID != 0 {
+            self.meta_uuid
+        } else {
+            self.uuid
+        }
+    }
+}
+
+/// Checks an AGF sector's magic, checksum and uuid.
+pub fn check_agf<'a>(sector: &'a [u8], ident: &Ident) -> Result<&'a Agf, Fault> {
+    let agf = Agf::at(sector, 0)?;
+    check_magic(AGF_MAGIC, agf.magicnum.get())?;
+    if ident.crc {
+        check_crc(sector, AGF_CRC_OFFSET)?;
+        ident.check_uuid(&agf.uuid)?;
+    }
+    Ok(agf)
+}
+
+/// Checks an AGI sector's magic, checksum and uuid.
+pub fn check_agi<'a>(sector: &'a [u8], ident: &Ident) -> Result<&'a Agi, Fault> {
+    let agi = Agi::at(sector, 0)?;
+    check_magic(AGI_MAGIC, agi.magicnum.get())?;
+    if ident.crc {
+        check_crc(sector, AGI_CRC_OFFSET)?;
+        ident.check_uuid(&agi.uuid)?;
+    }
+    Ok(agi)
+}
+
+/// Checks an AGFL sector's magic, checksum and uuid (version 4 has none) and gives its slots.
+pub fn check_agfl<'a>(sector: &'a [u8], ident: &Ident) -> Result<&'a [Be32], Fault> {
+    if !ident.crc {
+        return Be32::slice_at(sector, 0, sector.len() / 4);
+    }
+    let agfl = Agfl::at(sector, 0)?;
+    check_magic(AGFL_MAGIC, agfl.magicnum.get())?;
+    check_crc(sector, AGFL_CRC_OFFSET)?;
+    ident.check_uuid(&agfl.uuid)?;
+    Be32::slice_at(sector, Agfl::SIZE, (sector.len() - Agfl::SIZE) / 4)
+}
+
+/// Checks a B-tree block of an allocation group: magic, checksum, uuid, block number, owner, and
+/// that its record count fits.
+pub fn check_btree_short<'a>(
+    block: &'a [u8],
+    tree: Btree,
+    ident: &Ident,
+) -> Result<&'a BtreeShort, Fault> {
+    debug_assert!(tree != Btree::Bmap);
+    let h = BtreeShort::at(block, 0)?;
+    check_magic(tree.magic(ident.crc), h.magic.get())?;
+    if ident.crc {
+        let c = BtreeShortCrc::at(block, BtreeShort::SIZE)?;
+        check_crc(block, BTREE_SHORT_CRC_OFFSET)?;
+        ident.check_uuid(&c.uuid)?;
+        ident.check_blkno(c.blkno.get())?;
+        ident.check_owner(u64::from(c.owner.get()))?;
+    }
+    check_btree_counts(block, tree, ident.crc, h.level.get(), h.numrecs.get())?;
+    Ok(h)
+}
+
+/// Checks a block of a fork's B-tree: magic, checksum, uuid, block number, owner, and that its
+/// record count fits.
+pub fn check_btree_long<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a BtreeLong, Fault> {
+    let h = BtreeLong::at(block, 0)?;
+    check_magic(Btree::Bmap.magic(ident.crc), h.magic.get())?;
+    if ident.crc {
+        let c = BtreeLongCrc::at(block, BtreeLong::SIZE)?;
+        check_crc(block, BTREE_LONG_CRC_OFFSET)?;
+        ident.check_uuid(&c.uuid)?;
+        ident.check_blkno(c.blkno.get())?;
+        ident.check_owner(c.owner.get())?;
+    }
+    check_btree_counts(
+        block,
+        Btree::Bmap,
+        ident.crc,
+        h.level.get(),
+        h.numrecs.get(),
+    )?;
+    Ok(h)
+}
+
+fn check_btree_counts(
+    block: &[u8],
+    tree: Btree,
+    crc: bool,
+    level: u16,
+    numrecs: u16,
+) -> Result<(), Fault> {
+    if level >= BTREE_MAXLEVELS {
+        return Err(Fault::field(
+            "bb_level",
+            "fewer levels than any tree has",
+            level,
+        ));
+    }
+    if usize::from(numrecs) > tree.max_records(block.len(), crc, level) {
+        return Err(Fault::field(
+            "bb_numrecs",
+            "as many records as fit in the block",
+            numrecs,
+        ));
+    }
+    Ok(())
+}
+
+/// Checks an inode: magic, version and, on version 3, checksum, uuid and inode number.
+/// `inode` is the whole inode; `ident.owner` is its number.
+pub fn check_dinode<'a>(inode: &'a [u8], ident: &Ident) -> Result<&'a DinodeV2, Fault> {
+    let d = DinodeV2::at(inode, 0)?;
+    check_magic(u32::from(DINODE_MAGIC), u32::from(d.magic.get()))?;
+    if ident.crc {
+        if d.version != 3 {
+            return Err(Fault::field("di_version", "3", d.version));
+        }
+        let d3 = Dinode::at(inode, 0)?;
+        check_crc(inode, DINODE_CRC_OFFSET)?;
+        ident.check_uuid(&d3.uuid)?;
+        ident.check_owner(d3.ino.get())?;
+    } else if !(1..=2).contains(&d.version) {
+        return Err(Fault::field("di_version", "1 or 2", d.version));
+    }
+    Ok(d)
+}
+
+/// Checks a directory data block (or, `single`, a single-block directory): magic, checksum,
+/// uuid, block number, owner. Gives the table of largest holes.
+pub fn check_dir_data<'a>(
+    block: &'a [u8],
+    single: bool,
+    ident: &Ident,
+) -> Result<&'a [Dir2DataFree; 3], Fault> {
+    if ident.crc {
+        let h = Dir3DataHeader::at(block, 0)?;
+        check_magic(
+            if single {
+                DIR3_BLOCK_MAGIC
+            } else {
+                DIR3_DATA_MAGIC
+            },
+            h.hdr.magic.get(),
+        )?;
+        check_dir3_header(block, &h.hdr, ident)?;
+        Ok(&h.bestfree)
+    } else {
+        let h = Dir2DataHeader::at(block, 0)?;
+        check_magic(
+            if single {
+                DIR2_BLOCK_MAGIC
+            } else {
+                DIR2_DATA_MAGIC
+            },
+            h.magic.get(),
+        )?;
+        Ok(&h.bestfree)
+    }
+}
+
+fn check_dir3_header(block: &[u8], h: &Dir3BlockHeader, ident: &Ident) -> Result<(), Fault> {
+    check_crc(block, DIR3_DATA_CRC_OFFSET)?;
+    ident.check_uuid(&h.uuid)?;
+    ident.check_blkno(h.blkno.get())?;
+    ident.check_owner(h.owner.get())
+}
+
+/// Checks a free index block: magic, checksum, uuid, block number, owner, and that its slots fit.
+/// Gives the counts and the slots (`nvalid` of them).
+pub fn check_dir_free<'a>(
+    block: &'a [u8],
+    ident: &Ident,
+) -> Result<(&'a Dir2FreeCounts, &'a [Be16]), Fault> {
+    let magic = Be32::at(block, 0)?.get();
+    let counts_at = if ident.crc {
+        check_magic(DIR3_FREE_MAGIC, magic)?;
+        check_dir3_header(block, Dir3BlockHeader::at(block, 0)?, ident)?;
+        Dir3BlockHeader::SIZE
+    } else {
+        check_magic(DIR2_FREE_MAGIC, magic)?;
+        4
+    };
+    let c = Dir2FreeCounts::at(block, counts_at)?;
+    let bests =
+        Be16::slice_at(block, da_header_len(ident.crc), c.nvalid.get() as usize).map_err(|_| {
+            Fault::field(
+                "nvalid",
+                "as many slots as fit in the block",
+                c.nvalid.get(),
+            )
+        })?;
+    Ok((c, bests))
+}
+
+/// The kind of a leaf or node block by its magic number, with version 4's number: one of
+/// [`DIR2_LEAF1_MAGIC`], [`DIR2_LEAFN_MAGIC`], [`DA_NODE_MAGIC`], [`ATTR_LEAF_MAGIC`], or `None`
+/// for a number that does not belong to this version.
+pub fn da_block_kind(block: &[u8], crc: bool) -> Option<u16> {
+    let m = DaBlockInfo::at(block, 0).ok()?.magic.get();
+    let pairs = [
+        (DIR2_LEAF1_MAGIC, DIR3_LEAF1_MAGIC),
+        (DIR2_LEAFN_MAGIC, DIR3_LEAFN_MAGIC),
+        (DA_NODE_MAGIC, DA3_NODE_MAGIC),
+        (ATTR_LEAF_MAGIC, ATTR3_LEAF_MAGIC),
+    ];
+    pairs
+        .iter()
+        .find(|(v4, v5)| m == if crc { *v5 } else { *v4 })
+        .map(|(v4, _)| *v4)
+}
+
+/// Checks what all leaf and node blocks share (checksum, uuid, block number, owner) and gives the
+/// head's common part. The kind must have been told by [`da_block_kind`] first.
+pub fn check_da_info<'a>(block: &'a [u8], ident: &Ident) -> Result<&'a DaBlockInfo, Fault> {
+    if ident.crc {
+        let i = Da3BlockInfo::at(block, 0)?;
+        check_crc(block, DA3_CRC_OFFSET)?;
+        ident.check_uuid(&i.uuid)?;
+        ident.check_blkno(i.blkno.get())?;
+        ident.check_owner(i.owner.get())?;
+        Ok(&i.hdr)
+    } else {
+        DaBlockInfo::at(block, 0)
+    }
+}
+
+fn da_counts_offset(crc: bool) -> usize {
+    if crc {
+        Da3BlockInfo::SIZE
+    } else {
+        DaBlockInfo::SIZE
+    }
+}
+
+/// The counts and entries of a directory leaf block whose kind and head were checked.
+pub fn dir_leaf_entries(
+    block: &[u8],
+    crc: bool,
+) -> Result<(&Dir2LeafCounts, &[Dir2LeafEntry]), Fault> {
+    let c = Dir2LeafCounts::at(block, da_counts_offset(crc))?;
+    let entries = Dir2LeafEntry::slice_at(block, da_header_len(crc), c.count.get().into())
+        .map_err(|_| {
+            Fault::field(
+                "count",
+                "as many entries as fit in the block",
+                c.count.get(),
+            )
+        })?;
+    Ok((c, entries))
+}
+
+/// The table at the end of a [`DIR2_LEAF1_MAGIC`] block: longest free space of each data block.
+pub fn dir_leaf1_bests(block: &[u8]) -> Result<&[Be16], Fault> {
+    let tail = block.len().saturating_sub(4);
+    let count = Be32::at(block, tail)?.get();
+    let start = (count as usize)
+        .checked_mul(2)
+        .and_then(|n| tail.checked_sub(n))
+        .ok_or(Fault::field(
+            "bestcount",
+            "as many slots as fit in the block",
+            count,
+        ))?;
+    Be16::slice_at(block, start, count as usize)
+}
+
+/// The counts and entries of a node block whose kind and head were checked.
+pub fn da_node_entries(block: &[u8], crc: bool) -> Result<(&DaNodeCounts, &[DaNodeEntry]), Fault> {
+    let c = DaNodeCounts::at(block, da_counts_offset(crc))?;
+    let entries =
+        DaNodeEntry::slice_at(block, da_header_len(crc), c.count.get().into()).map_err(|_| {
+            Fault::field(
+                "count",
+                "as many entries as fit in the block",
+                c.count.get(),
+            )
+        })?;
+    Ok((c, entries))
+}
+
+/// The levels of node blocks on the way from the root of a directory's or an attribute's tree to its
+/// leaves.
+#[derive(Debug, Default)]
+pub struct Descent(Option<u16>);
+
+impl Descent {
+    /// Goes on to a node block: one level below the one before, and above the leaves.
+    pub fn node(&mut self, level: u16) -> Result<(), Fault> {
+        let fits = match self.0 {
+            None => (1..=DA_NODE_MAXDEPTH).contains(&level),
+            Some(above) => level > 0 && level == above - 1,
+        };
+        if !fits {
+            return Err(Fault::field("level", "one less than the parent's", level));
+        }
+        self.0 = Some(level);
+        Ok(())
+    }
+
+    /// Goes on to a leaf, which is below a node block of level 1 or the root.
+    pub fn leaf(&self) -> Result<(), Fault> {
+        match self.0 {
+            None | Some(1) => Ok(()),
+            Some(level) => Err(Fault::field("level", "1 above a leaf", level)),
+        }
+    }
+}
+
+/// The counts and entries of an attribute leaf whose kind and head were checked.
+pub fn attr_leaf_entries(
+    block: &[u8],
+    crc: bool,
+) -> Result<(&AttrLeafCounts, &[AttrLeafEntry]), Fault> {
+    let c = AttrLeafCounts::at(block, da_counts_offset(crc))?;
+    let entries = AttrLeafEntry::slice_at(block, attr_leaf_header_len(crc), c.count.get().into())
+        .map_err(|_| {
+        Fault::field(
+            "count",
+            "as many entries as fit in the block",
+            c.count.get(),
+        )
+    })?;
+    Ok((c, entries))
+}
+
+/// The tail and leaf entries of a single-block directory.
+pub fn dir_block_entries(block: &[u8]) -> Result<(&Dir2BlockTail, &[Dir2LeafEntry]), Fault> {
+    let tail_at = block.len().saturating_sub(Dir2BlockTail::SIZE);
+    let tail = Dir2BlockTail::at(block, tail_at)?;
+    let count = tail.count.get() as usize;
+    let start = count
+        .checked_mul(Dir2LeafEntry::SIZE)
+        .and_then(|n| tail_at.checked_sub(n))
+        .ok_or(Fault::field(
+            "count",
+            "as many entries as fit in the block",
+            tail.count.get(),
+        ))?;
+    Ok((tail, Dir2LeafEntry::slice_at(block, start, count)?))
+}
+
+/// Checks a block of a remote attribute value or remote symbolic link on version 5 (`magic` is
+/// [`ATTR3_RMT_MAGIC`] or [`SYMLINK_MAGIC`]): magic, checksum, uuid, block number, owner, offset,
+/// and that its bytes fit. Gives its part of the contents.
+pub fn check_remote<'a>(
+    block: &'a [u8],
+    magic: u32,
+    offset: u32,
+    ident: &Ident,
+) -> Result<&'a [u8], Fault> {
+    let h = RemoteHeader::at(block, 0)?;
+    check_magic(magic, h.magic.get())?;
+    check_crc(block, REMOTE_CRC_OFFSET)?;
+    ident.check_uuid(&h.uuid)?;
+    ident.check_blkno(h.blkno.get())?;
+    ident.check_owner(h.owner.get())?;
+    if h.offset.get() != offset {
+        return Err(Fault::field(
+            "offset",
+            "where the previous block ends",
+            h.offset.get(),
+        ));
+    }
+    block[RemoteHeader::SIZE..]
+        .get(..h.bytes.get() as usize)
+        .ok_or(Fault::field(
+            "bytes",
+            "as many bytes as fit in the block",
+            h.bytes.get(),
+        ))
+}
+
+/// Checks a quota record: magic and version and, on version 5, checksum and uuid.
+pub fn check_dquot<'a>(record: &'a [u8], ident: &Ident) -> Result<&'a Dquot, Fault> {
+    let d = Dquot::at(record, 0)?;
+    check_magic(u32::from(DQUOT_MAGIC), u32::from(d.magic.get()))?;
+    if d.version != 1 {
+        return Err(Fault::field("d_version", "1", d.version));
+    }
+    if ident.crc {
+        check_crc(d.as_bytes(), DQUOT_CRC_OFFSET)?;
+        ident.check_uuid(&d.uuid)?;
+    }
+    Ok(d)
+}

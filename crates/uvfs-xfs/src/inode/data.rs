@@ -1,0 +1,408 @@
+//! Where the data of a fork lies, and its contents.
+
+use crate::blocks::{Block, DiskExtent, Verify};
+use crate::error::{At, Error, Result};
+use crate::format::*;
+use crate::geometry::BBSIZE;
+use crate::volume::Volume;
+
+use super::{Fork, Inode, VerifyIdent};
+
+/// A walk over a fork's extents: everything below `pos` has been visited.
+struct MapWalk<'a> {
+    volume: &'a Volume,
+    inode: &'a Inode,
+    fork: Fork,
+    pos: u64,
+    end: u64,
+    visit: &'a mut dyn FnMut(Extent) -> Result<bool>,
+}
+
+impl MapWalk<'_> {
+    fn bad(&self, fault: Fault) -> Error {
+        self.inode.fault(self.fork.name(), fault)
+    }
+
+    /// Visits the records of one leaf that overlap `pos..end`; gives whether to go on.
+    fn leaf(&mut self, recs: &[ExtentRecord]) -> Result<bool> {
+        let g = self.volume.geometry();
+        let first = recs.partition_point(|r| {
+            let e = r.unpack();
+            e.startoff + u64::from(e.blockcount) <= self.pos
+        });
+        for (i, r) in recs[first..].iter().enumerate() {
+            let mut e = r.unpack();
+            if e.startoff >= self.end {
+                return Ok(false);
+            }
+            // Only the first may begin before the position: otherwise they overlap.
+            let skip = match self.pos.checked_sub(e.startoff) {
+                Some(skip) if skip > 0 && i > 0 => {
+                    return Err(self.bad(Fault::field("br_startoff", "in order", e.startoff)));
+                }
+                Some(skip) => skip,
+                None => 0,
+            };
+            if g.fsb_run(e.startblock, e.blockcount).is_none() {
+                let expected = "an extent inside an allocation group";
+                return Err(self.bad(Fault::field("br_startblock", expected, e.startblock)));
+            }
+            if skip >= u64::from(e.blockcount) {
+                return Err(self.bad(Fault::field("br_startoff", "in order", e.startoff)));
+            }
+            e.startoff += skip;
+            e.startblock += skip;
+            e.blockcount -= skip as u32;
+            let len = (self.end - e.startoff).min(u64::from(e.blockcount));
+            e.blockcount = len as u32;
+            self.pos = e.startoff + len;
+            if !(self.visit)(e)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Goes down the fork's B-tree once for each leaf that the range touches. The level falls by
+    /// one at each step, so that no path is longer than the root's level says, and the position
+    /// only grows, so that no leaf is visited twice.
+    fn btree(&mut self) -> Result<()> {
+        let g = self.volume.geometry();
+        let crc = g.features.crc;
+        let root = self.inode.fork_bytes(self.fork);
+        let head = *BmdrBlock::at(root, 0).map_err(|f| self.bad(f))?;
+        let (level, numrecs) = (head.level.get(), usize::from(head.numrecs.get()));
+        let room = (root.len() - BmdrBlock::SIZE) / 16;
+        if level == 0 || level >= BTREE_MAXLEVELS {
+            return Err(self.bad(Fault::field("bb_level", "from 1 to the greatest", level)));
+        }
+        if numrecs == 0 || numrecs > room {
+            let found = head.numrecs.get();
+            return Err(self.bad(Fault::field("bb_numrecs", "what fits in the inode", found)));
+        }
+        let root_keys = Be64::slice_at(root, BmdrBlock::SIZE, numrecs);
+        let root_keys = root_keys.map_err(|f| self.bad(f))?;
+        let root_ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, numrecs);
+        let root_ptrs = root_ptrs.map_err(|f| self.bad(f))?;
+        loop {
+            // The lowest key to the right of the path: where the next leaf begins.
+            let (mut child, mut bound) = pick(root_keys, root_ptrs, self.pos);
+            for want in (0..level).rev() {
+                let block = self.tree_block(child, want)?;
+                let h = BtreeLong::at(&block, 0).map_err(|f| self.bad(f))?;
+                let n = usize::from(h.numrecs.get());
+                let at = Btree::Bmap.header_len(crc);
+                if want == 0 {
+                    let recs = ExtentRecord::slice_at(&block, at, n).map_err(|f| self.bad(f))?;
+                    if !self.leaf(recs)? {
+                        return Ok(());
+                    }
+                    break;
+                }
+                let ptrs_at = Btree::Bmap.ptr_offset(block.len(), crc, 0);
+                let keys = Be64::slice_at(&block, at, n).map_err(|f| self.bad(f))?;
+                let ptrs = Be64::slice_at(&block, ptrs_at, n).map_err(|f| self.bad(f))?;
+                if keys.is_empty() {
+                    return Err(self.bad(Fault::field("bb_numrecs", "at least 1", 0u64)));
+                }
+                let (c, b) = pick(keys, ptrs, self.pos);
+                child = c;
+                bound = match (bound, b) {
+                    (Some(x), Some(y)) => Some(x.min(y)),
+                    (x, y) => x.or(y),
+                };
+            }
+            match bound {
+                Some(b) if b < self.end => {
+                    if b < self.pos {
+                        return Err(self.bad(Fault::field("br_startoff", "keys in order", b)));
+                    }
+                    // `pick` gave a key greater than the position was, so this is progress even
+                    // when the leaf had nothing.
+                    self.pos = b;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn tree_block(&self, fsbno: u64, level: u16) -> Result<Block> {
+        let g = self.volume.geometry();
+        let a = g.fsb(fsbno).ok_or_else(|| {
+            self.bad(Fault::field(
+                "bb_ptr",
+                "a block inside the file system",
+                fsbno,
+            ))
+        })?;
+        let daddr = g.daddr(a);
+        let ident = g.ident(daddr, Some(self.inode.ino));
+        let what = self.fork.btree_name();
+        let extents = [DiskExtent {
+            daddr,
+            bytes: g.block_size,
+        }];
+        let block = self
+            .volume
+            .read_block(what, self.inode.ino, &extents, &|b| {
+                check_btree_long(b, &ident).map(|_| ())
+            })?;
+        let h = BtreeLong::at(&block, 0).map_err(|f| self.bad(f))?;
+        if h.level.get() != level {
+            let at = At::InodeBlock {
+                ino: self.inode.ino,
+                daddr,
+            };
+            let fault = Fault::field("bb_level", "one less than the parent's", h.level.get());
+            return Err(Error::corrupt(what, at, fault));
+        }
+        Ok(block)
+    }
+}
+
+/// The child that covers `pos` and the next child's key, which is greater than `pos`. `keys` is
+/// not empty.
+fn pick(keys: &[Be64], ptrs: &[Be64], pos: u64) -> (u64, Option<u64>) {
+    let i = keys.partition_point(|k| k.get() <= pos).saturating_sub(1);
+    let bound = keys[i + 1..].iter().map(|k| k.get()).find(|k| *k > pos);
+    (ptrs[i].get(), bound)
+}
+
+impl Volume {
+    /// Visits the extents of a fork that overlap file blocks `start..end`, in order, until `visit`
+    /// gives `false`. Gaps between them are holes. Every extent lies wholly in one allocation
+    /// group.
+    pub fn map(
+        &self,
+        inode: &Inode,
+        fork: Fork,
+        start: u64,
+        end: u64,
+        visit: &mut dyn FnMut(Extent) -> Result<bool>,
+    ) -> Result<()> {
+        let mut walk = MapWalk {
+            volume: self,
+            inode,
+            fork,
+            pos: start,
+            end,
+            visit,
+        };
+        match inode.fork_format(fork) {
+            Some(FORMAT_EXTENTS) => {
+                let count = match fork {
+                    Fork::Data => inode.nextents,
+                    Fork::Attr => inode.anextents,
+                };
+                // Inode::parse has checked that they fit.
+                let recs = ExtentRecord::slice_at(inode.fork_bytes(fork), 0, count as usize)
+                    .map_err(|f| inode.fault(fork.name(), f))?;
+                walk.leaf(recs).map(|_| ())
+            }
+            Some(FORMAT_BTREE) => walk.btree(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads `count` blocks of a fork from file block `start` as one metadata block. `None` if
+    /// none of them is mapped.
+    pub(crate) fn read_fork_block(
+        &self,
+        what: &'static str,
+        inode: &Inode,
+        fork: Fork,
+        start: u64,
+        count: u32,
+        verify: VerifyIdent<'_>,
+    ) -> Result<Option<Block>> {
+        let g = self.geometry();
+        let Some(extents) = self.fork_extents(what, inode, fork, start, count)? else {
+            return Ok(None);
+        };
+        let ident = g.ident(extents[0].daddr, Some(inode.ino));
+        let verify: Verify<'_> = &|bytes| verify(bytes, &ident);
+        self.read_block(what, inode.ino, &extents, verify).map(Some)
+    }
+
+    /// Where on disk a metadata block of a fork is; `None` if it is a hole.
+    pub(crate) fn fork_extents(
+        &self,
+        what: &'static str,
+        inode: &Inode,
+        fork: Fork,
+        start: u64,
+        count: u32,
+    ) -> Result<Option<Vec<DiskExtent>>> {
+        let g = self.geometry();
+        let mut extents: Vec<DiskExtent> = Vec::new();
+        let mut next = start;
+        self.map(inode, fork, start, start + u64::from(count), &mut |e| {
+            if e.unwritten || e.startoff != next {
+                let expected = "whole and written";
+                return Err(inode.fault(what, Fault::field("mapping", expected, e.startoff)));
+            }
+            next += u64::from(e.blockcount);
+            let a = g
+                .fsb(e.startblock)
+                .expect("map checks that extents lie inside");
+            extents.push(DiskExtent {
+                daddr: g.daddr(a),
+                bytes: e.blockcount << g.blocklog,
+            });
+            Ok(true)
+        })?;
+        if extents.is_empty() {
+            return Ok(None);
+        }
+        if next != start + u64::from(count) {
+            return Err(inode.fault(what, Fault::field("mapping", "whole and written", next)));
+        }
+        Ok(Some(extents))
+    }
+
+    /// Reads from a regular file at byte `offset`. Gives the number of bytes read, which is less
+    /// than the length of `buf` only at the end of the file. Holes and unwritten extents read as
+    /// zeros.
+    pub fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        for run in self.data_runs(inode, offset, buf.len())? {
+            let (at, part) = (done, &mut buf[done..done + run.len]);
+            done = at + run.len;
+            match run.device {
+                None => part.fill(0),
+                Some(from) => self
+                    .blocks()
+                    .read_data(from, part)
+                    .map_err(|source| Error::Io {
+                        daddr: from / BBSIZE,
+                        len: run.len,
+                        source,
+                    })?,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Where `len` bytes of a regular file from byte `offset` are: runs one after another, up to
+    /// the end of the file.
+    pub fn data_runs(&self, inode: &Inode, offset: u64, len: usize) -> Result<Vec<DataRun>> {
+        if inode.file_type() != FileType::Regular {
+            return Err(Error::WrongType {
+                ino: inode.ino,
+                wanted: "regular file",
+            });
+        }
+        if inode.flags & DIFLAG_REALTIME != 0 {
+            let what = format!("inode {}: data in the realtime section is", inode.ino);
+            return Err(Error::Unsupported(what));
+        }
+        let len = inode.size.saturating_sub(offset).min(len as u64);
+        let mut runs: Vec<DataRun> = Vec::new();
+        if len == 0 {
+            return Ok(runs);
+        }
+        let g = self.geometry();
+        let end = offset + len;
+        let mut push = |from: &mut u64, to: u64, device: Option<u64>| {
+            let len = (to - *from) as usize;
+            *from = to;
+            if len == 0 {
+                return;
+            }
+            let ended = |r: &DataRun| r.device.map(|at| at + r.len as u64);
+            match runs.last_mut() {
+                Some(last) if ended(last) == device => last.len += len,
+                _ => runs.push(DataRun { len, device }),
+            }
+        };
+        let mut at = offset;
+        let (first, last) = (offset >> g.blocklog, (end - 1) >> g.blocklog);
+        self.map(inode, Fork::Data, first, last + 1, &mut |e| {
+            if e.unwritten {
+                return Ok(true);
+            }
+            // The part of this extent that was asked for; map has clipped it to whole blocks.
+            let from = (e.startoff << g.blocklog).max(offset);
+            let to = ((e.startoff + u64::from(e.blockcount)) << g.blocklog).min(end);
+            let a = g
+                .fsb(e.startblock)
+                .expect("map checks that extents lie inside");
+            let device = g.daddr(a) * BBSIZE + (from - (e.startoff << g.blocklog));
+            push(&mut at, from, None);
+            push(&mut at, to, Some(device));
+            Ok(true)
+        })?;
+        push(&mut at, end, None);
+        Ok(runs)
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, inode: &Inode) -> Result<Vec<u8>> {
+        if inode.file_type() != FileType::Symlink {
+            return Err(Error::WrongType {
+                ino: inode.ino,
+                wanted: "symbolic link",
+            });
+        }
+        if inode.size == 0 || inode.size > SYMLINK_MAXLEN as u64 {
+            let f = Fault::field("di_size", "from 1 to 1024 for a symbolic link", inode.size);
+            return Err(inode.fault("symbolic link", f));
+        }
+        if inode.fork_format(Fork::Data) == Some(FORMAT_LOCAL) {
+            return Ok(inode.local_data().to_vec());
+        }
+        let len = inode.size as usize;
+        let g = self.geometry();
+        let mut target = Vec::with_capacity(len);
+        let mut block = 0u64;
+        let payload = |crc| g.block_size as usize - if crc { RemoteHeader::SIZE } else { 0 };
+        // The kernel puts one header on each extent, not on each block.
+        while target.len() < len {
+            let what = "symbolic link block";
+            let mut extent = None;
+            let left = len - target.len();
+            let blocks = left.div_ceil(payload(g.features.crc)) as u64;
+            self.map(inode, Fork::Data, block, block + blocks, &mut |e| {
+                extent = Some(e);
+                Ok(false)
+            })?;
+            let Some(e) = extent.filter(|e| e.startoff == block && !e.unwritten) else {
+                return Err(inode.fault(what, Fault::field("mapping", "whole and written", block)));
+            };
+            let offset = target.len() as u32;
+            let crc = g.features.crc;
+            let b = self
+                .read_fork_block(what, inode, Fork::Data, block, e.blockcount, &|b, ident| {
+                    if crc {
+                        check_remote(b, SYMLINK_MAGIC, offset, ident).map(|_| ())
+                    } else {
+                        Ok(())
+                    }
+                })?
+                .ok_or_else(|| inode.fault(what, Fault::field("mapping", "whole", block)))?;
+            let part = if crc {
+                let h = RemoteHeader::at(&b, 0).map_err(|f| inode.fault(what, f))?;
+                let part = b
+                    .get(RemoteHeader::SIZE..)
+                    .and_then(|p| p.get(..h.bytes.get() as usize));
+                part.filter(|p| !p.is_empty()).ok_or_else(|| {
+                    inode.fault(what, Fault::field("sl_bytes", "some bytes", h.bytes.get()))
+                })?
+            } else {
+                &b[..]
+            };
+            target.extend_from_slice(&part[..part.len().min(left)]);
+            block += u64::from(e.blockcount);
+        }
+        Ok(target)
+    }
+}
+
+/// A run of a file's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataRun {
+    /// Its length in bytes.
+    pub len: usize,
+    /// Where it begins on the device, in bytes; `None` for zeros (a hole or unwritten).
+    pub device: Option<u64>,
+}

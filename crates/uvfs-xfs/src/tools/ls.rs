@@ -1,0 +1,237 @@
+//! Lists directories as ls(1) does.
+
+use crate::error::{Error, Result};
+use crate::format::*;
+use crate::inode::Time;
+use crate::volume::Volume;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::{SORT_LIMIT, output};
+
+/// How [`ls`] lists.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LsOptions {
+    /// Mode, links, owner, group, size and modification time before each name.
+    pub long: bool,
+    /// Directories below as well.
+    pub recursive: bool,
+    /// Names that begin with a dot, "." and ".." too.
+    pub all: bool,
+}
+
+/// Lists `path` as `ls` does: a directory's entries by name, or one file. What cannot be read
+/// further down is handed to `report` (path and error), and listing goes on; gives how often that
+/// was.
+pub fn ls(
+    volume: &Volume,
+    path: &[u8],
+    options: LsOptions,
+    out: &mut dyn Write,
+    report: &mut dyn FnMut(&Path, &Error),
+) -> Result<usize> {
+    let write_failed = output("writing the listing");
+    let start = volume.resolve(path, false)?;
+    if !start.is_dir() {
+        line(volume, path, start.ino, options, out, report).map_err(write_failed)?;
+        return Ok(0);
+    }
+    let mut errors = 0;
+    let mut report = |p: &Path, e: &Error| {
+        errors += 1;
+        report(p, e);
+    };
+    let mut seen = HashSet::from([start.ino]);
+    let mut todo = vec![(path.to_vec(), start)];
+    let mut first = true;
+    while let Some((path, dir)) = todo.pop() {
+        if options.recursive {
+            let gap = if first { "" } else { "\n" };
+            writeln!(out, "{gap}{}:", escape(&path)).map_err(&write_failed)?;
+        }
+        first = false;
+        let shown = |name: &[u8]| options.all || !name.starts_with(b".");
+        let mut entries: Vec<(Vec<u8>, u64, FileType)> = Vec::new();
+        let mut next = 0;
+        let mut below = Vec::new();
+        loop {
+            let mut more = false;
+            let read = volume.readdir(&dir, next, &mut |e| {
+                if entries.len() >= SORT_LIMIT {
+                    more = true;
+                    return false;
+                }
+                next = e.next;
+                if shown(e.name) {
+                    entries.push((e.name.to_vec(), e.ino, e.file_type));
+                }
+                true
+            });
+            if let Err(e) = read {
+                report(Path::new(OsStr::from_bytes(&path)), &e);
+            }
+            entries.sort_by(|a, b| a.0.cmp(&b.0));
+            for (name, ino, kind) in entries.drain(..) {
+                line(volume, &name, ino, options, out, &mut report).map_err(&write_failed)?;
+                let directory = matches!(kind, FileType::Directory | FileType::Unknown);
+                if options.recursive && directory && name != b"." && name != b".." {
+                    below.push((name, ino));
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        // Last in, first out: the first name is listed next.
+        for (name, ino) in below.into_iter().rev() {
+            let child = join(&path, &name);
+            match volume.inode(ino) {
+                Ok(i) if !i.is_dir() => {}
+                Ok(i) if seen.insert(ino) => todo.push((child, i)),
+                Ok(_) => {
+                    let f = Fault::field("inumber", "a directory that is in one place", ino);
+                    report(
+                        Path::new(OsStr::from_bytes(&child)),
+                        &dir.fault("directory", f),
+                    );
+                }
+                Err(e) if !options.long => report(Path::new(OsStr::from_bytes(&child)), &e),
+                Err(_) => {} // Reported with its line.
+            }
+        }
+    }
+    Ok(errors)
+}
+
+pub(super) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let slash: &[u8] = if dir.is_empty() || dir.ends_with(b"/") {
+        b""
+    } else {
+        b"/"
+    };
+    [dir, slash, name].concat()
+}
+
+/// Writes one line of a listing.
+fn line(
+    volume: &Volume,
+    name: &[u8],
+    ino: u64,
+    options: LsOptions,
+    out: &mut dyn Write,
+    report: &mut dyn FnMut(&Path, &Error),
+) -> io::Result<()> {
+    if !options.long {
+        return writeln!(out, "{}", escape(name));
+    }
+    let inode = match volume.inode(ino) {
+        Ok(i) => i,
+        Err(e) => {
+            report(Path::new(OsStr::from_bytes(name)), &e);
+            return writeln!(out, "??????????   ? ? ? ? ? {}", escape(name));
+        }
+    };
+    let size = match inode.file_type() {
+        FileType::CharDevice | FileType::BlockDevice => {
+            format!("{}, {}", inode.rdev.0, inode.rdev.1)
+        }
+        _ => inode.size.to_string(),
+    };
+    write!(
+        out,
+        "{} {:>3} {:>5} {:>5} {size:>12} {} {}",
+        mode_string(inode.mode),
+        inode.nlink,
+        inode.uid,
+        inode.gid,
+        format_time(inode.mtime),
+        escape(name)
+    )?;
+    if inode.file_type() == FileType::Symlink {
+        match volume.readlink(&inode) {
+            Ok(target) => write!(out, " -> {}", escape(&target))?,
+            Err(e) => report(Path::new(OsStr::from_bytes(name)), &e),
+        }
+    }
+    writeln!(out)
+}
+
+/// A name with control characters and backslashes escaped, so that it stays on its line and
+/// cannot drive a terminal. Bytes that are not UTF-8 are escaped too.
+pub fn escape(name: &[u8]) -> String {
+    let mut s = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' => s.push_str("\\\\"),
+                c if c.is_control() => c
+                    .encode_utf8(&mut [0; 4])
+                    .bytes()
+                    .for_each(|b| s.push_str(&format!("\\{b:03o}"))),
+                c => s.push(c),
+            }
+        }
+        chunk
+            .invalid()
+            .iter()
+            .for_each(|b| s.push_str(&format!("\\{b:03o}")));
+    }
+    s
+}
+
+/// A mode as `ls -l` shows it.
+pub fn mode_string(mode: u16) -> String {
+    let kind = match FileType::from_mode(mode) {
+        FileType::Regular => '-',
+        FileType::Directory => 'd',
+        FileType::CharDevice | FileType::Whiteout => 'c',
+        FileType::BlockDevice => 'b',
+        FileType::Fifo => 'p',
+        FileType::Socket => 's',
+        FileType::Symlink => 'l',
+        FileType::Unknown => '?',
+    };
+    let mut s = String::from(kind);
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = mode >> shift;
+        s.push(if bits & 4 != 0 { 'r' } else { '-' });
+        s.push(if bits & 2 != 0 { 'w' } else { '-' });
+        s.push(match (mode & special != 0, bits & 1 != 0) {
+            (true, true) => letter,
+            (true, false) => letter.to_ascii_uppercase(),
+            (false, true) => 'x',
+            (false, false) => '-',
+        });
+    }
+    s
+}
+
+/// A time in UTC, as `ls --time-style=full-iso` shows it.
+pub fn format_time(t: Time) -> String {
+    let (days, second) = (t.sec.div_euclid(86_400), t.sec.rem_euclid(86_400));
+    // Civil date from days since 1970, in years that begin on the first of March.
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 {
+        march_month + 3
+    } else {
+        march_month - 9
+    };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}.{:09} +0000",
+        second / 3600,
+        second / 60 % 60,
+        second % 60,
+        t.nsec
+    )
+}
