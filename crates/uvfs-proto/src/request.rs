@@ -1,14 +1,20 @@
 //! Requests, parsed from and encoded to the split and the contiguous form.
 
+mod encode;
+mod payload;
+mod records;
+
 use std::ffi::CStr;
 use std::fmt;
-use std::marker::PhantomData;
 
 use rustix::io::Errno;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::abi::*;
-use crate::{EncodeError, rec_align};
+use crate::rec_align;
+use payload::short_arg;
+pub(crate) use payload::{Payload, arg};
+pub use records::Records;
 
 /// What client and server agreed on in INIT.
 ///
@@ -111,67 +117,6 @@ pub enum Problem {
     /// The extensions at the request's end.
     #[error("malformed extension: {0}")]
     Extension(&'static str),
-}
-
-/// Fixed-size records in bytes of any alignment.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Records<'a, T> {
-    bytes: &'a [u8],
-    record: PhantomData<T>,
-}
-
-impl<T> Default for Records<'_, T> {
-    fn default() -> Self {
-        Self {
-            bytes: &[],
-            record: PhantomData,
-        }
-    }
-}
-
-impl<'a, T: FromBytes> Records<'a, T> {
-    /// The records' bytes; what is left after the last whole record is dropped.
-    pub fn new(bytes: &'a [u8]) -> Self {
-        let whole = bytes.len() / size_of::<T>() * size_of::<T>();
-        Self {
-            bytes: &bytes[..whole],
-            record: PhantomData,
-        }
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.bytes.len() / size_of::<T>()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    /// Copies of the records, in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + use<'a, T> {
-        self.bytes
-            .chunks_exact(size_of::<T>())
-            .map(|chunk| T::read_from_bytes(chunk).expect("a chunk has a record's size"))
-    }
-
-    /// The records' bytes.
-    pub fn as_bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-}
-
-impl<'a, T: FromBytes + IntoBytes + Immutable> From<&'a [T]> for Records<'a, T> {
-    fn from(records: &'a [T]) -> Self {
-        Self::new(records.as_bytes())
-    }
-}
-
-impl<T: FromBytes + fmt::Debug> fmt::Debug for Records<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
 }
 
 /// What a request asks for: one variant an opcode, with a copy of its structure and references to
@@ -358,82 +303,6 @@ pub fn split(bytes: &[u8], negotiated: Negotiated) -> Result<(InHeader, &[u8], &
     Ok((header, op, payload))
 }
 
-/// Reads names and values off the front of a payload.
-pub(crate) struct Payload<'a> {
-    rest: &'a [u8],
-    dots: bool,
-}
-
-impl<'a> Payload<'a> {
-    /// All of a payload in which no name is "." or "..".
-    pub(crate) fn new(rest: &'a [u8]) -> Self {
-        Self { rest, dots: false }
-    }
-
-    /// A string of any content.
-    fn string(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
-        let string =
-            CStr::from_bytes_until_nul(self.rest).map_err(|_| Problem::Unterminated(what))?;
-        self.rest = &self.rest[string.count_bytes() + 1..];
-        Ok(string)
-    }
-
-    /// The name of a directory entry.
-    pub(crate) fn name(&mut self, what: &'static str) -> Result<&'a CStr, Problem> {
-        let name = self.string(what)?;
-        match name.to_bytes() {
-            b"" => Err(Problem::Name(what)),
-            b"." | b".." if !self.dots => Err(Problem::Name(what)),
-            bytes if bytes.contains(&b'/') => Err(Problem::Name(what)),
-            _ => Ok(name),
-        }
-    }
-
-    /// As many bytes as a structure announces.
-    fn data(&self, size: u64) -> Result<&'a [u8], Problem> {
-        usize::try_from(size)
-            .ok()
-            .and_then(|size| self.rest.get(..size))
-            .ok_or(Problem::Payload {
-                need: size,
-                have: self.rest.len(),
-            })
-    }
-
-    /// As many records as a structure announces.
-    fn records<T: FromBytes>(&self, count: u32) -> Result<Records<'a, T>, Problem> {
-        Ok(Records::new(
-            self.data(u64::from(count) * size_of::<T>() as u64)?,
-        ))
-    }
-}
-
-/// A copy of the structure at the start of `op`.
-pub(crate) fn arg<T: FromBytes>(op: &[u8]) -> Result<T, Problem> {
-    match T::read_from_prefix(op) {
-        Ok((arg, _)) => Ok(arg),
-        Err(_) => Err(Problem::Structure {
-            need: size_of::<T>(),
-            have: op.len(),
-        }),
-    }
-}
-
-/// A copy of the structure in the first bytes of `op`, from `min` to all of it; zeros for the
-/// rest.
-fn short_arg<T: FromBytes + IntoBytes + Immutable>(op: &[u8], min: usize) -> Result<T, Problem> {
-    if op.len() < min {
-        return Err(Problem::Structure {
-            need: min,
-            have: op.len(),
-        });
-    }
-    let mut arg = T::new_zeroed();
-    let len = op.len().min(size_of::<T>());
-    arg.as_mut_bytes()[..len].copy_from_slice(&op[..len]);
-    Ok(arg)
-}
-
 impl<'a> Operation<'a> {
     /// Its opcode.
     pub const fn opcode(&self) -> Opcode {
@@ -550,95 +419,6 @@ impl<'a> Operation<'a> {
             Opcode::CopyFileRange64 => Operation::CopyFileRange64(arg(op)?),
             Opcode::CuseInit => Operation::CuseInit(arg(op)?),
         })
-    }
-
-    /// The structure's bytes, and the pieces that make up the payload, for who writes them to
-    /// memory of their own kind. The data of WRITE and NOTIFY_REPLY is not among the pieces.
-    pub fn parts(&self, negotiated: Negotiated) -> (&[u8], [&'a [u8]; 2]) {
-        const NONE: &[u8] = &[];
-        fn bytes<T: IntoBytes + Immutable>(arg: &T) -> &[u8] {
-            arg.as_bytes()
-        }
-        let nul = CStr::to_bytes_with_nul;
-        match self {
-            Operation::Readlink | Operation::Statfs | Operation::Destroy => (NONE, [NONE; 2]),
-            Operation::Lookup(name)
-            | Operation::Unlink(name)
-            | Operation::Rmdir(name)
-            | Operation::Removexattr(name) => (NONE, [nul(name), NONE]),
-            Operation::Symlink { name, target } => (NONE, [nul(name), nul(target)]),
-            Operation::Mknod(arg, name) => (bytes(arg), [nul(name), NONE]),
-            Operation::Mkdir(arg, name) => (bytes(arg), [nul(name), NONE]),
-            Operation::Link(arg, name) => (bytes(arg), [nul(name), NONE]),
-            Operation::Create(arg, name) | Operation::Tmpfile(arg, name) => {
-                (bytes(arg), [nul(name), NONE])
-            }
-            Operation::Getxattr(arg, name) => (bytes(arg), [nul(name), NONE]),
-            Operation::Rename { arg, name, newname } => (bytes(arg), [nul(name), nul(newname)]),
-            Operation::Rename2 { arg, name, newname } => (bytes(arg), [nul(name), nul(newname)]),
-            Operation::Setxattr(arg, name, value) => (
-                &bytes(arg)[..op_len(Opcode::Setxattr, negotiated)],
-                [nul(name), value],
-            ),
-            Operation::Ioctl(arg, data) => (bytes(arg), [data, NONE]),
-            Operation::BatchForget(arg, records) => (bytes(arg), [records.as_bytes(), NONE]),
-            Operation::Removemapping(arg, records) => (bytes(arg), [records.as_bytes(), NONE]),
-            Operation::Forget(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Getattr(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Setattr(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Open(arg) | Operation::Opendir(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Read(arg) | Operation::Readdir(arg) | Operation::Readdirplus(arg) => {
-                (bytes(arg), [NONE; 2])
-            }
-            Operation::Write(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Release(arg) | Operation::Releasedir(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Fsync(arg) | Operation::Fsyncdir(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Listxattr(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Flush(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Init(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Getlk(arg) | Operation::Setlk(arg) | Operation::Setlkw(arg) => {
-                (bytes(arg), [NONE; 2])
-            }
-            Operation::Access(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Interrupt(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Bmap(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Poll(arg) => (bytes(arg), [NONE; 2]),
-            Operation::NotifyReply(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Fallocate(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Lseek(arg) => (bytes(arg), [NONE; 2]),
-            Operation::CopyFileRange(arg) | Operation::CopyFileRange64(arg) => {
-                (bytes(arg), [NONE; 2])
-            }
-            Operation::Setupmapping(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Syncfs(arg) => (bytes(arg), [NONE; 2]),
-            Operation::Statx(arg) => (bytes(arg), [NONE; 2]),
-            Operation::CuseInit(arg) => (bytes(arg), [NONE; 2]),
-        }
-    }
-
-    /// Whether what follows the structure is as long as the structure says.
-    fn check_sizes(&self, data: &[u8]) -> Result<(), EncodeError> {
-        let (said, given) = match self {
-            Operation::Write(arg) => (arg.size.into(), data.len()),
-            Operation::NotifyReply(arg) => (arg.size.into(), data.len()),
-            Operation::Setxattr(arg, _, value) => (arg.size.into(), value.len()),
-            Operation::Ioctl(arg, data) => (arg.in_size.into(), data.len()),
-            Operation::BatchForget(arg, records) => (
-                u64::from(arg.count) * size_of::<ForgetOne>() as u64,
-                records.as_bytes().len(),
-            ),
-            Operation::Removemapping(arg, records) => (
-                u64::from(arg.count) * size_of::<RemovemappingOne>() as u64,
-                records.as_bytes().len(),
-            ),
-            _ => (0, data.len()),
-        };
-        let given = given as u64;
-        if said == given {
-            Ok(())
-        } else {
-            Err(EncodeError::Size { said, given })
-        }
     }
 }
 
@@ -760,99 +540,5 @@ impl<'a> Request<'a> {
             rest = next;
             Some(context)
         })
-    }
-
-    /// Bytes of the extensions.
-    fn extensions_len(&self) -> usize {
-        let groups = match self.supp_groups.as_bytes().len() {
-            0 => 0,
-            len => size_of::<ExtHeader>() + size_of::<SuppGroups>() + len,
-        };
-        rec_align(self.secctx.len()) + rec_align(groups)
-    }
-
-    /// The header, with its lengths and opcode filled in.
-    fn encoded_header(&self, data: &[u8], negotiated: Negotiated) -> Result<InHeader, EncodeError> {
-        self.operation.check_sizes(data)?;
-        if !self.secctx.is_empty() && !secctx_is_valid(self.secctx) {
-            return Err(EncodeError::SecurityContexts);
-        }
-        let extensions = self.extensions_len();
-        if extensions > 0 && negotiated.minor < EXTENSIONS_MINOR {
-            return Err(EncodeError::Extensions(negotiated.minor));
-        }
-        let (op, pieces) = self.operation.parts(negotiated);
-        let len = size_of::<InHeader>()
-            + op.len()
-            + pieces.iter().map(|piece| piece.len()).sum::<usize>()
-            + data.len()
-            + extensions;
-        Ok(InHeader {
-            len: u32::try_from(len).map_err(|_| EncodeError::TooLong("the request"))?,
-            opcode: self.operation.opcode() as u32,
-            total_extlen: u16::try_from(extensions / REC_ALIGN)
-                .map_err(|_| EncodeError::TooLong("the extensions"))?,
-            ..self.header
-        })
-    }
-
-    fn push_payload(&self, data: &[u8], pieces: [&[u8]; 2], out: &mut Vec<u8>) {
-        pieces
-            .into_iter()
-            .for_each(|piece| out.extend_from_slice(piece));
-        out.extend_from_slice(data);
-        // Extensions are aligned to their own start, which need not be aligned.
-        let start = out.len();
-        out.extend_from_slice(self.secctx);
-        out.resize(start + rec_align(out.len() - start), 0);
-        if !self.supp_groups.is_empty() {
-            let groups = self.supp_groups.as_bytes();
-            let size = size_of::<ExtHeader>() + size_of::<SuppGroups>() + groups.len();
-            // Both fit: the extensions' length was checked when the header was made.
-            let header = ExtHeader {
-                size: size as u32,
-                r#type: EXT_GROUPS,
-            };
-            let count = SuppGroups {
-                nr_groups: self.supp_groups.len() as u32,
-            };
-            out.extend_from_slice(header.as_bytes());
-            out.extend_from_slice(count.as_bytes());
-            out.extend_from_slice(groups);
-            out.resize(start + rec_align(out.len() - start), 0);
-        }
-    }
-
-    /// Encodes in split form: writes the structure to the start of `op` (the rest becomes zero),
-    /// appends the payload to `payload`, and gives the header. `data` is that of WRITE or
-    /// NOTIFY_REPLY, else empty. On an error nothing is written.
-    pub fn encode(
-        &self,
-        data: &[u8],
-        negotiated: Negotiated,
-        op: &mut [u8; URING_OP_IN_OUT_SZ],
-        payload: &mut Vec<u8>,
-    ) -> Result<InHeader, EncodeError> {
-        let header = self.encoded_header(data, negotiated)?;
-        let (structure, pieces) = self.operation.parts(negotiated);
-        op.zero();
-        op[..structure.len()].copy_from_slice(structure);
-        self.push_payload(data, pieces, payload);
-        Ok(header)
-    }
-
-    /// Appends the request in contiguous form; else as [`encode`](Self::encode).
-    pub fn encode_contiguous(
-        &self,
-        data: &[u8],
-        negotiated: Negotiated,
-        out: &mut Vec<u8>,
-    ) -> Result<InHeader, EncodeError> {
-        let header = self.encoded_header(data, negotiated)?;
-        let (structure, pieces) = self.operation.parts(negotiated);
-        out.extend_from_slice(header.as_bytes());
-        out.extend_from_slice(structure);
-        self.push_payload(data, pieces, out);
-        Ok(header)
     }
 }
