@@ -1,0 +1,136 @@
+//! Which open files the kernel reads and writes by itself: see docs/backing-files.md.
+
+use crate::inode::{BackingUse, Inode};
+use crate::{Backed, Source, creds};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use super::{By, asked_direct, takes_direct};
+
+impl Source {
+    /// Counts an open of the kernel's, and decides whether it gets a backing file; which.
+    ///
+    /// The kernel has each inode in one of two modes (fs/fuse/iomode.c): while an open with a backing
+    /// file lives, others have to have the same; while an open that its page cache is used by lives
+    /// (also FOPEN_DIRECT_IO ones, once they are mapped), none may have one. Else open(2) fails with
+    /// EIO. It leaves a mode before it sends the RELEASE, and enters one after the answer, so the
+    /// counts here are on the safe side if they change in one step with the decision.
+    pub(super) fn begin_use(
+        &self,
+        inode: &Inode,
+        fd: BorrowedFd<'_>,
+        asked: u32,
+        mode: u32,
+    ) -> (By, i32) {
+        let mut state = inode.state();
+        let mappable = OFlags::from_bits_retain(asked) & OFlags::ACCMODE == OFlags::RDWR;
+        if let Some(backing) = &mut state.backing {
+            backing.opens += 1;
+            backing.mappable |= mappable;
+            let id = backing.id;
+            assert_eq!(state.plain, 0, "opens with a backing file and without");
+            state.told = state.told.filter(|_| !state.is_mappable());
+            return (By::Backed, id);
+        }
+        if state.plain == 0
+            && self.wants_backing(inode, asked, mode)
+            && let Some(id) = self.register(inode, fd, asked)
+        {
+            state.backing = Some(BackingUse {
+                id,
+                opens: 1,
+                mappable,
+            });
+            state.told = state.told.filter(|_| !mappable);
+            state.was_backed = true;
+            return (By::Backed, id);
+        }
+        state.plain += 1;
+        (By::Plain, 0)
+    }
+
+    /// The kernel has closed a file, or never got to know of it.
+    pub(super) fn end_use(&self, inode: &Inode, by: By) {
+        let mut state = inode.state();
+        match by {
+            By::Client => {}
+            By::Plain => {
+                assert!(state.backing.is_none() && state.plain > 0, "it was open");
+                state.plain -= 1;
+            }
+            By::Backed => {
+                assert_eq!(state.plain, 0, "opens with a backing file and without");
+                let backing = state.backing.as_mut().expect("it was open");
+                backing.opens -= 1;
+                if backing.opens == 0 {
+                    let id = backing.id;
+                    state.backing = None;
+                    if let Some(hooks) = self.backing.get() {
+                        // Under the lock, so that a next open registers after this.
+                        (hooks.unregister)(inode.node, id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an open of a file of this mode is one to begin with a backing file.
+    fn wants_backing(&self, inode: &Inode, asked: u32, mode: u32) -> bool {
+        let flags = OFlags::from_bits_retain(asked);
+        let (direct, appends) = (asked_direct(asked), flags.contains(OFlags::APPEND));
+        // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
+        // know.
+        let plain = mode & (libc::S_ISUID | libc::S_ISGID) == 0;
+        let wanted = match self.options.passthrough {
+            Backed::Off => false,
+            Backed::Auto if direct => {
+                let reads = flags & OFlags::ACCMODE == OFlags::RDONLY;
+                reads || inode.mount.in_memory && !appends
+            }
+            Backed::Auto => {
+                let updates = flags & OFlags::ACCMODE == OFlags::RDWR;
+                updates && !appends && !self.options.direct_io
+            }
+            Backed::Direct => direct,
+            Backed::All => true,
+        };
+        wanted
+            && plain
+            && self.passes_through.load(Ordering::Relaxed)
+            && inode.is_regular()
+            && self.keeps_times(inode)
+            && !self.backing_refused.load(Ordering::Relaxed)
+            && !inode.mount.no_backing.load(Ordering::Relaxed)
+    }
+
+    /// Registers a file with the kernel. What can't be otherwise next time is not tried again.
+    fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: u32) -> Option<i32> {
+        let hooks = self.backing.get()?;
+        let all = self.options.passthrough == Backed::All;
+        let registered = match all || !asked_direct(asked) || takes_direct(fd) {
+            true => creds::without_fsetid(|| (hooks.register)(inode.node, fd)),
+            false => Err(Errno::OPNOTSUPP.into()),
+        };
+        let error = match registered {
+            Ok(id) => return Some(id),
+            Err(error) => error,
+        };
+        match Errno::from_io_error(&error) {
+            // A client has a lease.
+            Some(Errno::BUSY) => return None,
+            Some(Errno::NOMEM | Errno::NFILE | Errno::MFILE | Errno::INTR) => {}
+            // The file system is stacked on others, or has no such files.
+            Some(Errno::LOOP | Errno::OPNOTSUPP) => {
+                inode.mount.no_backing.store(true, Ordering::Relaxed);
+            }
+            _ => self.backing_refused.store(true, Ordering::Relaxed),
+        }
+        match all {
+            true => tracing::warn!(%error, "a backing file is refused; going on without"),
+            false => tracing::debug!(%error, "a backing file is refused; going on without"),
+        }
+        None
+    }
+}

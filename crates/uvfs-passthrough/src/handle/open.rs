@@ -1,0 +1,287 @@
+//! Opens and creates files, and says what the kernel may do with them.
+
+use crate::inode::{Inode, Told};
+use crate::io;
+use crate::namespace::name_ok;
+use crate::sys::{self, Result};
+use crate::{KeepCache, Source, meta};
+use rustix::fs::{OFlags, Statx};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use uvfs_io::ops::File;
+use uvfs_server::fs::{Context, Entry, NewNode, OpenFlags, OpenHow, Opened, Origin};
+
+use super::{By, OpenFile, SMALL_FILE, asked_direct, reads_far};
+
+impl Source {
+    /// The flags that a file of the host is opened with for a caller who asks for `flags`.
+    pub(super) fn host_flags(&self, flags: u32, may_noatime: bool) -> Result<OFlags> {
+        let asked = OFlags::from_bits_retain(flags);
+        // O_DIRECT is between the caller and the kernel's cache of the mount, O_APPEND goes with
+        // each write, and the rest is about names or descriptors.
+        let mut host = asked & (OFlags::TRUNC | OFlags::SYNC | OFlags::DSYNC);
+        host |= match asked & OFlags::ACCMODE {
+            // The page cache reads what a partial write does not cover.
+            OFlags::WRONLY if self.options.writeback => OFlags::RDWR,
+            OFlags::WRONLY => OFlags::WRONLY,
+            OFlags::RDONLY => OFlags::RDONLY,
+            // Both, or the descriptor for ioctls alone that open(2) gives for 3.
+            both => both,
+        };
+        if self.rules.read_only() && host.intersects(OFlags::RWMODE | OFlags::TRUNC) {
+            return Err(Errno::ROFS);
+        }
+        if self.rules.noatime() || (asked.contains(OFlags::NOATIME) && may_noatime) {
+            host |= OFlags::NOATIME;
+        }
+        Ok(host)
+    }
+
+    pub(crate) fn open_file(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        let inode = self.inode(node)?;
+        let asked = OFlags::from_bits_retain(how.flags);
+        let may_noatime = asked.contains(OFlags::NOATIME)
+            && (cx.uid == 0 || sys::stat(self.path_fd(&inode)?.as_fd())?.stx_uid == cx.uid);
+        let mut flags = self.host_flags(how.flags, may_noatime)?;
+        if inode.mount.remote {
+            flags |= asked & OFlags::DIRECT;
+        }
+        let fd = self.open_host(&inode, flags, asked)?;
+        if flags.contains(OFlags::TRUNC) && how.kill_suidgid {
+            self.mode_changed(node, meta::kill_suidgid(cx, fd.as_fd())?);
+        }
+        let st = sys::stat(fd.as_fd())?;
+        let (now, mode) = (Told::of(&st), u32::from(st.stx_mode));
+        let (told, settled) = {
+            let state = inode.state();
+            // The watcher reports writes of the host, also those that leave the time as it is.
+            (state.told, state.settled || inode.is_watched())
+        };
+        let known = told == Some(now);
+        let keep = match self.options.keep_cache {
+            _ if self.rules.strictatime() => false,
+            KeepCache::Never => false,
+            KeepCache::Unchanged => known && settled,
+            KeepCache::Always => true,
+        };
+        let mut opened = self.opened(inode.clone(), fd, how, mode, keep)?;
+        opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
+        opened.changed |= inode.state().is_mappable();
+        if known
+            && asked & OFlags::ACCMODE == OFlags::RDONLY
+            && opened.flags.contains(OpenFlags::KEEP_CACHE)
+        {
+            opened.contents = self.small_contents(opened.fh, now);
+        }
+        Ok(opened)
+    }
+
+    /// The contents of a file that was opened for reading and is this, if it is small, only open
+    /// here, and the kernel was not given them yet.
+    fn small_contents(&self, fh: u64, now: Told) -> Option<Vec<u8>> {
+        if now.size == 0 || now.size > SMALL_FILE || self.writes_back() {
+            return None;
+        }
+        let file = self.files.get(fh)?;
+        // Counted before: of two opens at a time neither takes itself for the only one.
+        if file.inode.opens.load(Ordering::Acquire) != 1
+            || file.inode.state().given.replace(now.into()).as_deref() == Some(&now)
+        {
+            return None;
+        }
+        io::read_now(&file, now.size as usize)
+    }
+
+    /// Opens a file of the host, with less than wanted where the host allows no more.
+    pub(super) fn open_host(
+        &self,
+        inode: &Arc<Inode>,
+        flags: OFlags,
+        asked: OFlags,
+    ) -> Result<OwnedFd> {
+        let result = match self.open_inode(inode, flags) {
+            Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => {
+                self.open_inode(inode, flags - OFlags::NOATIME)
+            }
+            result => result,
+        };
+        let result = match result {
+            // A file that may only be appended to (`chattr +a`) opens in no other way.
+            Err(Errno::PERM) if asked.contains(OFlags::APPEND) && !self.writes_back() => {
+                self.open_inode(inode, (flags - OFlags::NOATIME) | OFlags::APPEND)
+            }
+            // The remote file system has no direct I/O.
+            Err(Errno::INVAL) if flags.contains(OFlags::DIRECT) => {
+                self.open_inode(inode, flags - OFlags::DIRECT)
+            }
+            result => result,
+        };
+        match result {
+            Err(Errno::ACCESS)
+                if flags.contains(OFlags::RDWR) && asked & OFlags::ACCMODE == OFlags::WRONLY =>
+            {
+                // May be written, not read; the page cache then can only write whole pages.
+                self.open_inode(inode, (flags - OFlags::RDWR) | OFlags::WRONLY)
+            }
+            result => result,
+        }
+    }
+
+    /// Whether what is written by an open with these flags goes past the kernel's page cache, which nobody
+    /// can read or map through it. Before the first write to a page cache the kernel asks for the file's
+    /// capabilities, and it copies once more. Where it never looks whether the file has changed, a reader
+    /// beside the writer could keep an old page.
+    fn writes_around(&self, asked: u32) -> bool {
+        let asked = OFlags::from_bits_retain(asked);
+        asked & OFlags::ACCMODE == OFlags::WRONLY
+            && !self.writes_back()
+            && self.options.keep_cache != KeepCache::Always
+    }
+
+    /// Gives an open file of this mode a number. What the kernel has cached of it stays with `keep`.
+    fn opened(
+        &self,
+        inode: Arc<Inode>,
+        fd: OwnedFd,
+        how: &OpenHow,
+        mode: u32,
+        keep: bool,
+    ) -> Result<Opened> {
+        let asked = how.flags;
+        let mut flags = OpenFlags::empty();
+        let (by, backing) = match how.origin {
+            Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, mode),
+            Origin::Client(()) => (By::Client, 0),
+        };
+        if by == By::Backed {
+            flags |= OpenFlags::PASSTHROUGH;
+        } else if self.options.direct_io
+            || (asked_direct(asked) && !self.writes_back() && !reads_far(&inode, asked))
+        {
+            // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
+            // cost the kernel less than the asynchronous ones that it makes of them otherwise.
+            flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
+        } else if by == By::Plain && self.writes_around(asked) {
+            flags |= OpenFlags::DIRECT_IO;
+        } else {
+            // Once after backing files: whatever is cached is older than what went to them.
+            let old = by == By::Plain && std::mem::take(&mut inode.state().was_backed);
+            flags.set(OpenFlags::KEEP_CACHE, keep && !old);
+        }
+        if !self.writes_back() && !self.options.host_locks {
+            flags |= OpenFlags::NOFLUSH;
+        }
+        inode.opens.fetch_add(1, Ordering::AcqRel);
+        let file = Arc::new(OpenFile {
+            fd: Arc::new(File::new(fd, inode.mount.in_memory)),
+            inode: inode.clone(),
+            asked,
+            by,
+            unsynced: flags.contains(OpenFlags::DIRECT_IO),
+        });
+        inode.state().open = Arc::downgrade(&file);
+        match self.files.insert(file) {
+            Some(fh) => Ok(Opened {
+                fh,
+                flags,
+                backing,
+                ..Opened::default()
+            }),
+            None => {
+                self.end_use(&inode, by);
+                Err(Errno::NFILE)
+            }
+        }
+    }
+
+    /// Makes a file and opens it, or opens the one that is there.
+    pub(crate) fn create_file(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        name_ok(name)?;
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        let asked = OFlags::from_bits_retain(how.flags);
+        // EXCL: what is there already could be a device or pipe, not to be opened unseen.
+        let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
+            | OFlags::CREATE
+            | OFlags::EXCL
+            | OFlags::NOFOLLOW
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
+        let made = {
+            let caller = self.creds.caller(cx, new.umask)?;
+            rustix::fs::openat(dir.as_fd(), name, flags, caller.mode(mode))
+        };
+        match made {
+            Ok(fd) => {
+                let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
+                let again = flags - (OFlags::CREATE | OFlags::EXCL);
+                let fd = self.by_rules(&inode, fd, again);
+                self.opened_entry(inode, &st, fd, how)
+            }
+            Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
+                let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
+                let entry = self.entry(&inode, &st);
+                match self.open_file(cx, inode.node, how) {
+                    Ok(opened) => Ok((entry, opened)),
+                    Err(errno) => {
+                        self.inodes.forget(inode.node, 1);
+                        Err(errno)
+                    }
+                }
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Makes a file without a name and opens it.
+    pub(crate) fn make_tmpfile(
+        &self,
+        cx: &Context,
+        parent: u64,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        self.writable()?;
+        let (parent, dir) = self.dir_fd(parent)?;
+        let asked = OFlags::from_bits_retain(how.flags);
+        let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
+            | OFlags::TMPFILE
+            | (asked & OFlags::EXCL)
+            | OFlags::CLOEXEC;
+        let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
+        let fd = {
+            let caller = self.creds.caller(cx, new.umask)?;
+            rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
+        };
+        let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
+        self.opened_entry(inode, &st, fd, how)
+    }
+
+    fn opened_entry(
+        &self,
+        inode: Arc<Inode>,
+        st: &Statx,
+        fd: OwnedFd,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        match self.opened(inode.clone(), fd, how, st.stx_mode.into(), false) {
+            // The lifetime of attributes depends on how the file is open.
+            Ok(opened) => Ok((self.entry(&inode, st), opened)),
+            Err(errno) => {
+                self.inodes.forget(inode.node, 1);
+                Err(errno)
+            }
+        }
+    }
+}

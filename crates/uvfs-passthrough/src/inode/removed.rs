@@ -1,0 +1,245 @@
+//! Descriptors of files that lost their last name, and of names that are about to go.
+
+use crate::Source;
+use crate::slots::lock;
+use crate::sys::{self, FileHandle};
+use rustix::fs::Statx;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::Duration;
+use uvfs_server::fs::Unlinked;
+
+use super::find::tells_number;
+use super::{Inode, Key};
+
+/// Descriptors of inodes whose last name was removed through the mount, kept for those who still
+/// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
+/// mostly at once, or when there are too many, oldest first.
+pub(crate) struct Removed {
+    queue: Mutex<VecDeque<Weak<Inode>>>,
+    /// How many the queue may hold, forgotten ones included.
+    capacity: usize,
+    open: Arc<OpenCount>,
+}
+
+/// How many descriptors are open, told when one has closed.
+#[derive(Default)]
+struct OpenCount {
+    count: Mutex<usize>,
+    closed: Condvar,
+    /// Who waits for that. Only changed under the lock.
+    waiting: AtomicUsize,
+}
+
+/// An O_PATH descriptor of an inode that has lost its last name.
+pub(crate) struct Kept {
+    /// Always there until it is dropped.
+    fd: Option<OwnedFd>,
+    open: Arc<OpenCount>,
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Some(fd) => fd.as_fd(),
+            None => unreachable!("only dropping takes it"),
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Counted until it has closed, which is when its file's space is free.
+        self.fd = None;
+        *lock(&self.open.count) -= 1;
+        if self.open.waiting.load(Ordering::Relaxed) > 0 {
+            self.open.closed.notify_all();
+        }
+    }
+}
+
+/// How long to wait for others to close descriptors, where space is wanted.
+const CLOSING: Duration = Duration::from_millis(100);
+
+impl Removed {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            queue: Mutex::default(),
+            capacity,
+            open: Arc::default(),
+        }
+    }
+
+    /// Keeps a descriptor of an inode. What is not needed closes without a lock.
+    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+        let cached = {
+            let mut state = inode.state();
+            if state.kept.is_some() {
+                drop(state);
+                return;
+            }
+            *lock(&self.open.count) += 1;
+            state.kept = Some(Arc::new(Kept {
+                fd: Some(fd),
+                open: self.open.clone(),
+            }));
+            state.fd.take()
+        };
+        drop(cached);
+        let mut too_many = VecDeque::new();
+        {
+            let mut queue = lock(&self.queue);
+            queue.push_back(Arc::downgrade(inode));
+            if queue.len() > self.capacity {
+                queue.retain(|inode| inode.strong_count() > 0);
+                // Half stay, so that this is done once in many times.
+                let excess = queue.len().saturating_sub(self.capacity / 2);
+                too_many.extend(queue.drain(..excess));
+            }
+        }
+        Self::close(&too_many);
+    }
+
+    pub(super) fn clear(&self) {
+        let queue = std::mem::take(&mut *lock(&self.queue));
+        Self::close(&queue);
+    }
+
+    fn close(inodes: &VecDeque<Weak<Inode>>) {
+        for inode in inodes.iter().filter_map(Weak::upgrade) {
+            let kept = inode.state().kept.take();
+            drop(kept);
+        }
+    }
+
+    /// Closes all, for the space of their files. Whether any has closed.
+    pub(crate) fn makes_room(&self) -> bool {
+        let before = *lock(&self.open.count);
+        if before == 0 {
+            return false;
+        }
+        self.clear();
+        // One that is being forgotten, or used, is another thread's to close.
+        let count = lock(&self.open.count);
+        self.open.waiting.fetch_add(1, Ordering::Relaxed);
+        let waited = self
+            .open
+            .closed
+            .wait_timeout_while(count, CLOSING, |count| *count >= before);
+        let (count, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.open.waiting.fetch_sub(1, Ordering::Relaxed);
+        *count < before
+    }
+}
+
+/// A name that is about to be removed, of what may have to be kept or told.
+pub(crate) enum Leaving {
+    /// What the name led to when its handle was asked for, and then was opened.
+    Known(Arc<Inode>, OwnedFd),
+    /// What else has a handle.
+    Handle {
+        fd: OwnedFd,
+        handle: FileHandle,
+        mount: u64,
+    },
+    /// What else it is, and its links.
+    Key(Key, u32),
+}
+
+impl Leaving {
+    fn of(fd: OwnedFd) -> Option<Self> {
+        let (handle, mount) = sys::handle_at(fd.as_fd(), c"").ok()?;
+        Some(Self::Handle { fd, handle, mount })
+    }
+}
+
+impl Source {
+    /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where
+    /// the name leads to what nobody knows.
+    pub(crate) fn leaving(
+        &self,
+        parent: &Arc<Inode>,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Option<Leaving> {
+        if parent.mount.fd.is_none() {
+            // Every inode holds a descriptor.
+            let st = sys::stat_at(dir, name).ok()?;
+            let key = Key::new(st.stx_mnt_id, &st, None);
+            return Some(Leaving::Key(key, st.stx_nlink));
+        }
+        if tells_number(parent) {
+            match sys::handle_at(dir, name) {
+                Ok((handle, mount)) if mount == parent.mount.id => {
+                    // A mount of such a file system has one device.
+                    if let Some(ino) = handle.ino(parent.mount.fs_type) {
+                        let key = Key::of(mount, parent.key.device, ino, Some(handle));
+                        let inode = self.inodes.peek(&key)?;
+                        let fd = self.open_name(dir, name).ok()?;
+                        return Some(Leaving::Known(inode, fd));
+                    }
+                }
+                Err(Errno::NOENT) => return None,
+                // On another mount, or of a kind without handles.
+                _ => {}
+            }
+        }
+        Leaving::of(self.open_name(dir, name).ok()?)
+    }
+
+    /// Says what lost a name, and if that was its last one keeps it reachable for those who still
+    /// are in or at it.
+    pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) -> Unlinked {
+        match leaving {
+            None => Unlinked::default(),
+            Some(Leaving::Key(key, links)) => {
+                let inode = self.inodes.peek(&key);
+                let is_dir = inode.as_ref().is_some_and(|inode| inode.is_dir());
+                Unlinked {
+                    node: inode.map(|inode| inode.node),
+                    last: links <= 1 || is_dir,
+                }
+            }
+            Some(Leaving::Known(inode, fd)) => {
+                let Ok(st) = sys::stat(fd.as_fd()) else {
+                    return Unlinked::default();
+                };
+                if inode.is(&st) {
+                    self.lost_name(Some(inode), fd, &st)
+                } else {
+                    // The name changed hands between the two calls.
+                    let handle = sys::handle_at(fd.as_fd(), c"").ok();
+                    let key = handle.map(|(handle, mount)| Key::new(mount, &st, Some(handle)));
+                    let inode = key.and_then(|key| self.inodes.peek(&key));
+                    self.lost_name(inode, fd, &st)
+                }
+            }
+            Some(Leaving::Handle { fd, handle, mount }) => {
+                let Ok(st) = sys::stat(fd.as_fd()) else {
+                    return Unlinked::default();
+                };
+                let key = Key::new(mount, &st, Some(handle));
+                self.lost_name(self.inodes.peek(&key), fd, &st)
+            }
+        }
+    }
+
+    /// `fd` has lost a name: of the inode, if it is known.
+    fn lost_name(&self, inode: Option<Arc<Inode>>, fd: OwnedFd, st: &Statx) -> Unlinked {
+        let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
+        let last = st.stx_nlink == 0 || is_dir;
+        if let Some(inode) = &inode
+            && last
+        {
+            self.removed.keep(inode, fd);
+        }
+        Unlinked {
+            node: inode.map(|inode| inode.node),
+            last,
+        }
+    }
+}

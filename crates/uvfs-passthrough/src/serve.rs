@@ -1,0 +1,515 @@
+//! The file system as the server calls it.
+
+use crate::apart::apart;
+use crate::{creds, io, lock};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use uvfs_io::ops;
+use uvfs_proto::abi;
+use uvfs_server::fs::{
+    Attributes, Bytes, Config, Context, CopyRange, DirSink, Entry, FileSystem, InitFlags, IoHow,
+    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr, Unlinked, Watch,
+};
+
+use crate::options::{Backed, KeepCache};
+use crate::{Passthrough, Result, Source};
+
+impl FileSystem for Passthrough {
+    fn init(&self, config: &mut Config) -> Result<()> {
+        let options = &self.0.options;
+        config.wanted |= InitFlags::ASYNC_READ
+            | InitFlags::ASYNC_DIO
+            | InitFlags::BIG_WRITES
+            | InitFlags::CACHE_SYMLINKS
+            | InitFlags::CREATE_SUPP_GROUP
+            | InitFlags::DONT_MASK
+            | InitFlags::DO_READDIRPLUS
+            | InitFlags::READDIRPLUS_AUTO
+            | InitFlags::HANDLE_KILLPRIV_V2
+            | InitFlags::MAX_PAGES
+            | InitFlags::NO_EXPORT_SUPPORT
+            | InitFlags::PARALLEL_DIROPS
+            | InitFlags::SETXATTR_EXT
+            | InitFlags::DIRECT_IO_ALLOW_MMAP;
+        // Not ATOMIC_O_TRUNC: with O_RDONLY the kernel would ask for the truncation before it looks
+        // whether the file is being executed.
+        config.wanted -= InitFlags::ATOMIC_O_TRUNC
+            | InitFlags::EXPORT_SUPPORT
+            | InitFlags::HANDLE_KILLPRIV
+            | InitFlags::EXPLICIT_INVAL_DATA
+            | InitFlags::SPLICE_READ
+            | InitFlags::SPLICE_WRITE
+            | InitFlags::SPLICE_MOVE;
+        let all = options.passthrough == Backed::All;
+        let wanted = match options.passthrough {
+            Backed::Off => false,
+            // The server's own capability decides, not the caller's.
+            Backed::Auto | Backed::Direct => {
+                !(options.writeback || options.uncached)
+                    && self.0.backing.get().is_some()
+                    && creds::is_administrator()
+            }
+            Backed::All => true,
+        };
+        let passthrough = wanted && config.offered.contains(InitFlags::PASSTHROUGH);
+        if all && !passthrough {
+            tracing::warn!("the kernel has no FUSE passthrough (it needs Linux 6.9); without it");
+        }
+        // The kernel takes one of the two.
+        let writeback = options.writeback && !passthrough;
+        let writeback = writeback && config.offered.contains(InitFlags::WRITEBACK_CACHE);
+        // With them the kernel checks permissions, asked to or not.
+        config
+            .wanted
+            .set(InitFlags::POSIX_ACL, options.checks_permissions);
+        config.wanted.set(InitFlags::PASSTHROUGH, passthrough);
+        config.wanted.set(InitFlags::WRITEBACK_CACHE, writeback);
+        // With the writeback cache, times are the kernel's own.
+        let always = options.keep_cache == KeepCache::Always;
+        config
+            .wanted
+            .set(InitFlags::AUTO_INVAL_DATA, !writeback && !always);
+        config
+            .wanted
+            .set(InitFlags::POSIX_LOCKS, options.host_locks);
+        config
+            .wanted
+            .set(InitFlags::FLOCK_LOCKS, options.host_locks);
+        if passthrough {
+            config.max_stack_depth = config.max_stack_depth.max(1);
+        }
+        config.time_gran = 1;
+        let watcher = self.0.watch_host(config.minor);
+        match &watcher {
+            Ok(_) => tracing::debug!("watching for what the host changes"),
+            Err(why) => tracing::info!(why, "not watching for what the host changes"),
+        }
+        // It then caches all listings, and the host checks nobody's permissions. Since this version of the
+        // protocol (Linux 6.9) the host's offsets outlive the descriptor that they were read from, tmpfs's too.
+        let unopened = watcher.is_ok()
+            && (options.checks_permissions || self.0.creds.is_root())
+            && !self.0.rules.strictatime()
+            && config.minor >= 40
+            && config.offered.contains(InitFlags::NO_OPENDIR_SUPPORT);
+        self.0.lists_unopened.store(unopened, Ordering::Relaxed);
+        self.0.mounts.watching.set(watcher);
+        self.0.passes_through.store(passthrough, Ordering::Relaxed);
+        self.0.caches_writes.store(writeback, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn destroy(&self) {
+        self.0.mounts.watching.stop();
+        self.0.files.clear();
+        self.0.dirs.clear();
+        self.0.inodes.clear();
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        self.0.mounts.watching.report()
+    }
+
+    fn takes_uncached(&self) -> bool {
+        true
+    }
+
+    fn identity(&self, node: u64) -> Option<Bytes> {
+        self.0.identity_of(node).ok()
+    }
+
+    fn path(&self, node: u64) -> Option<Bytes> {
+        self.0.path_of(node).ok()
+    }
+
+    async fn find(&self, _: &Context, identity: &[u8]) -> Result<Entry> {
+        self.0.find_again(identity)
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.0.inodes.forget(node, lookups);
+    }
+
+    fn lookups(&self, node: u64) -> Option<u64> {
+        self.0.inodes.lookups(node)
+    }
+
+    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+        apart!(self, cx, [parent], Some(name), [name], |source| source
+            .look_up(parent, name))
+    }
+
+    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
+        apart!(self, cx, [node], None, [], |source| source
+            .get_attr(node, fh))
+    }
+
+    async fn statx(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: Option<u64>,
+        mask: u32,
+    ) -> Result<(abi::Statx, Duration)> {
+        apart!(self, cx, [node], None, [], |source| source
+            .get_statx(node, fh, mask))
+    }
+
+    async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+        apart!(self, cx, [node], None, [cx, set], |source| source
+            .set_attr(cx, node, set))
+    }
+
+    async fn readlink(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        apart!(self, cx, [node], None, [], |source| source.read_link(node))
+    }
+
+    async fn symlink(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        target: &CStr,
+    ) -> Result<Entry> {
+        apart!(
+            self,
+            cx,
+            [parent],
+            Some(name),
+            [cx, name, target],
+            |source| source.with_room(|| source.make_symlink(cx, parent, name, target))
+        )
+    }
+
+    async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+        apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
+            source.with_room(|| source.make_node(cx, parent, name, new))
+        })
+    }
+
+    async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+        apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
+            source.with_room(|| source.make_dir(cx, parent, name, new))
+        })
+    }
+
+    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+        apart!(self, cx, [parent], Some(name), [name], |source| source
+            .remove(parent, name))
+    }
+
+    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+        apart!(self, cx, [parent], Some(name), [name], |source| source
+            .remove_dir(parent, name))
+    }
+
+    async fn rename(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new_parent: u64,
+        new_name: &CStr,
+        flags: u32,
+    ) -> Result<Unlinked> {
+        apart!(
+            self,
+            cx,
+            [parent, new_parent],
+            Some(name),
+            [cx, name, new_name],
+            |source| source
+                .with_room(|| source.move_name(cx, parent, name, new_parent, new_name, flags))
+        )
+    }
+
+    async fn link(
+        &self,
+        cx: &Context,
+        node: u64,
+        new_parent: u64,
+        new_name: &CStr,
+    ) -> Result<Entry> {
+        apart!(
+            self,
+            cx,
+            [new_parent, node],
+            Some(new_name),
+            [new_name],
+            |source| source.with_room(|| source.make_link(node, new_parent, new_name))
+        )
+    }
+
+    async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        apart!(self, cx, [node], None, [cx, how], |source| source
+            .open_file(cx, node, how))
+    }
+
+    async fn create(
+        &self,
+        cx: &Context,
+        parent: u64,
+        name: &CStr,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        apart!(
+            self,
+            cx,
+            [parent],
+            Some(name),
+            [cx, name, new, how],
+            |source| source.with_room(|| source.create_file(cx, parent, name, new, how))
+        )
+    }
+
+    async fn tmpfile(
+        &self,
+        cx: &Context,
+        parent: u64,
+        new: &NewNode,
+        how: &OpenHow,
+    ) -> Result<(Entry, Opened)> {
+        apart!(self, cx, [parent], None, [cx, new, how], |source| source
+            .with_room(|| source.make_tmpfile(cx, parent, new, how)))
+    }
+
+    async fn read(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        match self.0.leads_elsewhere(node) {
+            true => Box::pin(self.0.read_elsewhere(cx, how, data)).await,
+            false => self.0.read_file(how, data).await,
+        }
+    }
+
+    async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+        let (mut done, mut how, mut left) = (0, *how, None);
+        loop {
+            let rest = left.as_ref().unwrap_or(data);
+            let written = match self.0.leads_elsewhere(node) {
+                true => Box::pin(self.0.write_elsewhere(cx, &how, rest)).await,
+                false => self.0.write_file(cx, &how, rest).await,
+            };
+            match written {
+                Err(errno) if self.0.makes_room(errno) => {}
+                // A cache takes its pages for written unless it hears of an error.
+                Err(errno) if done == 0 || how.from_cache => return Err(errno),
+                Err(_) => return Ok(done),
+                Ok(0) if how.from_cache && !rest.is_empty() => return Err(Errno::IO),
+                Ok(more) if more == 0 || more == rest.len() => return Ok(done + more),
+                // The next attempt says why, or has room: but not at the end of the file, where others may have
+                // written meanwhile.
+                Ok(more) if io::appends(how.flags) && !how.from_cache => return Ok(done + more),
+                Ok(more) => {
+                    done += more;
+                    how.offset += more as u64;
+                    left = Some(data.slice(done..data.len()));
+                }
+            }
+        }
+    }
+
+    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
+        if !self.0.options.host_locks {
+            // Nothing is held back here, and the kernel then need not ask at each close.
+            return Err(Errno::NOSYS);
+        }
+        let call = move |source: &Source| source.drop_locks(fh, owner);
+        self.give_back(cx, node, call).await
+    }
+
+    async fn release(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        _: u32,
+        _: Option<u64>,
+    ) -> Result<()> {
+        // A flock(2) lock goes with the host's open file.
+        let call = move |source: &Source| source.release_file(fh);
+        self.give_back(cx, node, call).await
+    }
+
+    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        match self.0.leads_elsewhere(node) {
+            true => {
+                let call = move |source: &Source| io::sync(source.file(fh)?.as_fd(), data_only);
+                Box::pin(self.0.elsewhere(cx, call)).await
+            }
+            false => ops::fsync(&self.0.file(fh)?.fd, data_only).await,
+        }
+    }
+
+    async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+        let kernel = matches!(how.origin, uvfs_server::fs::Origin::Kernel);
+        if kernel && self.0.lists_unopened.load(Ordering::Relaxed) {
+            return Err(Errno::NOSYS);
+        }
+        apart!(self, cx, [node], None, [], |source| source.open_dir(node))
+    }
+
+    async fn readdir(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
+        if !self.0.apart.any() || !self.0.is_apart(&*self.0.inode(node)?) {
+            return self.0.list(node, fh, offset, sink);
+        }
+        let dir = apart!(self, cx, [node], None, [], |source| source
+            .read_ahead(node, fh, offset))?;
+        self.0.list_read(&dir, sink)
+    }
+
+    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, _: u32) -> Result<()> {
+        let call = move |source: &Source| source.dirs.remove(fh).map(drop).ok_or(Errno::BADF);
+        self.give_back(cx, node, call).await
+    }
+
+    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+        if self.0.leads_elsewhere(node) {
+            let call = move |source: &Source| io::sync(source.dir(node, fh)?.as_fd(), data_only);
+            return Box::pin(self.0.elsewhere(cx, call)).await;
+        }
+        ops::fsync(&self.0.dir(node, fh)?.fd, data_only).await
+    }
+
+    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
+        apart!(self, cx, [node], None, [], |source| source.stat_fs(node))
+    }
+
+    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+        apart!(self, cx, [node], None, [cx, name], |source| source
+            .get_xattr(cx, node, name))
+    }
+
+    async fn listxattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+        apart!(self, cx, [node], None, [cx], |source| source
+            .list_xattr(cx, node))
+    }
+
+    async fn setxattr(
+        &self,
+        cx: &Context,
+        node: u64,
+        name: &CStr,
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Result<()> {
+        apart!(self, cx, [node], None, [cx, name, value], |source| source
+            .set_xattr(cx, node, name, value, flags, kill_sgid))
+    }
+
+    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+        apart!(self, cx, [node], None, [cx, name], |source| source
+            .remove_xattr(cx, node, name))
+    }
+
+    async fn getlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
+        apart!(self, cx, [node], None, [how, lock], |source| source
+            .test_lock(how, lock))
+    }
+
+    async fn setlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<()> {
+        lock::patiently(how.wait, async || {
+            apart!(self, cx, [node], None, [how, lock], |source| source
+                .try_lock(how, lock))
+        })
+        .await
+    }
+
+    async fn fallocate(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Result<()> {
+        loop {
+            let done = match self.0.leads_elsewhere(node) {
+                true => {
+                    let (context, range) = (*cx, (offset, len));
+                    let call =
+                        move |source: &Source| source.fallocate_waiting(&context, fh, range, mode);
+                    Box::pin(self.0.elsewhere(cx, call)).await
+                }
+                false => self.0.fallocate_file(cx, fh, offset, len, mode).await,
+            };
+            match done {
+                Err(errno) if self.0.makes_room(errno) => {}
+                result => return result,
+            }
+        }
+    }
+
+    async fn lseek(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    ) -> Result<u64> {
+        apart!(self, cx, [node], None, [], |source| source
+            .seek_file(fh, offset, whence))
+    }
+
+    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &CopyRange) -> Result<u64> {
+        match self.0.leads_elsewhere(node) || self.0.leads_elsewhere(copy.node_out) {
+            true => {
+                let (context, copy) = (*cx, *copy);
+                let call = move |source: &Source| source.begin_copy(&context, &copy)?();
+                Box::pin(self.0.elsewhere(cx, call)).await
+            }
+            false => self.0.copy_file(cx, copy).await,
+        }
+    }
+
+    async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+        let (input, head) = (
+            ioctl.input,
+            Ioctl {
+                input: &[],
+                ..*ioctl
+            },
+        );
+        apart!(self, cx, [node], None, [cx, input], |source| {
+            source.file_ioctl(cx, node, &Ioctl { input, ..head })
+        })
+    }
+
+    fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
+        self.0.asked_flags(node, fh)
+    }
+
+    async fn share(&self, node: u64, fh: u64) -> Result<u64> {
+        self.0.share_file(node, fh)
+    }
+
+    async fn syncfs(&self, _: &Context, _: u64) -> Result<()> {
+        self.0.sync_all().await
+    }
+}
+
+impl Passthrough {
+    /// Takes back what a caller has no more use for, also when nobody waits for that any more.
+    async fn give_back(
+        &self,
+        cx: &Context,
+        node: u64,
+        call: impl FnOnce(&Source) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        match self.0.leads_elsewhere(node) {
+            true => Box::pin(self.0.surely_elsewhere(cx, call)).await,
+            false => call(&self.0),
+        }
+    }
+}
