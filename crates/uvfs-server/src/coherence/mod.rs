@@ -16,10 +16,14 @@
 //! of the host make come from the file system, where it watches for them (`host.rs`).
 
 mod access;
+mod grants;
 mod host;
 mod invalidator;
 mod kernel_cache;
 pub(crate) mod lease;
+mod shows;
+mod stale;
+mod waiting;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -27,33 +31,34 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use foldhash::{HashMap, HashSet};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops;
 use uvfs_proto::abi::{self, InitFlags};
-use uvfs_proto::reply;
 use uvfs_proto::request::Operation;
 use uvfs_queue::pair::ServerQueue;
 
 pub(crate) use access::AccessSet;
-use access::{Part, Use};
+use access::Use;
 pub use host::HostChange;
-use invalidator::{Invalidator, Job};
-use kernel_cache::{KernelCache, Key, Version};
-use lease::{Access, Ask, Begin, Holder, Mode, Recall, Table};
+use invalidator::Invalidator;
+use kernel_cache::{KernelCache, Key};
+use lease::{Access, Begin, Holder, Recall, Table};
 
 use crate::client::link::Link;
 use crate::fs::{Context, FileSystem, Origin, Unlinked};
-use crate::interrupt::{self, Cause, Waits, interrupted, is_dying};
+use crate::interrupt::{self};
 use crate::lock;
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
 use crate::request::Request;
 use crate::session::DEPTH;
 use crate::stats::{Leases, QueueStats};
+pub(crate) use shows::Since;
+use waiting::Waiting;
 
 const SHARDS: usize = 16;
 /// How long a client does without a lease of a node that the kernel reads and writes itself.
@@ -104,15 +109,6 @@ impl Shard {
             waker.wake();
         }
     }
-}
-
-/// A moment, for telling whether something that was read since may be old.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Since {
-    /// Of attributes that leases are about.
-    epoch: u64,
-    /// Of names, and of attributes that change with them.
-    last: u64,
 }
 
 #[derive(Default)]
@@ -167,108 +163,6 @@ pub(crate) struct Caller<'a> {
     pub(crate) opcode: u32,
 }
 
-/// A request that waits for leases: until it is dropped, none is granted.
-struct Waiting<'a> {
-    coherence: &'a Coherence,
-    node: u64,
-    since: Instant,
-    /// Of the kernel's requests, which take one of a queue's entries each.
-    caller: Option<Caller<'a>>,
-    /// The kernel said that the caller has got a signal.
-    interrupted: bool,
-}
-
-impl<'a> Waiting<'a> {
-    /// Begins; `shard` is the node's.
-    fn begin(
-        coherence: &'a Coherence,
-        shard: &mut Shard,
-        node: u64,
-        caller: Option<Caller<'a>>,
-    ) -> Self {
-        shard.table.wait(node);
-        if caller.is_some() {
-            LEASE_WAITS.set(LEASE_WAITS.get() + 1);
-        }
-        Self {
-            coherence,
-            node,
-            since: Instant::now(),
-            caller,
-            interrupted: false,
-        }
-    }
-
-    /// Has the holders asked to give back what is in the request's way, and cuts off those that take too
-    /// long.
-    fn recall(&self, recalls: &[Recall], sent: &mut SmallVec<[Recall; 4]>) {
-        let crowded = self.caller.is_some() && LEASE_WAITS.get() > CROWD;
-        for &recall in recalls {
-            let links = &self.coherence.attached;
-            let Some(holder) = lock(links).links.get(&recall.who).cloned() else {
-                continue;
-            };
-            if !sent.contains(&recall) && holder.recall(self.node, recall) {
-                sent.push(recall);
-            }
-            if holder.is_late(self.node, self.since, crowded) && holder.cut_off() {
-                tracing::warn!(
-                    client = holder.id,
-                    node = self.node,
-                    crowded,
-                    "a client did not return a lease in time: it is cut off"
-                );
-                holder.end();
-            }
-        }
-    }
-
-    /// Waits until the node's leases have changed since `version`, or a while.
-    ///
-    /// # Errors
-    /// EINTR when the caller is being killed. Other signals wait, as on every file system but those
-    /// of networks: no program expects that a stat is interrupted.
-    async fn changed(&mut self, version: u64) -> Result<(), Errno> {
-        let mut changed = pin!(self.coherence.changed(self.node, version));
-        let Some(Caller {
-            interrupts,
-            cx,
-            opcode,
-        }) = self.caller
-        else {
-            changed.await;
-            return Ok(());
-        };
-        if self.interrupted {
-            // The kernel says it once, whatever signal comes next.
-            changed.await;
-        } else {
-            let wait = std::future::poll_fn(|cx| match interrupted() {
-                true => Poll::Ready(true),
-                false => changed.as_mut().poll(cx).map(|()| false),
-            });
-            let waits = Waits {
-                since: Some(self.since),
-                ..Waits::new(cx, opcode, self.node, Cause::Lease)
-            };
-            self.interrupted = interrupts.guard(waits, wait).await == Some(true);
-        }
-        match self.interrupted && is_dying(cx.pid) {
-            true => Err(Errno::INTR),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if self.caller.is_some() {
-            LEASE_WAITS.set(LEASE_WAITS.get() - 1);
-        }
-        self.coherence.shard(self.node).table.waited(self.node);
-    }
-}
-
 /// A request under way, on one node.
 pub(crate) struct Entered<'a> {
     coherence: &'a Coherence,
@@ -283,22 +177,6 @@ impl Drop for Entered<'_> {
         if access == Access::Change {
             self.coherence.shard(node).table.ended(node);
         }
-    }
-}
-
-/// Why a lease is not granted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal {
-    /// After how long it is worth asking again.
-    pub(crate) retry: Duration,
-    /// Not because others have leases or requests under way: the kernel asks nobody.
-    pub(crate) passing: bool,
-}
-
-impl Refusal {
-    fn of_passing(retry: Duration) -> Self {
-        let passing = true;
-        Self { retry, passing }
     }
 }
 
@@ -425,88 +303,8 @@ impl Coherence {
         }
     }
 
-    /// Whether the kernel can't have anything of a node.
-    fn hides(&self, node: u64) -> bool {
-        self.shard(node).table.hides(node)
-    }
-
     fn given(&self) -> &KernelCache {
         self.given.get_or_init(KernelCache::default)
-    }
-
-    /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
-    fn may_give(&self, key: Key, since: Since) -> bool {
-        let given = self.given();
-        if self.tracks() && given.is_contended(key) {
-            return false;
-        }
-        given.give(key);
-        // Only now: who changes it later finds what was noted.
-        !given.changed_since(key, since.last)
-    }
-
-    /// An entry is about to be given to the kernel, under the name that it may be kept by. What may
-    /// be old already loses its lifetime.
-    pub(crate) fn shows_entry(
-        &self,
-        name: Option<(u64, &[u8])>,
-        entry: &mut abi::EntryOut,
-        since: Since,
-    ) {
-        let lifetime = reply::duration(entry.entry_valid, entry.entry_valid_nsec);
-        if let Some((parent, name)) = name
-            && !lifetime.is_zero()
-            && !self.may_give(Key::name(parent, name), since)
-        {
-            entry.set_entry_ttl(Duration::ZERO);
-        }
-        if entry.nodeid == 0 {
-            return;
-        }
-        if self.tracks() {
-            self.shard(entry.nodeid).table.show(entry.nodeid);
-        }
-        let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
-        if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), since) {
-            entry.set_attr_ttl(Duration::ZERO);
-        }
-    }
-
-    fn shows_attributes(&self, node: u64, secs: &mut u64, nanos: &mut u32, since: Since) {
-        let lifetime = reply::duration(*secs, *nanos);
-        if !lifetime.is_zero() && !self.may_give(Key::attributes(node), since) {
-            (*secs, *nanos) = (0, 0);
-        }
-    }
-
-    /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
-    pub(crate) fn shows(
-        &self,
-        node: u64,
-        operation: &Operation<'_>,
-        access: &AccessSet<'_>,
-        reply: &mut Reply,
-        since: Since,
-    ) {
-        match reply {
-            Reply::Entry(entry) | Reply::Created(entry, _) => {
-                let name = access.entry.map(|(parent, name)| (parent, name.to_bytes()));
-                self.shows_entry(name, entry, since);
-            }
-            Reply::Attributes(out) => {
-                self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
-            }
-            Reply::Statx(out) => {
-                self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
-            }
-            // A listing that the kernel keeps would only be looked at again when the directory's
-            // time has changed, and that may be no finer than the clock's ticks.
-            Reply::Opened(out) if matches!(operation, Operation::Opendir(_)) && self.tracks() => {
-                let keeps = abi::OpenFlags::CACHE_DIR | abi::OpenFlags::KEEP_CACHE;
-                out.open_flags &= !keeps.bits();
-            }
-            _ => {}
-        }
     }
 
     /// A RENAME of the kernel's is about to begin: names move, and keep the lifetime that they had.
@@ -674,24 +472,6 @@ impl Coherence {
         !self.shard(node).table.is_free(node)
     }
 
-    fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::SeqCst)
-    }
-
-    /// Where things stand that are read now; see [`Coherence::may_keep`].
-    pub(crate) fn now(&self) -> Since {
-        Since {
-            epoch: self.epoch(),
-            last: self.given.get().map_or(0, KernelCache::last),
-        }
-    }
-
-    /// Whether the kernel may keep attributes of a node that were read since `since`, as far as
-    /// leases are concerned.
-    pub(crate) fn may_keep(&self, node: u64, since: Since) -> bool {
-        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == since.epoch)
-    }
-
     /// After a request's handler, which took a name from `unlinked`: tells the kernel what a client
     /// has changed, and mends what in the reply may be old. Gives the node of a client's reply whose
     /// attributes may be another holder's to change: they have to be asked for, see
@@ -745,192 +525,6 @@ impl Coherence {
         self.learns(fs, entry.nodeid);
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
     }
-
-    /// The kernel caches that must go before a client's change is answered, but for names. A failed
-    /// change may have changed something all the same.
-    fn stale(&self, link: &Link, access: &AccessSet<'_>, under: &Under<'_>) -> Vec<Stale> {
-        let mut stale = Vec::new();
-        for one in &under.entered {
-            let node = one.what.node;
-            // A holder may have given its lease back meanwhile, and the kernel may have looked before
-            // the change.
-            let own = one.own && self.writes(link, node);
-            if one.what.access != Access::Change || own {
-                continue;
-            }
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-            if self.kernel.get().is_none() || self.hides(node) {
-                continue;
-            }
-            let (offset, len) = match one.what.part {
-                Part::Links => {
-                    stale.extend(self.stale_links(node));
-                    continue;
-                }
-                Part::Attributes => (-1, 0),
-                _ => access.range,
-            };
-            self.shard(node).drops(node, offset, len);
-            stale.push(Stale {
-                job: Job::Inode(node, offset, len),
-                given: None,
-            });
-        }
-        stale
-    }
-
-    /// As [`Coherence::stale`], after a client has given a node a name, or taken one from it.
-    fn stale_links(&self, node: u64) -> Option<Stale> {
-        let key = Key::attributes(node);
-        let version = self.given().change(key)?;
-        Some(Stale {
-            job: Job::Inode(node, -1, 0),
-            given: Some((key, version)),
-        })
-    }
-
-    /// As [`Coherence::stale`], after a client has changed names.
-    fn stale_names(&self, access: &AccessSet<'_>, unlinked: Unlinked) -> Vec<Stale> {
-        let mut stale = Vec::new();
-        let Some(kernel) = self.kernel.get() else {
-            return stale;
-        };
-        let given = self.given();
-        // The file that lost a name lost its last one.
-        let mut gone = unlinked.node.filter(|&node| !self.hides(node));
-        for &(parent, name) in access.names.iter().rev() {
-            let key = Key::attributes(parent);
-            if let Some(version) = given.change(key) {
-                // The pages of a directory are its listing. The kernel lists anew when the directory's time
-                // has changed, but that may be no finer than the clock's ticks.
-                stale.push(Stale {
-                    job: Job::Inode(parent, 0, 0),
-                    given: Some((key, version)),
-                });
-                // A part of the old listing may still be under way to the kernel.
-                kernel.tell_again(parent);
-            }
-            let gone = gone.take();
-            stale.extend(gone.and_then(|node| self.stale_links(node)));
-            let key = Key::name(parent, name.to_bytes());
-            if let Some(version) = given.change(key) {
-                stale.push(Stale {
-                    job: Job::Entry(parent, name.to_owned()),
-                    given: Some((key, version)),
-                });
-            } else if let Some(node) = gone
-                && unlinked.last
-            {
-                // It may still be there, to be looked up when it is used; and with it the file.
-                kernel.hint(parent, node, name.to_owned());
-            }
-        }
-        stale
-    }
-
-    /// Has the kernel drop things, and waits for it.
-    async fn tell(&self, stale: Vec<Stale>) {
-        let Some(kernel) = self.kernel.get() else {
-            debug_assert!(stale.is_empty(), "there is nobody to tell");
-            return;
-        };
-        for Stale { job, given } in stale {
-            // Rare, and large enough to slow down those that have nothing to tell.
-            Box::pin(kernel.run(job)).await;
-            if let Some((key, version)) = given {
-                self.given().dropped(key, version);
-            }
-        }
-    }
-
-    /// Whether a node's attributes in a client's answer may be another holder's to change.
-    fn is_anothers(&self, link: &Link, node: u64) -> bool {
-        self.writes_back.load(Ordering::Relaxed)
-            || self.shard(node).table.is_anothers(node, link.id)
-    }
-
-    /// Lets a client look at a node's attributes, once what others may have changed is there.
-    pub(crate) async fn looks(&self, link: &Link, node: u64) -> Result<Entered<'_>, Errno> {
-        self.write_back(node).await;
-        let what = Use::data(node, Access::Look);
-        self.enter(Origin::Client(link), what, None).await
-    }
-
-    /// Grants a lease: its number, or why not.
-    pub(crate) async fn grant(&self, link: &Link, node: u64, mode: Mode) -> Result<u64, Refusal> {
-        const SOON: Refusal = Refusal {
-            retry: Duration::from_millis(1),
-            passing: false,
-        };
-        if self.alone.load(Ordering::Relaxed) {
-            return Err(Refusal::of_passing(Duration::from_secs(3600)));
-        }
-        if self.shard(node).table.passes(node) {
-            return Err(Refusal::of_passing(PASSING));
-        }
-        if link.is_over() || !self.settled() {
-            return Err(SOON);
-        }
-        let access = match mode {
-            Mode::Read => Access::Look,
-            Mode::Write => Access::Change,
-        };
-        let mut asked = self.ask(link, node, mode).await;
-        if asked.is_none() {
-            // Others' leases come back first. Somebody may be faster; then the caller does without.
-            let what = Use::data(node, access);
-            let entered = self.enter(Origin::Client(link), what, None).await;
-            drop(entered.map_err(|_| SOON)?);
-            asked = self.ask(link, node, mode).await;
-        }
-        let seq = asked.ok_or(SOON)?;
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        Ok(seq)
-    }
-
-    async fn ask(&self, link: &Link, node: u64, mode: Mode) -> Option<u64> {
-        let kernel = self.kernel.get();
-        let asked = {
-            let mut shard = self.shard(node);
-            let mounted = kernel.is_some() && !shard.table.hides(node);
-            shard.table.ask(node, link.id, mode, mounted)
-        };
-        match (asked, kernel) {
-            (Ask::Granted(seq), _) => Some(seq),
-            (Ask::Invalidate, Some(_)) => {
-                self.invalidate(node, 0, 0).await;
-                self.shard(node).table.granted(node, link.id)
-            }
-            _ => None,
-        }
-    }
-
-    /// A lease comes back.
-    pub(crate) fn returned(&self, link: &Link, node: u64, seq: u64, keep: Option<Mode>) {
-        let mut shard = self.shard(node);
-        shard.table.returned(node, link.id, seq, keep);
-        link.gave_back(node);
-        shard.changed(node);
-    }
-
-    /// A client forgot a node, and with it its lease.
-    pub(crate) fn forget(&self, link: &Link, node: u64) {
-        let mut shard = self.shard(node);
-        shard.table.forget(node, link.id);
-        link.gave_back(node);
-        shard.changed(node);
-    }
-
-    /// Whether a client may have dirty pages of a node.
-    pub(crate) fn writes(&self, link: &Link, node: u64) -> bool {
-        self.shard(node).table.writes(node, link.id)
-    }
-}
-
-/// Something that the kernel has to drop, and what is noted of it then.
-struct Stale {
-    job: Job,
-    given: Option<(Key, Version)>,
 }
 
 #[cfg(test)]

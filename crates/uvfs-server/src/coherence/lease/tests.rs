@@ -1,0 +1,521 @@
+use std::collections::{HashSet, VecDeque};
+
+use super::*;
+
+const NODE: u64 = 7;
+
+/// A lease where there is no mount.
+fn granted(table: &mut Table, who: Holder, mode: Mode) -> u64 {
+    match table.ask(NODE, who, mode, false) {
+        Ask::Granted(seq) => seq,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
+    let mut t = Table::default();
+    t.hide(NODE);
+    t.hide(NODE);
+    assert!(t.hides(NODE) && t.is_free(NODE));
+    // Leases come and go without it.
+    let seq = granted(&mut t, 1, Mode::Read);
+    assert!(!t.is_free(NODE));
+    t.returned(NODE, 1, seq, None);
+    assert!(t.hides(NODE) && t.is_free(NODE));
+    t.show(NODE);
+    assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
+    // With a node that is forgotten it goes, and if there are too many of them all go.
+    t.hide(NODE);
+    t.forget(NODE, 1);
+    assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
+    assert!(matches!(t.ask(NODE, 1, Mode::Read, false), Ask::Granted(_)));
+    for node in 0..MOST_HIDDEN as u64 + 1 {
+        t.hide(node);
+    }
+    assert!(t.hides(MOST_HIDDEN as u64) && !t.hides(NODE) && !t.is_free(NODE));
+    assert_eq!((t.nodes.len(), t.hidden), (2, 1));
+}
+
+#[test]
+fn one_writes_or_several_read() {
+    let mut t = Table::default();
+    let a = granted(&mut t, 1, Mode::Read);
+    let b = granted(&mut t, 2, Mode::Read);
+    assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
+    assert_eq!(t.begin(NODE, Origin::Client(3), Access::Look), Begin::Go);
+    let recall = |who, seq, keep| Recall { who, seq, keep };
+    assert_eq!(
+        t.begin(NODE, Origin::Client(1), Access::Change),
+        Begin::Wait(vec![recall(2, b, None)])
+    );
+    t.returned(NODE, 2, b, None);
+    assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
+    assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
+    t.ended(NODE);
+    let w = granted(&mut t, 1, Mode::Write);
+    assert!(w > a && t.writes(NODE, 1));
+    assert_eq!(t.begin(NODE, Origin::Client(1), Access::Look), Begin::Own);
+    assert_eq!(
+        t.begin(NODE, Origin::Kernel, Access::Look),
+        Begin::Wait(vec![recall(1, w, Some(Mode::Read))])
+    );
+    // An old number means nothing; the right one keeps what may be kept.
+    t.returned(NODE, 1, a, None);
+    t.returned(NODE, 1, w, Some(Mode::Read));
+    assert_eq!(t.begin(NODE, Origin::Kernel, Access::Look), Begin::Go);
+    assert_eq!(
+        t.begin(NODE, Origin::Client(2), Access::Change),
+        Begin::Wait(vec![recall(1, w, None)])
+    );
+    t.forget(NODE, 1);
+    assert_eq!(
+        t,
+        Table {
+            seq: w,
+            ..Table::default()
+        }
+    );
+}
+
+#[test]
+fn a_direct_open_recalls_all_leases() {
+    let mut t = Table::default();
+    let a = granted(&mut t, 1, Mode::Read);
+    let Ask::Granted(b) = t.ask(NODE, 2, Mode::Read, true) else {
+        panic!()
+    };
+    let recall = |who, seq| Recall {
+        who,
+        seq,
+        keep: None,
+    };
+    let direct = |t: &mut Table| t.begin(NODE, Origin::Kernel, Access::Direct);
+    assert_eq!(
+        direct(&mut t),
+        Begin::Wait(vec![recall(1, a), recall(2, b)])
+    );
+    t.returned(NODE, 1, a, None);
+    assert_eq!(direct(&mut t), Begin::Wait(vec![recall(2, b)]));
+    t.returned(NODE, 2, b, None);
+    assert_eq!(direct(&mut t), Begin::Go);
+    assert!(t.pass(NODE));
+    assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
+    t.passed(NODE);
+    granted(&mut t, 1, Mode::Read);
+}
+
+#[test]
+fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
+    let mut t = Table::default();
+    let Ask::Granted(a) = t.ask(NODE, 1, Mode::Read, true) else {
+        panic!()
+    };
+    assert!(!t.pass(NODE) && !t.passes(NODE));
+    t.returned(NODE, 1, a, None);
+    // Nor while one is being granted.
+    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+    assert!(!t.pass(NODE));
+    assert!(t.granted(NODE, 1).is_some());
+    t.forget(NODE, 1);
+    assert!(t.pass(NODE) && t.passes(NODE) && !t.passes(NODE + 1));
+    assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
+    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Refused);
+    assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
+    t.ended(NODE);
+    t.passed(NODE);
+    assert!(t.is_free(NODE));
+}
+
+#[test]
+fn what_the_kernel_does_meanwhile_spoils_a_grant() {
+    let mut t = Table::default();
+    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+    assert_eq!(t.ask(NODE, 2, Mode::Read, true), Ask::Refused);
+    assert_eq!(t.begin(NODE, Origin::Client(2), Access::Look), Begin::Go);
+    assert_eq!(t.begin(NODE, Origin::Kernel, Access::Look), Begin::Go);
+    assert_eq!(t.granted(NODE, 1), None);
+    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+    assert!(t.granted(NODE, 1).is_some());
+    assert!(!t.steady(NODE) && t.steady(NODE + 1));
+}
+
+// Every order of every step that two clients and a kernel can take on one node, with what they
+// cache: whatever is read must be what was last written, if that write had returned.
+
+const CLIENTS: usize = 2;
+/// Values that are written: enough for a lost one to show.
+const WRITES: u8 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Idle,
+    /// A request that waits, and whether [`Table::wait`] knows.
+    Wants(Access, bool),
+    /// Under way; a change carries its value, and says whether it is applied.
+    Looks {
+        since: u8,
+    },
+    Changes {
+        value: u8,
+        applied: bool,
+        own: bool,
+    },
+    /// The kernel is dropping what it has, for a lease of this client.
+    Invalidates {
+        done: bool,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Client {
+    step: Step,
+    lease: Option<(Mode, u64)>,
+    /// Cached value, and whether it is dirty.
+    cached: Option<u8>,
+    dirty: bool,
+    alive: bool,
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    table: Table,
+    clients: [Client; CLIENTS],
+    kernel: Step,
+    kernel_cached: Option<u8>,
+    /// The kernel has a backing file.
+    passing: bool,
+    /// The server's value, the last one given, and the newest that a returned write wrote.
+    server: u8,
+    last: u8,
+    acked: u8,
+}
+
+type Key = (
+    Vec<Node>,
+    [Client; CLIENTS],
+    (Step, bool),
+    Option<u8>,
+    u8,
+    u8,
+    u8,
+);
+
+impl World {
+    fn key(&self) -> Key {
+        // Numbers of leases grow for ever; only which one is current matters.
+        let mut table: Vec<Node> = self.table.nodes.values().cloned().collect();
+        let mut clients = self.clients.clone();
+        for node in &mut table {
+            for h in &mut node.held {
+                let c = &mut clients[h.who as usize - 1];
+                c.lease = c.lease.map(|(mode, seq)| (mode, u64::from(seq == h.seq)));
+                h.seq = 0;
+            }
+            node.held.sort_by_key(|h| h.who);
+        }
+        let (kernel, server) = ((self.kernel, self.passing), self.server);
+        let numbers = (self.last, self.acked);
+        (
+            table,
+            clients,
+            kernel,
+            self.kernel_cached,
+            server,
+            numbers.0,
+            numbers.1,
+        )
+    }
+
+    fn read(&self, value: u8, since: u8, by: &str) {
+        assert!(
+            value >= since,
+            "{by} read {value} after {since} was written: {self:#?}"
+        );
+    }
+
+    /// All worlds that one step of client `i` leads to.
+    fn client_steps(&self, i: usize, out: &mut Vec<World>) {
+        let who = i as Holder + 1;
+        let c = &self.clients[i];
+        let mut go = |f: &mut dyn FnMut(&mut World)| {
+            let mut w = self.clone();
+            f(&mut w);
+            out.push(w);
+        };
+        if !c.alive {
+            return;
+        }
+        let mode = c.lease.map(|l| l.0);
+        // Cached calls take no time.
+        if let (Some(_), Some(value)) = (mode, c.cached) {
+            self.read(value, self.acked, "a client");
+        }
+        if mode == Some(Mode::Write) && self.last < WRITES {
+            go(&mut |w| {
+                w.last += 1;
+                w.acked = w.acked.max(w.last);
+                w.clients[i].cached = Some(w.last);
+                w.clients[i].dirty = true;
+            });
+        }
+        // Writeback, a recall that came, or a lease given up: flush, drop, return.
+        if c.dirty {
+            go(&mut |w| {
+                assert_eq!(
+                    w.table.begin(NODE, Origin::Client(who), Access::Change),
+                    Begin::Own
+                );
+                w.server = w.clients[i].cached.unwrap();
+                w.clients[i].dirty = false;
+                w.table.ended(NODE);
+            });
+        } else if let Some((mode, seq)) = c.lease {
+            go(&mut |w| {
+                w.clients[i].lease = None;
+                w.clients[i].cached = None;
+                w.table.returned(NODE, who, seq, None);
+            });
+            if mode == Mode::Write {
+                go(&mut |w| {
+                    w.clients[i].lease = Some((Mode::Read, seq));
+                    w.table.returned(NODE, who, seq, Some(Mode::Read));
+                });
+            }
+        }
+        // It fills its cache in one step: the server takes it in one.
+        if c.lease.is_some() && c.cached.is_none() {
+            go(
+                &mut |w| match w.table.begin(NODE, Origin::Client(who), Access::Look) {
+                    Begin::Wait(_) => panic!("a holder waits for its own read: {w:#?}"),
+                    _ => w.clients[i].cached = Some(w.server),
+                },
+            );
+        }
+        // Death: the server writes what is dirty, then drops the leases.
+        go(&mut |w| {
+            match w.clients[i].step {
+                Step::Changes { .. } => w.table.ended(NODE),
+                Step::Wants(_, true) => w.table.waited(NODE),
+                _ => {}
+            }
+            let c = &mut w.clients[i];
+            if c.dirty {
+                assert!(w.table.writes(NODE, who));
+                w.server = c.cached.unwrap();
+            }
+            *c = Client {
+                step: Step::Idle,
+                lease: None,
+                cached: None,
+                dirty: false,
+                alive: false,
+            };
+            w.table.forget(NODE, who);
+        });
+        match c.step {
+            Step::Idle => {
+                for want in [Mode::Read, Mode::Write] {
+                    if mode.is_none_or(|m| m < want) {
+                        go(&mut |w| match w.table.ask(NODE, who, want, true) {
+                            Ask::Granted(seq) => w.clients[i].lease = Some((want, seq)),
+                            Ask::Invalidate => {
+                                w.clients[i].step = Step::Invalidates { done: false };
+                            }
+                            Ask::Refused => {}
+                        });
+                    }
+                }
+                if mode.is_none() {
+                    go(&mut |w| w.clients[i].step = Step::Wants(Access::Look, false));
+                    go(&mut |w| w.clients[i].step = Step::Wants(Access::Change, false));
+                }
+            }
+            Step::Wants(access, waits) => go(&mut |w| {
+                w.clients[i].step = w.enter(Origin::Client(who), access, waits);
+            }),
+            Step::Looks { since } => go(&mut |w| {
+                w.read(w.server, since, "a client's request");
+                w.clients[i].step = Step::Idle;
+            }),
+            Step::Changes {
+                value,
+                applied: false,
+                own,
+            } => go(&mut |w| {
+                w.server = value;
+                w.clients[i].step = Step::Changes {
+                    value,
+                    applied: true,
+                    own,
+                };
+            }),
+            // Invalidation waits for what the kernel has under way: its pages are locked.
+            Step::Changes { own: false, .. } | Step::Invalidates { done: false }
+                if matches!(self.kernel, Step::Looks { .. } | Step::Changes { .. }) => {}
+            Step::Changes { value, own, .. } => go(&mut |w| {
+                // The kernel is told, then the change ends, then the client drops its page.
+                if !own {
+                    w.kernel_cached = None;
+                }
+                w.table.ended(NODE);
+                w.acked = w.acked.max(w.server.min(value));
+                if w.clients[i]
+                    .lease
+                    .is_none_or(|(mode, _)| mode == Mode::Read)
+                {
+                    w.clients[i].cached = None;
+                }
+                w.clients[i].step = Step::Idle;
+            }),
+            Step::Invalidates { done } => go(&mut |w| {
+                if !done {
+                    w.kernel_cached = None;
+                    w.clients[i].step = Step::Invalidates { done: true };
+                    return;
+                }
+                if let Some(seq) = w.table.granted(NODE, who) {
+                    assert_eq!(w.kernel_cached, None, "the kernel knows: {w:#?}");
+                    w.clients[i].lease = Some((Mode::Write, seq));
+                }
+                w.clients[i].step = Step::Idle;
+            }),
+        }
+    }
+
+    fn kernel_steps(&self, out: &mut Vec<World>) {
+        let mut go = |f: &mut dyn FnMut(&mut World)| {
+            let mut w = self.clone();
+            f(&mut w);
+            out.push(w);
+        };
+        if let Some(value) = self.kernel_cached {
+            self.read(value, self.acked, "the kernel");
+        }
+        if self.passing {
+            // It reads and writes at the server's file, and none of it is anybody's to know.
+            assert!(self.table.passes(NODE) && self.kernel_cached.is_none());
+            assert!(self.clients.iter().all(|c| c.cached.is_none()));
+            self.read(self.server, self.acked, "the kernel");
+            let changing = self.table.nodes.get(&NODE).is_some_and(|n| n.changes > 0);
+            if !changing && self.last < WRITES {
+                go(&mut |w| {
+                    w.last += 1;
+                    (w.server, w.acked) = (w.last, w.acked.max(w.last));
+                });
+            }
+            go(&mut |w| {
+                w.table.passed(NODE);
+                w.passing = false;
+            });
+            return;
+        }
+        match self.kernel {
+            Step::Idle => {
+                // Its opens without one are closed, and it drops its pages.
+                go(&mut |w| {
+                    w.passing = w.table.pass(NODE);
+                    if w.passing {
+                        w.kernel_cached = None;
+                    }
+                });
+                if self.kernel_cached.is_none() {
+                    go(&mut |w| w.kernel = Step::Wants(Access::Look, false));
+                }
+                go(&mut |w| w.kernel = Step::Wants(Access::Change, false));
+                go(&mut |w| w.kernel = Step::Wants(Access::Direct, false));
+            }
+            Step::Wants(access, waits) => go(&mut |w| {
+                w.kernel = w.enter(Origin::Kernel, access, waits);
+            }),
+            Step::Looks { since } => go(&mut |w| {
+                w.read(w.server, since, "the kernel's request");
+                w.kernel_cached = Some(w.server);
+                w.kernel = Step::Idle;
+            }),
+            Step::Changes { value, .. } => go(&mut |w| {
+                w.server = value;
+                w.kernel_cached = Some(value);
+                w.acked = w.acked.max(value);
+                w.table.ended(NODE);
+                w.kernel = Step::Idle;
+            }),
+            Step::Invalidates { .. } => unreachable!(),
+        }
+    }
+
+    /// A request tries to begin. Values grow with the order in which changes begin, and only
+    /// one is let be under way, so that it is clear which is the newest.
+    fn enter(&mut self, who: Origin<Holder>, access: Access, waits: bool) -> Step {
+        let changing = self.table.nodes.get(&NODE).is_some_and(|n| n.changes > 0);
+        if access == Access::Change && (changing || self.last == WRITES) {
+            return Step::Wants(access, waits);
+        }
+        let began = self.table.begin(NODE, who, access);
+        if let Begin::Wait(_) = began {
+            if !waits {
+                self.table.wait(NODE);
+            }
+            return Step::Wants(access, true);
+        }
+        if waits {
+            self.table.waited(NODE);
+        }
+        let own = began == Begin::Own;
+        match access {
+            Access::Look => Step::Looks { since: self.acked },
+            Access::Direct => {
+                let held = self.table.nodes.get(&NODE).map(|n| &n.held[..]);
+                assert!(held.unwrap_or_default().is_empty());
+                Step::Idle
+            }
+            Access::Change => {
+                self.last += 1;
+                let value = self.last;
+                Step::Changes {
+                    value,
+                    applied: false,
+                    own,
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_order_of_steps_shows_old_data() {
+    let client = Client {
+        step: Step::Idle,
+        lease: None,
+        cached: None,
+        dirty: false,
+        alive: true,
+    };
+    let first = World {
+        table: Table::default(),
+        clients: [client.clone(), client],
+        kernel: Step::Idle,
+        kernel_cached: None,
+        passing: false,
+        server: 0,
+        last: 0,
+        acked: 0,
+    };
+    let mut seen = HashSet::from([first.key()]);
+    let mut todo = VecDeque::from([first]);
+    let mut next = Vec::new();
+    while let Some(world) = todo.pop_front() {
+        for i in 0..CLIENTS {
+            world.client_steps(i, &mut next);
+        }
+        world.kernel_steps(&mut next);
+        for world in next.drain(..) {
+            world.table.nodes.values().for_each(Node::check);
+            if seen.insert(world.key()) {
+                todo.push_back(world);
+            }
+        }
+    }
+    // It went somewhere: grants, recalls, deaths.
+    assert!(seen.len() > 10_000, "{}", seen.len());
+}

@@ -1,0 +1,121 @@
+//! Which lifetimes the kernel may be given in a reply.
+
+use crate::reply::Reply;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use uvfs_proto::abi::{self};
+use uvfs_proto::reply;
+use uvfs_proto::request::Operation;
+
+use super::Coherence;
+use super::access::AccessSet;
+use super::kernel_cache::{KernelCache, Key};
+
+/// A moment, for telling whether something that was read since may be old.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Since {
+    /// Of attributes that leases are about.
+    pub(super) epoch: u64,
+    /// Of names, and of attributes that change with them.
+    pub(super) last: u64,
+}
+
+impl Coherence {
+    /// Whether the kernel can't have anything of a node.
+    pub(super) fn hides(&self, node: u64) -> bool {
+        self.shard(node).table.hides(node)
+    }
+
+    /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
+    fn may_give(&self, key: Key, since: Since) -> bool {
+        let given = self.given();
+        if self.tracks() && given.is_contended(key) {
+            return false;
+        }
+        given.give(key);
+        // Only now: who changes it later finds what was noted.
+        !given.changed_since(key, since.last)
+    }
+
+    /// An entry is about to be given to the kernel, under the name that it may be kept by. What may
+    /// be old already loses its lifetime.
+    pub(crate) fn shows_entry(
+        &self,
+        name: Option<(u64, &[u8])>,
+        entry: &mut abi::EntryOut,
+        since: Since,
+    ) {
+        let lifetime = reply::duration(entry.entry_valid, entry.entry_valid_nsec);
+        if let Some((parent, name)) = name
+            && !lifetime.is_zero()
+            && !self.may_give(Key::name(parent, name), since)
+        {
+            entry.set_entry_ttl(Duration::ZERO);
+        }
+        if entry.nodeid == 0 {
+            return;
+        }
+        if self.tracks() {
+            self.shard(entry.nodeid).table.show(entry.nodeid);
+        }
+        let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), since) {
+            entry.set_attr_ttl(Duration::ZERO);
+        }
+    }
+
+    fn shows_attributes(&self, node: u64, secs: &mut u64, nanos: &mut u32, since: Since) {
+        let lifetime = reply::duration(*secs, *nanos);
+        if !lifetime.is_zero() && !self.may_give(Key::attributes(node), since) {
+            (*secs, *nanos) = (0, 0);
+        }
+    }
+
+    /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
+    pub(crate) fn shows(
+        &self,
+        node: u64,
+        operation: &Operation<'_>,
+        access: &AccessSet<'_>,
+        reply: &mut Reply,
+        since: Since,
+    ) {
+        match reply {
+            Reply::Entry(entry) | Reply::Created(entry, _) => {
+                let name = access.entry.map(|(parent, name)| (parent, name.to_bytes()));
+                self.shows_entry(name, entry, since);
+            }
+            Reply::Attributes(out) => {
+                self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
+            }
+            Reply::Statx(out) => {
+                self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
+            }
+            // A listing that the kernel keeps would only be looked at again when the directory's
+            // time has changed, and that may be no finer than the clock's ticks.
+            Reply::Opened(out) if matches!(operation, Operation::Opendir(_)) && self.tracks() => {
+                let keeps = abi::OpenFlags::CACHE_DIR | abi::OpenFlags::KEEP_CACHE;
+                out.open_flags &= !keeps.bits();
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Where things stand that are read now; see [`Coherence::may_keep`].
+    pub(crate) fn now(&self) -> Since {
+        Since {
+            epoch: self.epoch(),
+            last: self.given.get().map_or(0, KernelCache::last),
+        }
+    }
+
+    /// Whether the kernel may keep attributes of a node that were read since `since`, as far as
+    /// leases are concerned.
+    pub(crate) fn may_keep(&self, node: u64, since: Since) -> bool {
+        !self.tracks() || (self.shard(node).table.steady(node) && self.epoch() == since.epoch)
+    }
+}
