@@ -1,13 +1,15 @@
 //! The in-process store: a host directory as a backend, without a server in between.
 
-use std::collections::{HashMap, VecDeque};
+mod engine;
+mod sys;
+
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::fs::{
@@ -21,6 +23,8 @@ use crate::backend::{
     RangeLock, Request, SetAttr, StatFs,
 };
 use crate::cache::{errno, lock};
+use engine::Engine;
+use sys::{attr_of, check, flags, ofd_lock, proc_path};
 
 /// A host directory, served in this process. Reads and writes go from and to the arena's pages by
 /// preadv(2) and pwritev(2), on worker threads or in the thread that submits them.
@@ -48,42 +52,6 @@ struct Nodes {
 
 /// Leaves nothing in the host's page cache (Linux 6.14).
 const RWF_DONTCACHE: i32 = 0x80;
-
-/// A request and its file.
-type Task = (Request, Arc<OwnedFd>);
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Task>,
-    /// Files that a write is under way to. The host lets one in at a time: a second thread there
-    /// would burn its time waiting.
-    writing: Vec<NodeId>,
-    /// Workers that wait for more.
-    asleep: usize,
-    /// The workers are to end.
-    stop: bool,
-}
-
-impl Queue {
-    fn take(&mut self) -> Option<Task> {
-        let free = |(r, _): &Task| r.op == Op::Read || !self.writing.contains(&r.node);
-        let at = self.waiting.iter().position(free)?;
-        let task = self.waiting.remove(at)?;
-        if task.0.op == Op::Write {
-            self.writing.push(task.0.node);
-        }
-        Some(task)
-    }
-}
-
-#[derive(Default)]
-struct Engine {
-    arena: OnceLock<Arc<Arena>>,
-    queue: Mutex<Queue>,
-    more: Condvar,
-    /// The host can't do RWF_DONTCACHE here; found at the first try.
-    no_dontcache: AtomicBool,
-}
 
 impl std::fmt::Debug for LocalStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -196,175 +164,6 @@ impl LocalStore {
         drop(nodes);
         lock(&self.handles).insert(handle, Arc::new(fd));
         handle
-    }
-}
-
-/// One name: anything else would leave the directory.
-fn check(name: &OsStr) -> io::Result<&OsStr> {
-    let bytes = name.as_bytes();
-    if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.contains(&b'/') {
-        return Err(errno(libc::EINVAL));
-    }
-    Ok(name)
-}
-
-/// A lock of an open file description, as fcntl(2) has it.
-fn ofd_lock(fd: &OwnedFd, command: i32, request: &LockRequest) -> io::Result<libc::flock> {
-    let start = i64::try_from(request.start).map_err(|_| errno(libc::EINVAL))?;
-    let len = match request.end {
-        end if end >= i64::MAX as u64 => 0,
-        end => i64::try_from(end - request.start + 1).map_err(|_| errno(libc::EINVAL))?,
-    };
-    let kind = match request.kind {
-        Some(LockKind::Shared) => libc::F_RDLCK,
-        Some(LockKind::Exclusive) => libc::F_WRLCK,
-        None => libc::F_UNLCK,
-    };
-    let mut lock = libc::flock {
-        l_type: kind as _,
-        l_whence: libc::SEEK_SET as _,
-        l_start: start,
-        l_len: len,
-        l_pid: 0,
-    };
-    loop {
-        // SAFETY: fcntl reads and writes the structure, which lives over the call, alone.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), command, &mut lock) } >= 0 {
-            return Ok(lock);
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            // Either may be said of a lock that somebody else has.
-            Some(libc::EACCES) => return Err(errno(libc::EAGAIN)),
-            _ => return Err(error),
-        }
-    }
-}
-
-fn proc_path(fd: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", fd.as_raw_fd())
-}
-
-fn flags(flags: i32) -> OFlags {
-    OFlags::from_bits_retain(flags as u32)
-}
-
-fn attr_of(fd: &OwnedFd) -> io::Result<Attr> {
-    let s = rustix::fs::fstat(fd)?;
-    Ok(Attr {
-        ino: s.st_ino,
-        size: s.st_size as u64,
-        blocks: s.st_blocks as u64,
-        atime: (s.st_atime, s.st_atime_nsec as u32),
-        mtime: (s.st_mtime, s.st_mtime_nsec as u32),
-        ctime: (s.st_ctime, s.st_ctime_nsec as u32),
-        mode: s.st_mode,
-        nlink: s.st_nlink as u32,
-        uid: s.st_uid,
-        gid: s.st_gid,
-        rdev: s.st_rdev as u32,
-        blksize: s.st_blksize as u32,
-    })
-}
-
-impl Engine {
-    fn work(&self) {
-        loop {
-            let task = {
-                let mut queue = lock(&self.queue);
-                loop {
-                    if let Some(task) = queue.take() {
-                        break task;
-                    }
-                    if queue.stop && queue.waiting.is_empty() {
-                        return;
-                    }
-                    queue.asleep += 1;
-                    queue = self.more.wait(queue).unwrap_or_else(|e| e.into_inner());
-                    queue.asleep -= 1;
-                }
-            };
-            self.run(task);
-        }
-    }
-
-    /// Does a request that [`Queue::take`] gave.
-    fn run(&self, (request, fd): Task) {
-        let result = self.transfer(&request, &fd);
-        if request.op == Op::Write {
-            let mut queue = lock(&self.queue);
-            let at = queue.writing.iter().position(|&n| n == request.node);
-            queue
-                .writing
-                .swap_remove(at.expect("noted when it was taken"));
-            // What waited for this file may find all workers asleep.
-            let more =
-                queue.asleep > 0 && queue.waiting.iter().any(|(r, _)| r.node == request.node);
-            drop(queue);
-            if more {
-                self.more.notify_one();
-            }
-        }
-        (request.done)(result);
-    }
-
-    /// Moves all bytes, in as many system calls as that takes; short only at the end of the file
-    /// or before an error.
-    fn transfer(&self, request: &Request, fd: &OwnedFd) -> io::Result<usize> {
-        let arena = self.arena.get().ok_or_else(|| errno(libc::ENOTCONN))?;
-        let mut iov: Vec<libc::iovec> = request
-            .segs
-            .iter()
-            .map(|&seg| libc::iovec {
-                iov_base: arena.ptr(seg).cast(),
-                iov_len: seg.len as usize,
-            })
-            .collect();
-        let mut rest = &mut iov[..];
-        let mut done = 0usize;
-        while !rest.is_empty() {
-            let n = rest.len().min(1024) as i32;
-            let offset =
-                i64::try_from(request.offset + done as u64).map_err(|_| errno(libc::EFBIG))?;
-            let dontcache = request.dontcache && !self.no_dontcache.load(Ordering::Relaxed);
-            let flags = if dontcache { RWF_DONTCACHE } else { 0 };
-            // SAFETY: every vector lies in the arena's mapping (`ptr` checked it), which lives as
-            // long as `arena`; the kernel copies, so concurrent changes of the shared bytes are
-            // as harmless as from any other process.
-            let moved = unsafe {
-                match request.op {
-                    Op::Read => libc::preadv2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
-                    Op::Write => libc::pwritev2(fd.as_raw_fd(), rest.as_ptr(), n, offset, flags),
-                }
-            };
-            if moved < 0 {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
-                }
-                if dontcache && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
-                    self.no_dontcache.store(true, Ordering::Relaxed);
-                    continue;
-                }
-                return if done > 0 { Ok(done) } else { Err(error) };
-            }
-            let mut moved = moved as usize;
-            if moved == 0 {
-                break;
-            }
-            done += moved;
-            while let Some(first) = rest.first_mut() {
-                if moved < first.iov_len {
-                    first.iov_base = first.iov_base.wrapping_byte_add(moved);
-                    first.iov_len -= moved;
-                    break;
-                }
-                moved -= first.iov_len;
-                rest = &mut rest[1..];
-            }
-        }
-        Ok(done)
     }
 }
 
