@@ -13,23 +13,45 @@
 //! As with the kernel, only direct I/O that doesn't make a file longer goes on behind the program's
 //! back; the rest is done when io_submit(2) returns.
 
+/// As libaio's functions answer: the number, or a negative errno. errno is left alone.
+macro_rules! kernel {
+    ($number:ident $(, $arg:expr)*) => {{
+        let before = errno();
+        // SAFETY: the caller's own arguments, or this module's.
+        let done = unsafe { libc::syscall($number $(, $arg)*) };
+        match done {
+            -1 => {
+                let code = errno();
+                set_errno(before);
+                -code
+            }
+            done => done as c_int,
+        }
+    }};
+}
+
+mod call;
+mod events;
+mod own;
+
 use std::collections::VecDeque;
-use std::ffi::{CStr, c_int, c_long, c_void};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use libc::{SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit, timespec};
-use uvfs_client::{Driver, Flags};
+use libc::{SYS_io_destroy, SYS_io_setup, SYS_io_submit};
+use uvfs_client::Driver;
 
-use crate::calls::{self, aside, flags_of, is_plausible, vectors};
+use crate::calls::{aside, flags_of, is_plausible, vectors};
 use crate::engage::Moves;
 use crate::import::{self, Wants, described};
 use crate::real::{errno, set_errno};
-use crate::report;
 use crate::signals;
-use crate::table::{self, Known, Opened, Use, lock};
+use crate::table::{self, lock};
+use call::Call;
+use events::events;
+use own::Own;
 
 /// `struct iocb` of linux/aio_abi.h.
 #[repr(C)]
@@ -95,54 +117,6 @@ static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 /// Set for good when nothing is served any more.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// A descriptor of this library's own.
-struct Own(c_int);
-
-impl Own {
-    /// A duplicate of a descriptor.
-    fn high(fd: c_int) -> Option<Self> {
-        // SAFETY: no pointers.
-        let high = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIGH) };
-        let high = c_int::try_from(high).ok().filter(|fd| *fd >= 0)?;
-        table::own(high, true);
-        Some(Self(high))
-    }
-
-    fn eventfd() -> Option<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return None;
-        }
-        let own = Self::high(fd);
-        // SAFETY: just made; the duplicate stays.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
-        own
-    }
-
-    /// One more, for an eventfd.
-    fn add(&self) {
-        let one = 1_u64;
-        // SAFETY: the pointer is to a local of eight bytes.
-        unsafe { libc::syscall(libc::SYS_write, self.0, &one, size_of::<u64>()) };
-    }
-
-    /// An eventfd that doesn't block is at zero again.
-    fn clear(&self) {
-        let mut count = 0_u64;
-        // SAFETY: as above.
-        unsafe { libc::syscall(libc::SYS_read, self.0, &mut count, size_of::<u64>()) };
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        // SAFETY: this library's own.
-        unsafe { libc::syscall(libc::SYS_close, self.0) };
-        table::own(self.0, false);
-    }
-}
-
 /// An eventfd of the program's that is told when something ends.
 struct Notice {
     fd: c_int,
@@ -178,40 +152,6 @@ struct State {
     notices: Vec<Notice>,
     /// Of what was begun last.
     driver: Option<Driver>,
-}
-
-/// A request that is served.
-struct Call {
-    context: Arc<Context>,
-    data: u64,
-    /// Where the program has its request.
-    obj: u64,
-    opcode: u16,
-    fd: c_int,
-    one: Use,
-    /// Addresses and lengths.
-    buffers: Vec<(usize, usize)>,
-    offset: u64,
-    flags: Flags,
-    /// The number of the notice, by its stamp.
-    notice: Option<u64>,
-}
-
-/// As libaio's functions answer: the number, or a negative errno. errno is left alone.
-macro_rules! kernel {
-    ($number:ident $(, $arg:expr)*) => {{
-        let before = errno();
-        // SAFETY: the caller's own arguments, or this module's.
-        let done = unsafe { libc::syscall($number $(, $arg)*) };
-        match done {
-            -1 => {
-                let code = errno();
-                set_errno(before);
-                -code
-            }
-            done => done as c_int,
-        }
-    }};
 }
 
 impl Context {
@@ -329,161 +269,6 @@ impl Context {
             }
         }
         taken
-    }
-}
-
-impl Call {
-    /// What the program is told.
-    fn event(&self, result: Result<usize, c_int>) -> Event {
-        let result = match result {
-            // The session is over: another may begin; and the kernel has the file still, if it is
-            // open still.
-            Err(libc::ENOTCONN) => match self.again() {
-                Err(libc::ENOTCONN) => self.through_the_kernel(),
-                result => result,
-            },
-            result => result,
-        };
-        if let Ok(n) = result {
-            match self.opcode {
-                PREAD | PREADV => report::served(n, 0),
-                PWRITE | PWRITEV => report::served(0, n),
-                _ => report::served(0, 0),
-            }
-        }
-        Event {
-            data: self.data,
-            obj: self.obj,
-            res: result.map_or_else(|code| -i64::from(code), |n| n as i64),
-            res2: 0,
-        }
-    }
-
-    /// As a call that waits.
-    fn again(&self) -> Result<usize, c_int> {
-        let Some(opened) = self.one.opened() else {
-            return Err(libc::ENOTCONN);
-        };
-        self.at_once(opened)
-            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
-    }
-
-    fn at_once(&self, opened: &Opened) -> io::Result<usize> {
-        let (file, at) = (&opened.file, self.offset);
-        match self.opcode {
-            // SAFETY: the program has not been told that it ended.
-            PREAD | PREADV => file.read_vectored_at(&mut unsafe { self.room() }, at, self.flags),
-            PWRITE | PWRITEV => {
-                // SAFETY: as above.
-                let done = file.write_vectored_at(&unsafe { self.bytes() }, at, self.flags)?;
-                if opened.syncs_all() {
-                    file.sync_all()?;
-                }
-                Ok(done)
-            }
-            FDSYNC => file.sync_data().map(|()| 0),
-            _ => file.sync_all().map(|()| 0),
-        }
-    }
-
-    fn through_the_kernel(&self) -> Result<usize, c_int> {
-        import::trouble(
-            "the server's session",
-            &io::Error::from_raw_os_error(libc::ENOTCONN),
-        );
-        match table::look(self.fd) {
-            Known::Described(one) if std::ptr::eq::<table::Description>(&*one, &*self.one) => {
-                import::give_up(self.fd, &one);
-            }
-            _ => return Err(libc::ENOTCONN),
-        }
-        let list: Vec<libc::iovec> = self
-            .buffers
-            .iter()
-            .map(|&(at, len)| libc::iovec {
-                iov_base: at as *mut c_void,
-                iov_len: len,
-            })
-            .collect();
-        let (fd, at) = (self.fd, self.offset as i64);
-        let (list, count) = (list.as_ptr(), list.len() as c_int);
-        // SAFETY: the program's buffers, which are this request's until it ends.
-        let done = unsafe {
-            match self.opcode {
-                PREAD | PREADV => calls::next::preadv64(fd, list, count, at),
-                PWRITE | PWRITEV => calls::next::pwritev64(fd, list, count, at),
-                FDSYNC => calls::next::fdatasync(fd) as isize,
-                _ => calls::next::fsync(fd) as isize,
-            }
-        };
-        usize::try_from(done).map_err(|_| errno())
-    }
-
-    /// # Safety
-    /// The request has not ended, so that the program's buffers are its own.
-    unsafe fn room(&self) -> Vec<IoSliceMut<'_>> {
-        self.buffers
-            .iter()
-            .map(|&(at, len)| {
-                // SAFETY: the caller's duty; bytes are only ever written to it.
-                let room = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
-                IoSliceMut::new(room)
-            })
-            .collect()
-    }
-
-    /// # Safety
-    /// As for [`Call::room`].
-    unsafe fn bytes(&self) -> Vec<IoSlice<'_>> {
-        self.buffers
-            .iter()
-            // SAFETY: the caller's duty.
-            .map(|&(at, len)| unsafe { std::slice::from_raw_parts(at as *const u8, len) })
-            .map(IoSlice::new)
-            .collect()
-    }
-
-    fn end(self: Arc<Self>, result: io::Result<usize>) {
-        let context = self.context.clone();
-        let result = result.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
-        context.ended(self, result);
-    }
-
-    /// Begins it. It ends by itself, perhaps in here.
-    fn begin(self: Arc<Self>, opened: &Opened) {
-        let (file, at, flags) = (&opened.file, self.offset, self.flags);
-        let call = self.clone();
-        match self.opcode {
-            PREAD | PREADV => {
-                let len = self.buffers.iter().map(|buffer| buffer.1).sum();
-                let begun = file.begin_read_at(len, at, flags, move |landed| {
-                    let done = landed.map(|landed| {
-                        // SAFETY: it ends below.
-                        landed.copy_to(&mut unsafe { call.room() });
-                        landed.len()
-                    });
-                    call.end(done);
-                });
-                if !begun {
-                    let done = self.at_once(opened);
-                    self.end(done);
-                }
-            }
-            PWRITE | PWRITEV => {
-                // SAFETY: it ends below, or later.
-                let bytes = unsafe { self.bytes() };
-                let begun = !opened.syncs_all()
-                    && file.begin_write_at(&bytes, at, flags, move |done| call.end(done));
-                drop(bytes);
-                if !begun {
-                    let done = self.at_once(opened);
-                    self.end(done);
-                }
-            }
-            opcode => {
-                file.begin_sync(opcode == FDSYNC, move |done| call.end(done.map(|()| 0)));
-            }
-        }
     }
 }
 
@@ -709,191 +494,6 @@ unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
     done.unwrap_or_else(|| kernel!(SYS_io_submit, ring, count, list))
 }
 
-/// The kernel's io_getevents(2), or with a mask io_pgetevents(2).
-///
-/// # Safety
-/// As for those.
-unsafe fn kernel_events(
-    ring: usize,
-    least: c_long,
-    (events, most): (*mut Event, c_long),
-    timeout: *const timespec,
-    mask: *const libc::sigset_t,
-) -> c_int {
-    /// `struct __aio_sigset`, with the size of the kernel's signal sets.
-    #[repr(C)]
-    struct Mask(*const libc::sigset_t, usize);
-    if mask.is_null() {
-        return kernel!(SYS_io_getevents, ring, least, most, events, timeout);
-    }
-    let mask = Mask(mask, 8);
-    kernel!(SYS_io_pgetevents, ring, least, most, events, timeout, &mask)
-}
-
-/// How to wait for events.
-enum Sleep {
-    /// Not yet: something has ended.
-    Not,
-    /// With the bell; and whether something served is under way.
-    Armed(bool),
-    /// For the kernel's alone, as nothing can be served meanwhile.
-    Plain,
-    /// A moment only: the context is full of the kernel's requests.
-    Short,
-}
-
-impl Context {
-    fn before_sleep(&self) -> Sleep {
-        let mut state = lock(&self.state);
-        if !state.ended.is_empty() {
-            return Sleep::Not;
-        }
-        let armed = import::any() && !OVER.load(Ordering::Relaxed) && self.arm(&mut state);
-        if !armed && state.under_way > 0 {
-            return Sleep::Short;
-        }
-        state.waiters += 1;
-        match armed {
-            true => Sleep::Armed(state.under_way > 0),
-            false => Sleep::Plain,
-        }
-    }
-
-    /// Takes the bell out of what the kernel gave.
-    fn without_bell(&self, events: &mut [Event]) -> usize {
-        let Some(index) = events.iter().position(|event| self.is_bell(event)) else {
-            return events.len();
-        };
-        events.copy_within(index + 1.., index);
-        aside(|| {
-            let mut state = lock(&self.state);
-            state.armed = false;
-            // It may have been rung for others, who sleep still.
-            if state.waiters > 0 && self.arm(&mut state) && !state.ended.is_empty() {
-                Self::ring_bell(&mut state);
-            }
-        });
-        events.len() - 1
-    }
-
-    /// Waits for events, `least` of them at least: see io_getevents(2).
-    ///
-    /// # Safety
-    /// `mask` is null or a signal set.
-    unsafe fn events(
-        &self,
-        least: usize,
-        events: &mut [Event],
-        time: Option<Duration>,
-        mask: *const libc::sigset_t,
-    ) -> c_int {
-        const NOW: timespec = timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let deadline = time.and_then(|time| Instant::now().checked_add(time));
-        let nonblocking = least == 0 || time.is_some_and(|time| time.is_zero());
-        let mut got = 0;
-        let place = |room: &mut [Event]| (room.as_mut_ptr(), room.len() as c_long);
-        let part = |got: usize, code: c_int| if got > 0 { got as c_int } else { code };
-        loop {
-            let took = aside(|| {
-                let wanted = if nonblocking { 0 } else { least - got };
-                let took = self.take(&mut events[got..], wanted);
-                (took, signals::any_deferred())
-            });
-            let (took, interrupted) = took.unwrap_or_default();
-            got += took;
-            if got < events.len() && self.kernel_has_events() {
-                let room = &mut events[got..];
-                // SAFETY: without a mask.
-                let n = unsafe { kernel_events(self.ring, 0, place(room), &NOW, std::ptr::null()) };
-                if n < 0 {
-                    return part(got, n);
-                }
-                got += self.without_bell(&mut room[..n as usize]);
-            }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if got >= least || nonblocking || left.is_some_and(|left| left.is_zero()) {
-                return got as c_int;
-            }
-            if interrupted {
-                return part(got, -libc::EINTR);
-            }
-            let (wanted, ours) = match aside(|| self.before_sleep()) {
-                Some(Sleep::Not) => continue,
-                Some(Sleep::Armed(ours)) => (1, ours),
-                Some(Sleep::Plain) => (least - got, false),
-                Some(Sleep::Short) | None => {
-                    std::thread::sleep(Duration::from_micros(200));
-                    continue;
-                }
-            };
-            let time = left.map(|left| timespec {
-                tv_sec: left.as_secs() as _,
-                tv_nsec: left.subsec_nanos() as _,
-            });
-            let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            let room = &mut events[got..];
-            let began = Instant::now();
-            // SAFETY: the caller's mask.
-            let n = unsafe { kernel_events(self.ring, wanted as c_long, place(room), time, mask) };
-            aside(|| {
-                let mut state = lock(&self.state);
-                state.waiters -= 1;
-                if let (true, Some(driver)) = (ours, &state.driver) {
-                    driver.waited(began.elapsed());
-                }
-            });
-            if n < 0 {
-                return part(got, n);
-            }
-            got += self.without_bell(&mut room[..n as usize]);
-        }
-    }
-}
-
-/// io_getevents(2) and io_pgetevents(2).
-///
-/// # Safety
-/// As for those.
-unsafe fn events(
-    ring: usize,
-    least: c_long,
-    most: c_long,
-    events: *mut Event,
-    timeout: *const timespec,
-    mask: *const libc::sigset_t,
-) -> c_int {
-    let valid = |time: &timespec| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
-    let known = || {
-        let (least, most) = (usize::try_from(least).ok()?, usize::try_from(most).ok()?);
-        if most == 0
-            || least > most
-            || !import::READY.load(Ordering::Relaxed)
-            || !is_plausible(events.cast(), most.saturating_mul(size_of::<Event>()))
-        {
-            return None;
-        }
-        // SAFETY: the caller's, or null.
-        let time = unsafe { timeout.as_ref() };
-        if !time.is_none_or(valid) {
-            return None;
-        }
-        let time = time.map(|time| Duration::new(time.tv_sec as u64, time.tv_nsec as u32));
-        let context = aside(|| known(ring, true)).flatten()?;
-        Some((context, least, most, time))
-    };
-    let Some((context, least, most, time)) = known() else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { kernel_events(ring, least, (events, most), timeout, mask) };
-    };
-    // SAFETY: the program's room, which it has nothing in that it could want.
-    let room = unsafe { std::slice::from_raw_parts_mut(events, most) };
-    // SAFETY: the caller's duty.
-    unsafe { context.events(least, room, time, mask) }
-}
-
 /// io_setup(2).
 ///
 /// # Safety
@@ -964,64 +564,5 @@ pub(crate) fn child(mut contexts: Held) {
     }
 }
 
-/// Functions under the names by which programs know them. Of the two that some have under one name,
-/// these are the newer ones (LIBAIO_0.4).
 #[cfg(not(test))]
-mod exported {
-    use std::sync::OnceLock;
-
-    use super::*;
-    use crate::real::Next;
-
-    /// Whether the next definition of a name is libaio's: others have functions called so as well.
-    fn is_libaio() -> bool {
-        static IS: OnceLock<bool> = OnceLock::new();
-        *IS.get_or_init(|| {
-            let (name, version) = (c"io_submit".as_ptr(), c"LIBAIO_0.1".as_ptr());
-            // SAFETY: both are strings.
-            !unsafe { libc::dlvsym(libc::RTLD_NEXT, name, version) }.is_null()
-        })
-    }
-
-    macro_rules! libaio {
-        ($($name:ident($($arg:ident: $type:ty),*) = $served:expr;)*) => {
-            $(
-                /// As libaio has it: the result, or a negative errno.
-                ///
-                /// # Safety
-                /// As the system call.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-                    static NEXT: Next = Next::new(
-                        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                            Ok(name) => name,
-                            Err(_) => panic!("a name without NUL"),
-                        },
-                    );
-                    if !is_libaio() && !NEXT.get().is_null() {
-                        type Call = unsafe extern "C" fn($($type),*) -> c_int;
-                        // SAFETY: a function; its arguments are in the registers of these.
-                        let next = unsafe { std::mem::transmute::<*mut c_void, Call>(NEXT.get()) };
-                        // SAFETY: the caller's duty.
-                        return unsafe { next($($arg),*) };
-                    }
-                    // SAFETY: the caller's duty.
-                    #[allow(unused_unsafe)]
-                    let done = unsafe { $served };
-                    done
-                }
-            )*
-        };
-    }
-
-    libaio! {
-        io_setup(count: c_int, to: *mut usize) = setup(count, to);
-        io_destroy(ring: usize) = destroy(ring);
-        io_submit(ring: usize, count: c_long, list: *const *mut Iocb) = submit(ring, count, list);
-        io_getevents(ring: usize, least: c_long, most: c_long, to: *mut Event,
-            timeout: *const timespec) = events(ring, least, most, to, timeout, std::ptr::null());
-        io_pgetevents(ring: usize, least: c_long, most: c_long, to: *mut Event,
-            timeout: *const timespec, mask: *const libc::sigset_t) =
-            events(ring, least, most, to, timeout, mask);
-    }
-}
+mod exported;

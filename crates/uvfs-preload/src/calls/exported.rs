@@ -1,0 +1,438 @@
+//! Functions under the names by which programs know them. Unit tests don't want them.
+
+use super::next;
+use crate::engage::Passing;
+use crate::import::{self};
+use crate::real::{is_inside, set_errno};
+use crate::table::{self, Known, Opened};
+use libc::{FILE, mode_t, msghdr};
+use libc::{iovec, off_t, size_t, ssize_t};
+use std::ffi::{c_char, c_int, c_void};
+use uvfs_client::Flags;
+
+use super::status::{status, status_of};
+use super::transfer::{read_many, read_one, write_many, write_one};
+use super::{
+    advise, allocate, aside, duplicated, ending, flags_of, is_borrowed, making, mapping, noted,
+    out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
+};
+
+macro_rules! opens {
+        ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    let _making = making();
+                    // SAFETY: the caller's own arguments.
+                    noted(unsafe { next::$name($($arg),*) })
+                }
+            )*
+        };
+    }
+
+opens! {
+    open(path: *const c_char, flags: c_int, mode: mode_t);
+    open64(path: *const c_char, flags: c_int, mode: mode_t);
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+    creat(path: *const c_char, mode: mode_t);
+    creat64(path: *const c_char, mode: mode_t);
+    __open_2(path: *const c_char, flags: c_int);
+    __open64_2(path: *const c_char, flags: c_int);
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int);
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
+    mkstemp(path: *mut c_char);
+    mkstemp64(path: *mut c_char);
+    mkostemp(path: *mut c_char, flags: c_int);
+    mkostemp64(path: *mut c_char, flags: c_int);
+    mkstemps(path: *mut c_char, suffix: c_int);
+    mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
+}
+
+/// Functions that this library makes descriptors of its own by. The program's are not files of a
+/// mount.
+macro_rules! makes {
+        ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+                    let _making = making();
+                    // SAFETY: the caller's own arguments.
+                    let fd = unsafe { next::$name($($arg),*) };
+                    match fd >= 0 && is_inside() && !is_borrowed() {
+                        true => out_of_reach(fd),
+                        false => fd,
+                    }
+                }
+            )*
+        };
+    }
+
+makes! {
+    socket(family: c_int, kind: c_int, protocol: c_int);
+    memfd_create(name: *const c_char, flags: u32);
+}
+
+/// The call neither reads nor moves the kernel's position, or moves it to where it says.
+fn no_position(_: c_int) {}
+
+/// Functions whose result comes from an expression in `served`, or from the next definition.
+/// The first function's result lives until the call is over.
+macro_rules! serves {
+        ($begin:path => $($name:ident($fd:ident: $first:ty $(, $arg:ident: $type:ty)*) -> $result:ty
+            = $served:expr;)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($fd: $first $(, $arg: $type)*) -> $result {
+                    #[allow(clippy::let_unit_value)] // Most hold nothing.
+                    let _passing = $begin($fd);
+                    // SAFETY: the caller's own arguments.
+                    #[allow(unused_unsafe)]
+                    let done = unsafe { $served };
+                    served!(done, next::$name($fd $(, $arg)*))
+                }
+            )*
+        };
+    }
+
+serves! {
+    Passing::begin =>
+    read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t = read_one(fd, to, len, None);
+    __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t =
+        if len > room { None } else { read_one(fd, to, len, None) };
+    write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
+        write_one(fd, from, len, None);
+    readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
+        read_many(fd, vector, count, None, Flags::empty());
+    writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t =
+        write_many(fd, vector, count, None, Flags::empty());
+    preadv2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t =
+        flags_of(flags).and_then(|f| read_many(fd, vector, count, place(at), f));
+    preadv64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
+        -> ssize_t = flags_of(flags).and_then(|f| read_many(fd, vector, count, place(at), f));
+    pwritev2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
+        -> ssize_t = flags_of(flags).and_then(|f| write_many(fd, vector, count, place(at), f));
+    pwritev64v2(fd: c_int, vector: *const iovec, count: c_int, at: off_t, flags: c_int)
+        -> ssize_t = flags_of(flags).and_then(|f| write_many(fd, vector, count, place(at), f));
+}
+
+serves! {
+    no_position =>
+    pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
+        read_one(fd, to, len, Some(at));
+    pread64(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t =
+        read_one(fd, to, len, Some(at));
+    __pread_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
+        if len > room { None } else { read_one(fd, to, len, Some(at)) };
+    __pread64_chk(fd: c_int, to: *mut c_void, len: size_t, at: off_t, room: size_t) -> ssize_t =
+        if len > room { None } else { read_one(fd, to, len, Some(at)) };
+    pwrite(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
+        write_one(fd, from, len, Some(at));
+    pwrite64(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t =
+        write_one(fd, from, len, Some(at));
+    preadv(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+        read_many(fd, vector, count, Some(at), Flags::empty());
+    preadv64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+        read_many(fd, vector, count, Some(at), Flags::empty());
+    pwritev(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+        write_many(fd, vector, count, Some(at), Flags::empty());
+    pwritev64(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t =
+        write_many(fd, vector, count, Some(at), Flags::empty());
+    lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
+    lseek64(fd: c_int, offset: off_t, whence: c_int) -> off_t = seek(fd, offset, whence);
+    fsync(fd: c_int) -> c_int = sync(fd, false);
+    fdatasync(fd: c_int) -> c_int = sync(fd, true);
+    sync_file_range(fd: c_int, from: off_t, len: off_t, flags: u32) -> c_int =
+        sync_range(fd, from, len, flags);
+    fstat(fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+    fstat64(fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+    __fxstat(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+    __fxstat64(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int = status(fd, to);
+    statx(fd: c_int, path: *const c_char, flags: c_int, mask: u32, to: *mut libc::statx)
+        -> c_int = status_of(fd, path, flags, mask, to);
+    ftruncate(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
+    ftruncate64(fd: c_int, len: off_t) -> c_int = truncate(fd, len);
+    fallocate(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
+        allocate(fd, mode, from, len);
+    fallocate64(fd: c_int, mode: c_int, from: off_t, len: off_t) -> c_int =
+        allocate(fd, mode, from, len);
+}
+
+/// Functions that go to the next definition after something was done.
+macro_rules! prepares {
+        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $first:expr;)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                    #[allow(clippy::let_unit_value)] // Most have nothing to hold.
+                    let _first = $first;
+                    // SAFETY: the caller's own arguments.
+                    unsafe { next::$name($($arg),*) }
+                }
+            )*
+        };
+    }
+
+fn published_unless(fd: c_int, at: *mut off_t) {
+    if at.is_null() {
+        published(fd);
+    }
+}
+
+/// The kernel reads from a descriptor by a call that takes the size as it knew it last: it is made
+/// to ask.
+fn read_by_kernel(fd: c_int, at: *mut off_t) {
+    published_unless(fd, at);
+    if !table::is_foreign(fd) {
+        aside(|| import::refresh(fd));
+    }
+}
+
+/// A stream's descriptor, which the C library uses without asking here.
+fn stream(file: *mut FILE) -> Option<table::Closing> {
+    match file.is_null() {
+        true => None,
+        // SAFETY: an open stream, as the caller's function wants.
+        false => vacate(unsafe { libc::fileno(file) }),
+    }
+}
+
+prepares! {
+    mmap(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
+        -> *mut c_void = mapping(flags, fd);
+    mmap64(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
+        -> *mut c_void = mapping(flags, fd);
+    sendfile(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
+        (published(to), read_by_kernel(from, at));
+    sendfile64(to: c_int, from: c_int, at: *mut off_t, len: size_t) -> ssize_t =
+        (published(to), read_by_kernel(from, at));
+    splice(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: u32)
+        -> ssize_t = (read_by_kernel(from, at), published_unless(to, to_at));
+    copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
+        flags: u32) -> ssize_t = (read_by_kernel(from, at), published_unless(to, to_at));
+    sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t = {
+        // SAFETY: the caller's message. It may carry descriptors to other processes.
+        if !message.is_null() && unsafe { (*message).msg_controllen } > 0 {
+            aside(import::publish_all);
+        }
+    };
+    sendmmsg(socket: c_int, list: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int = {
+        // SAFETY: the caller's messages.
+        let carries = |at: usize| unsafe { (*list.add(at)).msg_hdr.msg_controllen } > 0;
+        if !list.is_null() && (0..count as usize).any(carries) {
+            aside(import::publish_all);
+        }
+    };
+    fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = published(fd);
+    fclose(file: *mut FILE) -> c_int = stream(file);
+    freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
+        stream(file);
+    freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
+        stream(file);
+    _exit(code: c_int) -> () = ending();
+    _Exit(code: c_int) -> () = ending();
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_fadvise(fd: c_int, from: off_t, len: off_t, advice: c_int) -> c_int {
+    match advise(fd, from, len, advice) {
+        true => 0,
+        // SAFETY: the caller's own arguments.
+        false => unsafe { next::posix_fadvise(fd, from, len, advice) },
+    }
+}
+
+/// As [`posix_fadvise`].
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_fadvise64(
+    fd: c_int,
+    from: off_t,
+    len: off_t,
+    advice: c_int,
+) -> c_int {
+    // SAFETY: the caller's own arguments.
+    unsafe { posix_fadvise(fd, from, len, advice) }
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if is_inside()
+            && !is_borrowed()
+            // SAFETY: this library's own argument.
+            && let Some(done) = table::close_own(fd, || unsafe { next::close(fd) })
+    {
+        return done;
+    }
+    let ours = || aside(|| matches!(table::look(fd), Known::Own)) == Some(true);
+    if fd >= 0 && ours() {
+        // Programs close whatever they did not open.
+        set_errno(libc::EBADF);
+        return -1;
+    }
+    let apart = import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
+    let _apart = apart.then(table::Apart::closes);
+    let _closing = close_word(fd);
+    // SAFETY: the caller's own argument.
+    unsafe { next::close(fd) }
+}
+
+fn close_word(fd: c_int) -> Option<table::Closing> {
+    if fd < 0 || is_borrowed() {
+        return None;
+    }
+    match aside(|| table::Closing::begin(fd)) {
+        Some(closing) => closing,
+        None => {
+            table::abandon(fd);
+            None
+        }
+    }
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || is_borrowed() || first > last {
+        // SAFETY: the caller's own arguments.
+        return unsafe { next::close_range(first, last, flags) };
+    }
+    let _apart = (import::any_session() && !is_inside()).then(table::Apart::closes);
+    let mut from = first;
+    for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
+        if !matches!(table::look(fd), Known::Own) {
+            drop(close_word(fd));
+            continue;
+        }
+        if (fd as u32) > from {
+            // SAFETY: a part of what the caller asked for, without this library's own.
+            let done = unsafe { next::close_range(from, fd as u32 - 1, flags) };
+            if done < 0 {
+                return done;
+            }
+        }
+        from = fd as u32 + 1;
+    }
+    if from > last {
+        return 0;
+    }
+    // SAFETY: as above.
+    unsafe { next::close_range(from, last, flags) }
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the caller's own argument.
+    unsafe { close_range(first.max(0) as u32, u32::MAX, 0) };
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the caller's own argument.
+    duplicated(fd, unsafe { next::dup(fd) })
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    if fd == to {
+        // SAFETY: the caller's own arguments.
+        return unsafe { next::dup2(fd, to) };
+    }
+    let _closing = vacate(to);
+    // SAFETY: the caller's own arguments.
+    duplicated(fd, unsafe { next::dup2(fd, to) })
+}
+
+/// As the manual says.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    let _closing = if fd == to { None } else { vacate(to) };
+    // SAFETY: the caller's own arguments.
+    duplicated(fd, unsafe { next::dup3(fd, to, flags) })
+}
+
+fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
+    if done < 0 {
+        return done;
+    }
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, done),
+        libc::F_SETFL if !table::is_foreign(fd) => {
+            aside(|| {
+                if let Known::Described(one) = table::look(fd)
+                    && let Some(opened) = one.opened()
+                    && (arg as c_int ^ opened.flags) & Opened::SWITCHED != 0
+                {
+                    // It was imported as something else.
+                    import::give_up(fd, &one);
+                }
+            });
+            done
+        }
+        _ => done,
+    }
+}
+
+/// As the manual says; its third argument is one word at most, whatever it is.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the caller's own arguments.
+    controlled(fd, command, arg, unsafe { next::fcntl(fd, command, arg) })
+}
+
+/// As [`fcntl`].
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the caller's own arguments.
+    controlled(fd, command, arg, unsafe { next::fcntl64(fd, command, arg) })
+}
