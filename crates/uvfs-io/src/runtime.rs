@@ -4,17 +4,19 @@
 //! each other, or for a waker called on another thread. What tasks submitted is sent to the kernel
 //! in one system call when no task can go on, and that call also waits for the next completion.
 
+mod remote;
+
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
@@ -26,13 +28,14 @@ use uvfs_queue::ring::Bell;
 use uvfs_queue::wait::{Spinner, WaitConfig, WaitCounts};
 
 use crate::buf::Payload;
+pub use remote::Remote;
+use remote::{Message, Shared, TaskWaker};
 
 /// A submission entry of the ring; all are 128 bytes, as FUSE-over-io_uring needs.
 pub type Sqe = squeue::Entry128;
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
-type Call = Box<dyn FnOnce() + Send>;
 
 /// Entries of the submission queue; more wait in the ring's owner until there is room.
 const ENTRIES: u32 = 256;
@@ -40,72 +43,6 @@ const ENTRIES: u32 = 256;
 const BELL: u64 = u64::MAX;
 /// `user_data` of operations whose completion nobody waits for.
 const IGNORED: u64 = u64::MAX - 1;
-enum Message {
-    Wake(usize),
-    Call(Call),
-}
-
-/// What other threads reach of a runtime.
-struct Shared {
-    /// None once the runtime is gone.
-    inbox: Mutex<Option<Vec<Message>>>,
-    bell: AtomicU32,
-    eventfd: OwnedFd,
-}
-
-impl Shared {
-    fn inbox(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
-        self.inbox
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn send(&self, message: Message) {
-        match &mut *self.inbox() {
-            Some(inbox) => inbox.push(message),
-            None => return,
-        }
-        if Bell(&self.bell).must_wake() {
-            // Can only fail with EAGAIN at 2^64 - 1 unread wake-ups; then it is awake.
-            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
-        }
-    }
-}
-
-/// Reaches a runtime from any thread.
-#[derive(Clone)]
-pub struct Remote(Arc<Shared>);
-
-impl Remote {
-    /// Runs `call` on the runtime's thread, soon. Once the runtime is gone it is dropped unrun.
-    pub fn call(&self, call: impl FnOnce() + Send + 'static) {
-        self.0.send(Message::Call(Box::new(call)));
-    }
-}
-
-struct TaskWaker {
-    task: usize,
-    shared: Arc<Shared>,
-}
-
-impl Wake for TaskWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let here = with_current(|core| match core {
-            Some(core) if Arc::ptr_eq(&core.shared, &self.shared) => {
-                core.make_ready(self.task);
-                true
-            }
-            _ => false,
-        });
-        if !here {
-            self.shared.send(Message::Wake(self.task));
-        }
-    }
-}
 
 struct Spawned {
     /// Taken out while it is polled.

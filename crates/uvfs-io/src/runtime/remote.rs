@@ -1,0 +1,78 @@
+//! Sends calls and wake-ups to the runtime of another thread.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Wake;
+use uvfs_queue::ring::Bell;
+
+use super::with_current;
+
+pub(super) type Call = Box<dyn FnOnce() + Send>;
+
+pub(super) enum Message {
+    Wake(usize),
+    Call(Call),
+}
+
+/// What other threads reach of a runtime.
+pub(super) struct Shared {
+    /// None once the runtime is gone.
+    pub(super) inbox: Mutex<Option<Vec<Message>>>,
+    pub(super) bell: AtomicU32,
+    pub(super) eventfd: OwnedFd,
+}
+
+impl Shared {
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
+        self.inbox
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn send(&self, message: Message) {
+        match &mut *self.inbox() {
+            Some(inbox) => inbox.push(message),
+            None => return,
+        }
+        if Bell(&self.bell).must_wake() {
+            // Can only fail with EAGAIN at 2^64 - 1 unread wake-ups; then it is awake.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Reaches a runtime from any thread.
+#[derive(Clone)]
+pub struct Remote(pub(super) Arc<Shared>);
+
+impl Remote {
+    /// Runs `call` on the runtime's thread, soon. Once the runtime is gone it is dropped unrun.
+    pub fn call(&self, call: impl FnOnce() + Send + 'static) {
+        self.0.send(Message::Call(Box::new(call)));
+    }
+}
+
+pub(super) struct TaskWaker {
+    pub(super) task: usize,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let here = with_current(|core| match core {
+            Some(core) if Arc::ptr_eq(&core.shared, &self.shared) => {
+                core.make_ready(self.task);
+                true
+            }
+            _ => false,
+        });
+        if !here {
+            self.shared.send(Message::Wake(self.task));
+        }
+    }
+}

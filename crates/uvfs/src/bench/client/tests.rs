@@ -1,0 +1,85 @@
+use super::*;
+use clap::ValueEnum;
+
+#[test]
+fn a_job_survives_its_json() {
+    let job = Job::Work {
+        work: Work::Read16,
+        path: "/a b/\"c\"".into(),
+        seconds: 0.5,
+        files: 3,
+        bytes: 4,
+        cpu: Some(1),
+        seed: u64::MAX,
+    };
+    let json = serde_json::to_string(&job).unwrap();
+    assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
+}
+
+#[test]
+fn a_work_has_one_name() {
+    for work in Work::ALL {
+        let value = work.to_possible_value().unwrap();
+        assert_eq!(value.get_name(), work.name());
+        assert_eq!(serde_json::to_value(work).unwrap(), work.name());
+    }
+    assert_eq!(Work::value_variants(), Work::ALL);
+}
+
+#[test]
+fn shuffled_numbers_are_all_there() {
+    let mut numbers = Random(7).shuffled(100);
+    assert_ne!(numbers, (0..100).collect::<Vec<_>>());
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn small_file_works_do_what_they_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    assert_eq!(create(path, 20).unwrap().amount, 20.0);
+    assert_eq!(stat(path, 20, Random(1)).unwrap().amount, 20.0);
+    // `create` writes zeros: file 0 is right, and the next one is found out.
+    assert!(read_small(path, 20, Random(1)).is_err());
+    assert_eq!(read_small(path, 1, Random(1)).unwrap().amount, 1.0);
+    assert_eq!(unlink(path, 20, Random(1)).unwrap().amount, 20.0);
+    assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+}
+
+#[test]
+fn streams_count_mebibytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out");
+    assert_eq!(stream_out(&path, 3 << 20).unwrap().amount, 3.0);
+    assert_eq!(stream_in(&path).unwrap().amount, 3.0);
+}
+
+#[test]
+fn reads_at_a_depth_come_back_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let blocks: Vec<u8> = (0..64_u64)
+        .flat_map(|n| {
+            let mut page = [0; BLOCK];
+            page[..8].copy_from_slice(&n.to_le_bytes());
+            page
+        })
+        .collect();
+    fs::write(&path, blocks).unwrap();
+    // Buffered, since not every file system that holds temporary files does direct I/O.
+    let file = File::open(&path).unwrap();
+    let mut reader = aio::Queue::new(file, aio::Call::Read, DEPTH, 1).unwrap();
+    let mut random = Random(3);
+    let mut seen = 0;
+    for _ in 0..10 {
+        reader.submit(|_| random.below(64) * BLOCK as u64).unwrap();
+        seen += reader
+            .wait(|offset, data| check_block(offset / BLOCK as u64, data))
+            .unwrap();
+    }
+    while reader.is_busy() {
+        seen += reader.wait(|_, _| Ok(())).unwrap();
+    }
+    assert!(seen >= 10 + DEPTH as u64 - 1, "{seen}");
+}
