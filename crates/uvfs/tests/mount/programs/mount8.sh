@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # mount(8) with the helper installed, in a mount namespace of its own: what it says and shows for uvfs
 # and for a file system of the kernel. mount8.sh UVFS DIRECTORY WHAT
 uvfs=$1 dir=$2
@@ -106,7 +107,7 @@ names() {
     "$uvfs" umount "$at"
   done
   echo "$dir/source $at fuse.uvfs allow_other,_netdev,x-systemd.requires=/,nofail 0 0" >"$dir/fstab"
-  for again in 1 2; do
+  for _ in 1 2; do
     mount -a -T "$dir/fstab"
     echo "mount -a: $? $(grep -c " $at fuse.uvfs" /proc/self/mounts)"
   done

@@ -1,0 +1,49 @@
+# The commands that one needs: `just` lists them. `just` itself: https://just.systems
+
+mountpoint := "/tmp/uvfs-demo"
+
+_default:
+    @just --list --unsorted
+
+# The command, the libraries, and the library that `uvfs run` preloads
+build:
+    cargo build --release
+
+# All tests, as CI runs them; `just test -p uvfs --test mount semantics` runs some
+test *ARGS:
+    ./test {{ARGS}}
+
+# Unit tests, and tests that need no mount
+quick:
+    cargo test --workspace --lib
+
+# Format, lints, documentation, shell scripts
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+    shellcheck -S warning test .ci/run fuzz/*.sh packaging/deb packaging/check-deb crates/uvfs/tests/mount/programs/*.sh
+
+# Licences and sources of the dependencies (cargo install cargo-deny)
+deny:
+    cargo deny check licenses bans sources
+
+# Every interleaving of the lock-free parts
+loom:
+    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p uvfs-queue --test loom --release
+
+# Fuzzes one target: `just fuzz repair -max_total_time=60`
+fuzz TARGET *ARGS:
+    fuzz/run.sh {{TARGET}} {{ARGS}}
+
+# Every benchmark in two minutes, as a page
+bench REPORT="report.html":
+    cargo run --release -p uvfs -- bench all --quick --report {{REPORT}}
+
+# The documentation of the libraries
+doc:
+    cargo doc --workspace --no-deps --open
+
+# Serves SOURCE at a mount point until Ctrl-C
+demo SOURCE=".":
+    cargo run --release -p uvfs -- mount --foreground {{SOURCE}} {{mountpoint}}
