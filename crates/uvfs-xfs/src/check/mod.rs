@@ -22,6 +22,7 @@ mod dir;
 mod inode;
 mod links;
 mod paths;
+mod probe;
 mod quota;
 mod reader;
 mod report;
@@ -43,7 +44,6 @@ use space::{BlockMap, Fingerprint, Use};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
 
 pub use budget::least_memory;
 pub(crate) use budget::repair_tables;
@@ -52,10 +52,6 @@ pub use report::Finding;
 
 /// Chunks of inodes that are one piece of work.
 const CHUNKS_PER_ITEM: usize = 256;
-/// A device that takes no longer for a small read is good at many of them at once: nothing is gained
-/// by reading what lies between.
-const FAST_READ: Duration = Duration::from_micros(300);
-
 /// How metadata is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Prefetch {
@@ -63,7 +59,7 @@ pub enum Prefetch {
     Large,
     /// Many small reads of just what is needed.
     Exact,
-    /// Whichever suits the device: a few small reads are timed first.
+    /// Whichever suits the device: small reads in flight and large ones are timed first.
     #[default]
     Auto,
 }
@@ -157,7 +153,7 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     let large = match options.prefetch {
         Prefetch::Large => true,
         Prefetch::Exact => false,
-        Prefetch::Auto => suits_large(&*blocks),
+        Prefetch::Auto => probe::suits_large(&*blocks),
     };
     let budget = Budget::new(&g, &*blocks, options.memory, threads);
     let mut run = Run {
@@ -330,23 +326,6 @@ fn fit(g: &mut Geometry, size: u64, report: &Report) {
         g.agcount = count;
         g.dblocks = u64::from(count) * u64::from(g.agblocks);
     }
-}
-
-/// Times a few small reads, spread over the device: large ones pay where each has to be waited for
-/// long, as of disks and remote devices.
-fn suits_large(blocks: &dyn Blocks) -> bool {
-    let size = blocks.size();
-    let mut buf = vec![0; 4096];
-    let mut times: Vec<Duration> = (1..8u64)
-        .filter_map(|i| {
-            let at = (size / 8).checked_mul(i)? / 4096 * 4096;
-            let start = Instant::now();
-            blocks.read_data(at, &mut buf).ok()?;
-            Some(start.elapsed())
-        })
-        .collect();
-    times.sort_unstable();
-    times.get(times.len() / 2).is_some_and(|t| *t > FAST_READ)
 }
 
 /// Runs `work` on `count` items, each once, on `threads` threads.
