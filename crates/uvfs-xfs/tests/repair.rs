@@ -26,7 +26,8 @@ use std::sync::{Arc, Mutex};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{self, Progress, check};
 use uvfs_xfs::format::{
-    DINODE_CRC_OFFSET, DINODE_V3_SIZE, ExtentRecord, FileType, Layout as _, store_crc,
+    DIFLAG2_NREXT64, DINODE_CRC_OFFSET, DINODE_V3_SIZE, Dinode, ExtentRecord, FileType,
+    Layout as _, store_crc,
 };
 use uvfs_xfs::repair::{Options, Outcome, RepairError, Sink, repair};
 use uvfs_xfs::{Blocks, Volume};
@@ -465,6 +466,10 @@ fn cut_off_after_each_write() {
     eprintln!("{cuts} repairs cut off");
 }
 
+/// How a file system is refused whose superblock asks for what no repair here knows.
+const UNKNOWN_FEATURES: &str =
+    ": repairing XFS with parent pointers or unknown features is not supported";
+
 /// Several structures damaged at once: no panic, no hang, what is said to be mended is, and no file
 /// that was whole is changed without a word.
 #[test]
@@ -511,11 +516,13 @@ fn random_damage() {
         }
     });
     let left = left.into_inner().unwrap();
-    eprintln!("{count} images, {} not mended completely", left.len());
+    eprintln!("{count} images, {} refused", left.len());
+    // A primary superblock with a right checksum that asks for features that no repair here knows may be
+    // a newer file system's, which mending would take apart: it is refused. All else is mended.
     for l in &left {
-        eprintln!("not mended: {l}");
+        assert!(l.contains("superblock at 0x0:"), "not mended: {l}");
+        assert!(l.ends_with(UNKNOWN_FEATURES), "not mended: {l}");
     }
-    assert!(left.len() * 10 <= count, "{} not mended", left.len());
 }
 
 /// Two damages at once, judged as single ones are.
@@ -639,4 +646,88 @@ fn contested_blocks_stay_with_their_owner() {
         let v = Volume::open(after).unwrap();
         assert_eq!(names(&v, "/dir500"), whole);
     }
+}
+
+/// The kernel refuses an inode whose padding is not zero, so the check finds it and the repair clears it.
+#[test]
+fn padding_of_inodes_is_cleared() {
+    let Some(image) = base() else { return };
+    let mut damaged = MemImage::load(&image.path()).unwrap();
+    let v = image.open();
+    let g = v.geometry();
+    let file = v.resolve(b"/files/plain-4097", false).unwrap();
+    let a = g.inode(file.ino).unwrap();
+    let at = uvfs_xfs::geometry::AgBlock {
+        agno: a.agno,
+        agbno: a.agbno,
+    };
+    let at = (g.daddr(at) << 9) + (u64::from(a.index) << g.inodelog);
+    let mut raw = vec![0; g.inode_size as usize];
+    assert!(damaged.get(at, &mut raw));
+    let mut d = *Dinode::at(&raw, 0).unwrap();
+    if d.flags2.get() & DIFLAG2_NREXT64 != 0 {
+        // Here the padding is the count of extents: make it an inode as older kernels do.
+        d.flags2.set(d.flags2.get() & !DIFLAG2_NREXT64);
+        let extents = d.v2.big_nextents.get();
+        d.v2.nextents.set(extents as u32);
+    }
+    d.v2.big_nextents.set(0x1000 << 32);
+    d.put(&mut raw, 0);
+    store_crc(&mut raw, DINODE_CRC_OFFSET);
+    damaged.put(at, &raw);
+    let found = repair_mem(&damaged, &MemSink::new(&damaged, usize::MAX, EIO)).unwrap();
+    let found: Vec<String> = found.found.iter().map(|f| f.to_string()).collect();
+    assert!(
+        found.len() == 1 && found[0].contains("di_v3_pad"),
+        "{found:?}"
+    );
+    let (after, _) = mended(&damaged).unwrap();
+    assert!(after.get(at, &mut raw));
+    assert_eq!(Dinode::at(&raw, 0).unwrap().v2.big_nextents.get(), 0);
+}
+
+/// A bound on memory leaves room for what the sink takes.
+#[test]
+fn memory_of_the_sink_counts() {
+    struct Heavy(MemSink, u64);
+    impl Sink for Heavy {
+        fn memory(&self) -> u64 {
+            self.1
+        }
+        fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            self.0.write(offset, bytes)
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.0.flush()
+        }
+    }
+    let Some(image) = base() else { return };
+    let mut damaged = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&damaged);
+    let agf = regions.iter().find(|r| r.kind == "AGF").unwrap();
+    damaged.put(agf.offset + 52, &[0xff; 4]);
+    let bounded = |memory: u64, takes: u64| {
+        let blocks: Arc<dyn Blocks> = Arc::new(damaged.clone());
+        let options = Options {
+            check: check::Options {
+                memory: Some(memory),
+                ..check::Options::default()
+            },
+            ..Options::default()
+        };
+        let sink = Heavy(MemSink::new(&damaged, usize::MAX, EIO), takes);
+        repair(blocks, &sink, &options, &Progress::default())
+    };
+    let least = |takes| match bounded(25 << 20, takes) {
+        Err(RepairError::Memory(least)) => least,
+        other => panic!("{other:?}"),
+    };
+    let (light, heavy) = (least(0), least(70 << 20));
+    // An eighth of the bound is for changes, so that 70 MiB take 80 of it.
+    assert_eq!(heavy - light, 80 << 20);
+    assert!(matches!(
+        bounded(heavy - 1024, 70 << 20),
+        Err(RepairError::Memory(_))
+    ));
+    assert_eq!(bounded(heavy, 70 << 20).unwrap().left_count, 0);
 }

@@ -272,6 +272,9 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     if i.flags2 & DIFLAG2_NREXT64 != 0 && d.anextents.get() != 0 {
         report.differ(place, "di_nrext64_pad", 0, d.anextents.get());
     }
+    if i.flags2 & DIFLAG2_NREXT64 == 0 && d.big_nextents.get() != 0 {
+        report.differ(place, "di_v3_pad", 0, d.big_nextents.get());
+    }
 }
 
 fn symlink(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: &[Extent]) {

@@ -10,6 +10,10 @@ use uvfs_io::engine::EngineKind;
 
 /// Where the changes are written to: the image that is repaired.
 pub trait Sink: Sync {
+    /// The most bytes of memory that it takes, which a bound on the repair's memory has to leave it.
+    fn memory(&self) -> u64 {
+        0
+    }
     /// Writes at a byte of the image.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes durable what was written.
@@ -95,6 +99,13 @@ impl DeviceSink {
 }
 
 impl Sink for DeviceSink {
+    fn memory(&self) -> u64 {
+        // The buffers of the queue are the cache's own; the queue adds a handle for each, at most one
+        // for every sector of what is collected and of what is on its way.
+        let handles = 2 * QUEUE_BYTES / SECTOR as usize * std::mem::size_of::<uvfs_buf::Buffer>();
+        (self.target.memory().limit + handles) as u64
+    }
+
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.put(offset, bytes).map_err(failed)
     }

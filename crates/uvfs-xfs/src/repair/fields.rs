@@ -132,6 +132,8 @@ fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
     }
     if flags2 & DIFLAG2_NREXT64 != 0 {
         d.v2.anextents.set(0);
+    } else {
+        d.v2.big_nextents.set(0);
     }
     d.flags2.set(flags2);
     d.v2.next_unlinked.set(NULLAGINO);

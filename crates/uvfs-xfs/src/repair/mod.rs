@@ -34,8 +34,8 @@
 //!
 //! Memory: a repair keeps ten bytes for each inode, four bits for each block, a record for each run of
 //! blocks if there is a reverse mapping tree, and 160 bytes for each directory. With
-//! [`check::Options::memory`] the checks get what these leave, and if they leave too little the
-//! repair says so before it begins; changed sectors beyond an eighth go to a temporary file. The
+//! [`check::Options::memory`] the checks get what these and the sink leave, and if they leave too little
+//! the repair says so before it begins; changed sectors beyond an eighth go to a temporary file. The
 //! entries of one directory, and the references to shared blocks, come on top.
 
 mod attr;
@@ -225,7 +225,7 @@ pub fn repair(
         }
         if let Some(memory) = bound.filter(|_| out.rounds == 1) {
             let tables = check::repair_tables(&m.g, &*blocks, outcome.directories);
-            let tables = tables + memory / KEPT_SHARE;
+            let tables = tables + sink.memory() + memory / KEPT_SHARE;
             let least = check::least_memory(&*disk)?;
             if tables + least > memory {
                 // The share of what is kept grows with the bound.
