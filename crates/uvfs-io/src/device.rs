@@ -12,9 +12,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
+
+/// How long a block device may stay claimed by a program that has ended: the kernel ends that program's rings in
+/// the background, and services look at devices that have changed.
+const RELEASE: Duration = Duration::from_secs(1);
+/// Between two attempts to claim a device.
+const RETRY: Duration = Duration::from_millis(5);
 
 /// How to open a [`Device`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -164,16 +171,20 @@ impl Device {
         }
         // O_EXCL without O_CREAT claims a block device (open(2)).
         let claim = block_device && !options.shared;
-        let first = rustix::fs::open(
-            path,
-            if claim { flags | OFlags::EXCL } else { flags },
-            Mode::empty(),
-        );
+        let exclusive = if claim { flags | OFlags::EXCL } else { flags };
+        let is_mounted = || mounted_at(&devices(meta.rdev())).is_some();
+        let began = Instant::now();
+        let first = loop {
+            match rustix::fs::open(path, exclusive, Mode::empty()) {
+                Err(Errno::BUSY) if claim && began.elapsed() < RELEASE && !is_mounted() => {
+                    std::thread::sleep(RETRY);
+                }
+                other => break other,
+            }
+        };
         let fd = match first {
             // The claim fails on a device that is mounted read-only too, which may be read.
-            Err(Errno::BUSY)
-                if claim && !options.write && mounted_at(&devices(meta.rdev())).is_some() =>
-            {
+            Err(Errno::BUSY) if claim && !options.write && is_mounted() => {
                 rustix::fs::open(path, flags, Mode::empty())
             }
             other => other,

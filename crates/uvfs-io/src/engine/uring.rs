@@ -142,6 +142,16 @@ impl Uring {
     }
 }
 
+impl Drop for Uring {
+    /// The kernel ends a ring in the background. Without this the device would stay claimed until then, and the
+    /// next program would find it in use.
+    fn drop(&mut self) {
+        if self.registered {
+            let _ = self.ring.submitter().unregister_files();
+        }
+    }
+}
+
 impl Backend for Uring {
     fn name(&self) -> &'static str {
         "uring"
