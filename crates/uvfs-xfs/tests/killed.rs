@@ -43,24 +43,19 @@ impl Engine for Killing {
         self.engine.depth()
     }
     fn submit(&self, ios: &mut Vec<Io>) {
-        while !ios.is_empty() {
-            let mut one = vec![ios.remove(0)];
-            let write = one[0].op == Op::Write;
-            // This engine is done with it when it comes back.
-            self.engine.submit(&mut one);
-            if let Some(io) = one.pop() {
-                // Its queue is full.
-                ios.insert(0, io);
-                return;
-            }
-            if write && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+        self.engine.submit(ios);
+    }
+    /// The writes that are in flight when it is killed may reach the image, each or not.
+    fn reap(&self, wait: bool, out: &mut Vec<Io>) -> usize {
+        let before = out.len();
+        let n = self.engine.reap(wait, out);
+        for io in &out[before..] {
+            if io.op == Op::Write && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
                 let me = rustix::process::getpid();
                 rustix::process::kill_process(me, rustix::process::Signal::KILL).unwrap();
             }
         }
-    }
-    fn reap(&self, wait: bool, out: &mut Vec<Io>) -> usize {
-        self.engine.reap(wait, out)
+        n
     }
     fn in_flight(&self) -> usize {
         self.engine.in_flight()
@@ -72,6 +67,19 @@ impl Engine for Killing {
 
 const IMAGE: &str = "UVFS_TEST_KILLED_IMAGE";
 const WRITES: &str = "UVFS_TEST_KILLED_WRITES";
+const ENGINE: &str = "UVFS_TEST_KILLED_ENGINE";
+const THREADS: &str = "UVFS_TEST_KILLED_THREADS";
+
+/// An engine, and how many threads it has.
+type Kind = (EngineKind, usize);
+
+/// Every engine: the synchronous one in the caller's thread and with threads of its own.
+const ENGINES: [Kind; 4] = [
+    (EngineKind::Sync, 0),
+    (EngineKind::Sync, 2),
+    (EngineKind::Aio, 0),
+    (EngineKind::Uring, 0),
+];
 
 /// The process that is killed: nothing unless [`killed_after`] started it.
 #[test]
@@ -85,7 +93,13 @@ fn victim() {
         ..OpenOptions::default()
     };
     let device = Arc::new(Device::open(Path::new(&image), options).unwrap());
-    let engine = engine::open(EngineKind::Sync, device, EngineConfig::default()).unwrap();
+    let kind: EngineKind = std::env::var(ENGINE).unwrap().parse().unwrap();
+    let threads = std::env::var(THREADS).unwrap().parse().unwrap();
+    let config = EngineConfig {
+        threads,
+        ..EngineConfig::default()
+    };
+    let engine = engine::open(kind, device, config).unwrap();
     let engine = Killing {
         engine,
         left: AtomicUsize::new(left),
@@ -102,11 +116,13 @@ fn victim() {
 }
 
 /// Repairs an image in a process of its own, which is killed after so many writes.
-fn killed_after(image: &Path, writes: usize) -> ExitStatus {
+fn killed_after(image: &Path, (kind, threads): Kind, writes: usize) -> ExitStatus {
     let out = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "victim", "--nocapture"])
         .env(IMAGE, image)
         .env(WRITES, writes.to_string())
+        .env(ENGINE, kind.name())
+        .env(THREADS, threads.to_string())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&out.stderr);
@@ -137,40 +153,54 @@ fn a_killed_repair_is_done_again() {
     let mem = MemImage::load(&image.path()).unwrap();
     let regions = mutate::regions(&mem);
     let copy = image.dir().join("damaged");
-    let mut kills = 0;
-    for seed in [1, 2, 3, 4] {
-        let mut random = Random(seed);
-        let mut damaged = mem.clone();
-        let what: Vec<String> = (0..3)
-            .map(|_| mutate::damage(&mut damaged, &regions, &mut random))
-            .collect();
-        for writes in 1.. {
-            let _ = fs::remove_file(&copy);
-            let from = image.path();
-            let args = [
-                "--sparse=always".as_ref(),
-                from.as_os_str(),
-                copy.as_os_str(),
-            ];
-            run::<&OsStr>("cp", &args);
-            damages::write_regions(&copy, &damaged, &regions);
-            let whole = killed_after(&copy, writes).success();
-            if !whole {
-                kills += 1;
-                assert!(killed_after(&copy, usize::MAX).success());
-            }
-            assert_eq!(
-                findings(&copy),
-                Vec::<String>::new(),
-                "{what:?}, {writes} writes"
+    let dev = Device::open(image.path(), OpenOptions::default())
+        .map(Arc::new)
+        .unwrap();
+    for (kind, threads) in ENGINES {
+        if let Err(e) = engine::open(kind, dev.clone(), EngineConfig::default()) {
+            assert!(
+                std::env::var_os("CI").is_none(),
+                "cannot run in CI: {kind}: {e}"
             );
-            let theirs = ["-n".as_ref(), "-f".as_ref(), copy.as_os_str()];
-            run::<&OsStr>("xfs_repair", &theirs);
-            if whole {
-                break;
+            eprintln!("skipped: {kind}: {e}");
+            continue;
+        }
+        let engine = (kind, threads);
+        let mut kills = 0;
+        for seed in [1, 2, 3] {
+            let mut random = Random(seed);
+            let mut damaged = mem.clone();
+            let what: Vec<String> = (0..3)
+                .map(|_| mutate::damage(&mut damaged, &regions, &mut random))
+                .collect();
+            for writes in 1.. {
+                let _ = fs::remove_file(&copy);
+                let from = image.path();
+                let args = [
+                    "--sparse=always".as_ref(),
+                    from.as_os_str(),
+                    copy.as_os_str(),
+                ];
+                run::<&OsStr>("cp", &args);
+                damages::write_regions(&copy, &damaged, &regions);
+                let whole = killed_after(&copy, engine, writes).success();
+                if !whole {
+                    kills += 1;
+                    assert!(killed_after(&copy, engine, usize::MAX).success());
+                }
+                assert_eq!(
+                    findings(&copy),
+                    Vec::<String>::new(),
+                    "{what:?}, {kind} with {threads} threads, {writes} writes"
+                );
+                let theirs = ["-n".as_ref(), "-f".as_ref(), copy.as_os_str()];
+                run::<&OsStr>("xfs_repair", &theirs);
+                if whole {
+                    break;
+                }
             }
         }
+        eprintln!("{kind} with {threads} threads: killed {kills} times");
+        assert!(kills > 3, "{kind} with {threads} threads: {kills}");
     }
-    eprintln!("killed {kills} times");
-    assert!(kills > 20, "{kills}");
 }

@@ -25,7 +25,11 @@ fn mounted_like_the_kernel(transport: Transport) {
         assert!(expected.contains(part), "no {part:?} in\n{expected}");
     }
     let at = scratch.dir("mount");
-    for options in [&[][..], &["memory=4M", "engine=uring"]] {
+    for options in [
+        &[][..],
+        &["memory=4M", "engine=uring"],
+        &["memory=4M", "engine=aio"],
+    ] {
         let mut serve = Serve::over(transport);
         for option in options {
             serve = serve.option(option);
