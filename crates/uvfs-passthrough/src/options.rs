@@ -14,7 +14,7 @@ pub struct Options {
     pub writeback: bool,
     /// Rules of the mount, as in mount(2), that the server sees to: with RDONLY everything that changes
     /// something fails with EROFS; by NOATIME, NODIRATIME and STRICTATIME reading moves access times, and
-    /// without them as the host has it. See [`Passthrough::remounted`].
+    /// without them as the host has it. See [`Passthrough::remounted`](super::Passthrough::remounted).
     pub rules: MountFlags,
     /// Locks are shared with programs of the host. Otherwise the kernel keeps those of the mount.
     pub host_locks: bool,
@@ -28,7 +28,7 @@ pub struct Options {
     pub direct_io: bool,
     /// Which opens get a backing file, so that reads and writes go from the kernel straight to the
     /// host's file (FUSE passthrough, Linux 6.9), where the kernel allows it. See
-    /// [`Passthrough::set_backing`].
+    /// [`Passthrough::set_backing`](super::Passthrough::set_backing).
     pub passthrough: Backed,
     /// When what the kernel has cached of a file's data stays cached as the file is opened again.
     pub keep_cache: KeepCache,
@@ -39,7 +39,7 @@ pub struct Options {
     pub checks_permissions: bool,
     /// Where the server sees what the host changes (fanotify, which takes CAP_SYS_ADMIN, on ext2 to
     /// ext4, XFS and tmpfs), names, missing names, attributes, data and listings are cached until
-    /// they change. See [`Passthrough::set_report`]. Not with `writeback`.
+    /// they change. See [`Passthrough::set_report`](super::Passthrough::set_report). Not with `writeback`.
     pub watch: bool,
     /// How long attributes may be cached elsewhere.
     pub attr_ttl: Duration,

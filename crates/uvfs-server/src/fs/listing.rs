@@ -35,7 +35,7 @@ pub trait DirSink {
 }
 
 /// Lists a directory whose entries are numbered by their position: `offset` is that of a
-/// [`FileSystem::readdir`], and each entry is an inode number, a type and a name. The list has to begin
+/// [`FileSystem::readdir`](super::FileSystem::readdir), and each entry is an inode number, a type and a name. The list has to begin
 /// with `.` and `..`, and entries have to keep their position while the directory does not change.
 pub fn list<'a>(
     entries: impl IntoIterator<Item = (u64, FileType, &'a [u8])>,
@@ -59,7 +59,7 @@ pub fn list<'a>(
 }
 
 /// Fills `data` with the bytes of a file in memory from `offset` on, and says how many there were: the
-/// answer of a [`FileSystem::read`].
+/// answer of a [`FileSystem::read`](super::FileSystem::read).
 pub fn read_from(file: &[u8], offset: u64, data: &Payload) -> usize {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     let rest = file.get(start..).unwrap_or_default();

@@ -218,7 +218,7 @@ pub struct IoHow {
     /// The owner of POSIX locks that reads or writes, where the kernel says so.
     pub owner: Option<u64>,
     /// Leave nothing of it in a cache of the store (RWF_DONTCACHE). Only for file systems that say
-    /// [`FileSystem::takes_uncached`].
+    /// [`FileSystem::takes_uncached`](super::FileSystem::takes_uncached).
     pub uncached: bool,
 }
 
@@ -277,7 +277,7 @@ pub struct CopyRange {
 }
 
 /// What is agreed with the kernel when a mount starts. A file system asks in
-/// [`FileSystem::init`]; what the kernel does not offer stays off.
+/// [`FileSystem::init`](super::FileSystem::init); what the kernel does not offer stays off.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What the kernel offers.

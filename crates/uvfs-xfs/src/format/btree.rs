@@ -126,9 +126,9 @@ pub struct BtreeShort: 16 {
     pub level: Be16,
     /// Records, or keys and pointers.
     pub numrecs: Be16,
-    /// Left neighbour or [`NULLAGBLOCK`].
+    /// Left neighbour or [`NULLAGBLOCK`](super::NULLAGBLOCK).
     pub leftsib: Be32,
-    /// Right neighbour or [`NULLAGBLOCK`].
+    /// Right neighbour or [`NULLAGBLOCK`](super::NULLAGBLOCK).
     pub rightsib: Be32,
 }
 
@@ -154,9 +154,9 @@ pub struct BtreeLong: 24 {
     pub level: Be16,
     /// Records, or keys and pointers.
     pub numrecs: Be16,
-    /// Left neighbour or [`NULLFSBLOCK`].
+    /// Left neighbour or [`NULLFSBLOCK`](super::NULLFSBLOCK).
     pub leftsib: Be64,
-    /// Right neighbour or [`NULLFSBLOCK`].
+    /// Right neighbour or [`NULLFSBLOCK`](super::NULLFSBLOCK).
     pub rightsib: Be64,
 }
 

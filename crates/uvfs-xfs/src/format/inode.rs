@@ -89,7 +89,7 @@ pub struct DinodeV2: 100 {
     pub flags: Be16,
     /// Generation.
     pub r#gen: Be32,
-    /// Next in the AGI's list of unlinked inodes, or [`NULLAGINO`].
+    /// Next in the AGI's list of unlinked inodes, or [`NULLAGINO`](super::NULLAGINO).
     pub next_unlinked: Be32,
 }
 }

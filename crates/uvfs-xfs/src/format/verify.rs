@@ -493,7 +493,7 @@ pub fn dir_block_entries(block: &[u8]) -> Result<(&Dir2BlockTail, &[Dir2LeafEntr
 }
 
 /// Checks a block of a remote attribute value or remote symbolic link on version 5 (`magic` is
-/// [`ATTR3_RMT_MAGIC`] or [`SYMLINK_MAGIC`]): magic, checksum, uuid, block number, owner, offset,
+/// [`ATTR3_RMT_MAGIC`](super::ATTR3_RMT_MAGIC) or [`SYMLINK_MAGIC`](super::SYMLINK_MAGIC)): magic, checksum, uuid, block number, owner, offset,
 /// and that its bytes fit. Gives its part of the contents.
 pub fn check_remote<'a>(
     block: &'a [u8],
