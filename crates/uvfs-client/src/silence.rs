@@ -29,6 +29,7 @@ pub(crate) struct Silence(Mutex<State>);
 struct State {
     /// Answers that had come by the last look.
     answers: u64,
+    /// When the last look was, if requests were under way then.
     looked: Option<Instant>,
     silent: Duration,
     asked: bool,
@@ -38,7 +39,8 @@ impl Silence {
     /// Looks at a session of which so many answers were taken, `waiting` when requests are under way.
     pub(crate) fn look(&self, now: Instant, waiting: bool, answers: u64, bound: Duration) -> Sign {
         let state = &mut *lock(&self.0);
-        let before = state.looked.replace(now);
+        // A request may be younger than the look before it, so time counts from the first look that finds it.
+        let before = std::mem::replace(&mut state.looked, waiting.then_some(now));
         if !waiting || answers != state.answers {
             (state.answers, state.silent, state.asked) = (answers, Duration::ZERO, false);
             return Sign::Lives;
@@ -79,9 +81,10 @@ mod tests {
         assert_eq!(look(62_000, true, 1), Sign::Ask);
         // Nothing is under way.
         assert_eq!(look(62_200, false, 1), Sign::Lives);
-        for ms in (62_400..64_200).step_by(200) {
+        // A request that was sent after the last look, at 62,399 say.
+        for ms in (62_400..64_400).step_by(200) {
             assert_ne!(look(ms, true, 1), Sign::Silent, "{ms}");
         }
-        assert_eq!(look(64_200, true, 1), Sign::Silent);
+        assert_eq!(look(64_400, true, 1), Sign::Silent);
     }
 }
