@@ -1,11 +1,15 @@
 //! `uvfs umount`.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use uvfs_server::mount;
 
 use crate::error::{Context, Error, Result};
@@ -15,7 +19,13 @@ Examples:
   uvfs umount /mnt
   uvfs umount --lazy /mnt     out of the tree now, ended when its last user is gone
 
+Waits up to 5 seconds for the server to end too: afterwards its source can be
+unmounted, checked or mounted again. With --lazy it does not wait.
+
 Exit status: 0 unmounted, 1 failed (in use: says by whom), 2 wrong usage.";
+
+/// How long a server may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Unmount; also what a server that died left behind.
 #[derive(clap::Args)]
@@ -46,23 +56,35 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 pub fn run(args: Args) -> Result<ExitCode> {
     let path = absolute(&args.mountpoint)?;
     let line = mount::mounted(&path).context(|| "/proc/self/mountinfo".into())?;
-    match line.map(|line| line.kind) {
-        None => {
-            return Err(Error::new(format!(
-                "{}: nothing is mounted here",
-                path.display()
-            )));
-        }
-        Some(kind) if !kind.starts_with("fuse") => {
-            return Err(Error::new(format!(
-                "{}: mounted as {kind}, not by uvfs (umount takes it away)",
-                path.display()
-            )));
-        }
-        Some(_) => {}
+    let Some(line) = line else {
+        return Err(Error::new(format!(
+            "{}: nothing is mounted here",
+            path.display()
+        )));
+    };
+    if !line.kind.starts_with("fuse") {
+        return Err(Error::new(format!(
+            "{}: mounted as {}, not by uvfs (umount takes it away)",
+            path.display(),
+            line.kind
+        )));
     }
+    let servers = if args.lazy {
+        Vec::new()
+    } else {
+        Server::all_of(&line.device)
+    };
     match mount::unmount(&path, args.lazy) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
+        Ok(()) => {
+            let end = Instant::now() + ENDS_WITHIN;
+            for server in servers {
+                if !server.ends_by(end) {
+                    let (path, pid) = (path.display(), server.pid);
+                    eprintln!("uvfs: {path}: unmounted; its server (pid {pid}) has not ended yet");
+                }
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         Err(error) => {
             let users = users(&path);
             let busy = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
@@ -82,32 +104,71 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
+/// A process of this command that serves a mount.
+struct Server {
+    pid: u32,
+    process: OwnedFd,
+}
+
+impl Server {
+    /// Those of a file system with this device number; none where an older kernel does not tell, or where they are
+    /// another user's. No server is asked: it may be dead. Another program's server may go on after its mount.
+    fn all_of(device: &str) -> Vec<Self> {
+        let Some((_, minor)) = device.split_once(':') else {
+            return Vec::new();
+        };
+        let mut servers = Vec::new();
+        for pid in processes() {
+            let base = PathBuf::from(format!("/proc/{pid}"));
+            if !says(&base.join("comm"), "uvfs") {
+                continue;
+            }
+            // A descriptor of /dev/fuse has this line (fuse_dev_show_fdinfo in the kernel's fs/fuse/dev.c).
+            let line = format!("fuse_connection:\t{minor}");
+            let serves = entries(&base.join("fdinfo")).any(|info| says(&info, &line));
+            let Some(id) = Pid::from_raw(pid as i32).filter(|_| serves) else {
+                continue;
+            };
+            if let Ok(process) = pidfd_open(id, PidfdFlags::empty()) {
+                servers.push(Self { pid, process });
+            }
+        }
+        servers
+    }
+
+    fn ends_by(&self, end: Instant) -> bool {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+        poll(&mut fds, left.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Whether a file of /proc has this line.
+fn says(file: &Path, line: &str) -> bool {
+    std::fs::read_to_string(file).is_ok_and(|text| text.lines().any(|own| own == line))
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    entries(Path::new("/proc")).filter_map(|entry| entry.file_name()?.to_str()?.parse().ok())
+}
+
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
 /// Processes with something open, mapped or as their directory below the mount point.
 fn users(mountpoint: &Path) -> Vec<String> {
     let below = |link: &Path| link.starts_with(mountpoint);
     let mut users = Vec::new();
-    let Ok(processes) = std::fs::read_dir("/proc") else {
-        return users;
-    };
-    for process in processes.flatten() {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        let base = process.path();
+    for pid in processes() {
+        let base = PathBuf::from(format!("/proc/{pid}"));
         // Only links are read, so nothing here asks the file system itself.
-        let mut links: Vec<PathBuf> = ["cwd", "root"].map(|name| base.join(name)).to_vec();
-        for dir in ["fd", "map_files"] {
-            links.extend(
-                std::fs::read_dir(base.join(dir))
-                    .into_iter()
-                    .flatten()
-                    .flatten()
-                    .map(|entry| entry.path()),
-            );
-        }
+        let links = ["cwd", "root"].map(|name| base.join(name)).into_iter();
         let uses = links
-            .iter()
+            .chain(entries(&base.join("fd")))
+            .chain(entries(&base.join("map_files")))
             .filter_map(|link| std::fs::read_link(link).ok())
             .map(|target| strip_deleted(&target))
             .any(|target| below(&target));

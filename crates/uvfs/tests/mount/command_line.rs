@@ -278,6 +278,33 @@ fn missing_mount_point_is_made() {
     unmounted.ok();
 }
 
+/// If `uvfs umount` did not wait for the server's end, the source would still be in use.
+#[test]
+fn a_source_is_free_after_umount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("at"));
+    for round in 0..10 {
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "tmpfs"])
+            .arg(&source))
+        .ok();
+        fs::write(source.join("file"), "content").unwrap();
+        let mounted = run(&mut mount(&source, &at));
+        let read = fs::read_to_string(at.join("file"));
+        let unmounted = run(uvfs().arg("umount").arg(&at));
+        let freed = run(Command::new("umount").arg(&source));
+        unmount_by_force(&at);
+        unmount_by_force(&source);
+        mounted.ok();
+        assert_eq!(read.unwrap(), "content", "{round}");
+        assert_eq!(unmounted.ok(), "");
+        freed.ok();
+    }
+}
+
 #[test]
 fn mounted_already() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
