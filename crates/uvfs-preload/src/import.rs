@@ -321,9 +321,11 @@ pub(crate) fn publish(fd: c_int, one: &Use) {
     one.private.store(false, Ordering::Relaxed);
     let mut position = lock(&one.position);
     if let Position::Here(at) = *position {
-        // SAFETY: no pointers.
-        unsafe { crate::calls::next::lseek(fd, at as i64, libc::SEEK_SET) };
-        *position = Position::Kernel;
+        table::while_it_has(fd, one, || {
+            // SAFETY: no pointers.
+            unsafe { crate::calls::next::lseek(fd, at as i64, libc::SEEK_SET) };
+            *position = Position::Kernel;
+        });
     }
 }
 

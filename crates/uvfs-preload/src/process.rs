@@ -2,7 +2,6 @@
 //! before another process can look, and a child begins with nothing of its parent's.
 
 use std::cell::RefCell;
-use std::sync::MutexGuard;
 
 use crate::aio;
 use crate::calls;
@@ -11,11 +10,11 @@ use crate::import::{self, Hold};
 use crate::real::Inside;
 use crate::report;
 use crate::signals;
-use crate::table::{self, Description};
+use crate::table;
 
 /// What the thread that forks holds, and has to give back in this order.
 struct Held {
-    free: MutexGuard<'static, Vec<&'static Description>>,
+    table: table::Held,
     contexts: aio::Held,
     hold: Hold,
     _inside: Inside,
@@ -34,9 +33,9 @@ extern "C" fn before_fork() {
     // In the order of all locks.
     let hold = Hold::new();
     let contexts = aio::hold();
-    let free = table::hold();
+    let table = table::hold();
     let held = Held {
-        free,
+        table,
         contexts,
         hold,
         _inside: inside,
@@ -46,7 +45,7 @@ extern "C" fn before_fork() {
 
 extern "C" fn in_parent() {
     if let Some(held) = HELD.with(|held| held.borrow_mut().take()) {
-        drop((held.free, held.contexts));
+        drop((held.table, held.contexts));
         held.hold.parent();
     }
 }
@@ -57,7 +56,7 @@ extern "C" fn in_child() {
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
         Some(held) => {
-            drop(held.free);
+            drop(held.table);
             aio::child(held.contexts);
             held.hold.child();
         }

@@ -40,6 +40,8 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 static FREE: Mutex<Vec<&'static Description>> = Mutex::new(Vec::new());
 static MADE: AtomicUsize = AtomicUsize::new(0);
+/// Held in [`while_it_has`].
+static BY_NUMBER: Mutex<()> = Mutex::new(());
 
 fn fresh_word(tag: u64) -> u64 {
     NUMBER.fetch_add(1, Ordering::Relaxed) << 3 | tag
@@ -296,17 +298,27 @@ pub(crate) fn decide(fd: c_int, seen: u64, decision: Option<Use>) -> bool {
     done
 }
 
-/// Puts a word in the place of another, and takes back that one's reference.
-fn replace(fd: c_int, new: u64) {
-    match word(fd) {
-        Some(slot) => {
-            saw(fd);
-            crate::engage::forget(fd);
-            let old = slot.swap(new, Ordering::AcqRel);
-            // The word's own reference.
-            drop(pointed(old).map(Use));
-        }
-        None => drop(pointed(new).map(Use)),
+/// Puts a word in the place of another, and takes back that one's reference. Says whether it was a description's.
+fn replace(fd: c_int, new: u64) -> bool {
+    let Some(slot) = word(fd) else {
+        drop(pointed(new).map(Use));
+        return false;
+    };
+    saw(fd);
+    crate::engage::forget(fd);
+    let old = slot.swap(new, Ordering::AcqRel);
+    // The word's own reference.
+    let before = pointed(old).map(Use);
+    before.is_some()
+}
+
+/// Runs `work`, which asks the kernel by a descriptor's number, unless that is another description's by now. A
+/// thread that closes the descriptor waits meanwhile, so `work` must not.
+pub(crate) fn while_it_has(fd: c_int, one: &Use, work: impl FnOnce()) {
+    let _by_number = lock(&BY_NUMBER);
+    let now = word(fd).and_then(|word| pointed(word.load(Ordering::Acquire)));
+    if now.is_some_and(|now| std::ptr::eq(now, one.0)) {
+        work();
     }
 }
 
@@ -448,7 +460,10 @@ impl Closing {
             return None;
         }
         let word = fresh_word(CLOSING);
-        replace(fd, word);
+        if replace(fd, word) {
+            // Whoever found the description before has done with the number after this.
+            drop(lock(&BY_NUMBER));
+        }
         Some(Self(fd, word))
     }
 }
@@ -478,9 +493,18 @@ pub(crate) fn no_longer_private(fd: c_int) {
     }
 }
 
-/// Keeps other threads from holding this module's lock, for a fork.
-pub(crate) fn hold() -> MutexGuard<'static, Vec<&'static Description>> {
-    lock(&FREE)
+/// What keeps other threads from holding this module's locks, for a fork.
+pub(crate) struct Held {
+    _free: MutexGuard<'static, Vec<&'static Description>>,
+    _by_number: MutexGuard<'static, ()>,
+}
+
+/// Waits for the threads that hold this module's locks.
+pub(crate) fn hold() -> Held {
+    Held {
+        _free: lock(&FREE),
+        _by_number: lock(&BY_NUMBER),
+    }
 }
 
 /// In a child process that has this one thread: what was imported is the parent's. Nothing of it is
@@ -528,6 +552,33 @@ mod tests {
         assert!(is_foreign(a) && is_foreign(-1) && is_foreign(DESCRIPTORS as c_int));
         opened(a);
         assert!(!is_foreign(a));
+    }
+
+    /// If a thread could use a number that another thread closes, it would move another file's position.
+    #[test]
+    fn a_number_is_used_for_its_own_description_only() {
+        let fd = 40_020;
+        duplicate(fd, Use::new(false).expect("there are enough"));
+        let Known::Described(one) = look(fd) else {
+            panic!("described");
+        };
+        let (used, closed) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !used.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                drop(Closing::begin(fd));
+                closed.store(true, Ordering::SeqCst);
+            });
+            while_it_has(fd, &one, || {
+                used.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!closed.load(Ordering::SeqCst), "closed meanwhile");
+            });
+        });
+        assert!(closed.load(Ordering::SeqCst) && used.load(Ordering::SeqCst));
+        while_it_has(fd, &one, || panic!("another's"));
     }
 
     #[test]
