@@ -283,14 +283,29 @@ pub fn mounted(path: &Path) -> io::Result<Option<MountLine>> {
 }
 
 /// Lets the kernel read ahead on a mount by so many bytes. INIT can only lower what is 128 KiB by
-/// default, but root may raise it afterwards (`/sys/class/bdi`).
+/// default, but root may raise it afterwards.
 ///
 /// # Errors
 /// EACCES without privileges; ENOENT when nothing is mounted there.
 pub fn set_readahead(path: &Path, bytes: u32) -> io::Result<()> {
+    set_bdi(path, "read_ahead_kb", bytes / 1024)
+}
+
+/// Lets a mount's dirty pages take `percent` of what the machine may have dirty. The kernel gives a FUSE
+/// mount 1 %, and makes writers wait beyond that.
+///
+/// # Errors
+/// EACCES without privileges; ENOENT when nothing is mounted there.
+pub fn set_dirty_share(path: &Path, percent: u32) -> io::Result<()> {
+    set_bdi(path, "max_ratio", percent)
+}
+
+/// Sets one of the kernel's limits for the pages of a mount
+/// (Documentation/ABI/testing/sysfs-class-bdi).
+fn set_bdi(path: &Path, limit: &str, value: u32) -> io::Result<()> {
     let line = mounted(path)?.ok_or(io::ErrorKind::NotFound)?;
-    let file = format!("/sys/class/bdi/{}/read_ahead_kb", line.device);
-    std::fs::write(file, (bytes / 1024).to_string())
+    let file = format!("/sys/class/bdi/{}/{limit}", line.device);
+    std::fs::write(file, value.to_string())
 }
 
 /// Undoes the octal escapes of mountinfo (proc_pid_mountinfo(5)); what is no escape stays as it is.

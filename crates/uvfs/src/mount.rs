@@ -28,6 +28,13 @@ use crate::error::{Context, Error, Result};
 use crate::image;
 use crate::options::{self, Options};
 
+/// How much of the machine's limit for dirty pages a mount with `-o writeback` may use, in percent. The mount's
+/// server dirties pages of the source as it writes, so the mount must not get all of it.
+const DIRTY_SHARE: u32 = 10;
+
+/// Open files that a server's table has room for from the beginning. It takes 8 bytes for each.
+const TABLE: u64 = 1 << 15;
+
 const EXAMPLES: &str = "\
 Examples:
   uvfs mount /srv/data /mnt
@@ -427,6 +434,11 @@ fn mounted<F: FileSystem>(
     if let Err(error) = mount::set_readahead(path, options.max_readahead) {
         tracing::debug!(%error, "readahead stays as the kernel has it");
     }
+    if options.passthrough.writeback
+        && let Err(error) = mount::set_dirty_share(path, DIRTY_SHARE)
+    {
+        tracing::debug!(%error, "the kernel's limit for dirty pages stays");
+    }
     if let Some(why) = server.fallback() {
         eprintln!("uvfs: serving over /dev/fuse: {why}");
     }
@@ -458,11 +470,24 @@ fn unmount_on_signal(signals: Signals, path: PathBuf) {
     });
 }
 
-/// As many descriptors as this process may have.
+/// Raises the limit of open files, and has the kernel make its table of them as large at once.
+///
+/// The kernel doubles the table when it is full. In a process with threads each doubling waits for an RCU grace
+/// period, 10 to 25 ms, and so do the programs whose requests open the files. So this is called before the first thread.
 pub fn raise_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of open files stays");
+    }
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let last = most.min(TABLE) - 1;
+    let grow = || -> io::Result<()> {
+        let any = File::open("/")?;
+        rustix::io::fcntl_dupfd_cloexec(&any, last as i32)?;
+        Ok(())
+    };
+    if let Err(error) = grow() {
+        tracing::debug!(%error, "the table of open files stays small");
     }
 }
