@@ -54,8 +54,8 @@ pub struct Options {
 pub enum Backed {
     /// None.
     Off,
-    /// Opens for reading and writing (not with `direct_io`), and opens with O_DIRECT for reading only
-    /// or of files in memory. Not those with O_APPEND: when a program switches O_DIRECT or O_APPEND off,
+    /// Opens for reading and writing, and opens for reading only of large files (neither with
+    /// `direct_io`); and opens with O_DIRECT for reading only or of files in memory. Not those with O_APPEND: when a program switches O_DIRECT or O_APPEND off,
     /// as dd(1) does for the end of a file, the kernel (6.18) goes on with the flags of the open, and
     /// most hosts then refuse what is not aligned.
     ///

@@ -2,12 +2,15 @@
 
 use crate::inode::{BackingUse, Inode};
 use crate::{Backed, Source, creds};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use super::{By, asked_direct, takes_direct};
+
+/// Files of so many bytes get a backing file when they are opened for reading only.
+const LARGE_FILE: u64 = 1 << 20;
 
 impl Source {
     /// Counts an open of the kernel's, and decides whether it gets a backing file; which.
@@ -22,7 +25,7 @@ impl Source {
         inode: &Inode,
         fd: BorrowedFd<'_>,
         asked: u32,
-        mode: u32,
+        file: &Statx,
     ) -> (By, i32) {
         let mut state = inode.state();
         let mappable = OFlags::from_bits_retain(asked) & OFlags::ACCMODE == OFlags::RDWR;
@@ -35,7 +38,7 @@ impl Source {
             return (By::Backed, id);
         }
         if state.plain == 0
-            && self.wants_backing(inode, asked, mode)
+            && self.wants_backing(inode, asked, file)
             && let Some(id) = self.register(inode, fd, asked)
         {
             state.backing = Some(BackingUse {
@@ -76,23 +79,25 @@ impl Source {
         }
     }
 
-    /// Whether an open of a file of this mode is one to begin with a backing file.
-    fn wants_backing(&self, inode: &Inode, asked: u32, mode: u32) -> bool {
+    /// Whether an open of this file is one to begin with a backing file.
+    fn wants_backing(&self, inode: &Inode, asked: u32, file: &Statx) -> bool {
         let flags = OFlags::from_bits_retain(asked);
         let (direct, appends) = (asked_direct(asked), flags.contains(OFlags::APPEND));
         // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
         // know.
-        let plain = mode & (libc::S_ISUID | libc::S_ISGID) == 0;
+        let plain = u32::from(file.stx_mode) & (libc::S_ISUID | libc::S_ISGID) == 0;
         let wanted = match self.options.passthrough {
             Backed::Off => false,
             Backed::Auto if direct => {
                 let reads = flags & OFlags::ACCMODE == OFlags::RDONLY;
                 reads || inode.mount.in_memory && !appends
             }
-            Backed::Auto => {
-                let updates = flags & OFlags::ACCMODE == OFlags::RDWR;
-                updates && !appends && !self.options.direct_io
-            }
+            Backed::Auto if self.options.direct_io => false,
+            Backed::Auto => match flags & OFlags::ACCMODE {
+                OFlags::RDWR => !appends,
+                OFlags::RDONLY => file.stx_size >= LARGE_FILE,
+                _ => false,
+            },
             Backed::Direct => direct,
             Backed::All => true,
         };

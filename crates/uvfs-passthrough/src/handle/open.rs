@@ -54,7 +54,7 @@ impl Source {
             self.mode_changed(node, meta::kill_suidgid(cx, fd.as_fd())?);
         }
         let st = sys::stat(fd.as_fd())?;
-        let (now, mode) = (Told::of(&st), u32::from(st.stx_mode));
+        let now = Told::of(&st);
         let (told, settled) = {
             let state = inode.state();
             // The watcher reports writes of the host, also those that leave the time as it is.
@@ -67,7 +67,7 @@ impl Source {
             KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
         };
-        let mut opened = self.opened(inode.clone(), fd, how, mode, keep)?;
+        let mut opened = self.opened(inode.clone(), fd, how, &st, keep)?;
         opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
         opened.changed |= inode.state().is_mappable();
         if known
@@ -141,19 +141,19 @@ impl Source {
             && self.options.keep_cache != KeepCache::Always
     }
 
-    /// Gives an open file of this mode a number. What the kernel has cached of it stays with `keep`.
+    /// Gives an open file a number. What the kernel has cached of it stays with `keep`.
     fn opened(
         &self,
         inode: Arc<Inode>,
         fd: OwnedFd,
         how: &OpenHow,
-        mode: u32,
+        file: &Statx,
         keep: bool,
     ) -> Result<Opened> {
         let asked = how.flags;
         let mut flags = OpenFlags::empty();
         let (by, backing) = match how.origin {
-            Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, mode),
+            Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, file),
             Origin::Client(()) => (By::Client, 0),
         };
         if by == By::Backed {
@@ -275,7 +275,7 @@ impl Source {
         fd: OwnedFd,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        match self.opened(inode.clone(), fd, how, st.stx_mode.into(), false) {
+        match self.opened(inode.clone(), fd, how, st, false) {
             // The lifetime of attributes depends on how the file is open.
             Ok(opened) => Ok((self.entry(&inode, st), opened)),
             Err(errno) => {
