@@ -14,7 +14,7 @@ fn main() -> io::Result<()> {
         return Ok(());
     }
     let dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where"));
-    // What the standard library's `-lgcc_s` finds first.
+    // The standard library's `-lgcc_s` finds this file first.
     fs::write(dir.join("libgcc_s.so"), "GROUP ( -lgcc_eh -lgcc )\n")?;
     println!("cargo:rustc-link-search=native={}", dir.display());
     Ok(())

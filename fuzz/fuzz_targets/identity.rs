@@ -111,7 +111,7 @@ fn handle_len(identity: &[u8]) -> usize {
     u32::from_ne_bytes(identity[FIXED - 4..FIXED].try_into().unwrap()) as usize
 }
 
-/// What an input stands for.
+/// The identity that an input stands for.
 fn identity(world: &World, input: &[u8]) -> Vec<u8> {
     let Some((&choice, rest)) = input.split_first() else {
         return vec![];

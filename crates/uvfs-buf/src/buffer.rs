@@ -13,7 +13,7 @@ use uvfs_mem::{Block, LruKey, RefCount};
 use crate::target::Shared;
 use crate::{BufError, Corrupt, Extent, Verifier};
 
-/// What is going on with a buffer's content.
+/// The state of a buffer's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Being read (or about to be): no content.
@@ -32,7 +32,7 @@ pub(crate) struct State {
     pub dirty: bool,
     /// The error of the last write, until one succeeds.
     pub write_error: Option<Errno>,
-    /// Who looked at this content last, and what came of it.
+    /// The verifier that looked at this content last, and its result.
     pub verified: Option<(&'static str, Result<(), Corrupt>)>,
     pub verifier: Option<&'static dyn Verifier>,
     /// It is being read ahead, and counted as that.
@@ -61,7 +61,7 @@ pub(crate) struct Inner {
     pub refs: RefCount,
     /// Owned read handles. Goes up only under a read lock of the content.
     pub pins: AtomicU32,
-    /// What the user has found out about the content, 0 at first.
+    /// The user's mark of this content, 0 at first.
     pub stamp: AtomicU64,
     pub state: Mutex<State>,
     pub content: RwLock<Option<Block>>,
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
     pub lru: Mutex<Option<LruKey>>,
 }
 
-/// What one buffer costs beside its content, counted against the limit: itself, its entry in
+/// The cost of one buffer beside its content, counted against the limit: itself, its entry in
 /// the index, its place in the list.
 pub(crate) const OVERHEAD: usize = size_of::<Inner>() + 96;
 
@@ -206,7 +206,7 @@ impl Buffer {
         }
     }
 
-    /// What [`Buffer::set_stamp`] left with this content; 0 if nothing did.
+    /// The mark that [`Buffer::set_stamp`] left with this content; 0 for none.
     pub fn stamp(&self) -> u64 {
         self.inner.stamp.load(Ordering::Relaxed)
     }

@@ -1,11 +1,11 @@
-//! What can go wrong with a buffer.
+//! The errors of a buffer.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use rustix::io::Errno;
 
-/// What a verifier found wrong.
+/// A defect that a verifier found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corrupt(Cow<'static, str>);
 
@@ -41,7 +41,7 @@ pub enum BufError {
         daddr: u64,
         /// The length of the buffer.
         len: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         errno: Errno,
     },
     /// The content is not what it should be.
@@ -49,9 +49,9 @@ pub enum BufError {
     Verify {
         /// The first sector of the buffer.
         daddr: u64,
-        /// Who says so.
+        /// The name of the verifier.
         verifier: &'static str,
-        /// What is wrong.
+        /// The defect.
         what: Corrupt,
     },
     /// Not on the device.
@@ -71,7 +71,7 @@ pub enum BufError {
         daddr: u64,
         /// The length.
         len: u64,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
     /// The memory limit is reached and everything is in use.

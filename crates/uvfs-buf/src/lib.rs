@@ -57,14 +57,14 @@ pub struct Extent {
 /// Judges the content of a kind of buffer, after it was read and before it is written, and
 /// completes it before it is written.
 pub trait Verifier: Sync {
-    /// What kind it is, for messages; two verifiers of the same name are taken to be the same.
+    /// The verifier's name, for messages; two verifiers of the same name are taken to be the same.
     fn name(&self) -> &'static str;
 
     /// Whether these bytes, of the buffer at `daddr`, are what they should be. Called once for a
     /// buffer (now and then more often, when several threads read it at the same time).
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The defect of the bytes.
     fn verify(&self, daddr: u64, bytes: &[u8]) -> Result<(), Corrupt>;
 
     /// Completes the content of the buffer at `daddr` before it is written: puts in what follows

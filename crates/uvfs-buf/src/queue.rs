@@ -131,7 +131,7 @@ impl WriteQueue {
                 Ok(content) => content,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => {
-                    // Whoever has it may wait for a buffer whose memory we hold: let that go on
+                    // Its holder may wait for a buffer whose memory this thread holds: let that go on
                     // its way first.
                     self.end(run, plug);
                     shared.submit(plug);

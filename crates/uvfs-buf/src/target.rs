@@ -537,7 +537,7 @@ impl Target {
         }
     }
 
-    /// What gives this target's memory back under pressure; for [`uvfs_mem::Shrinkers`].
+    /// The shrinker that gives this target's memory back under pressure; for [`uvfs_mem::Shrinkers`].
     pub fn shrinker(&self) -> Arc<dyn Shrinker> {
         self.shared.clone()
     }
@@ -567,7 +567,7 @@ impl Target {
         self.shared.engine.name()
     }
 
-    /// What its memory is used for.
+    /// The use of its memory.
     pub fn memory(&self) -> ArenaStats {
         self.shared.arena.stats()
     }

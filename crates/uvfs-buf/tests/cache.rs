@@ -321,7 +321,7 @@ fn verify_errors_stick_and_others_may_look() {
         let buffer = target.read(&block(5), &Anything).unwrap();
         assert_eq!(buffer.read()[8], 5);
         assert_eq!((target.stats().reads, target.stats().verify_errors), (1, 1));
-        // What is wrong is not written either.
+        // A corrupt buffer is not written either.
         let good = target.read(&block(6), &Addressed).unwrap();
         good.write()[0] ^= 1;
         let mut queue = WriteQueue::new(target);
@@ -671,7 +671,7 @@ fn dropped_with_io_in_flight() {
     });
 }
 
-/// What a thread began before it ended is read all the same.
+/// A read that a thread began before it ended is carried out all the same.
 #[test]
 fn threads_may_end_with_io_in_flight() {
     each(512, Config::default(), |target, _| {
@@ -720,7 +720,7 @@ fn failed_buffers_take_no_room() {
 const CHILD: &str = "UVFS_BUF_TEST_IMAGE";
 const METADATA: u64 = 160 << 20;
 
-/// What runs in the cgroup: all of the image several times, in no order, from two threads.
+/// Runs in the cgroup: reads all of the image several times, in no order, from two threads.
 fn child(path: &Path) {
     let blocks = METADATA / 4096;
     for kind in EngineKind::ALL {

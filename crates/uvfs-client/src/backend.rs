@@ -1,4 +1,4 @@
-//! What the client needs of a file system: FUSE's operations, and reads and writes that go
+//! The client's side of a file system: FUSE's operations, and reads and writes that go
 //! straight from and to the pages of the arena.
 
 use std::collections::HashMap;
@@ -193,7 +193,7 @@ pub struct Request {
     pub dontcache: bool,
     /// Whether this is the cache's writeback (and not a direct write).
     pub writeback: bool,
-    /// What to do at the end. Must be called whatever happens.
+    /// Takes the result at the end. Must be called whatever happens.
     pub done: Done,
 }
 
@@ -217,7 +217,7 @@ pub struct Limits {
     pub max_write: usize,
 }
 
-/// What may be cached of an inode.
+/// The lease of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Lease {
     /// Nothing.
@@ -229,7 +229,7 @@ pub enum Lease {
     Write,
 }
 
-/// What became of a request for a lease.
+/// The answer to a request for a lease.
 #[derive(Debug, Clone, Copy)]
 pub enum Grant {
     /// It is held until it is recalled. The attributes are those of that moment.
@@ -259,7 +259,7 @@ pub struct Recall {
     pub keep: Lease,
 }
 
-/// What a client's cache has done; nothing when it is gone.
+/// Gives the statistics of a client's cache; nothing when it is gone.
 pub type Figures = Box<dyn Fn() -> Option<crate::Stats> + Send + Sync>;
 
 /// Is called for each recall, from a thread of its own, and may block: flushes, drops, returns.

@@ -104,7 +104,7 @@ impl Client {
     /// A client of `backend` with a cache of its own.
     ///
     /// # Errors
-    /// Those of making the arena, and of the backend taking it.
+    /// The errors of making the arena, and of the backend taking it.
     pub fn new(backend: impl Backend, config: Config) -> io::Result<Self> {
         let cache = Cache::new(Arc::new(backend), config)?;
         let weak = Arc::downgrade(&cache);
@@ -205,7 +205,7 @@ impl Client {
         }
     }
 
-    /// What the cache knows better than the server.
+    /// The attributes, with those that the cache knows better than the server.
     fn overlay(&self, entry: &Entry) -> Attr {
         let mut attr = entry.attr;
         if let Some(inode) = self.0.cache.find(entry.node) {
@@ -299,7 +299,7 @@ impl Client {
     /// It is cached under leases, as files that were opened by their names are.
     ///
     /// # Errors
-    /// Those of [`Token::of`]; `EACCES` when this client is attached to another server.
+    /// The errors of [`Token::of`]; `EACCES` when this client is attached to another server.
     pub fn import(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
         self.import_token(&Token::of(fd)?)
     }
@@ -324,7 +324,7 @@ impl Client {
     /// Makes a file and opens it for reading and writing; fails with `EEXIST` if it is there.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
         self.open(
             path,
@@ -335,7 +335,7 @@ impl Client {
     /// Finds a name without following it if it is a symbolic link: its inode and attributes.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), false)?;
@@ -346,7 +346,7 @@ impl Client {
     /// Attributes, through symbolic links.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
@@ -357,7 +357,7 @@ impl Client {
     /// Attributes of the name itself.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn lstat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
         self.lookup(path).map(|(_, attr)| attr)
     }
@@ -365,7 +365,7 @@ impl Client {
     /// Changes attributes; a size of an open file is better changed with [`File::set_len`].
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn setattr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
         self.carried(|| self.setattr_once(path.as_ref(), set))
     }
@@ -400,7 +400,7 @@ impl Client {
     /// of a device.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
         let entry = self.backend().mknod(parent.node, name, mode, rdev)?;
@@ -411,7 +411,7 @@ impl Client {
     /// Makes a directory.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
         let entry = self.backend().mkdir(parent.node, name, mode)?;
@@ -422,7 +422,7 @@ impl Client {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn rmdir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
         self.backend().rmdir(parent.node, name)
@@ -431,7 +431,7 @@ impl Client {
     /// Removes a name that is no directory.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn unlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
         self.backend().unlink(parent.node, name)
@@ -440,7 +440,7 @@ impl Client {
     /// Renames; `flags` are those of renameat2(2), 0 to replace what is there.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn rename(
         &self,
         from: impl AsRef<Path>,
@@ -456,7 +456,7 @@ impl Client {
     /// Makes another name of a file.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> io::Result<()> {
         let found = self.walk(original.as_ref(), false)?;
         let (parent, name) = self.parent(new.as_ref())?;
@@ -468,7 +468,7 @@ impl Client {
     /// Makes a symbolic link.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(new.as_ref())?;
         let backend = self.backend();
@@ -480,7 +480,7 @@ impl Client {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), false)?;
@@ -491,7 +491,7 @@ impl Client {
     /// The names in a directory, without `.` and `..`.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
@@ -505,7 +505,7 @@ impl Client {
     /// The file system's numbers.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn statfs(&self) -> io::Result<StatFs> {
         self.carried(|| self.backend().statfs(ROOT))
     }
@@ -513,7 +513,7 @@ impl Client {
     /// Sets an extended attribute; `flags` as setxattr(2).
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn setxattr(
         &self,
         path: impl AsRef<Path>,
@@ -540,7 +540,7 @@ impl Client {
     /// The names of all extended attributes.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
@@ -565,7 +565,7 @@ impl Client {
         descriptors
     }
 
-    /// What the cache has done so far.
+    /// The cache's statistics.
     pub fn stats(&self) -> Stats {
         self.0.cache.stats()
     }

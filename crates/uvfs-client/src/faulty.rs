@@ -14,7 +14,7 @@ use crate::backend::{
     NodeId, OnReattach, OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
 };
 
-/// What to do to requests. All can be changed while requests are under way.
+/// The faults to inject. All can be changed while requests are under way.
 #[derive(Debug, Default)]
 pub struct Fault {
     /// Fail every n-th read or write (0: none).

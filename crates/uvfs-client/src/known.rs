@@ -1,4 +1,4 @@
-//! What the client was given by its server, under numbers that outlive the server.
+//! The nodes and handles that the server gave to the client, under numbers that outlive the server.
 //!
 //! The cache knows a node or handle by the number that the server gave it first. A server that came
 //! back has other numbers for the same files, so from then on numbers are translated as requests are
@@ -31,13 +31,13 @@ struct Node {
 struct Open {
     /// Its handles.
     handles: usize,
-    /// What finds it again, with the node's `place` behind it unless it says itself where it is.
+    /// The identity that finds it again, with the node's `place` behind it unless it has a path itself.
     identity: Vec<u8>,
     placed: bool,
 }
 
 impl Open {
-    /// What the server is asked to find.
+    /// The identity and path that the server is asked to find.
     fn whole_identity(&self, place: &[u8]) -> Vec<u8> {
         let mut whole = self.identity.clone();
         // Too deep: by the rest of the identity alone, then.
@@ -90,7 +90,7 @@ impl Handle {
     }
 }
 
-/// What has become of a node or handle at a server that came back.
+/// The number of a node or handle at a server that came back, or the errno with which it was not found.
 pub(crate) type Found<K, T = u64> = HashMap<K, Result<T, i32>>;
 
 #[derive(Debug, Default)]
@@ -248,7 +248,7 @@ impl Known {
             0 => at_server,
             _ => self.fresh(at_server, |k, n| k.handles.contains_key(&(node, n))),
         };
-        // What is there is neither made nor cut once more.
+        // A file that exists is neither created nor truncated once more.
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
         let open = self.open.entry(node).or_default();
         let handle = self.handles.entry((node, ours)).or_insert_with(|| {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is to be locked again is what is locked, byte by byte, for each owner and kind.
+        /// The locks to be taken again are the locks that are held, byte by byte, for each owner and kind.
         #[test]
         fn locks_are_remembered_as_they_are(
             requests in prop::collection::vec((0u32..3, any::<bool>(), 0u8..3, 0u64..20, 0u64..20), 0..60),

@@ -63,7 +63,7 @@ impl LocalStore {
     /// Serves `directory` with one worker thread and requests of up to 1 MiB.
     ///
     /// # Errors
-    /// Those of opening the directory.
+    /// The errors of opening the directory.
     pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
         Self::with(directory, 1, 1 << 20)
     }
@@ -72,7 +72,7 @@ impl LocalStore {
     /// them) and reads and writes of at most `max_request` bytes (a multiple of 4096).
     ///
     /// # Errors
-    /// Those of opening the directory.
+    /// The errors of opening the directory.
     pub fn with(
         directory: impl AsRef<Path>,
         workers: usize,
@@ -223,7 +223,7 @@ impl Backend for LocalStore {
             {
                 let mut queue = lock(&self.engine.queue);
                 if request.op == Op::Write && queue.writing.contains(&request.node) {
-                    // Whoever writes to the file looks for more when it is done.
+                    // The thread that writes to the file looks for more when it is done.
                     queue.waiting.push_back((request, fd));
                     continue;
                 }
@@ -318,7 +318,7 @@ impl Backend for LocalStore {
     fn readlink(&self, node: NodeId) -> io::Result<OsString> {
         let fd = self.fd(node)?;
         let target = match rustix::fs::readlinkat(&*fd, c"", Vec::new()) {
-            // What the empty name of anything but a link gives.
+            // The empty name of anything but a link gives this.
             Err(rustix::io::Errno::NOENT) => return Err(errno(libc::EINVAL)),
             target => target?,
         };

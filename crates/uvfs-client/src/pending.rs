@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::cache::{Cache, Inode};
 
-/// What drives a pending call on; asked again after each event of its inode.
+/// Drives a pending call on; asked again after each event of its inode.
 pub(crate) trait Step<T>: Send {
     /// The result, once it is there. Never blocks; not called again after it answered.
     fn step(&mut self) -> Option<io::Result<T>>;
@@ -88,7 +88,7 @@ impl<T> Pending<T> {
     /// Waits for the result.
     ///
     /// # Errors
-    /// Those of the call.
+    /// The errors of the call.
     ///
     /// # Panics
     /// When the result was already taken by awaiting it.

@@ -6,7 +6,7 @@ const SHARDS: usize = 8;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What a client's cache has done so far.
+        /// The statistics of a client's cache.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {

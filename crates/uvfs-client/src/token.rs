@@ -50,7 +50,7 @@ impl Token {
         })
     }
 
-    /// What the server takes it by.
+    /// The secret that the server takes it by.
     pub fn secret(&self) -> &[u8; 32] {
         &self.secret
     }

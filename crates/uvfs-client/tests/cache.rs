@@ -1,4 +1,4 @@
-//! What the page cache promises: copies, locks, errors, limits, and that nothing waits for what it
+//! The promises of the page cache: copies, locks, errors, limits, and that nothing waits for what it
 //! must not wait for.
 
 mod common;
@@ -211,7 +211,7 @@ fn a_stream_larger_than_the_cache_passes_through_few_pages() {
         let mut at = 0;
         while at < want.len() {
             let part = &want[at..want.len().min(at + block)];
-            // What fails is tried again.
+            // A write that fails is tried again.
             at += file.write_at(part, at as u64, Flags::empty()).unwrap_or(0);
         }
         fault.every.store(0, Ordering::Relaxed);
@@ -224,7 +224,7 @@ fn a_stream_larger_than_the_cache_passes_through_few_pages() {
             assert!(after.peak_pages < 2048, "{block}: {after:?}");
             assert_eq!(after.reclaimed_pages, 0, "{block}: {after:?}");
         }
-        // What others use stays, and what went by is read again.
+        // Pages that others use stay, and pages that went by are read again.
         kept.read_at(&mut buf, 0, Flags::empty()).unwrap();
         if every == 0 {
             assert_eq!(client.stats().misses, before.misses, "{block}");

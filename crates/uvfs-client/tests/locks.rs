@@ -47,7 +47,7 @@ fn refused(result: io::Result<()>) {
     assert_eq!(result.unwrap_err().kind(), io::ErrorKind::WouldBlock);
 }
 
-/// What two open files of one file, wherever they are, can lock.
+/// Checks which locks two open files of one file exclude, wherever they are.
 fn two_files_lock(one: &Client, other: &Client) {
     let (a, b) = (open(one), open(other));
     a.lock_range(LockKind::Exclusive, 10..20).unwrap();
@@ -273,7 +273,7 @@ fn a_client_in_the_servers_own_program() {
     assert_eq!(other.stat("f").unwrap().size, bytes.len() as u64);
     drop(other);
     drop(other_serving);
-    // What is dirty when the server goes first is written by it.
+    // The server writes dirty pages when it goes first.
     file.write_at(b"the end", 0, Flags::empty()).unwrap();
     drop(serving);
     assert!(file.sync_all().is_err());

@@ -79,7 +79,7 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// What a call gives, in a form that both sides have.
+/// The outcome of a call, in a form that both sides have.
 type Outcome = Result<String, i32>;
 
 fn outcome<T>(result: io::Result<T>, show: impl FnOnce(T) -> String) -> Outcome {

@@ -12,7 +12,7 @@ use uvfs_client::{Client, Config, Flags, LocalStore};
 use common::rw;
 
 const MIB: usize = 1 << 20;
-/// What the control group may use, what the cache may hold, and what goes through it.
+/// The limits of the control group and of the cache, and the bytes that go through it.
 const LIMIT: usize = 96 * MIB;
 const CACHE: usize = 512 * MIB;
 const DATA: usize = 192 * MIB;

@@ -321,7 +321,7 @@ fn what_others_changed_meanwhile_is_seen_and_not_overwritten() {
         let n = file.read_at(&mut read, 0, Flags::empty()).unwrap();
         read[..n].to_vec()
     };
-    // What is cached is good until the end is noticed.
+    // Cached data is good until the end is noticed.
     eventually("it is seen", || read(&clean) == b"by others");
     assert_eq!(code(dirty.sync_all()), Some(libc::EIO), "said once");
     dirty.sync_all().unwrap();

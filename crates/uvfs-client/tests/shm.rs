@@ -306,7 +306,7 @@ fn what_a_killed_client_has_written_is_not_lost() {
             break;
         }
     }
-    // What it still said before it died was written as well.
+    // Lines that it still printed before it died were written as well.
     for line in lines.map_while(Result::ok) {
         if let Some((_, n)) = line.split_once("wrote ") {
             last = n.trim().parse::<u64>().ok().or(last);

@@ -73,7 +73,7 @@ impl IoBuf {
     /// Zeroed memory of `len` bytes (rounded up to whole pages), page-aligned, of this process.
     ///
     /// # Errors
-    /// What mmap(2) gives: ENOMEM.
+    /// ENOMEM, from mmap(2).
     pub fn alloc(len: usize) -> io::Result<Self> {
         let mapped = len.max(1).next_multiple_of(4096);
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.

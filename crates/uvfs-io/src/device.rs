@@ -57,9 +57,9 @@ pub enum OpenError {
     Io {
         /// The device or image.
         path: PathBuf,
-        /// What was tried.
+        /// The call that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// Neither a block device nor a regular file.

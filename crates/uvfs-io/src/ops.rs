@@ -27,7 +27,7 @@ pub const DONTCACHE: u32 = 0x80;
 /// The same number everywhere, as of all system calls since 5.1.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// What is known of a file's RWF_NOWAIT.
+/// The state of a file's RWF_NOWAIT, as far as it is known.
 mod nowait {
     /// Nothing yet, or that it can do it.
     pub const TRY: u8 = 0;
@@ -301,7 +301,7 @@ async fn transfer(
 /// `flags` are RWF_* of preadv2(2), such as [`DONTCACHE`].
 ///
 /// # Errors
-/// What preadv2(2) gives, unless some bytes were read before.
+/// The errors of preadv2(2), unless some bytes were read before.
 pub async fn read_at(
     fd: &Arc<File>,
     payload: &Payload,
@@ -316,7 +316,7 @@ pub async fn read_at(
 /// `flags` are RWF_* of pwritev2(2), such as [`DONTCACHE`].
 ///
 /// # Errors
-/// What pwritev2(2) gives, unless some bytes were written before.
+/// The errors of pwritev2(2), unless some bytes were written before.
 pub async fn write_at(
     fd: &Arc<File>,
     payload: &Payload,
@@ -329,7 +329,7 @@ pub async fn write_at(
 /// fsync(2), or fdatasync(2) with `data_only`.
 ///
 /// # Errors
-/// What they give.
+/// The errors of fsync(2) and fdatasync(2).
 pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
     let flags = if data_only {
         types::FsyncFlags::DATASYNC
@@ -350,7 +350,7 @@ pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
 /// fallocate(2).
 ///
 /// # Errors
-/// What it gives.
+/// The errors of fallocate(2).
 pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
     let entry = opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), len)
         .offset(offset)
@@ -367,7 +367,7 @@ pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Resu
 /// Waits until `fd` has one of the poll(2) `events`; gives those it has.
 ///
 /// # Errors
-/// What poll(2) gives.
+/// The errors of poll(2).
 pub async fn poll(fd: &Arc<File>, events: u32) -> Result<u32, Errno> {
     let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build();
     let keep = Keep {
@@ -390,7 +390,7 @@ pub async fn sleep(time: Duration) {
     let _ = unsafe { submit(Sqe::from(entry), keep) }.await;
 }
 
-/// What `future` gives if it ends within `time`; else it is dropped.
+/// The result of `future` if it ends within `time`; else it is dropped.
 pub async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
     let (mut future, mut sleep) = (pin!(future), pin!(sleep(time)));
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {

@@ -51,7 +51,7 @@ struct Spawned {
     ready: bool,
 }
 
-/// What an operation in flight must keep alive: the kernel still uses it when its future is gone.
+/// The objects that an operation in flight keeps alive: the kernel still uses them when the future is gone.
 #[derive(Default)]
 pub struct Keep {
     /// Data memory.
@@ -260,7 +260,7 @@ impl Drop for Runtime {
         let _leave = Leave;
         let tasks = std::mem::take(&mut *self.core.tasks.borrow_mut());
         drop(tasks);
-        // What was called may hold a `Remote`, and with it this very inbox.
+        // A call may hold a `Remote`, and with it this very inbox.
         let calls = self.core.shared.inbox().take();
         drop(calls);
         let deadline = Instant::now() + std::time::Duration::from_secs(5);

@@ -39,12 +39,12 @@ impl std::error::Error for NoMemory {}
 #[derive(Clone)]
 pub struct Arena(Arc<Region>);
 
-/// What an arena holds, in bytes.
+/// The contents of an arena, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ArenaStats {
     /// The most that may be in use.
     pub limit: usize,
-    /// What live objects asked for, rounded up to their class, with what was charged for them.
+    /// The sizes of live objects, rounded up to their class, with the bytes charged for them.
     pub used: usize,
     /// Slabs that hold a live object, with what was charged: this is what the limit bounds.
     pub in_use: usize,
@@ -402,7 +402,7 @@ impl Arena {
     /// No memory is used before it is allocated.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn new(limit: usize) -> std::io::Result<Arena> {
         // Twice the limit, so that runs of slabs are found in a mapping that is broken up.
         Arena::map(limit, limit.max(SLAB).div_ceil(SLAB) * 2, false)
@@ -413,7 +413,7 @@ impl Arena {
     /// buffers registered with a ring. [`Arena::trim`] does nothing.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// The errors of mmap(2).
     pub fn pinned(limit: usize) -> std::io::Result<Arena> {
         Arena::map(limit, limit.max(SLAB).div_ceil(SLAB), true)
     }
@@ -495,7 +495,7 @@ impl Arena {
         self.0.release_empty(&mut state, 0)
     }
 
-    /// What is used now.
+    /// The current use.
     pub fn stats(&self) -> ArenaStats {
         let state = self.0.state();
         ArenaStats {

@@ -8,7 +8,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LruKey(u32);
 
-/// What a scan does with the entry it was shown.
+/// The decision of a scan about one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It leaves the list (its owner drops it).

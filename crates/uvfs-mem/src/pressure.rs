@@ -82,7 +82,7 @@ pub enum Source {
     MemAvailable,
 }
 
-/// What a monitor has seen and done.
+/// The counts of a monitor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MonitorStats {
     /// How often there was pressure.
@@ -110,7 +110,7 @@ pub struct Monitor {
 struct Watch {
     config: MonitorConfig,
     triggers: Vec<(Source, File)>,
-    /// Those of cgroups that went away, open for as long as their numbers are known to others.
+    /// Files of cgroups that went away, open for as long as their numbers are known to others.
     spent: Vec<File>,
     usage: Vec<Usage>,
     /// Where it is a source.
@@ -234,17 +234,17 @@ impl Monitor {
         })
     }
 
-    /// What is being watched.
+    /// The watched sources.
     pub fn sources(&self) -> &[Source] {
         &self.sources
     }
 
-    /// What it has open for as long as it lives.
+    /// The descriptors that it has open for as long as it lives.
     pub fn descriptors(&self) -> &[RawFd] {
         &self.descriptors
     }
 
-    /// What was seen and done so far.
+    /// The counts so far.
     pub fn stats(&self) -> MonitorStats {
         MonitorStats {
             events: self.counters.events.load(Ordering::Relaxed),

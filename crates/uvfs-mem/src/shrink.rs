@@ -1,4 +1,4 @@
-//! Who can give memory back.
+//! The list of caches that can give memory back.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

@@ -16,7 +16,7 @@ use uvfs_server::fs::Context;
 
 use crate::sys::{self, Result};
 
-/// What a thread was made ready with.
+/// The credentials that a thread was made ready with.
 #[derive(Clone, Copy)]
 struct Thread {
     /// It has a umask of its own.
@@ -97,7 +97,7 @@ pub(crate) fn keeps_set_id(cx: &Context) -> bool {
     cx.uid == 0 && Status::of(cx).is_none_or(|status| status.keeps_set_id)
 }
 
-/// What /proc tells of a caller.
+/// The credentials of a caller, from /proc.
 struct Status {
     groups: Vec<u32>,
     keeps_set_id: bool,
@@ -209,7 +209,7 @@ impl Creds {
 
 /// While it lives, this thread makes files of the caller.
 pub(crate) struct Caller {
-    /// What to set back.
+    /// The former ids, to set back.
     uid: Option<u32>,
     gid: Option<u32>,
     /// The umask where it can't be the thread's.

@@ -20,7 +20,7 @@ const BUFFER: usize = 32 << 10;
 /// Bytes of struct linux_dirent64 before the name: d_ino, d_off, d_reclen, d_type.
 const HEADER: usize = 19;
 
-/// What was read of a directory and not yet given on.
+/// The entries of a directory that were read and not yet given on.
 #[derive(Default)]
 struct Reader {
     /// Empty until the first listing.
@@ -162,7 +162,7 @@ impl Source {
             match more {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
-                // What was given is not lost; the error comes with the next listing.
+                // Entries that were given are not lost; the error comes with the next listing.
                 Err(_) if given => return Ok(()),
                 Err(errno) => return Err(errno),
             }

@@ -35,7 +35,7 @@ pub(crate) struct OpenFile {
     unsynced: bool,
 }
 
-/// Who has a file open.
+/// The user of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The kernel, which reads and writes it at the inode's backing file.

@@ -1,4 +1,4 @@
-//! What names a host file across restarts of the server: device, inode number, time of birth and, where
+//! The identity of a host file across restarts of the server: device, inode number, time of birth and, where
 //! the file system has them, the file's handle, which together mean one file for ever. Behind it comes
 //! where the file was below the source, to find it without privileges.
 

@@ -103,8 +103,8 @@ pub(crate) enum Stale {
     Contents,
 }
 
-/// What changes in an inode. There are as many as the kernel and clients know files: what few of them
-/// have lies elsewhere.
+/// The changing part of an inode. There are as many as the kernel and clients know files: fields that few
+/// have lie elsewhere.
 #[derive(Default)]
 pub(crate) struct State {
     /// An O_PATH descriptor in the cache.
@@ -117,7 +117,7 @@ pub(crate) struct State {
     pub(crate) told: Option<Told>,
     /// A change since `told` would show in the file's time.
     pub(crate) settled: bool,
-    /// What the file was when the kernel was given its contents, unasked.
+    /// The file's size and time when the kernel was given its contents, unasked.
     pub(crate) given: Option<Box<Told>>,
     /// Of the kernel's opens those with a backing file, and how many there are without: never both
     /// at a time.
@@ -125,7 +125,7 @@ pub(crate) struct State {
     pub(crate) plain: u32,
     /// There were opens with a backing file since the last one that the kernel's cache was used by.
     pub(crate) was_backed: bool,
-    /// Who locks ranges of it (with the option `host_locks`).
+    /// The owners of locks on ranges of it (with the option `host_locks`).
     pub(crate) owners: Owners,
 }
 

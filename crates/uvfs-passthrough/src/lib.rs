@@ -71,7 +71,7 @@ pub(crate) struct Source {
     files: Table<OpenFile>,
     dirs: Table<OpenDir>,
     backing: OnceLock<Backing>,
-    /// What the kernel agreed to.
+    /// The kernel agreed to backing files.
     passes_through: AtomicBool,
     /// The kernel takes no backing files from this server, so no more are registered.
     backing_refused: AtomicBool,

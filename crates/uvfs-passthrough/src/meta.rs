@@ -165,7 +165,7 @@ fn lifetime(inode: &Inode, elsewhere: Duration) -> Duration {
 }
 
 impl Source {
-    /// What is left to say of a file that is gone from the host.
+    /// The attributes of a file that is gone from the host.
     fn removed(&self, inode: &Inode) -> Attributes {
         let attr = abi::Attr {
             ino: inode.key.ino(),

@@ -63,7 +63,7 @@ pub enum Backed {
     /// backing file would cost more than its few WRITEs.
     #[default]
     Auto,
-    /// Those with O_DIRECT, and with them, as for [`Backed::Auto`], all others of the same file at the
+    /// Opens with O_DIRECT, and with them, as for [`Backed::Auto`], all others of the same file at the
     /// same time. Neither with `writeback`, which the kernel doesn't combine with it, nor with
     /// `uncached`, which it doesn't see to.
     Direct,
@@ -113,7 +113,7 @@ pub enum Error {
     Open {
         /// The source.
         path: PathBuf,
-        /// What open(2) said.
+        /// The error of open(2).
         errno: Errno,
     },
     /// The source can't be read.

@@ -17,7 +17,7 @@ pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS
     .union(StatxFlags::BTIME)
     .union(StatxFlags::MNT_ID);
 
-/// What name_to_handle_at(2) gives: names an inode of a file system for as long as it exists, and
+/// The result of name_to_handle_at(2): names an inode of a file system for as long as it exists, and
 /// never a later inode with the same number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileHandle {

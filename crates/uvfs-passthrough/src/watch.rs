@@ -39,7 +39,7 @@ pub(crate) const MASK: u64 = NAMES | CONTENTS | libc::FAN_ATTRIB | libc::FAN_OND
 /// Says what has changed.
 pub type Report = dyn Fn(HostChange<'_>) + Send + Sync;
 
-/// What f_fsid of statfs(2) is.
+/// A file system's number: f_fsid of statfs(2).
 pub(crate) type FsId = [u8; 8];
 
 /// A fanotify group, and counts of what it reported.

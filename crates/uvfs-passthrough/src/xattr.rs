@@ -14,7 +14,7 @@ const MAX: usize = 64 << 10;
 /// Most values and lists are shorter.
 const SHORT: usize = 256;
 
-/// What `get` fills, of whatever length it turns out to have.
+/// The bytes that `get` fills, of whatever length they turn out to have.
 fn sized(get: impl Fn(&mut [u8]) -> Result<usize>) -> Result<Bytes> {
     let mut short = [0; SHORT];
     match get(&mut short) {

@@ -178,7 +178,7 @@ fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
                 let entry = served.lookup(1, "open").unwrap();
                 let shown = (entry.attr.ino, entry.attr.mode);
                 assert!(numbers.contains(&shown), "{store}");
-                // What the node leads to, however it was found.
+                // The node leads to this file, however it was found.
                 let attr = now(served.fs.getattr(&ROOT_USER, entry.node, None)).unwrap();
                 assert_eq!((attr.attr.ino, attr.attr.mode), shown, "{store}");
                 served.fs.forget(entry.node, 1);
@@ -188,7 +188,7 @@ fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
     });
 }
 
-/// What this process has open below a directory. Other tests open and close files meanwhile: a
+/// The files that this process has open below a directory. Other tests open and close files meanwhile: a
 /// descriptor that is gone by the time it is looked at holds nothing.
 fn open_below(source: &Path) -> Vec<String> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -468,7 +468,7 @@ fn no_name_leads_out_and_no_device_is_opened() {
                 assert_eq!(made.err(), Some(Errno::NXIO), "{name}");
             }
         }
-        // What is above the source shows nowhere.
+        // The directories above the source show nowhere.
         let fh = now(served.fs.opendir(&ROOT_USER, 1, &OpenHow::default()))
             .unwrap()
             .fh;
@@ -1012,7 +1012,7 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     served.release(busy.0);
     refusal.store(0, Ordering::Relaxed);
     assert!(!busy.1 && open(node, direct).1);
-    // What stays as it is is asked for once.
+    // A refusal that can't change is asked for once.
     refusal.store(libc::EPERM, Ordering::Relaxed);
     assert!(!open(fresh("a"), direct).1);
     let before = asked.load(Ordering::Relaxed);

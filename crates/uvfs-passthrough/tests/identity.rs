@@ -1,4 +1,4 @@
-//! What finds a file again when its server was restarted.
+//! Identities find files again when their server was restarted.
 
 mod common;
 

@@ -17,7 +17,7 @@ const WRITE: u32 = libc::F_WRLCK as u32;
 const UNLOCK: u32 = libc::F_UNLCK as u32;
 const END: u64 = i64::MAX as u64;
 
-/// What another program would get for an OFD lock of bytes 0 to 9.
+/// Whether another program would get an OFD lock of bytes 0 to 9.
 fn host_locks(file: &File, kind: i32) -> bool {
     let mut flock = libc::flock {
         l_type: kind as _,

@@ -389,7 +389,7 @@ unsafe fn served(context: &Arc<Context>, at: *const Iocb) -> Option<Call> {
     })
 }
 
-/// What tells an eventfd of the program's; nothing where it is none, which the kernel refuses.
+/// The stamp of a program's eventfd; `None` for another file, which the kernel refuses.
 fn notice(context: &Context, fd: c_int) -> Option<u64> {
     let mut state = lock(&context.state);
     let stamp = table::stamp(fd)?;
@@ -428,7 +428,7 @@ unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
         if !is_plausible(list.cast(), count * size_of::<*mut Iocb>()) {
             return None;
         }
-        // Those before `from` are submitted, and those up to `to` are the kernel's.
+        // The calls before `from` are submitted, and the calls up to `to` are the kernel's.
         let kernel = |from: usize, to: usize| {
             // SAFETY: a part of the program's list.
             let list = unsafe { list.add(from) };
@@ -559,7 +559,7 @@ pub(crate) fn child(mut contexts: Held) {
             state.notices.clear();
             state.bell = None;
         }
-        // What was under way is the parent's.
+        // Calls under way are the parent's.
         std::mem::forget(one);
     }
 }

@@ -437,7 +437,7 @@ fn mapping(prot_shared: c_int, fd: c_int) {
     });
 }
 
-/// What has to be done before the process is no more.
+/// Does the last work of the process before it ends.
 pub(crate) fn ending() {
     if !import::any_session() {
         return;

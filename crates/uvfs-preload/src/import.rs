@@ -209,7 +209,7 @@ fn server(state: &mut State, socket: &Path) -> Option<usize> {
     }
 }
 
-/// What a call needs of a descriptor.
+/// The access that a call needs of a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wants {
     /// The call says where it reads or writes: any open file may be imported for it.
@@ -438,7 +438,7 @@ pub(crate) fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// What the caches of all servers have done.
+/// The statistics of all servers' caches.
 pub(crate) fn stats() -> Vec<Stats> {
     lock(&STATE)
         .attached

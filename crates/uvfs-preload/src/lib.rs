@@ -4,7 +4,7 @@
 //! Files are opened through the mount as always, so that every descriptor is a real one, and every
 //! call that isn't served here works as before. The first call that is, on a descriptor of a mount's
 //! file, imports it (`import.rs`): from then on its data goes over the queue pair of this process.
-//! What stands in the way of that (no server, another version, limits) sends the program through
+//! An obstacle (no server, another version, limits) sends the program through
 //! the kernel, with one line on standard error at most.
 //!
 //! *Positions.* A description that this process opened and that no other can have yet has its

@@ -12,7 +12,7 @@ use crate::report;
 use crate::signals;
 use crate::table;
 
-/// What the thread that forks holds, and has to give back in this order.
+/// The locks that a forking thread holds, and gives back in this order.
 struct Held {
     table: table::Held,
     contexts: aio::Held,
@@ -21,7 +21,7 @@ struct Held {
 }
 
 thread_local! {
-    /// What the thread that forks holds meanwhile.
+    /// The locks of a fork that this thread has begun.
     static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
 }
 

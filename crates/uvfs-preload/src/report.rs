@@ -1,4 +1,4 @@
-//! What `--report` prints at exit.
+//! The lines that `--report` prints at exit.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};

@@ -19,7 +19,7 @@ use crate::real::{errno, is_inside, set_errno, set_inside};
 
 /// The kernel's _NSIG, and one, as there is no signal 0.
 const SIGNALS: usize = 65;
-/// Those that one call puts off at most; what comes then is handled at once.
+/// One call puts off at most so many signals; further ones are handled at once.
 const MOST: usize = 16;
 /// From here on every one of a signal counts.
 const FIRST_REAL_TIME: c_int = 32;
@@ -133,7 +133,7 @@ fn defer(signal: c_int, info: *mut siginfo_t) -> bool {
     })
 }
 
-/// What the kernel calls for the program's handlers.
+/// The kernel calls this in place of the program's handlers.
 extern "C" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if defer(signal, info) {
         return;

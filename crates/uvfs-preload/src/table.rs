@@ -1,4 +1,4 @@
-//! What is known of each descriptor of the program.
+//! The table of the program's descriptors.
 //!
 //! A descriptor has one word: how things stand, or a pointer to the [`Description`] that it shares
 //! with its duplicates. Looking one up takes one atomic load, and for what was imported a reference
@@ -80,7 +80,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Those that change how a call is served, and that F_SETFL can change.
+    /// The flags that change how a call is served, and that F_SETFL can change.
     pub(crate) const SWITCHED: c_int = libc::O_APPEND | libc::O_DIRECT;
 
     /// How all its calls are done.
@@ -181,7 +181,7 @@ impl Use {
         Self(self.0)
     }
 
-    /// What was imported.
+    /// The imported file.
     pub(crate) fn opened(&self) -> Option<&Opened> {
         // SAFETY: null, or of `set_opened`, and not freed while this reference counts.
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
@@ -223,7 +223,7 @@ fn pointed(word: u64) -> Option<&'static Description> {
     }
 }
 
-/// What is known of a descriptor.
+/// The state of a descriptor.
 pub(crate) enum Known {
     /// Leave it to the kernel.
     Foreign,
@@ -252,7 +252,7 @@ pub(crate) fn is_imported(fd: c_int) -> bool {
         .is_some_and(|one| !one.opened.load(Ordering::Relaxed).is_null())
 }
 
-/// What is known of a descriptor.
+/// The state of a descriptor.
 pub(crate) fn look(fd: c_int) -> Known {
     let Some(slot) = word(fd) else {
         return Known::Foreign;
@@ -343,7 +343,7 @@ pub(crate) fn foreign(fd: c_int) {
     }
 }
 
-/// What is another one once a descriptor that [`foreign`] was told of has been closed.
+/// A number that changes once a descriptor that [`foreign`] was told of has been closed.
 pub(crate) fn stamp(fd: c_int) -> Option<u64> {
     word(fd).map(|word| word.load(Ordering::Relaxed))
 }
@@ -461,7 +461,7 @@ impl Closing {
         }
         let word = fresh_word(CLOSING);
         if replace(fd, word) {
-            // Whoever found the description before has done with the number after this.
+            // A thread that found the description before has done with the number after this.
             drop(lock(&BY_NUMBER));
         }
         Some(Self(fd, word))
@@ -493,7 +493,7 @@ pub(crate) fn no_longer_private(fd: c_int) {
     }
 }
 
-/// What keeps other threads from holding this module's locks, for a fork.
+/// Keeps other threads from holding this module's locks, for a fork.
 pub(crate) struct Held {
     _free: MutexGuard<'static, Vec<&'static Description>>,
     _by_number: MutexGuard<'static, ()>,

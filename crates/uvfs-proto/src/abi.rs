@@ -76,7 +76,7 @@ pub struct UnknownOpcode(pub u32);
 
 macro_rules! opcodes {
     ($($variant:ident = $value:literal, $name:literal, $doc:literal;)*) => {
-        /// What a request asks for (`enum fuse_opcode`).
+        /// The kinds of requests (`enum fuse_opcode`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum Opcode {
@@ -969,7 +969,7 @@ const fn ext_flags(flags: u32, flags2: u32) -> InitFlags {
     }
 }
 
-/// What a notification says (`enum fuse_notify_code`).
+/// The kinds of notifications (`enum fuse_notify_code`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum NotifyCode {

@@ -1,4 +1,4 @@
-//! What uvfs's own clients and servers say beyond FUSE, over shared memory. The kernel never sends
+//! Requests of uvfs's own clients beyond FUSE, over shared memory. The kernel never sends
 //! these; their numbers begin at 8192, far from FUSE's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -42,7 +42,7 @@ pub struct LeaseIn {
     pub padding: u32,
 }
 
-/// What became of a request for a lease.
+/// The answer to a request for a lease.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -68,7 +68,7 @@ pub struct LeaseOut {
 pub struct LeaseReturnIn {
     /// The lease's number.
     pub seq: u64,
-    /// What is kept: [`LEASE_NONE`], or [`LEASE_READ`] of a write lease.
+    /// The lease that the client keeps: [`LEASE_NONE`], or [`LEASE_READ`] of a write lease.
     pub keep: u32,
     /// Zero.
     pub padding: u32,

@@ -9,7 +9,7 @@ use crate::abi::Attr;
 
 /// The opcode, in a session over shared memory: [`ImportIn`] asks, [`ImportOut`] answers.
 pub const IMPORT: u32 = 8194;
-/// What [`TokenOut::version`] is now. Another layout gets another number.
+/// The current [`TokenOut::version`]. Another layout gets another number.
 pub const VERSION: u32 = 1;
 /// The longest path of a socket (`sun_path` of unix(7), with its ending 0).
 pub const PATH_MAX: usize = 108;
@@ -19,7 +19,7 @@ pub const PATH_MAX: usize = 108;
 pub const TOKEN_IOCTL: u32 =
     2 << 30 | (size_of::<TokenOut>() as u32) << 16 | (b'u' as u32) << 8 | 0x71;
 
-/// What the ioctl gives.
+/// The answer of the ioctl.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct TokenOut {
@@ -39,7 +39,7 @@ pub struct TokenOut {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ImportIn {
-    /// What the ioctl gave.
+    /// The token that the ioctl gave.
     pub token: [u8; 32],
 }
 

@@ -1,4 +1,4 @@
-//! What replies are made of beyond plain structures: their header, directory entries, times.
+//! The parts of replies beyond plain structures: their header, directory entries, times.
 
 use std::time::Duration;
 

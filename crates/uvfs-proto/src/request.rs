@@ -16,7 +16,7 @@ use payload::short_arg;
 pub(crate) use payload::{Payload, arg};
 pub use records::Records;
 
-/// What client and server agreed on in INIT.
+/// The version and features that client and server agreed on in INIT.
 ///
 /// The default is what holds before: the oldest version and no features. Accept
 /// [`InitFlags::SECURITY_CTX`] only from 7.38 on, as requests do not say before where their
@@ -49,12 +49,12 @@ pub struct ParseError {
     pub opcode: u32,
     /// The request to which an error can be replied; 0 if the header is missing.
     pub unique: u64,
-    /// What is wrong with it.
+    /// The defect that was found.
     pub problem: Problem,
 }
 
 impl ParseError {
-    /// What to reply: ENOSYS for an unknown opcode, else EINVAL.
+    /// The errno to reply with: ENOSYS for an unknown opcode, else EINVAL.
     pub fn errno(&self) -> Errno {
         match self.problem {
             Problem::UnknownOpcode => Errno::NOSYS,
@@ -75,7 +75,7 @@ impl fmt::Display for OpcodeName {
     }
 }
 
-/// What is wrong with a request.
+/// A defect of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// No such opcode in protocol 7.45.
@@ -87,7 +87,7 @@ pub enum Problem {
     /// The header's `len` is not the message's.
     #[error("the header says {said} bytes, the message has {have}")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         said: u32,
         /// Bytes in the message.
         have: usize,
@@ -119,7 +119,7 @@ pub enum Problem {
     Extension(&'static str),
 }
 
-/// What a request asks for: one variant an opcode, with a copy of its structure and references to
+/// The operation of a request: one variant an opcode, with a copy of its structure and references to
 /// its names and values.
 ///
 /// The names of directory entries are not empty and have no slash (but for the kernel's "/" in
@@ -207,7 +207,7 @@ pub enum Operation<'a> {
 pub struct Request<'a> {
     /// The header as it came.
     pub header: InHeader,
-    /// What is asked for.
+    /// The operation.
     pub operation: Operation<'a>,
     /// The caller's supplementary groups; the kernel sends one, the parent directory's, if the
     /// caller is in it ([`InitFlags::CREATE_SUPP_GROUP`]).

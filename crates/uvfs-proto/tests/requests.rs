@@ -17,7 +17,7 @@ const LATEST: Negotiated = Negotiated {
     flags: InitFlags::SETXATTR_EXT,
 };
 
-/// What an operation is made from.
+/// The bytes that an operation is decoded from.
 #[derive(Debug, Clone)]
 struct Material {
     opcode: Opcode,

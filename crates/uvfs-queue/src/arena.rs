@@ -17,7 +17,7 @@ const MAGIC: u32 = 0x7566_7361;
 const VERSION: u32 = 1;
 const DESC_SIZE: usize = 32;
 
-/// What is dirty and what is under writeback in one page: two byte ranges, both may be empty.
+/// The dirty bytes of one page and those under writeback: two byte ranges, both may be empty.
 /// One word in shared memory, so that it changes at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ranges {
@@ -136,7 +136,7 @@ impl Arena {
     /// Makes an arena of `pages` zeroed pages.
     ///
     /// # Errors
-    /// Those of [`SharedMemory::create`].
+    /// The errors of [`SharedMemory::create`].
     pub fn create(pages: u32) -> io::Result<Self> {
         let data = Self::data_offset(pages);
         let mem = SharedMemory::create(c"uvfs-arena", data + pages as usize * PAGE_SIZE)?;
@@ -289,7 +289,7 @@ impl Arena {
         self.set_handle(page, handle);
     }
 
-    /// What is dirty in a page.
+    /// The dirty bytes of a page.
     #[inline]
     pub fn ranges(&self, page: u32) -> Ranges {
         Ranges::unpack(

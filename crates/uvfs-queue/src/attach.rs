@@ -17,7 +17,7 @@ const MAGIC: u32 = 0x7566_7661;
 const VERSION: u32 = 2;
 const MAX_FDS: usize = 2;
 
-/// What a message says besides its descriptors.
+/// The contents of a message besides its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
     /// From the server: 0, or the errno with which it refuses. From a client: 0.
@@ -45,7 +45,7 @@ pub fn aside(fd: OwnedFd) -> OwnedFd {
 /// A socket to attach through, aside as by [`aside`], and not connected yet.
 ///
 /// # Errors
-/// Those of socket(2).
+/// The errors of socket(2).
 pub fn socket() -> io::Result<UnixStream> {
     // The C library's call, not the kernel's: under `uvfs run` it is one that keeps the new descriptor
     // from a program that closes everything.
@@ -62,7 +62,7 @@ pub fn socket() -> io::Result<UnixStream> {
 /// Connects it, which may be tried again when it fails.
 ///
 /// # Errors
-/// Those of connect(2), and ENAMETOOLONG for a path that no socket can have.
+/// The errors of connect(2), and ENAMETOOLONG for a path that no socket can have.
 pub fn connect(socket: &UnixStream, path: &Path) -> io::Result<()> {
     let address = SocketAddrUnix::new(path)?;
     Ok(rustix::net::connect(socket, &address)?)
@@ -82,7 +82,7 @@ pub struct Peer {
 /// The process at the other end of a connected socket (SO_PEERCRED, unix(7)).
 ///
 /// # Errors
-/// Those of getsockopt(2).
+/// The errors of getsockopt(2).
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut peer = libc::ucred {
         pid: 0,
@@ -113,7 +113,7 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
 /// Sends a message with up to two descriptors.
 ///
 /// # Errors
-/// Those of sendmsg(2).
+/// The errors of sendmsg(2).
 pub fn send(socket: impl AsFd, message: Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     assert!(fds.len() <= MAX_FDS);
     let mut bytes = [0; SIZE];

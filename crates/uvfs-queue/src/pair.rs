@@ -131,7 +131,7 @@ fn get_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// What a client says of itself, for people to look at: nothing may depend on it, as it may say
+/// A client's own statistics, for people to look at: nothing may depend on them, as a client may say
 /// anything. Numbers are of its whole session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Published {
@@ -196,7 +196,7 @@ pub enum End {
     None,
     /// It answers no more, and has yet to write what the client left dirty.
     Closed,
-    /// What the client left dirty has been written.
+    /// The pages that the client left dirty have been written.
     Written,
     /// Some of it could not be written.
     Lost,

@@ -35,7 +35,7 @@ pub fn bind_to_core(core: usize) -> io::Result<()> {
 /// The cores that this thread may run on.
 ///
 /// # Errors
-/// What sched_getaffinity(2) gives.
+/// The errors of sched_getaffinity(2).
 pub fn allowed_cores() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -80,7 +80,7 @@ const RELIEF_MAX: u32 = 640;
 /// After so many ticks without any thread having run, the watchdog sleeps.
 const QUIET: u32 = 8;
 
-/// What is seen of a thread.
+/// The observed state of a thread.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     /// Nanoseconds on a core.
@@ -91,7 +91,7 @@ struct Look {
     runnable: bool,
 }
 
-/// What looking at a thread led to.
+/// The conclusion from looking at a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Stays,
@@ -281,7 +281,7 @@ impl Watchdog {
         })
     }
 
-    /// What a thread needs to enter by [`Watched::hand_over`].
+    /// The handle by which another thread enters with [`Watched::hand_over`].
     pub fn handle(&self) -> Watched {
         Watched(self.shared.clone())
     }

@@ -33,7 +33,7 @@ impl SharedMemory {
     /// Makes `len` zeroed bytes (rounded up to pages), sealed against every change of size.
     ///
     /// # Errors
-    /// Those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
+    /// The errors of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
     pub fn create(name: &CStr, len: usize) -> io::Result<Self> {
         let len = len.next_multiple_of(4096);
         // The C library's call, as in `attach::socket`.
@@ -156,7 +156,7 @@ impl SharedMemory {
     /// Gives the memory of whole pages back to the system; they read as zeros afterwards.
     ///
     /// # Errors
-    /// Those of fallocate(2).
+    /// The errors of fallocate(2).
     pub fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
         let _ = self.at(offset, len);
         rustix::fs::fallocate(

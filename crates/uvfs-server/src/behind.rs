@@ -1,6 +1,6 @@
 //! Drops the kernel's own pages of a mount behind its reads and writes ([`SessionOptions::uncached`]).
 //!
-//! What was read or written last stays for a while, as the caller may not have come to what was
+//! Pages that were read or written last stay for a while, as the caller may not have come to pages that were
 //! read ahead for it; beyond [`KEEP`] the oldest goes, and after [`IDLE`] without traffic all of it.
 //! A thread of its own sends the notifications: they wait for pages that are locked by requests
 //! under way, which the queues' threads answer meanwhile.
@@ -76,7 +76,7 @@ impl Queue {
     }
 }
 
-/// What was read and written and may still be in the kernel's cache.
+/// Ranges that were read or written and may still be in the kernel's cache.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     queue: Mutex<Queue>,
@@ -172,7 +172,7 @@ impl Behind {
     }
 }
 
-/// What a notification gives once the mount has ended.
+/// The error of a notification once the mount has ended.
 fn gone() -> Option<i32> {
     Some(Errno::NODEV.raw_os_error())
 }

@@ -1,4 +1,4 @@
-//! What a file system implements.
+//! The trait that a file system implements, and its types.
 
 mod listing;
 mod types;
@@ -18,7 +18,7 @@ pub use uvfs_io::Payload;
 use uvfs_proto::abi;
 pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags};
 
-/// What a handler gives: a value, or the errno that the caller gets.
+/// The result of a handler: a value, or the errno that the caller gets.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 /// The number of the root directory's node.

@@ -21,7 +21,7 @@ use uvfs_proto::abi;
 /// How a mount looks to the kernel.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What /proc/mounts shows as the device.
+    /// The device that /proc/mounts shows.
     pub name: String,
     /// After `fuse.` in the type.
     pub subtype: String,
@@ -76,7 +76,7 @@ pub fn open_device() -> io::Result<OwnedFd> {
 /// fusermount3(1).
 ///
 /// # Errors
-/// What failed, in one line.
+/// The call that failed, in one line.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let root = rustix::process::geteuid().is_root();
     let device = match open_device() {

@@ -126,7 +126,7 @@ impl Notifier {
         })
     }
 
-    /// What the page cache has of a node from `offset` on, up to `size` bytes, and where it begins.
+    /// Reads a node's pages in the page cache from `offset` on, up to `size` bytes, and says where they begin.
     /// Must not be called on a queue's thread, which may be the one that the data comes by.
     ///
     /// # Errors

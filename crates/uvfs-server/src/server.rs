@@ -40,7 +40,7 @@ pub struct ServerOptions {
     pub transport: Transport,
     /// The wait policy.
     pub wait: WaitConfig,
-    /// What clients over shared memory may have; `None` for no clients.
+    /// The limits of clients over shared memory; `None` for no clients.
     pub clients: Option<ClientLimits>,
 }
 
@@ -174,7 +174,7 @@ impl<F: FileSystem> Server<F> {
         } else {
             None
         };
-        // What hands over never spins: the caller is on this core.
+        // A thread that hands over never spins: the caller is on this core.
         let wait = if hand_over {
             WaitConfig {
                 mode: WaitMode::Sleep,
@@ -291,7 +291,7 @@ impl<F: FileSystem> Server<F> {
         for thread in self.threads {
             let _ = thread.join();
         }
-        // What they have of the file system is taken back before it ends.
+        // The clients' nodes and handles are taken back before the file system ends.
         drop(self.clients);
         self.session.fs.destroy();
     }

@@ -36,7 +36,7 @@ pub(crate) const DEPTH: usize = 64;
 /// How a session serves.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// What `stats` calls it.
+    /// The name that `stats` shows.
     pub source: String,
     /// Largest write in bytes; a multiple of the page size.
     pub max_write: u32,
@@ -70,7 +70,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// What all queues of one mount share.
+/// The state that all queues of one mount share.
 pub struct Session<F> {
     pub(crate) fs: F,
     pub(crate) options: SessionOptions,
@@ -89,7 +89,7 @@ pub struct Session<F> {
     clients: Mutex<Vec<Arc<Attached>>>,
     /// Counts of clients that are gone, for the next ones.
     spare_queues: Mutex<Vec<Arc<QueueStats>>>,
-    /// What the kernel may have cached, where that is to be dropped again.
+    /// The ranges that the kernel may have cached, where they are to be dropped again.
     pub(crate) recent: OnceLock<Arc<Recent>>,
     /// Opens that were answered with a backing file.
     backed: AtomicU64,
@@ -98,12 +98,12 @@ pub struct Session<F> {
     began: Instant,
 }
 
-/// What the kernel's first request said of FUSE-over-io_uring.
+/// The offer in the kernel's first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
     /// The kernel's minor protocol version.
     pub minor: u32,
-    /// What it offers.
+    /// The features that it offers.
     pub flags: InitFlags,
 }
 
@@ -114,7 +114,7 @@ pub struct Init {
 }
 
 impl Init {
-    /// What the kernel offers.
+    /// The kernel's offer.
     pub fn offered(&self) -> Offered {
         let mut flags = InitFlags::from_words(self.arg.flags, self.arg.flags2);
         if !flags.contains(InitFlags::INIT_EXT) {
@@ -160,9 +160,9 @@ impl<F: FileSystem> Session<F> {
     /// Of a file system that is not mounted: only clients over shared memory use it.
     ///
     /// # Errors
-    /// What the file system's `init` gives.
+    /// The error of the file system's `init`.
     pub fn unmounted(fs: F, options: SessionOptions) -> io::Result<Self> {
-        // What a notification would be written to.
+        // A notification would be written to this.
         let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
         let offered = InitFlags::ASYNC_READ
             | InitFlags::BIG_WRITES
@@ -378,7 +378,7 @@ impl<F: FileSystem> Session<F> {
     /// Answers the kernel's first request; from then on it sends others.
     ///
     /// # Errors
-    /// What the file system's `init` gives, or when the mount is gone.
+    /// The error of the file system's `init`, or when the mount is gone.
     pub fn answer_init(&self, init: &Init, over_io_uring: bool) -> io::Result<()> {
         let Offered {
             minor,

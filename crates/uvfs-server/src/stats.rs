@@ -180,11 +180,11 @@ pub struct ClientReport {
     pub bytes_read: u64,
     /// Bytes that those wrote.
     pub bytes_written: u64,
-    /// What it says of itself.
+    /// The client's own statistics.
     pub says: ClientSays,
 }
 
-/// What a client says of itself, which nobody can check; at most a moment old.
+/// A client's own statistics, which nobody can check; at most a moment old.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClientSays {
     /// Its name.
@@ -206,7 +206,7 @@ pub(crate) struct Attached {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) stats: Arc<QueueStats>,
-    /// What had been counted before, of clients that are gone.
+    /// The counts of earlier clients, which are gone.
     before: [u64; 3],
     pub(crate) queue: Arc<ServerQueue>,
 }
@@ -274,7 +274,7 @@ pub struct WatchReport {
 /// A mount's figures, as `uvfs stats --json` prints them.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Report {
-    /// What is served.
+    /// The served directory or image.
     pub source: String,
     /// `uring` or `dev`.
     pub transport: String,

@@ -21,7 +21,7 @@ const LIFE: Duration = Duration::from_secs(10);
 const MOST: usize = 32768;
 const MOST_OF_USER: usize = 1024;
 
-/// What a token stands for.
+/// The open file that a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) node: u64,
@@ -102,7 +102,7 @@ impl Table {
         Ok(token)
     }
 
-    /// What a token stands for; it is good for no more.
+    /// Uses up a token, and gives the open file that it stands for.
     pub(crate) fn take(&self, token: &[u8; 32], now: Instant) -> Option<Grant> {
         let mut out = lock(&self.0);
         let issued = out.tokens.remove(token)?;
@@ -130,7 +130,7 @@ impl<F: FileSystem> Session<F> {
             return Err(Errno::NOTTY);
         }
         if self.kernel_writes_back() {
-            // What the kernel holds back a client would not see.
+            // A client would not see writes that the kernel holds back.
             return Err(Errno::OPNOTSUPP);
         }
         // EBUSY for what the kernel reads and writes itself, faster than anybody could here.

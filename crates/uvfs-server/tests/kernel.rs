@@ -324,7 +324,7 @@ fn notifications(transport: &str) {
     assert_eq!(stage.tell("inode"), "ok ");
     assert_eq!(stage.read("file").unwrap(), "two");
 
-    // What the kernel has cached can be had, and given.
+    // The kernel's cached pages can be read, and filled.
     assert_eq!(stage.tell("retrieve"), "ok 0 two");
     stage.tell("content six");
     assert_eq!(stage.tell("store six"), "ok ");

@@ -17,7 +17,7 @@ const DATA_SECTORS: u64 = 2048;
 
 /// A device behind a buffer cache: metadata is cached there, file data is not.
 ///
-/// What the device reads in units larger than a sector (direct I/O on 4 KiB sectors) is read in
+/// Where the device reads in units larger than a sector (direct I/O on 4 KiB sectors), blocks are read in
 /// those units.
 pub struct CachedBlocks {
     target: Arc<Target>,

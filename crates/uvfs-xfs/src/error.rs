@@ -17,13 +17,13 @@ pub enum Error {
         daddr: u64,
         /// Bytes asked for.
         len: usize,
-        /// What the device said.
+        /// The device's error.
         source: io::Error,
     },
     /// There is no XFS superblock at the start of the image.
     #[error("not an XFS file system (magic number {found:#010x})")]
     NotXfs {
-        /// What is there instead.
+        /// The value that is there instead.
         found: u32,
     },
     /// The file system uses something that is not supported.
@@ -34,7 +34,7 @@ pub enum Error {
     Corrupt {
         /// Which structure, and where.
         place: Place,
-        /// What is wrong with it.
+        /// The defect.
         fault: Fault,
     },
     /// No such name, attribute or inode.
@@ -48,15 +48,15 @@ pub enum Error {
     WrongType {
         /// The inode.
         ino: u64,
-        /// What it should have been.
+        /// The expected item.
         wanted: &'static str,
     },
     /// Writing results elsewhere failed.
     #[error("{what}: {source}")]
     Output {
-        /// What was being written.
+        /// The item that was being written.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -77,7 +77,7 @@ macro_rules! layout {
     )*};
 }
 
-/// What is wrong with a structure: the first check that it failed.
+/// The defect of a structure: the first check that it failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// The buffer ends before the structure does.
@@ -126,7 +126,7 @@ pub enum Fault {
     Field {
         /// The field.
         name: &'static str,
-        /// What the format allows.
+        /// The values that the format allows.
         expected: &'static str,
         /// The value found.
         found: u64,

@@ -44,7 +44,7 @@ const STATX_ATTR_NODUMP: u64 = 0x40;
 /// After so many misses a request waits, so that it ends even if the cache is far too small.
 const MISSES: usize = 1024;
 
-/// What there is not when the kernel names a node that is none.
+/// The missing item where the kernel names a node that does not exist.
 const GONE: &str = "inode with this number";
 
 /// One listing in so many is a sample, see [`Asked`].
@@ -418,7 +418,7 @@ impl FileSystem for XfsFs {
         // Directories are gone into, by find as well.
         let wanted = |kind| all || matches!(kind, FileType::Directory | FileType::Unknown);
         if plus {
-            // What cannot be read is complained about when it is listed.
+            // An inode that cannot be read is reported when it is listed.
             let ahead = || Ok(self.readahead(&dir, offset, &wanted));
             let _ = self.look(ahead).await?;
         }
@@ -478,7 +478,7 @@ impl FileSystem for XfsFs {
         if omitted {
             self.asked.omitted(dir.ino);
         }
-        // What could be read is shown first; the error comes when it is asked for again.
+        // Entries that could be read are shown first; the error comes with the next request.
         if any { Ok(()) } else { listed }
     }
 

@@ -12,7 +12,7 @@ use crate::format::*;
 /// Bytes of a disk sector in `daddr` units ("basic blocks").
 pub const BBSIZE: u64 = 512;
 
-/// What can be in a superblock's feature words, decoded.
+/// The feature words of a superblock, decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     /// Version 5: checksums in all metadata, version 3 inodes.
@@ -390,8 +390,8 @@ impl Geometry {
         ino >> (self.cluster_blocks.trailing_zeros() + u32::from(self.inopblog))
     }
 
-    /// What a metadata block at `daddr` that `owner` (inode or allocation group) owns must say
-    /// about itself.
+    /// The identity that a metadata block at `daddr` that `owner` (inode or allocation group) owns must have in
+    /// its header.
     pub fn ident(&self, daddr: u64, owner: Option<u64>) -> Ident {
         Ident {
             crc: self.features.crc,

@@ -33,7 +33,7 @@ const SEARCH_BLOCKS: u64 = 2048;
 /// Blocks before the head that may have been written at the same time.
 const SCAN_BLOCKS: u64 = (RECORDS_AT_ONCE as u64 * (256 << 10)) / BLOCK as u64;
 
-/// What the log says.
+/// The state of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogState {
     /// Unmounted cleanly: nothing is missing.
@@ -46,7 +46,7 @@ pub enum LogState {
         head: u64,
         /// The oldest record still needed, if the last record says.
         tail: Option<u64>,
-        /// What was written last was cut off: the log ends before it.
+        /// The last record was cut off: the log ends before it.
         torn: bool,
     },
     /// The log is on another device.
@@ -61,7 +61,7 @@ impl LogState {
         matches!(self, LogState::Clean | LogState::Zeroed)
     }
 
-    /// What to tell the user, `None` if there is nothing to say.
+    /// The warning for the user, `None` if there is nothing to say.
     pub fn warning(&self) -> Option<String> {
         let stale = "what was changed last may be missing or half done: new, removed and renamed \
                      files, sizes, times, attributes, link counts and all free space counters; \
@@ -100,7 +100,7 @@ pub(crate) fn state(blocks: &impl Blocks, g: &Geometry) -> LogState {
     log.state().unwrap_or_else(LogState::Unreadable)
 }
 
-/// What is wrong with the records of a dirty log that are still needed: the first such block.
+/// The first damaged block among the records of a dirty log that are still needed.
 /// Recovery would fail there.
 pub(crate) fn damage(blocks: &impl Blocks, g: &Geometry, state: &LogState) -> Option<String> {
     let LogState::Dirty {

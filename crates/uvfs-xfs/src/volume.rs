@@ -19,7 +19,7 @@ pub struct Volume {
     space: Space,
 }
 
-/// What statfs tells.
+/// The answer of statfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
     /// Block size in bytes.
@@ -72,7 +72,7 @@ impl Volume {
         &self.geometry
     }
 
-    /// What may be wrong or stale, in sentences.
+    /// The warnings: things that may be wrong or stale, in sentences.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

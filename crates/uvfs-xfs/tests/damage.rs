@@ -205,7 +205,7 @@ fn reading_ahead_hides_nothing() {
 struct Explained {
     /// Part of the damage's name.
     damage: &'static str,
-    /// What we find and xfs_repair does not: how a finding begins, and part of the rest. Each of
+    /// The findings that xfs_repair does not have: how one begins, and part of the rest. Each of
     /// our findings is one of these.
     ours: &'static [(&'static str, &'static str)],
     /// Why.
@@ -365,7 +365,7 @@ fn is_complaint(line: &str) -> bool {
     !line.trim().is_empty() && !is_noise(line) && !of_the_log.iter().any(|l| line.contains(l))
 }
 
-/// What an image is.
+/// The state of an image.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
     /// Not in use when it was damaged.
@@ -721,7 +721,7 @@ fn damaged_records_of_the_log() {
     let path = flip(last);
     match state(&path) {
         LogState::Dirty { head, torn, .. } => assert_eq!((head, torn), (last as u64, true)),
-        // What came before was an unmount.
+        // The record before was an unmount.
         other => assert!(other.is_clean(), "{other:?}"),
     }
     assert_eq!(about_log(&path), None);

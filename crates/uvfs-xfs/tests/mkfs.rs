@@ -475,7 +475,7 @@ fn the_longest_file_keeps_its_holes() {
     }
 }
 
-/// What `tar` writes about a tree becomes that tree.
+/// An archive that `tar` writes of a tree becomes that tree.
 #[test]
 fn an_archive_becomes_an_image() {
     if !can_run() {

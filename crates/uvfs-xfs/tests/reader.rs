@@ -203,7 +203,7 @@ fn patch_superblock(image: &Path, change: impl FnOnce(&mut Superblock)) {
     file.write_all_at(&sector, 0).unwrap();
 }
 
-/// What cannot be read is refused by name.
+/// An image that cannot be read is refused by name.
 #[test]
 fn refusals() {
     if !can_run() {

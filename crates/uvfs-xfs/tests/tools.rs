@@ -136,7 +136,7 @@ fn copy_out_as_and_into() {
     assert!(fs::read(dir.join("as")).unwrap() == pattern(4, 4097));
     tools::copy_out(&volume, b"/deep/level-0/", &dir, &mut no_errors).unwrap();
     assert_eq!(fs::read(dir.join("level-0/level-1/here")).unwrap(), b"2");
-    // What is there stays.
+    // A file that is there stays.
     fs::write(dir.join("as"), "mine").unwrap();
     let mut failed = 0;
     let mut count = |_: &Path, _: &Error| failed += 1;

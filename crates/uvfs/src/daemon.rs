@@ -42,7 +42,7 @@ fn system_log() -> io::Result<File> {
     Ok(File::from(OwnedFd::from(socket)))
 }
 
-/// What the process in the background reports to the one that was started.
+/// The report of the process in the background to the one that was started.
 pub struct Report(Option<File>);
 
 /// Which side of the fork this is.

@@ -12,7 +12,7 @@ pub struct Error {
     code: u8,
 }
 
-/// What a command's functions give back.
+/// The result of a command's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {

@@ -54,7 +54,7 @@ pub struct Args {
     /// How requests come by: auto takes FUSE-over-io_uring where the kernel has it
     #[arg(long, value_parser = options::transport, value_name = "auto|uring|dev")]
     transport: Option<uvfs_server::Transport>,
-    /// What a queue does while there is nothing to do
+    /// The behaviour of a queue that has nothing to do
     #[arg(long, value_parser = options::wait_mode, value_name = "adaptive|spin|sleep")]
     wait: Option<uvfs_queue::wait::WaitMode>,
     /// Longest spin in microseconds
@@ -69,7 +69,7 @@ pub struct Args {
     /// Mount options; --help lists them
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// What to serve
+    /// The directory or image to serve
     source: PathBuf,
     /// Where
     mountpoint: PathBuf,
@@ -102,7 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// Serves `source` at `mountpoint`, which is made if it is missing.
 pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<ExitCode> {
-    // Who alone may use the mount is the one that the host checks anyway; asking for the attributes
+    // The only user of the mount is the one that the host checks anyway; asking for the attributes
     // of each directory on the way would be for nothing.
     options.default_permissions |= options.allow_other;
     options.passthrough.checks_permissions = options.default_permissions;
@@ -168,7 +168,7 @@ fn place(path: &Path) -> Result<Place> {
     Ok(Place { path, made: false })
 }
 
-/// What is served.
+/// The opened source.
 enum Opened {
     Directory(OwnedFd),
     Image(Arc<Device>),
@@ -180,7 +180,7 @@ fn serve(
     place: &Place,
     options: &Options,
 ) -> Result<ExitCode> {
-    // What can fail before anything is mounted fails while there still is a terminal.
+    // Errors before the mount are reported while there still is a terminal.
     let opened = match image {
         Some(device) => Opened::Image(device),
         None => Opened::Directory(open_directory(source, &place.path)?),

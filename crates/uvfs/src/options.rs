@@ -12,7 +12,7 @@ use uvfs_server::{SessionOptions, Transport};
 
 use crate::error::{Error, Result};
 
-/// What `-o` may say, for the help.
+/// The options of `-o`, for the help.
 pub const HELP: &str = "\
 Mount options (-o, comma separated; a later one wins):
   ro, rw                     read-only; read-write (default)

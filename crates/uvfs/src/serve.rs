@@ -30,7 +30,7 @@ pub struct Args {
     /// Where programs attach
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// What a client's queue does while there is nothing to do
+    /// The behaviour of a client's queue that has nothing to do
     #[arg(long, value_parser = options::wait_mode, value_name = "adaptive|spin|sleep")]
     wait: Option<uvfs_queue::wait::WaitMode>,
     /// Longest spin in microseconds
@@ -42,7 +42,7 @@ pub struct Args {
     /// Log requests that wait for longer (0: none)
     #[arg(long, value_parser = options::seconds, value_name = "SECONDS", default_value = "10")]
     slow: Duration,
-    /// What to serve
+    /// The directory to serve
     source: PathBuf,
 }
 

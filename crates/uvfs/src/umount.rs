@@ -111,7 +111,7 @@ struct Server {
 }
 
 impl Server {
-    /// Those of a file system with this device number; none where an older kernel does not tell, or where they are
+    /// The mounts of a file system with this device number; none where an older kernel does not tell, or where they are
     /// another user's. No server is asked: it may be dead. Another program's server may go on after its mount.
     fn all_of(device: &str) -> Vec<Self> {
         let Some((_, minor)) = device.split_once(':') else {

@@ -127,7 +127,7 @@ impl Shared {
                     let phase = match error {
                         Some(error) if end > good => {
                             count(&self.counters.read_errors, 1);
-                            // Those who wait for it get the error, the next one tries again.
+                            // Threads that wait for it get the error, the next one tries again.
                             self.unindex(&inner);
                             Phase::Failed(error)
                         }

@@ -93,7 +93,7 @@ pub(super) struct Chunk {
     pub(super) writeback: Bits,
     /// A request fills it; its content must not be changed meanwhile.
     pub(super) reading: Bits,
-    /// What is being read into it is old already: throw it away when it comes.
+    /// The data that is being read into it is old already: throw it away when it comes.
     pub(super) stale: Bits,
     /// It goes when its I/O ends, unless somebody else has used it.
     pub(super) dropbehind: Bits,

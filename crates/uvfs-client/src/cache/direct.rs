@@ -131,7 +131,7 @@ impl Inode {
     }
 }
 
-/// What a write gives, taken piece by piece.
+/// The data of a write, taken piece by piece.
 struct Source<'a> {
     data: &'a [IoSlice<'a>],
     /// How much of the first slice is taken.
@@ -229,7 +229,7 @@ impl Direct {
             return;
         }
         if self.op == Op::Write {
-            // What others read into the cache meanwhile may be old. The size moves only now.
+            // Pages that others read into the cache meanwhile may be old. The size moves only now.
             let (first, last) = (
                 self.offset / PAGE,
                 (self.offset + self.len as u64 - 1) / PAGE,

@@ -65,7 +65,7 @@ pub(super) struct State {
     pub(super) server_node: NodeId,
     /// The same for handles that are older than the session.
     handles: HashMap<u64, u64>,
-    /// What the server has for sure: nothing but zeros is beyond.
+    /// The size that the server has for sure: nothing but zeros is beyond.
     pub(super) server_size: u64,
     pub(super) chunks: Chunks,
     /// Free pages that belong to this inode, so that not every write asks the shared list.
@@ -90,7 +90,7 @@ pub(super) struct State {
     hand: u64,
     /// Modification time and size when the pages were last known to be the file's.
     pub(crate) seen: Option<((i64, u32), u64)>,
-    /// What may be cached. Pages that are there, and not stale, are as good as this says.
+    /// The lease. Pages that are there, and not stale, are as good as this says.
     pub(super) lease: Leased,
 }
 
@@ -247,7 +247,7 @@ impl Inode {
         quiet.then_some(st.next_request)
     }
 
-    /// What the server says about a file that is being opened. Other people's changes make the
+    /// Takes the server's attributes of a file that is being opened. Other people's changes make the
     /// pages worthless; but if this client may have written since the `token` was taken, what it
     /// knows is newer.
     pub(crate) fn revalidate(&self, token: Option<u64>, mtime: (i64, u32), size: u64) {

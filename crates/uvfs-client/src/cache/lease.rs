@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_millis(100);
 /// How long an append waits for a lease, without which it can't know the end of the file.
 const APPEND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What this client may cache of an inode.
+/// This client's lease of an inode.
 #[derive(Debug)]
 pub(super) struct Leased {
     pub(super) mode: Lease,
@@ -36,7 +36,7 @@ pub(super) struct Leased {
     /// Nor to be waited for: it was refused because somebody uses the file without leases.
     taken: bool,
     pause: Duration,
-    /// What is dirty was written under a lease of a server that is gone.
+    /// The dirty pages were written under a lease of a server that is gone.
     pub(super) orphan: bool,
     /// Counts the changes that did not go through the cache.
     changes: u64,
@@ -119,7 +119,7 @@ impl Inode {
                 st.lease.again = Instant::now() + retry;
                 return false;
             }
-            // What the call itself meets will say it.
+            // The call itself will report the error.
             Err(_) => return false,
         };
         if session < st.session || st.lease.orphan {
@@ -179,7 +179,7 @@ impl Inode {
     /// The size now, from the cache if it may be cached.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub(crate) fn current_size(self: &Arc<Self>) -> io::Result<u64> {
         if self.lease(Lease::Read) {
             let st = self.read_state();
@@ -205,7 +205,7 @@ impl Inode {
     /// is written first, as the times come with it.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub(crate) fn current_attr(self: &Arc<Self>) -> io::Result<Attr> {
         self.settled();
         if self.read_state().is_unwritten() {

@@ -161,7 +161,7 @@ pub(super) fn watch(cache: &Arc<Cache>) {
     }
 }
 
-/// What the thread has open, for as long as the process lives.
+/// The descriptors that the thread has open for as long as the process lives.
 pub(crate) fn descriptors() -> Vec<RawFd> {
     let watch = lock(&WATCH);
     let monitor = watch.as_ref().and_then(|watch| watch.monitor.as_ref());
@@ -200,7 +200,7 @@ mod tests {
         set(900_000);
         std::thread::sleep(2 * PATIENCE);
         assert_eq!(cold.take(1000, &mut got), 1000);
-        // What was allowed stays allowed until it is used up.
+        // An allowance stays until it is used up.
         set(50_000);
         assert_eq!(cold.take(1000, &mut got), STEP - 1000);
         assert_eq!(cold.take(1000, &mut got), 0);

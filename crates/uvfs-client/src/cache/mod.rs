@@ -124,9 +124,9 @@ pub(crate) struct Cache {
     pub(crate) counters: Counters,
     /// Pages that the cache has.
     pages: u64,
-    /// Those that nobody has, with memory behind them.
+    /// Free pages, with memory behind them.
     free: Mutex<Vec<u32>>,
-    /// Those that nobody has and that take no memory.
+    /// Free pages that take no memory.
     cold: Mutex<memory::Cold>,
     /// Pages that the free list lends at once to one inode.
     pub(super) lend: usize,

@@ -85,7 +85,7 @@ pub(crate) struct Flush {
     passes: u32,
 }
 
-/// What [`Inode::start_writeback`] found.
+/// The pages that [`Inode::start_writeback`] found.
 #[derive(Debug, Default)]
 struct Started {
     batch: Vec<Request>,
@@ -93,10 +93,10 @@ struct Started {
     busy: bool,
 }
 
-/// What becomes of pages once they are written.
+/// The fate of pages once they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behind {
-    /// Those of uncached writes go, the others stay.
+    /// Pages of uncached writes go, the others stay.
     Stay,
     /// The same, and the writer's next bytes take what goes.
     Reuse,
@@ -487,7 +487,7 @@ impl Inode {
             if flush.passes > 1 {
                 return Some(Ok(()));
             }
-            // What is left was dirtied again during its writeback, or was being read.
+            // The pages that are left were dirtied again during their writeback, or were being read.
             flush.passes += 1;
             self.flush_pass(flush);
         }
@@ -515,7 +515,7 @@ impl Inode {
             {
                 break;
             }
-            // What was busy at first was dirtied again during its writeback: the second pass
+            // A page that was busy at first was dirtied again during its writeback: the second pass
             // takes it. A page that is being read, or a size that is being changed, is worth
             // waiting for as often as it takes.
             let blocked = || {

@@ -11,7 +11,7 @@ use crate::cache::{Fill, lock};
 /// The first readahead window, in pages.
 const FIRST_WINDOW: u64 = 16;
 
-/// What the caller knows about its reads, as posix_fadvise(2).
+/// The caller's advice about its reads, as posix_fadvise(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
     /// Nothing.

@@ -9,7 +9,7 @@ use super::{File, Flags, checked_end};
 use crate::backend::Op;
 use crate::cache::{Cache, Direct, Then};
 
-/// What a direct read brought, to be copied out of the cache's pages.
+/// The data of a direct read, to be copied out of the cache's pages.
 #[derive(Debug)]
 pub struct Landed<'a> {
     direct: &'a Direct,
@@ -64,7 +64,7 @@ impl Driver {
 }
 
 impl File {
-    /// What drives calls on this file on.
+    /// Gives the driver of this file's calls.
     pub fn driver(&self) -> Driver {
         Driver(std::sync::Arc::downgrade(&self.0.cache))
     }

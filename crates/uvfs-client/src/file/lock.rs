@@ -85,7 +85,7 @@ impl File {
     /// nothing of each other.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn lock(&self, kind: LockKind) -> io::Result<()> {
         self.change_lock(true, Some(kind), 0, LAST, true)
     }
@@ -102,7 +102,7 @@ impl File {
     /// Gives the lock of [`File::lock`] back.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn unlock(&self) -> io::Result<()> {
         self.change_lock(true, None, 0, LAST, false)
     }
@@ -125,7 +125,7 @@ impl File {
             return Err(errno(libc::EBADF));
         }
         if kind.is_none() {
-            // Whoever gets it next is to find what was written under it.
+            // The next owner is to find the data that was written under the lock.
             self.flush()?;
         }
         if kind.is_some() {

@@ -27,7 +27,7 @@ impl File {
         if flags.contains(Flags::DIRECT) {
             f.cache.counters.direct_calls(1);
         }
-        // What a server that gave us up lets others write is not for us to know: without a session
+        // A server that gave this client up lets others write, so without a session
         // nothing is read.
         self.carried(|| match flags.contains(Flags::DIRECT) {
             true => self.read_direct(buf, offset, flags),
@@ -162,7 +162,7 @@ impl File {
         fill.error().map_or(Ok(()), Err)
     }
 
-    /// What a read that came to an end leads to: more readahead, and pages that go.
+    /// Ends a read: begins more readahead, and drops pages.
     fn after_read(&self, offset: u64, done: usize, dontcache: bool) {
         let f = &*self.0;
         if done == 0 {
@@ -225,7 +225,7 @@ impl File {
     }
 }
 
-/// What a read answers that failed after `done` bytes: how many, unless it is to be made again from
+/// The result of a read that failed after `done` bytes: their number, unless it is to be made again from
 /// the beginning, should the server come back.
 fn cut_short(done: usize, error: io::Error) -> io::Result<usize> {
     match done == 0 || errno_of(&error) == libc::ENOTCONN {

@@ -7,7 +7,7 @@ use super::{File, PAGE};
 use crate::backend::{Attr, SetAttr};
 use crate::cache::errno;
 
-/// What [`File::allocate`] does with a range.
+/// The change that [`File::allocate`] makes to a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllocateMode {
     /// Reserves space; the file grows if the range ends beyond it.
@@ -29,7 +29,7 @@ impl File {
     /// As [`File::size`], for those who want to know why it can't be told.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn current_size(&self) -> io::Result<u64> {
         self.carried(|| self.0.inode.current_size())
     }
@@ -37,7 +37,7 @@ impl File {
     /// The attributes now. Writes what is dirty, so that the times are those of the last write.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn stat(&self) -> io::Result<Attr> {
         self.carried(|| self.0.inode.current_attr())
     }

@@ -92,7 +92,7 @@ impl File {
     pub(super) fn sync(&self, first: u64, last: u64, data_only: bool) -> io::Result<()> {
         let f = &*self.0;
         self.sync_range(first, last)?;
-        // What the server had taken was in the file when it went, and is not to be written again.
+        // Data that the server had taken was in the file when it went, and is not to be written again.
         self.carried(|| {
             let backend = &f.cache.backend;
             backend.fsync(f.handle.node, f.handle.fh, data_only)

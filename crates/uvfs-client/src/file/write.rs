@@ -159,7 +159,7 @@ impl File {
             }
             Ok(written)
         };
-        // What may have been appended is not appended again; at a place it does no harm.
+        // Data that may have been appended is not appended again; at a fixed offset it does no harm.
         let again = Cell::new(false);
         let (at, done) = self.carried_until(offset.map_or(&begun, |_| &again), write)?;
         if done == 0 {
@@ -169,7 +169,7 @@ impl File {
         Ok((at, done))
     }
 
-    /// What the flags ask for once something is written.
+    /// Carries out the flags once something is written.
     fn after_write(&self, at: u64, done: usize, flags: Flags) -> io::Result<()> {
         let inode = &self.0.inode;
         let (first, last) = (at / PAGE, (at + done as u64 - 1) / PAGE);

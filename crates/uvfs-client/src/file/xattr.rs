@@ -9,7 +9,7 @@ impl File {
     /// Sets an extended attribute, as fsetxattr(2) with its `flags`.
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn setxattr(&self, name: impl AsRef<OsStr>, value: &[u8], flags: i32) -> io::Result<()> {
         let f = &*self.0;
         f.cache
@@ -29,7 +29,7 @@ impl File {
     /// The names of all extended attributes, as flistxattr(2).
     ///
     /// # Errors
-    /// What the backend answers.
+    /// The backend's error.
     pub fn listxattr(&self) -> io::Result<Vec<OsString>> {
         let f = &*self.0;
         self.carried(|| f.cache.backend.listxattr(f.inode.node))

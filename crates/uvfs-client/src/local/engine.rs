@@ -77,7 +77,7 @@ impl Engine {
             queue
                 .writing
                 .swap_remove(at.expect("noted when it was taken"));
-            // What waited for this file may find all workers asleep.
+            // Requests that waited for this file may find all workers asleep.
             let more =
                 queue.asleep > 0 && queue.waiting.iter().any(|(r, _)| r.node == request.node);
             drop(queue);

@@ -1,4 +1,4 @@
-//! What several tests of the client need.
+//! Helpers of several tests of the client.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 pub mod raw;
@@ -19,7 +19,7 @@ pub fn rw() -> OpenOptions {
     OpenOptions::new().read(true).write(true).create(true)
 }
 
-/// What serves a directory, without a mount; made if need be.
+/// A session that serves a directory, without a mount; the directory is made if need be.
 pub fn session(source: impl AsRef<Path>) -> Arc<Session<Passthrough>> {
     std::fs::create_dir_all(&source).unwrap();
     let fs = Passthrough::open(source, uvfs_passthrough::Options::default()).unwrap();

@@ -1,4 +1,4 @@
-//! What the asynchronous engines share: which transfers are to be started, in flight and done.
+//! The common part of the asynchronous engines: transfers to be started, in flight and done.
 //!
 //! Each extent of an I/O is one transfer. A transfer that ends short is started again for what
 //! is left, one that the kernel has no resources for waits until another has ended.

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Op;
 
-/// What happens to a transfer instead of (or before) what should.
+/// A fault that a transfer meets instead of (or before) its I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// It fails.
@@ -30,7 +30,7 @@ pub struct Rule {
     pub range: Range<u64>,
     /// This many times more.
     pub times: usize,
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
 }
 

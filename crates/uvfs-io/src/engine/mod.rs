@@ -38,7 +38,7 @@ use crate::device::{Device, Geometry};
 
 pub use fault::{Fault, Faults, Rule};
 
-/// What an [`Io`] does.
+/// The direction of an [`Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Device to memory.
@@ -58,7 +58,7 @@ pub struct IoExtent {
     pub len: usize,
 }
 
-/// What became of one extent.
+/// The outcome of one extent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExtentResult {
     /// Bytes transferred before the end or the error.
@@ -72,7 +72,7 @@ pub struct ExtentResult {
 pub struct Io {
     /// The caller's; not looked at.
     pub tag: u64,
-    /// What it does.
+    /// Read or write.
     pub op: Op,
     /// Where on the device; the lengths add up to those of the memory.
     pub extents: SmallVec<[IoExtent; 1]>,

@@ -177,7 +177,7 @@ impl Backend for Uring {
                 pushed += 1;
             }
         }
-        // What the kernel does not take now stays queued, and goes with a later call: it counts
+        // An entry that the kernel does not take now stays queued, and goes with a later call: it counts
         // as started either way.
         match self.ring.submit() {
             Ok(_) => {}

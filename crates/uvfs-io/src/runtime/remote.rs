@@ -15,7 +15,7 @@ pub(super) enum Message {
     Call(Call),
 }
 
-/// What other threads reach of a runtime.
+/// The part of a runtime that other threads reach.
 pub(super) struct Shared {
     /// None once the runtime is gone.
     pub(super) inbox: Mutex<Option<Vec<Message>>>,

@@ -177,7 +177,7 @@ impl Source {
         let inode = self.insert(key, mount, &st, None)?;
         let st = self.current(batches, st, fd.as_fd(), &inode)?;
         if inode.is_dir() && inode.held.is_none() {
-            // What is found in a directory is likely wanted next.
+            // A file in this directory is likely wanted next.
             self.path_fds.insert(&inode, Arc::new(fd));
         }
         Ok((inode, st))

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use super::Inode;
 
-/// What identifies an inode of the host.
+/// The key of an inode of the host.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     /// Of the rest. Made once: for each name it is used several times, and when a set grows.

@@ -31,7 +31,7 @@ pub(crate) struct Removed {
 struct OpenCount {
     count: Mutex<usize>,
     closed: Condvar,
-    /// Who waits for that. Only changed under the lock.
+    /// The number of threads that wait for that. Only changed under the lock.
     waiting: AtomicUsize,
 }
 
@@ -138,15 +138,15 @@ impl Removed {
 
 /// A name that is about to be removed, of what may have to be kept or told.
 pub(crate) enum Leaving {
-    /// What the name led to when its handle was asked for, and then was opened.
+    /// A known inode that the name led to when its handle was asked for, and its descriptor.
     Known(Arc<Inode>, OwnedFd),
-    /// What else has a handle.
+    /// Another file that has a handle.
     Handle {
         fd: OwnedFd,
         handle: FileHandle,
         mount: u64,
     },
-    /// What else it is, and its links.
+    /// Any other file, and its links.
     Key(Key, u32),
 }
 

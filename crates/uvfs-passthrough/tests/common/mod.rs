@@ -19,7 +19,7 @@ use uvfs_server::fs::{
     Origin, Payload, Result,
 };
 
-/// Who root is to the file system.
+/// Root as the caller.
 pub const ROOT_USER: Context = Context {
     unique: 1,
     uid: 0,
@@ -63,7 +63,7 @@ pub struct Served {
     pub source: PathBuf,
 }
 
-/// What was listed.
+/// An entry that was listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub name: String,

@@ -30,7 +30,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// What the program is told.
+    /// The event that the program gets.
     pub(super) fn event(&self, result: Result<usize, c_int>) -> Event {
         let result = match result {
             // The session is over: another may begin; and the kernel has the file still, if it is

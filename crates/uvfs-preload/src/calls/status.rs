@@ -52,7 +52,7 @@ pub(super) unsafe fn status(fd: c_int, to: *mut libc::stat) -> Option<Result<c_i
     Some(Ok(0))
 }
 
-/// What the kernel makes of a device's number (new_decode_dev).
+/// A device's number as the kernel decodes it (new_decode_dev).
 fn device(number: u32) -> libc::dev_t {
     libc::makedev(number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xfff00)
 }

@@ -56,7 +56,7 @@ pub(super) unsafe fn read_one(
     len: usize,
     at: Option<off_t>,
 ) -> Option<Result<usize, c_int>> {
-    // What a foreign descriptor gets may be anything: looked at by the kernel alone.
+    // Memory for a foreign descriptor may be anything: only the kernel looks at it.
     if table::is_foreign(fd) || !is_plausible(to.cast(), len.min(MOST)) {
         report::passed();
         return None;

@@ -1,4 +1,4 @@
-//! What follows a request's structure: names, data and records, each with its bounds checked.
+//! The part behind a request's structure: names, data and records, each with its bounds checked.
 
 use std::ffi::CStr;
 use zerocopy::{FromBytes, Immutable, IntoBytes};

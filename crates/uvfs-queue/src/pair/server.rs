@@ -51,7 +51,7 @@ pub struct ServerQueue {
 }
 
 impl ServerQueue {
-    /// What the client published last; while it does that, in parts.
+    /// The statistics that the client published last; while it does that, in parts.
     pub fn published(&self) -> Published {
         let word = |i: usize| self.mem.u64_at(PUBLISHED + i * 8).load(Ordering::Relaxed);
         Published::from_words(std::array::from_fn(word))

@@ -147,7 +147,7 @@ impl Pending {
         self.again.iter().filter_map(Stage::next).min()
     }
 
-    /// What to tell the kernel now, how, and how often it was told before.
+    /// The next item to tell the kernel, how, and how often it was told before.
     pub(super) fn pop(&mut self) -> Option<(What, How, usize)> {
         if let Some(what) = self.order.pop_front() {
             let how = self.how.remove(&what).unwrap_or_default();

@@ -41,7 +41,7 @@ struct Jobs {
     queue: VecDeque<(Job, Arc<Done>)>,
     /// Jobs that nobody waits for.
     hints: VecDeque<Job>,
-    /// What programs of the host have changed.
+    /// The changes of programs of the host.
     host: Pending,
     threads: usize,
     idle: usize,

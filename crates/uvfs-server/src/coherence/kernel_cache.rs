@@ -39,7 +39,7 @@ const CHANGES: usize = 1 << 12;
 /// How long the kernel may take until it has an answer in its caches. It does so as soon as the
 /// thread that asked runs.
 pub(super) const UNDER_WAY: Duration = Duration::from_secs(5);
-/// What the kernel had to drop is given no lifetime for so long after it was changed last: who
+/// An item that the kernel had to drop is given no lifetime for so long after its last change: a client that
 /// changes it once is likely to do so again.
 const CONTENDED: Duration = Duration::from_secs(1);
 const SHARDS: usize = 16;
@@ -72,7 +72,7 @@ impl Key {
     }
 }
 
-/// What the table had of a key: of each of its two places the time at which the kernel was given it
+/// The table's entry of a key: for each of its two places the time at which the kernel was given it
 /// last, in the upper half, and how often that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version([u64; 2]);
@@ -257,7 +257,7 @@ mod tests {
         given.give(name);
         let again = given.change(name).expect("it was given again");
         assert_ne!(again, version);
-        // What is given while the kernel drops it is not dropped.
+        // An item that is given while the kernel drops it is not dropped.
         given.give(name);
         given.dropped(name, again);
         assert!(given.change(name).is_some());

@@ -1,4 +1,4 @@
-//! Who may cache what: the table of leases. Pure state, no I/O and no waiting, so that all of it
+//! The table of leases. Pure state, no I/O and no waiting, so that all of it
 //! can be tested; `mod.rs` does the rest.
 //!
 //! A node's pages, size and times are cached by clients that hold a lease of it: several may hold
@@ -26,7 +26,7 @@ use crate::stats::Leases;
 /// A client's number.
 pub(crate) type Holder = u64;
 
-/// What a lease allows.
+/// The kind of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Mode {
     /// Data may be cached for reading.
@@ -35,7 +35,7 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// What a request does to a node.
+/// The way in which a request uses a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Access {
     /// Looks at data or attributes.
@@ -66,7 +66,7 @@ pub(crate) enum Begin {
     Wait(Vec<Recall>),
 }
 
-/// What became of a request for a lease.
+/// The answer to a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// This one.
@@ -94,7 +94,7 @@ struct Node {
     changes: u32,
     /// Requests that wait for leases.
     waiting: u32,
-    /// Who is to get a write lease once the kernel knows nothing any more, and whether something
+    /// The client that gets a write lease once the kernel knows nothing any more, and whether something
     /// happened meanwhile that makes that worthless.
     granting: Option<(Holder, bool)>,
     /// The kernel has a backing file of it.

@@ -1,4 +1,4 @@
-//! What a request makes stale in the kernel, which is told when the request ends.
+//! The items that a request makes stale in the kernel, which is told when the request ends.
 
 use super::invalidator::Job;
 use super::lease::Access;

@@ -1,4 +1,4 @@
-//! What requests ask for and what file systems answer.
+//! The arguments of handlers and their results.
 
 use rustix::fs::OFlags;
 use std::time::{Duration, SystemTime};
@@ -108,7 +108,7 @@ pub enum SetTime {
     At(i64, u32),
 }
 
-/// What setattr changes; what is `None` stays.
+/// The attributes that setattr changes; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
     /// Permission bits.
@@ -171,7 +171,7 @@ pub fn touch(attr: &mut Attr) {
     (attr.ctime, attr.ctimensec) = now;
 }
 
-/// What open and create ask for.
+/// How open and create open a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenHow {
     /// open(2)'s flags, as the kernel passes them on.
@@ -191,7 +191,7 @@ impl OpenHow {
     }
 }
 
-/// What a new name gets.
+/// The file that a new name is made for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewNode {
     /// File type and permission bits. With [`InitFlags::DONT_MASK`] the umask is not yet applied.
@@ -235,7 +235,7 @@ pub struct Lock {
     pub pid: u32,
 }
 
-/// Who asks for a lock and how.
+/// The owner of a lock that is asked for, and whether to wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LockHow {
     /// The handle.
@@ -248,7 +248,7 @@ pub struct LockHow {
     pub wait: bool,
 }
 
-/// What a name was taken from.
+/// The node that a name was taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unlinked {
     /// Its node, if it is known to anybody.
@@ -257,7 +257,7 @@ pub struct Unlinked {
     pub last: bool,
 }
 
-/// What copy_file_range is asked for.
+/// The range that copy_file_range copies.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRange {
     /// Handle to read from.
@@ -276,13 +276,13 @@ pub struct CopyRange {
     pub flags: u64,
 }
 
-/// What is agreed with the kernel when a mount starts. A file system asks in
+/// The features and sizes that are agreed with the kernel when a mount starts. A file system asks in
 /// [`FileSystem::init`](super::FileSystem::init); what the kernel does not offer stays off.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What the kernel offers.
+    /// The features that the kernel offers.
     pub offered: InitFlags,
-    /// What the session asks for; a file system adds and removes.
+    /// The features that the session asks for; a file system adds and removes.
     pub wanted: InitFlags,
     /// Largest write in bytes.
     pub max_write: u32,

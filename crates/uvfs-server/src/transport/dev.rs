@@ -32,7 +32,7 @@ use crate::session::{DEPTH, Session};
 use crate::stats::QueueStats;
 use crate::transport::structure_len;
 
-/// What precedes the data of a WRITE. The buffer begins so far before a page, so that the data
+/// The bytes before the data of a WRITE. The buffer begins so far before a page, so that the data
 /// begins with one and can go straight to a device.
 const BEFORE_DATA: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 const PAGE: usize = 4096;

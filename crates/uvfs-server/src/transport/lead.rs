@@ -206,7 +206,7 @@ mod tests {
             sent: Cell<u32>,
             taken: Cell<u32>,
             answered: Cell<u32>,
-            /// Who has the lead and nothing to take.
+            /// The leader that has nothing to take.
             sleeps: RefCell<Option<Waker>>,
             made: RefCell<Vec<u32>>,
         }

@@ -236,7 +236,7 @@ impl<F: FileSystem> Channel<F> {
             if self.client.link.is_over() {
                 break;
             }
-            // Those that wait may be able to go on, also while there is always another request.
+            // Waiting tasks may be able to go on, also while there is always another request.
             if self.busy.get() > 0 && self.taken.get() >= MAX_DEPTH {
                 self.taken.set(0);
                 yield_now().await;

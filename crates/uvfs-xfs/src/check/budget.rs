@@ -1,6 +1,6 @@
 //! How a bound on memory is kept.
 //!
-//! What grows with the file system is kept for a window of its blocks at a time: the uses of
+//! Tables that grow with the file system are kept for a window of its blocks at a time: the uses of
 //! blocks, the sharing records, the link counts of the inodes in them, and the directories among
 //! these. The image is gone through once for each window. Windows are cut where the chunks of inodes
 //! and the sharing records are, so that none of them needs more than there is room for. A run of
@@ -45,7 +45,7 @@ const GROUP_BYTES: u64 = 8192;
 const PATH_DIRS: usize = 200_000;
 const PATH_DIR_BYTES: u64 = 1024;
 
-/// What a check may use for what.
+/// The parts of a check's memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
     pub threads: usize,

@@ -1,4 +1,4 @@
-//! What all parts of a check share: the image, the findings, and what is known of each allocation
+//! The shared state of all parts of a check: the image, the findings, and the facts about each allocation
 //! group.
 
 use super::report::{Place, Report};
@@ -40,7 +40,7 @@ pub(crate) const FACT_BYTES: u64 = 8;
 /// second has the link count (22 bits, saturating), the kind of inode ([`FileType`], or
 /// `KIND_*`), the kind that directory entries say, and two flags.
 ///
-/// What is said of inodes of other chunks is for another pass, and ignored.
+/// Facts about inodes of other chunks are for another pass, and ignored.
 pub(crate) struct Facts {
     /// The chunks, by their place in the list of the group.
     chunks: Range<usize>,
@@ -154,7 +154,7 @@ pub(crate) struct AgSums {
     pub fdblocks: u64,
 }
 
-/// What is known of one allocation group.
+/// The facts about one allocation group.
 pub(crate) struct Ag {
     /// The blocks that this pass looks at.
     pub window: Range<u32>,
@@ -178,7 +178,7 @@ pub(crate) struct Ag {
 /// A directory and one that it names or that names it, as inode indices.
 pub(crate) type Pair = (u32, u32);
 
-/// What is known of the directories in the pass.
+/// The facts about the directories in the pass.
 #[derive(Default)]
 pub(crate) struct Tree {
     /// (directory, inode that its ".." names).

@@ -96,7 +96,7 @@ impl DeviceBlocks {
             return Ok(streams.swap_remove(i));
         }
         drop(streams);
-        // What is lost between reads of different lengths, and to their rounding up.
+        // Room that is lost between reads of different lengths, and to their rounding up.
         let arena = Arena::pinned(room + room / 2)?;
         Ok(Registered {
             engine: self.open(Some(arena.clone()))?,

@@ -23,7 +23,7 @@ const FORK_AHEAD: u32 = 16;
 /// Extents of a fork that are kept; no directory or attribute fork comes near.
 const MAX_EXTENTS: usize = 1 << 20;
 
-/// What one thread gathers from the inodes that it looks at.
+/// The results that one thread gathers from the inodes that it looks at.
 #[derive(Default)]
 pub(crate) struct Gathered {
     pub dotdot: Vec<Pair>,
@@ -85,7 +85,7 @@ fn used_inode(
             return (KIND_BAD, 0);
         }
         Err(_) => {
-            // What parse refuses otherwise is an inode without a mode.
+            // The other inode that parse refuses is one without a mode.
             report.incomplete();
             report.bad(place(ino), "in use in the inobt, but di_mode is 0");
             return (KIND_BAD, 0);

@@ -1,4 +1,4 @@
-//! What only all inodes and directories together tell: unlinked lists, link counts, kinds, parents,
+//! Checks that need all inodes and directories together: unlinked lists, link counts, kinds, parents,
 //! and what no directory leads to.
 
 use super::ctx::{Ctx, KIND_BAD, KIND_FREE, Pair};

@@ -106,7 +106,7 @@ impl Progress {
 /// The result of a check.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// What is wrong: at most 10,000 in full.
+    /// The findings: at most 10,000 in full.
     pub findings: Vec<Finding>,
     /// How many findings there were.
     pub count: u64,
@@ -226,7 +226,7 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     })
 }
 
-/// What is known of the inode chunks of an allocation group from the first pass on.
+/// The inode chunks of an allocation group, known from the first pass on.
 struct Known {
     chunks: Arc<Vec<Chunk>>,
     free: Arc<Vec<u64>>,
@@ -243,7 +243,7 @@ impl Known {
     }
 }
 
-/// What the passes of a check have in common.
+/// The common state of the passes of a check.
 struct Run<'a> {
     g: &'a Geometry,
     sb: &'a Superblock,
@@ -405,7 +405,7 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
     inodes
 }
 
-/// What is left over when all blocks have been claimed.
+/// Checks the blocks that are left over when all have been claimed.
 fn space(ctx: &Ctx<'_>, agno: u32) {
     let (report, ag) = (ctx.report, &ctx.ags[agno as usize]);
     let Some(map) = ag.map.as_ref().filter(|_| !report.is_incomplete()) else {

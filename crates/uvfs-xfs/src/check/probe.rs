@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_millis(10);
 /// data: a large read is worth the small ones of this part of it.
 const WANTED: u32 = 8;
 
-/// What a device did.
+/// The measured behaviour of a device.
 #[derive(Debug, Clone, Copy, Default)]
 struct Done {
     bytes: u64,
@@ -183,7 +183,7 @@ mod tests {
         assert!(read < SMALL_BYTES + LARGE_BYTES, "it did not end early");
     }
 
-    /// What cannot be read, or is too small for a large read, is no reason for large reads.
+    /// A device that cannot be read, or is too small for a large read, is no reason for large reads.
     #[test]
     fn nothing_measured_is_small_reads() {
         let made = Made {

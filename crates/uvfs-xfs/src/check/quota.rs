@@ -34,7 +34,7 @@ pub(crate) struct Class {
     pub classes: u64,
 }
 
-/// What inodes use and what is recorded, of the ids of a class.
+/// The use by inodes and the recorded use, of the ids of a class.
 pub(crate) struct Usage {
     class: Class,
     seen: [Ids; 3],

@@ -49,7 +49,7 @@ impl Deref for Bytes {
 /// A read that was started.
 struct Piece {
     len: usize,
-    /// Who wants it; nobody: it goes when it has arrived.
+    /// The number of users; with none it goes when it has arrived.
     refs: u32,
     state: State,
 }
@@ -183,7 +183,7 @@ impl<'a> Reader<'a> {
         self.log.split_off(mark)
     }
 
-    /// What was wanted since `mark` is needed no more.
+    /// Pieces that were wanted since `mark` are needed no more.
     pub fn release(&mut self, mark: usize) {
         while self.log.len() > mark {
             let at = self.log.pop().expect("longer than something");

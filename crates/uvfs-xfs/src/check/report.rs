@@ -1,4 +1,4 @@
-//! What a check found.
+//! The findings of a check.
 
 use crate::format::{Fault, format_uuid};
 use std::collections::HashSet;
@@ -71,11 +71,11 @@ pub struct Finding {
     pub inode: Option<u64>,
     /// A path to the inode, where one is known.
     pub path: Option<String>,
-    /// What is wrong.
+    /// The defect.
     pub problem: String,
-    /// What should be there.
+    /// The expected value.
     pub expected: Option<String>,
-    /// What is there.
+    /// The value that is there.
     pub found: Option<String>,
 }
 

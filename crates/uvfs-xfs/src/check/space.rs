@@ -1,4 +1,4 @@
-//! What each block is used for, and fingerprints of who owns what.
+//! The use of each block, and fingerprints of the owners.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ const PAGE_BLOCKS: u32 = 1 << 15;
 const WORD_BLOCKS: u32 = 32;
 const PAGE_WORDS: usize = (PAGE_BLOCKS / WORD_BLOCKS) as usize;
 
-/// What a block is used for.
+/// The use of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Use {
@@ -196,7 +196,7 @@ pub(crate) fn class(owner: u64, flags: u64, delta: u64) -> u64 {
     mix(mix(mix(owner) ^ flags).wrapping_add(delta)) | 1
 }
 
-/// What a run of blocks adds to a fingerprint, per unit of class. Runs add up: the weight of two
+/// The weight that a run of blocks adds to a fingerprint, per unit of class. Runs add up: the weight of two
 /// neighbouring runs is that of their union, so it does not matter how extents are cut.
 pub(crate) fn weight(start: u32, len: u32) -> u64 {
     mix(u64::from(start) + u64::from(len)).wrapping_sub(mix(start.into()))

@@ -47,7 +47,7 @@ pub struct AttrSfEntry: 3 {
     pub flags: u8,
 }
 
-/// What follows [`DaBlockInfo`](super::DaBlockInfo) or [`Da3BlockInfo`](super::Da3BlockInfo) in an attribute leaf (`xfs_attr_leaf_hdr`).
+/// The fields behind [`DaBlockInfo`](super::DaBlockInfo) or [`Da3BlockInfo`](super::Da3BlockInfo) in an attribute leaf (`xfs_attr_leaf_hdr`).
 /// Version 5 adds four bytes of padding.
 pub struct AttrLeafCounts: 20 {
     /// Entries.

@@ -132,7 +132,7 @@ pub struct BtreeShort: 16 {
     pub rightsib: Be32,
 }
 
-/// What follows [`BtreeShort`] on version 5.
+/// The fields behind [`BtreeShort`] on version 5.
 pub struct BtreeShortCrc: 40 {
     /// This block's address in 512-byte sectors.
     pub blkno: Be64,
@@ -160,7 +160,7 @@ pub struct BtreeLong: 24 {
     pub rightsib: Be64,
 }
 
-/// What follows [`BtreeLong`] on version 5.
+/// The fields behind [`BtreeLong`] on version 5.
 pub struct BtreeLongCrc: 48 {
     /// This block's address in 512-byte sectors.
     pub blkno: Be64,

@@ -154,7 +154,7 @@ pub struct Da3BlockInfo: 56 {
     pub owner: Be64,
 }
 
-/// What follows [`DaBlockInfo`] or [`Da3BlockInfo`] in a directory leaf. Version 5 adds four
+/// The fields behind [`DaBlockInfo`] or [`Da3BlockInfo`] in a directory leaf. Version 5 adds four
 /// bytes of padding.
 pub struct Dir2LeafCounts: 4 {
     /// Entries.
@@ -163,7 +163,7 @@ pub struct Dir2LeafCounts: 4 {
     pub stale: Be16,
 }
 
-/// What follows [`DaBlockInfo`] or [`Da3BlockInfo`] in a node. Version 5 adds four bytes of
+/// The fields behind [`DaBlockInfo`] or [`Da3BlockInfo`] in a node. Version 5 adds four bytes of
 /// padding.
 pub struct DaNodeCounts: 4 {
     /// Entries.
@@ -180,7 +180,7 @@ pub struct DaNodeEntry: 8 {
     pub before: Be32,
 }
 
-/// What follows the magic number (version 4) or [`Dir3BlockHeader`] (version 5, plus four bytes
+/// The fields behind the magic number (version 4) or [`Dir3BlockHeader`] (version 5, plus four bytes
 /// of padding) in a free index block.
 pub struct Dir2FreeCounts: 12 {
     /// First data block that it covers, as a directory data block number.

@@ -52,7 +52,7 @@ pub struct LogOpHeader: 12 {
     pub tid: Be32,
     /// Bytes that follow.
     pub len: Be32,
-    /// Who wrote it.
+    /// The writer.
     pub clientid: u8,
     /// `LOG_OP_*`.
     pub flags: u8,

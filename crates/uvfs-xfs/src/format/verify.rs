@@ -18,7 +18,7 @@ use super::quota::{DQUOT_MAGIC, Dquot};
 use super::superblock::{INCOMPAT_META_UUID, SB_MAGIC, Superblock, VERSION_NUMBITS};
 use super::{Be16, Be32, Fault, Layout, Le32, Uuid};
 
-/// What a metadata block must say about itself.
+/// The identity that a metadata block must have in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ident {
     /// Version 5: there are checksums and the rest of this counts.

@@ -29,7 +29,7 @@ const CACHE_BYTES: usize = 8 << 20;
 /// side. The checksums are in what it is given, because the checks read that before it is written.
 pub struct DeviceSink {
     target: Target,
-    /// What waits, and its bytes.
+    /// The waiting writes, and their bytes.
     queue: Mutex<(WriteQueue, usize)>,
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
     m.put_superblock(sb);
 }
 
-/// What [`inode::all`] has seen.
+/// The blocks that [`inode::all`] has seen in use.
 fn known(m: &mut Mend<'_>) -> Vec<Owned> {
     let one = |ag: &mut space::Ag| {
         let mut runs = std::mem::take(&mut ag.released);

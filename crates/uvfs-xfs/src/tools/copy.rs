@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::ls::escape;
 use super::{BATCH, CHUNK, MAX_DEPTH, output};
 
-/// What a copy did.
+/// The counts of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Files of any kind but directories, further names of one file not counted.
@@ -25,7 +25,7 @@ pub struct Copied {
     pub links: u64,
     /// Bytes of data, holes not counted.
     pub bytes: u64,
-    /// What failed and was reported.
+    /// Errors that were reported.
     pub errors: u64,
 }
 
@@ -34,7 +34,7 @@ pub struct Copied {
 ///
 /// Like `cp -r`: into the directory `to` if that exists (under the last name of `from`; the
 /// contents of the root go straight in), otherwise as `to`. Nothing that exists is overwritten.
-/// What fails is handed to `report` (path below `to`, error) and copying goes on.
+/// An error is handed to `report` (path below `to`, error) and copying goes on.
 pub fn copy_out(
     volume: &Volume,
     from: &[u8],
@@ -91,7 +91,7 @@ pub fn copy_out(
 
 pub(super) struct Copy<'a> {
     volume: &'a Volume,
-    /// What the paths in `links` begin from.
+    /// The directory that the paths in `links` begin from.
     root: PathBuf,
     /// Where the first name of a file with several went.
     links: HashMap<u64, PathBuf>,

@@ -32,7 +32,7 @@ pub struct Args {
     access: Access,
     /// An image file or block device
     image: PathBuf,
-    /// What to copy, a path in the image
+    /// The path in the image to copy
     path: PathBuf,
     /// Where to
     dest: PathBuf,

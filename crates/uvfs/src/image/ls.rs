@@ -38,7 +38,7 @@ pub struct Args {
     access: Access,
     /// An image file or block device
     image: PathBuf,
-    /// What to list (default: the root)
+    /// The path to list (default: the root)
     #[arg(default_value_os_t = super::root(), hide_default_value = true)]
     path: PathBuf,
 }

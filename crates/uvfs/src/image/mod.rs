@@ -157,7 +157,7 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// What to copy, list or show when no path is given.
+/// The path to copy, list or show when none is given.
 fn root() -> PathBuf {
     PathBuf::from(OsStr::new("/"))
 }

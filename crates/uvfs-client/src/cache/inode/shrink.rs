@@ -26,7 +26,7 @@ impl Inode {
             st.server_size = st.server_size.max(size);
             return Ok(());
         }
-        // What is under way beyond the new end would make the file longer again.
+        // Writeback beyond the new end would make the file longer again.
         let cut_page = size / PAGE;
         self.state().frozen = true;
         self.wait_in_flight(cut_page, u64::MAX, u64::MAX);

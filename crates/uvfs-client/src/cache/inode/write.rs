@@ -17,7 +17,7 @@ struct Dirtied {
     idle: u64,
 }
 
-/// What a write has to have before it can go on.
+/// The condition that a write waits for.
 enum Need {
     /// The lease for it.
     Lease,

@@ -99,7 +99,7 @@ pub(super) fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             ctx.report.differ(place, "sb_qflags", 0, copy.qflags.get());
         }
     }
-    // What the file system's features have no field for is zeros.
+    // Fields that the file system's features do not have are zeros.
     let end = if !ctx.g.features.crc {
         SB_CRC_OFFSET - 16
     } else if ctx.g.features.meta_uuid {

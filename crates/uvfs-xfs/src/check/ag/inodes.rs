@@ -46,7 +46,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
     let mut frees: Vec<u64> = Vec::new();
     // From the first pass.
     let known = ag.chunks.get().is_some();
-    // What the finobt should have, in sum.
+    // The totals that the finobt should have.
     let (mut with_free, mut next) = (0u64, 0u64);
     let (mut count, mut free) = (0u64, 0u64);
     let mut last_block = None;

@@ -43,7 +43,7 @@ fn low_key(tree: Btree, b: &[u8]) -> Result<u128, Fault> {
     })
 }
 
-/// What a walk came to.
+/// The result of a walk.
 pub(crate) struct Walked {
     pub blocks: u32,
     pub whole: bool,

@@ -19,7 +19,7 @@ struct Run {
     /// Byte on the device.
     offset: u64,
     len: usize,
-    /// What was asked for ahead for it.
+    /// The pieces that were asked for ahead for it.
     pieces: Vec<u64>,
 }
 
