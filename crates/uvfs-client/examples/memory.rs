@@ -17,19 +17,19 @@ const NAME_MAX: usize = 255;
 
 enum Content {
     File(Vec<u8>),
-    Directory(BTreeMap<CString, u64>),
+    Directory(BTreeMap<CString, Node>),
     Link(CString),
 }
 
-struct Node {
+struct Inode {
     attr: Attr,
     content: Content,
     /// Lookups that the kernel and clients have not taken back.
     lookups: u64,
 }
 
-impl Node {
-    fn names(&mut self) -> Result<&mut BTreeMap<CString, u64>> {
+impl Inode {
+    fn names(&mut self) -> Result<&mut BTreeMap<CString, Node>> {
         match &mut self.content {
             Content::Directory(names) => Ok(names),
             _ => Err(Errno::NOTDIR),
@@ -66,18 +66,19 @@ impl Node {
 
 #[derive(Default)]
 struct State {
-    nodes: HashMap<u64, Node>,
-    /// open(2)'s flags of each handle.
-    handles: HashMap<u64, u32>,
+    nodes: HashMap<Node, Inode>,
+    /// The flags that each handle was opened with.
+    handles: HashMap<Handle, OFlags>,
+    /// The last number of a node or handle.
     last: u64,
 }
 
 impl State {
-    fn node(&mut self, node: u64) -> Result<&mut Node> {
+    fn node(&mut self, node: Node) -> Result<&mut Inode> {
         self.nodes.get_mut(&node).ok_or(Errno::STALE)
     }
 
-    fn find(&mut self, parent: u64, name: &CStr) -> Result<u64> {
+    fn find(&mut self, parent: Node, name: &CStr) -> Result<Node> {
         if name.count_bytes() > NAME_MAX {
             return Err(Errno::NAMETOOLONG);
         }
@@ -85,31 +86,29 @@ impl State {
         found.ok_or(Errno::NOENT)
     }
 
-    fn open(&mut self, flags: u32) -> Opened {
+    fn open(&mut self, flags: OFlags) -> Opened {
         self.last += 1;
-        self.handles.insert(self.last, flags);
-        Opened {
-            fh: self.last,
-            ..Opened::default()
-        }
+        let fh = Handle(self.last);
+        self.handles.insert(fh, flags);
+        Opened::new(fh)
     }
 
     fn make(
         &mut self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
-        (mode, rdev): (u32, u32),
+        new: &NewNode,
         content: Content,
     ) -> Result<Entry> {
         self.last += 1;
-        let node = self.last;
-        let mut attr = attr(node, FileType::from_raw_mode(mode), mode);
-        (attr.uid, attr.gid, attr.nlink, attr.rdev) = (cx.uid, cx.gid, 0, rdev);
+        let node = Node(self.last);
+        let mut attr = attr(node, new.kind, new.mode);
+        (attr.uid, attr.gid, attr.nlink, attr.rdev) = (cx.uid, cx.gid, 0, new.rdev);
         let lookups = 0;
         self.nodes.insert(
             node,
-            Node {
+            Inode {
                 attr,
                 content,
                 lookups,
@@ -118,7 +117,7 @@ impl State {
         self.name(parent, name, node)
     }
 
-    fn name(&mut self, parent: u64, name: &CStr, node: u64) -> Result<Entry> {
+    fn name(&mut self, parent: Node, name: &CStr, node: Node) -> Result<Entry> {
         let directory = self.node(parent)?;
         directory.names()?.insert(name.to_owned(), node);
         touch(&mut directory.attr);
@@ -129,7 +128,7 @@ impl State {
     }
 
     /// Takes a name away, and with the last one and the last lookup the node.
-    fn remove(&mut self, parent: u64, name: &CStr) -> Result<Unlinked> {
+    fn remove(&mut self, parent: Node, name: &CStr) -> Result<Unlinked> {
         let number = self.find(parent, name)?;
         let node = self.node(number)?;
         if node.names().is_ok_and(|names| !names.is_empty()) {
@@ -148,7 +147,7 @@ impl State {
         })
     }
 
-    fn forget(&mut self, number: u64, lookups: u64) {
+    fn forget(&mut self, number: Node, lookups: u64) {
         let Some(node) = self.nodes.get_mut(&number) else {
             return;
         };
@@ -165,14 +164,14 @@ pub struct Memory(Mutex<State>);
 impl Default for Memory {
     /// With nothing in it.
     fn default() -> Self {
-        let root = Node {
+        let root = Inode {
             attr: attr(ROOT, FileType::Directory, 0o755),
             content: Content::Directory(BTreeMap::new()),
             lookups: 1,
         };
         let state = State {
             nodes: HashMap::from([(ROOT, root)]),
-            last: ROOT,
+            last: ROOT.0,
             ..State::default()
         };
         Self(Mutex::new(state))
@@ -186,25 +185,21 @@ impl Memory {
 }
 
 impl FileSystem for Memory {
-    async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, _: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let mut state = self.state();
         let found = state.find(parent, name)?;
         Ok(state.node(found)?.entry())
     }
 
-    fn forget(&self, node: u64, lookups: u64) {
+    fn forget(&self, node: Node, lookups: u64) {
         self.state().forget(node, lookups);
     }
 
-    fn lookups(&self, node: u64) -> Option<u64> {
-        self.state().node(node).ok().map(|node| node.lookups)
-    }
-
-    async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
+    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
         Ok(Attributes::new(self.state().node(node)?.attr, TTL))
     }
 
-    async fn setattr(&self, _: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+    async fn setattr(&self, _: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
         let mut state = self.state();
         let node = state.node(node)?;
         if let Some(size) = set.size {
@@ -214,92 +209,76 @@ impl FileSystem for Memory {
         Ok(Attributes::new(node.attr, TTL))
     }
 
-    async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
-        let mode = FileType::Directory.as_raw_mode() | new.mode;
-        self.state().make(
-            cx,
-            parent,
-            name,
-            (mode, 0),
-            Content::Directory(BTreeMap::new()),
-        )
+    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
+        let content = Content::Directory(BTreeMap::new());
+        self.state().make(cx, parent, name, new, content)
     }
 
-    async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
-        self.state().make(
-            cx,
-            parent,
-            name,
-            (new.mode, new.rdev),
-            Content::File(Vec::new()),
-        )
+    async fn mknod(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
+        let content = Content::File(Vec::new());
+        self.state().make(cx, parent, name, new, content)
     }
 
     async fn create(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
         let mut state = self.state();
-        let entry = state.make(
-            cx,
-            parent,
-            name,
-            (new.mode, new.rdev),
-            Content::File(Vec::new()),
-        )?;
+        let content = Content::File(Vec::new());
+        let entry = state.make(cx, parent, name, new, content)?;
         Ok((entry, state.open(how.flags)))
     }
 
     async fn symlink(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
-        let mode = FileType::Symlink.as_raw_mode() | 0o777;
-        self.state().make(
-            cx,
-            parent,
-            name,
-            (mode, 0),
-            Content::Link(target.to_owned()),
-        )
+        let new = NewNode {
+            kind: FileType::Symlink,
+            mode: Mode::from_raw_mode(0o777),
+            umask: Mode::empty(),
+            rdev: 0,
+        };
+        let content = Content::Link(target.to_owned());
+        self.state().make(cx, parent, name, &new, content)
     }
 
-    async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
+    async fn readlink(&self, _: &Context, node: Node) -> Result<Bytes> {
         match &self.state().node(node)?.content {
             Content::Link(target) => Ok(target.to_bytes().to_vec()),
             _ => Err(Errno::INVAL),
         }
     }
 
-    async fn link(&self, _: &Context, node: u64, parent: u64, name: &CStr) -> Result<Entry> {
+    async fn link(&self, _: &Context, node: Node, parent: Node, name: &CStr) -> Result<Entry> {
         self.state().name(parent, name, node)
     }
 
-    async fn unlink(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+    async fn unlink(&self, _: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         self.state().remove(parent, name)
     }
 
-    async fn rmdir(&self, _: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+    async fn rmdir(&self, _: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         self.state().remove(parent, name)
     }
 
     async fn rename(
         &self,
         _: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
-        new_parent: u64,
+        new_parent: Node,
         new_name: &CStr,
-        flags: u32,
+        flags: RenameFlags,
     ) -> Result<Unlinked> {
-        if flags != 0 {
+        if !flags.is_empty() {
             return Err(Errno::INVAL);
         }
         let mut state = self.state();
@@ -319,16 +298,23 @@ impl FileSystem for Memory {
         Ok(replaced)
     }
 
-    async fn open(&self, _: &Context, _: u64, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, _: &Context, _: Node, how: &OpenHow) -> Result<Opened> {
         Ok(self.state().open(how.flags))
     }
 
-    async fn release(&self, _: &Context, _: u64, fh: u64, _: u32, _: Option<u64>) -> Result<()> {
+    async fn release(
+        &self,
+        _: &Context,
+        _: Node,
+        fh: Handle,
+        _: OFlags,
+        _: Option<LockOwner>,
+    ) -> Result<()> {
         self.state().handles.remove(&fh);
         Ok(())
     }
 
-    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         Ok(read_from(
             self.state().node(node)?.bytes()?,
             how.offset,
@@ -336,7 +322,7 @@ impl FileSystem for Memory {
         ))
     }
 
-    async fn write(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn write(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let mut state = self.state();
         let node = state.node(node)?;
         let start = usize::try_from(how.offset).map_err(|_| Errno::FBIG)?;
@@ -350,36 +336,47 @@ impl FileSystem for Memory {
     async fn readdir(
         &self,
         _: &Context,
-        node: u64,
-        _: u64,
-        offset: u64,
+        node: Node,
+        _: Handle,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
         let mut state = self.state();
         let names = state.node(node)?.names()?.clone();
-        let dots = [
-            (ROOT, FileType::Directory, &b"."[..]),
-            (ROOT, FileType::Directory, b".."),
-        ];
-        let kind = |node| state.nodes.get(&node).map_or(FileType::Unknown, Node::kind);
+        let kind = |node| {
+            state
+                .nodes
+                .get(&node)
+                .map_or(FileType::Unknown, Inode::kind)
+        };
         let all = names
             .iter()
             .map(|(name, &node)| (node, kind(node), name.to_bytes()));
-        list(dots.into_iter().chain(all), offset, sink);
+        list(node, all, sink);
         Ok(())
     }
 
-    // These two let programs under `uvfs run` take their open files along.
+    fn clients(&self) -> Option<&dyn ClientSupport> {
+        Some(self)
+    }
+}
 
-    fn open_flags(&self, _: u64, fh: u64) -> Result<u32> {
+/// Lets programs under `uvfs run` take their open files along.
+impl ClientSupport for Memory {
+    fn open_flags(&self, _: Node, fh: Handle) -> Result<OFlags> {
         self.state().handles.get(&fh).copied().ok_or(Errno::BADF)
     }
 
-    async fn share(&self, node: u64, fh: u64) -> Result<u64> {
-        let mut state = self.state();
-        let flags = *state.handles.get(&fh).ok_or(Errno::BADF)?;
-        state.node(node)?.lookups += 1;
-        Ok(state.open(flags).fh)
+    fn share(&self, node: Node, fh: Handle) -> BoxFuture<'_, Result<Handle>> {
+        Box::pin(async move {
+            let mut state = self.state();
+            let flags = *state.handles.get(&fh).ok_or(Errno::BADF)?;
+            state.node(node)?.lookups += 1;
+            Ok(state.open(flags).fh)
+        })
+    }
+
+    fn lookups(&self, node: Node) -> Option<u64> {
+        self.state().node(node).ok().map(|node| node.lookups)
     }
 }
 

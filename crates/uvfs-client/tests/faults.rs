@@ -15,8 +15,9 @@ use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server};
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
-    Attributes, Bytes, Context, DirSink, Entry, Errno, IoHow, NewNode, OpenHow, Opened, Payload,
-    Result, SetAttr, Unlinked,
+    Attributes, Bytes, ClientSupport, Context, DirSink, Entry, Errno, FallocateFlags, Handle,
+    IoHow, LockOwner, NewNode, Node, OFlags, OpenHow, Opened, Payload, RenameFlags, Result,
+    SetAttr, Unlinked, XattrFlags,
 };
 use uvfs_server::{ClientLimits, FileSystem, Session, SessionOptions, in_process};
 
@@ -55,57 +56,53 @@ macro_rules! handlers {
 }
 
 impl FileSystem for Worst {
-    fn identity(&self, node: u64) -> Option<Bytes> {
-        self.fs.identity(node)
+    fn clients(&self) -> Option<&dyn ClientSupport> {
+        self.fs.clients()
     }
 
-    fn forget(&self, node: u64, lookups: u64) {
+    fn forget(&self, node: Node, lookups: u64) {
         self.fs.forget(node, lookups);
-    }
-
-    fn lookups(&self, node: u64) -> Option<u64> {
-        self.fs.lookups(node)
     }
 
     async fn release(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        flags: u32,
-        flock: Option<u64>,
+        node: Node,
+        fh: Handle,
+        flags: OFlags,
+        flock: Option<LockOwner>,
     ) -> Result<()> {
         self.fs.release(cx, node, fh, flags, flock).await
     }
 
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, flags: u32) -> Result<()> {
+    async fn releasedir(&self, cx: &Context, node: Node, fh: Handle, flags: OFlags) -> Result<()> {
         self.fs.releasedir(cx, node, fh, flags).await
     }
 
     handlers! {
-        lookup(parent: u64, name: &CStr) -> Entry;
-        getattr(node: u64, fh: Option<u64>) -> Attributes;
-        setattr(node: u64, set: &SetAttr) -> Attributes;
-        mkdir(parent: u64, name: &CStr, new: &NewNode) -> Entry;
-        unlink(parent: u64, name: &CStr) -> Unlinked;
+        lookup(parent: Node, name: &CStr) -> Entry;
+        getattr(node: Node, fh: Option<Handle>) -> Attributes;
+        setattr(node: Node, set: &SetAttr) -> Attributes;
+        mkdir(parent: Node, name: &CStr, new: &NewNode) -> Entry;
+        unlink(parent: Node, name: &CStr) -> Unlinked;
         rename(
-            parent: u64, name: &CStr, new_parent: u64, new_name: &CStr, flags: u32
+            parent: Node, name: &CStr, new_parent: Node, new_name: &CStr, flags: RenameFlags
         ) -> Unlinked;
-        open(node: u64, how: &OpenHow) -> Opened;
-        create(parent: u64, name: &CStr, new: &NewNode, how: &OpenHow) -> (Entry, Opened);
-        read(node: u64, how: &IoHow, data: &Payload) -> usize;
-        write(node: u64, how: &IoHow, data: &Payload) -> usize;
-        flush(node: u64, fh: u64, owner: u64) -> ();
-        fsync(node: u64, fh: u64, data_only: bool) -> ();
-        opendir(node: u64, how: &OpenHow) -> Opened;
-        readdir(node: u64, fh: u64, offset: u64, sink: &mut dyn DirSink) -> ();
-        fsyncdir(node: u64, fh: u64, data_only: bool) -> ();
-        statfs(node: u64) -> abi::Kstatfs;
+        open(node: Node, how: &OpenHow) -> Opened;
+        create(parent: Node, name: &CStr, new: &NewNode, how: &OpenHow) -> (Entry, Opened);
+        read(node: Node, how: &IoHow, data: &Payload) -> usize;
+        write(node: Node, how: &IoHow, data: &Payload) -> usize;
+        flush(node: Node, fh: Handle, owner: LockOwner) -> ();
+        fsync(node: Node, fh: Handle, data_only: bool) -> ();
+        opendir(node: Node, how: &OpenHow) -> Opened;
+        readdir(node: Node, fh: Handle, sink: &mut dyn DirSink) -> ();
+        fsyncdir(node: Node, fh: Handle, data_only: bool) -> ();
+        statfs(node: Node) -> abi::Kstatfs;
         setxattr(
-            node: u64, name: &CStr, value: &[u8], flags: u32, kill_sgid: bool
+            node: Node, name: &CStr, value: &[u8], flags: XattrFlags, kill_sgid: bool
         ) -> ();
-        getxattr(node: u64, name: &CStr) -> Bytes;
-        fallocate(node: u64, fh: u64, offset: u64, len: u64, mode: u32) -> ();
+        getxattr(node: Node, name: &CStr) -> Bytes;
+        fallocate(node: Node, fh: Handle, offset: u64, len: u64, mode: FallocateFlags) -> ();
     }
 }
 

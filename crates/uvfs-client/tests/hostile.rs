@@ -17,7 +17,8 @@ use uvfs_proto::ext;
 use uvfs_queue::arena::{Ranges, Span};
 use uvfs_queue::pair::{Direction, End, Seg};
 use uvfs_server::fs::{
-    Attributes, Context, Entry, Errno, IoHow, OpenHow, Opened, Payload, Result as FsResult,
+    Attributes, ClientSupport, Context, Entry, Errno, Handle, IoHow, LockOwner, Node, OFlags,
+    OpenHow, Opened, Payload, Result as FsResult,
 };
 use uvfs_server::{FileSystem, Session, SessionOptions};
 use zerocopy::{FromBytes, IntoBytes};
@@ -93,7 +94,7 @@ fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
             let answer = raw.call_in_arena(opcode, ROOT, op.as_bytes(), all, Direction::ToServer);
             assert!(answer.is_ok() || answer == Err(libc::EINVAL), "{answer:?}");
             assert_eq!(
-                session.fs().lookups(others),
+                session.fs().lookups(Node(others)),
                 Some(1),
                 "another client has it"
             );
@@ -101,7 +102,7 @@ fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
                 assert_eq!(raw.look_up(b"own\0"), own);
             }
             // The server forgot exactly the lookups that were accounted.
-            assert_eq!(session.fs().lookups(own), Some(2));
+            assert_eq!(session.fs().lookups(Node(own)), Some(2));
         }
     });
     drop((raw, other));
@@ -146,7 +147,7 @@ fn a_listing_that_changes_in_the_arena_gives_no_node() {
         }
     });
     drop(raw);
-    assert_eq!(session.fs().lookups(others), Some(1));
+    assert_eq!(session.fs().lookups(Node(others)), Some(1));
 }
 
 /// The owner of an open file takes an OFD lock, as another program would.
@@ -236,45 +237,42 @@ struct Short {
 const NODE: u64 = 2;
 
 impl FileSystem for Short {
-    async fn lookup(&self, _: &Context, _: u64, _: &CStr) -> FsResult<Entry> {
+    async fn lookup(&self, _: &Context, _: Node, _: &CStr) -> FsResult<Entry> {
         Ok(Entry {
-            node: NODE,
-            generation: 0,
-            attr: abi::Attr::default(),
-            attr_ttl: Duration::ZERO,
-            entry_ttl: Duration::ZERO,
+            node: Node(NODE),
+            ..Entry::new(abi::Attr::default(), Duration::ZERO)
         })
     }
 
-    async fn getattr(&self, _: &Context, _: u64, _: Option<u64>) -> FsResult<Attributes> {
-        Ok(Attributes {
-            attr: abi::Attr::default(),
-            ttl: Duration::ZERO,
-        })
+    async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> FsResult<Attributes> {
+        Ok(Attributes::new(abi::Attr::default(), Duration::ZERO))
     }
 
-    async fn open(&self, _: &Context, _: u64, _: &OpenHow) -> FsResult<Opened> {
+    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> FsResult<Opened> {
         Ok(Opened::default())
     }
 
-    async fn flush(&self, _: &Context, _: u64, _: u64, owner: u64) -> FsResult<()> {
-        self.owners.lock().unwrap().push(owner);
+    async fn flush(&self, _: &Context, _: Node, _: Handle, owner: LockOwner) -> FsResult<()> {
+        self.owners.lock().unwrap().push(owner.0);
         Ok(())
     }
 
     async fn release(
         &self,
         _: &Context,
-        _: u64,
-        _: u64,
-        _: u32,
-        flock: Option<u64>,
+        _: Node,
+        _: Handle,
+        _: OFlags,
+        flock: Option<LockOwner>,
     ) -> FsResult<()> {
-        self.owners.lock().unwrap().extend(flock);
+        self.owners
+            .lock()
+            .unwrap()
+            .extend(flock.map(|owner| owner.0));
         Ok(())
     }
 
-    async fn write(&self, _: &Context, _: u64, how: &IoHow, data: &Payload) -> FsResult<usize> {
+    async fn write(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> FsResult<usize> {
         let most = self.takes.lock().unwrap().pop().ok_or(Errno::NOSPC)?;
         let mut bytes = vec![0; data.len().min(most)];
         data.slice(0..bytes.len()).copy_out(0, &mut bytes);

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use uvfs_proto::abi;
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{self, Context, Payload, Result};
+use uvfs_server::fs::{self, Context, Handle, Node, Payload, Result};
 
 use crate::adapter::*;
 use crate::reply::{Data, XATTR_MAX};
@@ -16,6 +16,20 @@ use crate::*;
 /// Clients would be told of the file that lost a name. Here are none, and the kernel knows by itself.
 fn unlinked((): ()) -> fs::Unlinked {
     fs::Unlinked::default()
+}
+
+fn lock_owner(owner: fs::LockOwner) -> LockOwner {
+    LockOwner(owner.0)
+}
+
+fn open_flags(flags: fs::OFlags) -> OpenFlags {
+    OpenFlags(flags.bits() as i32)
+}
+
+/// The mode and umask of a new node as fuser has them, the mode with the type in it or without.
+fn modes(new: &fs::NewNode, with_type: bool) -> (u32, u32) {
+    let kind = if with_type { new.kind.as_raw_mode() } else { 0 };
+    (kind | new.mode.as_raw_mode(), new.umask.as_raw_mode())
 }
 
 impl<FS: Filesystem> FileSystem for Adapter<FS> {
@@ -49,30 +63,35 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         self.held.destroy();
     }
 
-    fn forget(&self, node: u64, lookups: u64) {
+    fn forget(&self, node: Node, lookups: u64) {
         self.calls.call(move |fs| {
             let request = Request::new(&Context::default());
-            fs.batch_forget(&request, &[ForgetOne::new(INodeNo(node), lookups)]);
+            fs.batch_forget(&request, &[ForgetOne::new(INodeNo(node.0), lookups)]);
         });
     }
 
-    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<fs::Entry> {
+    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<fs::Entry> {
         let name = own(name);
         self.ask_for(cx, move |fs, req, reply| {
-            fs.lookup(req, INodeNo(parent), &name, reply);
+            fs.lookup(req, INodeNo(parent.0), &name, reply);
         })
         .await
     }
 
-    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<fs::Attributes> {
+    async fn getattr(
+        &self,
+        cx: &Context,
+        node: Node,
+        fh: Option<Handle>,
+    ) -> Result<fs::Attributes> {
         self.ask_for(cx, move |fs, req, reply| {
-            let fh = fh.map(FileHandle);
-            fs.getattr(req, INodeNo(node), fh, reply);
+            let fh = fh.map(|fh| FileHandle(fh.0));
+            fs.getattr(req, INodeNo(node.0), fh, reply);
         })
         .await
     }
 
-    async fn setattr(&self, cx: &Context, node: u64, set: &fs::SetAttr) -> Result<fs::Attributes> {
+    async fn setattr(&self, cx: &Context, node: Node, set: &fs::SetAttr) -> Result<fs::Attributes> {
         let set = *set;
         self.ask_for(cx, move |fs, req, reply| {
             let ctime = set.ctime.map(|ctime| match ctime {
@@ -81,15 +100,15 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
             });
             fs.setattr(
                 req,
-                INodeNo(node),
-                set.mode,
+                INodeNo(node.0),
+                set.mode.map(|mode| mode.as_raw_mode()),
                 set.uid,
                 set.gid,
                 set.size,
                 set.atime.map(time_or_now),
                 set.mtime.map(time_or_now),
                 ctime,
-                set.fh.map(FileHandle),
+                set.fh.map(|fh| FileHandle(fh.0)),
                 None,
                 None,
                 None,
@@ -100,9 +119,9 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         .await
     }
 
-    async fn readlink(&self, cx: &Context, node: u64) -> Result<fs::Bytes> {
+    async fn readlink(&self, cx: &Context, node: Node) -> Result<fs::Bytes> {
         let target = self.ask_for(cx, move |fs, req, sender| {
-            fs.readlink(req, INodeNo(node), ReplyData::new(sender, None));
+            fs.readlink(req, INodeNo(node.0), ReplyData::new(sender, None));
         });
         match target.await? {
             Data::Bytes(target) => Ok(target),
@@ -113,13 +132,13 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn symlink(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         target: &CStr,
     ) -> Result<fs::Entry> {
         let (name, target) = (own(name), PathBuf::from(own(target)));
         self.ask_for(cx, move |fs, req, reply| {
-            fs.symlink(req, INodeNo(parent), &name, &target, reply);
+            fs.symlink(req, INodeNo(parent.0), &name, &target, reply);
         })
         .await
     }
@@ -127,14 +146,15 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn mknod(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &fs::NewNode,
     ) -> Result<fs::Entry> {
         let (name, new) = (own(name), *new);
         self.ask_for(cx, move |fs, req, reply| {
-            let parent = INodeNo(parent);
-            fs.mknod(req, parent, &name, new.mode, new.umask, new.rdev, reply);
+            let parent = INodeNo(parent.0);
+            let (mode, umask) = modes(&new, true);
+            fs.mknod(req, parent, &name, mode, umask, new.rdev, reply);
         })
         .await
     }
@@ -142,29 +162,30 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn mkdir(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &fs::NewNode,
     ) -> Result<fs::Entry> {
         let (name, new) = (own(name), *new);
         self.ask_for(cx, move |fs, req, reply| {
-            fs.mkdir(req, INodeNo(parent), &name, new.mode, new.umask, reply);
+            let (mode, umask) = modes(&new, false);
+            fs.mkdir(req, INodeNo(parent.0), &name, mode, umask, reply);
         })
         .await
     }
 
-    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<fs::Unlinked> {
+    async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<fs::Unlinked> {
         let name = own(name);
         let done = self.ask_for(cx, move |fs, req, reply| {
-            fs.unlink(req, INodeNo(parent), &name, reply);
+            fs.unlink(req, INodeNo(parent.0), &name, reply);
         });
         done.await.map(unlinked)
     }
 
-    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<fs::Unlinked> {
+    async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<fs::Unlinked> {
         let name = own(name);
         let done = self.ask_for(cx, move |fs, req, reply| {
-            fs.rmdir(req, INodeNo(parent), &name, reply);
+            fs.rmdir(req, INodeNo(parent.0), &name, reply);
         });
         done.await.map(unlinked)
     }
@@ -172,21 +193,21 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn rename(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
-        new_parent: u64,
+        new_parent: Node,
         new_name: &CStr,
-        flags: u32,
+        flags: fs::RenameFlags,
     ) -> Result<fs::Unlinked> {
         let (name, new_name) = (own(name), own(new_name));
         let done = self.ask_for(cx, move |fs, req, reply| {
             fs.rename(
                 req,
-                INodeNo(parent),
+                INodeNo(parent.0),
                 &name,
-                INodeNo(new_parent),
+                INodeNo(new_parent.0),
                 &new_name,
-                RenameFlags::from_bits_retain(flags),
+                RenameFlags::from_bits_retain(flags.bits()),
                 reply,
             );
         });
@@ -196,22 +217,28 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn link(
         &self,
         cx: &Context,
-        node: u64,
-        new_parent: u64,
+        node: Node,
+        new_parent: Node,
         new_name: &CStr,
     ) -> Result<fs::Entry> {
         let new_name = own(new_name);
         self.ask_for(cx, move |fs, req, reply| {
-            fs.link(req, INodeNo(node), INodeNo(new_parent), &new_name, reply);
+            fs.link(
+                req,
+                INodeNo(node.0),
+                INodeNo(new_parent.0),
+                &new_name,
+                reply,
+            );
         })
         .await
     }
 
-    async fn open(&self, cx: &Context, node: u64, how: &fs::OpenHow) -> Result<fs::Opened> {
-        let flags = OpenFlags(how.flags as i32);
+    async fn open(&self, cx: &Context, node: Node, how: &fs::OpenHow) -> Result<fs::Opened> {
+        let flags = open_flags(how.flags);
         let device = self.device.clone();
         self.ask_for(cx, move |fs, req, sender| {
-            fs.open(req, INodeNo(node), flags, ReplyOpen::new(sender, device));
+            fs.open(req, INodeNo(node.0), flags, ReplyOpen::new(sender, device));
         })
         .await
     }
@@ -219,17 +246,18 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn create(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &fs::NewNode,
         how: &fs::OpenHow,
     ) -> Result<(fs::Entry, fs::Opened)> {
-        let (name, new, flags) = (own(name), *new, how.flags as i32);
+        let (name, new, flags) = (own(name), *new, how.flags.bits() as i32);
         let device = self.device.clone();
         self.ask_for(cx, move |fs, req, sender| {
             let reply = ReplyCreate::new(sender, device);
-            let parent = INodeNo(parent);
-            fs.create(req, parent, &name, new.mode, new.umask, flags, reply);
+            let parent = INodeNo(parent.0);
+            let (mode, umask) = modes(&new, true);
+            fs.create(req, parent, &name, mode, umask, flags, reply);
         })
         .await
     }
@@ -237,7 +265,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn read(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         how: &fs::IoHow,
         data: &Payload,
     ) -> Result<usize> {
@@ -247,12 +275,12 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
             let size = room.len() as u32;
             fs.read(
                 req,
-                INodeNo(node),
-                FileHandle(how.fh),
+                INodeNo(node.0),
+                FileHandle(how.fh.0),
                 how.offset,
                 size,
-                OpenFlags(how.flags as i32),
-                how.owner.map(LockOwner),
+                open_flags(how.flags),
+                how.owner.map(lock_owner),
                 ReplyData::new(sender, Some(room)),
             );
         });
@@ -265,7 +293,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn write(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         how: &fs::IoHow,
         data: &Payload,
     ) -> Result<usize> {
@@ -280,13 +308,13 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
             flags.set(WriteFlags::FUSE_WRITE_KILL_SUIDGID, how.kill_suidgid);
             fs.write(
                 req,
-                INodeNo(node),
-                FileHandle(how.fh),
+                INodeNo(node.0),
+                FileHandle(how.fh.0),
                 how.offset,
                 &bytes[..len],
                 flags,
-                OpenFlags(how.flags as i32),
-                how.owner.map(LockOwner),
+                open_flags(how.flags),
+                how.owner.map(lock_owner),
                 reply,
             );
             buffers.give_back(bytes);
@@ -294,9 +322,21 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         Ok(written.await? as usize)
     }
 
-    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
+    async fn flush(
+        &self,
+        cx: &Context,
+        node: Node,
+        fh: Handle,
+        owner: fs::LockOwner,
+    ) -> Result<()> {
         self.ask_for(cx, move |fs, req, reply| {
-            fs.flush(req, INodeNo(node), FileHandle(fh), LockOwner(owner), reply);
+            fs.flush(
+                req,
+                INodeNo(node.0),
+                FileHandle(fh.0),
+                lock_owner(owner),
+                reply,
+            );
         })
         .await
     }
@@ -304,18 +344,18 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn release(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        flags: u32,
-        flock: Option<u64>,
+        node: Node,
+        fh: Handle,
+        flags: fs::OFlags,
+        flock: Option<fs::LockOwner>,
     ) -> Result<()> {
         self.ask(cx, move |fs, req, reply| {
             fs.release(
                 req,
-                INodeNo(node),
-                FileHandle(fh),
-                OpenFlags(flags as i32),
-                flock.map(LockOwner),
+                INodeNo(node.0),
+                FileHandle(fh.0),
+                open_flags(flags),
+                flock.map(lock_owner),
                 // Linux sends a FLUSH of its own and never asks for one here.
                 false,
                 reply,
@@ -324,18 +364,18 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         .await
     }
 
-    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+    async fn fsync(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         self.ask(cx, move |fs, req, reply| {
-            fs.fsync(req, INodeNo(node), FileHandle(fh), data_only, reply);
+            fs.fsync(req, INodeNo(node.0), FileHandle(fh.0), data_only, reply);
         })
         .await
     }
 
-    async fn opendir(&self, cx: &Context, node: u64, how: &fs::OpenHow) -> Result<fs::Opened> {
-        let flags = OpenFlags(how.flags as i32);
+    async fn opendir(&self, cx: &Context, node: Node, how: &fs::OpenHow) -> Result<fs::Opened> {
+        let flags = open_flags(how.flags);
         let device = self.device.clone();
         self.ask_for(cx, move |fs, req, sender| {
-            fs.opendir(req, INodeNo(node), flags, ReplyOpen::new(sender, device));
+            fs.opendir(req, INodeNo(node.0), flags, ReplyOpen::new(sender, device));
         })
         .await
     }
@@ -343,13 +383,12 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn readdir(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        offset: u64,
+        node: Node,
+        fh: Handle,
         sink: &mut dyn fs::DirSink,
     ) -> Result<()> {
-        let room = sink.room();
-        let (node, fh) = (INodeNo(node), FileHandle(fh));
+        let (offset, room) = (sink.offset(), sink.room());
+        let (node, fh) = (INodeNo(node.0), FileHandle(fh.0));
         if sink.wants_attributes() {
             let listing = self.ask(cx, move |fs, req, sender| {
                 let reply = ReplyDirectoryPlus::new(sender, room);
@@ -369,39 +408,45 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         Ok(())
     }
 
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, flags: u32) -> Result<()> {
-        let flags = OpenFlags(flags as i32);
+    async fn releasedir(
+        &self,
+        cx: &Context,
+        node: Node,
+        fh: Handle,
+        flags: fs::OFlags,
+    ) -> Result<()> {
+        let flags = open_flags(flags);
         self.ask(cx, move |fs, req, reply| {
-            fs.releasedir(req, INodeNo(node), FileHandle(fh), flags, reply);
+            fs.releasedir(req, INodeNo(node.0), FileHandle(fh.0), flags, reply);
         })
         .await
     }
 
-    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+    async fn fsyncdir(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         self.ask(cx, move |fs, req, reply| {
-            fs.fsyncdir(req, INodeNo(node), FileHandle(fh), data_only, reply);
+            fs.fsyncdir(req, INodeNo(node.0), FileHandle(fh.0), data_only, reply);
         })
         .await
     }
 
-    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
+    async fn statfs(&self, cx: &Context, node: Node) -> Result<abi::Kstatfs> {
         self.ask_for(cx, move |fs, req, reply| {
-            fs.statfs(req, INodeNo(node), reply);
+            fs.statfs(req, INodeNo(node.0), reply);
         })
         .await
     }
 
-    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<fs::Bytes> {
+    async fn getxattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<fs::Bytes> {
         let name = own(name);
         self.ask_for(cx, move |fs, req, reply| {
-            fs.getxattr(req, INodeNo(node), &name, XATTR_MAX, reply);
+            fs.getxattr(req, INodeNo(node.0), &name, XATTR_MAX, reply);
         })
         .await
     }
 
-    async fn listxattr(&self, cx: &Context, node: u64) -> Result<fs::Bytes> {
+    async fn listxattr(&self, cx: &Context, node: Node) -> Result<fs::Bytes> {
         self.ask_for(cx, move |fs, req, reply| {
-            fs.listxattr(req, INodeNo(node), XATTR_MAX, reply);
+            fs.listxattr(req, INodeNo(node.0), XATTR_MAX, reply);
         })
         .await
     }
@@ -409,31 +454,39 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn setxattr(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         name: &CStr,
         value: &[u8],
-        flags: u32,
+        flags: fs::XattrFlags,
         _: bool,
     ) -> Result<()> {
         let (name, value) = (own(name), value.to_vec());
         self.ask_for(cx, move |fs, req, reply| {
-            fs.setxattr(req, INodeNo(node), &name, &value, flags as i32, 0, reply);
+            fs.setxattr(
+                req,
+                INodeNo(node.0),
+                &name,
+                &value,
+                flags.bits() as i32,
+                0,
+                reply,
+            );
         })
         .await
     }
 
-    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+    async fn removexattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<()> {
         let name = own(name);
         self.ask_for(cx, move |fs, req, reply| {
-            fs.removexattr(req, INodeNo(node), &name, reply);
+            fs.removexattr(req, INodeNo(node.0), &name, reply);
         })
         .await
     }
 
-    async fn access(&self, cx: &Context, node: u64, mask: u32) -> Result<()> {
-        let mask = AccessFlags::from_bits_retain(mask as i32);
+    async fn access(&self, cx: &Context, node: Node, mask: fs::Access) -> Result<()> {
+        let mask = AccessFlags::from_bits_retain(mask.bits() as i32);
         self.ask_for(cx, move |fs, req, reply| {
-            fs.access(req, INodeNo(node), mask, reply);
+            fs.access(req, INodeNo(node.0), mask, reply);
         })
         .await
     }
@@ -441,7 +494,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn getlk(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         how: &fs::LockHow,
         lock: &fs::Lock,
     ) -> Result<fs::Lock> {
@@ -449,9 +502,9 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         self.ask_for(cx, move |fs, req, reply| {
             fs.getlk(
                 req,
-                INodeNo(node),
-                FileHandle(how.fh),
-                LockOwner(how.owner),
+                INodeNo(node.0),
+                FileHandle(how.fh.0),
+                lock_owner(how.owner),
                 lock.start,
                 lock.end,
                 lock.kind as i32,
@@ -465,7 +518,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn setlk(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         how: &fs::LockHow,
         lock: &fs::Lock,
     ) -> Result<()> {
@@ -473,9 +526,9 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         self.ask_for(cx, move |fs, req, reply| {
             fs.setlk(
                 req,
-                INodeNo(node),
-                FileHandle(how.fh),
-                LockOwner(how.owner),
+                INodeNo(node.0),
+                FileHandle(how.fh.0),
+                lock_owner(how.owner),
                 lock.start,
                 lock.end,
                 lock.kind as i32,
@@ -490,16 +543,16 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn fallocate(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
+        node: Node,
+        fh: Handle,
         offset: u64,
         len: u64,
-        mode: u32,
+        mode: fs::FallocateFlags,
     ) -> Result<()> {
         in_range([offset, len])?;
         self.ask_for(cx, move |fs, req, reply| {
-            let (ino, fh) = (INodeNo(node), FileHandle(fh));
-            fs.fallocate(req, ino, fh, offset, len, mode as i32, reply);
+            let (ino, fh) = (INodeNo(node.0), FileHandle(fh.0));
+            fs.fallocate(req, ino, fh, offset, len, mode.bits() as i32, reply);
         })
         .await
     }
@@ -507,29 +560,33 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn lseek(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
+        node: Node,
+        fh: Handle,
         offset: u64,
-        whence: u32,
+        seek: fs::Seek,
     ) -> Result<u64> {
         self.ask_for(cx, move |fs, req, reply| {
-            let (ino, fh) = (INodeNo(node), FileHandle(fh));
-            fs.lseek(req, ino, fh, offset as i64, whence as i32, reply);
+            let (ino, fh) = (INodeNo(node.0), FileHandle(fh.0));
+            let whence = match seek {
+                fs::Seek::Data => libc::SEEK_DATA,
+                fs::Seek::Hole => libc::SEEK_HOLE,
+            };
+            fs.lseek(req, ino, fh, offset as i64, whence, reply);
         })
         .await
     }
 
-    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &fs::CopyRange) -> Result<u64> {
+    async fn copy_file_range(&self, cx: &Context, node: Node, copy: &fs::CopyRange) -> Result<u64> {
         in_range([copy.offset_in, copy.offset_out])?;
         let copy = *copy;
         let copied = self.ask_for(cx, move |fs, req, reply| {
             fs.copy_file_range(
                 req,
-                INodeNo(node),
-                FileHandle(copy.fh_in),
+                INodeNo(node.0),
+                FileHandle(copy.fh_in.0),
                 copy.offset_in,
-                INodeNo(copy.node_out),
-                FileHandle(copy.fh_out),
+                INodeNo(copy.node_out.0),
+                FileHandle(copy.fh_out.0),
                 copy.offset_out,
                 // The reply has 32 bits.
                 copy.len.min(u64::from(!4095u32)),
@@ -543,22 +600,31 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     async fn ioctl(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         ioctl: &fs::Ioctl<'_>,
     ) -> Result<(i32, fs::Bytes)> {
         let flags = IoctlFlags::from_bits_retain(ioctl.flags);
         if flags.contains(IoctlFlags::FUSE_IOCTL_UNRESTRICTED) {
             return Err(fs::Errno::NOSYS);
         }
-        let (fh, cmd, out_size) = (FileHandle(ioctl.fh), ioctl.cmd, ioctl.out_size);
+        let (fh, cmd, out_size) = (FileHandle(ioctl.fh.0), ioctl.cmd, ioctl.out_size);
         let input = ioctl.input.to_vec();
         self.ask_for(cx, move |fs, req, reply| {
-            fs.ioctl(req, INodeNo(node), fh, flags, cmd, &input, out_size, reply);
+            fs.ioctl(
+                req,
+                INodeNo(node.0),
+                fh,
+                flags,
+                cmd,
+                &input,
+                out_size,
+                reply,
+            );
         })
         .await
     }
 
-    async fn poll(&self, cx: &Context, node: u64, poll: &fs::Poll) -> Result<u32> {
+    async fn poll(&self, cx: &Context, node: Node, poll: &fs::Poll) -> Result<u32> {
         let poll = *poll;
         let notifier = (self.notifier.get().cloned()).ok_or(fs::Errno::IO)?;
         self.ask_for(cx, move |fs, req, reply| {
@@ -566,8 +632,8 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
             flags.set(PollFlags::FUSE_POLL_SCHEDULE_NOTIFY, poll.notify);
             fs.poll(
                 req,
-                INodeNo(node),
-                FileHandle(poll.fh),
+                INodeNo(node.0),
+                FileHandle(poll.fh.0),
                 PollNotifier::new(PollHandle(poll.kh), Notifier::new(notifier)),
                 PollEvents::from_bits_retain(poll.events),
                 flags,
@@ -577,9 +643,9 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         .await
     }
 
-    async fn bmap(&self, cx: &Context, node: u64, block: u64, block_size: u32) -> Result<u64> {
+    async fn bmap(&self, cx: &Context, node: Node, block: u64, block_size: u32) -> Result<u64> {
         self.ask_for(cx, move |fs, req, reply| {
-            fs.bmap(req, INodeNo(node), block_size, block, reply);
+            fs.bmap(req, INodeNo(node.0), block_size, block, reply);
         })
         .await
     }

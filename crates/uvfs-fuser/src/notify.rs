@@ -73,7 +73,7 @@ impl Notifier {
     /// # Errors
     /// ENOTEMPTY for a directory in use; when the mount is gone.
     pub fn inval_entry(&self, parent: INodeNo, name: &OsStr) -> io::Result<()> {
-        self.0.invalidate_entry(parent.0, &c_string(name)?)
+        self.0.invalidate_entry(parent.0.into(), &c_string(name)?)
     }
 
     /// Drops a node's attributes, and its data from `offset` on for `len` bytes (0: to the end) unless
@@ -82,7 +82,7 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn inval_inode(&self, ino: INodeNo, offset: i64, len: i64) -> io::Result<()> {
-        self.0.invalidate_inode(ino.0, offset, len)
+        self.0.invalidate_inode(ino.0.into(), offset, len)
     }
 
     /// Puts data into the kernel's cache of a node, if it knows the node.
@@ -90,7 +90,7 @@ impl Notifier {
     /// # Errors
     /// When the mount is gone.
     pub fn store(&self, ino: INodeNo, offset: u64, data: &[u8]) -> io::Result<()> {
-        match self.0.store(ino.0, offset, data) {
+        match self.0.store(ino.0.into(), offset, data) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
@@ -101,6 +101,7 @@ impl Notifier {
     /// # Errors
     /// ENOTEMPTY for a directory in use; when the mount is gone.
     pub fn delete(&self, parent: INodeNo, child: INodeNo, name: &OsStr) -> io::Result<()> {
-        self.0.deleted(parent.0, child.0, &c_string(name)?)
+        self.0
+            .deleted(parent.0.into(), child.0.into(), &c_string(name)?)
     }
 }

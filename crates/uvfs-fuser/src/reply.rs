@@ -119,7 +119,7 @@ impl<T> Listing<T> {
             let dir = fs::DirEntry {
                 ino: entry.ino,
                 next: entry.next,
-                kind: type_bits(entry.kind) >> 12,
+                kind: fs::FileType::from_raw_mode(type_bits(entry.kind)),
                 name,
             };
             (dir, &entry.more)
@@ -405,7 +405,7 @@ fn unbacked(fh: FileHandle, flags: FopenFlags) -> fs::Opened {
         "an open with a backing file is answered with its number"
     );
     fs::Opened {
-        fh: fh.0,
+        fh: fh.0.into(),
         flags: fs::OpenFlags::from_bits_retain(flags.bits()),
         ..Default::default()
     }
@@ -414,7 +414,7 @@ fn unbacked(fh: FileHandle, flags: FopenFlags) -> fs::Opened {
 fn backed(fh: FileHandle, flags: FopenFlags, id: &BackingId) -> fs::Opened {
     let flags = flags | FopenFlags::FOPEN_PASSTHROUGH;
     fs::Opened {
-        fh: fh.0,
+        fh: fh.0.into(),
         flags: fs::OpenFlags::from_bits_retain(flags.bits()),
         backing: id.backing_id as i32,
         ..Default::default()

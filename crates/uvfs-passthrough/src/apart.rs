@@ -18,7 +18,7 @@ use rustix::fs::Statx;
 use rustix::io::Errno;
 use uvfs_io::blocking::Pool;
 use uvfs_io::{Payload, ops, runtime};
-use uvfs_server::fs::{Context, Entry, IoHow, Opened};
+use uvfs_server::fs::{Context, Entry, IoHow, Node, Opened};
 use uvfs_server::interrupt;
 
 use crate::Source;
@@ -115,7 +115,7 @@ pub(crate) struct Apart {
     waits: AtomicUsize,
     mounts: Mutex<HashMap<u64, Arc<Mount>>>,
     /// Names that lead to them, by their directories' nodes.
-    crossings: Mutex<HashSet<(u64, CString)>>,
+    crossings: Mutex<HashSet<(Node, CString)>>,
 }
 
 impl Apart {
@@ -135,7 +135,7 @@ impl Apart {
         mounts.entry(id).or_insert_with(new).clone()
     }
 
-    fn is_crossing(&self, node: u64, name: &CStr) -> bool {
+    fn is_crossing(&self, node: Node, name: &CStr) -> bool {
         // Few, and seldom.
         lock(&self.crossings).contains(&(node, name.to_owned()))
     }
@@ -219,7 +219,7 @@ impl Source {
     /// The result of a handler, if it can be called here: not if it is about one of `nodes` that are apart.
     pub(crate) fn here<T>(
         &self,
-        nodes: &[u64],
+        nodes: &[Node],
         name: Option<&CStr>,
         call: impl FnOnce(&Self) -> Result<T>,
     ) -> Option<Result<T>> {
@@ -256,7 +256,7 @@ impl Source {
     }
 
     /// Whether calls on a node are for [`Source::elsewhere`].
-    pub(crate) fn leads_elsewhere(&self, node: u64) -> bool {
+    pub(crate) fn leads_elsewhere(&self, node: Node) -> bool {
         self.here(&[node], None, |_| Ok(())).is_none()
     }
 

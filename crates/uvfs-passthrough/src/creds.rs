@@ -12,7 +12,7 @@ use std::sync::Once;
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, capabilities, set_capabilities};
-use uvfs_server::fs::Context;
+use uvfs_server::fs::{Context, Mode};
 
 use crate::sys::{self, Result};
 
@@ -22,7 +22,7 @@ struct Thread {
     /// It has a umask of its own.
     own_umask: bool,
     /// Its umask, if set here.
-    umask: Option<u32>,
+    umask: Option<Mode>,
 }
 
 thread_local! {
@@ -159,16 +159,24 @@ impl Creds {
 
     /// Makes this thread one of the caller until the guard goes. There is no `await` in between,
     /// as the guard is of this thread alone.
-    pub(crate) fn caller(&self, cx: &Context, umask: u32) -> Result<Caller> {
-        let umask = umask & 0o777;
+    pub(crate) fn caller(&self, cx: &Context, umask: Mode) -> Result<Caller> {
+        let umask = umask & (Mode::RWXU | Mode::RWXG | Mode::RWXO);
         let mut thread = thread();
         if thread.umask != Some(umask) {
-            let set = if thread.own_umask { umask } else { 0 };
-            rustix::process::umask(rustix::fs::Mode::from_raw_mode(set));
+            let set = if thread.own_umask {
+                umask
+            } else {
+                Mode::empty()
+            };
+            rustix::process::umask(set);
             thread.umask = Some(umask);
             THREAD.set(Some(thread));
         }
-        let mask = if thread.own_umask { 0 } else { umask };
+        let mask = if thread.own_umask {
+            Mode::empty()
+        } else {
+            umask
+        };
         let mut caller = Caller {
             uid: None,
             gid: None,
@@ -202,7 +210,7 @@ impl Creds {
 
     /// The umask does not matter, the owner does.
     pub(crate) fn caller_without_umask(&self, cx: &Context) -> Result<Caller> {
-        let umask = thread().umask.unwrap_or(0o022);
+        let umask = thread().umask.unwrap_or(Mode::WGRP | Mode::WOTH);
         self.caller(cx, umask)
     }
 }
@@ -213,15 +221,15 @@ pub(crate) struct Caller {
     uid: Option<u32>,
     gid: Option<u32>,
     /// The umask where it can't be the thread's.
-    mask: u32,
+    mask: Mode,
     /// Stays on its thread.
     thread: PhantomData<*const ()>,
 }
 
 impl Caller {
     /// The mode to ask the host for.
-    pub(crate) fn mode(&self, mode: u32) -> rustix::fs::Mode {
-        rustix::fs::Mode::from_raw_mode(mode & 0o7777 & !self.mask)
+    pub(crate) fn mode(&self, mode: Mode) -> Mode {
+        mode - self.mask
     }
 }
 

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{OFlags, SeekFrom};
+use rustix::fs::{FileType, OFlags, SeekFrom};
 use rustix::io::Errno;
 use uvfs_io::ops::File;
-use uvfs_server::fs::{DirEntry, DirSink, OpenFlags, Opened};
+use uvfs_server::fs::{DirEntry, DirSink, Handle, Node, OpenFlags, Opened};
 
 use crate::Source;
 use crate::inode::Inode;
@@ -74,6 +74,11 @@ impl<'a> Dirent<'a> {
             size,
         })
     }
+
+    fn kind(&self) -> FileType {
+        // A DT_* number is the upper bits of a mode.
+        FileType::from_raw_mode(self.kind << 12)
+    }
 }
 
 impl Reader {
@@ -102,8 +107,8 @@ impl Reader {
 
 impl Source {
     /// The open directory with this handle. Without one, which is 0, it is opened for this request.
-    pub(crate) fn dir(&self, node: u64, fh: u64) -> Result<Arc<OpenDir>> {
-        if fh == 0 && self.lists_unopened.load(Ordering::Relaxed) {
+    pub(crate) fn dir(&self, node: Node, fh: Handle) -> Result<Arc<OpenDir>> {
+        if fh == Handle(0) && self.lists_unopened.load(Ordering::Relaxed) {
             return Ok(Arc::new(self.host_dir(self.inode(node)?)?));
         }
         self.dirs.get(fh).ok_or(Errno::BADF)
@@ -127,7 +132,7 @@ impl Source {
         })
     }
 
-    pub(crate) fn open_dir(&self, node: u64) -> Result<Opened> {
+    pub(crate) fn open_dir(&self, node: Node) -> Result<Opened> {
         let dir = self.host_dir(self.inode(node)?)?;
         let flags = match (dir.inode.is_watched(), self.options.cache_readdir) {
             _ if self.rules.strictatime() => OpenFlags::empty(),
@@ -145,19 +150,13 @@ impl Source {
 
     /// Lists entries until the sink is full. The host's own offsets go to the kernel, so that a
     /// listing goes on at the right place whatever was made or removed since.
-    pub(crate) fn list(
-        &self,
-        node: u64,
-        fh: u64,
-        offset: u64,
-        sink: &mut dyn DirSink,
-    ) -> Result<()> {
+    pub(crate) fn list(&self, node: Node, fh: Handle, sink: &mut dyn DirSink) -> Result<()> {
         let dir = self.dir(node, fh)?;
         let mut reader = lock(&dir.reader);
         let reader = &mut *reader;
         let plus = sink.wants_attributes();
         let mut given = false;
-        let mut more = reader.fill(dir.as_fd(), offset);
+        let mut more = reader.fill(dir.as_fd(), sink.offset());
         loop {
             match more {
                 Ok(true) => {}
@@ -177,7 +176,7 @@ impl Source {
     }
 
     /// Reads what [`Source::list_read`] gives.
-    pub(crate) fn read_ahead(&self, node: u64, fh: u64, offset: u64) -> Result<Arc<OpenDir>> {
+    pub(crate) fn read_ahead(&self, node: Node, fh: Handle, offset: u64) -> Result<Arc<OpenDir>> {
         let dir = self.dir(node, fh)?;
         lock(&dir.reader).fill(dir.as_fd(), offset)?;
         Ok(dir)
@@ -192,7 +191,7 @@ impl Source {
             let shown = DirEntry {
                 ino: entry.ino,
                 next: entry.next,
-                kind: entry.kind,
+                kind: entry.kind(),
                 name: entry.name.to_bytes(),
             };
             let fits = match sink.wants_attributes() {
@@ -227,7 +226,7 @@ impl Source {
         let shown = DirEntry {
             ino,
             next: entry.next,
-            kind: entry.kind,
+            kind: entry.kind(),
             name,
         };
         if !plus {

@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use uvfs_io::blocking;
 use uvfs_io::ops::{self, File};
-use uvfs_server::fs::{Context, CopyRange, IoHow, Payload};
+use uvfs_server::fs::{Context, CopyRange, Handle, IoHow, Node, Payload, Seek};
 
 use crate::inode::Inode;
 use crate::io;
@@ -28,8 +28,8 @@ const SMALL_FILE: u64 = 32 << 10;
 pub(crate) struct OpenFile {
     pub(crate) fd: Arc<File>,
     pub(crate) inode: Arc<Inode>,
-    /// open(2)'s flags of the caller.
-    asked: u32,
+    /// The flags that the caller opened it with.
+    asked: OFlags,
     by: By,
     /// The kernel sends each write as it is made, and no FSYNC after one that is to be synchronous.
     unsynced: bool,
@@ -62,21 +62,21 @@ impl OpenFile {
     /// Whether a write is to be followed by a sync, because of the call (RWF_DSYNC) or of the mount: then of the data
     /// only, or of all. The host sees to an open file's own flags.
     pub(crate) fn syncs_after(&self, how: &IoHow) -> Option<bool> {
-        let synchronous = OFlags::from_bits_retain(how.flags) & (OFlags::SYNC | OFlags::DSYNC);
-        let syncs = self.unsynced && !OFlags::from_bits_retain(self.asked).contains(synchronous);
+        let synchronous = how.flags & (OFlags::SYNC | OFlags::DSYNC);
+        let syncs = self.unsynced && !self.asked.contains(synchronous);
         syncs.then(|| !synchronous.contains(OFlags::SYNC))
     }
 }
 
 /// Whether a caller opens with O_DIRECT.
-fn asked_direct(flags: u32) -> bool {
-    OFlags::from_bits_retain(flags).contains(OFlags::DIRECT)
+fn asked_direct(flags: OFlags) -> bool {
+    flags.contains(OFlags::DIRECT)
 }
 
 /// Whether a caller only reads, past all caches, a file that others answer for. The kernel is then left to
 /// have all pieces of a large call under way. Not for writers: it would let in one at a time.
-fn reads_far(inode: &Inode, asked: u32) -> bool {
-    inode.mount.remote && OFlags::from_bits_retain(asked) & OFlags::ACCMODE == OFlags::RDONLY
+fn reads_far(inode: &Inode, asked: OFlags) -> bool {
+    inode.mount.remote && asked & OFlags::ACCMODE == OFlags::RDONLY
 }
 
 /// Whether the host opens this file with O_DIRECT, as the kernel does for a caller who asked for that.
@@ -90,11 +90,11 @@ fn takes_direct(fd: BorrowedFd<'_>) -> bool {
 }
 
 impl Source {
-    pub(crate) fn file(&self, fh: u64) -> Result<Arc<OpenFile>> {
+    pub(crate) fn file(&self, fh: Handle) -> Result<Arc<OpenFile>> {
         self.files.get(fh).ok_or(Errno::BADF)
     }
 
-    pub(crate) fn release_file(&self, fh: u64) -> Result<()> {
+    pub(crate) fn release_file(&self, fh: Handle) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
         self.end_use(&file.inode, file.by);
         {
@@ -110,7 +110,7 @@ impl Source {
     }
 
     /// The open file with this number, which is one of the node's.
-    fn file_of(&self, node: u64, fh: u64) -> Result<Arc<OpenFile>> {
+    fn file_of(&self, node: Node, fh: Handle) -> Result<Arc<OpenFile>> {
         let file = self.file(fh)?;
         match file.inode.node == node {
             true => Ok(file),
@@ -118,9 +118,9 @@ impl Source {
         }
     }
 
-    /// For who wants to share the file. Those with a backing file are left to the kernel, unless all
-    /// have one.
-    pub(crate) fn asked_flags(&self, node: u64, fh: u64) -> Result<u32> {
+    /// The flags of an open file that a client wants to share. Files with a backing file are left to the
+    /// kernel, unless all have one.
+    pub(crate) fn asked_flags(&self, node: Node, fh: Handle) -> Result<OFlags> {
         let file = self.file_of(node, fh)?;
         match file.by == By::Backed && self.options.passthrough != Backed::All {
             true => Err(Errno::BUSY),
@@ -130,14 +130,14 @@ impl Source {
 
     /// A second open file on the same descriptor of the host: nothing here uses its position. With
     /// locks on the host's files one of its own, as closing it gives up locks.
-    pub(crate) fn share_file(&self, node: u64, fh: u64) -> Result<u64> {
+    pub(crate) fn share_file(&self, node: Node, fh: Handle) -> Result<Handle> {
         let file = self.file_of(node, fh)?;
         if !file.inode.is_regular() {
             return Err(Errno::OPNOTSUPP);
         }
         let fd = if self.options.host_locks {
-            let asked = OFlags::from_bits_retain(file.asked);
-            let flags = self.host_flags(file.asked, false)? - OFlags::TRUNC;
+            let asked = file.asked;
+            let flags = self.host_flags(asked, false)? - OFlags::TRUNC;
             let fd = self.open_host(&file.inode, flags, asked)?;
             Arc::new(File::new(fd, file.inode.mount.in_memory))
         } else {
@@ -188,21 +188,21 @@ impl Source {
             let changed = meta::kill_suidgid(cx, file.as_fd())?;
             self.mode_changed(file.inode.node, changed);
         }
-        let append = io::appends(how.flags) && !how.from_cache && !self.writes_back();
+        let append = how.flags.contains(OFlags::APPEND) && !how.from_cache && !self.writes_back();
         Ok((file, append))
     }
 
     pub(crate) async fn fallocate_file(
         &self,
         cx: &Context,
-        fh: u64,
+        fh: Handle,
         offset: u64,
         len: u64,
-        mode: u32,
+        mode: FallocateFlags,
     ) -> Result<()> {
         self.writable()?;
         let file = self.file(fh)?;
-        ops::fallocate(&file.fd, mode, offset, len).await?;
+        ops::fallocate(&file.fd, mode.bits(), offset, len).await?;
         self.content_changed(cx, &file)
     }
 
@@ -210,13 +210,12 @@ impl Source {
     pub(crate) fn fallocate_waiting(
         &self,
         cx: &Context,
-        fh: u64,
+        fh: Handle,
         range: (u64, u64),
-        mode: u32,
+        mode: FallocateFlags,
     ) -> Result<()> {
         self.writable()?;
         let file = self.file(fh)?;
-        let mode = FallocateFlags::from_bits_retain(mode);
         rustix::fs::fallocate(file.as_fd(), mode, range.0, range.1)?;
         self.content_changed(cx, &file)
     }
@@ -229,22 +228,18 @@ impl Source {
 
     /// A file has lost set-user-id or set-group-id, which the answer does not tell. The kernel must not
     /// execute it with those that it has cached.
-    fn mode_changed(&self, node: u64, changed: bool) {
+    fn mode_changed(&self, node: Node, changed: bool) {
         if changed && let Some(hooks) = self.backing.get() {
             (hooks.changed)(node);
         }
     }
 
-    pub(crate) fn seek_file(&self, fh: u64, offset: u64, whence: u32) -> Result<u64> {
+    pub(crate) fn seek_file(&self, fh: Handle, offset: u64, seek: Seek) -> Result<u64> {
         let file = self.file(fh)?;
         // The host file's own position is used by nothing else.
-        let to = match whence as i32 {
-            libc::SEEK_DATA => rustix::fs::SeekFrom::Data(offset),
-            libc::SEEK_HOLE => rustix::fs::SeekFrom::Hole(offset),
-            libc::SEEK_END => {
-                rustix::fs::SeekFrom::End(i64::try_from(offset).map_err(|_| Errno::INVAL)?)
-            }
-            _ => return Err(Errno::INVAL),
+        let to = match seek {
+            Seek::Data => rustix::fs::SeekFrom::Data(offset),
+            Seek::Hole => rustix::fs::SeekFrom::Hole(offset),
         };
         rustix::fs::seek(file.as_fd(), to)
     }
@@ -282,7 +277,7 @@ impl Source {
     pub(crate) fn file_ioctl(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         ioctl: &uvfs_server::fs::Ioctl<'_>,
     ) -> Result<(i32, Vec<u8>)> {
         let (command, size) = match ioctl.cmd {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use uvfs_server::fs::{Entry, ROOT};
+use uvfs_server::fs::{Entry, Node, ROOT};
 
 use crate::Source;
 use crate::inode::born;
@@ -60,14 +60,14 @@ impl Source {
     }
 
     /// The identity of a node.
-    pub(crate) fn identity_of(&self, node: u64) -> Result<Vec<u8>> {
+    pub(crate) fn identity_of(&self, node: Node) -> Result<Vec<u8>> {
         let inode = self.inode(node)?;
         let key = &inode.key;
         Ok(identity(key.device(), key.ino(), inode.born, key.handle()))
     }
 
     /// Where a node's file is below the source now.
-    pub(crate) fn path_of(&self, node: u64) -> Result<Vec<u8>> {
+    pub(crate) fn path_of(&self, node: Node) -> Result<Vec<u8>> {
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
         Ok(self.place(fd.as_fd())?.into_os_string().into_vec())

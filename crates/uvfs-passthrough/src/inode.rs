@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
-use uvfs_server::fs::ROOT;
+use uvfs_server::fs::{Node, ROOT};
 
 use crate::handle::OpenFile;
 use crate::lock::Owners;
@@ -139,7 +139,7 @@ impl State {
 
 /// A host file that the kernel knows.
 pub(crate) struct Inode {
-    pub(crate) node: u64,
+    pub(crate) node: Node,
     pub(crate) key: Key,
     /// S_IFMT bits of its mode.
     pub(crate) kind: u32,
@@ -253,13 +253,13 @@ impl Inodes {
     }
 
     /// The inode of a node number.
-    pub(crate) fn get(&self, node: u64) -> Result<Arc<Inode>> {
+    pub(crate) fn get(&self, node: Node) -> Result<Arc<Inode>> {
         if node == ROOT {
             return Ok(self.root.clone());
         }
-        let known = &mut lock(&self.shards[shard_of(node)]).slots;
+        let known = &mut lock(&self.shards[shard_of(node.0)]).slots;
         known
-            .get(node)
+            .get(node.0)
             .map(|known| known.inode.clone())
             .ok_or(Errno::STALE)
     }
@@ -276,7 +276,7 @@ impl Inodes {
         }
         let mut shard = lock(&self.shards[Self::shard(key)]);
         let inode = shard.by_key.get(key)?.inode.clone();
-        shard.slots.get(inode.node)?.lookups += 1;
+        shard.slots.get(inode.node.0)?.lookups += 1;
         Some(inode)
     }
 
@@ -295,7 +295,7 @@ impl Inodes {
     }
 
     /// The numbers of all nodes.
-    pub(crate) fn nodes(&self) -> Vec<u64> {
+    pub(crate) fn nodes(&self) -> Vec<Node> {
         let mut nodes = vec![ROOT];
         for shard in &self.shards {
             let shard = lock(shard);
@@ -308,7 +308,7 @@ impl Inodes {
     fn find_or_insert(
         &self,
         key: Key,
-        make: impl FnOnce(u64, Key) -> Arc<Inode>,
+        make: impl FnOnce(Node, Key) -> Arc<Inode>,
     ) -> Result<Arc<Inode>> {
         if self.root.key == key {
             return Ok(self.root.clone());
@@ -318,13 +318,13 @@ impl Inodes {
         let shard = &mut *shard;
         if let Some(known) = shard.by_key.get(&key) {
             let inode = known.inode.clone();
-            shard.slots.get(inode.node).ok_or(Errno::IO)?.lookups += 1;
+            shard.slots.get(inode.node.0).ok_or(Errno::IO)?.lookups += 1;
             return Ok(inode);
         }
         let node = shard
             .slots
             .insert(index, |node| Known {
-                inode: make(node, key),
+                inode: make(Node(node), key),
                 lookups: 1,
             })
             .ok_or(Errno::NFILE)?;
@@ -338,35 +338,35 @@ impl Inodes {
     }
 
     /// Counts one more lookup of a node.
-    pub(crate) fn remember(&self, node: u64) -> Result<()> {
+    pub(crate) fn remember(&self, node: Node) -> Result<()> {
         if node == ROOT {
             return Ok(());
         }
-        let mut shard = lock(&self.shards[shard_of(node)]);
-        shard.slots.get(node).ok_or(Errno::STALE)?.lookups += 1;
+        let mut shard = lock(&self.shards[shard_of(node.0)]);
+        shard.slots.get(node.0).ok_or(Errno::STALE)?.lookups += 1;
         Ok(())
     }
 
     /// How many lookups of a node are counted.
-    pub(crate) fn lookups(&self, node: u64) -> Option<u64> {
-        let mut shard = lock(&self.shards[shard_of(node)]);
-        Some(shard.slots.get(node)?.lookups)
+    pub(crate) fn lookups(&self, node: Node) -> Option<u64> {
+        let mut shard = lock(&self.shards[shard_of(node.0)]);
+        Some(shard.slots.get(node.0)?.lookups)
     }
 
     /// Takes back lookups of a node.
-    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+    pub(crate) fn forget(&self, node: Node, lookups: u64) {
         if node == ROOT {
             return;
         }
         let gone = {
-            let mut shard = lock(&self.shards[shard_of(node)]);
-            let Some(known) = shard.slots.get(node) else {
-                tracing::warn!(node, "the kernel forgot a node that it did not know");
+            let mut shard = lock(&self.shards[shard_of(node.0)]);
+            let Some(known) = shard.slots.get(node.0) else {
+                tracing::warn!(%node, "the kernel forgot a node that it did not know");
                 return;
             };
             if lookups > known.lookups {
                 tracing::warn!(
-                    node,
+                    %node,
                     lookups,
                     counted = known.lookups,
                     "forgotten too often"
@@ -376,7 +376,7 @@ impl Inodes {
             if known.lookups > 0 {
                 return;
             }
-            let gone = shard.slots.remove(node);
+            let gone = shard.slots.remove(node.0);
             if let Some(gone) = &gone {
                 shard.by_key.remove(&gone.inode.key);
             }

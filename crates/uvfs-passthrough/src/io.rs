@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use uvfs_io::Payload;
 use uvfs_io::ops::{self, File};
@@ -122,9 +121,4 @@ pub(crate) fn sync(fd: BorrowedFd<'_>, data_only: bool) -> Result<()> {
         true => rustix::fs::fdatasync(fd),
         false => rustix::fs::fsync(fd),
     }
-}
-
-/// Whether open(2)'s flags ask for appending.
-pub(crate) fn appends(flags: u32) -> bool {
-    OFlags::from_bits_retain(flags).contains(OFlags::APPEND)
 }

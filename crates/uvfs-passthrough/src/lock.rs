@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 use uvfs_io::ops;
-use uvfs_server::fs::{Lock, LockHow};
+use uvfs_server::fs::{Handle, Lock, LockHow, LockOwner};
 
 use crate::Source;
 use crate::handle::OpenFile;
@@ -35,20 +35,20 @@ struct Owner {
     /// The process that last locked by it.
     pid: u32,
     /// The handle that it last locked by.
-    fh: u64,
+    fh: Handle,
 }
 
 /// The owners of an inode's POSIX locks. Most inodes have none, and then no room for the map either.
 #[derive(Default)]
 #[allow(clippy::box_collection)]
-pub(crate) struct Owners(Option<Box<HashMap<u64, Owner>>>);
+pub(crate) struct Owners(Option<Box<HashMap<LockOwner, Owner>>>);
 
 impl Owners {
-    fn get(&self, owner: u64) -> Option<Arc<OwnedFd>> {
+    fn get(&self, owner: LockOwner) -> Option<Arc<OwnedFd>> {
         Some(self.0.as_ref()?.get(&owner)?.fd.clone())
     }
 
-    fn remove(&mut self, owner: u64) -> Option<Owner> {
+    fn remove(&mut self, owner: LockOwner) -> Option<Owner> {
         let owners = self.0.as_mut()?;
         let removed = owners.remove(&owner);
         if owners.is_empty() {
@@ -166,7 +166,7 @@ impl Source {
     }
 
     /// The process of the owner of a lock that is in the way of `asker`, or 0.
-    fn holder(&self, inode: &Inode, asker: u64, held: &libc::flock) -> u32 {
+    fn holder(&self, inode: &Inode, asker: LockOwner, held: &libc::flock) -> u32 {
         let state = inode.state();
         let Some(owners) = &state.owners.0 else {
             return 0;
@@ -208,7 +208,7 @@ impl Source {
 
     /// The last descriptor of a handle was closed. Owners of POSIX locks have given theirs back by
     /// then (FLUSH); an OFD lock's owner is the handle's file itself.
-    pub(crate) fn drop_locks_by(&self, inode: &Inode, fh: u64) {
+    pub(crate) fn drop_locks_by(&self, inode: &Inode, fh: Handle) {
         let mut gone = Vec::new();
         let mut state = inode.state();
         if let Some(owners) = &mut state.owners.0 {
@@ -219,7 +219,7 @@ impl Source {
     }
 
     /// A descriptor of `owner` was closed: its POSIX locks of the file go.
-    pub(crate) fn drop_locks(&self, fh: u64, owner: u64) -> Result<()> {
+    pub(crate) fn drop_locks(&self, fh: Handle, owner: LockOwner) -> Result<()> {
         let file = self.file(fh)?;
         let gone = file.inode.state().owners.remove(owner);
         drop(gone);

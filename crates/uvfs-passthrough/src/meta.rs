@@ -8,7 +8,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use uvfs_proto::abi;
-use uvfs_server::fs::{Attributes, Context, Entry, SetAttr, SetTime};
+use uvfs_server::fs::{Attributes, Context, Entry, Handle, Mode, Node, SetAttr, SetTime};
 
 use crate::Source;
 use crate::creds;
@@ -218,7 +218,7 @@ impl Source {
         }
     }
 
-    pub(crate) fn get_attr(&self, node: u64, fh: Option<u64>) -> Result<Attributes> {
+    pub(crate) fn get_attr(&self, node: Node, fh: Option<Handle>) -> Result<Attributes> {
         // A directory's handle is in another table; its inode does as well.
         if let Some(file) = fh.and_then(|fh| self.files.get(fh)) {
             let st = sys::stat(file.as_fd())?;
@@ -231,8 +231,8 @@ impl Source {
 
     pub(crate) fn get_statx(
         &self,
-        node: u64,
-        fh: Option<u64>,
+        node: Node,
+        fh: Option<Handle>,
         mask: u32,
     ) -> Result<(abi::Statx, Duration)> {
         let mask = StatxFlags::from_bits_retain(mask) & StatxFlags::ALL;
@@ -247,7 +247,7 @@ impl Source {
         Ok((sx(&st), self.tell(&inode, &st)))
     }
 
-    pub(crate) fn set_attr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+    pub(crate) fn set_attr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
         self.writable()?;
         let inode = self.inode(node)?;
         let file = set.fh.and_then(|fh| self.files.get(fh));
@@ -265,7 +265,7 @@ impl Source {
             }
         };
         if let Some(mode) = set.mode {
-            sys::chmod(fd, mode & 0o7777)?;
+            sys::chmod(fd, mode.as_raw_mode())?;
         }
         if set.uid.is_some() || set.gid.is_some() {
             // The host knows nothing of the caller's groups. All else that goes with a change of owner it
@@ -309,20 +309,19 @@ impl Source {
 
     /// The mode for a new file in `dir`. Set-group-id of an executable file is only for members of
     /// the group that it gets; newer kernels have seen to it, as they know all the caller's groups.
-    pub(crate) fn mode_in(&self, cx: &Context, dir: BorrowedFd<'_>, mode: u32) -> Result<u32> {
-        let both = libc::S_ISGID | libc::S_IXGRP;
-        if cx.uid == 0 || mode & both != both {
+    pub(crate) fn mode_in(&self, cx: &Context, dir: BorrowedFd<'_>, mode: Mode) -> Result<Mode> {
+        if cx.uid == 0 || !mode.contains(Mode::SGID | Mode::XGRP) {
             return Ok(mode);
         }
         let st = sys::stat(dir)?;
         let inherits = u32::from(st.stx_mode) & libc::S_ISGID != 0;
         if inherits && st.stx_gid != cx.gid && cx.group != Some(st.stx_gid) {
-            return Ok(mode & !libc::S_ISGID);
+            return Ok(mode - Mode::SGID);
         }
         Ok(mode)
     }
 
-    pub(crate) fn stat_fs(&self, node: u64) -> Result<abi::Kstatfs> {
+    pub(crate) fn stat_fs(&self, node: Node) -> Result<abi::Kstatfs> {
         let inode = self.inode(node)?;
         let st = rustix::fs::fstatvfs(self.path_fd(&inode)?)?;
         Ok(abi::Kstatfs {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, RenameFlags};
 use rustix::io::Errno;
-use uvfs_proto::abi;
-use uvfs_server::fs::{Bytes, Context, Entry, NewNode, Unlinked};
+use uvfs_server::fs::{Bytes, Context, Entry, NewNode, Node, Unlinked};
 
 use crate::Source;
 use crate::meta::decode_dev;
@@ -23,23 +22,19 @@ pub(crate) fn name_ok(name: &CStr) -> Result<()> {
 }
 
 impl Source {
-    pub(crate) fn look_up(&self, parent: u64, name: &CStr) -> Result<Entry> {
+    pub(crate) fn look_up(&self, parent: Node, name: &CStr) -> Result<Entry> {
         name_ok(name)?;
         let (parent, dir) = self.dir_fd(parent)?;
         match self.find(&parent, dir.as_fd(), name) {
             Ok((inode, st)) => Ok(self.entry(&inode, &st)),
-            Err(Errno::NOENT) if !self.negative_ttl(&parent).is_zero() => Ok(Entry {
-                node: 0,
-                generation: 0,
-                attr: abi::Attr::default(),
-                attr_ttl: Duration::ZERO,
-                entry_ttl: self.negative_ttl(&parent),
-            }),
+            Err(Errno::NOENT) if !self.negative_ttl(&parent).is_zero() => {
+                Ok(Entry::missing(self.negative_ttl(&parent)))
+            }
             Err(errno) => Err(errno),
         }
     }
 
-    pub(crate) fn read_link(&self, node: u64) -> Result<Bytes> {
+    pub(crate) fn read_link(&self, node: Node) -> Result<Bytes> {
         let inode = self.inode(node)?;
         if inode.kind != libc::S_IFLNK {
             return Err(Errno::INVAL);
@@ -51,7 +46,7 @@ impl Source {
     /// Makes something by `make`, which is given the directory, and finds it.
     fn make(
         &self,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         make: impl FnOnce(BorrowedFd<'_>) -> Result<()>,
     ) -> Result<Entry> {
@@ -66,7 +61,7 @@ impl Source {
     pub(crate) fn make_symlink(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
@@ -79,37 +74,34 @@ impl Source {
     pub(crate) fn make_node(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &NewNode,
     ) -> Result<Entry> {
         self.make(parent, name, |dir| {
-            let (kind, dev) = match new.mode & libc::S_IFMT {
-                0 | libc::S_IFREG => (FileType::RegularFile, 0),
-                libc::S_IFIFO => (FileType::Fifo, 0),
-                libc::S_IFSOCK => (FileType::Socket, 0),
-                device @ (libc::S_IFCHR | libc::S_IFBLK) => {
+            let dev = match new.kind {
+                FileType::RegularFile | FileType::Fifo | FileType::Socket => 0,
+                FileType::CharacterDevice | FileType::BlockDevice => {
                     // Anyone may make a whiteout; devices take an administrator.
-                    let whiteout = device == libc::S_IFCHR && new.rdev == 0;
+                    let whiteout = new.kind == FileType::CharacterDevice && new.rdev == 0;
                     if cx.uid != 0 && !whiteout {
                         return Err(Errno::PERM);
                     }
                     let (major, minor) = decode_dev(new.rdev);
-                    let kind = FileType::from_raw_mode(device);
-                    (kind, rustix::fs::makedev(major, minor))
+                    rustix::fs::makedev(major, minor)
                 }
                 _ => return Err(Errno::INVAL),
             };
             let mode = self.mode_in(cx, dir, new.mode)?;
             let caller = self.creds.caller(cx, new.umask)?;
-            rustix::fs::mknodat(dir, name, kind, caller.mode(mode), dev)
+            rustix::fs::mknodat(dir, name, new.kind, caller.mode(mode), dev)
         })
     }
 
     pub(crate) fn make_dir(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &NewNode,
     ) -> Result<Entry> {
@@ -119,19 +111,19 @@ impl Source {
         })
     }
 
-    pub(crate) fn remove(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
+    pub(crate) fn remove(&self, parent: Node, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
         self.remove_name(parent, name, AtFlags::empty())
     }
 
-    pub(crate) fn remove_dir(&self, parent: u64, name: &CStr) -> Result<Unlinked> {
+    pub(crate) fn remove_dir(&self, parent: Node, name: &CStr) -> Result<Unlinked> {
         name_ok(name)?;
         self.writable()?;
         self.remove_name(parent, name, AtFlags::REMOVEDIR)
     }
 
-    fn remove_name(&self, parent: u64, name: &CStr, flags: AtFlags) -> Result<Unlinked> {
+    fn remove_name(&self, parent: Node, name: &CStr, flags: AtFlags) -> Result<Unlinked> {
         let (parent, dir) = self.dir_fd(parent)?;
         let leaving = self.leaving(&parent, dir.as_fd(), name);
         rustix::fs::unlinkat(dir, name, flags)?;
@@ -141,18 +133,17 @@ impl Source {
     pub(crate) fn move_name(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
-        new_parent: u64,
+        new_parent: Node,
         new_name: &CStr,
-        flags: u32,
+        flags: RenameFlags,
     ) -> Result<Unlinked> {
         name_ok(name)?;
         name_ok(new_name)?;
         self.writable()?;
         let (_, from) = self.dir_fd(parent)?;
         let (new_parent, to) = self.dir_fd(new_parent)?;
-        let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         // A whiteout is a new file.
         let _caller = match flags.contains(RenameFlags::WHITEOUT) {
             true => Some(self.creds.caller_without_umask(cx)?),
@@ -166,7 +157,7 @@ impl Source {
         Ok(self.keep_removed(replaced))
     }
 
-    pub(crate) fn make_link(&self, node: u64, new_parent: u64, new_name: &CStr) -> Result<Entry> {
+    pub(crate) fn make_link(&self, node: Node, new_parent: Node, new_name: &CStr) -> Result<Entry> {
         name_ok(new_name)?;
         self.writable()?;
         let inode = self.inode(node)?;
@@ -208,16 +199,9 @@ impl Source {
 
     /// Attributes of an entry of a directory listing that could not be looked up.
     pub(crate) fn no_entry(&self, ino: u64) -> Entry {
-        Entry {
-            node: 0,
-            generation: 0,
-            attr: abi::Attr {
-                ino,
-                ..Default::default()
-            },
-            attr_ttl: Duration::ZERO,
-            entry_ttl: Duration::ZERO,
-        }
+        let mut entry = Entry::missing(Duration::ZERO);
+        entry.attr.ino = ino;
+        entry
     }
 }
 

@@ -6,6 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use uvfs_server::fs::Node;
+
 /// How a directory is served.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -125,7 +127,7 @@ pub enum Error {
 }
 
 /// Registers a node's file and gives its id.
-pub type Register = dyn Fn(u64, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
+pub type Register = dyn Fn(Node, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
 
 /// How backing files are registered with the kernel, and it is told of what a request changed: by
 /// `Session::register_backing`, `Session::unregister_backing` and so on of uvfs_server.
@@ -133,7 +135,7 @@ pub struct Backing {
     /// Registers a node's file and gives its id.
     pub register: Box<Register>,
     /// Takes back a node's registration.
-    pub unregister: Box<dyn Fn(u64, i32) + Send + Sync>,
+    pub unregister: Box<dyn Fn(Node, i32) + Send + Sync>,
     /// Has the kernel drop what it has cached of a node's attributes: `Session::attributes_changed`.
-    pub changed: Box<dyn Fn(u64) + Send + Sync>,
+    pub changed: Box<dyn Fn(Node) + Send + Sync>,
 }

@@ -2,20 +2,16 @@
 
 use crate::apart::apart;
 use crate::{creds, io, lock};
-use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uvfs_io::ops;
 use uvfs_proto::abi;
-use uvfs_server::fs::{
-    Attributes, Bytes, Config, Context, CopyRange, DirSink, Entry, FileSystem, InitFlags, IoHow,
-    Ioctl, Lock, LockHow, NewNode, OpenHow, Opened, Payload, SetAttr, Unlinked, Watch,
-};
+use uvfs_server::fs::*;
 
 use crate::options::{Backed, KeepCache};
-use crate::{Passthrough, Result, Source};
+use crate::{Passthrough, Source};
 
 impl FileSystem for Passthrough {
     fn init(&self, config: &mut Config) -> Result<()> {
@@ -82,6 +78,7 @@ impl FileSystem for Passthrough {
             config.max_stack_depth = config.max_stack_depth.max(1);
         }
         config.time_gran = 1;
+        config.uncached = true;
         let watcher = self.0.watch_host(config.minor);
         match &watcher {
             Ok(_) => tracing::debug!("watching for what the host changes"),
@@ -112,36 +109,20 @@ impl FileSystem for Passthrough {
         self.0.mounts.watching.report()
     }
 
-    fn takes_uncached(&self) -> bool {
-        true
+    fn clients(&self) -> Option<&dyn ClientSupport> {
+        Some(self)
     }
 
-    fn identity(&self, node: u64) -> Option<Bytes> {
-        self.0.identity_of(node).ok()
-    }
-
-    fn path(&self, node: u64) -> Option<Bytes> {
-        self.0.path_of(node).ok()
-    }
-
-    async fn find(&self, _: &Context, identity: &[u8]) -> Result<Entry> {
-        self.0.find_again(identity)
-    }
-
-    fn forget(&self, node: u64, lookups: u64) {
+    fn forget(&self, node: Node, lookups: u64) {
         self.0.inodes.forget(node, lookups);
     }
 
-    fn lookups(&self, node: u64) -> Option<u64> {
-        self.0.inodes.lookups(node)
-    }
-
-    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         apart!(self, cx, [parent], Some(name), [name], |source| source
             .look_up(parent, name))
     }
 
-    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
+    async fn getattr(&self, cx: &Context, node: Node, fh: Option<Handle>) -> Result<Attributes> {
         apart!(self, cx, [node], None, [], |source| source
             .get_attr(node, fh))
     }
@@ -149,27 +130,27 @@ impl FileSystem for Passthrough {
     async fn statx(
         &self,
         cx: &Context,
-        node: u64,
-        fh: Option<u64>,
+        node: Node,
+        fh: Option<Handle>,
         mask: u32,
     ) -> Result<(abi::Statx, Duration)> {
         apart!(self, cx, [node], None, [], |source| source
             .get_statx(node, fh, mask))
     }
 
-    async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+    async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
         apart!(self, cx, [node], None, [cx, set], |source| source
             .set_attr(cx, node, set))
     }
 
-    async fn readlink(&self, cx: &Context, node: u64) -> Result<Bytes> {
+    async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
         apart!(self, cx, [node], None, [], |source| source.read_link(node))
     }
 
     async fn symlink(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
@@ -183,24 +164,24 @@ impl FileSystem for Passthrough {
         )
     }
 
-    async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+    async fn mknod(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
         apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
             source.with_room(|| source.make_node(cx, parent, name, new))
         })
     }
 
-    async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
         apart!(self, cx, [parent], Some(name), [cx, name, new], |source| {
             source.with_room(|| source.make_dir(cx, parent, name, new))
         })
     }
 
-    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+    async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         apart!(self, cx, [parent], Some(name), [name], |source| source
             .remove(parent, name))
     }
 
-    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+    async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         apart!(self, cx, [parent], Some(name), [name], |source| source
             .remove_dir(parent, name))
     }
@@ -208,11 +189,11 @@ impl FileSystem for Passthrough {
     async fn rename(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
-        new_parent: u64,
+        new_parent: Node,
         new_name: &CStr,
-        flags: u32,
+        flags: RenameFlags,
     ) -> Result<Unlinked> {
         apart!(
             self,
@@ -228,8 +209,8 @@ impl FileSystem for Passthrough {
     async fn link(
         &self,
         cx: &Context,
-        node: u64,
-        new_parent: u64,
+        node: Node,
+        new_parent: Node,
         new_name: &CStr,
     ) -> Result<Entry> {
         apart!(
@@ -242,7 +223,7 @@ impl FileSystem for Passthrough {
         )
     }
 
-    async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         apart!(self, cx, [node], None, [cx, how], |source| source
             .open_file(cx, node, how))
     }
@@ -250,7 +231,7 @@ impl FileSystem for Passthrough {
     async fn create(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &NewNode,
         how: &OpenHow,
@@ -268,7 +249,7 @@ impl FileSystem for Passthrough {
     async fn tmpfile(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
@@ -276,14 +257,14 @@ impl FileSystem for Passthrough {
             .with_room(|| source.make_tmpfile(cx, parent, new, how)))
     }
 
-    async fn read(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         match self.0.leads_elsewhere(node) {
             true => Box::pin(self.0.read_elsewhere(cx, how, data)).await,
             false => self.0.read_file(how, data).await,
         }
     }
 
-    async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn write(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let (mut done, mut how, mut left) = (0, *how, None);
         loop {
             let rest = left.as_ref().unwrap_or(data);
@@ -300,7 +281,9 @@ impl FileSystem for Passthrough {
                 Ok(more) if more == 0 || more == rest.len() => return Ok(done + more),
                 // The next attempt says why, or has room: but not at the end of the file, where others may have
                 // written meanwhile.
-                Ok(more) if io::appends(how.flags) && !how.from_cache => return Ok(done + more),
+                Ok(more) if how.flags.contains(OFlags::APPEND) && !how.from_cache => {
+                    return Ok(done + more);
+                }
                 Ok(more) => {
                     done += more;
                     how.offset += more as u64;
@@ -310,7 +293,7 @@ impl FileSystem for Passthrough {
         }
     }
 
-    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
+    async fn flush(&self, cx: &Context, node: Node, fh: Handle, owner: LockOwner) -> Result<()> {
         if !self.0.options.host_locks {
             // Nothing is held back here, and the kernel then need not ask at each close.
             return Err(Errno::NOSYS);
@@ -322,17 +305,17 @@ impl FileSystem for Passthrough {
     async fn release(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        _: u32,
-        _: Option<u64>,
+        node: Node,
+        fh: Handle,
+        _: OFlags,
+        _: Option<LockOwner>,
     ) -> Result<()> {
         // A flock(2) lock goes with the host's open file.
         let call = move |source: &Source| source.release_file(fh);
         self.give_back(cx, node, call).await
     }
 
-    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+    async fn fsync(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         match self.0.leads_elsewhere(node) {
             true => {
                 let call = move |source: &Source| io::sync(source.file(fh)?.as_fd(), data_only);
@@ -342,8 +325,8 @@ impl FileSystem for Passthrough {
         }
     }
 
-    async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
-        let kernel = matches!(how.origin, uvfs_server::fs::Origin::Kernel);
+    async fn opendir(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
+        let kernel = matches!(how.origin, Origin::Kernel);
         if kernel && self.0.lists_unopened.load(Ordering::Relaxed) {
             return Err(Errno::NOSYS);
         }
@@ -353,25 +336,25 @@ impl FileSystem for Passthrough {
     async fn readdir(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        offset: u64,
+        node: Node,
+        fh: Handle,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
+        let offset = sink.offset();
         if !self.0.apart.any() || !self.0.is_apart(&*self.0.inode(node)?) {
-            return self.0.list(node, fh, offset, sink);
+            return self.0.list(node, fh, sink);
         }
         let dir = apart!(self, cx, [node], None, [], |source| source
             .read_ahead(node, fh, offset))?;
         self.0.list_read(&dir, sink)
     }
 
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, _: u32) -> Result<()> {
+    async fn releasedir(&self, cx: &Context, node: Node, fh: Handle, _: OFlags) -> Result<()> {
         let call = move |source: &Source| source.dirs.remove(fh).map(drop).ok_or(Errno::BADF);
         self.give_back(cx, node, call).await
     }
 
-    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+    async fn fsyncdir(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         if self.0.leads_elsewhere(node) {
             let call = move |source: &Source| io::sync(source.dir(node, fh)?.as_fd(), data_only);
             return Box::pin(self.0.elsewhere(cx, call)).await;
@@ -379,16 +362,16 @@ impl FileSystem for Passthrough {
         ops::fsync(&self.0.dir(node, fh)?.fd, data_only).await
     }
 
-    async fn statfs(&self, cx: &Context, node: u64) -> Result<abi::Kstatfs> {
+    async fn statfs(&self, cx: &Context, node: Node) -> Result<abi::Kstatfs> {
         apart!(self, cx, [node], None, [], |source| source.stat_fs(node))
     }
 
-    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+    async fn getxattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<Bytes> {
         apart!(self, cx, [node], None, [cx, name], |source| source
             .get_xattr(cx, node, name))
     }
 
-    async fn listxattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+    async fn listxattr(&self, cx: &Context, node: Node) -> Result<Bytes> {
         apart!(self, cx, [node], None, [cx], |source| source
             .list_xattr(cx, node))
     }
@@ -396,27 +379,27 @@ impl FileSystem for Passthrough {
     async fn setxattr(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         name: &CStr,
         value: &[u8],
-        flags: u32,
+        flags: XattrFlags,
         kill_sgid: bool,
     ) -> Result<()> {
         apart!(self, cx, [node], None, [cx, name, value], |source| source
             .set_xattr(cx, node, name, value, flags, kill_sgid))
     }
 
-    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+    async fn removexattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<()> {
         apart!(self, cx, [node], None, [cx, name], |source| source
             .remove_xattr(cx, node, name))
     }
 
-    async fn getlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
+    async fn getlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<Lock> {
         apart!(self, cx, [node], None, [how, lock], |source| source
             .test_lock(how, lock))
     }
 
-    async fn setlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<()> {
+    async fn setlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<()> {
         lock::patiently(how.wait, async || {
             apart!(self, cx, [node], None, [how, lock], |source| source
                 .try_lock(how, lock))
@@ -427,11 +410,11 @@ impl FileSystem for Passthrough {
     async fn fallocate(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
+        node: Node,
+        fh: Handle,
         offset: u64,
         len: u64,
-        mode: u32,
+        mode: FallocateFlags,
     ) -> Result<()> {
         loop {
             let done = match self.0.leads_elsewhere(node) {
@@ -453,16 +436,16 @@ impl FileSystem for Passthrough {
     async fn lseek(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
+        node: Node,
+        fh: Handle,
         offset: u64,
-        whence: u32,
+        seek: Seek,
     ) -> Result<u64> {
         apart!(self, cx, [node], None, [], |source| source
-            .seek_file(fh, offset, whence))
+            .seek_file(fh, offset, seek))
     }
 
-    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &CopyRange) -> Result<u64> {
+    async fn copy_file_range(&self, cx: &Context, node: Node, copy: &CopyRange) -> Result<u64> {
         match self.0.leads_elsewhere(node) || self.0.leads_elsewhere(copy.node_out) {
             true => {
                 let (context, copy) = (*cx, *copy);
@@ -473,7 +456,7 @@ impl FileSystem for Passthrough {
         }
     }
 
-    async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+    async fn ioctl(&self, cx: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
         let (input, head) = (
             ioctl.input,
             Ioctl {
@@ -486,16 +469,34 @@ impl FileSystem for Passthrough {
         })
     }
 
-    fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
+    async fn syncfs(&self, _: &Context, _: Node) -> Result<()> {
+        self.0.sync_all().await
+    }
+}
+
+impl ClientSupport for Passthrough {
+    fn open_flags(&self, node: Node, fh: Handle) -> Result<OFlags> {
         self.0.asked_flags(node, fh)
     }
 
-    async fn share(&self, node: u64, fh: u64) -> Result<u64> {
-        self.0.share_file(node, fh)
+    fn share(&self, node: Node, fh: Handle) -> BoxFuture<'_, Result<Handle>> {
+        Box::pin(async move { self.0.share_file(node, fh) })
     }
 
-    async fn syncfs(&self, _: &Context, _: u64) -> Result<()> {
-        self.0.sync_all().await
+    fn lookups(&self, node: Node) -> Option<u64> {
+        self.0.inodes.lookups(node)
+    }
+
+    fn identity(&self, node: Node) -> Option<Bytes> {
+        self.0.identity_of(node).ok()
+    }
+
+    fn path(&self, node: Node) -> Option<Bytes> {
+        self.0.path_of(node).ok()
+    }
+
+    fn find<'a>(&'a self, _: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
+        Box::pin(async move { self.0.find_again(identity) })
     }
 }
 
@@ -504,7 +505,7 @@ impl Passthrough {
     async fn give_back(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         call: impl FnOnce(&Source) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         match self.0.leads_elsewhere(node) {

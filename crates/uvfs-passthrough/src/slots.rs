@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use uvfs_server::fs::Handle;
+
 /// How many locks the numbers are spread over.
 pub(crate) const SHARDS: usize = 64;
 const SHARD_BITS: u32 = SHARDS.trailing_zeros();
@@ -85,7 +87,7 @@ impl<T> Slab<T> {
     }
 }
 
-/// Shared things by number.
+/// Open files or directories by their handles.
 pub(crate) struct Table<T> {
     shards: [Mutex<Slab<Arc<T>>>; SHARDS],
     next: AtomicU32,
@@ -101,17 +103,18 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    pub(crate) fn insert(&self, value: Arc<T>) -> Option<u64> {
+    pub(crate) fn insert(&self, value: Arc<T>) -> Option<Handle> {
         let shard = self.next.fetch_add(1, Ordering::Relaxed) as usize % SHARDS;
-        lock(&self.shards[shard]).insert(shard, |_| value)
+        let number = lock(&self.shards[shard]).insert(shard, |_| value);
+        number.map(Handle)
     }
 
-    pub(crate) fn get(&self, number: u64) -> Option<Arc<T>> {
-        lock(&self.shards[shard_of(number)]).get(number).cloned()
+    pub(crate) fn get(&self, fh: Handle) -> Option<Arc<T>> {
+        lock(&self.shards[shard_of(fh.0)]).get(fh.0).cloned()
     }
 
-    pub(crate) fn remove(&self, number: u64) -> Option<Arc<T>> {
-        lock(&self.shards[shard_of(number)]).remove(number)
+    pub(crate) fn remove(&self, fh: Handle) -> Option<Arc<T>> {
+        lock(&self.shards[shard_of(fh.0)]).remove(fh.0)
     }
 
     pub(crate) fn clear(&self) {
@@ -129,21 +132,23 @@ mod tests {
     #[test]
     fn a_number_dies_with_its_thing() {
         let table = Table::default();
-        let numbers: Vec<u64> = (0..200)
+        let numbers: Vec<Handle> = (0..200)
             .map(|n| table.insert(Arc::new(n)).unwrap())
             .collect();
         for (n, &number) in numbers.iter().enumerate() {
-            assert!(number > u64::from(u32::MAX));
+            assert!(number.0 > u64::from(u32::MAX));
             assert_eq!(*table.get(number).unwrap(), n);
         }
         assert_eq!(*table.remove(numbers[7]).unwrap(), 7);
         assert!(table.get(numbers[7]).is_none() && table.remove(numbers[7]).is_none());
         // The slot is used again, under another number.
-        let more: Vec<u64> = (0..SHARDS)
+        let more: Vec<Handle> = (0..SHARDS)
             .map(|n| table.insert(Arc::new(n)).unwrap())
             .collect();
-        assert!(more.iter().any(|n| *n as u32 == numbers[7] as u32));
+        assert!(more.iter().any(|n| n.0 as u32 == numbers[7].0 as u32));
         assert!(table.get(numbers[7]).is_none());
-        assert!(table.get(0).is_none() && table.get(1).is_none() && table.get(u64::MAX).is_none());
+        for number in [0, 1, u64::MAX] {
+            assert!(table.get(Handle(number)).is_none());
+        }
     }
 }

@@ -220,8 +220,12 @@ pub(crate) fn listxattr(fd: BorrowedFd<'_>, list: &mut [u8]) -> Result<usize> {
 }
 
 /// setxattr(2) of what `fd` stands for.
-pub(crate) fn setxattr(fd: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: u32) -> Result<()> {
-    let flags = XattrFlags::from_bits_retain(flags);
+pub(crate) fn setxattr(
+    fd: BorrowedFd<'_>,
+    name: &CStr,
+    value: &[u8],
+    flags: XattrFlags,
+) -> Result<()> {
     rustix::fs::setxattr(ProcPath::new(fd).as_c_str(), name, value, flags)
 }
 

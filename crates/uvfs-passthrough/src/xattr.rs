@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
-use uvfs_server::fs::{Bytes, Context};
+use uvfs_server::fs::{Bytes, Context, Node, XattrFlags};
 
 use crate::Source;
 use crate::sys::{self, Result};
@@ -35,7 +35,7 @@ fn hidden(cx: &Context, name: &[u8]) -> bool {
 }
 
 impl Source {
-    pub(crate) fn get_xattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+    pub(crate) fn get_xattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<Bytes> {
         if hidden(cx, name.to_bytes()) {
             return Err(Errno::NODATA);
         }
@@ -49,7 +49,7 @@ impl Source {
         sized(|value| sys::getxattr(fd.as_fd(), name, value))
     }
 
-    pub(crate) fn list_xattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+    pub(crate) fn list_xattr(&self, cx: &Context, node: Node) -> Result<Bytes> {
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
         let list = sized(|list| sys::listxattr(fd.as_fd(), list))?;
@@ -65,10 +65,10 @@ impl Source {
     pub(crate) fn set_xattr(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         name: &CStr,
         value: &[u8],
-        flags: u32,
+        flags: XattrFlags,
         kill_sgid: bool,
     ) -> Result<()> {
         self.writable()?;
@@ -87,7 +87,7 @@ impl Source {
         Ok(())
     }
 
-    pub(crate) fn remove_xattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+    pub(crate) fn remove_xattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<()> {
         self.writable()?;
         if hidden(cx, name.to_bytes()) {
             return Err(Errno::PERM);

@@ -13,15 +13,15 @@ use rustix::mount::MountFlags;
 use uvfs_passthrough::{Backed, KeepCache, Options};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    CopyRange, Entry, Errno, InitFlags, IoHow, NewNode, OpenFlags, OpenHow, Origin, SetAttr,
-    SetTime,
+    CopyRange, Entry, Errno, FallocateFlags, FileType, InitFlags, IoHow, Mode, NewNode, Node,
+    OFlags, OpenFlags, OpenHow, Origin, ROOT, RenameFlags, Seek, SetAttr, SetTime, XattrFlags,
 };
 
 #[test]
 fn what_is_written_is_read_and_names_move() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let dir = served.mkdir(&ROOT_USER, 1, "dir", 0o777).node;
+        let dir = served.mkdir(&ROOT_USER, ROOT, "dir", 0o777).node;
         let (entry, opened) = served.create(&ROOT_USER, dir, "file", 0o666);
         let how = IoHow {
             fh: opened.fh,
@@ -35,7 +35,7 @@ fn what_is_written_is_read_and_names_move() {
             b"\0\0\0hello"
         );
         let append = IoHow {
-            flags: libc::O_APPEND as u32,
+            flags: OFlags::APPEND,
             ..how
         };
         assert_eq!(served.write(append, b"!"), Ok(1));
@@ -49,35 +49,42 @@ fn what_is_written_is_read_and_names_move() {
         served.release(opened.fh);
         assert_eq!(served.read(opened.fh, 0, 1), Err(Errno::BADF));
 
-        let moved = now(served.fs.rename(&ROOT_USER, dir, c"file", 1, c"moved", 0));
+        let moved = now(served.fs.rename(
+            &ROOT_USER,
+            dir,
+            c"file",
+            ROOT,
+            c"moved",
+            RenameFlags::empty(),
+        ));
         assert_eq!(moved.map(drop), Ok(()));
         assert_eq!(served.lookup(dir, "file").err(), Some(Errno::NOENT));
-        assert_eq!(served.lookup(1, "moved").unwrap().node, entry.node);
+        assert_eq!(served.lookup(ROOT, "moved").unwrap().node, entry.node);
         let link = now(served.fs.link(&ROOT_USER, entry.node, dir, c"link")).unwrap();
         assert_eq!((link.node, link.attr.nlink), (entry.node, 2));
-        let noreplace = libc::RENAME_NOREPLACE;
+        let noreplace = RenameFlags::NOREPLACE;
         let refused = now(served
             .fs
-            .rename(&ROOT_USER, dir, c"link", 1, c"moved", noreplace));
+            .rename(&ROOT_USER, dir, c"link", ROOT, c"moved", noreplace));
         assert_eq!(refused, Err(Errno::EXIST));
-        let exchange = libc::RENAME_EXCHANGE;
+        let exchange = RenameFlags::EXCHANGE;
         let swapped = now(served
             .fs
-            .rename(&ROOT_USER, 1, c"dir", 1, c"moved", exchange));
+            .rename(&ROOT_USER, ROOT, c"dir", ROOT, c"moved", exchange));
         assert_eq!(swapped.map(drop), Ok(()));
         assert!(source.join("dir").is_file() && source.join("moved").is_dir());
 
         assert_eq!(
-            now(served.fs.rmdir(&ROOT_USER, 1, c"moved")),
+            now(served.fs.rmdir(&ROOT_USER, ROOT, c"moved")),
             Err(Errno::NOTEMPTY)
         );
         assert!(now(served.fs.unlink(&ROOT_USER, dir, c"link")).is_ok());
         assert_eq!(
-            now(served.fs.unlink(&ROOT_USER, 1, c"moved")),
+            now(served.fs.unlink(&ROOT_USER, ROOT, c"moved")),
             Err(Errno::ISDIR)
         );
-        assert!(now(served.fs.rmdir(&ROOT_USER, 1, c"moved")).is_ok());
-        let statfs = now(served.fs.statfs(&ROOT_USER, 1)).unwrap();
+        assert!(now(served.fs.rmdir(&ROOT_USER, ROOT, c"moved")).is_ok());
+        let statfs = now(served.fs.statfs(&ROOT_USER, ROOT)).unwrap();
         assert!(statfs.blocks > 0 && statfs.namelen == 255);
     });
 }
@@ -96,7 +103,7 @@ fn everything_is_forgotten_that_was_counted() {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         let name = format!("f{}", (round * (thread + 1)) % 7);
-                        let entry = served.lookup(1, &name).unwrap();
+                        let entry = served.lookup(ROOT, &name).unwrap();
                         assert_eq!(served.mode(entry.node), libc::S_IFREG | 0o644);
                         served.fs.forget(entry.node, 1);
                     }
@@ -106,7 +113,7 @@ fn everything_is_forgotten_that_was_counted() {
         assert_eq!(served.fs.known_inodes(), 0, "{store}");
         let twice: Vec<_> = [7, 1000]
             .iter()
-            .flat_map(|room| served.list_all(1, *room, true))
+            .flat_map(|room| served.list_all(ROOT, *room, true))
             .collect();
         assert_eq!(twice.len(), 600);
         assert_eq!(served.fs.known_inodes(), 300);
@@ -119,7 +126,7 @@ fn everything_is_forgotten_that_was_counted() {
         assert_eq!(stale.err(), Some(Errno::STALE));
         // Too many forgets do no harm.
         served.fs.forget(twice[0].node, 5);
-        served.fs.forget(1, 5);
+        served.fs.forget(ROOT, 5);
     });
 }
 
@@ -133,7 +140,7 @@ fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
             // Removed on the host, and not forgotten by the kernel.
             let path = source.join("file");
             std::fs::write(&path, format!("{n}")).unwrap();
-            let entry = served.lookup(1, "file").unwrap();
+            let entry = served.lookup(ROOT, "file").unwrap();
             assert!(nodes.insert(entry.node), "{store}: two files are one node");
             numbers.insert(entry.attr.ino);
             let opened = served.open(entry.node, libc::O_RDONLY).unwrap();
@@ -168,14 +175,14 @@ fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
                 let dir = std::fs::File::open(source).unwrap();
                 let end = Instant::now() + Duration::from_secs(10);
                 while looked_up.load(Ordering::Relaxed) < LOOKUPS && Instant::now() < end {
-                    let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                    let exchange = RenameFlags::EXCHANGE;
                     let swapped = rustix::fs::renameat_with(&dir, "open", &dir, "closed", exchange);
                     assert_eq!(swapped, Ok(()));
                 }
             });
             for _ in 0..LOOKUPS {
                 looked_up.fetch_add(1, Ordering::Relaxed);
-                let entry = served.lookup(1, "open").unwrap();
+                let entry = served.lookup(ROOT, "open").unwrap();
                 let shown = (entry.attr.ino, entry.attr.mode);
                 assert!(numbers.contains(&shown), "{store}");
                 // The node leads to this file, however it was found.
@@ -201,14 +208,14 @@ fn open_below(source: &Path) -> Vec<String> {
 fn what_was_removed_stays_for_those_who_have_it_open() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let (file, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
-        now(served.fs.unlink(&ROOT_USER, 1, c"file")).unwrap();
+        let (file, opened) = served.create(&ROOT_USER, ROOT, "file", 0o600);
+        now(served.fs.unlink(&ROOT_USER, ROOT, c"file")).unwrap();
         let attr = now(served.fs.getattr(&ROOT_USER, file.node, None))
             .unwrap()
             .attr;
         assert_eq!(attr.nlink, 0, "{store}");
         let set = SetAttr {
-            mode: Some(0o640),
+            mode: Some(Mode::from_raw_mode(0o640)),
             size: Some(77),
             ..Default::default()
         };
@@ -218,26 +225,34 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
         assert_eq!((attr.mode, attr.size), (libc::S_IFREG | 0o640, 77));
         served.release(opened.fh);
 
-        let dir = served.mkdir(&ROOT_USER, 1, "dir", 0o755);
-        now(served.fs.rmdir(&ROOT_USER, 1, c"dir")).unwrap();
+        let dir = served.mkdir(&ROOT_USER, ROOT, "dir", 0o755);
+        now(served.fs.rmdir(&ROOT_USER, ROOT, c"dir")).unwrap();
         assert_eq!(served.mode(dir.node), libc::S_IFDIR | 0o755);
         assert_eq!(served.lookup(dir.node, "x").err(), Some(Errno::NOENT));
         // `..` and names are still refused in it.
         assert_eq!(served.lookup(dir.node, "..").err(), Some(Errno::INVAL));
         // Nobody has these open, but the kernel still knows them: someone may be at them by an
         // O_PATH descriptor.
-        let (late, opened) = served.create(&ROOT_USER, 1, "late", 0o600);
+        let (late, opened) = served.create(&ROOT_USER, ROOT, "late", 0o600);
         served.release(opened.fh);
-        let (over, opened) = served.create(&ROOT_USER, 1, "over", 0o600);
+        let (over, opened) = served.create(&ROOT_USER, ROOT, "over", 0o600);
         served.release(opened.fh);
-        let two = now(served.fs.link(&ROOT_USER, late.node, 1, c"two")).unwrap();
+        let two = now(served.fs.link(&ROOT_USER, late.node, ROOT, c"two")).unwrap();
         assert_eq!(two.node, late.node);
-        now(served.fs.unlink(&ROOT_USER, 1, c"late")).unwrap();
-        now(served.fs.rename(&ROOT_USER, 1, c"two", 1, c"over", 0)).unwrap();
-        now(served.fs.unlink(&ROOT_USER, 1, c"over")).unwrap();
+        now(served.fs.unlink(&ROOT_USER, ROOT, c"late")).unwrap();
+        now(served.fs.rename(
+            &ROOT_USER,
+            ROOT,
+            c"two",
+            ROOT,
+            c"over",
+            RenameFlags::empty(),
+        ))
+        .unwrap();
+        now(served.fs.unlink(&ROOT_USER, ROOT, c"over")).unwrap();
         for node in [late.node, over.node] {
             let set = SetAttr {
-                mode: Some(0o640),
+                mode: Some(Mode::from_raw_mode(0o640)),
                 ..Default::default()
             };
             let attr = now(served.fs.setattr(&ROOT_USER, node, &set))
@@ -306,7 +321,7 @@ fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
         let served = Served::new(source, Options::default());
         while_a_name_is_replaced(source, || {
             for _ in 0..5_000 {
-                let found = served.lookup(1, "name");
+                let found = served.lookup(ROOT, "name");
                 let found = found.unwrap_or_else(|errno| panic!("{store}: {errno}"));
                 is_as_found(&served, &found, store);
                 served.fs.forget(found.node, 1);
@@ -323,10 +338,10 @@ fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
         while_a_name_is_replaced(source, || {
             let mut removed = 0;
             while removed < 3_000 {
-                let Ok(found) = served.lookup(1, "name") else {
+                let Ok(found) = served.lookup(ROOT, "name") else {
                     continue;
                 };
-                if let Ok(lost) = now(served.fs.unlink(&ROOT_USER, 1, c"name")) {
+                if let Ok(lost) = now(served.fs.unlink(&ROOT_USER, ROOT, c"name")) {
                     removed += 1;
                     assert!(lost.node.is_none_or(|node| node == found.node), "{store}");
                 }
@@ -342,11 +357,11 @@ fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
 fn a_name_says_who_loses_it_if_that_is_known() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let unlink = |name: &str| now(served.fs.unlink(&ROOT_USER, 1, &c(name))).unwrap();
+        let unlink = |name: &str| now(served.fs.unlink(&ROOT_USER, ROOT, &c(name))).unwrap();
         std::fs::write(source.join("known"), "").unwrap();
         std::fs::write(source.join("unknown"), "").unwrap();
         std::fs::hard_link(source.join("known"), source.join("other")).unwrap();
-        let known = served.lookup(1, "known").unwrap().node;
+        let known = served.lookup(ROOT, "known").unwrap().node;
         assert_eq!(unlink("unknown").node, None, "{store}");
         let lost = unlink("other");
         assert_eq!((lost.node, lost.last), (Some(known), false), "{store}");
@@ -354,10 +369,10 @@ fn a_name_says_who_loses_it_if_that_is_known() {
         assert_eq!((lost.node, lost.last), (Some(known), true), "{store}");
         let attr = now(served.fs.getattr(&ROOT_USER, known, None)).unwrap();
         assert_eq!(attr.attr.nlink, 0, "{store}");
-        let gone = now(served.fs.unlink(&ROOT_USER, 1, c"known"));
+        let gone = now(served.fs.unlink(&ROOT_USER, ROOT, c"known"));
         assert_eq!(gone.err(), Some(Errno::NOENT), "{store}");
         std::fs::create_dir(source.join("dir")).unwrap();
-        let is_dir = now(served.fs.unlink(&ROOT_USER, 1, c"dir"));
+        let is_dir = now(served.fs.unlink(&ROOT_USER, ROOT, c"dir"));
         assert_eq!(is_dir.err(), Some(Errno::ISDIR), "{store}");
         served.fs.forget(known, 1);
         assert_eq!(served.fs.known_inodes(), 0, "{store}");
@@ -379,15 +394,15 @@ fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
         let before = descriptors();
         for n in 0..3000 {
             let name = format!("file{n}");
-            let (_, opened) = served.create(&ROOT_USER, 1, &name, 0o600);
+            let (_, opened) = served.create(&ROOT_USER, ROOT, &name, 0o600);
             served.release(opened.fh);
-            now(served.fs.unlink(&ROOT_USER, 1, &c(&name))).unwrap();
+            now(served.fs.unlink(&ROOT_USER, ROOT, &c(&name))).unwrap();
         }
         // Other tests of this process open some too.
         assert!(descriptors() < before + 1200, "{before} {}", descriptors());
         // The space of what the kernel has not forgotten yet is there for those who need it.
         for name in ["large", "another", "third"] {
-            let (_, opened) = served.create(&ROOT_USER, 1, name, 0o600);
+            let (_, opened) = served.create(&ROOT_USER, ROOT, name, 0o600);
             let how = IoHow {
                 fh: opened.fh,
                 ..Default::default()
@@ -402,7 +417,7 @@ fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
                 assert!(Instant::now() < late, "{name}: {wrote:?}");
             }
             served.release(opened.fh);
-            now(served.fs.unlink(&ROOT_USER, 1, &c(name))).unwrap();
+            now(served.fs.unlink(&ROOT_USER, ROOT, &c(name))).unwrap();
         }
         drop(served);
         assert!(command(&format!("umount -l {at}")));
@@ -422,30 +437,39 @@ fn no_name_leads_out_and_no_device_is_opened() {
         )));
         let served = Served::new(source, Options::default());
         for bad in ["", ".", "..", "d/x", "../x", "/etc"] {
-            assert_eq!(served.lookup(1, bad).err(), Some(Errno::INVAL), "{bad:?}");
+            assert_eq!(
+                served.lookup(ROOT, bad).err(),
+                Some(Errno::INVAL),
+                "{bad:?}"
+            );
             let new = NewNode {
-                mode: libc::S_IFREG | 0o600,
-                ..Default::default()
+                kind: FileType::RegularFile,
+                mode: Mode::from_raw_mode(0o600),
+                umask: Mode::empty(),
+                rdev: 0,
             };
             let name = c(bad);
-            let made = now(served.fs.mknod(&ROOT_USER, 1, &name, &new));
+            let made = now(served.fs.mknod(&ROOT_USER, ROOT, &name, &new));
             assert_eq!(made.err(), Some(Errno::INVAL));
             assert_eq!(
-                now(served.fs.unlink(&ROOT_USER, 1, &name)),
+                now(served.fs.unlink(&ROOT_USER, ROOT, &name)),
                 Err(Errno::INVAL)
             );
             assert_eq!(
-                now(served.fs.rmdir(&ROOT_USER, 1, &name)),
+                now(served.fs.rmdir(&ROOT_USER, ROOT, &name)),
                 Err(Errno::INVAL)
             );
-            let moved = now(served.fs.rename(&ROOT_USER, 1, &name, 1, c"to", 0));
+            let moved =
+                now(served
+                    .fs
+                    .rename(&ROOT_USER, ROOT, &name, ROOT, c"to", RenameFlags::empty()));
             assert_eq!(moved, Err(Errno::INVAL));
         }
         assert_eq!(
-            served.lookup(1, &"n".repeat(256)).err(),
+            served.lookup(ROOT, &"n".repeat(256)).err(),
             Some(Errno::NAMETOOLONG)
         );
-        let link = served.lookup(1, "link").unwrap();
+        let link = served.lookup(ROOT, "link").unwrap();
         assert_eq!(link.attr.mode & libc::S_IFMT, libc::S_IFLNK);
         assert_eq!(
             now(served.fs.readlink(&ROOT_USER, link.node)).unwrap(),
@@ -455,21 +479,21 @@ fn no_name_leads_out_and_no_device_is_opened() {
             served.lookup(link.node, "passwd").err(),
             Some(Errno::NOTDIR)
         );
-        let passwd = served.lookup(1, "passwd").unwrap();
+        let passwd = served.lookup(ROOT, "passwd").unwrap();
         for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDWR | libc::O_TRUNC] {
             assert_eq!(served.open(passwd.node, flags).err(), Some(Errno::NXIO));
             // Nobody has the pipe open: opening it would wait for ever, or fail otherwise.
-            let fifo = served.lookup(1, "fifo").unwrap();
+            let fifo = served.lookup(ROOT, "fifo").unwrap();
             assert_eq!(served.open(fifo.node, flags).err(), Some(Errno::NXIO));
             // Nor by a creat(2) of the name.
             let flags = flags as u32 | libc::O_CREAT as u32;
             for name in ["passwd", "fifo"] {
-                let made = served.try_create(&ROOT_USER, 1, name, 0o600, 0, flags);
+                let made = served.try_create(&ROOT_USER, ROOT, name, 0o600, 0, flags);
                 assert_eq!(made.err(), Some(Errno::NXIO), "{name}");
             }
         }
         // The directories above the source show nowhere.
-        let fh = now(served.fs.opendir(&ROOT_USER, 1, &OpenHow::default()))
+        let fh = now(served.fs.opendir(&ROOT_USER, ROOT, &OpenHow::default()))
             .unwrap()
             .fh;
         let root = std::fs::metadata(source).unwrap().ino();
@@ -490,7 +514,7 @@ fn a_listing_goes_on_where_it_was_whatever_changed() {
         let served = Served::new(source, Options::default());
         for plus in [false, true] {
             for room in [1, 10, 600] {
-                let listed = served.list_all(1, room, plus);
+                let listed = served.list_all(ROOT, room, plus);
                 let found: BTreeSet<String> =
                     listed.iter().map(|entry| entry.name.clone()).collect();
                 assert_eq!((listed.len(), &found), (500, &names), "{store} {room}");
@@ -500,7 +524,7 @@ fn a_listing_goes_on_where_it_was_whatever_changed() {
             }
         }
         // Remove what was listed as it goes, and list each piece twice.
-        let fh = now(served.fs.opendir(&ROOT_USER, 1, &OpenHow::default()))
+        let fh = now(served.fs.opendir(&ROOT_USER, ROOT, &OpenHow::default()))
             .unwrap()
             .fh;
         let (mut seen, mut offset) = (Vec::new(), 0);
@@ -532,16 +556,17 @@ fn nameless_files_get_names() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
         let new = NewNode {
-            mode: libc::S_IFREG | 0o640,
-            umask: 0o022,
+            kind: FileType::RegularFile,
+            mode: Mode::from_raw_mode(0o640),
+            umask: Mode::from_raw_mode(0o022),
             rdev: 0,
         };
         let how = OpenHow {
-            flags: libc::O_RDWR as u32,
+            flags: OFlags::RDWR,
             kill_suidgid: false,
             origin: Origin::Kernel,
         };
-        let (entry, opened) = now(served.fs.tmpfile(&USER, 1, &new, &how)).unwrap();
+        let (entry, opened) = now(served.fs.tmpfile(&USER, ROOT, &new, &how)).unwrap();
         assert_eq!(entry.attr.nlink, 0, "{store}");
         served
             .write(
@@ -552,7 +577,7 @@ fn nameless_files_get_names() {
                 b"data",
             )
             .unwrap();
-        let link = now(served.fs.link(&USER, entry.node, 1, c"named")).unwrap();
+        let link = now(served.fs.link(&USER, entry.node, ROOT, c"named")).unwrap();
         assert_eq!(
             (link.node, link.attr.nlink, link.attr.size),
             (entry.node, 1, 4)
@@ -563,8 +588,8 @@ fn nameless_files_get_names() {
             assert_eq!((entry.attr.uid, entry.attr.gid), (USER.uid, USER.gid));
         }
         // Links to symbolic links are to the links.
-        let soft = now(served.fs.symlink(&USER, 1, c"soft", c"named")).unwrap();
-        let hard = now(served.fs.link(&USER, soft.node, 1, c"hard")).unwrap();
+        let soft = now(served.fs.symlink(&USER, ROOT, c"soft", c"named")).unwrap();
+        let hard = now(served.fs.link(&USER, soft.node, ROOT, c"hard")).unwrap();
         assert_eq!((hard.node, hard.attr.nlink), (soft.node, 2));
     });
 }
@@ -573,7 +598,7 @@ fn nameless_files_get_names() {
 fn times_sizes_and_birth() {
     on_each_store(|_, source| {
         let served = Served::new(source, Options::default());
-        let (entry, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
+        let (entry, opened) = served.create(&ROOT_USER, ROOT, "file", 0o600);
         let set = SetAttr {
             atime: Some(SetTime::At(-5, 7)),
             mtime: Some(SetTime::At(1_000_000_000, 999_999_999)),
@@ -603,7 +628,7 @@ fn times_sizes_and_birth() {
         assert!(stx.mask & libc::STATX_BTIME != 0 && stx.btime.tv_sec > 1_000_000_000);
         assert_eq!((stx.size, stx.ino), (12345, entry.attr.ino));
         // A symbolic link has times of its own.
-        let link = now(served.fs.symlink(&ROOT_USER, 1, c"link", c"file")).unwrap();
+        let link = now(served.fs.symlink(&ROOT_USER, ROOT, c"link", c"file")).unwrap();
         let mtime = Some(SetTime::At(77, 0));
         let set = SetAttr {
             mtime,
@@ -620,7 +645,7 @@ fn times_sizes_and_birth() {
             size: Some(0),
             ..Default::default()
         };
-        let dir = now(served.fs.setattr(&ROOT_USER, 1, &truncate));
+        let dir = now(served.fs.setattr(&ROOT_USER, ROOT, &truncate));
         assert_eq!(dir.err(), Some(Errno::ISDIR));
         served.release(opened.fh);
     });
@@ -630,8 +655,8 @@ fn times_sizes_and_birth() {
 fn holes_are_made_and_found_and_data_is_copied() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let (_, a) = served.create(&ROOT_USER, 1, "a", 0o600);
-        let (to, b) = served.create(&ROOT_USER, 1, "b", 0o600);
+        let (_, a) = served.create(&ROOT_USER, ROOT, "a", 0o600);
+        let (to, b) = served.create(&ROOT_USER, ROOT, "b", 0o600);
         let data = vec![7; 1 << 20];
         served
             .write(
@@ -644,26 +669,30 @@ fn holes_are_made_and_found_and_data_is_copied() {
             .unwrap();
         let (fs, fh) = (served.fs.clone(), a.fh);
         run(async move {
-            let keep = libc::FALLOC_FL_KEEP_SIZE as u32;
-            let punch = libc::FALLOC_FL_PUNCH_HOLE as u32 | keep;
-            fs.fallocate(&ROOT_USER, 0, fh, 65536, 131_072, punch)
+            let keep = FallocateFlags::KEEP_SIZE;
+            let punch = FallocateFlags::PUNCH_HOLE | keep;
+            fs.fallocate(&ROOT_USER, Node(0), fh, 65536, 131_072, punch)
                 .await
                 .unwrap();
-            fs.fallocate(&ROOT_USER, 0, fh, 0, 4 << 20, keep)
+            fs.fallocate(&ROOT_USER, Node(0), fh, 0, 4 << 20, keep)
                 .await
                 .unwrap();
-            fs.fsync(&ROOT_USER, 0, fh, false).await.unwrap();
-            fs.fsync(&ROOT_USER, 0, fh, true).await.unwrap();
-            let bad = fs.fallocate(&ROOT_USER, 0, fh, 0, 0, 0).await;
+            fs.fsync(&ROOT_USER, Node(0), fh, false).await.unwrap();
+            fs.fsync(&ROOT_USER, Node(0), fh, true).await.unwrap();
+            let bad = fs
+                .fallocate(&ROOT_USER, Node(0), fh, 0, 0, FallocateFlags::empty())
+                .await;
             assert_eq!(bad, Err(Errno::INVAL));
-            fs.syncfs(&ROOT_USER, 1).await.unwrap();
+            fs.syncfs(&ROOT_USER, ROOT).await.unwrap();
             let dir = fs
-                .opendir(&ROOT_USER, 1, &OpenHow::default())
+                .opendir(&ROOT_USER, ROOT, &OpenHow::default())
                 .await
                 .unwrap()
                 .fh;
-            fs.fsyncdir(&ROOT_USER, 1, dir, false).await.unwrap();
-            fs.releasedir(&ROOT_USER, 1, dir, 0).await.unwrap();
+            fs.fsyncdir(&ROOT_USER, ROOT, dir, false).await.unwrap();
+            fs.releasedir(&ROOT_USER, ROOT, dir, OFlags::empty())
+                .await
+                .unwrap();
         });
         let read = served.read(fh, 0, 1 << 20).unwrap();
         assert!(read[..65536].iter().all(|byte| *byte == 7), "{store}");
@@ -682,18 +711,19 @@ fn holes_are_made_and_found_and_data_is_copied() {
                     len: (1 << 20) - done,
                     flags: 0,
                 };
-                let n = copied.copy_file_range(&ROOT_USER, 0, &copy).await.unwrap();
+                let n = copied
+                    .copy_file_range(&ROOT_USER, Node(0), &copy)
+                    .await
+                    .unwrap();
                 assert!(n > 0);
                 done += n;
             }
         });
         assert_eq!(&served.read(b.fh, 10, 1 << 20).unwrap(), &read);
-        let seek =
-            |offset, whence| now(served.fs.lseek(&ROOT_USER, 0, a.fh, offset, whence as u32));
-        let hole = seek(0, libc::SEEK_HOLE).unwrap();
+        let seek = |offset, seek| now(served.fs.lseek(&ROOT_USER, Node(0), a.fh, offset, seek));
+        let hole = seek(0, Seek::Hole).unwrap();
         assert!(hole <= 1 << 20);
-        assert_eq!(seek(8 << 20, libc::SEEK_DATA), Err(Errno::NXIO));
-        assert_eq!(seek(0, 99), Err(Errno::INVAL));
+        assert_eq!(seek(8 << 20, Seek::Data), Err(Errno::NXIO));
         served.release(a.fh);
         served.release(b.fh);
     });
@@ -710,10 +740,11 @@ fn read_only_refuses_every_change() {
             ..Default::default()
         },
     );
-    let file = served.lookup(1, "file").unwrap();
+    let file = served.lookup(ROOT, "file").unwrap();
     let new = NewNode {
-        mode: 0o700,
-        umask: 0,
+        kind: FileType::RegularFile,
+        mode: Mode::from_raw_mode(0o700),
+        umask: Mode::empty(),
         rdev: 0,
     };
     let fs = &served.fs;
@@ -722,16 +753,19 @@ fn read_only_refuses_every_change() {
         assert_eq!(served.open(file.node, flags).err(), rofs);
     }
     let how = OpenHow::default();
-    assert_eq!(now(fs.create(&ROOT_USER, 1, c"x", &new, &how)).err(), rofs);
-    assert_eq!(now(fs.tmpfile(&ROOT_USER, 1, &new, &how)).err(), rofs);
-    assert_eq!(now(fs.mkdir(&ROOT_USER, 1, c"x", &new)).err(), rofs);
-    assert_eq!(now(fs.mknod(&ROOT_USER, 1, c"x", &new)).err(), rofs);
-    assert_eq!(now(fs.symlink(&ROOT_USER, 1, c"x", c"y")).err(), rofs);
-    assert_eq!(now(fs.link(&ROOT_USER, file.node, 1, c"x")).err(), rofs);
-    assert_eq!(now(fs.unlink(&ROOT_USER, 1, c"file")).err(), rofs);
-    assert_eq!(now(fs.rmdir(&ROOT_USER, 1, c"file")).err(), rofs);
     assert_eq!(
-        now(fs.rename(&ROOT_USER, 1, c"file", 1, c"x", 0)).err(),
+        now(fs.create(&ROOT_USER, ROOT, c"x", &new, &how)).err(),
+        rofs
+    );
+    assert_eq!(now(fs.tmpfile(&ROOT_USER, ROOT, &new, &how)).err(), rofs);
+    assert_eq!(now(fs.mkdir(&ROOT_USER, ROOT, c"x", &new)).err(), rofs);
+    assert_eq!(now(fs.mknod(&ROOT_USER, ROOT, c"x", &new)).err(), rofs);
+    assert_eq!(now(fs.symlink(&ROOT_USER, ROOT, c"x", c"y")).err(), rofs);
+    assert_eq!(now(fs.link(&ROOT_USER, file.node, ROOT, c"x")).err(), rofs);
+    assert_eq!(now(fs.unlink(&ROOT_USER, ROOT, c"file")).err(), rofs);
+    assert_eq!(now(fs.rmdir(&ROOT_USER, ROOT, c"file")).err(), rofs);
+    assert_eq!(
+        now(fs.rename(&ROOT_USER, ROOT, c"file", ROOT, c"x", RenameFlags::empty())).err(),
         rofs
     );
     assert_eq!(
@@ -739,10 +773,10 @@ fn read_only_refuses_every_change() {
         rofs
     );
     assert_eq!(
-        now(fs.setxattr(&ROOT_USER, 1, c"user.x", b"", 0, false)).err(),
+        now(fs.setxattr(&ROOT_USER, ROOT, c"user.x", b"", XattrFlags::empty(), false)).err(),
         rofs
     );
-    assert_eq!(now(fs.removexattr(&ROOT_USER, 1, c"user.x")).err(), rofs);
+    assert_eq!(now(fs.removexattr(&ROOT_USER, ROOT, c"user.x")).err(), rofs);
     let opened = served.open(file.node, libc::O_RDONLY).unwrap();
     assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
     assert_eq!(
@@ -767,7 +801,7 @@ fn uncached_io_works_where_the_host_has_it_and_where_not() {
                 ..Default::default()
             },
         );
-        let (_, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
+        let (_, opened) = served.create(&ROOT_USER, ROOT, "file", 0o600);
         let how = IoHow {
             fh: opened.fh,
             uncached: true,
@@ -797,7 +831,7 @@ fn cached_pages_are_kept_while_the_file_is_the_same() {
         .set_modified(old)
         .unwrap();
     let served = Served::new(dir.path(), Options::default());
-    let node = served.lookup(1, "file").unwrap().node;
+    let node = served.lookup(ROOT, "file").unwrap().node;
     let keeps = || {
         let opened = served.open(node, libc::O_RDONLY).unwrap();
         served.release(opened.fh);
@@ -817,7 +851,7 @@ fn cached_pages_are_kept_while_the_file_is_the_same() {
             ..Default::default()
         },
     );
-    let node = served.lookup(1, "file").unwrap().node;
+    let node = served.lookup(ROOT, "file").unwrap().node;
     let flags = served.open(node, libc::O_RDONLY).unwrap().flags;
     assert!(!flags.contains(OpenFlags::KEEP_CACHE));
     assert!(flags.contains(OpenFlags::NOFLUSH));
@@ -837,11 +871,11 @@ fn writeback_reads_what_it_writes_around() {
     let wanted = served.init(InitFlags::all()).wanted;
     assert!(wanted.contains(InitFlags::WRITEBACK_CACHE));
     assert!(!wanted.contains(InitFlags::AUTO_INVAL_DATA));
-    let node = served.lookup(1, "file").unwrap().node;
+    let node = served.lookup(ROOT, "file").unwrap().node;
     let opened = served.open(node, libc::O_WRONLY | libc::O_APPEND).unwrap();
     assert!(!opened.flags.contains(OpenFlags::NOFLUSH));
     assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
-    let flags = (libc::O_WRONLY | libc::O_APPEND) as u32;
+    let flags = OFlags::WRONLY | OFlags::APPEND;
     // The kernel has worked out where.
     served
         .write(
@@ -887,7 +921,7 @@ fn backing_files_are_registered_once_and_taken_back() {
         }),
         changed: Box::new(|_| {}),
     });
-    let node = served.lookup(1, "file").unwrap().node;
+    let node = served.lookup(ROOT, "file").unwrap().node;
     let first = served.open(node, libc::O_RDONLY).unwrap();
     let second = served.open(node, libc::O_RDWR).unwrap();
     assert_eq!(
@@ -899,7 +933,7 @@ fn backing_files_are_registered_once_and_taken_back() {
     assert_eq!(live.load(Ordering::Relaxed), 1);
     served.release(second.fh);
     assert_eq!(live.load(Ordering::Relaxed), 0);
-    let (_, made) = served.create(&ROOT_USER, 1, "new", 0o600);
+    let (_, made) = served.create(&ROOT_USER, ROOT, "new", 0o600);
     assert_eq!(made.backing, 11);
     served.release(made.fh);
     // A file that is being closed elsewhere doesn't keep the next open from having one: the kernel
@@ -946,7 +980,7 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     std::fs::set_permissions(dir.path().join("setuid"), setuid).unwrap();
     let served = Served::new(dir.path(), Options::default());
     let (refusal, asked) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicUsize::new(0)));
-    let live = Arc::new(Mutex::new(Vec::<u64>::new()));
+    let live = Arc::new(Mutex::new(Vec::<Node>::new()));
     let (why, count, up, down) = (refusal.clone(), asked.clone(), live.clone(), live.clone());
     served.fs.set_backing(uvfs_passthrough::Backing {
         register: Box::new(move |node, _| -> Result<i32> {
@@ -969,7 +1003,7 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     let config = served.init(InitFlags::all());
     assert!(config.wanted.contains(InitFlags::PASSTHROUGH));
     let [file, other, setuid] =
-        ["file", "other", "setuid"].map(|name| served.lookup(1, name).unwrap().node);
+        ["file", "other", "setuid"].map(|name| served.lookup(ROOT, name).unwrap().node);
     let open = |node, flags| {
         let opened = served.open(node, flags).unwrap();
         let backed = opened.flags.contains(OpenFlags::PASSTHROUGH);
@@ -995,7 +1029,7 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     assert!(!open(other, libc::O_RDONLY).1 && !open(setuid, direct).1);
     // Clients are not the kernel.
     let how = OpenHow {
-        flags: direct as u32,
+        flags: OFlags::from_bits_retain(direct as u32),
         kill_suidgid: false,
         origin: Origin::Client(()),
     };
@@ -1003,7 +1037,7 @@ fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     assert_eq!(client.backing, 0);
     let fresh = |name: &str| {
         std::fs::write(dir.path().join(name), b"data").unwrap();
-        served.lookup(1, name).unwrap().node
+        served.lookup(ROOT, name).unwrap().node
     };
     // A lease is in the way, for once.
     refusal.store(libc::EBUSY, Ordering::Relaxed);
@@ -1059,18 +1093,21 @@ fn submounts_are_crossed_or_looked_below() {
         std::fs::write(sub.join("above"), b"in the submount").unwrap();
         std::fs::write(dir.path().join("file"), b"").unwrap();
         let served = Served::new(dir.path(), Options::default());
-        let node = served.lookup(1, "sub").unwrap().node;
+        let node = served.lookup(ROOT, "sub").unwrap().node;
         let above = served.lookup(node, "above").unwrap();
         assert_eq!(served.lookup(node, "below").err(), Some(Errno::NOENT));
         let opened = served.open(above.node, libc::O_RDONLY).unwrap();
         assert_eq!(served.read(opened.fh, 0, 100).unwrap(), b"in the submount");
         served.release(opened.fh);
-        let across = now(served.fs.rename(&ROOT_USER, node, c"above", 1, c"x", 0));
+        let across =
+            now(served
+                .fs
+                .rename(&ROOT_USER, node, c"above", ROOT, c"x", RenameFlags::empty()));
         assert_eq!(across, Err(Errno::XDEV));
-        let linked = now(served.fs.link(&ROOT_USER, above.node, 1, c"x"));
+        let linked = now(served.fs.link(&ROOT_USER, above.node, ROOT, c"x"));
         assert_eq!(linked.err(), Some(Errno::XDEV));
         assert_eq!(
-            now(served.fs.rmdir(&ROOT_USER, 1, c"sub")),
+            now(served.fs.rmdir(&ROOT_USER, ROOT, c"sub")),
             Err(Errno::BUSY)
         );
         served.lookup(node, "above").unwrap();
@@ -1090,7 +1127,7 @@ fn submounts_are_crossed_or_looked_below() {
                 ..Default::default()
             },
         );
-        let node = served.lookup(1, "sub").unwrap().node;
+        let node = served.lookup(ROOT, "sub").unwrap().node;
         assert!(served.lookup(node, "below").is_ok());
         assert!(command(&format!("umount {}", sub.display())));
     };
@@ -1103,11 +1140,11 @@ fn permissions_of_the_source_are_shown_as_they_are() {
     let mode = std::fs::Permissions::from_mode(0o1751);
     std::fs::set_permissions(dir.path(), mode).unwrap();
     let served = Served::new(dir.path(), Options::default());
-    assert_eq!(served.mode(1), libc::S_IFDIR | 0o1751);
+    assert_eq!(served.mode(ROOT), libc::S_IFDIR | 0o1751);
     let set = SetAttr {
-        mode: Some(0o2710),
+        mode: Some(Mode::from_raw_mode(0o2710)),
         ..Default::default()
     };
-    now(served.fs.setattr(&ROOT_USER, 1, &set)).unwrap();
-    assert_eq!(served.mode(1), libc::S_IFDIR | 0o2710);
+    now(served.fs.setattr(&ROOT_USER, ROOT, &set)).unwrap();
+    assert_eq!(served.mode(ROOT), libc::S_IFDIR | 0o2710);
 }

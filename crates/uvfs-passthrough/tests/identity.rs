@@ -8,8 +8,7 @@ use std::path::Path;
 use common::*;
 use proptest::prelude::*;
 use uvfs_passthrough::Options;
-use uvfs_server::FileSystem;
-use uvfs_server::fs::{Errno, ROOT};
+use uvfs_server::fs::{ClientSupport, Errno, Node, ROOT};
 
 /// Another server of the same source.
 fn again(source: &Path) -> Served {
@@ -17,7 +16,7 @@ fn again(source: &Path) -> Served {
 }
 
 /// A node's identity, and where its file is.
-fn whole(served: &Served, node: u64) -> Vec<u8> {
+fn whole(served: &Served, node: Node) -> Vec<u8> {
     let identity = served.fs.identity(node).unwrap();
     [identity, served.fs.path(node).unwrap()].concat()
 }
@@ -26,7 +25,7 @@ fn whole(served: &Served, node: u64) -> Vec<u8> {
 fn an_identity_means_one_file_for_ever() {
     on_each_store(|store, source| {
         let served = again(source);
-        let dir = served.mkdir(&ROOT_USER, 1, "dir", 0o777).node;
+        let dir = served.mkdir(&ROOT_USER, ROOT, "dir", 0o777).node;
         let [kept, renamed, linked, replaced, removed] =
             ["kept", "renamed", "linked", "replaced", "removed"].map(|name| {
                 let (entry, _) = served.create(&ROOT_USER, dir, name, 0o666);
@@ -50,7 +49,7 @@ fn an_identity_means_one_file_for_ever() {
             let entry = find(identity).unwrap();
             assert_eq!(entry.attr.ino, *ino, "{store}");
             // Counted as a lookup: it is the node that others find by its name.
-            let dir = served.lookup(1, "dir").unwrap().node;
+            let dir = served.lookup(ROOT, "dir").unwrap().node;
             let name = ["kept", "linked"][usize::from(*ino == linked.0)];
             assert_eq!(served.lookup(dir, name).unwrap().node, entry.node);
         }
@@ -113,7 +112,7 @@ proptest! {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let ino = dir.path().join("file").metadata().unwrap().ino();
         let served = again(dir.path());
-        let entry = served.lookup(1, "file").unwrap();
+        let entry = served.lookup(ROOT, "file").unwrap();
         let mut identity = whole(&served, entry.node);
         for (at, byte) in changes {
             let at = at.index(identity.len());

@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uvfs_passthrough::Options;
+use uvfs_server::fs::{Node, ROOT};
 
 const LIMIT: u64 = 200;
 
@@ -35,8 +36,8 @@ fn a_tree_has_ten_times_more_files_than_there_may_be_descriptors() {
         }
         let served = Served::new(source, Options::default());
         for round in 0..2 {
-            for dir in served.list_all(1, 30, true) {
-                assert!(dir.node != 0);
+            for dir in served.list_all(ROOT, 30, true) {
+                assert!(dir.node != Node(0));
                 let files = served.list_all(dir.node, 30, true);
                 assert_eq!(files.len(), 50);
                 for file in files {

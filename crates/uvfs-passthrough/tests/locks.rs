@@ -10,7 +10,7 @@ use common::*;
 use uvfs_io::{ops, runtime};
 use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{Errno, InitFlags, Lock, LockHow};
+use uvfs_server::fs::{Errno, Handle, InitFlags, Lock, LockHow, LockOwner, Node, OFlags, ROOT};
 
 const READ: u32 = libc::F_RDLCK as u32;
 const WRITE: u32 = libc::F_WRLCK as u32;
@@ -30,7 +30,7 @@ fn host_locks(file: &File, kind: i32) -> bool {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut flock) == 0 }
 }
 
-fn served() -> (tempfile::TempDir, Served, File, u64) {
+fn served() -> (tempfile::TempDir, Served, File, Handle) {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::new(
         dir.path(),
@@ -39,7 +39,7 @@ fn served() -> (tempfile::TempDir, Served, File, u64) {
             ..Default::default()
         },
     );
-    let (_, opened) = served.create(&ROOT_USER, 1, "file", 0o600);
+    let (_, opened) = served.create(&ROOT_USER, ROOT, "file", 0o600);
     assert!(!opened.flags.contains(uvfs_server::fs::OpenFlags::NOFLUSH));
     let path = dir.path().join("file");
     let host = File::options().read(true).write(true).open(path).unwrap();
@@ -54,7 +54,7 @@ fn owners_and_the_host_keep_each_other_out() {
     let fs = &served.fs;
     let how = |owner| LockHow {
         fh,
-        owner,
+        owner: LockOwner(owner),
         flock: false,
         wait: false,
     };
@@ -66,9 +66,9 @@ fn owners_and_the_host_keep_each_other_out() {
     };
     let set = |owner, l: Lock| {
         let (fs, how) = (served.fs.clone(), how(owner));
-        run(async move { fs.setlk(&ROOT_USER, 0, &how, &l).await })
+        run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &l).await })
     };
-    let get = |owner, l: Lock| now(fs.getlk(&ROOT_USER, 0, &how(owner), &l)).unwrap();
+    let get = |owner, l: Lock| now(fs.getlk(&ROOT_USER, Node(0), &how(owner), &l)).unwrap();
 
     assert_eq!(set(1, lock(0, 9, READ)), Ok(()));
     assert_eq!(set(2, lock(5, 20, READ)), Ok(()));
@@ -89,24 +89,24 @@ fn owners_and_the_host_keep_each_other_out() {
     // A part is given back, then all that an owner has as it closes the file.
     assert_eq!(set(1, lock(0, 3, UNLOCK)), Ok(()));
     assert_eq!(set(2, lock(0, 3, WRITE)), Ok(()));
-    now(fs.flush(&ROOT_USER, 0, fh, 2)).unwrap();
+    now(fs.flush(&ROOT_USER, Node(0), fh, LockOwner(2))).unwrap();
     assert_eq!(get(1, lock(0, END, WRITE)).kind, UNLOCK);
     assert!(!host_locks(&host, libc::F_WRLCK));
-    now(fs.flush(&ROOT_USER, 0, fh, 1)).unwrap();
+    now(fs.flush(&ROOT_USER, Node(0), fh, LockOwner(1))).unwrap();
     assert!(host_locks(&host, libc::F_WRLCK));
     assert_eq!(set(1, lock(9, END, READ)), Err(Errno::AGAIN));
     assert_eq!(get(1, lock(9, END, READ)).kind, WRITE);
     // OFD locks of the mount go with their handle.
     assert!(host_locks(&host, libc::F_UNLCK));
     let other = served
-        .open(served.lookup(1, "file").unwrap().node, libc::O_RDWR)
+        .open(served.lookup(ROOT, "file").unwrap().node, libc::O_RDWR)
         .unwrap();
     let by_other = LockHow {
         fh: other.fh,
         ..how(5)
     };
     assert_eq!(
-        now(fs.setlk(&ROOT_USER, 0, &by_other, &lock(0, 9, WRITE))),
+        now(fs.setlk(&ROOT_USER, Node(0), &by_other, &lock(0, 9, WRITE))),
         Ok(())
     );
     assert!(!host_locks(&host, libc::F_WRLCK));
@@ -129,7 +129,7 @@ fn who_waits_gets_the_lock_when_it_is_free() {
             runtime::spawn(async move {
                 let how = LockHow {
                     fh,
-                    owner,
+                    owner: LockOwner(owner),
                     flock: false,
                     wait: true,
                 };
@@ -139,9 +139,11 @@ fn who_waits_gets_the_lock_when_it_is_free() {
                     kind: WRITE,
                     pid: 1,
                 };
-                fs.setlk(&ROOT_USER, 0, &how, &lock).await.unwrap();
+                fs.setlk(&ROOT_USER, Node(0), &how, &lock).await.unwrap();
                 got.set(got.get() + 1);
-                fs.flush(&ROOT_USER, 0, fh, owner).await.unwrap();
+                fs.flush(&ROOT_USER, Node(0), fh, LockOwner(owner))
+                    .await
+                    .unwrap();
             });
         }
         for _ in 0..20 {
@@ -161,7 +163,7 @@ fn flock_is_of_the_open_file() {
     let fs = &served.fs;
     let how = LockHow {
         fh,
-        owner: 1,
+        owner: LockOwner(1),
         flock: true,
         wait: false,
     };
@@ -172,7 +174,7 @@ fn flock_is_of_the_open_file() {
             kind,
             ..Lock::default()
         };
-        run(async move { fs.setlk(&ROOT_USER, 0, &how, &lock).await })
+        run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &lock).await })
     };
     assert_eq!(set(WRITE), Ok(()));
     assert!(host.try_lock_shared().is_err());
@@ -181,6 +183,7 @@ fn flock_is_of_the_open_file() {
     assert_eq!(set(WRITE), Err(Errno::AGAIN));
     host.unlock().unwrap();
     assert_eq!(set(WRITE), Ok(()));
-    now(fs.release(&ROOT_USER, 0, fh, 0, Some(1))).unwrap();
+    let released = fs.release(&ROOT_USER, Node(0), fh, OFlags::empty(), Some(LockOwner(1)));
+    now(released).unwrap();
     assert!(host.try_lock().is_ok());
 }

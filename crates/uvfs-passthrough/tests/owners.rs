@@ -8,7 +8,10 @@ use std::path::Path;
 use common::*;
 use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{Context, Errno, IoHow, NewNode, OpenHow, Origin, SetAttr};
+use uvfs_server::fs::{
+    Context, Errno, FallocateFlags, FileType, IoHow, Mode, NewNode, Node, OFlags, OpenHow, Origin,
+    ROOT, SetAttr, XattrFlags,
+};
 
 fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -28,29 +31,31 @@ fn what_is_made_is_the_callers() {
             let st = std::fs::symlink_metadata(source.join(name)).unwrap();
             (st.uid(), st.gid(), st.mode() & 0o7777)
         };
-        served.create(&USER, 1, "file", 0o6777);
+        served.create(&USER, ROOT, "file", 0o6777);
         assert_eq!(owner("file"), (4321, 8765, 0o6755), "{store}");
-        served.mkdir(&USER, 1, "dir", 0o1777);
+        served.mkdir(&USER, ROOT, "dir", 0o1777);
         assert_eq!(owner("dir"), (4321, 8765, 0o1755));
-        now(served.fs.symlink(&USER, 1, c"link", c"x")).unwrap();
+        now(served.fs.symlink(&USER, ROOT, c"link", c"x")).unwrap();
         assert_eq!(owner("link").0, 4321);
         let fifo = NewNode {
-            mode: libc::S_IFIFO | 0o666,
-            umask: 0o077,
+            kind: FileType::Fifo,
+            mode: Mode::from_raw_mode(0o666),
+            umask: Mode::from_raw_mode(0o077),
             rdev: 0,
         };
-        now(served.fs.mknod(&USER, 1, c"fifo", &fifo)).unwrap();
+        now(served.fs.mknod(&USER, ROOT, c"fifo", &fifo)).unwrap();
         assert_eq!(owner("fifo"), (4321, 8765, 0o600));
         let device = NewNode {
-            mode: libc::S_IFCHR | 0o600,
-            umask: 0,
+            kind: FileType::CharacterDevice,
+            mode: Mode::from_raw_mode(0o600),
+            umask: Mode::empty(),
             rdev: 0x103,
         };
         assert_eq!(
-            now(served.fs.mknod(&USER, 1, c"null", &device)).err(),
+            now(served.fs.mknod(&USER, ROOT, c"null", &device)).err(),
             Some(Errno::PERM)
         );
-        let null = now(served.fs.mknod(&ROOT_USER, 1, c"null", &device)).unwrap();
+        let null = now(served.fs.mknod(&ROOT_USER, ROOT, c"null", &device)).unwrap();
         assert_eq!(null.attr.rdev, 0x103);
         assert_eq!(
             served.open(null.node, libc::O_RDONLY).err(),
@@ -58,7 +63,7 @@ fn what_is_made_is_the_callers() {
         );
         // The next of this thread is root's again, with another umask.
         served
-            .try_create(&ROOT_USER, 1, "root", 0o666, 0o007, 0)
+            .try_create(&ROOT_USER, ROOT, "root", 0o666, 0o007, 0)
             .unwrap();
         assert_eq!(owner("root"), (0, 0, 0o660));
         // And in threads that run at the same time.
@@ -74,8 +79,9 @@ fn what_is_made_is_the_callers() {
                     let umask = uid & 0o77;
                     for n in 0..100 {
                         let name = format!("{uid}-{n}");
-                        let (_, opened) =
-                            served.try_create(&cx, 1, &name, 0o777, umask, 1).unwrap();
+                        let (_, opened) = served
+                            .try_create(&cx, ROOT, &name, 0o777, umask, 1)
+                            .unwrap();
                         served.release(opened.fh);
                         let st = std::fs::metadata(source.join(&name)).unwrap();
                         let expected = (uid, uid + 1, 0o777 & !umask);
@@ -88,7 +94,7 @@ fn what_is_made_is_the_callers() {
             uid: u32::MAX,
             ..USER
         };
-        let refused = served.try_create(&nobody, 1, "nobody", 0o600, 0, 0);
+        let refused = served.try_create(&nobody, ROOT, "nobody", 0o600, 0, 0);
         assert_eq!(refused.err(), Some(Errno::OVERFLOW));
     });
 }
@@ -103,7 +109,7 @@ fn groups_and_default_acls_come_from_the_directory() {
         chown(source, None, Some(77)).unwrap();
         chmod(source, 0o2777);
         let served = Served::new(source, Options::default());
-        let (file, _) = served.create(&USER, 1, "file", 0o2775);
+        let (file, _) = served.create(&USER, ROOT, "file", 0o2775);
         assert_eq!(
             (file.attr.gid, file.attr.mode & 0o7777),
             (77, 0o755),
@@ -113,9 +119,9 @@ fn groups_and_default_acls_come_from_the_directory() {
             group: Some(77),
             ..USER
         };
-        let (file, _) = served.create(&member, 1, "member", 0o2775);
+        let (file, _) = served.create(&member, ROOT, "member", 0o2775);
         assert_eq!((file.attr.gid, file.attr.mode & 0o7777), (77, 0o2755));
-        let dir = served.mkdir(&USER, 1, "dir", 0o755);
+        let dir = served.mkdir(&USER, ROOT, "dir", 0o755);
         assert_eq!((dir.attr.gid, dir.attr.mode & 0o7777), (77, 0o2755));
 
         // user::rwx, group::rwx, mask::rwx, other::r-x as a default: the umask has no say.
@@ -126,7 +132,10 @@ fn groups_and_default_acls_come_from_the_directory() {
             acl.extend(u32::MAX.to_le_bytes());
         }
         let name = c"system.posix_acl_default";
-        match now(served.fs.setxattr(&USER, dir.node, name, &acl, 0, false)) {
+        match now(served
+            .fs
+            .setxattr(&USER, dir.node, name, &acl, XattrFlags::empty(), false))
+        {
             Err(Errno::OPNOTSUPP) => eprintln!("{store} has no ACLs"),
             result => {
                 result.unwrap();
@@ -140,8 +149,11 @@ fn groups_and_default_acls_come_from_the_directory() {
         }
         // An access list takes set-group-id where the kernel says so.
         let name = c"system.posix_acl_access";
-        let node = served.lookup(1, "member").unwrap().node;
-        match now(served.fs.setxattr(&USER, node, name, &acl, 0, true)) {
+        let node = served.lookup(ROOT, "member").unwrap().node;
+        match now(served
+            .fs
+            .setxattr(&USER, node, name, &acl, XattrFlags::empty(), true))
+        {
             Err(Errno::OPNOTSUPP) => {}
             result => {
                 result.unwrap();
@@ -155,7 +167,7 @@ fn groups_and_default_acls_come_from_the_directory() {
 fn writing_takes_privileges_when_it_is_said_to() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
-        let (entry, opened) = served.create(&ROOT_USER, 1, "file", 0o700);
+        let (entry, opened) = served.create(&ROOT_USER, ROOT, "file", 0o700);
         let fs = &served.fs;
         let path = source.join("file");
         let reset = |mode| chmod(&path, mode);
@@ -206,7 +218,7 @@ fn writing_takes_privileges_when_it_is_said_to() {
 
         reset(0o6755);
         let kill = OpenHow {
-            flags: (libc::O_WRONLY | libc::O_TRUNC) as u32,
+            flags: OFlags::WRONLY | OFlags::TRUNC,
             kill_suidgid: true,
             origin: Origin::Kernel,
         };
@@ -225,7 +237,11 @@ fn writing_takes_privileges_when_it_is_said_to() {
 
         reset(0o6755);
         let (file, fh) = (served.fs.clone(), opened.fh);
-        run(async move { file.fallocate(&USER, 0, fh, 0, 100, 0).await }).unwrap();
+        run(async move {
+            file.fallocate(&USER, Node(0), fh, 0, 100, FallocateFlags::empty())
+                .await
+        })
+        .unwrap();
         assert_eq!(mode(), 0o755);
 
         if is_root() {
@@ -243,7 +259,15 @@ fn writing_takes_privileges_when_it_is_said_to() {
             let mut cap = 0x0200_0001u32.to_le_bytes().to_vec();
             cap.extend([0, 0x20, 0, 0].iter().chain(&[0; 12]));
             let name = c"security.capability";
-            now(fs.setxattr(&ROOT_USER, entry.node, name, &cap, 0, false)).unwrap();
+            now(fs.setxattr(
+                &ROOT_USER,
+                entry.node,
+                name,
+                &cap,
+                XattrFlags::empty(),
+                false,
+            ))
+            .unwrap();
             assert_eq!(now(fs.getxattr(&USER, entry.node, name)).unwrap(), cap);
             served.write(how, b"x").unwrap();
             let gone = now(fs.getxattr(&USER, entry.node, name));
@@ -259,17 +283,19 @@ fn extended_attributes_of_every_namespace() {
         symlink("file", source.join("link")).unwrap();
         let served = Served::new(source, Options::default());
         let fs = &served.fs;
-        let file = served.lookup(1, "file").unwrap().node;
-        let link = served.lookup(1, "link").unwrap().node;
-        if now(fs.setxattr(&USER, file, c"user.a", b"1", 0, false)) == Err(Errno::OPNOTSUPP) {
+        let file = served.lookup(ROOT, "file").unwrap().node;
+        let link = served.lookup(ROOT, "link").unwrap().node;
+        if now(fs.setxattr(&USER, file, c"user.a", b"1", XattrFlags::empty(), false))
+            == Err(Errno::OPNOTSUPP)
+        {
             eprintln!("{store} has no user attributes");
             return;
         }
-        let create = libc::XATTR_CREATE as u32;
+        let create = XattrFlags::CREATE;
         let again = now(fs.setxattr(&USER, file, c"user.a", b"2", create, false));
         assert_eq!(again, Err(Errno::EXIST));
         let long = vec![b'v'; 600];
-        now(fs.setxattr(&USER, file, c"user.long", &long, 0, false)).unwrap();
+        now(fs.setxattr(&USER, file, c"user.long", &long, XattrFlags::empty(), false)).unwrap();
         assert_eq!(now(fs.getxattr(&USER, file, c"user.long")).unwrap(), long);
         assert_eq!(now(fs.getxattr(&USER, file, c"user.a")).unwrap(), b"1");
         assert_eq!(
@@ -279,11 +305,19 @@ fn extended_attributes_of_every_namespace() {
         let listed = |cx, node| String::from_utf8(now(fs.listxattr(cx, node)).unwrap()).unwrap();
         assert!(listed(&USER, file).contains("user.a\0"), "{store}");
         // Links have none of users'.
-        let on_link = now(fs.setxattr(&USER, link, c"user.a", b"", 0, false));
+        let on_link = now(fs.setxattr(&USER, link, c"user.a", b"", XattrFlags::empty(), false));
         assert_eq!(on_link, Err(Errno::PERM));
         if is_root() {
             for node in [file, link] {
-                now(fs.setxattr(&ROOT_USER, node, c"trusted.t", b"secret", 0, false)).unwrap();
+                now(fs.setxattr(
+                    &ROOT_USER,
+                    node,
+                    c"trusted.t",
+                    b"secret",
+                    XattrFlags::empty(),
+                    false,
+                ))
+                .unwrap();
                 assert_eq!(
                     now(fs.getxattr(&ROOT_USER, node, c"trusted.t")).unwrap(),
                     b"secret"
@@ -292,7 +326,8 @@ fn extended_attributes_of_every_namespace() {
                 assert!(!listed(&USER, node).contains("trusted"));
                 let hidden = now(fs.getxattr(&USER, node, c"trusted.t"));
                 assert_eq!(hidden.err(), Some(Errno::NODATA));
-                let refused = now(fs.setxattr(&USER, node, c"trusted.t", b"", 0, false));
+                let refused =
+                    now(fs.setxattr(&USER, node, c"trusted.t", b"", XattrFlags::empty(), false));
                 assert_eq!(refused, Err(Errno::PERM));
                 assert_eq!(
                     now(fs.removexattr(&USER, node, c"trusted.t")),

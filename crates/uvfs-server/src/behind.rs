@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::fs::Node;
 use crate::notify::Notifier;
 
 /// Bytes that stay: enough for the readahead of some readers at a time.
@@ -155,7 +156,7 @@ impl Behind {
                 while let Some(ranges) = mine.next() {
                     for range in ranges {
                         let (offset, len) = (range.offset as i64, range.len as i64);
-                        match notifier.invalidate_inode(range.node, offset, len) {
+                        match notifier.invalidate_inode(Node(range.node), offset, len) {
                             Ok(()) => {}
                             Err(error) if error.raw_os_error() == gone() => return,
                             Err(error) => {

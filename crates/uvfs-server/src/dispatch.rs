@@ -31,6 +31,10 @@ const LISTING_MAX: usize = 1 << 20;
 /// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
 const IOC_WRITE: u32 = 1 << 30;
 
+/// The two ways of lseek(2) that the kernel can't answer by itself.
+const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
+const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
+
 /// FUSE_SETXATTR_ACL_KILL_SGID.
 const ACL_KILL_SGID: u32 = 1;
 
@@ -70,7 +74,7 @@ pub(crate) async fn attributes<F: FileSystem>(
 /// of our own clients that ask for it. The flag means nothing in a request of the kernel.
 fn uncached<F: FileSystem>(session: &Session<F>, request: &Request<'_>, asked: bool) -> bool {
     let asked = asked && matches!(request.origin, Origin::Client(_));
-    (session.options.uncached || asked) && session.fs.takes_uncached()
+    (session.options.uncached || asked) && session.takes_uncached()
 }
 
 /// The kernel may have cached what a request of its own moved.
@@ -84,7 +88,7 @@ fn moved<F: FileSystem>(session: &Session<F>, request: &Request<'_>, offset: u64
 
 pub(crate) fn entry_out(entry: &Entry) -> abi::EntryOut {
     let mut out = abi::EntryOut {
-        nodeid: entry.node,
+        nodeid: entry.node.0,
         generation: entry.generation,
         attr: entry.attr,
         ..Default::default()
@@ -106,7 +110,7 @@ fn attr_out(attributes: &Attributes) -> abi::AttrOut {
 
 fn open_out(opened: &Opened) -> abi::OpenOut {
     abi::OpenOut {
-        fh: opened.fh,
+        fh: opened.fh.0,
         open_flags: opened.flags.bits(),
         backing_id: opened.backing,
     }
@@ -122,14 +126,14 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
         false => Some(SetTime::At(secs as i64, nanos)),
     };
     SetAttr {
-        mode: has(Valid::MODE).then_some(arg.mode),
+        mode: has(Valid::MODE).then(|| Mode::from_raw_mode(arg.mode)),
         uid: has(Valid::UID).then_some(arg.uid),
         gid: has(Valid::GID).then_some(arg.gid),
         size: has(Valid::SIZE).then_some(arg.size),
         atime: time(Valid::ATIME, Valid::ATIME_NOW, arg.atime, arg.atimensec),
         mtime: time(Valid::MTIME, Valid::MTIME_NOW, arg.mtime, arg.mtimensec),
         ctime: has(Valid::CTIME).then_some(SetTime::At(arg.ctime as i64, arg.ctimensec)),
-        fh: has(Valid::FH).then_some(arg.fh),
+        fh: has(Valid::FH).then_some(Handle(arg.fh)),
         kill_suidgid: has(Valid::KILL_SUIDGID),
     }
 }
@@ -137,8 +141,8 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
 fn lock(arg: &abi::LkIn, wait: bool) -> (LockHow, Lock) {
     let flock = abi::LkFlags::from_bits_retain(arg.lk_flags).contains(abi::LkFlags::FLOCK);
     let how = LockHow {
-        fh: arg.fh,
-        owner: arg.owner,
+        fh: Handle(arg.fh),
+        owner: LockOwner(arg.owner),
         flock,
         wait,
     };
@@ -174,7 +178,7 @@ async fn dispatch<F: FileSystem>(
     unlinked: &Cell<Unlinked>,
 ) -> Outcome {
     let fs = &session.fs;
-    let (cx, node) = (&request.cx, request.node);
+    let (cx, node) = (&request.cx, Node(request.node));
     let done = |(): ()| Reply::Empty;
     let lost = |what: Unlinked| {
         unlinked.set(what);
@@ -185,7 +189,7 @@ async fn dispatch<F: FileSystem>(
     let opened = |opened: Opened| Reply::Opened(open_out(&opened));
     let origin = request.origin.map(|_| ());
     let how = |flags: u32, open_flags: u32| OpenHow {
-        flags,
+        flags: OFlags::from_bits_retain(flags),
         kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
         origin,
     };
@@ -198,7 +202,7 @@ async fn dispatch<F: FileSystem>(
         }
         BatchForget(_, records) => {
             for one in records.iter() {
-                fs.forget(one.nodeid, one.nlookup);
+                fs.forget(Node(one.nodeid), one.nlookup);
             }
             Ok(Reply::None)
         }
@@ -224,40 +228,48 @@ async fn dispatch<F: FileSystem>(
             .map(|target| Reply::Bytes(Body::from_vec(target))),
         Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
         Mknod(arg, name) => {
-            let new = new_node(arg.mode, arg.umask, arg.rdev);
+            let kind = type_of(arg.mode);
+            let new = new_node(kind, arg.mode, arg.umask, arg.rdev);
             fs.mknod(cx, node, name, &new).await.map(entry)
         }
         Mkdir(arg, name) => {
-            let new = new_node(arg.mode, arg.umask, 0);
+            let new = new_node(FileType::Directory, arg.mode, arg.umask, 0);
             fs.mkdir(cx, node, name, &new).await.map(entry)
         }
         Unlink(name) => fs.unlink(cx, node, name).await.map(lost),
         Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
-        Rename { arg, name, newname } => fs
-            .rename(cx, node, name, arg.newdir, newname, 0)
+        Rename { arg, name, newname } => {
+            let no_flags = RenameFlags::empty();
+            fs.rename(cx, node, name, Node(arg.newdir), newname, no_flags)
+                .await
+                .map(lost)
+        }
+        Rename2 { arg, name, newname } => {
+            let flags = RenameFlags::from_bits_retain(arg.flags);
+            fs.rename(cx, node, name, Node(arg.newdir), newname, flags)
+                .await
+                .map(lost)
+        }
+        Link(arg, name) => fs
+            .link(cx, Node(arg.oldnodeid), node, name)
             .await
-            .map(lost),
-        Rename2 { arg, name, newname } => fs
-            .rename(cx, node, name, arg.newdir, newname, arg.flags)
-            .await
-            .map(lost),
-        Link(arg, name) => fs.link(cx, arg.oldnodeid, node, name).await.map(entry),
+            .map(entry),
         Open(arg) => {
             let since = session.coherence.now();
             let file = fs.open(cx, node, &how(arg.flags, arg.open_flags)).await?;
-            session.tell_of_open(origin, node, &file, since);
+            session.tell_of_open(origin, request.node, &file, since);
             session.count_open(&file);
             Ok(opened(file))
         }
         Create(arg, name) => {
-            let new = new_node(arg.mode, arg.umask, 0);
+            let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
             let how = how(arg.flags, arg.open_flags);
             let made = fs.create(cx, node, name, &new, &how).await?;
             session.count_open(&made.1);
             Ok(created(&made))
         }
         Tmpfile(arg, _) => {
-            let new = new_node(arg.mode, arg.umask, 0);
+            let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
             let how = how(arg.flags, 0);
             let made = fs.tmpfile(cx, node, &new, &how).await?;
             session.count_open(&made.1);
@@ -272,12 +284,12 @@ async fn dispatch<F: FileSystem>(
             }
             let flags = ReadFlags::from_bits_retain(arg.read_flags);
             let how = IoHow {
-                fh: arg.fh,
+                fh: Handle(arg.fh),
                 offset: arg.offset,
-                flags: arg.flags,
+                flags: OFlags::from_bits_retain(arg.flags),
                 owner: flags
                     .contains(ReadFlags::LOCKOWNER)
-                    .then_some(arg.lock_owner),
+                    .then_some(LockOwner(arg.lock_owner)),
                 uncached: uncached(session, request, flags.contains(ReadFlags::DONTCACHE)),
                 ..IoHow::default()
             };
@@ -289,14 +301,14 @@ async fn dispatch<F: FileSystem>(
         Write(arg) => {
             let flags = WriteFlags::from_bits_retain(arg.write_flags);
             let how = IoHow {
-                fh: arg.fh,
+                fh: Handle(arg.fh),
                 offset: arg.offset,
-                flags: arg.flags,
+                flags: OFlags::from_bits_retain(arg.flags),
                 from_cache: flags.contains(WriteFlags::CACHE),
                 kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
                 owner: flags
                     .contains(WriteFlags::LOCKOWNER)
-                    .then_some(arg.lock_owner),
+                    .then_some(LockOwner(arg.lock_owner)),
                 uncached: uncached(session, request, flags.contains(WriteFlags::DONTCACHE)),
             };
             let data = &request.data;
@@ -321,15 +333,22 @@ async fn dispatch<F: FileSystem>(
             let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
             let flock = flags
                 .contains(abi::ReleaseFlags::FLOCK_UNLOCK)
-                .then_some(arg.lock_owner);
-            fs.release(cx, node, arg.fh, arg.flags, flock)
+                .then_some(LockOwner(arg.lock_owner));
+            let opened = OFlags::from_bits_retain(arg.flags);
+            fs.release(cx, node, Handle(arg.fh), opened, flock)
                 .await
                 .map(done)
         }
-        Flush(arg) => fs.flush(cx, node, arg.fh, arg.lock_owner).await.map(done),
-        Fsync(arg) => fs.fsync(cx, node, arg.fh, data_only(&arg)).await.map(done),
+        Flush(arg) => fs
+            .flush(cx, node, Handle(arg.fh), LockOwner(arg.lock_owner))
+            .await
+            .map(done),
+        Fsync(arg) => fs
+            .fsync(cx, node, Handle(arg.fh), data_only(&arg))
+            .await
+            .map(done),
         Fsyncdir(arg) => fs
-            .fsyncdir(cx, node, arg.fh, data_only(&arg))
+            .fsyncdir(cx, node, Handle(arg.fh), data_only(&arg))
             .await
             .map(done),
         Opendir(arg) => fs
@@ -338,11 +357,17 @@ async fn dispatch<F: FileSystem>(
             .map(opened),
         Readdir(arg) => listing(session, request, &arg, false).await,
         Readdirplus(arg) => listing(session, request, &arg, true).await,
-        Releasedir(arg) => fs.releasedir(cx, node, arg.fh, arg.flags).await.map(done),
+        Releasedir(arg) => {
+            let opened = OFlags::from_bits_retain(arg.flags);
+            fs.releasedir(cx, node, Handle(arg.fh), opened)
+                .await
+                .map(done)
+        }
         Setxattr(arg, name, value) => {
             let kill_sgid = session.negotiated().flags.contains(InitFlags::SETXATTR_EXT)
                 && arg.setxattr_flags & ACL_KILL_SGID != 0;
-            fs.setxattr(cx, node, name, value, arg.flags, kill_sgid)
+            let flags = XattrFlags::from_bits_retain(arg.flags);
+            fs.setxattr(cx, node, name, value, flags, kill_sgid)
                 .await
                 .map(done)
         }
@@ -359,7 +384,10 @@ async fn dispatch<F: FileSystem>(
         }
         Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
         Removexattr(name) => fs.removexattr(cx, node, name).await.map(done),
-        Access(arg) => fs.access(cx, node, arg.mask).await.map(done),
+        Access(arg) => {
+            let mask = crate::fs::Access::from_bits_retain(arg.mask);
+            fs.access(cx, node, mask).await.map(done)
+        }
         Getlk(arg) => {
             let (how, wanted) = lock(&arg, false);
             let found = fs.getlk(cx, node, &how, &wanted).await?;
@@ -377,12 +405,19 @@ async fn dispatch<F: FileSystem>(
             let (how, wanted) = lock(&arg, wait);
             fs.setlk(cx, node, &how, &wanted).await.map(done)
         }
-        Fallocate(arg) => fs
-            .fallocate(cx, node, arg.fh, arg.offset, arg.length, arg.mode)
-            .await
-            .map(done),
+        Fallocate(arg) => {
+            let mode = FallocateFlags::from_bits_retain(arg.mode);
+            fs.fallocate(cx, node, Handle(arg.fh), arg.offset, arg.length, mode)
+                .await
+                .map(done)
+        }
         Lseek(arg) => {
-            let offset = fs.lseek(cx, node, arg.fh, arg.offset, arg.whence).await?;
+            let seek = match arg.whence {
+                SEEK_DATA => Seek::Data,
+                SEEK_HOLE => Seek::Hole,
+                _ => return Err(Errno::INVAL),
+            };
+            let offset = fs.lseek(cx, node, Handle(arg.fh), arg.offset, seek).await?;
             Ok(Reply::of(&abi::LseekOut { offset }))
         }
         CopyFileRange(arg) => {
@@ -398,7 +433,7 @@ async fn dispatch<F: FileSystem>(
             Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
         }
         Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => {
-            let body = session.token_for(node, arg.fh, cx.uid)?;
+            let body = session.token_for(node, Handle(arg.fh), cx.uid)?;
             let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
             answer.extend_from_slice(
                 &body.as_bytes()[..size_of::<TokenOut>().min(arg.out_size as usize)],
@@ -407,7 +442,7 @@ async fn dispatch<F: FileSystem>(
         }
         Ioctl(arg, input) => {
             let ioctl = crate::fs::Ioctl {
-                fh: arg.fh,
+                fh: Handle(arg.fh),
                 cmd: arg.cmd,
                 arg: arg.arg,
                 flags: arg.flags,
@@ -417,7 +452,7 @@ async fn dispatch<F: FileSystem>(
             let (result, data) = fs.ioctl(cx, node, &ioctl).await?;
             if arg.cmd & IOC_WRITE != 0 {
                 // It changed attributes that the kernel has, such as the time of a change.
-                session.drop_attributes(origin, node);
+                session.drop_attributes(origin, request.node);
             }
             let out = abi::IoctlOut {
                 result,
@@ -429,7 +464,7 @@ async fn dispatch<F: FileSystem>(
         }
         Poll(arg) => {
             let poll = crate::fs::Poll {
-                fh: arg.fh,
+                fh: Handle(arg.fh),
                 kh: arg.kh,
                 events: arg.events,
                 notify: abi::PollFlags::from_bits_retain(arg.flags)
@@ -488,14 +523,29 @@ fn data_only(arg: &abi::FsyncIn) -> bool {
     arg.fsync_flags & abi::FSYNC_FDATASYNC != 0
 }
 
-fn new_node(mode: u32, umask: u32, rdev: u32) -> NewNode {
-    NewNode { mode, umask, rdev }
+fn new_node(kind: FileType, mode: u32, umask: u32, rdev: u32) -> NewNode {
+    let mode = Mode::from_raw_mode(mode);
+    let umask = Mode::from_raw_mode(umask);
+    NewNode {
+        kind,
+        mode,
+        umask,
+        rdev,
+    }
 }
 
-fn with_fh(flags: u32, fh: u64) -> Option<u64> {
+/// The type that mknod(2) makes, which takes none for a regular file.
+fn type_of(mode: u32) -> FileType {
+    match mode & libc::S_IFMT {
+        0 => FileType::RegularFile,
+        _ => FileType::from_raw_mode(mode),
+    }
+}
+
+fn with_fh(flags: u32, fh: u64) -> Option<Handle> {
     GetattrFlags::from_bits_retain(flags)
         .contains(GetattrFlags::FH)
-        .then_some(fh)
+        .then_some(Handle(fh))
 }
 
 fn created((entry, opened): &(Entry, Opened)) -> Reply {
@@ -505,15 +555,15 @@ fn created((entry, opened): &(Entry, Opened)) -> Reply {
 async fn copy<F: FileSystem>(
     fs: &F,
     cx: &Context,
-    node: u64,
+    node: Node,
     arg: &abi::CopyFileRangeIn,
     most: u64,
 ) -> Result<u64> {
     let copy = CopyRange {
-        fh_in: arg.fh_in,
+        fh_in: Handle(arg.fh_in),
         offset_in: arg.off_in,
-        node_out: arg.nodeid_out,
-        fh_out: arg.fh_out,
+        node_out: Node(arg.nodeid_out),
+        fh_out: Handle(arg.fh_out),
         offset_out: arg.off_out,
         len: arg.len.min(most),
         flags: arg.flags,

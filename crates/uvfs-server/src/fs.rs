@@ -1,5 +1,6 @@
 //! The trait that a file system implements, and its types.
 
+mod clients;
 mod listing;
 mod types;
 
@@ -7,12 +8,14 @@ use std::ffi::CStr;
 use std::time::Duration;
 
 pub use crate::coherence::HostChange;
+pub use clients::{BoxFuture, ClientSupport};
 pub use listing::{DirEntry, DirSink, list, read_from};
-pub use rustix::fs::FileType;
+pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
 pub use types::{
-    Attributes, Config, Context, CopyRange, Entry, IoHow, Ioctl, Lock, LockHow, NewNode, OpenHow,
-    Opened, Poll, SetAttr, SetTime, Unlinked, Watch, attr, timespec, touch,
+    Attributes, Config, Context, CopyRange, Entry, Handle, IoHow, Ioctl, Lock, LockHow, LockOwner,
+    NewNode, Node, OpenHow, Opened, Poll, Seek, SetAttr, SetTime, Unlinked, Watch, attr, timespec,
+    touch,
 };
 pub use uvfs_io::Payload;
 use uvfs_proto::abi;
@@ -21,8 +24,8 @@ pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags};
 /// The result of a handler: a value, or the errno that the caller gets.
 pub type Result<T> = std::result::Result<T, Errno>;
 
-/// The number of the root directory's node.
-pub const ROOT: u64 = 1;
+/// The root directory's node.
+pub const ROOT: Node = Node(1);
 
 /// The sender of a request: the kernel of the mount, or a client over shared memory (`C` names which).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,8 +59,8 @@ macro_rules! unsupported {
 ///
 /// Handlers run on the thread of the queue that their request came by; many are under way at once,
 /// and one that awaits holds up no other. They must not block for long otherwise: what can block
-/// goes through [`uvfs_io`]. Nodes are named by numbers that the file system chooses ([`ROOT`] is the root) and
-/// that are valid until [`FileSystem::forget`] took back all lookups.
+/// goes through [`uvfs_io`]. The file system chooses a number for each [`Node`], but for
+/// the root's, which is [`ROOT`]. A number is valid until [`FileSystem::forget`] took back all lookups.
 ///
 /// A handler that is not implemented answers ENOSYS, which for many requests makes the kernel not ask again.
 /// But files and directories can be opened, with handle 0, and the file system tells no sizes.
@@ -80,50 +83,22 @@ pub trait FileSystem: Send + Sync + 'static {
         None
     }
 
-    /// Whether reads and writes can leave nothing in a cache of the store. Without it
-    /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.
-    fn takes_uncached(&self) -> bool {
-        false
-    }
-
-    /// What names a node's file across restarts of the server, and never another file: clients give
-    /// it to [`FileSystem::find`] when their server came back. The root's says which source is
-    /// served. At most [`uvfs_proto::ext::IDENTITY_MAX`] bytes; `None` when there is no such thing,
-    /// and then what clients have dirty can't be written after a restart. Asked for at each open.
-    fn identity(&self, node: u64) -> Option<Bytes> {
+    /// How clients over shared memory use the file system, beyond what the kernel asks for: see
+    /// [`ClientSupport`]. Without it programs under `uvfs run` go on through the kernel.
+    fn clients(&self) -> Option<&dyn ClientSupport> {
         None
-    }
-
-    /// The path below the root by which a node's file can be found now, for who did not look it up;
-    /// `None` when there is no such thing.
-    fn path(&self, node: u64) -> Option<Bytes> {
-        None
-    }
-
-    /// Finds the node of an identity and counts a lookup; ESTALE when it is gone. Behind the identity
-    /// is a path by which the client found the file, or nothing. All of it comes from a client: it
-    /// must lead to nothing that lookups would not.
-    async fn find(&self, cx: &Context, identity: &[u8]) -> Result<Entry> {
-        let _ = (cx, identity);
-        Err(Errno::OPNOTSUPP)
     }
 
     /// `lookups` of a node are taken back; at 0 the kernel knows it no longer. Has no answer.
-    fn forget(&self, node: u64, lookups: u64) {}
-
-    /// How many lookups of a node are counted, for who wants to know whether anybody else has it.
-    /// Nothing where that is not known.
-    fn lookups(&self, node: u64) -> Option<u64> {
-        None
-    }
+    fn forget(&self, node: Node, lookups: u64) {}
 
     /// Finds a name in a directory.
-    async fn lookup(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         unsupported!(cx, parent, name)
     }
 
     /// A node's attributes; `fh` when asked through an open file.
-    async fn getattr(&self, cx: &Context, node: u64, fh: Option<u64>) -> Result<Attributes> {
+    async fn getattr(&self, cx: &Context, node: Node, fh: Option<Handle>) -> Result<Attributes> {
         unsupported!(cx, node, fh)
     }
 
@@ -131,20 +106,20 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn statx(
         &self,
         cx: &Context,
-        node: u64,
-        fh: Option<u64>,
+        node: Node,
+        fh: Option<Handle>,
         mask: u32,
     ) -> Result<(abi::Statx, Duration)> {
         unsupported!(cx, node, fh, mask)
     }
 
     /// Changes attributes.
-    async fn setattr(&self, cx: &Context, node: u64, set: &SetAttr) -> Result<Attributes> {
+    async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
         unsupported!(cx, node, set)
     }
 
     /// The target of a symbolic link.
-    async fn readlink(&self, cx: &Context, node: u64) -> Result<Bytes> {
+    async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
         unsupported!(cx, node)
     }
 
@@ -152,7 +127,7 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn symlink(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         target: &CStr,
     ) -> Result<Entry> {
@@ -160,34 +135,34 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Makes a file, device, fifo or socket.
-    async fn mknod(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+    async fn mknod(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
         unsupported!(cx, parent, name, new)
     }
 
     /// Makes a directory.
-    async fn mkdir(&self, cx: &Context, parent: u64, name: &CStr, new: &NewNode) -> Result<Entry> {
+    async fn mkdir(&self, cx: &Context, parent: Node, name: &CStr, new: &NewNode) -> Result<Entry> {
         unsupported!(cx, parent, name, new)
     }
 
     /// Removes a name that is not a directory's.
-    async fn unlink(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+    async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         unsupported!(cx, parent, name)
     }
 
     /// Removes an empty directory.
-    async fn rmdir(&self, cx: &Context, parent: u64, name: &CStr) -> Result<Unlinked> {
+    async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
         unsupported!(cx, parent, name)
     }
 
-    /// Renames, with renameat2(2)'s flags. Gives what lost the new name.
+    /// Renames, and gives what lost the new name.
     async fn rename(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
-        new_parent: u64,
+        new_parent: Node,
         new_name: &CStr,
-        flags: u32,
+        flags: RenameFlags,
     ) -> Result<Unlinked> {
         unsupported!(cx, parent, name, new_parent, new_name, flags)
     }
@@ -196,15 +171,15 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn link(
         &self,
         cx: &Context,
-        node: u64,
-        new_parent: u64,
+        node: Node,
+        new_parent: Node,
         new_name: &CStr,
     ) -> Result<Entry> {
         unsupported!(cx, node, new_parent, new_name)
     }
 
     /// Opens a file. ENOSYS lets the kernel open without asking from then on.
-    async fn open(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         Ok(Opened::default())
     }
 
@@ -212,7 +187,7 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn create(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &NewNode,
         how: &OpenHow,
@@ -224,7 +199,7 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn tmpfile(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
@@ -232,67 +207,66 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Fills `data` from the file; less than its length means the end of the file.
-    async fn read(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         unsupported!(cx, node, how, data)
     }
 
     /// Writes `data` to the file and says how much of it.
-    async fn write(&self, cx: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn write(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         unsupported!(cx, node, how, data)
     }
 
     /// A descriptor of the open file was closed; `owner`'s POSIX locks go.
-    async fn flush(&self, cx: &Context, node: u64, fh: u64, owner: u64) -> Result<()> {
+    async fn flush(&self, cx: &Context, node: Node, fh: Handle, owner: LockOwner) -> Result<()> {
         unsupported!(cx, node, fh, owner)
     }
 
-    /// The last descriptor was closed, of a file open with open(2)'s `flags`. `flock` names an owner
+    /// The last descriptor was closed, of a file that is open with `flags`. `flock` names an owner
     /// whose flock(2) lock goes.
     async fn release(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        flags: u32,
-        flock: Option<u64>,
+        node: Node,
+        fh: Handle,
+        flags: OFlags,
+        flock: Option<LockOwner>,
     ) -> Result<()> {
         Ok(())
     }
 
     /// Makes the file's data (and unless `data_only` its attributes) durable.
-    async fn fsync(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+    async fn fsync(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         unsupported!(cx, node, fh, data_only)
     }
 
     /// Opens a directory. ENOSYS lets the kernel list without asking.
-    async fn opendir(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+    async fn opendir(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         Ok(Opened::default())
     }
 
-    /// Lists a directory from `offset` (0, or an earlier entry's `next`) on.
+    /// Lists a directory from [`DirSink::offset`] on.
     async fn readdir(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
-        offset: u64,
+        node: Node,
+        fh: Handle,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
-        unsupported!(cx, node, fh, offset, sink)
+        unsupported!(cx, node, fh, sink)
     }
 
     /// The last descriptor of a directory was closed.
-    async fn releasedir(&self, cx: &Context, node: u64, fh: u64, flags: u32) -> Result<()> {
+    async fn releasedir(&self, cx: &Context, node: Node, fh: Handle, flags: OFlags) -> Result<()> {
         Ok(())
     }
 
     /// Makes a directory's entries durable.
-    async fn fsyncdir(&self, cx: &Context, node: u64, fh: u64, data_only: bool) -> Result<()> {
+    async fn fsyncdir(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         unsupported!(cx, node, fh, data_only)
     }
 
     /// Sizes and counts of the file system.
-    async fn statfs(&self, cx: &Context, node: u64) -> Result<Kstatfs> {
+    async fn statfs(&self, cx: &Context, node: Node) -> Result<Kstatfs> {
         Ok(Kstatfs {
             bsize: 4096,
             frsize: 4096,
@@ -302,12 +276,12 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// An extended attribute's value; the session handles sizes.
-    async fn getxattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+    async fn getxattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<Bytes> {
         unsupported!(cx, node, name)
     }
 
     /// The names of extended attributes, each ended by a 0 byte.
-    async fn listxattr(&self, cx: &Context, node: u64) -> Result<Bytes> {
+    async fn listxattr(&self, cx: &Context, node: Node) -> Result<Bytes> {
         unsupported!(cx, node)
     }
 
@@ -316,33 +290,33 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn setxattr(
         &self,
         cx: &Context,
-        node: u64,
+        node: Node,
         name: &CStr,
         value: &[u8],
-        flags: u32,
+        flags: XattrFlags,
         kill_sgid: bool,
     ) -> Result<()> {
         unsupported!(cx, node, name, value, flags, kill_sgid)
     }
 
     /// Removes an extended attribute.
-    async fn removexattr(&self, cx: &Context, node: u64, name: &CStr) -> Result<()> {
+    async fn removexattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<()> {
         unsupported!(cx, node, name)
     }
 
     /// access(2); not asked with `default_permissions`.
-    async fn access(&self, cx: &Context, node: u64, mask: u32) -> Result<()> {
+    async fn access(&self, cx: &Context, node: Node, mask: Access) -> Result<()> {
         unsupported!(cx, node, mask)
     }
 
     /// The lock that stands in the way of `lock`, or one of kind F_UNLCK.
-    async fn getlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<Lock> {
+    async fn getlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<Lock> {
         unsupported!(cx, node, how, lock)
     }
 
     /// Takes or gives back a lock. A wait ends with EINTR when `interrupted()` of
     /// [`crate::interrupt`] says so: the future is told by being resumed.
-    async fn setlk(&self, cx: &Context, node: u64, how: &LockHow, lock: &Lock) -> Result<()> {
+    async fn setlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<()> {
         unsupported!(cx, node, how, lock)
     }
 
@@ -350,62 +324,49 @@ pub trait FileSystem: Send + Sync + 'static {
     async fn fallocate(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
+        node: Node,
+        fh: Handle,
         offset: u64,
         len: u64,
-        mode: u32,
+        mode: FallocateFlags,
     ) -> Result<()> {
         unsupported!(cx, node, fh, offset, len, mode)
     }
 
-    /// lseek(2) with SEEK_DATA or SEEK_HOLE.
+    /// Where the next data or the next hole begins, from `offset` on (lseek(2)).
     async fn lseek(
         &self,
         cx: &Context,
-        node: u64,
-        fh: u64,
+        node: Node,
+        fh: Handle,
         offset: u64,
-        whence: u32,
+        whence: Seek,
     ) -> Result<u64> {
         unsupported!(cx, node, fh, offset, whence)
     }
 
     /// Copies within the file system and says how much.
-    async fn copy_file_range(&self, cx: &Context, node: u64, copy: &CopyRange) -> Result<u64> {
+    async fn copy_file_range(&self, cx: &Context, node: Node, copy: &CopyRange) -> Result<u64> {
         unsupported!(cx, node, copy)
     }
 
     /// ioctl(2): the result and data for the caller.
-    async fn ioctl(&self, cx: &Context, node: u64, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+    async fn ioctl(&self, cx: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
         unsupported!(cx, node, ioctl)
     }
 
     /// The ready POLL* events of an open file.
-    async fn poll(&self, cx: &Context, node: u64, poll: &Poll) -> Result<u32> {
+    async fn poll(&self, cx: &Context, node: Node, poll: &Poll) -> Result<u32> {
         unsupported!(cx, node, poll)
     }
 
-    /// open(2)'s flags that a file was opened with. Answered by file systems that clients over shared
-    /// memory may use the open files of; see [`FileSystem::share`]. EBUSY for one that is better left
-    /// to the kernel, which reads and writes it without asking.
-    fn open_flags(&self, node: u64, fh: u64) -> Result<u32> {
-        unsupported!(node, fh)
-    }
-
-    /// A further handle of an open file, of the same access, for a client who has a descriptor of
-    /// it. It outlives `fh`, is released like any other, and comes with a lookup of the node.
-    async fn share(&self, node: u64, fh: u64) -> Result<u64> {
-        unsupported!(node, fh)
-    }
-
     /// The block of the device that a file's block is on.
-    async fn bmap(&self, cx: &Context, node: u64, block: u64, block_size: u32) -> Result<u64> {
+    async fn bmap(&self, cx: &Context, node: Node, block: u64, block_size: u32) -> Result<u64> {
         unsupported!(cx, node, block, block_size)
     }
 
     /// Makes the whole file system durable.
-    async fn syncfs(&self, cx: &Context, node: u64) -> Result<()> {
+    async fn syncfs(&self, cx: &Context, node: Node) -> Result<()> {
         unsupported!(cx, node)
     }
 }

@@ -13,8 +13,8 @@
 #![doc = include_str!("../examples/hello.rs")]
 //! ```
 //!
-//! - **Nodes.** You name files by numbers. [`ROOT`](crate::fs::ROOT) is the root directory; the others are yours
-//!   to choose. A number is in use from the first [`lookup`](crate::FileSystem::lookup) that gives it until
+//! - **Nodes.** You name files by numbers, of the type [`Node`](crate::fs::Node). [`ROOT`](crate::fs::ROOT) is the
+//!   root directory; the others are yours to choose, but not 0. A number is in use from the first [`lookup`](crate::FileSystem::lookup) that gives it until
 //!   [`forget`](crate::FileSystem::forget) takes the last lookup back, also if the file is removed meanwhile.
 //! - **Lifetimes.** With each name and its attributes you say how long the kernel may keep them. If files
 //!   change only by requests, an hour is right, and most requests never reach you. If they change by
@@ -22,6 +22,10 @@
 //!   [`Session::attributes_changed`](crate::Session::attributes_changed) and [`notify`](crate::notify).
 //! - **Errors.** Return the [`Errno`](crate::Errno) that a kernel file system would. The program that made the
 //!   call gets it.
+//! - **Handles.** An open file has a number too, a [`Handle`](crate::fs::Handle). A file system that needs none
+//!   leaves out [`open`](crate::FileSystem::open), and all handles are 0.
+//! - **Modes and flags** have types of their own, those of the crate rustix: [`FileType`](crate::fs::FileType),
+//!   [`Mode`](crate::fs::Mode), [`OFlags`](crate::fs::OFlags) and so on. You need no `libc`.
 //! - **Permissions.** The kernel checks them by mode, owner and group. Without
 //!   [`default_permissions`](crate::mount::MountOptions::default_permissions) you check each request by its
 //!   [`Context`](crate::fs::Context).
@@ -43,9 +47,9 @@
 //!
 //! 1. **By a mount**, for all programs: [`mount()`](crate::mount()), as above.
 //! 2. **Under `uvfs run`**, for unmodified programs that write or read so much that requests to the kernel
-//!    cost too much: set [`ServerOptions::clients`](crate::ServerOptions::clients), and answer
-//!    [`open_flags`](crate::FileSystem::open_flags) and [`share`](crate::FileSystem::share). The reads and writes
-//!    of such a program then come over shared memory, and through a page cache in the program.
+//!    cost too much: set [`ServerOptions::clients`](crate::ServerOptions::clients), and implement
+//!    [`ClientSupport`](crate::fs::ClientSupport), which [`clients`](crate::FileSystem::clients) gives. The reads
+//!    and writes of such a program then come over shared memory, and through a page cache in the program.
 //! 3. **In process**, without a mount or a second process:
 //!    [`Session::unmounted`](crate::Session::unmounted) and [`in_process`](crate::in_process()), with a
 //!    `uvfs_client::Client` at the other end.
@@ -58,5 +62,5 @@
 //! | the kernel to read and write a host file itself | [`Opened::backing`](crate::fs::Opened::backing) |
 //! | small files that come with their open | [`Opened::contents`](crate::fs::Opened::contents) |
 //! | the kernel's write-back cache, and other features of the protocol | [`Config::wanted`](crate::fs::Config::wanted) in [`init`](crate::FileSystem::init) |
-//! | clients that go on after a restart of the server | [`identity`](crate::FileSystem::identity) and [`find`](crate::FileSystem::find) |
+//! | clients that go on after a restart of the server | [`identity`](crate::fs::ClientSupport::identity) and [`find`](crate::fs::ClientSupport::find) |
 //! | counts, and latency by request | [`Session::report`](crate::Session::report), `uvfs stats MOUNTPOINT` |

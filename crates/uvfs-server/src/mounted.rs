@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::mount::MountFlags;
+
 use crate::fs::FileSystem;
 use crate::mount::{self, MountOptions};
 use crate::server::{Server, ServerOptions};
@@ -26,6 +28,12 @@ impl Options {
         let mut options = Self::default();
         options.mount.name = name.to_owned();
         options
+    }
+
+    /// Has the kernel refuse every change (EROFS).
+    pub fn read_only(mut self) -> Self {
+        self.mount.flags |= MountFlags::RDONLY;
+        self
     }
 }
 

@@ -17,6 +17,8 @@ use rustix::io::Errno;
 use uvfs_proto::notify::Notification;
 use uvfs_proto::request::Records;
 
+use crate::fs::Node;
+
 /// Takes what was retrieved: where it begins, and the bytes.
 pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
 /// Makes known, or takes back, who waits for a retrieval.
@@ -68,9 +70,9 @@ impl Notifier {
     ///
     /// # Errors
     /// When the mount is gone.
-    pub fn invalidate_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
+    pub fn invalidate_inode(&self, node: Node, offset: i64, len: i64) -> io::Result<()> {
         Self::forgiving(self.send(&Notification::InvalInode {
-            ino: node,
+            ino: node.0,
             off: offset,
             len,
         }))
@@ -80,9 +82,9 @@ impl Notifier {
     ///
     /// # Errors
     /// ENOTEMPTY for a directory in use; when the mount is gone.
-    pub fn invalidate_entry(&self, parent: u64, name: &CStr) -> io::Result<()> {
+    pub fn invalidate_entry(&self, parent: Node, name: &CStr) -> io::Result<()> {
         let notification = Notification::InvalEntry {
-            parent,
+            parent: parent.0,
             name,
             expire_only: false,
         };
@@ -93,9 +95,9 @@ impl Notifier {
     ///
     /// # Errors
     /// When the mount is gone.
-    pub fn expire_entry(&self, parent: u64, name: &CStr) -> io::Result<()> {
+    pub fn expire_entry(&self, parent: Node, name: &CStr) -> io::Result<()> {
         let notification = Notification::InvalEntry {
-            parent,
+            parent: parent.0,
             name,
             expire_only: true,
         };
@@ -106,10 +108,10 @@ impl Notifier {
     ///
     /// # Errors
     /// When the mount is gone.
-    pub fn deleted(&self, parent: u64, child: u64, name: &CStr) -> io::Result<()> {
+    pub fn deleted(&self, parent: Node, child: Node, name: &CStr) -> io::Result<()> {
         Self::forgiving(self.send(&Notification::Delete {
-            parent,
-            child,
+            parent: parent.0,
+            child: child.0,
             name,
         }))
     }
@@ -118,9 +120,9 @@ impl Notifier {
     ///
     /// # Errors
     /// ENOENT when the kernel doesn't know the node; when the mount is gone.
-    pub fn store(&self, node: u64, offset: u64, data: &[u8]) -> io::Result<()> {
+    pub fn store(&self, node: Node, offset: u64, data: &[u8]) -> io::Result<()> {
         self.send(&Notification::Store {
-            nodeid: node,
+            nodeid: node.0,
             offset,
             data,
         })
@@ -131,13 +133,13 @@ impl Notifier {
     ///
     /// # Errors
     /// ENOENT when the kernel doesn't know the node, ETIMEDOUT when no data came for 10 seconds.
-    pub fn retrieve(&self, node: u64, offset: u64, size: u32) -> io::Result<(u64, Vec<u8>)> {
+    pub fn retrieve(&self, node: Node, offset: u64, size: u32) -> io::Result<(u64, Vec<u8>)> {
         let unique = RETRIEVALS.fetch_add(2, Ordering::Relaxed);
         let (sender, receiver) = sync_channel(1);
         (self.register)(unique, Some(sender));
         let ask = Notification::Retrieve {
             notify_unique: unique,
-            nodeid: node,
+            nodeid: node.0,
             offset,
             size,
         };
@@ -178,9 +180,10 @@ impl Notifier {
     ///
     /// # Errors
     /// EINVAL where the kernel doesn't know it; when the mount is gone.
-    pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
+    pub fn prune(&self, nodes: &[Node]) -> io::Result<()> {
+        let nodes: Vec<u64> = nodes.iter().map(|node| node.0).collect();
         self.send(&Notification::Prune {
-            nodeids: Records::from(nodes),
+            nodeids: Records::from(&nodes[..]),
         })
     }
 }

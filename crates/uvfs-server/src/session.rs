@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::behind::{Behind, Recent};
 use crate::coherence::{Coherence, Since};
-use crate::fs::{Config, FileSystem, HostChange, Opened, Origin};
+use crate::fs::{Config, FileSystem, HostChange, Node, Opened, Origin};
 use crate::interrupt;
 use crate::lock;
 use crate::notify::{Notifier, Retrieved};
@@ -70,6 +70,14 @@ impl Default for SessionOptions {
     }
 }
 
+/// The outcome of the file system's `init`, and of the kernel's.
+struct Agreement {
+    negotiated: Negotiated,
+    /// In bytes.
+    max_write: u32,
+    takes_uncached: bool,
+}
+
 /// The state that all queues of one mount share.
 pub struct Session<F> {
     pub(crate) fs: F,
@@ -79,7 +87,7 @@ pub struct Session<F> {
     /// A kernel uses it.
     mounted: bool,
     device: Arc<OwnedFd>,
-    negotiated: OnceLock<(Negotiated, u32)>,
+    agreed: OnceLock<Agreement>,
     retrievals: Mutex<HashMap<u64, Retrieved>>,
     queues: Mutex<Vec<Arc<QueueStats>>>,
     transport: OnceLock<&'static str>,
@@ -141,7 +149,7 @@ impl<F: FileSystem> Session<F> {
             coherence: Coherence::default(),
             mounted: true,
             device: Arc::new(device),
-            negotiated: OnceLock::new(),
+            agreed: OnceLock::new(),
             retrievals: Mutex::default(),
             queues: Mutex::default(),
             transport: OnceLock::new(),
@@ -179,16 +187,19 @@ impl<F: FileSystem> Session<F> {
             time_gran: 1,
             max_stack_depth: 0,
             minor: abi::KERNEL_MINOR_VERSION,
+            uncached: false,
         };
         fs.init(&mut config)?;
         let mut session = Self::new(fs, null.into(), options);
         session.mounted = false;
-        let agreed = Negotiated {
-            minor: abi::KERNEL_MINOR_VERSION,
-            flags: config.wanted & offered,
-        };
-        let max_write = config.max_write.clamp(4096, session.options.max_write);
-        let _ = session.negotiated.set((agreed, max_write));
+        let _ = session.agreed.set(Agreement {
+            negotiated: Negotiated {
+                minor: abi::KERNEL_MINOR_VERSION,
+                flags: config.wanted & offered,
+            },
+            max_write: config.max_write.clamp(4096, session.options.max_write),
+            takes_uncached: config.uncached,
+        });
         session.set_transport("shm");
         Ok(session)
     }
@@ -288,8 +299,8 @@ impl<F: FileSystem> Session<F> {
 
     /// Has the kernel drop the attributes that it has of a node, which a request changed whose answer
     /// does not tell. Waits for nobody.
-    pub fn attributes_changed(&self, node: u64) {
-        self.drop_attributes(Origin::Kernel, node);
+    pub fn attributes_changed(&self, node: Node) {
+        self.drop_attributes(Origin::Kernel, node.0);
     }
 
     fn tell(&self, node: u64, notification: &Notification<'_>) {
@@ -313,20 +324,20 @@ impl<F: FileSystem> Session<F> {
     /// EBUSY while a client has a lease of the node, or waits for one; EPERM without CAP_SYS_ADMIN,
     /// ELOOP where the file's file system is itself stacked on others, EINVAL, ENOTTY or EOPNOTSUPP
     /// where there is no passthrough.
-    pub fn register_backing(&self, node: u64, file: BorrowedFd<'_>) -> io::Result<i32> {
-        if !self.coherence.pass(node) {
+    pub fn register_backing(&self, node: Node, file: BorrowedFd<'_>) -> io::Result<i32> {
+        if !self.coherence.pass(node.0) {
             return Err(Errno::BUSY.into());
         }
         crate::mount::backing_open(self.device.as_fd(), file)
-            .inspect_err(|_| self.coherence.passed(node))
+            .inspect_err(|_| self.coherence.passed(node.0))
     }
 
     /// Takes back a node's registration, after the last of its opens was released.
-    pub fn unregister_backing(&self, node: u64, id: i32) {
+    pub fn unregister_backing(&self, node: Node, id: i32) {
         if let Err(error) = crate::mount::backing_close(self.device.as_fd(), id) {
             tracing::debug!(%error, id, "backing file");
         }
-        self.coherence.passed(node);
+        self.coherence.passed(node.0);
     }
 
     /// Waits for the kernel's first request.
@@ -402,6 +413,7 @@ impl<F: FileSystem> Session<F> {
             time_gran: 1,
             max_stack_depth: 0,
             minor,
+            uncached: false,
         };
         if let Err(errno) = self.fs.init(&mut config) {
             self.reply_error(init.header.unique, errno)?;
@@ -428,8 +440,12 @@ impl<F: FileSystem> Session<F> {
             max_stack_depth: config.max_stack_depth,
             ..Default::default()
         };
-        let agreed = (Negotiated { minor, flags }, max_write);
-        if self.negotiated.set(agreed).is_err() {
+        let agreed = Agreement {
+            negotiated: Negotiated { minor, flags },
+            max_write,
+            takes_uncached: config.uncached,
+        };
+        if self.agreed.set(agreed).is_err() {
             return Err(invalid("a second INIT".into()));
         }
         tracing::debug!(minor, ?flags, max_write, "negotiated");
@@ -450,17 +466,21 @@ impl<F: FileSystem> Session<F> {
     }
 
     pub(crate) fn negotiated(&self) -> Negotiated {
-        self.negotiated
+        let agreed = self.agreed.get();
+        agreed.map_or_else(Negotiated::default, |agreed| agreed.negotiated)
+    }
+
+    /// Whether the file system can leave nothing of a read or write in a cache of its store.
+    pub(crate) fn takes_uncached(&self) -> bool {
+        self.agreed
             .get()
-            .map_or_else(Negotiated::default, |(agreed, _)| *agreed)
+            .is_some_and(|agreed| agreed.takes_uncached)
     }
 
     /// The most payload that one request has, in bytes.
     pub(crate) fn max_payload(&self) -> usize {
-        let max_write = self
-            .negotiated
-            .get()
-            .map_or(self.options.max_write, |(_, max)| *max);
+        let agreed = self.agreed.get();
+        let max_write = agreed.map_or(self.options.max_write, |agreed| agreed.max_write);
         (max_write as usize)
             .max(abi::MIN_READ_BUFFER)
             .max(MAX_PAGES as usize * 4096)

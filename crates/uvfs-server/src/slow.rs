@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, Node};
 use crate::interrupt::Cause;
 use crate::lock;
 use crate::session::Session;
@@ -88,7 +88,7 @@ fn find_names<F: FileSystem>(session: &Weak<Session<F>>, asked: &Receiver<u64>) 
         let Some(session) = session.upgrade() else {
             return;
         };
-        let path = session.fs().path(node);
+        let path = (session.fs().clients()).and_then(|clients| clients.path(Node(node)));
         let path = path.map(|path| format!("/{}", String::from_utf8_lossy(&path)));
         if let Some(name) = lock(&session.slow).get_mut(&node) {
             *name = path;

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use uvfs_proto::import::{PATH_MAX, TokenOut, VERSION};
 
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, Handle, Node, OFlags};
 use crate::lock;
 use crate::session::Session;
 use crate::transport::attach::is_own;
@@ -24,8 +24,8 @@ const MOST_OF_USER: usize = 1024;
 /// The open file that a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    pub(crate) node: u64,
-    pub(crate) fh: u64,
+    pub(crate) node: Node,
+    pub(crate) fh: Handle,
     /// open(2)'s flags of the handle.
     pub(crate) flags: u32,
 }
@@ -112,18 +112,20 @@ impl Table {
 }
 
 impl<F: FileSystem> Session<F> {
-    /// How clients are to use an open file: as it was opened, and as the mount was made.
-    pub(crate) fn flags_of(&self, node: u64, fh: u64) -> Result<u32, Errno> {
-        let synchronous = match self.options.synchronous {
-            true => libc::O_DSYNC as u32,
-            false => 0,
-        };
-        Ok(self.fs().open_flags(node, fh)? | synchronous)
+    /// How clients are to use an open file: as it was opened, and as the mount was made. ENOSYS where the file
+    /// system has no support for clients.
+    pub(crate) fn flags_of(&self, node: Node, fh: Handle) -> Result<u32, Errno> {
+        let clients = self.fs().clients().ok_or(Errno::NOSYS)?;
+        let mut flags = clients.open_flags(node, fh)?;
+        if self.options.synchronous {
+            flags |= OFlags::DSYNC;
+        }
+        Ok(flags.bits())
     }
 
     /// A token for an open file of a user's. ENOTTY, as for an unknown ioctl, where no client may have it; EBUSY
     /// where this open is to be left to the kernel.
-    pub(crate) fn token_for(&self, node: u64, fh: u64, user: u32) -> Result<TokenOut, Errno> {
+    pub(crate) fn token_for(&self, node: Node, fh: Handle, user: u32) -> Result<TokenOut, Errno> {
         let path = self.socket_path().ok_or(Errno::NOTTY)?;
         let path = path.as_os_str().as_bytes();
         if path.len() >= PATH_MAX {
@@ -159,8 +161,8 @@ mod tests {
     fn good_once_and_not_for_long_and_not_too_many() {
         let (table, now) = (Table::default(), Instant::now());
         let grant = Grant {
-            node: 2,
-            fh: 3,
+            node: Node(2),
+            fh: Handle(3),
             flags: 0,
         };
         let token = |n: usize| {

@@ -14,17 +14,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_proto::abi::Attr;
 use uvfs_server::fs::{
-    Attributes, Context, Entry, Errno, IoHow, OpenFlags, OpenHow, Opened, Payload, ROOT, Result,
+    Attr, Attributes, Context, Entry, Errno, FileType, Handle, IoHow, Mode, Node, OpenFlags,
+    OpenHow, Opened, Payload, ROOT, Result, attr,
 };
 use uvfs_server::interrupt::interrupted;
 use uvfs_server::mount::unmount;
 use uvfs_server::{FileSystem, Options, Session, Transport, mount};
 
-const FILE: u64 = 2;
-const PANICS: u64 = 3;
-const SLOW: u64 = 4;
+const FILE: Node = Node(2);
+const PANICS: Node = Node(3);
+const SLOW: Node = Node(4);
 /// Longer than any test: what changes without a notification stays unseen.
 const TTL: Duration = Duration::from_secs(3600);
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -40,24 +40,25 @@ struct Stage {
 }
 
 impl Stage {
-    fn attr(&self, node: u64) -> Attr {
-        let (mode, size) = match node {
-            ROOT => (libc::S_IFDIR | 0o755, 0),
-            FILE => (libc::S_IFREG | 0o644, self.content.lock().unwrap().len()),
-            _ => (libc::S_IFREG | 0o644, 4096),
+    fn attr(&self, node: Node) -> Attr {
+        let (kind, mode, size) = match node {
+            ROOT => (FileType::Directory, 0o755, 0),
+            FILE => (
+                FileType::RegularFile,
+                0o644,
+                self.content.lock().unwrap().len(),
+            ),
+            _ => (FileType::RegularFile, 0o644, 4096),
         };
         Attr {
-            ino: node,
-            mode,
-            nlink: 1,
             size: size as u64,
-            ..Default::default()
+            ..attr(node, kind, Mode::from_raw_mode(mode))
         }
     }
 }
 
 impl FileSystem for Stage {
-    async fn lookup(&self, _: &Context, _: u64, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry> {
         let node = if name == c"panics" {
             PANICS
         } else if name == c"slow" {
@@ -70,24 +71,14 @@ impl FileSystem for Stage {
         } else {
             return Err(Errno::NOENT);
         };
-        let attr = self.attr(node);
-        Ok(Entry {
-            node,
-            generation: 0,
-            attr,
-            attr_ttl: TTL,
-            entry_ttl: TTL,
-        })
+        Ok(Entry::new(self.attr(node), TTL))
     }
 
-    async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
-        Ok(Attributes {
-            attr: self.attr(node),
-            ttl: TTL,
-        })
+    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
+        Ok(Attributes::new(self.attr(node), TTL))
     }
 
-    async fn open(&self, _: &Context, node: u64, _: &OpenHow) -> Result<Opened> {
+    async fn open(&self, _: &Context, node: Node, _: &OpenHow) -> Result<Opened> {
         // Reading ahead for the page cache is not interrupted; a direct read is.
         let flags = if node == SLOW {
             OpenFlags::DIRECT_IO
@@ -100,7 +91,7 @@ impl FileSystem for Stage {
         })
     }
 
-    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         match node {
             PANICS => panic!("a panic that the test wants"),
             SLOW => {

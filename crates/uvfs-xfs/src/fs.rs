@@ -21,8 +21,8 @@ use uvfs_io::ops::{self, File};
 use uvfs_io::{IoBuf, Payload, blocking};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
-    Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, InitFlags,
-    IoHow, OpenHow, Opened, ROOT, Result,
+    self, Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, Handle,
+    InitFlags, IoHow, Node, OpenHow, Opened, ROOT, Result, Seek,
 };
 
 /// How long the kernel may keep names and attributes. The image does not change.
@@ -33,8 +33,6 @@ const READAHEAD_CLUSTERS: usize = 16;
 /// Entries that it looks at for that: about as many as the kernel takes at a time.
 const READAHEAD_ENTRIES: usize = 256;
 
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
 const STATX_BASIC_STATS: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 const STATX_ATTR_IMMUTABLE: u64 = 0x10;
@@ -129,11 +127,11 @@ impl XfsFs {
         }
     }
 
-    fn inode(&self, node: u64) -> crate::Result<Inode> {
+    fn inode(&self, node: Node) -> crate::Result<Inode> {
         let ino = if node == ROOT {
             self.volume.geometry().rootino
         } else {
-            node
+            node.0
         };
         self.volume.inode(ino).map_err(|e| match e {
             Error::NotFound(_) => Error::NotFound(GONE),
@@ -172,11 +170,11 @@ impl XfsFs {
         let _ = self.volume.blocks().read(&extents, &unverified);
     }
 
-    fn node(&self, ino: u64) -> u64 {
+    fn node(&self, ino: u64) -> Node {
         if ino == self.volume.geometry().rootino {
             ROOT
         } else {
-            ino
+            Node(ino)
         }
     }
 
@@ -292,7 +290,7 @@ impl FileSystem for XfsFs {
         Ok(())
     }
 
-    async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, _: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let (dir, inode) = self
             .look(|| {
                 let dir = self.inode(parent)?;
@@ -305,13 +303,7 @@ impl FileSystem for XfsFs {
             .await?;
         let Some(inode) = inode else {
             // That there is no such name will not change either.
-            return Ok(Entry {
-                node: 0,
-                generation: 0,
-                attr: abi::Attr::default(),
-                attr_ttl: TTL,
-                entry_ttl: TTL,
-            });
+            return Ok(Entry::missing(TTL));
         };
         if !inode.is_dir() {
             self.asked.looked_up(dir);
@@ -319,7 +311,7 @@ impl FileSystem for XfsFs {
         Ok(self.entry(&inode))
     }
 
-    async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
+    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
         Ok(Attributes {
             attr: self.attr(&self.look(|| self.inode(node)).await?),
             ttl: TTL,
@@ -329,8 +321,8 @@ impl FileSystem for XfsFs {
     async fn statx(
         &self,
         _: &Context,
-        node: u64,
-        _: Option<u64>,
+        node: Node,
+        _: Option<Handle>,
         _: u32,
     ) -> Result<(abi::Statx, Duration)> {
         let i = self.look(|| self.inode(node)).await?;
@@ -366,19 +358,19 @@ impl FileSystem for XfsFs {
         Ok((statx, TTL))
     }
 
-    async fn readlink(&self, _: &Context, node: u64) -> Result<Bytes> {
+    async fn readlink(&self, _: &Context, node: Node) -> Result<Bytes> {
         self.look(|| self.volume.readlink(&self.inode(node)?)).await
     }
 
-    async fn open(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
+    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
         Err(Errno::NOSYS)
     }
 
-    async fn opendir(&self, _: &Context, _: u64, _: &OpenHow) -> Result<Opened> {
+    async fn opendir(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
         Err(Errno::NOSYS)
     }
 
-    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         if let Some(file) = &self.data {
             let runs = || {
                 let inode = self.inode(node)?;
@@ -404,11 +396,11 @@ impl FileSystem for XfsFs {
     async fn readdir(
         &self,
         _: &Context,
-        node: u64,
-        _: u64,
-        offset: u64,
+        node: Node,
+        _: Handle,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
+        let offset = sink.offset();
         let dir = self.look(|| self.inode(node)).await?;
         let plus = sink.wants_attributes();
         let all = match offset {
@@ -422,13 +414,7 @@ impl FileSystem for XfsFs {
             let ahead = || Ok(self.readahead(&dir, offset, &wanted));
             let _ = self.look(ahead).await?;
         }
-        let nothing = Entry {
-            node: 0,
-            generation: 0,
-            attr: abi::Attr::default(),
-            attr_ttl: Duration::ZERO,
-            entry_ttl: Duration::ZERO,
-        };
+        let nothing = Entry::missing(Duration::ZERO);
         let (mut any, mut omitted) = (false, false);
         // Where the listing goes on when something had to be fetched.
         let mut at = offset;
@@ -438,7 +424,7 @@ impl FileSystem for XfsFs {
                 let shown = DirEntry {
                     ino: e.ino,
                     next: e.next,
-                    kind: e.file_type.mode_bits() >> 12,
+                    kind: fs::FileType::from_raw_mode(e.file_type.mode_bits()),
                     name: e.name,
                 };
                 if !plus {
@@ -482,7 +468,7 @@ impl FileSystem for XfsFs {
         if any { Ok(()) } else { listed }
     }
 
-    async fn statfs(&self, _: &Context, _: u64) -> Result<abi::Kstatfs> {
+    async fn statfs(&self, _: &Context, _: Node) -> Result<abi::Kstatfs> {
         let s = self.volume.space();
         Ok(abi::Kstatfs {
             blocks: s.blocks,
@@ -497,12 +483,12 @@ impl FileSystem for XfsFs {
         })
     }
 
-    async fn getxattr(&self, _: &Context, node: u64, name: &CStr) -> Result<Bytes> {
+    async fn getxattr(&self, _: &Context, node: Node, name: &CStr) -> Result<Bytes> {
         self.look(|| self.volume.xattr(&self.inode(node)?, name.to_bytes()))
             .await
     }
 
-    async fn listxattr(&self, _: &Context, node: u64) -> Result<Bytes> {
+    async fn listxattr(&self, _: &Context, node: Node) -> Result<Bytes> {
         // More than the kernel takes (XATTR_LIST_MAX).
         let too_long = |list: &Vec<u8>| list.len() > 65_536;
         let names = || {
@@ -521,7 +507,14 @@ impl FileSystem for XfsFs {
         Ok(list)
     }
 
-    async fn lseek(&self, _: &Context, node: u64, _: u64, offset: u64, whence: u32) -> Result<u64> {
+    async fn lseek(
+        &self,
+        _: &Context,
+        node: Node,
+        _: Handle,
+        offset: u64,
+        seek: Seek,
+    ) -> Result<u64> {
         let inode = self.look(|| self.inode(node)).await?;
         if offset >= inode.size {
             return Err(Errno::NXIO);
@@ -537,7 +530,7 @@ impl FileSystem for XfsFs {
                         return Ok(true);
                     }
                     let start = (e.startoff << log).max(offset);
-                    if whence == SEEK_DATA {
+                    if seek == Seek::Data {
                         data = Some(start);
                         return Ok(false);
                     }
@@ -550,10 +543,9 @@ impl FileSystem for XfsFs {
             Ok((at, data))
         };
         let (at, data) = self.look(find).await?;
-        match whence {
-            SEEK_DATA => data.filter(|d| *d < inode.size).ok_or(Errno::NXIO),
-            SEEK_HOLE => Ok(at.min(inode.size)),
-            _ => Err(Errno::INVAL),
+        match seek {
+            Seek::Data => data.filter(|d| *d < inode.size).ok_or(Errno::NXIO),
+            Seek::Hole => Ok(at.min(inode.size)),
         }
     }
 }

@@ -24,11 +24,11 @@ impl Source {
         &self,
         inode: &Inode,
         fd: BorrowedFd<'_>,
-        asked: u32,
+        asked: OFlags,
         file: &Statx,
     ) -> (By, i32) {
         let mut state = inode.state();
-        let mappable = OFlags::from_bits_retain(asked) & OFlags::ACCMODE == OFlags::RDWR;
+        let mappable = asked & OFlags::ACCMODE == OFlags::RDWR;
         if let Some(backing) = &mut state.backing {
             backing.opens += 1;
             backing.mappable |= mappable;
@@ -80,20 +80,19 @@ impl Source {
     }
 
     /// Whether an open of this file is one to begin with a backing file.
-    fn wants_backing(&self, inode: &Inode, asked: u32, file: &Statx) -> bool {
-        let flags = OFlags::from_bits_retain(asked);
-        let (direct, appends) = (asked_direct(asked), flags.contains(OFlags::APPEND));
+    fn wants_backing(&self, inode: &Inode, asked: OFlags, file: &Statx) -> bool {
+        let (direct, appends) = (asked_direct(asked), asked.contains(OFlags::APPEND));
         // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
         // know.
         let plain = u32::from(file.stx_mode) & (libc::S_ISUID | libc::S_ISGID) == 0;
         let wanted = match self.options.passthrough {
             Backed::Off => false,
             Backed::Auto if direct => {
-                let reads = flags & OFlags::ACCMODE == OFlags::RDONLY;
+                let reads = asked & OFlags::ACCMODE == OFlags::RDONLY;
                 reads || inode.mount.in_memory && !appends
             }
             Backed::Auto if self.options.direct_io => false,
-            Backed::Auto => match flags & OFlags::ACCMODE {
+            Backed::Auto => match asked & OFlags::ACCMODE {
                 OFlags::RDWR => !appends,
                 OFlags::RDONLY => file.stx_size >= LARGE_FILE,
                 _ => false,
@@ -111,7 +110,7 @@ impl Source {
     }
 
     /// Registers a file with the kernel. What can't be otherwise next time is not tried again.
-    fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: u32) -> Option<i32> {
+    fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: OFlags) -> Option<i32> {
         let hooks = self.backing.get()?;
         let all = self.options.passthrough == Backed::All;
         let registered = match all || !asked_direct(asked) || takes_direct(fd) {

@@ -12,14 +12,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uvfs_io::ops::File;
-use uvfs_server::fs::{Context, Entry, NewNode, OpenFlags, OpenHow, Opened, Origin};
+use uvfs_server::fs::{Context, Entry, Handle, NewNode, Node, OpenFlags, OpenHow, Opened, Origin};
 
 use super::{By, OpenFile, SMALL_FILE, asked_direct, reads_far};
 
 impl Source {
-    /// The flags that a file of the host is opened with for a caller who asks for `flags`.
-    pub(super) fn host_flags(&self, flags: u32, may_noatime: bool) -> Result<OFlags> {
-        let asked = OFlags::from_bits_retain(flags);
+    /// The flags that a file of the host is opened with for a caller who asks for `asked`.
+    pub(super) fn host_flags(&self, asked: OFlags, may_noatime: bool) -> Result<OFlags> {
         // O_DIRECT is between the caller and the kernel's cache of the mount, O_APPEND goes with
         // each write, and the rest is about names or descriptors.
         let mut host = asked & (OFlags::TRUNC | OFlags::SYNC | OFlags::DSYNC);
@@ -40,9 +39,9 @@ impl Source {
         Ok(host)
     }
 
-    pub(crate) fn open_file(&self, cx: &Context, node: u64, how: &OpenHow) -> Result<Opened> {
+    pub(crate) fn open_file(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         let inode = self.inode(node)?;
-        let asked = OFlags::from_bits_retain(how.flags);
+        let asked = how.flags;
         let may_noatime = asked.contains(OFlags::NOATIME)
             && (cx.uid == 0 || sys::stat(self.path_fd(&inode)?.as_fd())?.stx_uid == cx.uid);
         let mut flags = self.host_flags(how.flags, may_noatime)?;
@@ -81,7 +80,7 @@ impl Source {
 
     /// The contents of a file that was opened for reading and is this, if it is small, only open
     /// here, and the kernel was not given them yet.
-    fn small_contents(&self, fh: u64, now: Told) -> Option<Vec<u8>> {
+    fn small_contents(&self, fh: Handle, now: Told) -> Option<Vec<u8>> {
         if now.size == 0 || now.size > SMALL_FILE || self.writes_back() {
             return None;
         }
@@ -134,8 +133,7 @@ impl Source {
     /// can read or map through it. Before the first write to a page cache the kernel asks for the file's
     /// capabilities, and it copies once more. Where it never looks whether the file has changed, a reader
     /// beside the writer could keep an old page.
-    fn writes_around(&self, asked: u32) -> bool {
-        let asked = OFlags::from_bits_retain(asked);
+    fn writes_around(&self, asked: OFlags) -> bool {
         asked & OFlags::ACCMODE == OFlags::WRONLY
             && !self.writes_back()
             && self.options.keep_cache != KeepCache::Always
@@ -201,7 +199,7 @@ impl Source {
     pub(crate) fn create_file(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &CStr,
         new: &NewNode,
         how: &OpenHow,
@@ -209,7 +207,7 @@ impl Source {
         name_ok(name)?;
         self.writable()?;
         let (parent, dir) = self.dir_fd(parent)?;
-        let asked = OFlags::from_bits_retain(how.flags);
+        let asked = how.flags;
         // EXCL: what is there already could be a device or pipe, not to be opened unseen.
         let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
             | OFlags::CREATE
@@ -248,13 +246,13 @@ impl Source {
     pub(crate) fn make_tmpfile(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
         self.writable()?;
         let (parent, dir) = self.dir_fd(parent)?;
-        let asked = OFlags::from_bits_retain(how.flags);
+        let asked = how.flags;
         let flags = (self.host_flags(how.flags, true)? - OFlags::TRUNC)
             | OFlags::TMPFILE
             | (asked & OFlags::EXCL)

@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use uvfs_server::fs::Node;
 
 use super::{Inode, Key, Mount, PathFd, born};
 
@@ -20,7 +21,7 @@ pub(super) fn tells_number(directory: &Inode) -> bool {
 }
 
 impl Source {
-    pub(crate) fn inode(&self, node: u64) -> Result<Arc<Inode>> {
+    pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>> {
         self.inodes.get(node)
     }
 
@@ -49,7 +50,7 @@ impl Source {
     }
 
     /// A descriptor for `*at()` calls with names in a directory.
-    pub(crate) fn dir_fd(&self, node: u64) -> Result<(Arc<Inode>, PathFd)> {
+    pub(crate) fn dir_fd(&self, node: Node) -> Result<(Arc<Inode>, PathFd)> {
         let inode = self.inode(node)?;
         if !inode.is_dir() {
             return Err(Errno::NOTDIR);

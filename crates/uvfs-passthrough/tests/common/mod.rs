@@ -15,8 +15,8 @@ use uvfs_passthrough::{Options, Passthrough};
 use uvfs_queue::wait::WaitConfig;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    Config, Context, DirEntry, DirSink, Entry, Errno, InitFlags, IoHow, NewNode, OpenHow, Opened,
-    Origin, Payload, Result,
+    Config, Context, DirEntry, DirSink, Entry, Errno, FileType, Handle, InitFlags, IoHow, Mode,
+    NewNode, Node, OFlags, OpenHow, Opened, Origin, Payload, ROOT, Result,
 };
 
 /// Root as the caller.
@@ -69,18 +69,19 @@ pub struct Listed {
     pub name: String,
     pub next: u64,
     pub ino: u64,
-    pub kind: u32,
-    pub node: u64,
+    pub kind: FileType,
+    pub node: Node,
 }
 
 pub struct Sink {
+    pub offset: u64,
     pub room: usize,
     pub plus: bool,
     pub entries: Vec<Listed>,
 }
 
 impl Sink {
-    fn put(&mut self, dir: DirEntry<'_>, node: u64) -> bool {
+    fn put(&mut self, dir: DirEntry<'_>, node: Node) -> bool {
         if self.entries.len() >= self.room {
             return false;
         }
@@ -96,9 +97,12 @@ impl Sink {
 }
 
 impl DirSink for Sink {
+    fn offset(&self) -> u64 {
+        self.offset
+    }
     fn add(&mut self, entry: DirEntry<'_>) -> bool {
         assert!(!self.plus);
-        self.put(entry, 0)
+        self.put(entry, Node(0))
     }
     fn wants_attributes(&self) -> bool {
         self.plus
@@ -137,18 +141,19 @@ impl Served {
             time_gran: 1,
             max_stack_depth: 0,
             minor: 45,
+            uncached: false,
         };
         self.fs.init(&mut config).unwrap();
         config
     }
 
-    pub fn lookup(&self, parent: u64, name: &str) -> Result<Entry> {
+    pub fn lookup(&self, parent: Node, name: &str) -> Result<Entry> {
         now(self.fs.lookup(&ROOT_USER, parent, &c(name)))
     }
 
     /// Finds a path below the root; all that is found on the way stays counted.
     pub fn walk(&self, path: &str) -> Result<Entry> {
-        let mut node = 1;
+        let mut node = ROOT;
         let mut entry = None;
         for name in path.split('/') {
             let found = self.lookup(node, name)?;
@@ -158,7 +163,7 @@ impl Served {
         entry.ok_or(Errno::INVAL)
     }
 
-    pub fn create(&self, cx: &Context, parent: u64, name: &str, mode: u32) -> (Entry, Opened) {
+    pub fn create(&self, cx: &Context, parent: Node, name: &str, mode: u32) -> (Entry, Opened) {
         self.try_create(cx, parent, name, mode, 0o022, libc::O_RDWR as u32)
             .unwrap()
     }
@@ -166,48 +171,50 @@ impl Served {
     pub fn try_create(
         &self,
         cx: &Context,
-        parent: u64,
+        parent: Node,
         name: &str,
         mode: u32,
         umask: u32,
         flags: u32,
     ) -> Result<(Entry, Opened)> {
         let new = NewNode {
-            mode: mode | libc::S_IFREG,
-            umask,
+            kind: FileType::RegularFile,
+            mode: Mode::from_raw_mode(mode),
+            umask: Mode::from_raw_mode(umask),
             rdev: 0,
         };
         let how = OpenHow {
-            flags,
+            flags: OFlags::from_bits_retain(flags),
             kill_suidgid: false,
             origin: Origin::Kernel,
         };
         now(self.fs.create(cx, parent, &c(name), &new, &how))
     }
 
-    pub fn mkdir(&self, cx: &Context, parent: u64, name: &str, mode: u32) -> Entry {
+    pub fn mkdir(&self, cx: &Context, parent: Node, name: &str, mode: u32) -> Entry {
         let new = NewNode {
-            mode,
-            umask: 0o022,
+            kind: FileType::Directory,
+            mode: Mode::from_raw_mode(mode),
+            umask: Mode::from_raw_mode(0o022),
             rdev: 0,
         };
         now(self.fs.mkdir(cx, parent, &c(name), &new)).unwrap()
     }
 
-    pub fn open(&self, node: u64, flags: i32) -> Result<Opened> {
+    pub fn open(&self, node: Node, flags: i32) -> Result<Opened> {
         let how = OpenHow {
-            flags: flags as u32,
+            flags: OFlags::from_bits_retain(flags as u32),
             kill_suidgid: false,
             origin: Origin::Kernel,
         };
         now(self.fs.open(&ROOT_USER, node, &how))
     }
 
-    pub fn release(&self, fh: u64) {
-        now(self.fs.release(&ROOT_USER, 0, fh, 0, None)).unwrap();
+    pub fn release(&self, fh: Handle) {
+        now(self.fs.release(&ROOT_USER, ROOT, fh, OFlags::empty(), None)).unwrap();
     }
 
-    pub fn read(&self, fh: u64, offset: u64, len: usize) -> Result<Vec<u8>> {
+    pub fn read(&self, fh: Handle, offset: u64, len: usize) -> Result<Vec<u8>> {
         let fs = self.fs.clone();
         run(async move {
             let data = Payload::from(IoBuf::alloc(len).unwrap().slice(0..len));
@@ -216,7 +223,7 @@ impl Served {
                 offset,
                 ..Default::default()
             };
-            let n = fs.read(&ROOT_USER, 0, &how, &data).await?;
+            let n = fs.read(&ROOT_USER, Node(0), &how, &data).await?;
             let mut bytes = vec![0; n];
             data.copy_out(0, &mut bytes);
             Ok(bytes)
@@ -228,22 +235,23 @@ impl Served {
         run(async move {
             let data = Payload::from(IoBuf::alloc(bytes.len()).unwrap().slice(0..bytes.len()));
             data.copy_in(0, &bytes);
-            fs.write(&ROOT_USER, 0, &how, &data).await
+            fs.write(&ROOT_USER, Node(0), &how, &data).await
         })
     }
 
-    pub fn list(&self, fh: u64, offset: u64, room: usize, plus: bool) -> Vec<Listed> {
+    pub fn list(&self, fh: Handle, offset: u64, room: usize, plus: bool) -> Vec<Listed> {
         let mut sink = Sink {
+            offset,
             room,
             plus,
             entries: Vec::new(),
         };
-        now(self.fs.readdir(&ROOT_USER, 0, fh, offset, &mut sink)).unwrap();
+        now(self.fs.readdir(&ROOT_USER, Node(0), fh, &mut sink)).unwrap();
         sink.entries
     }
 
     /// A whole listing in pieces of `room` entries.
-    pub fn list_all(&self, node: u64, room: usize, plus: bool) -> Vec<Listed> {
+    pub fn list_all(&self, node: Node, room: usize, plus: bool) -> Vec<Listed> {
         let fh = now(self.fs.opendir(&ROOT_USER, node, &OpenHow::default()))
             .unwrap()
             .fh;
@@ -255,12 +263,12 @@ impl Served {
             }
             all.extend(part);
         }
-        now(self.fs.releasedir(&ROOT_USER, node, fh, 0)).unwrap();
+        now(self.fs.releasedir(&ROOT_USER, node, fh, OFlags::empty())).unwrap();
         all.retain(|entry| entry.name != "." && entry.name != "..");
         all
     }
 
-    pub fn mode(&self, node: u64) -> u32 {
+    pub fn mode(&self, node: Node) -> u32 {
         now(self.fs.getattr(&ROOT_USER, node, None))
             .unwrap()
             .attr

@@ -14,7 +14,7 @@ use crate::request::Request;
 impl<F: FileSystem> Client<F> {
     /// Whether the client was given a node.
     pub(super) fn knows_node(&self, node: u64) -> bool {
-        (node == ROOT && self.guest.is_none()) || self.link.lookups().contains_key(&node)
+        (node == ROOT.0 && self.guest.is_none()) || self.link.lookups().contains_key(&node)
     }
 
     /// The client is given a node; 0 is none.

@@ -12,7 +12,7 @@ use uvfs_proto::reply;
 use uvfs_queue::pair::ServerQueue;
 use zerocopy::IntoBytes;
 
-use crate::coherence::lease::{Holder, Mode, Recall};
+use crate::coherence::lease::{Holder, LeaseMode, Recall};
 use crate::lock;
 
 /// A client that writes back all the while may take so many deadlines for a recall.
@@ -22,11 +22,11 @@ const MOST_DEADLINES: u32 = 12;
 const CROWDED: u32 = 10;
 
 /// A mode as the wire has it.
-fn wire(mode: Option<Mode>) -> u32 {
+fn wire(mode: Option<LeaseMode>) -> u32 {
     match mode {
         None => LEASE_NONE,
-        Some(Mode::Read) => LEASE_READ,
-        Some(Mode::Write) => LEASE_WRITE,
+        Some(LeaseMode::Read) => LEASE_READ,
+        Some(LeaseMode::Write) => LEASE_WRITE,
     }
 }
 

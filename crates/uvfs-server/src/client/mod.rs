@@ -27,9 +27,9 @@ use uvfs_proto::request::Operation;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::{End, ServerQueue};
 
-use crate::coherence::lease::Mode;
+use crate::coherence::lease::LeaseMode;
 use crate::dispatch::{attributes, entry_out};
-use crate::fs::{Context, Errno, FileSystem, Origin};
+use crate::fs::{Context, Errno, FileSystem, Node, Origin};
 use crate::interrupt::{self, Cause, Waits};
 use crate::pipeline::{execute, refuse};
 use crate::reply::{Body, Outcome, Reply};
@@ -207,7 +207,7 @@ impl<F: FileSystem> Client<F> {
             ext::Operation::Import(arg) => pin!(self.import(cx, &arg, tail)).await,
             ext::Operation::Lease(arg) => pin!(self.lease(node, &arg)).await,
             ext::Operation::LeaseReturn(arg) => {
-                let keep = (arg.keep == ext::LEASE_READ).then_some(Mode::Read);
+                let keep = (arg.keep == ext::LEASE_READ).then_some(LeaseMode::Read);
                 let coherence = &self.session.coherence;
                 coherence.returned(&self.link, node, arg.seq, keep);
                 Ok(Reply::Empty)
@@ -223,34 +223,36 @@ impl<F: FileSystem> Client<F> {
         let grant = grant.ok_or(Errno::ACCESS)?;
         stats.begin(IMPORT);
         let fs = session.fs();
+        let (node, fh) = (grant.node, grant.fh);
         let work = async {
             if !self.guest.as_ref().is_none_or(Guest::opens) {
                 return Err(Errno::MFILE);
             }
-            let shared = fs.share(grant.node, grant.fh).await;
-            let fh = shared.inspect_err(|_| self.closed(1))?;
+            let clients = fs.clients().ok_or(Errno::NOSYS);
+            let shared = async { clients?.share(node, fh).await };
+            let fh = shared.await.inspect_err(|_| self.closed(1))?;
             // From here on it goes when the client goes.
-            self.handles.borrow_mut().insert((grant.node, fh, false));
-            (self.imported.borrow_mut()).insert((grant.node, fh), grant.flags);
-            self.looked_up(grant.node);
-            if session.flags_of(grant.node, fh)? != grant.flags {
+            self.handles.borrow_mut().insert((node.0, fh.0, false));
+            (self.imported.borrow_mut()).insert((node.0, fh.0), grant.flags);
+            self.looked_up(node.0);
+            if session.flags_of(node, fh)? != grant.flags {
                 return Err(Errno::BADF);
             }
-            let attributes = fs.getattr(cx, grant.node, Some(fh)).await?;
+            let attributes = fs.getattr(cx, node, Some(fh)).await?;
             Ok(ImportOut {
-                nodeid: grant.node,
-                fh,
+                nodeid: node.0,
+                fh: fh.0,
                 flags: grant.flags,
                 padding: 0,
                 attr: attributes.attr,
             })
         };
-        let waits = Waits::new(cx, IMPORT, grant.node, Cause::FileSystem);
+        let waits = Waits::new(cx, IMPORT, node.0, Cause::FileSystem);
         let done = session.interrupts.guard(waits, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let out = done.unwrap_or(Err(Errno::IO))?;
         if self.guest.is_none() {
-            self.identify(grant.node, true, tail);
+            self.identify(node.0, true, tail);
         }
         Ok(Reply::of(&out))
     }
@@ -265,8 +267,8 @@ impl<F: FileSystem> Client<F> {
     /// Grants a lease, if that can be now.
     async fn lease(&self, node: u64, arg: &LeaseIn) -> Outcome {
         let mode = match arg.mode {
-            ext::LEASE_READ => Mode::Read,
-            ext::LEASE_WRITE => Mode::Write,
+            ext::LEASE_READ => LeaseMode::Read,
+            ext::LEASE_WRITE => LeaseMode::Write,
             _ => return Err(Errno::INVAL),
         };
         if !self.link.lookups().contains_key(&node) {
@@ -274,7 +276,7 @@ impl<F: FileSystem> Client<F> {
         }
         let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
         if self.guest.is_some()
-            && mode == Mode::Write
+            && mode == LeaseMode::Write
             && !self.imported.borrow().iter().any(writable)
         {
             return Err(Errno::ACCESS);
@@ -315,24 +317,28 @@ impl<F: FileSystem> Client<F> {
         }
         let (session, stats) = (&self.session, &self.stats);
         stats.begin(ext::FIND);
-        let work = session.fs().find(cx, identity);
+        let clients = session.fs().clients().ok_or(Errno::OPNOTSUPP);
+        let work = async { clients?.find(cx, identity).await };
         let waits = Waits::new(cx, ext::FIND, 0, Cause::FileSystem);
         let done = session.interrupts.guard(waits, work).await;
         stats.end(!matches!(done, Some(Ok(_))));
         let entry = done.unwrap_or(Err(Errno::IO))?;
-        self.looked_up(entry.node);
+        self.looked_up(entry.node.0);
         Ok(Reply::Entry(entry_out(&entry)))
     }
 
     /// Adds what finds an opened file again after a restart; with its path for a client that did not
     /// look it up.
     fn identify(&self, node: u64, with_path: bool, tail: &mut Body) {
-        let fs = self.session.fs();
-        let Some(identity) = fs.identity(node) else {
+        let (clients, node) = (self.session.fs().clients(), Node(node));
+        let Some(clients) = clients else {
+            return;
+        };
+        let Some(identity) = clients.identity(node) else {
             return;
         };
         let path = match with_path {
-            true => fs.path(node).unwrap_or_default(),
+            true => clients.path(node).unwrap_or_default(),
             false => Vec::new(),
         };
         if identity.len() <= ext::IDENTITY_MAX {

@@ -1,6 +1,6 @@
 //! Leases of clients: asked for, granted and returned.
 
-use super::lease::{Access, Ask, Mode};
+use super::lease::{Access, Ask, LeaseMode};
 use crate::client::link::Link;
 use crate::fs::Origin;
 use rustix::io::Errno;
@@ -41,7 +41,12 @@ impl Coherence {
     }
 
     /// Grants a lease: its number, or why not.
-    pub(crate) async fn grant(&self, link: &Link, node: u64, mode: Mode) -> Result<u64, Refusal> {
+    pub(crate) async fn grant(
+        &self,
+        link: &Link,
+        node: u64,
+        mode: LeaseMode,
+    ) -> Result<u64, Refusal> {
         const SOON: Refusal = Refusal {
             retry: Duration::from_millis(1),
             passing: false,
@@ -56,8 +61,8 @@ impl Coherence {
             return Err(SOON);
         }
         let access = match mode {
-            Mode::Read => Access::Look,
-            Mode::Write => Access::Change,
+            LeaseMode::Read => Access::Look,
+            LeaseMode::Write => Access::Change,
         };
         let mut asked = self.ask(link, node, mode).await;
         if asked.is_none() {
@@ -72,7 +77,7 @@ impl Coherence {
         Ok(seq)
     }
 
-    pub(super) async fn ask(&self, link: &Link, node: u64, mode: Mode) -> Option<u64> {
+    pub(super) async fn ask(&self, link: &Link, node: u64, mode: LeaseMode) -> Option<u64> {
         let kernel = self.kernel.get();
         let asked = {
             let mut shard = self.shard(node);
@@ -90,7 +95,7 @@ impl Coherence {
     }
 
     /// A lease comes back.
-    pub(crate) fn returned(&self, link: &Link, node: u64, seq: u64, keep: Option<Mode>) {
+    pub(crate) fn returned(&self, link: &Link, node: u64, seq: u64, keep: Option<LeaseMode>) {
         let mut shard = self.shard(node);
         shard.table.returned(node, link.id, seq, keep);
         link.gave_back(node);

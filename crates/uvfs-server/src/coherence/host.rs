@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::invalidator::Invalidator;
 use super::kernel_cache::{Given, Key, UNDER_WAY};
 use super::{Coherence, Since};
+use crate::fs::Node;
 use crate::notify::Notifier;
 
 /// Changes that the kernel is yet to be told of; then whoever reports more waits.
@@ -36,16 +37,16 @@ const MOST_AGAIN: usize = 1 << 15;
 #[derive(Debug)]
 pub enum HostChange<'a> {
     /// A file's contents, and its attributes.
-    Contents(u64),
+    Contents(Node),
     /// A node's attributes.
-    Attributes(u64),
+    Attributes(Node),
     /// A node's attributes, which the kernel or a client was told after the change: mostly the kernel made
     /// it by itself, in a backing file.
-    KnownAttributes(u64),
+    KnownAttributes(Node),
     /// A name in a directory came, went, or leads elsewhere.
-    Name(u64, &'a CStr),
+    Name(Node, &'a CStr),
     /// Anything: changes were lost. With all nodes that are known.
-    Anything(Vec<u64>),
+    Anything(Vec<Node>),
 }
 
 /// Something that the kernel has to drop.
@@ -178,8 +179,8 @@ impl Pending {
 pub(super) fn tell(notifier: &Notifier, what: &What, how: How, round: usize) {
     let offset = if how.pages { 0 } else { -1 };
     let told = match what {
-        What::Inode(node) => notifier.invalidate_inode(*node, offset, 0),
-        What::Entry(parent, name) => notifier.expire_entry(*parent, name),
+        What::Inode(node) => notifier.invalidate_inode(Node(*node), offset, 0),
+        What::Entry(parent, name) => notifier.expire_entry(Node(*parent), name),
         What::All(nodes) => {
             let epoch = match round {
                 0 => notifier.new_epoch(),
@@ -187,7 +188,7 @@ pub(super) fn tell(notifier: &Notifier, what: &What, how: How, round: usize) {
             };
             let dropped = nodes
                 .iter()
-                .try_for_each(|&node| notifier.invalidate_inode(node, offset, 0));
+                .try_for_each(|&node| notifier.invalidate_inode(Node(node), offset, 0));
             epoch.and(dropped)
         }
     };
@@ -229,7 +230,7 @@ impl Coherence {
     pub(crate) fn host_changed(&self, change: HostChange<'_>) {
         let given = self.given();
         match change {
-            HostChange::Contents(node) => {
+            HostChange::Contents(Node(node)) => {
                 let known = given.host_change(Key::attributes(node));
                 if self.tracks() {
                     self.shard(node).drops(node, 0, 0);
@@ -238,13 +239,13 @@ impl Coherence {
             }
             // Without clients it was the kernel that was told.
             HostChange::KnownAttributes(_) if !self.tracks() => {}
-            HostChange::Attributes(node) | HostChange::KnownAttributes(node) => {
+            HostChange::Attributes(Node(node)) | HostChange::KnownAttributes(Node(node)) => {
                 let known = given.host_change(Key::attributes(node));
                 if known != Given::Never {
                     self.tell_of_host(What::Inode(node), false, known);
                 }
             }
-            HostChange::Name(parent, name) => {
+            HostChange::Name(Node(parent), name) => {
                 let known = given.host_change(Key::name(parent, name.to_bytes()));
                 if known != Given::Never {
                     self.tell_of_host(What::Entry(parent, name.to_owned()), false, known);
@@ -258,6 +259,7 @@ impl Coherence {
             HostChange::Anything(nodes) => {
                 self.host.lost.fetch_add(1, Ordering::Relaxed);
                 given.host_changed_all();
+                let nodes = nodes.into_iter().map(|node| node.0).collect();
                 self.tell_of_host(What::All(nodes), true, Given::Lately);
             }
         }

@@ -10,6 +10,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use super::host::{self, How, Pending, What};
+use crate::fs::Node;
 use crate::lock;
 use crate::notify::Notifier;
 
@@ -204,9 +205,9 @@ fn work(shared: &Shared, notifier: &Notifier) {
         };
         drop(now);
         let told = match job {
-            Job::Inode(node, offset, len) => notifier.invalidate_inode(node, offset, len),
-            Job::Entry(parent, name) => notifier.invalidate_entry(parent, &name),
-            Job::Removed(parent, name, node) => notifier.deleted(parent, node, &name),
+            Job::Inode(node, offset, len) => notifier.invalidate_inode(Node(node), offset, len),
+            Job::Entry(parent, name) => notifier.invalidate_entry(Node(parent), &name),
+            Job::Removed(parent, name, node) => notifier.deleted(Node(parent), Node(node), &name),
         };
         if let Err(error) = told {
             // The mount has ended, or the name is in use as a mount point or a directory.

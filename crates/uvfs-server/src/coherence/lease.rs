@@ -2,7 +2,7 @@
 //! can be tested; `mod.rs` does the rest.
 //!
 //! A node's pages, size and times are cached by clients that hold a lease of it: several may hold
-//! [`Mode::Read`], or one [`Mode::Write`]. A request of somebody else that would see old data, or
+//! [`LeaseMode::Read`], or one [`LeaseMode::Write`]. A request of somebody else that would see old data, or
 //! make cached data old, does not begin before the leases in its way came back. While one waits,
 //! none is granted; and none is granted while a request that changes the node is under way, for
 //! nobody could tell whether what is read then is old.
@@ -28,7 +28,7 @@ pub(crate) type Holder = u64;
 
 /// The kind of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Mode {
+pub(crate) enum LeaseMode {
     /// Data may be cached for reading.
     Read,
     /// Writes may be cached as well.
@@ -52,7 +52,7 @@ pub(crate) struct Recall {
     pub(crate) who: Holder,
     pub(crate) seq: u64,
     /// The most that may be kept.
-    pub(crate) keep: Option<Mode>,
+    pub(crate) keep: Option<LeaseMode>,
 }
 
 /// Whether a request may begin.
@@ -80,10 +80,10 @@ pub(crate) enum Ask {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Held {
     who: Holder,
-    mode: Mode,
+    mode: LeaseMode,
     seq: u64,
     /// Somebody waits for it to be no more than this.
-    recalled: Option<Option<Mode>>,
+    recalled: Option<Option<LeaseMode>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -105,7 +105,11 @@ struct Node {
 
 impl Node {
     fn check(&self) {
-        let writers = self.held.iter().filter(|h| h.mode == Mode::Write).count();
+        let writers = self
+            .held
+            .iter()
+            .filter(|h| h.mode == LeaseMode::Write)
+            .count();
         assert!(
             writers == 0 || self.held.len() == 1,
             "a write lease is the only one: {self:?}"
@@ -136,19 +140,19 @@ impl Node {
         self.changes != 0 || self.waiting != 0 || self.granting.is_some() || self.passing
     }
 
-    fn fits(&self, who: Holder, mode: Mode) -> bool {
+    fn fits(&self, who: Holder, mode: LeaseMode) -> bool {
         let others = || self.held.iter().filter(|h| h.who != who);
         self.changes == 0
             && self.waiting == 0
             && !self.passing
             && self.held.iter().all(|h| h.recalled.is_none())
             && match mode {
-                Mode::Read => others().all(|h| h.mode == Mode::Read),
-                Mode::Write => others().next().is_none(),
+                LeaseMode::Read => others().all(|h| h.mode == LeaseMode::Read),
+                LeaseMode::Write => others().next().is_none(),
             }
     }
 
-    fn grant(&mut self, who: Holder, mode: Mode, seq: u64) {
+    fn grant(&mut self, who: Holder, mode: LeaseMode, seq: u64) {
         self.held.retain(|h| h.who != who);
         self.held.push(Held {
             who,
@@ -190,12 +194,12 @@ impl Table {
         let mut own = false;
         for h in &mut n.held {
             if Origin::Client(h.who) == who {
-                own = h.mode == Mode::Write;
+                own = h.mode == LeaseMode::Write;
                 continue;
             }
             let keep = match (access, h.mode) {
-                (Access::Look, Mode::Read) => continue,
-                (Access::Look, Mode::Write) => Some(Mode::Read),
+                (Access::Look, LeaseMode::Read) => continue,
+                (Access::Look, LeaseMode::Write) => Some(LeaseMode::Read),
                 (Access::Change | Access::Direct, _) => None,
             };
             let keep = h.recalled.map_or(keep, |before| before.min(keep));
@@ -241,11 +245,11 @@ impl Table {
 
     /// Asks for a lease. `mounted`: there is a kernel that caches too. A holder's earlier lease of
     /// the node becomes the new one.
-    pub(crate) fn ask(&mut self, node: u64, who: Holder, mode: Mode, mounted: bool) -> Ask {
+    pub(crate) fn ask(&mut self, node: u64, who: Holder, mode: LeaseMode, mounted: bool) -> Ask {
         let n = self.nodes.entry(node).or_default();
         let answer = if n.granting.is_some() || !n.fits(who, mode) {
             Ask::Refused
-        } else if mounted && mode == Mode::Write {
+        } else if mounted && mode == LeaseMode::Write {
             n.granting = Some((who, false));
             Ask::Invalidate
         } else {
@@ -268,9 +272,9 @@ impl Table {
             return None;
         }
         let mut seq = None;
-        if !disturbed && n.fits(who, Mode::Write) {
+        if !disturbed && n.fits(who, LeaseMode::Write) {
             self.seq += 1;
-            n.grant(who, Mode::Write, self.seq);
+            n.grant(who, LeaseMode::Write, self.seq);
             seq = Some(self.seq);
         }
         self.tidy(node);
@@ -278,7 +282,7 @@ impl Table {
     }
 
     /// A lease comes back, down to `keep`. What is not (or no longer) held changes nothing.
-    pub(crate) fn returned(&mut self, node: u64, who: Holder, seq: u64, keep: Option<Mode>) {
+    pub(crate) fn returned(&mut self, node: u64, who: Holder, seq: u64, keep: Option<LeaseMode>) {
         let Some(n) = self.nodes.get_mut(&node) else {
             return;
         };
@@ -346,8 +350,8 @@ impl Table {
         let mut leases = Leases::default();
         for held in self.nodes.values().flat_map(|node| &node.held) {
             match held.mode {
-                Mode::Read => leases.read += 1,
-                Mode::Write => leases.write += 1,
+                LeaseMode::Read => leases.read += 1,
+                LeaseMode::Write => leases.write += 1,
             }
         }
         leases
@@ -365,7 +369,10 @@ impl Table {
     /// Whether `who` may have dirty pages of the node.
     pub(crate) fn writes(&self, node: u64, who: Holder) -> bool {
         let held = self.nodes.get(&node).map(|n| &n.held[..]);
-        held.is_some_and(|held| held.iter().any(|h| h.who == who && h.mode == Mode::Write))
+        held.is_some_and(|held| {
+            held.iter()
+                .any(|h| h.who == who && h.mode == LeaseMode::Write)
+        })
     }
 
     /// Whether no lease, request or grant is known of the node.
@@ -423,7 +430,7 @@ impl Table {
         if let Some((_, disturbed)) = &mut n.granting {
             *disturbed = true;
         }
-        n.changes == 0 && n.waiting == 0 && n.held.iter().all(|h| h.mode == Mode::Read)
+        n.changes == 0 && n.waiting == 0 && n.held.iter().all(|h| h.mode == LeaseMode::Read)
     }
 }
 

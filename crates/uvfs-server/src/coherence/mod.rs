@@ -49,7 +49,7 @@ use kernel_cache::{KernelCache, Key};
 use lease::{Access, Begin, Holder, Recall, Table};
 
 use crate::client::link::Link;
-use crate::fs::{Context, FileSystem, Origin, Unlinked};
+use crate::fs::{Context, FileSystem, Node, Origin, Unlinked};
 use crate::interrupt::{self};
 use crate::lock;
 use crate::notify::Notifier;
@@ -292,7 +292,7 @@ impl Coherence {
     /// A client was given a node. Remembers it as one that the kernel does not know, if nobody else
     /// has a lookup of it.
     fn learns<F: FileSystem>(&self, fs: &F, node: u64) {
-        let alone = || fs.lookups(node) == Some(1);
+        let alone = || lookups(fs, Node(node)) == Some(1);
         if self.kernel.get().is_none() || !alone() || !self.settled() {
             return;
         }
@@ -515,8 +515,8 @@ impl Coherence {
         let unlinked = Unlinked {
             node: unlinked.node.filter(|&node| {
                 // The kernel has nothing to drop of a node that only this client was given.
-                let own = link.lookups().get(&node).map_or(0, |&own| own);
-                own == 0 || fs.lookups(node) != Some(own)
+                let own = link.lookups().get(&node.0).map_or(0, |&own| own);
+                own == 0 || lookups(fs, node) != Some(own)
             }),
             ..unlinked
         };
@@ -525,6 +525,11 @@ impl Coherence {
         self.learns(fs, entry.nodeid);
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
     }
+}
+
+/// How many lookups of a node the file system counts, if it does.
+fn lookups<F: FileSystem>(fs: &F, node: Node) -> Option<u64> {
+    fs.clients()?.lookups(node)
 }
 
 #[cfg(test)]

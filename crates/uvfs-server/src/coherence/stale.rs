@@ -73,7 +73,7 @@ impl Coherence {
         };
         let given = self.given();
         // The file that lost a name lost its last one.
-        let mut gone = unlinked.node.filter(|&node| !self.hides(node));
+        let mut gone = (unlinked.node.map(|node| node.0)).filter(|&node| !self.hides(node));
         for &(parent, name) in access.names.iter().rev() {
             let key = Key::attributes(parent);
             if let Some(version) = given.change(key) {

@@ -13,6 +13,7 @@ use super::{LISTING_MAX, entry_out};
 struct Listing<'a, F: FileSystem> {
     session: &'a Session<F>,
     directory: u64,
+    offset: u64,
     /// Since when what it says may be old.
     since: Since,
     origin: Origin,
@@ -23,10 +24,18 @@ struct Listing<'a, F: FileSystem> {
     plus: bool,
 }
 
+/// A type as a listing has it (DT_*): the upper bits of its mode, or 0 where it is not known.
+fn dirent_type(kind: FileType) -> u32 {
+    match kind {
+        FileType::Unknown => 0,
+        kind => kind.as_raw_mode() >> 12,
+    }
+}
+
 impl<F: FileSystem> Listing<'_, F> {
     fn push(&mut self, dir: DirEntry<'_>, entry: &abi::EntryOut) -> bool {
         let buf = &mut self.buf;
-        let pushed = buf.push_plus(entry, dir.ino, dir.next, dir.kind, dir.name);
+        let pushed = buf.push_plus(entry, dir.ino, dir.next, dirent_type(dir.kind), dir.name);
         if pushed.is_ok() && self.origin != Origin::Kernel {
             self.nodes.push(entry.nodeid);
         }
@@ -35,11 +44,17 @@ impl<F: FileSystem> Listing<'_, F> {
 }
 
 impl<F: FileSystem> DirSink for Listing<'_, F> {
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
     fn add(&mut self, dir: DirEntry<'_>) -> bool {
         if self.plus {
             return self.push(dir, &abi::EntryOut::default());
         }
-        self.buf.push(dir.ino, dir.next, dir.kind, dir.name).is_ok()
+        self.buf
+            .push(dir.ino, dir.next, dirent_type(dir.kind), dir.name)
+            .is_ok()
     }
 
     fn wants_attributes(&self) -> bool {
@@ -62,7 +77,7 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         debug_assert!(self.plus, "asked for without attributes");
         let coherence = &self.session.coherence;
-        if entry.node != 0 && !coherence.may_keep(entry.node, self.since) {
+        if entry.node != Node(0) && !coherence.may_keep(entry.node.0, self.since) {
             // Another client may know better: the name alone, to be looked up when it is used.
             let added = self.add(dir);
             if added {
@@ -90,6 +105,7 @@ pub(super) async fn listing<F: FileSystem>(
     let mut sink = Listing {
         session,
         directory: node,
+        offset: arg.offset,
         since: session.coherence.now(),
         origin: request.origin.map(|_| ()),
         nodes: Vec::new(),
@@ -98,7 +114,8 @@ pub(super) async fn listing<F: FileSystem>(
         plus,
     };
     let fs = &session.fs;
-    fs.readdir(cx, node, arg.fh, arg.offset, &mut sink).await?;
+    fs.readdir(cx, Node(node), Handle(arg.fh), &mut sink)
+        .await?;
     let (len, nodes, since) = (sink.buf.len(), sink.nodes, sink.since);
     if matches!(request.origin, Origin::Kernel) {
         session.coherence.shows_pages(node, since);

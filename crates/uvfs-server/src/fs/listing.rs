@@ -1,8 +1,6 @@
 //! Listings of directories, and reads of contents that are in memory.
 
-use super::{FileType, Payload};
-
-use super::types::Entry;
+use super::{Entry, FileType, Node, Payload, ROOT};
 
 /// One entry of a directory listing.
 #[derive(Clone, Copy, Debug)]
@@ -11,14 +9,16 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// The offset to go on from after this entry.
     pub next: u64,
-    /// DT_* file type: [`FileType::as_raw_mode`] shifted right by 12.
-    pub kind: u32,
+    /// The type, as far as it is known.
+    pub kind: FileType,
     /// The name.
     pub name: &'a [u8],
 }
 
 /// Takes the entries of a listing until it is full.
 pub trait DirSink {
+    /// Where the listing begins: 0, or an earlier entry's [`DirEntry::next`].
+    fn offset(&self) -> u64;
     /// Adds an entry; false when it did not fit, and the listing ends before it.
     fn add(&mut self, entry: DirEntry<'_>) -> bool;
     /// Whether entries with attributes are wanted (READDIRPLUS).
@@ -34,18 +34,21 @@ pub trait DirSink {
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool;
 }
 
-/// Lists a directory whose entries are numbered by their position: `offset` is that of a
-/// [`FileSystem::readdir`](super::FileSystem::readdir), and each entry is an inode number, a type and a name. The list has to begin
-/// with `.` and `..`, and entries have to keep their position while the directory does not change.
+/// Lists directory `node` by a list of its entries, each an inode number, a type and a name, and adds `.` and `..`
+/// before them. Entries have to keep their position while the directory does not change.
 pub fn list<'a>(
-    entries: impl IntoIterator<Item = (u64, FileType, &'a [u8])>,
-    offset: u64,
+    node: Node,
+    entries: impl IntoIterator<Item = (Node, FileType, &'a [u8])>,
     sink: &mut dyn DirSink,
 ) {
-    let first = usize::try_from(offset).unwrap_or(usize::MAX);
-    for (next, (ino, kind, name)) in (1..).zip(entries).skip(first) {
-        // A type's DT_* number is the upper bits of its mode.
-        let kind = kind.as_raw_mode() >> 12;
+    let first = usize::try_from(sink.offset()).unwrap_or(usize::MAX);
+    let dots = [
+        (node, FileType::Directory, &b"."[..]),
+        // Only a listing shows this number: the kernel follows `..` by itself.
+        (ROOT, FileType::Directory, b".."),
+    ];
+    let all = dots.into_iter().chain(entries);
+    for (next, (Node(ino), kind, name)) in (1..).zip(all).skip(first) {
         let entry = DirEntry {
             ino,
             next,

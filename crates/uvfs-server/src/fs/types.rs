@@ -1,9 +1,42 @@
 //! The arguments of handlers and their results.
 
-use rustix::fs::OFlags;
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::{Attr, Bytes, FileType, InitFlags, OpenFlags, Origin};
+use super::{Attr, Bytes, FileType, InitFlags, Mode, OFlags, OpenFlags, Origin};
+
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident)*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl From<u64> for $name {
+            fn from(number: u64) -> Self {
+                Self(number)
+            }
+        }
+    )* };
+}
+
+numbers! {
+    /// The number of a file or directory (the nodeid of FUSE). [`ROOT`](super::ROOT) is the root directory; the
+    /// file system chooses the others, but not 0.
+    Node
+
+    /// The number of one open of a file or directory, which the file system chooses.
+    Handle
+
+    /// The owner of a lock: a process's files for a POSIX lock, an open file for one of flock(2).
+    LockOwner
+}
 
 /// The caller of a request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,11 +56,11 @@ pub struct Context {
     pub group: Option<u32>,
 }
 
-/// A directory entry that was found or made; it counts as one lookup of `attr.ino`'s node.
+/// A directory entry that was found or made; it counts as one lookup of its node.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// The node's number, or 0 for "there is no such name" that may be cached.
-    pub node: u64,
+    /// The node, or 0 for a name that does not exist, which the kernel may cache: [`Entry::missing`].
+    pub node: Node,
     /// Distinguishes uses of the same node number.
     pub generation: u64,
     /// The node's attributes.
@@ -42,12 +75,27 @@ impl Entry {
     /// An entry of the node `attr.ino`. The kernel may keep the name and the attributes for `ttl`.
     pub fn new(attr: Attr, ttl: Duration) -> Self {
         Self {
-            node: attr.ino,
+            node: Node(attr.ino),
             generation: 0,
             attr,
             attr_ttl: ttl,
             entry_ttl: ttl,
         }
+    }
+
+    /// A name that does not exist. The kernel may keep that for `ttl`, unlike an ENOENT.
+    pub fn missing(ttl: Duration) -> Self {
+        Self {
+            attr_ttl: Duration::ZERO,
+            ..Self::new(Attr::default(), ttl)
+        }
+    }
+}
+
+impl From<Attributes> for Entry {
+    /// An entry of the node `attr.ino`, whose name the kernel may keep for as long as its attributes.
+    fn from(attributes: Attributes) -> Self {
+        Self::new(attributes.attr, attributes.ttl)
     }
 }
 
@@ -67,23 +115,33 @@ impl Attributes {
     }
 }
 
-/// The attributes of a new node: its number, type and permission bits, and one link; everything else is 0.
-/// One link of a directory says that its subdirectories are not counted.
-pub fn attr(node: u64, kind: FileType, permissions: u32) -> Attr {
+/// The attributes of a new node: its number, type and mode, and one link; everything else is 0. One link of a
+/// directory says that its subdirectories are not counted.
+///
+/// ```
+/// use uvfs_server::fs::{FileType, Node, attr};
+///
+/// let file = attr(Node(2), FileType::RegularFile, 0o644);
+/// assert_eq!((file.ino, file.mode, file.size), (2, 0o100_644, 0));
+/// ```
+pub fn attr(node: Node, kind: FileType, mode: impl Into<Mode>) -> Attr {
     Attr {
-        ino: node,
-        mode: kind.as_raw_mode() | permissions & 0o7777,
+        ino: node.0,
+        mode: kind.as_raw_mode() | mode.into().as_raw_mode() & PERMISSIONS,
         nlink: 1,
         blksize: 4096,
         ..Attr::default()
     }
 }
 
+/// The bits of a mode that chmod(2) changes.
+const PERMISSIONS: u32 = 0o7777;
+
 /// An open file or directory.
 #[derive(Clone, Debug, Default)]
 pub struct Opened {
     /// The handle that later requests name it by.
-    pub fh: u64,
+    pub fh: Handle,
     /// FOPEN_* flags.
     pub flags: OpenFlags,
     /// A backing file registered with [`crate::Session::register_backing`], for
@@ -99,6 +157,16 @@ pub struct Opened {
     pub changed: bool,
 }
 
+impl Opened {
+    /// A file or directory that is open with this handle.
+    pub fn new(fh: Handle) -> Self {
+        Self {
+            fh,
+            ..Self::default()
+        }
+    }
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
@@ -111,8 +179,8 @@ pub enum SetTime {
 /// The attributes that setattr changes; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
-    /// Permission bits.
-    pub mode: Option<u32>,
+    /// Permission bits, with set-user-id, set-group-id and sticky bits.
+    pub mode: Option<Mode>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
@@ -126,7 +194,7 @@ pub struct SetAttr {
     /// Change time; only sent with the writeback cache.
     pub ctime: Option<SetTime>,
     /// The open file that the call was made on.
-    pub fh: Option<u64>,
+    pub fh: Option<Handle>,
     /// Set-user-id, set-group-id and capabilities are to be cleared (FATTR_KILL_SUIDGID).
     pub kill_suidgid: bool,
 }
@@ -136,8 +204,9 @@ impl SetAttr {
     /// and [`SetAttr::kill_suidgid`], clear set-user-id and set-group-id bits.
     pub fn apply(&self, attr: &mut Attr) {
         let now = SetTime::Now.seconds();
-        let permissions = self.mode.unwrap_or(attr.mode) & 0o7777;
-        attr.mode = attr.mode & !0o7777 | permissions;
+        if let Some(mode) = self.mode {
+            attr.mode = attr.mode & !PERMISSIONS | mode.as_raw_mode() & PERMISSIONS;
+        }
         if self.kill_suidgid || self.uid.or(self.gid).is_some() && self.mode.is_none() {
             attr.mode &= !0o6000;
         }
@@ -172,10 +241,10 @@ pub fn touch(attr: &mut Attr) {
 }
 
 /// How open and create open a file.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct OpenHow {
-    /// open(2)'s flags, as the kernel passes them on.
-    pub flags: u32,
+    /// The flags of open(2), as the kernel passes them on.
+    pub flags: OFlags,
     /// Set-user-id and set-group-id are to be cleared as the file is truncated
     /// (FUSE_OPEN_KILL_SUIDGID).
     pub kill_suidgid: bool,
@@ -183,43 +252,68 @@ pub struct OpenHow {
     pub origin: Origin,
 }
 
+impl Default for OpenHow {
+    fn default() -> Self {
+        Self {
+            flags: OFlags::empty(),
+            kill_suidgid: false,
+            origin: Origin::Kernel,
+        }
+    }
+}
+
 impl OpenHow {
     /// Whether the file is opened for writing, alone or with reading.
     pub fn writes(&self) -> bool {
-        const ACCESS: u32 = 3;
-        self.flags & ACCESS != OFlags::RDONLY.bits()
+        self.flags.intersects(OFlags::RWMODE)
     }
 }
 
 /// The file that a new name is made for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct NewNode {
-    /// File type and permission bits. With [`InitFlags::DONT_MASK`] the umask is not yet applied.
-    pub mode: u32,
+    /// The type of the file: a directory's for mkdir, a regular file's for create and tmpfile.
+    pub kind: FileType,
+    /// Permission bits. With [`InitFlags::DONT_MASK`] the umask is not yet applied.
+    pub mode: Mode,
     /// The caller's umask.
-    pub umask: u32,
+    pub umask: Mode,
     /// Device number of a device node, in the kernel's 32-bit encoding.
     pub rdev: u32,
 }
 
 /// Where and how to read or write.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct IoHow {
     /// The handle.
-    pub fh: u64,
+    pub fh: Handle,
     /// Position in bytes.
     pub offset: u64,
-    /// open(2)'s flags of the file now.
-    pub flags: u32,
+    /// The flags of open(2) that the file has now.
+    pub flags: OFlags,
     /// Writes: comes from the page cache, not straight from a caller (FUSE_WRITE_CACHE).
     pub from_cache: bool,
     /// Writes: set-user-id and set-group-id are to be cleared (FUSE_WRITE_KILL_SUIDGID).
     pub kill_suidgid: bool,
     /// The owner of POSIX locks that reads or writes, where the kernel says so.
-    pub owner: Option<u64>,
-    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE). Only for file systems that say
-    /// [`FileSystem::takes_uncached`](super::FileSystem::takes_uncached).
+    pub owner: Option<LockOwner>,
+    /// Leave nothing of it in a cache of the store (RWF_DONTCACHE). Only for file systems that ask for it by
+    /// [`Config::uncached`].
     pub uncached: bool,
+}
+
+impl Default for IoHow {
+    fn default() -> Self {
+        Self {
+            fh: Handle::default(),
+            offset: 0,
+            flags: OFlags::empty(),
+            from_cache: false,
+            kill_suidgid: false,
+            owner: None,
+            uncached: false,
+        }
+    }
 }
 
 /// A lock, as in struct flock, with an absolute range.
@@ -239,20 +333,29 @@ pub struct Lock {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LockHow {
     /// The handle.
-    pub fh: u64,
+    pub fh: Handle,
     /// The owner: locks of one owner don't conflict.
-    pub owner: u64,
+    pub owner: LockOwner,
     /// A flock(2) lock of the whole file and of the open file.
     pub flock: bool,
     /// Wait for it.
     pub wait: bool,
 }
 
+/// The target of lseek(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte of data (SEEK_DATA).
+    Data,
+    /// The next hole (SEEK_HOLE); the end of the file is one.
+    Hole,
+}
+
 /// The node that a name was taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unlinked {
     /// Its node, if it is known to anybody.
-    pub node: Option<u64>,
+    pub node: Option<Node>,
     /// That was its last name.
     pub last: bool,
 }
@@ -261,13 +364,13 @@ pub struct Unlinked {
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRange {
     /// Handle to read from.
-    pub fh_in: u64,
+    pub fh_in: Handle,
     /// Position to read from.
     pub offset_in: u64,
     /// Node to write to.
-    pub node_out: u64,
+    pub node_out: Node,
     /// Handle to write to.
-    pub fh_out: u64,
+    pub fh_out: Handle,
     /// Position to write to.
     pub offset_out: u64,
     /// Bytes.
@@ -298,6 +401,9 @@ pub struct Config {
     pub max_stack_depth: u32,
     /// The kernel's minor version of the protocol.
     pub minor: u32,
+    /// Set by a file system whose reads and writes can leave nothing in a cache of the store. Without it
+    /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.
+    pub uncached: bool,
 }
 
 /// How a file system watches for changes that others make to what it serves.
@@ -315,7 +421,7 @@ pub struct Watch {
 #[derive(Clone, Copy, Debug)]
 pub struct Ioctl<'a> {
     /// The handle.
-    pub fh: u64,
+    pub fh: Handle,
     /// The command.
     pub cmd: u32,
     /// The argument.
@@ -332,7 +438,7 @@ pub struct Ioctl<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Poll {
     /// The handle.
-    pub fh: u64,
+    pub fh: Handle,
     /// The kernel's number of the caller, for [`crate::notify::Notifier::poll_ready`].
     pub kh: u64,
     /// The POLL* events that the caller waits for.

@@ -315,7 +315,8 @@ pub(crate) fn is_own(uid: u32) -> bool {
 
 /// A hash of the source (FNV-1a of the root's identity), by which a client that comes back knows it.
 pub(crate) fn source<F: FileSystem>(session: &Session<F>) -> [u8; 16] {
-    let Some(identity) = session.fs().identity(ROOT) else {
+    let clients = session.fs().clients();
+    let Some(identity) = clients.and_then(|clients| clients.identity(ROOT)) else {
         return [0; 16];
     };
     const PRIME: u128 = (1 << 88) + 0x13b;

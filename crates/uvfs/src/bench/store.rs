@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use uvfs_io::ops::{self, File};
 use uvfs_proto::abi::{Attr, InitFlags};
 use uvfs_server::fs::{
-    Attributes, Config, Context, Entry, Errno, IoHow, OpenFlags, OpenHow, Opened, Payload, ROOT,
-    Result, SetAttr,
+    Attributes, Config, Context, Entry, Errno, Handle, IoHow, Node, OFlags, OpenFlags, OpenHow,
+    Opened, Payload, ROOT, Result, SetAttr,
 };
 use uvfs_server::mount::{MountOptions, mount};
 use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
@@ -91,24 +91,25 @@ struct Store {
 }
 
 /// A node has the file's number and its latency, behind the root's number.
-fn node(name: &CStr) -> Option<u64> {
+fn node(name: &CStr) -> Option<Node> {
     let (number, latency) = name.to_str().ok()?.split_once('-')?;
     let (number, latency): (u32, u32) = (number.parse().ok()?, latency.parse().ok()?);
-    ((u64::from(number) + 1) << 32).checked_add(u64::from(latency))
+    let node = ((u64::from(number) + 1) << 32).checked_add(u64::from(latency))?;
+    Some(Node(node))
 }
 
-fn latency(node: u64) -> Duration {
-    Duration::from_micros(node & u64::from(u32::MAX))
+fn latency(node: Node) -> Duration {
+    Duration::from_micros(node.0 & u64::from(u32::MAX))
 }
 
 impl Store {
-    fn attr(&self, node: u64) -> Attr {
+    fn attr(&self, node: Node) -> Attr {
         let (mode, size) = match node {
             ROOT => (libc::S_IFDIR | 0o755, 0),
             _ => (libc::S_IFREG | 0o644, self.bytes),
         };
         Attr {
-            ino: node,
+            ino: node.0,
             mode,
             size,
             nlink: 1,
@@ -118,7 +119,7 @@ impl Store {
         }
     }
 
-    async fn dawdle(&self, node: u64) {
+    async fn dawdle(&self, node: Node) {
         let time = latency(node);
         if !time.is_zero() {
             ops::sleep(time).await;
@@ -133,7 +134,7 @@ impl FileSystem for Store {
         Ok(())
     }
 
-    async fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, _: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let node = node(name).filter(|_| parent == ROOT).ok_or(Errno::NOENT)?;
         Ok(Entry {
             node,
@@ -144,24 +145,24 @@ impl FileSystem for Store {
         })
     }
 
-    async fn getattr(&self, _: &Context, node: u64, _: Option<u64>) -> Result<Attributes> {
+    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
         Ok(Attributes {
             attr: self.attr(node),
             ttl: TTL,
         })
     }
 
-    async fn setattr(&self, _: &Context, node: u64, _: &SetAttr) -> Result<Attributes> {
+    async fn setattr(&self, _: &Context, node: Node, _: &SetAttr) -> Result<Attributes> {
         Ok(Attributes {
             attr: self.attr(node),
             ttl: TTL,
         })
     }
 
-    async fn open(&self, _: &Context, _: u64, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, _: &Context, _: Node, how: &OpenHow) -> Result<Opened> {
         // Nothing is to come from a cache. The kernel has all pieces of a direct call under way where the
         // caller, not the server, asked for direct I/O.
-        let cached = self.data.is_none() || how.flags & libc::O_DIRECT as u32 != 0;
+        let cached = self.data.is_none() || how.flags.contains(OFlags::DIRECT);
         let mut flags = OpenFlags::PARALLEL_DIRECT_WRITES;
         flags.set(OpenFlags::DIRECT_IO, !cached);
         Ok(Opened {
@@ -170,7 +171,7 @@ impl FileSystem for Store {
         })
     }
 
-    async fn read(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         self.dawdle(node).await;
         match &self.data {
             Some(file) => ops::read_at(file, data, how.offset, 0).await,
@@ -178,7 +179,7 @@ impl FileSystem for Store {
         }
     }
 
-    async fn write(&self, _: &Context, node: u64, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn write(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         self.dawdle(node).await;
         match &self.data {
             Some(file) => ops::write_at(file, data, how.offset, 0).await,
@@ -186,7 +187,7 @@ impl FileSystem for Store {
         }
     }
 
-    async fn fsync(&self, _: &Context, _: u64, _: u64, _: bool) -> Result<()> {
+    async fn fsync(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<()> {
         Ok(())
     }
 }

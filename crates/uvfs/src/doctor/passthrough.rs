@@ -7,7 +7,7 @@ use rustix::fs::MemfdFlags;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
 use uvfs_proto::abi::InitFlags;
-use uvfs_server::fs::{Config, FileSystem};
+use uvfs_server::fs::{Config, FileSystem, ROOT};
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{Session, SessionOptions};
 
@@ -67,8 +67,8 @@ fn probe() -> Result<bool> {
         .answer_init(&init, false)
         .context(|| "a mount".into())?;
     let id = session
-        .register_backing(1, file.as_fd())
+        .register_backing(ROOT, file.as_fd())
         .context(|| "a backing file".into())?;
-    session.unregister_backing(1, id);
+    session.unregister_backing(ROOT, id);
     Ok(true)
 }

@@ -5,7 +5,7 @@ use super::*;
 const NODE: u64 = 7;
 
 /// A lease where there is no mount.
-fn granted(table: &mut Table, who: Holder, mode: Mode) -> u64 {
+fn granted(table: &mut Table, who: Holder, mode: LeaseMode) -> u64 {
     match table.ask(NODE, who, mode, false) {
         Ask::Granted(seq) => seq,
         other => panic!("{other:?}"),
@@ -19,7 +19,7 @@ fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     t.hide(NODE);
     assert!(t.hides(NODE) && t.is_free(NODE));
     // Leases come and go without it.
-    let seq = granted(&mut t, 1, Mode::Read);
+    let seq = granted(&mut t, 1, LeaseMode::Read);
     assert!(!t.is_free(NODE));
     t.returned(NODE, 1, seq, None);
     assert!(t.hides(NODE) && t.is_free(NODE));
@@ -29,7 +29,10 @@ fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     t.hide(NODE);
     t.forget(NODE, 1);
     assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
-    assert!(matches!(t.ask(NODE, 1, Mode::Read, false), Ask::Granted(_)));
+    assert!(matches!(
+        t.ask(NODE, 1, LeaseMode::Read, false),
+        Ask::Granted(_)
+    ));
     for node in 0..MOST_HIDDEN as u64 + 1 {
         t.hide(node);
     }
@@ -40,9 +43,9 @@ fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
 #[test]
 fn one_writes_or_several_read() {
     let mut t = Table::default();
-    let a = granted(&mut t, 1, Mode::Read);
-    let b = granted(&mut t, 2, Mode::Read);
-    assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
+    let a = granted(&mut t, 1, LeaseMode::Read);
+    let b = granted(&mut t, 2, LeaseMode::Read);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Write, false), Ask::Refused);
     assert_eq!(t.begin(NODE, Origin::Client(3), Access::Look), Begin::Go);
     let recall = |who, seq, keep| Recall { who, seq, keep };
     assert_eq!(
@@ -51,18 +54,18 @@ fn one_writes_or_several_read() {
     );
     t.returned(NODE, 2, b, None);
     assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
-    assert_eq!(t.ask(NODE, 1, Mode::Write, false), Ask::Refused);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Write, false), Ask::Refused);
     t.ended(NODE);
-    let w = granted(&mut t, 1, Mode::Write);
+    let w = granted(&mut t, 1, LeaseMode::Write);
     assert!(w > a && t.writes(NODE, 1));
     assert_eq!(t.begin(NODE, Origin::Client(1), Access::Look), Begin::Own);
     assert_eq!(
         t.begin(NODE, Origin::Kernel, Access::Look),
-        Begin::Wait(vec![recall(1, w, Some(Mode::Read))])
+        Begin::Wait(vec![recall(1, w, Some(LeaseMode::Read))])
     );
     // An old number means nothing; the right one keeps what may be kept.
     t.returned(NODE, 1, a, None);
-    t.returned(NODE, 1, w, Some(Mode::Read));
+    t.returned(NODE, 1, w, Some(LeaseMode::Read));
     assert_eq!(t.begin(NODE, Origin::Kernel, Access::Look), Begin::Go);
     assert_eq!(
         t.begin(NODE, Origin::Client(2), Access::Change),
@@ -81,8 +84,8 @@ fn one_writes_or_several_read() {
 #[test]
 fn a_direct_open_recalls_all_leases() {
     let mut t = Table::default();
-    let a = granted(&mut t, 1, Mode::Read);
-    let Ask::Granted(b) = t.ask(NODE, 2, Mode::Read, true) else {
+    let a = granted(&mut t, 1, LeaseMode::Read);
+    let Ask::Granted(b) = t.ask(NODE, 2, LeaseMode::Read, true) else {
         panic!()
     };
     let recall = |who, seq| Recall {
@@ -100,27 +103,27 @@ fn a_direct_open_recalls_all_leases() {
     t.returned(NODE, 2, b, None);
     assert_eq!(direct(&mut t), Begin::Go);
     assert!(t.pass(NODE));
-    assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Read, true), Ask::Refused);
     t.passed(NODE);
-    granted(&mut t, 1, Mode::Read);
+    granted(&mut t, 1, LeaseMode::Read);
 }
 
 #[test]
 fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
     let mut t = Table::default();
-    let Ask::Granted(a) = t.ask(NODE, 1, Mode::Read, true) else {
+    let Ask::Granted(a) = t.ask(NODE, 1, LeaseMode::Read, true) else {
         panic!()
     };
     assert!(!t.pass(NODE) && !t.passes(NODE));
     t.returned(NODE, 1, a, None);
     // Nor while one is being granted.
-    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Write, true), Ask::Invalidate);
     assert!(!t.pass(NODE));
     assert!(t.granted(NODE, 1).is_some());
     t.forget(NODE, 1);
     assert!(t.pass(NODE) && t.passes(NODE) && !t.passes(NODE + 1));
-    assert_eq!(t.ask(NODE, 1, Mode::Read, true), Ask::Refused);
-    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Refused);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Read, true), Ask::Refused);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Write, true), Ask::Refused);
     assert_eq!(t.begin(NODE, Origin::Client(1), Access::Change), Begin::Go);
     t.ended(NODE);
     t.passed(NODE);
@@ -130,12 +133,12 @@ fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
 #[test]
 fn what_the_kernel_does_meanwhile_spoils_a_grant() {
     let mut t = Table::default();
-    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
-    assert_eq!(t.ask(NODE, 2, Mode::Read, true), Ask::Refused);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Write, true), Ask::Invalidate);
+    assert_eq!(t.ask(NODE, 2, LeaseMode::Read, true), Ask::Refused);
     assert_eq!(t.begin(NODE, Origin::Client(2), Access::Look), Begin::Go);
     assert_eq!(t.begin(NODE, Origin::Kernel, Access::Look), Begin::Go);
     assert_eq!(t.granted(NODE, 1), None);
-    assert_eq!(t.ask(NODE, 1, Mode::Write, true), Ask::Invalidate);
+    assert_eq!(t.ask(NODE, 1, LeaseMode::Write, true), Ask::Invalidate);
     assert!(t.granted(NODE, 1).is_some());
     assert!(!t.steady(NODE) && t.steady(NODE + 1));
 }
@@ -170,7 +173,7 @@ enum Step {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Client {
     step: Step,
-    lease: Option<(Mode, u64)>,
+    lease: Option<(LeaseMode, u64)>,
     /// Cached value, and whether it is dirty.
     cached: Option<u8>,
     dirty: bool,
@@ -251,7 +254,7 @@ impl World {
         if let (Some(_), Some(value)) = (mode, c.cached) {
             self.read(value, self.acked, "a client");
         }
-        if mode == Some(Mode::Write) && self.last < WRITES {
+        if mode == Some(LeaseMode::Write) && self.last < WRITES {
             go(&mut |w| {
                 w.last += 1;
                 w.acked = w.acked.max(w.last);
@@ -276,10 +279,10 @@ impl World {
                 w.clients[i].cached = None;
                 w.table.returned(NODE, who, seq, None);
             });
-            if mode == Mode::Write {
+            if mode == LeaseMode::Write {
                 go(&mut |w| {
-                    w.clients[i].lease = Some((Mode::Read, seq));
-                    w.table.returned(NODE, who, seq, Some(Mode::Read));
+                    w.clients[i].lease = Some((LeaseMode::Read, seq));
+                    w.table.returned(NODE, who, seq, Some(LeaseMode::Read));
                 });
             }
         }
@@ -315,7 +318,7 @@ impl World {
         });
         match c.step {
             Step::Idle => {
-                for want in [Mode::Read, Mode::Write] {
+                for want in [LeaseMode::Read, LeaseMode::Write] {
                     if mode.is_none_or(|m| m < want) {
                         go(&mut |w| match w.table.ask(NODE, who, want, true) {
                             Ask::Granted(seq) => w.clients[i].lease = Some((want, seq)),
@@ -362,7 +365,7 @@ impl World {
                 w.acked = w.acked.max(w.server.min(value));
                 if w.clients[i]
                     .lease
-                    .is_none_or(|(mode, _)| mode == Mode::Read)
+                    .is_none_or(|(mode, _)| mode == LeaseMode::Read)
                 {
                     w.clients[i].cached = None;
                 }
@@ -376,7 +379,7 @@ impl World {
                 }
                 if let Some(seq) = w.table.granted(NODE, who) {
                     assert_eq!(w.kernel_cached, None, "the kernel knows: {w:#?}");
-                    w.clients[i].lease = Some((Mode::Write, seq));
+                    w.clients[i].lease = Some((LeaseMode::Write, seq));
                 }
                 w.clients[i].step = Step::Idle;
             }),
