@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use crate::backend::{Attr, Backend, DirEntry, Entry, NewFile, NodeId, ROOT, SetAttr, StatFs};
+use crate::backend::{
+    Attr, Backend, DirEntry, Entry, FileOps, NewFile, NodeId, ROOT, SetAttr, StatFs,
+};
 use crate::cache::{Cache, Config, Handle, Inode, errno};
 use crate::file::{File, OpenOptions, carried};
 use crate::stats::Stats;
@@ -95,7 +97,7 @@ impl Found {
 impl Drop for Found {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.cache.backend.forget(self.node, 1);
+            self.cache.backend.files().forget(self.node, 1);
         }
     }
 }
@@ -107,21 +109,23 @@ impl Client {
     /// The errors of making the arena, and of the backend taking it.
     pub fn new(backend: impl Backend, config: Config) -> io::Result<Self> {
         let cache = Cache::new(Arc::new(backend), config)?;
-        let weak = Arc::downgrade(&cache);
-        cache.backend.on_recall(Box::new(move |recall| {
-            if let Some(cache) = weak.upgrade() {
-                cache.recalled(recall);
-            }
-        }));
-        let weak = Arc::downgrade(&cache);
-        let figures = move || weak.upgrade().map(|cache| cache.stats());
-        cache.backend.publish_from(Box::new(figures));
-        let weak = Arc::downgrade(&cache);
-        cache.backend.on_reattach(Box::new(move |found| {
-            if let Some(cache) = weak.upgrade() {
-                cache.reattached(found);
-            }
-        }));
+        if let Some(server) = cache.backend.shared() {
+            let weak = Arc::downgrade(&cache);
+            server.on_recall(Box::new(move |recall| {
+                if let Some(cache) = weak.upgrade() {
+                    cache.recalled(recall);
+                }
+            }));
+            let weak = Arc::downgrade(&cache);
+            let figures = move || weak.upgrade().map(|cache| cache.stats());
+            server.publish_from(Box::new(figures));
+            let weak = Arc::downgrade(&cache);
+            server.on_reattach(Box::new(move |found| {
+                if let Some(cache) = weak.upgrade() {
+                    cache.reattached(found);
+                }
+            }));
+        }
         let weak = Arc::downgrade(&cache);
         let flusher = std::thread::Builder::new()
             .name("uvfs-flusher".into())
@@ -134,6 +138,10 @@ impl Client {
 
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.0.cache.backend
+    }
+
+    fn files(&self) -> &dyn FileOps {
+        self.backend().files()
     }
 
     pub(crate) fn cache(&self) -> &Arc<Cache> {
@@ -166,7 +174,7 @@ impl Client {
             if top.kind() != libc::S_IFDIR {
                 return Err(errno(libc::ENOTDIR));
             }
-            let entry = self.backend().lookup(top.node, &name)?;
+            let entry = self.files().lookup(top.node, &name)?;
             let found = Found::new(self.cache(), entry);
             if found.kind() != libc::S_IFLNK || (todo.is_empty() && !follow) {
                 stack.push(found);
@@ -176,7 +184,7 @@ impl Client {
             if links > MAX_LINKS {
                 return Err(errno(libc::ELOOP));
             }
-            let target = PathBuf::from(self.backend().readlink(found.node)?);
+            let target = PathBuf::from(self.files().readlink(found.node)?);
             if target.is_absolute() {
                 stack.truncate(1);
             }
@@ -201,7 +209,7 @@ impl Client {
         let node = found.node;
         match found.attr {
             Some(attr) => Ok(self.overlay(&Entry { node, attr })),
-            None => self.backend().getattr(node),
+            None => self.files().getattr(node),
         }
     }
 
@@ -258,7 +266,7 @@ impl Client {
                     libc::S_IFDIR => return Err(errno(libc::EISDIR)),
                     _ => return Err(errno(libc::EINVAL)),
                 }
-                let fh = self.backend().open(found.node, flags)?;
+                let fh = self.files().open(found.node, flags)?;
                 (found, fh)
             }
             None => {
@@ -268,7 +276,7 @@ impl Client {
                     mode: options.mode,
                     flags: flags | excl,
                 };
-                let (entry, fh) = self.backend().create(parent.node, name, new)?;
+                let (entry, fh) = self.files().create(parent.node, name, new)?;
                 (Found::new(self.cache(), entry), fh)
             }
         };
@@ -286,7 +294,7 @@ impl Client {
         let handle = Handle::new(cache, node, fh);
         // Its size may have changed between the lookup and the open.
         let token = cache.find(node).and_then(|inode| inode.quiet());
-        let attr = self.backend().getattr(node)?;
+        let attr = self.files().getattr(node)?;
         let inode = cache.inode(node, attr.mtime, attr.size);
         inode.lookups.fetch_add(1, Ordering::AcqRel);
         found.is_kept = true;
@@ -383,7 +391,7 @@ impl Client {
                 size: Some(size),
                 ..SetAttr::default()
             };
-            inode.set_len(size, || self.backend().setattr(node, &tell).map(drop))?;
+            inode.set_len(size, || self.files().setattr(node, &tell).map(drop))?;
             rest.size = None;
         }
         if rest.mtime.is_some() || rest.atime.is_some() {
@@ -392,7 +400,7 @@ impl Client {
                 inode.write_and_wait(0, u64::MAX)?;
             }
         }
-        let attr = self.backend().setattr(node, &rest)?;
+        let attr = self.files().setattr(node, &rest)?;
         Ok(self.overlay(&Entry { node, attr }))
     }
 
@@ -403,7 +411,7 @@ impl Client {
     /// The backend's error.
     pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        let entry = self.backend().mknod(parent.node, name, mode, rdev)?;
+        let entry = self.files().mknod(parent.node, name, mode, rdev)?;
         drop(Found::new(self.cache(), entry));
         Ok(())
     }
@@ -414,7 +422,7 @@ impl Client {
     /// The backend's error.
     pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        let entry = self.backend().mkdir(parent.node, name, mode)?;
+        let entry = self.files().mkdir(parent.node, name, mode)?;
         drop(Found::new(self.cache(), entry));
         Ok(())
     }
@@ -425,7 +433,7 @@ impl Client {
     /// The backend's error.
     pub fn rmdir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.backend().rmdir(parent.node, name)
+        self.files().rmdir(parent.node, name)
     }
 
     /// Removes a name that is no directory.
@@ -434,7 +442,7 @@ impl Client {
     /// The backend's error.
     pub fn unlink(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
-        self.backend().unlink(parent.node, name)
+        self.files().unlink(parent.node, name)
     }
 
     /// Renames; `flags` are those of renameat2(2), 0 to replace what is there.
@@ -450,7 +458,7 @@ impl Client {
         let (old, old_name) = self.parent(from.as_ref())?;
         let (new, new_name) = self.parent(to.as_ref())?;
         let (from, to) = (old.node, new.node);
-        self.backend().rename(from, old_name, to, new_name, flags)
+        self.files().rename(from, old_name, to, new_name, flags)
     }
 
     /// Makes another name of a file.
@@ -460,7 +468,7 @@ impl Client {
     pub fn link(&self, original: impl AsRef<Path>, new: impl AsRef<Path>) -> io::Result<()> {
         let found = self.walk(original.as_ref(), false)?;
         let (parent, name) = self.parent(new.as_ref())?;
-        let entry = self.backend().link(found.node, parent.node, name)?;
+        let entry = self.files().link(found.node, parent.node, name)?;
         drop(Found::new(self.cache(), entry));
         Ok(())
     }
@@ -471,8 +479,7 @@ impl Client {
     /// The backend's error.
     pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(new.as_ref())?;
-        let backend = self.backend();
-        let entry = backend.symlink(parent.node, name, target.as_ref())?;
+        let entry = self.files().symlink(parent.node, name, target.as_ref())?;
         drop(Found::new(self.cache(), entry));
         Ok(())
     }
@@ -484,7 +491,7 @@ impl Client {
     pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), false)?;
-            self.backend().readlink(found.node).map(PathBuf::from)
+            self.files().readlink(found.node).map(PathBuf::from)
         })
     }
 
@@ -498,7 +505,7 @@ impl Client {
             if found.kind() != libc::S_IFDIR {
                 return Err(errno(libc::ENOTDIR));
             }
-            self.backend().readdir(found.node)
+            self.files().readdir(found.node)
         })
     }
 
@@ -507,7 +514,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn statfs(&self) -> io::Result<StatFs> {
-        self.carried(|| self.backend().statfs(ROOT))
+        self.carried(|| self.files().statfs(ROOT))
     }
 
     /// Sets an extended attribute; `flags` as setxattr(2).
@@ -522,7 +529,7 @@ impl Client {
         flags: i32,
     ) -> io::Result<()> {
         let found = self.walk(path.as_ref(), true)?;
-        self.backend()
+        self.files()
             .setxattr(found.node, name.as_ref(), value, flags)
     }
 
@@ -533,7 +540,7 @@ impl Client {
     pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
-            self.backend().getxattr(found.node, name.as_ref())
+            self.files().getxattr(found.node, name.as_ref())
         })
     }
 
@@ -544,7 +551,7 @@ impl Client {
     pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
         self.carried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
-            self.backend().listxattr(found.node)
+            self.files().listxattr(found.node)
         })
     }
 
@@ -554,13 +561,13 @@ impl Client {
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn removexattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
         let found = self.walk(path.as_ref(), true)?;
-        self.backend().removexattr(found.node, name.as_ref())
+        self.files().removexattr(found.node, name.as_ref())
     }
 
     /// The descriptors that this client has open, for who must not close them by mistake, or has to
     /// close them in a child process.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        let mut descriptors = self.backend().descriptors();
+        let mut descriptors = self.backend().pages().descriptors();
         descriptors.extend(crate::cache::memory::descriptors());
         descriptors
     }

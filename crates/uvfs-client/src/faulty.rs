@@ -1,18 +1,15 @@
 //! A backend that fails and dawdles on purpose, around a real one.
 
 use std::collections::BinaryHeap;
-use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uvfs_queue::arena::Arena;
 
-use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Lease, Limits, LockRequest, NewFile,
-    NodeId, OnReattach, OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
-};
+use crate::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
 
 /// The faults to inject. All can be changed while requests are under way.
 #[derive(Debug, Default)]
@@ -95,7 +92,7 @@ fn deliver<B: Backend>(inner: &B, delay: &Delay) {
         }
         if !batch.is_empty() {
             drop(heap);
-            inner.submit(&mut batch);
+            inner.pages().submit(&mut batch);
             heap = delay.heap.lock().unwrap_or_else(PoisonError::into_inner);
             continue;
         }
@@ -131,51 +128,36 @@ fn hits(every: &AtomicU64, n: u64) -> bool {
 }
 
 impl<B: Backend> Backend for Faulty<B> {
+    fn pages(&self) -> &dyn PageIo {
+        self
+    }
+
+    fn files(&self) -> &dyn FileOps {
+        self.inner.files()
+    }
+
+    fn shared(&self) -> Option<&dyn SharedServer> {
+        self.inner.shared()
+    }
+}
+
+impl<B: Backend> PageIo for Faulty<B> {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
-        self.inner.attach(arena)
+        self.inner.pages().attach(arena)
     }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.inner.pages().descriptors()
+    }
+
     fn reserved_pages(&self) -> u32 {
-        self.inner.reserved_pages()
+        self.inner.pages().reserved_pages()
     }
+
     fn limits(&self) -> Limits {
-        self.inner.limits()
+        self.inner.pages().limits()
     }
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-    fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
-        self.inner.lease(node, lease)
-    }
-    fn return_lease(&self, node: NodeId, seq: u64, keep: Lease) {
-        self.inner.return_lease(node, seq, keep);
-    }
-    fn on_recall(&self, call: OnRecall) {
-        self.inner.on_recall(call);
-    }
-    fn publish_from(&self, figures: Figures) {
-        self.inner.publish_from(figures);
-    }
-    fn is_alive(&self) -> bool {
-        self.inner.is_alive()
-    }
-    fn session(&self) -> Option<u64> {
-        self.inner.session()
-    }
-    fn still_open(&self, node: NodeId, handle: u64) -> io::Result<()> {
-        self.inner.still_open(node, handle)
-    }
-    fn names(&self, node: NodeId, handle: u64) -> (u64, u64, u64) {
-        self.inner.names(node, handle)
-    }
-    fn has_written(&self) -> bool {
-        self.inner.has_written()
-    }
-    fn reconnect(&self) -> io::Result<()> {
-        self.inner.reconnect()
-    }
-    fn on_reattach(&self, call: OnReattach) {
-        self.inner.on_reattach(call);
-    }
+
     fn submit(&self, batch: &mut Vec<Request>) {
         let latency = Duration::from_micros(self.fault.latency_us.load(Ordering::Relaxed));
         let mut pass = Vec::new();
@@ -207,7 +189,7 @@ impl<B: Backend> Backend for Faulty<B> {
             pass.push(request);
         }
         if latency.is_zero() {
-            self.inner.submit(&mut pass);
+            self.inner.pages().submit(&mut pass);
             return;
         }
         let due = Instant::now() + latency;
@@ -224,101 +206,16 @@ impl<B: Backend> Backend for Faulty<B> {
             self.delay.more.notify_all();
         }
     }
+
+    fn carry_out(&self, batch: &mut Vec<Request>) {
+        self.submit(batch);
+    }
+
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
-        self.inner.poll(done);
+        self.inner.pages().poll(done);
     }
+
     fn help(&self, done: &mut dyn FnMut() -> bool) {
-        self.inner.help(done);
-    }
-    fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
-        self.inner.lookup(parent, name)
-    }
-    fn forget(&self, node: NodeId, lookups: u64) {
-        self.inner.forget(node, lookups);
-    }
-    fn getattr(&self, node: NodeId) -> io::Result<Attr> {
-        self.inner.getattr(node)
-    }
-    fn setattr(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
-        self.inner.setattr(node, set)
-    }
-    fn readlink(&self, node: NodeId) -> io::Result<OsString> {
-        self.inner.readlink(node)
-    }
-    fn symlink(&self, parent: NodeId, name: &OsStr, target: &OsStr) -> io::Result<Entry> {
-        self.inner.symlink(parent, name, target)
-    }
-    fn mknod(&self, parent: NodeId, name: &OsStr, mode: u32, rdev: u32) -> io::Result<Entry> {
-        self.inner.mknod(parent, name, mode, rdev)
-    }
-    fn mkdir(&self, parent: NodeId, name: &OsStr, mode: u32) -> io::Result<Entry> {
-        self.inner.mkdir(parent, name, mode)
-    }
-    fn unlink(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
-        self.inner.unlink(parent, name)
-    }
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> io::Result<()> {
-        self.inner.rmdir(parent, name)
-    }
-    fn rename(&self, p: NodeId, n: &OsStr, np: NodeId, nn: &OsStr, flags: u32) -> io::Result<()> {
-        self.inner.rename(p, n, np, nn, flags)
-    }
-    fn link(&self, node: NodeId, new_parent: NodeId, new_name: &OsStr) -> io::Result<Entry> {
-        self.inner.link(node, new_parent, new_name)
-    }
-    fn open(&self, node: NodeId, flags: i32) -> io::Result<u64> {
-        self.inner.open(node, flags)
-    }
-    fn create(&self, p: NodeId, n: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
-        self.inner.create(p, n, new)
-    }
-    fn release(&self, node: NodeId, handle: u64) {
-        self.inner.release(node, handle);
-    }
-    fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
-        self.inner.fsync(node, handle, data_only)
-    }
-    fn submit_fsync(&self, node: NodeId, handle: u64, data_only: bool, done: Done) {
-        self.inner.submit_fsync(node, handle, data_only, done);
-    }
-    fn lock(&self, n: NodeId, handle: u64, request: &LockRequest, wait: bool) -> io::Result<()> {
-        self.inner.lock(n, handle, request, wait)
-    }
-    fn test_lock(&self, n: NodeId, h: u64, lock: &LockRequest) -> io::Result<Option<RangeLock>> {
-        self.inner.test_lock(n, h, lock)
-    }
-    fn copy_range(
-        &self,
-        from: (NodeId, u64),
-        from_offset: u64,
-        to: (NodeId, u64),
-        to_offset: u64,
-        len: u64,
-    ) -> io::Result<u64> {
-        self.inner.copy_range(from, from_offset, to, to_offset, len)
-    }
-    fn fallocate(&self, n: NodeId, h: u64, mode: i32, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.fallocate(n, h, mode, offset, len)
-    }
-    fn lseek(&self, node: NodeId, handle: u64, offset: u64, whence: i32) -> io::Result<u64> {
-        self.inner.lseek(node, handle, offset, whence)
-    }
-    fn readdir(&self, node: NodeId) -> io::Result<Vec<DirEntry>> {
-        self.inner.readdir(node)
-    }
-    fn statfs(&self, node: NodeId) -> io::Result<StatFs> {
-        self.inner.statfs(node)
-    }
-    fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.inner.setxattr(node, name, value, flags)
-    }
-    fn getxattr(&self, node: NodeId, name: &OsStr) -> io::Result<Vec<u8>> {
-        self.inner.getxattr(node, name)
-    }
-    fn listxattr(&self, node: NodeId) -> io::Result<Vec<OsString>> {
-        self.inner.listxattr(node)
-    }
-    fn removexattr(&self, node: NodeId, name: &OsStr) -> io::Result<()> {
-        self.inner.removexattr(node, name)
+        self.inner.pages().help(done);
     }
 }

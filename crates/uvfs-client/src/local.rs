@@ -6,7 +6,7 @@ mod sys;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -19,8 +19,8 @@ use rustix::fs::{
 use uvfs_queue::arena::Arena;
 
 use crate::backend::{
-    Attr, Backend, DirEntry, Entry, Limits, LockKind, LockRequest, NewFile, NodeId, Op, ROOT,
-    RangeLock, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Entry, FileOps, Limits, LockKind, LockRequest, NewFile, NodeId, Op,
+    PageIo, ROOT, RangeLock, Request, SetAttr, SharedServer, StatFs,
 };
 use crate::cache::{errno, lock};
 use engine::Engine;
@@ -181,11 +181,33 @@ impl Drop for LocalStore {
 }
 
 impl Backend for LocalStore {
+    fn pages(&self) -> &dyn PageIo {
+        self
+    }
+
+    fn files(&self) -> &dyn FileOps {
+        self
+    }
+
+    fn shared(&self) -> Option<&dyn SharedServer> {
+        None
+    }
+}
+
+impl PageIo for LocalStore {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
         self.engine
             .arena
             .set(arena.clone())
             .map_err(|_| errno(libc::EBUSY))
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+
+    fn reserved_pages(&self) -> u32 {
+        0
     }
 
     fn limits(&self) -> Limits {
@@ -247,7 +269,9 @@ impl Backend for LocalStore {
             self.engine.run(task);
         }
     }
+}
 
+impl FileOps for LocalStore {
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         let dir = self.fd(parent)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -3,15 +3,15 @@
 
 mod common;
 
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use uvfs_client::backend::{Limits, NewFile, Op, Request};
+use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
 use uvfs_client::{
-    AllocateMode, Attr, Backend, Client, Config, Entry, Faulty, File, Flags, LocalStore, NodeId,
-    OpenOptions, SetAttr,
+    AllocateMode, Client, Config, Faulty, File, Flags, LocalStore, OpenOptions, SetAttr,
 };
 use uvfs_queue::arena::Arena;
 
@@ -469,12 +469,36 @@ impl Nested {
 struct Single(Arc<Nested>);
 
 impl Backend for Single {
+    fn pages(&self) -> &dyn PageIo {
+        self
+    }
+
+    fn files(&self) -> &dyn FileOps {
+        self.0.inner.files()
+    }
+
+    fn shared(&self) -> Option<&dyn SharedServer> {
+        None
+    }
+}
+
+impl PageIo for Single {
     fn attach(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
         self.0.inner.attach(arena)
     }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.0.inner.descriptors()
+    }
+
+    fn reserved_pages(&self) -> u32 {
+        self.0.inner.reserved_pages()
+    }
+
     fn limits(&self) -> Limits {
         self.0.inner.limits()
     }
+
     fn submit(&self, batch: &mut Vec<Request>) {
         for request in batch.drain(..) {
             // Writes go through the one thread. What that thread reads itself is answered at
@@ -486,32 +510,14 @@ impl Backend for Single {
             }
         }
     }
-    fn lookup(&self, parent: NodeId, name: &std::ffi::OsStr) -> std::io::Result<Entry> {
-        self.0.inner.lookup(parent, name)
+
+    fn carry_out(&self, batch: &mut Vec<Request>) {
+        self.submit(batch);
     }
-    fn getattr(&self, node: NodeId) -> std::io::Result<Attr> {
-        self.0.inner.getattr(node)
-    }
-    fn setattr(&self, node: NodeId, set: &SetAttr) -> std::io::Result<Attr> {
-        self.0.inner.setattr(node, set)
-    }
-    fn open(&self, node: NodeId, flags: i32) -> std::io::Result<u64> {
-        self.0.inner.open(node, flags)
-    }
-    fn create(
-        &self,
-        parent: NodeId,
-        name: &std::ffi::OsStr,
-        new: NewFile,
-    ) -> std::io::Result<(Entry, u64)> {
-        self.0.inner.create(parent, name, new)
-    }
-    fn release(&self, node: NodeId, handle: u64) {
-        self.0.inner.release(node, handle);
-    }
-    fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> std::io::Result<()> {
-        self.0.inner.fsync(node, handle, data_only)
-    }
+
+    fn poll(&self, _: &mut dyn FnMut() -> bool) {}
+
+    fn help(&self, _: &mut dyn FnMut() -> bool) {}
 }
 
 #[test]

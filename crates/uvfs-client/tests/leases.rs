@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uvfs_client::backend::{NewFile, ROOT};
-use uvfs_client::{Backend, Client, Config, File, Flags, OpenOptions, Server as Socket};
+use uvfs_client::backend::{FileOps, NewFile, PageIo, ROOT};
+use uvfs_client::{Client, Config, File, Flags, OpenOptions, Server as Socket};
 use uvfs_passthrough::Passthrough;
 use uvfs_queue::arena::Arena;
 use uvfs_server::mount::{MountOptions, mount, unmount};

@@ -102,7 +102,7 @@ impl Inode {
         let mut batch = starts
             .map(|start| direct.request(handle, start, dontcache))
             .collect();
-        self.cache.backend.submit(&mut batch);
+        self.cache.backend.pages().submit(&mut batch);
         direct
     }
 
@@ -125,7 +125,7 @@ impl Inode {
             data.copy_in(&self.cache.arena, &direct.pages, start, n);
             // A piece is on its way while the next one is copied.
             batch.push(direct.request(handle, start, dontcache));
-            self.cache.backend.submit(&mut batch);
+            self.cache.backend.pages().submit(&mut batch);
         }
         direct
     }

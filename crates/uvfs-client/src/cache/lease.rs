@@ -198,7 +198,11 @@ impl Inode {
                 false => Err(errno(libc::ENOTCONN)),
             };
         }
-        self.cache.backend.getattr(self.node).map(|attr| attr.size)
+        self.cache
+            .backend
+            .files()
+            .getattr(self.node)
+            .map(|attr| attr.size)
     }
 
     /// The attributes now: the server's, with the size that this client knows better. What is dirty
@@ -212,7 +216,7 @@ impl Inode {
             // A failure is for the next fsync or close to tell.
             let _ = self.write_and_wait(0, u64::MAX);
         }
-        let mut attr = self.cache.backend.getattr(self.node)?;
+        let mut attr = self.cache.backend.files().getattr(self.node)?;
         let st = self.read_state();
         if st.knows_size() {
             attr.size = st.size;

@@ -111,7 +111,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(cache) = self.cache.upgrade() {
-            cache.backend.release(self.node, self.fh);
+            cache.backend.files().release(self.node, self.fh);
         }
     }
 }
@@ -160,9 +160,9 @@ impl Cache {
     pub(crate) fn new(backend: Arc<dyn Backend>, config: Config) -> io::Result<Arc<Self>> {
         let pages = u32::try_from(config.memory.max(1 << 20) / PAGE_SIZE)
             .map_err(|_| errno(libc::EINVAL))?;
-        let arena = Arc::new(Arena::create(pages + backend.reserved_pages())?);
-        backend.attach(&arena)?;
-        let limits = backend.limits();
+        let arena = Arc::new(Arena::create(pages + backend.pages().reserved_pages())?);
+        backend.pages().attach(&arena)?;
+        let limits = backend.pages().limits();
         let percent = |p: u32| (u64::from(pages) * u64::from(p.min(95)) / 100).max(1);
         let cache = Arc::new(Self {
             limits,
@@ -207,7 +207,7 @@ impl Cache {
         }
         let began = Instant::now();
         let mut found = None;
-        self.backend.poll(&mut || {
+        self.backend.pages().poll(&mut || {
             found = check();
             found.is_some()
         });
@@ -258,7 +258,7 @@ impl Cache {
                     self.backend.return_lease(node, lease, Lease::None);
                 }
                 if lookups > 0 {
-                    self.backend.forget(node, lookups);
+                    self.backend.files().forget(node, lookups);
                 }
                 drop(inode);
             }
@@ -481,7 +481,7 @@ impl Cache {
                 self.wake_flusher();
             }
             let room = || self.has_room().then_some(());
-            self.backend.help(&mut || self.has_room());
+            self.backend.pages().help(&mut || self.has_room());
             let waited = self.room.wait_timeout(room, Duration::from_millis(20));
             if waited.is_some() {
                 return Ok(());
@@ -536,6 +536,7 @@ impl Cache {
         for (node, inode) in inodes {
             inode.closed();
             self.backend
+                .files()
                 .forget(node, inode.lookups.load(Ordering::Acquire));
         }
     }

@@ -360,7 +360,7 @@ impl Inode {
         }
         let any = !batch.is_empty();
         if any {
-            self.cache.backend.submit(&mut batch);
+            self.cache.backend.pages().submit(&mut batch);
         }
         any
     }
@@ -395,7 +395,7 @@ impl Inode {
             .start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay)
             .batch;
         if !batch.is_empty() {
-            self.cache.backend.submit(&mut batch);
+            self.cache.backend.pages().submit(&mut batch);
         }
     }
 
@@ -415,7 +415,7 @@ impl Inode {
         if batch.is_empty() {
             return;
         }
-        self.cache.backend.carry_out(&mut batch);
+        self.cache.backend.pages().carry_out(&mut batch);
         let few = || (self.read_state().in_flight.len() <= STREAM_REQUESTS).then_some(());
         if few().is_none() {
             self.event.wait_timeout(few, STREAM_PATIENCE);
@@ -453,7 +453,7 @@ impl Inode {
         let Started { mut batch, busy } =
             self.start_writeback(0, u64::MAX, usize::MAX, u64::MAX, Behind::Stay);
         if !batch.is_empty() {
-            self.cache.backend.submit(&mut batch);
+            self.cache.backend.pages().submit(&mut batch);
         }
         flush.busy = busy;
         flush.before = self.read_state().next_request;
@@ -506,7 +506,7 @@ impl Inode {
             let Started { mut batch, busy } =
                 self.start_writeback(first, last, usize::MAX, u64::MAX, Behind::Stay);
             if !batch.is_empty() {
-                self.cache.backend.submit(&mut batch);
+                self.cache.backend.pages().submit(&mut batch);
             }
             let before = self.read_state().next_request;
             self.wait_in_flight(first, last, before);

@@ -46,7 +46,7 @@ impl Driver {
     /// Ends what has been answered, for a short while or until `done`, in this thread.
     pub fn drive(&self, mut done: impl FnMut() -> bool) {
         if let Some(cache) = self.0.upgrade() {
-            cache.backend.poll(&mut done);
+            cache.backend.pages().poll(&mut done);
         }
     }
 
@@ -157,6 +157,7 @@ impl File {
         });
         f.cache
             .backend
+            .files()
             .submit_fsync(f.handle.node, f.handle.fh, data_only, end);
     }
 }

@@ -60,7 +60,7 @@ impl File {
             // All of both: what the server takes for their ends must be so.
             f.inode.write_and_wait(0, u64::MAX)?;
             t.inode.write_and_wait(0, u64::MAX)?;
-            f.cache.backend.copy_range(
+            f.cache.backend.files().copy_range(
                 (f.inode.node, f.handle.fh),
                 offset,
                 (t.inode.node, t.handle.fh),

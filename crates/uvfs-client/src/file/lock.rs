@@ -78,7 +78,7 @@ impl File {
         let f = &*self.0;
         let request = f.lock_request(false, Some(kind), start, end);
         let (node, fh) = (f.handle.node, f.handle.fh);
-        self.carried(|| f.cache.backend.test_lock(node, fh, &request))
+        self.carried(|| f.cache.backend.files().test_lock(node, fh, &request))
     }
 
     /// Locks the whole file, as flock(2), and waits for it. These locks and those of ranges know
@@ -133,7 +133,7 @@ impl File {
         }
         let request = f.lock_request(flock, kind, start, end);
         let (node, fh) = (f.handle.node, f.handle.fh);
-        self.carried(|| f.cache.backend.lock(node, fh, &request, wait))
+        self.carried(|| f.cache.backend.files().lock(node, fh, &request, wait))
     }
 }
 
@@ -162,7 +162,7 @@ impl Inner {
                 let _ = self.inode.write_and_wait(0, u64::MAX);
                 let all = self.lock_request(flock, None, 0, LAST);
                 let (node, fh) = (self.handle.node, self.handle.fh);
-                let _ = self.cache.backend.lock(node, fh, &all, false);
+                let _ = self.cache.backend.files().lock(node, fh, &all, false);
             }
         }
     }

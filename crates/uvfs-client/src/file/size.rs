@@ -65,7 +65,11 @@ impl File {
             handle: Some(f.handle.fh),
             ..SetAttr::default()
         };
-        f.cache.backend.setattr(f.inode.node, &set).map(drop)
+        f.cache
+            .backend
+            .files()
+            .setattr(f.inode.node, &set)
+            .map(drop)
     }
 
     /// Reserves, punches or zeroes a range, as fallocate(2).
@@ -100,7 +104,9 @@ impl File {
             // The whole file: the server's size must be ours before it grows or keeps it.
             f.inode.write_and_wait(0, u64::MAX)?;
             let backend = &f.cache.backend;
-            backend.fallocate(f.inode.node, f.handle.fh, raw, offset, len)
+            backend
+                .files()
+                .fallocate(f.inode.node, f.handle.fh, raw, offset, len)
         })?;
         f.inode
             .invalidate_range(offset / PAGE, (end - 1) / PAGE, grows.then_some(end));
@@ -132,7 +138,9 @@ impl File {
             }
             f.inode.write_and_wait(0, u64::MAX)?;
             let backend = &f.cache.backend;
-            backend.lseek(f.inode.node, f.handle.fh, offset, whence)
+            backend
+                .files()
+                .lseek(f.inode.node, f.handle.fh, offset, whence)
         })
     }
 }

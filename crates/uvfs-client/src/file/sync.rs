@@ -72,7 +72,7 @@ impl File {
         }
         self.sync_range(0, u64::MAX)?;
         // The pages are what the server now has: worth keeping for whoever opens it next.
-        if let Ok(attr) = f.cache.backend.getattr(f.inode.node) {
+        if let Ok(attr) = f.cache.backend.files().getattr(f.inode.node) {
             f.inode.saw(attr.mtime, attr.size);
         }
         Ok(())
@@ -95,7 +95,7 @@ impl File {
         // Data that the server had taken was in the file when it went, and is not to be written again.
         self.carried(|| {
             let backend = &f.cache.backend;
-            backend.fsync(f.handle.node, f.handle.fh, data_only)
+            backend.files().fsync(f.handle.node, f.handle.fh, data_only)
         })
     }
 
@@ -136,7 +136,10 @@ impl Step<()> for SyncStep {
             inode.event.notify();
         });
         let (node, fh) = (f.handle.node, f.handle.fh);
-        f.cache.backend.submit_fsync(node, fh, self.data_only, done);
+        f.cache
+            .backend
+            .files()
+            .submit_fsync(node, fh, self.data_only, done);
         // Perhaps at once.
         self.step()
     }

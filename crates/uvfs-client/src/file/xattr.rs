@@ -14,6 +14,7 @@ impl File {
         let f = &*self.0;
         f.cache
             .backend
+            .files()
             .setxattr(f.inode.node, name.as_ref(), value, flags)
     }
 
@@ -23,7 +24,12 @@ impl File {
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn getxattr(&self, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
         let f = &*self.0;
-        self.carried(|| f.cache.backend.getxattr(f.inode.node, name.as_ref()))
+        self.carried(|| {
+            f.cache
+                .backend
+                .files()
+                .getxattr(f.inode.node, name.as_ref())
+        })
     }
 
     /// The names of all extended attributes, as flistxattr(2).
@@ -32,7 +38,7 @@ impl File {
     /// The backend's error.
     pub fn listxattr(&self) -> io::Result<Vec<OsString>> {
         let f = &*self.0;
-        self.carried(|| f.cache.backend.listxattr(f.inode.node))
+        self.carried(|| f.cache.backend.files().listxattr(f.inode.node))
     }
 
     /// Removes an extended attribute, as fremovexattr(2).
@@ -41,6 +47,9 @@ impl File {
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn removexattr(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let f = &*self.0;
-        f.cache.backend.removexattr(f.inode.node, name.as_ref())
+        f.cache
+            .backend
+            .files()
+            .removexattr(f.inode.node, name.as_ref())
     }
 }

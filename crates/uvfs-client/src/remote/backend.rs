@@ -21,12 +21,27 @@ use super::codec::{attr_of, joined, lock_in, parse, wire};
 use super::session::{ANSWERS_RECALLS, NEVER_WAITS, Session, Waiting};
 use super::{Attempts, LAST_LOOK, LISTING, RECONNECT, SEQ_BITS, Server};
 use crate::backend::{
-    Attr, Backend, DirEntry, Done, Entry, Figures, Grant, Imported, Lease, Limits, LockKind,
-    LockRequest, NewFile, NodeId, OnReattach, OnRecall, Op, RangeLock, Request, SetAttr, StatFs,
+    Attr, Backend, DirEntry, Done, Entry, Figures, FileOps, Grant, Imported, Lease, Limits,
+    LockKind, LockRequest, NewFile, NodeId, OnReattach, OnRecall, Op, PageIo, RangeLock, Request,
+    SetAttr, SharedServer, StatFs,
 };
 use crate::cache::{errno, lock};
 
 impl Backend for Server {
+    fn pages(&self) -> &dyn PageIo {
+        self
+    }
+
+    fn files(&self) -> &dyn FileOps {
+        self
+    }
+
+    fn shared(&self) -> Option<&dyn SharedServer> {
+        Some(self)
+    }
+}
+
+impl PageIo for Server {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
         let socket = lock(&self.inner.first).take();
         let socket = socket.ok_or_else(|| errno(libc::EBUSY))?;
@@ -143,16 +158,20 @@ impl Backend for Server {
         session.queue.ring();
     }
 
+    fn carry_out(&self, batch: &mut Vec<Request>) {
+        self.submit(batch);
+    }
+
     fn poll(&self, done: &mut dyn FnMut() -> bool) {
         if let Ok(session) = self.current() {
             session.poll(done);
         }
     }
 
-    fn is_shared(&self) -> bool {
-        true
-    }
+    fn help(&self, _: &mut dyn FnMut() -> bool) {}
+}
 
+impl SharedServer for Server {
     fn lease(&self, node: NodeId, lease: Lease) -> io::Result<Grant> {
         let op = ext::LeaseIn {
             mode: wire(lease),
@@ -192,10 +211,6 @@ impl Backend for Server {
         }
     }
 
-    fn publish_from(&self, figures: Figures) {
-        let _ = self.inner.figures.set(figures);
-    }
-
     fn on_recall(&self, call: OnRecall) {
         let Some(recalls) = lock(&self.inner.recalled).take() else {
             return;
@@ -217,6 +232,10 @@ impl Backend for Server {
         if let Err(error) = thread.spawn(answer) {
             tracing::error!(%error, "recalls will not be answered");
         }
+    }
+
+    fn publish_from(&self, figures: Figures) {
+        let _ = self.inner.figures.set(figures);
     }
 
     fn is_alive(&self) -> bool {
@@ -248,24 +267,6 @@ impl Backend for Server {
             known.node(generation, node).unwrap_or(u64::MAX),
             known.handle(generation, node, handle).unwrap_or(u64::MAX),
         )
-    }
-
-    fn has_written(&self) -> bool {
-        let Ok(session) = self.current() else {
-            return false;
-        };
-        let bound = *self.inner.patience.get().unwrap_or(&RECONNECT);
-        let began = Instant::now();
-        loop {
-            // Looked at first: once the watcher has ended the session nothing changes any more.
-            let last = session.stop.load(Ordering::Acquire) || NEVER_WAITS.get();
-            match session.queue.server_end() {
-                End::Closed if !last && began.elapsed() < bound => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                end => return end == End::Written,
-            }
-        }
     }
 
     fn reconnect(&self) -> io::Result<()> {
@@ -303,10 +304,50 @@ impl Backend for Server {
         }
     }
 
+    fn has_written(&self) -> bool {
+        let Ok(session) = self.current() else {
+            return false;
+        };
+        let bound = *self.inner.patience.get().unwrap_or(&RECONNECT);
+        let began = Instant::now();
+        loop {
+            // Looked at first: once the watcher has ended the session nothing changes any more.
+            let last = session.stop.load(Ordering::Acquire) || NEVER_WAITS.get();
+            match session.queue.server_end() {
+                End::Closed if !last && began.elapsed() < bound => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                end => return end == End::Written,
+            }
+        }
+    }
+
     fn on_reattach(&self, call: OnReattach) {
         *lock(&self.inner.on_reattach) = Some(Arc::new(call));
     }
 
+    fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
+        let op = ImportIn { token: *secret };
+        let session = self.living()?;
+        let reply = session.call(IMPORT, 0, op.as_bytes(), &[], &[])?;
+        let out: ImportOut = parse(&reply)?;
+        let identity = &reply[size_of::<ImportOut>()..];
+        let flags = out.flags as i32;
+        let mut known = self.known();
+        let node = known.looked_up(session.generation, out.nodeid, None)?;
+        let handle = known.opened(session.generation, node, out.fh, flags, identity, true)?;
+        Ok(Imported {
+            entry: Entry {
+                node,
+                attr: attr_of(&out.attr),
+            },
+            handle,
+            flags,
+        })
+    }
+}
+
+impl FileOps for Server {
     fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
         self.call_entry(Opcode::Lookup, parent, &[], &[name])
     }
@@ -429,26 +470,6 @@ impl Backend for Server {
         let identity = &reply[size_of::<abi::OpenOut>()..];
         self.known()
             .opened(session.generation, node, out.fh, flags, identity, false)
-    }
-
-    fn import(&self, secret: &[u8; 32]) -> io::Result<Imported> {
-        let op = ImportIn { token: *secret };
-        let session = self.living()?;
-        let reply = session.call(IMPORT, 0, op.as_bytes(), &[], &[])?;
-        let out: ImportOut = parse(&reply)?;
-        let identity = &reply[size_of::<ImportOut>()..];
-        let flags = out.flags as i32;
-        let mut known = self.known();
-        let node = known.looked_up(session.generation, out.nodeid, None)?;
-        let handle = known.opened(session.generation, node, out.fh, flags, identity, true)?;
-        Ok(Imported {
-            entry: Entry {
-                node,
-                attr: attr_of(&out.attr),
-            },
-            handle,
-            flags,
-        })
     }
 
     fn create(&self, parent: NodeId, name: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {

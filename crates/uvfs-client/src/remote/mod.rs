@@ -1,4 +1,4 @@
-//! A uvfs server over a shared-memory queue pair, as a [`Backend`].
+//! A uvfs server over a shared-memory queue pair, as a [`Backend`](crate::backend::Backend).
 //!
 //! A thread, the watcher, waits for the socket to close (`reconnect.rs`). Then everything under way ends with
 //! ENOTCONN, and the watcher tries to attach to a server of the same source at the same path. It finds
@@ -26,7 +26,7 @@ use uvfs_proto::abi::Opcode;
 use uvfs_queue::attach;
 use uvfs_queue::pair::Seg;
 
-use crate::backend::{Backend, Entry, Figures, NodeId, OnReattach, Recall};
+use crate::backend::{Entry, Figures, NodeId, OnReattach, Recall, SharedServer};
 use crate::cache::{errno, lock};
 use crate::known::Known;
 use codec::{entry_of, joined};

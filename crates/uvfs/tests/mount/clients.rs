@@ -14,10 +14,9 @@ use std::sync::mpsc::channel;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
-use uvfs_client::backend::{Op, Request};
+use uvfs_client::backend::{FileOps, Op, PageIo, Request, SharedServer};
 use uvfs_client::{
-    AllocateMode, Backend, Client, Config, File as ClientFile, Flags, Imported, Server, SetAttr,
-    Token,
+    AllocateMode, Client, Config, File as ClientFile, Flags, Imported, Server, SetAttr, Token,
 };
 use uvfs_queue::arena::Arena;
 

@@ -99,7 +99,7 @@ impl Inode {
         self.cache.free(&mut pages);
         if !batch.is_empty() {
             self.cache.counters.read_requests(batch.len() as u64);
-            self.cache.backend.submit(&mut batch);
+            self.cache.backend.pages().submit(&mut batch);
         }
         fill
     }

@@ -5,12 +5,12 @@
 //! Only the benchmark has it.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use uvfs_client::backend::{Limits, NewFile, Op, Request};
-use uvfs_client::{Attr, Backend, Entry, NodeId, SetAttr};
+use uvfs_client::NodeId;
+use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 use uvfs_queue::pair::Seg;
 
@@ -87,17 +87,29 @@ impl<B> Copying<B> {
 }
 
 impl<B: Backend> Backend for Copying<B> {
+    fn pages(&self) -> &dyn PageIo {
+        self
+    }
+    fn files(&self) -> &dyn FileOps {
+        self.store.files()
+    }
+    fn shared(&self) -> Option<&dyn SharedServer> {
+        self.store.shared()
+    }
+}
+
+impl<B: Backend> PageIo for Copying<B> {
     fn attach(&self, arena: &Arc<Arena>) -> io::Result<()> {
         let pages = arena.pages();
         lock(&self.copies).idle = (pages - self.reserved..pages).rev().collect();
         self.arena.set(arena.clone()).expect("attached once");
-        self.store.attach(arena)
+        self.store.pages().attach(arena)
     }
     fn reserved_pages(&self) -> u32 {
         self.reserved
     }
     fn limits(&self) -> Limits {
-        self.store.limits()
+        self.store.pages().limits()
     }
     fn submit(&self, batch: &mut Vec<Request>) {
         for request in batch
@@ -106,31 +118,16 @@ impl<B: Backend> Backend for Copying<B> {
         {
             self.copy(request);
         }
-        self.store.submit(batch);
+        self.store.pages().submit(batch);
     }
     fn help(&self, done: &mut dyn FnMut() -> bool) {
-        self.store.help(done);
+        self.store.pages().help(done);
     }
-    // Of the rest, what writing files needs.
-    fn lookup(&self, parent: NodeId, name: &OsStr) -> io::Result<Entry> {
-        self.store.lookup(parent, name)
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.store.pages().descriptors()
     }
-    fn forget(&self, node: NodeId, lookups: u64) {
-        self.store.forget(node, lookups);
+    fn carry_out(&self, batch: &mut Vec<Request>) {
+        self.submit(batch);
     }
-    fn getattr(&self, node: NodeId) -> io::Result<Attr> {
-        self.store.getattr(node)
-    }
-    fn setattr(&self, node: NodeId, set: &SetAttr) -> io::Result<Attr> {
-        self.store.setattr(node, set)
-    }
-    fn create(&self, p: NodeId, n: &OsStr, new: NewFile) -> io::Result<(Entry, u64)> {
-        self.store.create(p, n, new)
-    }
-    fn release(&self, node: NodeId, handle: u64) {
-        self.store.release(node, handle);
-    }
-    fn fsync(&self, node: NodeId, handle: u64, data_only: bool) -> io::Result<()> {
-        self.store.fsync(node, handle, data_only)
-    }
+    fn poll(&self, _: &mut dyn FnMut() -> bool) {}
 }
