@@ -9,8 +9,9 @@ mod wait;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
+use uvfs_sys::lock;
 
 use rustix::io::Errno;
 use slab::Slab;
@@ -55,10 +56,6 @@ counters!(
 
 pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whose memory an I/O has: one entry per block. These hold their buffers by count alone,

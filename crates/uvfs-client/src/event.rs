@@ -21,7 +21,7 @@ pub(crate) struct Event {
 
 impl Event {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        uvfs_sys::lock(&self.inner)
     }
 
     /// Wakes everybody. Call after the condition has changed and its lock is free.

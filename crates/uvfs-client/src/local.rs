@@ -22,9 +22,10 @@ use crate::backend::{
     Attr, Backend, DirEntry, Entry, FileOps, Limits, LockKind, LockRequest, NewFile, NodeId, Op,
     PageIo, ROOT, RangeLock, Request, SetAttr, SharedServer, StatFs,
 };
-use crate::cache::{errno, lock};
+use crate::cache::errno;
 use engine::Engine;
 use sys::{attr_of, check, flags, ofd_lock, proc_path};
+use uvfs_sys::lock;
 
 /// A host directory, served in this process. Reads and writes go from and to the arena's pages by
 /// preadv(2) and pwritev(2), on worker threads or in the thread that submits them.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::cache::lock;
+use uvfs_sys::lock;
 
 /// The longest step between two looks that counts in full. A client that was stopped, or a machine that
 /// slept, has not listened meanwhile.

@@ -12,7 +12,7 @@ pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
 
 impl Buffers {
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        (self.0.lock()).unwrap_or_else(|poisoned| poisoned.into_inner())
+        uvfs_sys::lock(&self.0)
     }
 
     /// A buffer of at least this length, with any contents.

@@ -1,15 +1,12 @@
 //! The threads that handlers run on.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
 use std::{io, panic};
+use uvfs_sys::lock;
 
 use crate::Filesystem;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    (mutex.lock()).unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// The program's file system, until it is destroyed.
 pub(crate) struct Held<FS: Filesystem>(RwLock<Option<FS>>);

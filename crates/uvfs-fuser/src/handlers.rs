@@ -43,7 +43,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         let done = (self.held).with_mut(|fs| fs.init(&request, &mut wanted));
         if let Some(Err(error)) = done {
             let answer = errno(Errno::from_i32(error.raw_os_error().unwrap_or_default()));
-            *(self.failed.lock()).unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
+            *uvfs_sys::lock(&self.failed) = Some(error);
             return Err(answer);
         }
         config.wanted = fs::InitFlags::from_bits_retain(wanted.requested.bits()) | needed;

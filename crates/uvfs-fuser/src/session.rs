@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use uvfs_sys::lock;
 
 use rustix::event::{PollFd, PollFlags};
 use uvfs_server::{Agreed, Server, ServerOptions, SessionOptions, Transport};
@@ -15,10 +16,6 @@ use uvfs_server::{Agreed, Server, ServerOptions, SessionOptions, Transport};
 use crate::adapter::Adapter;
 use crate::calls::Held;
 use crate::{Config, Filesystem, MountOption, Notifier, SessionACL};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    (mutex.lock()).unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// A mount that ends when this is dropped.
 #[derive(Debug)]

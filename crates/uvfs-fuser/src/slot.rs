@@ -20,7 +20,7 @@ struct Slot<T>(Mutex<State<T>>);
 
 impl<T> Slot<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        (self.0.lock()).unwrap_or_else(|poisoned| poisoned.into_inner())
+        uvfs_sys::lock(&self.0)
     }
 
     fn put(&self, answer: impl FnOnce() -> Answer<T>) {

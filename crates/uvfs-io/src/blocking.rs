@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use uvfs_sys::lock;
 
 /// Threads of the pool that all share.
 const MAX_THREADS: usize = 8;
@@ -33,13 +34,6 @@ pub struct Pool {
 fn shared() -> &'static Arc<Pool> {
     static POOL: OnceLock<Arc<Pool>> = OnceLock::new();
     POOL.get_or_init(|| Pool::new(MAX_THREADS))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A job's panic is caught in `run`, so a poisoned lock still guards consistent state.
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn worker(pool: &Pool) {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
+use uvfs_sys::mountinfo::MountLine;
 
 /// How long a block device may stay claimed by a program that has ended: the kernel ends that program's rings in
 /// the background, and services look at devices that have changed.
@@ -289,24 +290,21 @@ fn loops_of(meta: &fs::Metadata) -> Vec<String> {
 
 /// Where one of these devices is mounted, and whether its file system may be written.
 fn mounted_at(numbers: &[String]) -> Option<(PathBuf, bool)> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts_of(&text, numbers)
+    mounts_of(uvfs_sys::mountinfo::table().unwrap_or_default(), numbers)
 }
 
-/// As [`mounted_at`], from the text of mountinfo (proc_pid_mountinfo(5)); a mount that may be
-/// written comes before one that may not.
-fn mounts_of(text: &str, numbers: &[String]) -> Option<(PathBuf, bool)> {
-    let found = text.lines().filter_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let words: Vec<_> = before.split(' ').collect();
-        let (number, at) = (words.get(2)?, words.get(4)?);
-        if !numbers.iter().any(|n| n == number) {
-            return None;
-        }
-        // The last word before the separator is about this mount, the last one after it about
-        // the file system: only the latter says that nobody writes.
-        let writable = after.rsplit(' ').next()?.split(',').any(|o| o == "rw");
-        Some((PathBuf::from(at), writable))
+/// As [`mounted_at`], from the mount table; a mount that may be written comes before one that may not.
+fn mounts_of(
+    table: impl IntoIterator<Item = MountLine>,
+    numbers: &[String],
+) -> Option<(PathBuf, bool)> {
+    let found = table
+        .into_iter()
+        .filter(|line| numbers.contains(&line.device));
+    let found = found.map(|line| {
+        // The options of the mount may say `ro` where only those of the file system say that nobody writes.
+        let writable = line.file_system.split(',').any(|option| option == "rw");
+        (line.at, writable)
     });
     found.max_by_key(|(_, writable)| *writable)
 }
@@ -367,11 +365,17 @@ mod tests {
 36 35 7:3 / /mnt/a rw,noatime shared:1 - xfs /dev/loop3 ro,attr2\n\
 37 35 7:4 / /mnt/b ro,noatime - xfs /dev/loop4 rw,attr2\n\
 38 35 7:5 / /mnt/c ro - ext4 /dev/loop5 ro\n\
-39 35 7:5 / /mnt/d ro - ext4 /dev/loop5 rw\n";
-        let at = |n: &str| mounts_of(text, &[n.to_owned()]);
+39 35 7:5 / /mnt/d ro - ext4 /dev/loop5 rw\n\
+40 35 7:7 / /mnt/e\\040f rw - ext4 /dev/loop7 rw\n";
+        let table = || {
+            text.lines()
+                .filter_map(|line| MountLine::parse(line.as_bytes()))
+        };
+        let at = |n: &str| mounts_of(table(), &[n.to_owned()]);
         assert_eq!(at("7:3"), Some(("/mnt/a".into(), false)));
         assert_eq!(at("7:4"), Some(("/mnt/b".into(), true)));
         assert_eq!(at("7:5"), Some(("/mnt/d".into(), true)));
         assert_eq!(at("7:6"), None);
+        assert_eq!(at("7:7"), Some(("/mnt/e f".into(), true)));
     }
 }

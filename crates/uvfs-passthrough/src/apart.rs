@@ -24,8 +24,8 @@ use uvfs_server::interrupt;
 use crate::Source;
 use crate::inode::Inode;
 use crate::io;
-use crate::slots::lock;
 use crate::sys::{self, Result};
+use uvfs_sys::lock;
 
 /// Threads of a mount.
 const THREADS: usize = 16;

@@ -12,8 +12,8 @@ use uvfs_server::fs::{DirEntry, DirSink, Handle, Node, OpenFlags, Opened};
 
 use crate::Source;
 use crate::inode::Inode;
-use crate::slots::lock;
 use crate::sys::{self, Result};
+use uvfs_sys::lock;
 
 /// Bytes of entries read from the host at once.
 const BUFFER: usize = 32 << 10;

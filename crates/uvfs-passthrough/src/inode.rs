@@ -23,13 +23,14 @@ use uvfs_server::fs::{Node, ROOT};
 use crate::handle::OpenFile;
 use crate::lock::Owners;
 use crate::rules::Copy;
-use crate::slots::{SHARDS, Slab, lock, shard_of};
+use crate::slots::{SHARDS, Slab, shard_of};
 use crate::sys::{self, Result};
 use crate::watch::FsId;
 pub(crate) use key::Key;
 use key::{AsIs, ByKey};
 pub(crate) use mounts::Mounts;
 pub(crate) use removed::{Kept, Removed};
+use uvfs_sys::lock;
 
 /// A mount below the source.
 pub(crate) struct Mount {

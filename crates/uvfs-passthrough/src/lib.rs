@@ -146,7 +146,7 @@ impl Passthrough {
     /// Says where to report what programs of the host change, for [`Options::watch`]:
     /// `Session::host_changed` of uvfs_server. Before the session begins.
     pub fn set_report(&self, report: Box<Report>) {
-        *slots::lock(&self.0.report) = Some(report);
+        *uvfs_sys::lock(&self.0.report) = Some(report);
     }
 
     /// Says which of the rules in [`Options::rules`] hold from now on.
@@ -167,7 +167,7 @@ impl Source {
     /// Begins to watch for what the host changes, or says why not. `minor` is the kernel's version of
     /// the protocol.
     fn watch_host(&self, minor: u32) -> std::result::Result<Arc<Watcher>, String> {
-        let report = slots::lock(&self.report).take();
+        let report = uvfs_sys::lock(&self.report).take();
         let report = report.ok_or("there is no mount")?;
         if !self.options.watch {
             return Err("the mount's options say for how long to cache".into());

@@ -1,7 +1,8 @@
 //! Numbers for things: O(1) to look up, and never valid again once their thing is gone.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
+use uvfs_sys::lock;
 
 use uvfs_server::fs::Handle;
 
@@ -10,13 +11,6 @@ pub(crate) const SHARDS: usize = 64;
 const SHARD_BITS: u32 = SHARDS.trailing_zeros();
 /// Bits 0 to 5: shard; 6 to 31: slot; 32 to 63: generation, never 0.
 const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
-
-/// A lock whose data is consistent even when a holder panicked: no code here leaves it half done.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// The shard that a number belongs to.
 pub(crate) fn shard_of(number: u64) -> usize {

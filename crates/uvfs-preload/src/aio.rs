@@ -42,54 +42,19 @@ use std::time::{Duration, Instant};
 
 use libc::{SYS_io_destroy, SYS_io_setup, SYS_io_submit};
 use uvfs_client::Driver;
+use uvfs_sys::aio::{FDSYNC, FSYNC, POLL, PREAD, PREADV, PWRITE, PWRITEV, RESFD};
+pub(crate) use uvfs_sys::aio::{IoEvent as Event, Iocb};
 
 use crate::calls::{aside, flags_of, is_plausible, vectors};
 use crate::engage::Moves;
 use crate::import::{self, Wants, described};
 use crate::real::{errno, set_errno};
 use crate::signals;
-use crate::table::{self, lock};
+use crate::table;
 use call::Call;
 use events::events;
 use own::Own;
-
-/// `struct iocb` of linux/aio_abi.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Iocb {
-    data: u64,
-    key: u32,
-    rw_flags: c_int,
-    opcode: u16,
-    priority: i16,
-    fd: u32,
-    buf: u64,
-    len: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    resfd: u32,
-}
-
-/// `struct io_event` of the same header.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Event {
-    data: u64,
-    obj: u64,
-    res: i64,
-    res2: i64,
-}
-
-const PREAD: u16 = 0;
-const PWRITE: u16 = 1;
-const FSYNC: u16 = 2;
-const FDSYNC: u16 = 3;
-const POLL: u16 = 5;
-const PREADV: u16 = 7;
-const PWRITEV: u16 = 8;
-/// IOCB_FLAG_RESFD.
-const RESFD: u32 = 1;
+use uvfs_sys::lock;
 
 /// `struct aio_ring` of the kernel's fs/aio.c, which libaio looks into as well.
 const RING_NR: usize = 4;

@@ -17,7 +17,8 @@ use crate::engage::{self, Moves};
 use crate::import::{self, Wants, described};
 use crate::real::{Inside, errno, is_inside, set_errno};
 use crate::report;
-use crate::table::{self, Known, Opened, Position, Use, lock};
+use crate::table::{self, Known, Opened, Position, Use};
+use uvfs_sys::lock;
 
 #[allow(non_snake_case)] // As C has them.
 pub(crate) mod next;

@@ -14,7 +14,8 @@ use crate::aio;
 use crate::engage::{self, Moves};
 use crate::real::Calm;
 use crate::report::{self, say};
-use crate::table::{self, Known, Opened, Position, Use, lock};
+use crate::table::{self, Known, Opened, Position, Use};
+use uvfs_sys::lock;
 
 /// Servers at a time.
 const SERVERS: usize = 8;

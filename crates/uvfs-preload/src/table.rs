@@ -12,6 +12,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use uvfs_sys::lock;
 
 use uvfs_client::{File, Flags};
 
@@ -56,10 +57,6 @@ fn saw(fd: c_int) {
     if HIGHEST.load(Ordering::Relaxed) < above {
         HIGHEST.fetch_max(above, Ordering::Relaxed);
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where an open file description is.

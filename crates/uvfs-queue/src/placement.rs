@@ -13,9 +13,10 @@
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use uvfs_sys::lock;
 
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 
@@ -246,12 +247,6 @@ struct Shared {
     state: Mutex<State>,
     call: Condvar,
     asleep: AtomicBool,
-}
-
-fn lock(mutex: &Mutex<State>) -> MutexGuard<'_, State> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Watches threads that hand over, and relieves those that starve. Costs nothing while they idle.

@@ -86,7 +86,7 @@ pub(crate) struct Recent {
 
 impl Recent {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        uvfs_sys::lock(&self.queue)
     }
 
     /// A request of so many bytes was served. Never waits for the kernel.

@@ -129,9 +129,7 @@ pub(crate) struct Table(Mutex<HashMap<u64, Waiting>>);
 
 impl Table {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
-        self.0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        uvfs_sys::lock(&self.0)
     }
 
     /// Interrupts a request. EAGAIN when it is not there (yet): the kernel then asks again for as

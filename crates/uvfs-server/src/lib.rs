@@ -36,10 +36,3 @@ pub use mounted::{Mounted, Options, mount};
 pub use server::{Agreed, Server, ServerOptions, Transport};
 pub use session::{Session, SessionOptions};
 pub use transport::attach::{ClientLimits, Clients, InProcess, in_process};
-
-/// Locks, also after a panic of another holder.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}

@@ -19,11 +19,11 @@ use crate::behind::{Behind, Recent};
 use crate::coherence::{Coherence, Since};
 use crate::fs::{Config, FileSystem, HostChange, Node, Opened, Origin};
 use crate::interrupt;
-use crate::lock;
 use crate::notify::{Notifier, Retrieved};
 use crate::slow;
 use crate::stats::{self, Attached, QueueStats, Report, WatchReport};
 use crate::token;
+use uvfs_sys::lock;
 
 /// The kernel's own limit of a request's pages (fs.fuse.max_pages_limit) by default.
 const MAX_PAGES: u32 = 256;

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use crate::fs::{FileSystem, Node};
 use crate::interrupt::Cause;
-use crate::lock;
 use crate::session::Session;
 use crate::stats::{StuckRequest, opcode_name};
+use uvfs_sys::lock;
 
 /// The most requests that a report lists, and that are logged at a time.
 const MOST: usize = 64;

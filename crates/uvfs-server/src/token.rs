@@ -11,9 +11,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use uvfs_proto::import::{PATH_MAX, TokenOut, VERSION};
 
 use crate::fs::{FileSystem, Handle, Node, OFlags};
-use crate::lock;
 use crate::session::Session;
 use crate::transport::attach::is_own;
+use uvfs_sys::lock;
 
 /// How long a token is good.
 const LIFE: Duration = Duration::from_secs(10);

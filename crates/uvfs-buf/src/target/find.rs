@@ -5,7 +5,8 @@ use crate::{BufError, Extent, Verifier};
 use std::sync::{Arc, PoisonError};
 
 use super::index::{Key, key};
-use super::{Found, MAX_REFERENCES, Plug, Shared, count, lock};
+use super::{Found, MAX_REFERENCES, Plug, Shared, count};
+use uvfs_sys::lock;
 
 impl Shared {
     pub(super) fn find(self: &Arc<Self>, extents: &[Extent], key: Key) -> Option<Buffer> {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use uvfs_io::engine::{Io, IoExtent, Op};
 use uvfs_mem::Block;
 
-use super::{InFlight, Plug, Shared, count, lock};
+use super::{InFlight, Plug, Shared, count};
+use uvfs_sys::lock;
 
 impl Shared {
     /// Memory for a buffer. With a plug it may wait, and submits the plug first.

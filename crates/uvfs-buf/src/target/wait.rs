@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::{Shared, lock};
+use super::Shared;
+use uvfs_sys::lock;
 
 impl Shared {
     /// Something happened that others may wait for.

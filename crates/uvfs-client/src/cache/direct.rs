@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
 use super::inode::{Inode, push_seg};
-use super::{Handle, errno, lock};
+use super::{Handle, errno};
 use crate::backend::{Op, Request};
+use uvfs_sys::lock;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

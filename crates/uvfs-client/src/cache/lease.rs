@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::inode::{Inode, State};
-use super::{Cache, errno, lock};
+use super::{Cache, errno};
 use crate::backend::{Attr, Grant, Lease, Reattached, Recall};
+use uvfs_sys::lock;
 
 /// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

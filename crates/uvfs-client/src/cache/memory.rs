@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use uvfs_mem::{Monitor, MonitorConfig, Room, Shrinker, Shrinkers};
 use uvfs_queue::arena::PAGE_SIZE;
 
-use super::{Cache, lock};
+use super::Cache;
+use uvfs_sys::lock;
 
 /// Pages that get memory after one look at how much there is.
 const STEP: usize = 1024;

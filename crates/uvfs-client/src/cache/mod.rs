@@ -14,8 +14,9 @@ mod writeback;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use uvfs_sys::lock;
 
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 
@@ -60,11 +61,6 @@ impl Default for Config {
             readahead: 1 << 20,
         }
     }
-}
-
-/// Ignores poisoning: the state's invariants hold between statements that can panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn errno(code: i32) -> io::Error {

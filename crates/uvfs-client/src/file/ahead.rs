@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 
 use super::{File, PAGE};
 use crate::backend::Lease;
-use crate::cache::{Fill, lock};
+use crate::cache::Fill;
+use uvfs_sys::lock;
 
 /// The first readahead window, in pages.
 const FIRST_WINDOW: u64 = 16;

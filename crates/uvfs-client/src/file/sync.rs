@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::{File, PAGE};
-use crate::cache::{Flush, errno, lock};
+use crate::cache::{Flush, errno};
 use crate::pending::{Pending, Step};
+use uvfs_sys::lock;
 
 impl File {
     /// Writes what is dirty and makes it durable, as fdatasync(2).

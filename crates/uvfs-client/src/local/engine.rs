@@ -1,13 +1,14 @@
 //! Threads that carry out reads and writes.
 
 use crate::backend::{NodeId, Op, Request};
-use crate::cache::{errno, lock};
+use crate::cache::errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use uvfs_queue::arena::Arena;
+use uvfs_sys::lock;
 
 use super::RWF_DONTCACHE;
 

@@ -25,7 +25,8 @@ use crate::backend::{
     LockKind, LockRequest, NewFile, NodeId, OnReattach, OnRecall, Op, PageIo, RangeLock, Request,
     SetAttr, SharedServer, StatFs,
 };
-use crate::cache::{errno, lock};
+use crate::cache::errno;
+use uvfs_sys::lock;
 
 impl Backend for Server {
     fn pages(&self) -> &dyn PageIo {

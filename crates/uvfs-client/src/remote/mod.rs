@@ -27,11 +27,12 @@ use uvfs_queue::attach;
 use uvfs_queue::pair::Seg;
 
 use crate::backend::{Entry, Figures, NodeId, OnReattach, Recall, SharedServer};
-use crate::cache::{errno, lock};
+use crate::cache::errno;
 use crate::known::Known;
 use codec::{entry_of, joined};
 use reconnect::Ready;
 use session::{NEVER_WAITS, Reply, Session, process_name};
+use uvfs_sys::lock;
 
 /// Bytes of a listing, an attribute's value or a list of names that are asked for at once.
 const LISTING: usize = 64 << 10;

@@ -21,10 +21,11 @@ use super::codec::{entry_of, lock_in, parse};
 use super::session::{DEPTH, Descriptors, NEVER_WAITS, Reply, Session, Waiting};
 use super::{ANSWERS, Attempts, Inner};
 use crate::backend::{Again, LockRequest, NodeId, ROOT, Reattached};
-use crate::cache::{errno, lock};
+use crate::cache::errno;
 use crate::event::Event;
 use crate::known::Found;
 use crate::silence::Silence;
+use uvfs_sys::lock;
 
 /// How often the watcher looks for a server that came back, at first and at last.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);

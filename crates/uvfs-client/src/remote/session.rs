@@ -19,9 +19,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::OnDescriptor;
 use super::codec::recall_of;
 use crate::backend::{Done, Figures, NodeId, Op, ROOT, Recall};
-use crate::cache::{errno, lock};
+use crate::cache::errno;
 use crate::event::Event;
 use crate::silence::{Sign, Silence};
+use uvfs_sys::lock;
 
 /// Requests under way at most.
 pub(super) const DEPTH: u32 = 64;

@@ -7,46 +7,11 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use uvfs_sys::aio::{FDSYNC, IoEvent, Iocb, PREADV, PWRITEV};
+
 use super::Op;
 use super::core::{Backend, Transfer};
 use crate::device::Device;
-
-/// `struct iocb` of include/uapi/linux/aio_abi.h.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Iocb {
-    data: u64,
-    #[cfg(target_endian = "little")]
-    key: u32,
-    rw_flags: i32,
-    #[cfg(target_endian = "big")]
-    key: u32,
-    lio_opcode: u16,
-    reqprio: i16,
-    fildes: u32,
-    buf: u64,
-    nbytes: u64,
-    offset: i64,
-    reserved2: u64,
-    flags: u32,
-    resfd: u32,
-}
-
-/// `struct io_event` of include/uapi/linux/aio_abi.h.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct IoEvent {
-    data: u64,
-    obj: u64,
-    res: i64,
-    res2: i64,
-}
-
-const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<IoEvent>() == 32);
-
-const IOCB_CMD_FDSYNC: u16 = 3;
-const IOCB_CMD_PREADV: u16 = 7;
-const IOCB_CMD_PWRITEV: u16 = 8;
 
 /// Events fetched by one system call.
 const BATCH: usize = 64;
@@ -96,21 +61,21 @@ impl Backend for Aio {
         for (transfer, block) in batch[..count].iter().zip(&mut blocks) {
             *block = Iocb {
                 data: transfer.key,
-                fildes: self.device.as_fd().as_raw_fd() as u32,
+                fd: self.device.as_fd().as_raw_fd() as u32,
                 ..Iocb::default()
             };
             if transfer.op == Op::Flush {
-                block.lio_opcode = IOCB_CMD_FDSYNC;
+                block.opcode = FDSYNC;
                 continue;
             }
             let pieces = &iovs[transfer.first..transfer.first + transfer.count];
-            block.lio_opcode = if transfer.op == Op::Read {
-                IOCB_CMD_PREADV
+            block.opcode = if transfer.op == Op::Read {
+                PREADV
             } else {
-                IOCB_CMD_PWRITEV
+                PWRITEV
             };
             block.buf = pieces.as_ptr() as u64;
-            block.nbytes = pieces.len() as u64;
+            block.len = pieces.len() as u64;
             block.offset = transfer.offset as i64;
         }
         for (pointer, block) in pointers.iter_mut().zip(&mut blocks) {

@@ -1,7 +1,6 @@
 //! The mounts of the host below the source.
 
 use crate::apart::is_remote;
-use crate::slots::lock;
 use crate::sys::{self};
 use crate::watch::Watching;
 use rustix::fs::{OFlags, Statx};
@@ -10,6 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use uvfs_sys::lock;
 
 use super::find::O_PATH;
 use super::{Inode, Mount};

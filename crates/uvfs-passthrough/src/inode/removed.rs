@@ -1,7 +1,6 @@
 //! Descriptors of files that lost their last name, and of names that are about to go.
 
 use crate::Source;
-use crate::slots::lock;
 use crate::sys::{self, FileHandle};
 use rustix::fs::Statx;
 use rustix::io::Errno;
@@ -12,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 use uvfs_server::fs::Unlinked;
+use uvfs_sys::lock;
 
 use super::find::tells_number;
 use super::{Inode, Key};

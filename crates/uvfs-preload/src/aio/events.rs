@@ -4,11 +4,11 @@ use crate::calls::{aside, is_plausible};
 use crate::import::{self};
 use crate::real::{errno, set_errno};
 use crate::signals;
-use crate::table::lock;
 use libc::{SYS_io_getevents, timespec};
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use uvfs_sys::lock;
 
 use super::{Context, Event, OVER, SYS_io_pgetevents, known};
 

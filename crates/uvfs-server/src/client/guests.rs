@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use foldhash::HashMap;
 use rustix::io::Errno;
 
-use crate::lock;
+use uvfs_sys::lock;
 
 /// A guest that was cut off may attach again after so long: else it could stop others time and again.
 const BANNED: Duration = Duration::from_secs(10);

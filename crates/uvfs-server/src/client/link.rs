@@ -13,7 +13,7 @@ use uvfs_queue::pair::ServerQueue;
 use zerocopy::IntoBytes;
 
 use crate::coherence::lease::{Holder, LeaseMode, Recall};
-use crate::lock;
+use uvfs_sys::lock;
 
 /// A client that writes back all the while may take so many deadlines for a recall.
 const MOST_DEADLINES: u32 = 12;

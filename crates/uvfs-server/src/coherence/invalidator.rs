@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use super::host::{self, How, Pending, What};
 use crate::fs::Node;
-use crate::lock;
 use crate::notify::Notifier;
+use uvfs_sys::lock;
 
 /// Invalidations under way at once.
 const INVALIDATORS: usize = 8;

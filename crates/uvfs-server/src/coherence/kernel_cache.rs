@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::quality::FixedState;
 
-use crate::lock;
+use uvfs_sys::lock;
 
 /// Times that are kept: 1 MiB of them.
 const TIMES: usize = 1 << 17;

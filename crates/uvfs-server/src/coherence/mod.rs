@@ -51,13 +51,13 @@ use lease::{Access, Begin, Holder, Recall, Table};
 use crate::client::link::Link;
 use crate::fs::{Context, FileSystem, Node, Origin, Unlinked};
 use crate::interrupt::{self};
-use crate::lock;
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
 use crate::request::Request;
 use crate::session::DEPTH;
 use crate::stats::{Leases, QueueStats};
 pub(crate) use shows::Since;
+use uvfs_sys::lock;
 use waiting::Waiting;
 
 const SHARDS: usize = 16;

@@ -2,13 +2,13 @@
 
 use super::lease::Recall;
 use crate::interrupt::{Cause, Waits, interrupted, is_dying};
-use crate::lock;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Instant;
+use uvfs_sys::lock;
 
 use super::{CROWD, Caller, Coherence, LEASE_WAITS, Shard};
 

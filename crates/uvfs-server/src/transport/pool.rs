@@ -16,7 +16,7 @@ use uvfs_io::runtime::{self, Remote, Runtime};
 use uvfs_queue::placement;
 use uvfs_queue::wait::WaitConfig;
 
-use crate::lock;
+use uvfs_sys::lock;
 
 /// The threads, each with a runtime. Dropping the pool tells the clients that the server ends, and
 /// waits until they were served to the end.

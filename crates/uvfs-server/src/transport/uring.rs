@@ -30,13 +30,13 @@ use uvfs_queue::placement::Relieved;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fs::FileSystem;
-use crate::lock;
 use crate::pipeline::serve;
 use crate::reply::{Outcome, header_of};
 use crate::request::Message;
 use crate::session::{DEPTH, Session};
 use crate::stats::QueueStats;
 use crate::transport::structure_len;
+use uvfs_sys::lock;
 
 /// Offsets in [`UringReqHeader`].
 const OP_AT: usize = 128;

@@ -6,10 +6,11 @@ use super::{MkfsError, Progress};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use uvfs_io::device::Device;
 use uvfs_io::engine::{self, Engine, EngineConfig, EngineKind, Io, IoExtent, Op};
 use uvfs_mem::Arena;
+use uvfs_sys::lock;
 
 /// Writes that each thread has on their way at most.
 const DEPTH: usize = 4;
@@ -146,10 +147,6 @@ impl Ticket {
         *lock(&self.slot) = Slot::Done(listed);
         self.done.notify_all();
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Default)]

@@ -1,11 +1,11 @@
 //! Takes pages away: truncation, invalidation and reclaim.
 
 use super::super::chunk::CHUNK_PAGES;
-use super::super::lock;
 use std::io::{self};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uvfs_queue::arena::{PAGE_SIZE, Span};
+use uvfs_sys::lock;
 
 use super::{Inode, PAGE, State, place};
 
