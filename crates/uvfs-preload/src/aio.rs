@@ -37,7 +37,7 @@ mod own;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use libc::{SYS_io_destroy, SYS_io_setup, SYS_io_submit};
@@ -45,9 +45,11 @@ use uvfs_client::Driver;
 use uvfs_sys::aio::{FDSYNC, FSYNC, POLL, PREAD, PREADV, PWRITE, PWRITEV, RESFD};
 pub(crate) use uvfs_sys::aio::{IoEvent as Event, Iocb};
 
-use crate::calls::{aside, flags_of, is_plausible, vectors};
+use crate::args::{flags_of, is_plausible, vectors};
 use crate::engage::Moves;
+use crate::guard::aside;
 use crate::import::{self, Wants, described};
+use crate::ranked::{Guard, Ranked};
 use crate::real::{errno, set_errno};
 use crate::signals;
 use crate::table;
@@ -78,9 +80,25 @@ const NOTICES: usize = 16;
 /// This library's descriptors have numbers from here on.
 const HIGH: c_int = 500;
 
-static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
-/// Set for good when nothing is served any more.
-static OVER: AtomicBool = AtomicBool::new(false);
+/// The state of this module.
+pub(crate) struct Contexts {
+    contexts: Ranked<Vec<Arc<Context>>, { crate::rank::CONTEXTS }>,
+    /// Set for good when nothing is served any more.
+    over: AtomicBool,
+}
+
+impl Contexts {
+    pub(crate) const fn new() -> Self {
+        Self {
+            contexts: Ranked::new(Vec::new()),
+            over: AtomicBool::new(false),
+        }
+    }
+}
+
+fn shared() -> &'static Contexts {
+    &crate::STATE.aio
+}
 
 /// An eventfd of the program's that is told when something ends.
 struct Notice {
@@ -99,13 +117,13 @@ pub(crate) struct Context {
     limit: usize,
     /// The bell, from a box; the kernel writes to it when it is submitted.
     bell: usize,
-    state: Mutex<State>,
+    state: Mutex<ContextState>,
     /// Nothing is under way.
     quiet: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ContextState {
     under_way: usize,
     ended: VecDeque<(Arc<Call>, Result<usize, c_int>)>,
     /// Threads that sleep in the kernel's call.
@@ -136,7 +154,7 @@ impl Context {
     }
 
     /// Puts the bell among the kernel's requests, unless it is there.
-    fn arm(&self, state: &mut State) -> bool {
+    fn arm(&self, state: &mut ContextState) -> bool {
         if state.armed {
             return true;
         }
@@ -158,7 +176,7 @@ impl Context {
         state.armed
     }
 
-    fn ring_bell(state: &mut State) {
+    fn ring_bell(state: &mut ContextState) {
         if state.waiters > 0
             && !state.rung
             && let Some(bell) = &state.bell
@@ -246,7 +264,7 @@ impl Drop for Context {
 
 /// The context of a ring; remembered now, `if_new`.
 fn known(ring: usize, if_new: bool) -> Option<Arc<Context>> {
-    let mut contexts = lock(&CONTEXTS);
+    let mut contexts = shared().contexts.lock();
     if let Some(one) = contexts.iter().find(|one| one.ring == ring) {
         return Some(one.clone());
     }
@@ -386,7 +404,8 @@ fn notice(context: &Context, fd: c_int) -> Option<u64> {
 /// # Safety
 /// As for that.
 unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
-    let ready = import::READY.load(Ordering::Relaxed) && !OVER.load(Ordering::Relaxed);
+    let ready =
+        crate::STATE.import.ready.load(Ordering::Relaxed) && !shared().over.load(Ordering::Relaxed);
     let work = || {
         let context = known(ring, false)?;
         let count = usize::try_from(count).ok()?.min(context.limit);
@@ -482,7 +501,7 @@ fn destroy(ring: usize) -> c_int {
 /// A context ends, or another one begins in its place.
 fn forget(ring: usize) {
     let one = {
-        let mut contexts = lock(&CONTEXTS);
+        let mut contexts = shared().contexts.lock();
         let index = contexts.iter().position(|one| one.ring == ring);
         index.map(|index| contexts.swap_remove(index))
     };
@@ -493,15 +512,15 @@ fn forget(ring: usize) {
 
 /// Waits until nothing that is served is under way.
 pub(crate) fn settle() {
-    let contexts = lock(&CONTEXTS).clone();
+    let contexts = shared().contexts.lock().clone();
     contexts.iter().for_each(|one| one.settle());
 }
 
 /// Nothing is served from now on, and the descriptors of this module are closed.
 pub(crate) fn retire() {
-    OVER.store(true, Ordering::Relaxed);
+    shared().over.store(true, Ordering::Relaxed);
     settle();
-    for one in lock(&CONTEXTS).iter() {
+    for one in shared().contexts.lock().iter() {
         let mut state = lock(&one.state);
         Context::ring_bell(&mut state);
         state.notices.clear();
@@ -510,15 +529,15 @@ pub(crate) fn retire() {
 }
 
 /// This module's lock.
-pub(crate) type Held = MutexGuard<'static, Vec<Arc<Context>>>;
+pub(crate) type ContextsLock = Guard<'static, Vec<Arc<Context>>, { crate::rank::CONTEXTS }>;
 
 /// Keeps other threads from it, for a fork.
-pub(crate) fn hold() -> Held {
-    lock(&CONTEXTS)
+pub(crate) fn hold() -> ContextsLock {
+    shared().contexts.lock()
 }
 
 /// In a child: contexts are not inherited.
-pub(crate) fn child(mut contexts: Held) {
+pub(crate) fn child(mut contexts: ContextsLock) {
     for one in std::mem::take(&mut *contexts) {
         if let Ok(mut state) = one.state.try_lock() {
             state.notices.clear();

@@ -6,68 +6,24 @@ mod transfer;
 
 use std::ffi::c_int;
 use std::io::{self};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 
-use libc::{iovec, off_t};
-use uvfs_client::{Advice, AllocateMode, Flags};
+use libc::off_t;
+use uvfs_client::{Advice, AllocateMode};
 
 use crate::aio;
+use crate::args::{MOST, flags_of, is_plausible, vectors};
 use crate::engage::{self, Moves};
+use crate::guard::aside;
 use crate::import::{self, Wants, described};
-use crate::real::{Inside, errno, is_inside, set_errno};
+pub(crate) use crate::real::is_borrowed;
+use crate::real::{errno, is_inside, set_errno};
 use crate::report;
 use crate::table::{self, Known, Opened, Position, Use};
 use uvfs_sys::lock;
 
 #[allow(non_snake_case)] // As C has them.
 pub(crate) mod next;
-
-/// The most that one call moves, as in the kernel (MAX_RW_COUNT).
-const MOST: usize = 0x7fff_f000;
-/// UIO_MAXIOV.
-const VECTORS: c_int = 1024;
-/// RWF_DONTCACHE of linux/fs.h, which the libc crate does not have yet.
-const RWF_DONTCACHE: c_int = 0x80;
-
-/// The process that this is, once [`VFORKED`] says so; its vfork children have another number and the
-/// same memory.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
-/// vfork was called: there may be such children.
-static VFORKED: AtomicBool = AtomicBool::new(false);
-
-/// The process is a new one, alone in its memory.
-pub(crate) fn new_process() {
-    VFORKED.store(false, Ordering::Relaxed);
-}
-
-/// The process may have children that run in its memory, from now on.
-pub(crate) fn vforks() {
-    if !is_borrowed() {
-        // SAFETY: no arguments.
-        PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-        VFORKED.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Whether this is a child that runs in its parent's memory, whose descriptors are not these.
-pub(crate) fn is_borrowed() -> bool {
-    VFORKED.load(Ordering::Relaxed)
-        // SAFETY: no arguments.
-        && PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
-}
-
-/// Runs `work` unless this thread is at work here already, with errno as it was.
-pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> Option<T> {
-    if is_borrowed() {
-        return None;
-    }
-    let _inside = Inside::enter()?;
-    let before = errno();
-    let done = catch_unwind(AssertUnwindSafe(work)).ok();
-    set_errno(before);
-    done
-}
 
 /// A served call's result, as the C library gives it.
 macro_rules! served {
@@ -150,56 +106,6 @@ fn transfer(
     })
 }
 
-/// Whether memory can be there at all; else the kernel is asked, which gives EFAULT. What is merely
-/// not mapped is not seen here and faults in the program: finding out would cost every call a system
-/// call.
-#[inline]
-pub(crate) fn is_plausible(at: *const u8, len: usize) -> bool {
-    /// Below no program has memory, as a rule (vm.mmap_min_addr).
-    const LOWEST: usize = 4096;
-    /// With four levels of page tables; what is above, and tagged, is the kernel's to judge.
-    const END: usize = 1 << 47;
-    let at = at as usize;
-    (LOWEST..END).contains(&at) && len <= END - at
-}
-
-/// The caller's buffers, cut to what one call moves; nothing for what the kernel refuses.
-///
-/// # Safety
-/// As for readv(2).
-pub(crate) unsafe fn vectors(vector: *const iovec, count: c_int) -> Option<Vec<(*mut u8, usize)>> {
-    if !(0..=VECTORS).contains(&count) || !is_plausible(vector.cast(), 0) {
-        return None;
-    }
-    let mut left = MOST;
-    let mut list = Vec::with_capacity(count as usize);
-    for index in 0..count as usize {
-        // SAFETY: the caller's array has `count` entries.
-        let one = unsafe { vector.add(index).read() };
-        let len = one.iov_len.min(left);
-        left -= len;
-        if len > 0 {
-            if !is_plausible(one.iov_base.cast(), len) {
-                return None;
-            }
-            list.push((one.iov_base.cast::<u8>(), len));
-        }
-    }
-    Some(list)
-}
-
-/// RWF_* as the client has them; nothing for what only the kernel knows.
-pub(crate) fn flags_of(raw: c_int) -> Option<Flags> {
-    let known = libc::RWF_HIPRI | libc::RWF_DSYNC | RWF_DONTCACHE;
-    if raw & !known != 0 {
-        return None;
-    }
-    let mut flags = Flags::empty();
-    flags.set(Flags::DSYNC, raw & libc::RWF_DSYNC != 0);
-    flags.set(Flags::DONTCACHE, raw & RWF_DONTCACHE != 0);
-    Some(flags)
-}
-
 /// preadv2(2): -1 is the position.
 fn place(at: off_t) -> Option<off_t> {
     (at != -1).then_some(at)
@@ -254,8 +160,8 @@ fn noted(fd: c_int) -> c_int {
 }
 
 /// For what this library itself opens.
-fn making() -> Option<table::Apart> {
-    (is_inside() && !is_borrowed()).then(table::Apart::makes)
+fn making() -> Option<table::RaceGuard> {
+    (is_inside() && !is_borrowed()).then(table::RaceGuard::makes)
 }
 
 /// Moves what this library opens for a moment to where the program doesn't close it, if there is
@@ -286,7 +192,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
         return to;
     }
     aside(|| match table::look(from) {
-        Known::Described(one) if to as usize >= table::DESCRIPTORS => import::publish(from, &one),
+        Known::Described(one) if to as usize >= crate::DESCRIPTORS => import::publish(from, &one),
         Known::Described(one) => table::duplicate(to, one),
         Known::Foreign | Known::Own => table::foreign(to),
         Known::Undecided(_, false) => table::made(to),
@@ -314,6 +220,19 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
+/// This library's own descriptor is taken by the program: nothing is served from now on.
+fn retire() {
+    aio::retire();
+    import::retire();
+}
+
+/// Positions go to the kernel, and dirty data to the servers.
+pub(crate) fn publish_all() {
+    import::publish_all();
+    aio::settle();
+    import::flush();
+}
+
 /// Makes way for what will have this number.
 fn vacate(fd: c_int) -> Option<table::Closing> {
     if fd < 0 || is_borrowed() {
@@ -321,7 +240,7 @@ fn vacate(fd: c_int) -> Option<table::Closing> {
     }
     let done = aside(|| {
         if let Known::Own = table::look(fd) {
-            import::retire();
+            retire();
         }
         // If it comes to nothing, the descriptor lives on without its description.
         import::publish_fd(fd);
@@ -426,7 +345,7 @@ fn mapping(prot_shared: c_int, fd: c_int) {
     if fd < 0 || (shared != libc::MAP_SHARED && shared != libc::MAP_SHARED_VALIDATE) {
         return;
     }
-    if table::is_foreign(fd) || !import::READY.load(Ordering::Relaxed) {
+    if table::is_foreign(fd) || !crate::STATE.import.ready.load(Ordering::Relaxed) {
         return;
     }
     aside(|| {
@@ -435,18 +354,6 @@ fn mapping(prot_shared: c_int, fd: c_int) {
         if flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR {
             import::mapped(fd);
         }
-    });
-}
-
-/// Does the last work of the process before it ends.
-pub(crate) fn ending() {
-    if !import::any_session() {
-        return;
-    }
-    aside(|| {
-        aio::settle();
-        import::flush();
-        report::end();
     });
 }
 

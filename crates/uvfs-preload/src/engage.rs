@@ -18,11 +18,14 @@
 //! --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use uvfs_client::Config;
 
 use crate::passing::Calls;
 use crate::real::is_set;
-use crate::table::{self, DESCRIPTORS, Known, Use};
+use crate::table::{self, Known, Use};
+use crate::traffic::of;
 
 /// The score of one descriptor that pays for its import.
 const IMPORT: u64 = 16;
@@ -37,29 +40,28 @@ const DIRECT_READS: u32 = 1 << 10;
 /// Buffered reads of one descriptor before it is looked at whether they repeat themselves.
 const REPEATED_READS: u32 = 1 << 14;
 
-/// The calls of one descriptor that went to the kernel.
-struct Traffic {
-    /// The score of its writes.
+/// The state of this module.
+pub(crate) struct Scores {
+    /// The score of all descriptors since `began`.
     written: AtomicU64,
-    reads: AtomicU32,
-    read: AtomicU64,
-    /// Calls that use the kernel's position at this moment.
-    passing: Calls,
+    /// When the first write was counted, in seconds of the monotonic clock.
+    began: AtomicU64,
+    eager: AtomicBool,
 }
 
-static TRAFFIC: [Traffic; DESCRIPTORS] = [const {
-    Traffic {
-        written: AtomicU64::new(0),
-        reads: AtomicU32::new(0),
-        read: AtomicU64::new(0),
-        passing: Calls::new(),
+impl Scores {
+    pub(crate) const fn new() -> Self {
+        Self {
+            written: AtomicU64::new(0),
+            began: AtomicU64::new(0),
+            eager: AtomicBool::new(false),
+        }
     }
-}; DESCRIPTORS];
-/// The score of all descriptors since [`BEGAN`].
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// When the first write was counted, in seconds of the monotonic clock.
-static BEGAN: AtomicU64 = AtomicU64::new(0);
-static EAGER: AtomicBool = AtomicBool::new(false);
+}
+
+fn shared() -> &'static Scores {
+    &crate::STATE.engage
+}
 
 /// The bytes that a call moves, and the direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +70,11 @@ pub(crate) enum Moves {
     Write(usize),
 }
 
-fn of(fd: c_int) -> Option<&'static Traffic> {
-    TRAFFIC.get(usize::try_from(fd).ok()?)
-}
-
 /// Reads the environment.
 pub(crate) fn begin() {
-    EAGER.store(is_set(c"UVFS_RUN_EAGER"), Ordering::Relaxed);
+    shared()
+        .eager
+        .store(is_set(c"UVFS_RUN_EAGER"), Ordering::Relaxed);
 }
 
 /// Seconds of the monotonic clock, without a system call.
@@ -88,31 +88,22 @@ fn now() -> u64 {
 
 /// Whether the process has reached its score within [`WINDOW`]. If not, the count begins anew.
 fn is_fast(now: u64) -> bool {
-    let fast = now.saturating_sub(BEGAN.load(Ordering::Relaxed)) <= WINDOW;
+    let fast = now.saturating_sub(shared().began.load(Ordering::Relaxed)) <= WINDOW;
     if !fast {
-        BEGAN.store(now, Ordering::Relaxed);
-        WRITTEN.store(0, Ordering::Relaxed);
+        shared().began.store(now, Ordering::Relaxed);
+        shared().written.store(0, Ordering::Relaxed);
     }
     fast
 }
 
 /// Whether everything is served from its first call on.
 fn is_eager() -> bool {
-    EAGER.load(Ordering::Relaxed)
-}
-
-/// A descriptor is another one from now on.
-pub(crate) fn forget(fd: c_int) {
-    let Some(traffic) = of(fd) else { return };
-    traffic.written.store(0, Ordering::Relaxed);
-    traffic.reads.store(0, Ordering::Relaxed);
-    traffic.read.store(0, Ordering::Relaxed);
-    traffic.passing.reset();
+    shared().eager.load(Ordering::Relaxed)
 }
 
 /// In a child process, which has to pay for a session of its own.
 pub(crate) fn child() {
-    WRITTEN.store(0, Ordering::Relaxed);
+    shared().written.store(0, Ordering::Relaxed);
 }
 
 /// Counts a call of a descriptor that is not imported, and says whether [`pays`] is worth asking.
@@ -128,9 +119,9 @@ pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) ->
     match moves {
         Moves::Write(bytes) => {
             let score = 1 + bytes as u64 / BYTES;
-            let before = WRITTEN.fetch_add(score, Ordering::Relaxed);
+            let before = shared().written.fetch_add(score, Ordering::Relaxed);
             if before == 0 {
-                BEGAN.store(now(), Ordering::Relaxed);
+                shared().began.store(now(), Ordering::Relaxed);
             }
             let all = before + score;
             let one = traffic.written.fetch_add(score, Ordering::Relaxed) + score;
@@ -146,12 +137,12 @@ pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) ->
 }
 
 /// Whether a descriptor should be imported, once [`count`] says that it may be worth it.
-pub(crate) fn pays(fd: c_int, moves: Moves) -> bool {
+pub(crate) fn pays(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) -> bool {
     if is_eager() {
         return true;
     }
     if let Moves::Write(_) = moves {
-        return crate::import::any() || is_fast(now());
+        return attached() || is_fast(now());
     }
     let Some(traffic) = of(fd) else { return false };
     let reads = traffic.reads.load(Ordering::Relaxed);
@@ -159,10 +150,17 @@ pub(crate) fn pays(fd: c_int, moves: Moves) -> bool {
     reads >= REPEATED_READS && repeats(fd, read) || is_direct(fd)
 }
 
+/// Bytes of shared memory of each session.
+pub(crate) fn memory() -> usize {
+    let memory = std::env::var("UVFS_RUN_CACHE").ok();
+    let memory = memory.and_then(|bytes| bytes.parse().ok());
+    memory.unwrap_or(Config::default().memory)
+}
+
 /// Whether a descriptor's reads have gone over its file twice.
 fn repeats(fd: c_int, read: u64) -> bool {
-    crate::import::size_of(fd).is_some_and(|size| {
-        let fits = size <= crate::import::memory() / 2;
+    crate::real::size_of(fd).is_some_and(|size| {
+        let fits = size <= memory() / 2;
         fits && read >= 2 * size as u64
     })
 }
@@ -251,14 +249,14 @@ mod tests {
             synced(SYNCER);
         }
         assert!(count(SYNCER, Moves::Write(1 << 20), || true), "a large one");
-        forget(SYNCER);
+        crate::traffic::forget(SYNCER);
         assert!(!count(SYNCER, Moves::Write(100), || true), "another file");
         // A slow writer begins anew.
-        let began = BEGAN.load(Ordering::Relaxed);
+        let began = shared().began.load(Ordering::Relaxed);
         assert!(is_fast(began + WINDOW));
         assert!(!is_fast(began + WINDOW + 1));
         assert!(is_fast(began + WINDOW + 1));
-        assert_eq!(WRITTEN.load(Ordering::Relaxed), 0);
+        assert_eq!(shared().written.load(Ordering::Relaxed), 0);
     }
 
     #[test]

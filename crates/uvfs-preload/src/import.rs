@@ -4,15 +4,15 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
-use crate::aio;
 use crate::engage::{self, Moves};
-use crate::real::Calm;
+use crate::ranked::{Guard, Ranked};
+use crate::real::{SignalMask, stat};
 use crate::report::{self, say};
 use crate::table::{self, Known, Opened, Position, Use};
 use uvfs_sys::lock;
@@ -32,32 +32,52 @@ struct Attached {
     client: Option<Client>,
 }
 
-#[derive(Default)]
-struct State {
+/// Servers and files.
+struct Servers {
     attached: Vec<Attached>,
     /// Devices whose files are left to the kernel.
     foreign: Vec<u64>,
     mapped: Vec<(u64, u64)>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
-    attached: Vec::new(),
-    foreign: Vec::new(),
-    mapped: Vec::new(),
-});
-/// Set when nothing shall be imported any more.
-static OVER: AtomicBool = AtomicBool::new(false);
-/// Set when the library is ready.
-pub(crate) static READY: AtomicBool = AtomicBool::new(false);
-/// Set when something was imported.
-static ANY: AtomicBool = AtomicBool::new(false);
-/// Set before the first attachment.
-static SESSION: AtomicBool = AtomicBool::new(false);
-static TROUBLE: AtomicBool = AtomicBool::new(false);
+/// The state of this module.
+pub(crate) struct Imports {
+    servers: Ranked<Servers, { crate::rank::SERVERS }>,
+    /// Set when nothing shall be imported any more.
+    over: AtomicBool,
+    /// Set when the library is ready.
+    pub(crate) ready: AtomicBool,
+    /// Set when something was imported.
+    any: AtomicBool,
+    /// Set before the first attachment.
+    session: AtomicBool,
+    trouble: AtomicBool,
+}
+
+impl Imports {
+    pub(crate) const fn new() -> Self {
+        Self {
+            servers: Ranked::new(Servers {
+                attached: Vec::new(),
+                foreign: Vec::new(),
+                mapped: Vec::new(),
+            }),
+            over: AtomicBool::new(false),
+            ready: AtomicBool::new(false),
+            any: AtomicBool::new(false),
+            session: AtomicBool::new(false),
+            trouble: AtomicBool::new(false),
+        }
+    }
+}
+
+fn shared() -> &'static Imports {
+    &crate::STATE.import
+}
 
 /// One line, once in a process.
 pub(crate) fn trouble(what: &str, error: &io::Error) {
-    if !TROUBLE.swap(true, Ordering::Relaxed) {
+    if !shared().trouble.swap(true, Ordering::Relaxed) {
         say(format_args!(
             "uvfs run: {what}: {error}; going on through the kernel"
         ));
@@ -65,10 +85,10 @@ pub(crate) fn trouble(what: &str, error: &io::Error) {
 }
 
 fn attach(socket: PathBuf) -> Attached {
-    SESSION.store(true, Ordering::Relaxed);
-    let _making = table::Apart::makes();
+    shared().session.store(true, Ordering::Relaxed);
+    let _making = table::RaceGuard::makes();
     let config = Config {
-        memory: memory(),
+        memory: engage::memory(),
         ..Config::default()
     };
     let seconds = |name| {
@@ -99,13 +119,6 @@ fn attach(socket: PathBuf) -> Attached {
     }
 }
 
-fn stat(fd: c_int) -> Option<libc::stat> {
-    // SAFETY: plain data, filled by the call.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `st` is a stat buffer.
-    (unsafe { libc::fstat(fd, &mut st) } == 0).then_some(st)
-}
-
 fn is_fuse(fd: c_int) -> bool {
     // SAFETY: plain data, filled by the call.
     let mut st: libc::statfs = unsafe { std::mem::zeroed() };
@@ -114,7 +127,7 @@ fn is_fuse(fd: c_int) -> bool {
 }
 
 /// Regular files of FUSE mounts, by device and inode; without asking a server.
-fn candidate(state: &mut State, fd: c_int) -> Option<(u64, u64)> {
+fn candidate(state: &mut Servers, fd: c_int) -> Option<(u64, u64)> {
     let st = stat(fd)?;
     if st.st_mode & libc::S_IFMT != libc::S_IFREG || state.foreign.contains(&st.st_dev) {
         return None;
@@ -126,7 +139,7 @@ fn candidate(state: &mut State, fd: c_int) -> Option<(u64, u64)> {
     Some((st.st_dev, st.st_ino))
 }
 
-fn forget_device(state: &mut State, device: u64) {
+fn forget_device(state: &mut Servers, device: u64) {
     if state.foreign.len() == DEVICES {
         state.foreign.remove(0);
     }
@@ -143,8 +156,8 @@ pub(crate) fn limited() -> bool {
 }
 
 /// The open file of the server behind a descriptor; nothing where it is to be left to the kernel.
-fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
-    if OVER.load(Ordering::Relaxed) {
+fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
+    if shared().over.load(Ordering::Relaxed) {
         return None;
     }
     let inode = candidate(state, fd)?;
@@ -162,7 +175,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     }
     // SAFETY: it is the caller's, and open: fcntl has just answered.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let _calm = Calm::new();
+    let _calm = SignalMask::new();
     let token = match Token::of(borrowed) {
         Ok(token) => token,
         Err(error) => {
@@ -180,7 +193,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
     };
     match client.import_token(&token) {
         Ok(file) => {
-            ANY.store(true, Ordering::Relaxed);
+            shared().any.store(true, Ordering::Relaxed);
             report::imported();
             let opened = Opened { file, inode, flags };
             Some((opened, flags))
@@ -198,7 +211,7 @@ fn open(state: &mut State, fd: c_int) -> Option<(Opened, c_int)> {
 
 /// The place of a server in the list, attached to now if it was not; nothing when there are too
 /// many.
-fn server(state: &mut State, socket: &Path) -> Option<usize> {
+fn server(state: &mut Servers, socket: &Path) -> Option<usize> {
     let known = state.attached.iter().position(|one| one.socket == socket);
     match known {
         Some(index) => Some(index),
@@ -236,11 +249,11 @@ pub(crate) fn may_serve(fd: c_int, wants: Wants) -> bool {
 /// kernel's.
 pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
     let worth = |private: bool| match wants {
-        Wants::File(moves) => engage::pays(fd, moves),
-        Wants::Position(moves) => private && engage::pays(fd, moves),
+        Wants::File(moves) => engage::pays(fd, moves, any),
+        Wants::Position(moves) => private && engage::pays(fd, moves, any),
         Wants::Imported => false,
     };
-    if !READY.load(Ordering::Relaxed) {
+    if !shared().ready.load(Ordering::Relaxed) {
         return None;
     }
     for _ in 0..8 {
@@ -255,7 +268,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             Known::Undecided(seen, private) if worth(private) => (seen, private),
             Known::Described(_) | Known::Undecided(..) => return None,
         };
-        let mut state = lock(&STATE);
+        let mut state = shared().servers.lock();
         let Some((opened, flags)) = open(&mut state, fd) else {
             table::decide(fd, seen, None);
             continue;
@@ -264,7 +277,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
             table::decide(fd, seen, None);
             continue;
         };
-        // From here on other threads' calls wait for `STATE`, but for those in the kernel already.
+        // From here on other threads' calls wait for the servers, but for those in the kernel already.
         if !table::decide(fd, seen, Some(one.again())) {
             continue;
         }
@@ -273,22 +286,9 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
     None
 }
 
-/// Bytes of shared memory of each session.
-pub(crate) fn memory() -> usize {
-    let memory = std::env::var("UVFS_RUN_CACHE").ok();
-    let memory = memory.and_then(|bytes| bytes.parse().ok());
-    memory.unwrap_or(Config::default().memory)
-}
-
-/// The size of a descriptor's file, if that is a regular one.
-pub(crate) fn size_of(fd: c_int) -> Option<usize> {
-    let st = stat(fd).filter(|st| st.st_mode & libc::S_IFMT == libc::S_IFREG)?;
-    usize::try_from(st.st_size).ok()
-}
-
 /// Imports what a duplicated descriptor shares.
 fn import(fd: c_int, one: &Use, wants: Wants) {
-    let mut state = lock(&STATE);
+    let mut state = shared().servers.lock();
     if one.opened().is_some() || one.is_kernels() {
         return;
     }
@@ -338,11 +338,9 @@ pub(crate) fn publish_fd(fd: c_int) {
     }
 }
 
-/// As [`publish`], for all; and what is dirty is written.
+/// As [`publish`], for all.
 pub(crate) fn publish_all() {
     table::all().for_each(publish_fd);
-    aio::settle();
-    flush();
 }
 
 /// Has the kernel ask for the attributes of what was imported.
@@ -374,7 +372,7 @@ pub(crate) fn give_up(fd: c_int, one: &Use) {
 
 /// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
 pub(crate) fn mapped(fd: c_int) {
-    let mut state = lock(&STATE);
+    let mut state = shared().servers.lock();
     let Some(inode) = candidate(&mut state, fd) else {
         return;
     };
@@ -397,7 +395,9 @@ pub(crate) fn mapped(fd: c_int) {
 
 /// Writes what is dirty.
 pub(crate) fn flush() {
-    let clients: Vec<Client> = lock(&STATE)
+    let clients: Vec<Client> = shared()
+        .servers
+        .lock()
         .attached
         .iter()
         .filter_map(|one| one.client.clone())
@@ -412,8 +412,7 @@ pub(crate) fn flush() {
 /// This library's own descriptor is taken by the program: everything goes through the kernel from
 /// now on, and the sessions end.
 pub(crate) fn retire() {
-    OVER.store(true, Ordering::Relaxed);
-    aio::retire();
+    shared().over.store(true, Ordering::Relaxed);
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
             give_up(fd, &one);
@@ -421,7 +420,7 @@ pub(crate) fn retire() {
         }
     }
     flush();
-    let mut state = lock(&STATE);
+    let mut state = shared().servers.lock();
     for one in std::mem::take(&mut state.attached) {
         for fd in one.client.iter().flat_map(Client::descriptors) {
             table::own(fd, false);
@@ -431,17 +430,19 @@ pub(crate) fn retire() {
 
 /// Whether there is, or may soon be, a session whose threads have descriptors.
 pub(crate) fn any_session() -> bool {
-    SESSION.load(Ordering::Relaxed)
+    shared().session.load(Ordering::Relaxed)
 }
 
 /// Whether anything was imported.
 pub(crate) fn any() -> bool {
-    ANY.load(Ordering::Relaxed)
+    shared().any.load(Ordering::Relaxed)
 }
 
 /// The statistics of all servers' caches.
 pub(crate) fn stats() -> Vec<Stats> {
-    lock(&STATE)
+    shared()
+        .servers
+        .lock()
         .attached
         .iter()
         .filter_map(|one| Some(one.client.as_ref()?.stats()))
@@ -450,11 +451,11 @@ pub(crate) fn stats() -> Vec<Stats> {
 
 /// Positions are in the kernel, and nothing is imported while this lives. What is dirty stays so:
 /// a child asks the kernel for it, or a session of its own, and both recall the lease.
-pub(crate) struct Hold(MutexGuard<'static, State>);
+pub(crate) struct Hold(Guard<'static, Servers, { crate::rank::SERVERS }>);
 
 impl Hold {
     pub(crate) fn new() -> Self {
-        let state = lock(&STATE);
+        let state = shared().servers.lock();
         table::all().for_each(publish_fd);
         Self(state)
     }
@@ -475,7 +476,7 @@ impl Hold {
             std::mem::forget(one);
         }
         table::forget_all();
-        ANY.store(false, Ordering::Relaxed);
+        shared().any.store(false, Ordering::Relaxed);
         engage::child();
         report::forget();
     }

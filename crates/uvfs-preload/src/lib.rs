@@ -22,36 +22,78 @@
 //! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The
 //! library has an allocator of its own, so that it never enters the program's.
 //!
-//! *Locks*, in the order in which they are taken; a thread that has one may take any below it:
+//! *State* lies in one structure, [`State`], in a part for each module.
 //!
-//! 1. `import::STATE`
+//! *Locks*, in the order in which they are taken; a thread that has one may take any below it. Debug builds
+//! check the order of those with a rank (`ranked.rs`):
+//!
+//! 1. the servers ([`rank::SERVERS`])
 //! 2. a description's position
-//! 3. `aio::CONTEXTS`, or a context's state
-//! 4. `table::FREE`
+//! 3. the contexts of Linux AIO ([`rank::CONTEXTS`]), then a context's state
+//! 4. the numbers of descriptors in use ([`rank::BY_NUMBER`])
+//! 5. free descriptions ([`rank::FREE`])
 //!
-//! All but the last two are held over waits for the server, and for the kernel's side of the mount.
+//! The first two are held over waits for the server, and for the kernel's side of the mount.
 //! That is safe because nothing that they wait for needs any: the threads that answer recalls, look
 //! for servers and write what is dirty are this library's own, which never come back into it
 //! (`process::around::pthread_create`), and the client's locks are all below these. A fork takes all
 //! of them, so that a child finds them free. Descriptions are dropped, and their files closed, with
-//! 1 or 2 held, but never with 3 or 4.
+//! 1 or 2 held, but never with those below.
 //!
-//! `table::Apart` is no lock: it keeps the program's closing and this library's making of descriptors
+//! `table::RaceGuard` is no lock: it keeps the program's closing and this library's making of descriptors
 //! apart for some milliseconds at most, and whoever waits longer goes on.
 
 // Unit tests would stand in front of their own C library: they leave out what is exported.
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]
 
 mod aio;
+mod args;
 mod calls;
 mod engage;
+mod guard;
 mod import;
 mod passing;
 mod process;
+mod ranked;
 mod real;
 mod report;
 mod signals;
 mod table;
+mod traffic;
+
+/// Descriptors from this number on are left to the kernel.
+const DESCRIPTORS: usize = 1 << 16;
+
+/// The ranks of locks.
+mod rank {
+    pub(crate) const SERVERS: u32 = 0;
+    pub(crate) const CONTEXTS: u32 = 1;
+    pub(crate) const BY_NUMBER: u32 = 2;
+    pub(crate) const FREE: u32 = 3;
+}
+
+/// The state of the library.
+struct State {
+    aio: aio::Contexts,
+    engage: engage::Scores,
+    import: import::Imports,
+    real: real::Vforks,
+    report: report::Counts,
+    signals: signals::Handlers,
+    table: table::Descriptors,
+    traffic: traffic::Traffics,
+}
+
+static STATE: State = State {
+    aio: aio::Contexts::new(),
+    engage: engage::Scores::new(),
+    import: import::Imports::new(),
+    real: real::Vforks::new(),
+    report: report::Counts::new(),
+    signals: signals::Handlers::new(),
+    table: table::Descriptors::new(),
+    traffic: traffic::Traffics::new(),
+};
 
 #[cfg(not(test))]
 #[global_allocator]

@@ -4,25 +4,25 @@
 use std::cell::RefCell;
 
 use crate::aio;
-use crate::calls;
 use crate::engage;
+use crate::guard::{Inside, aside};
 use crate::import::{self, Hold};
-use crate::real::Inside;
+use crate::real;
 use crate::report;
 use crate::signals;
 use crate::table;
 
 /// The locks that a forking thread holds, and gives back in this order.
-struct Held {
-    table: table::Held,
-    contexts: aio::Held,
+struct ForkLocks {
+    table: table::TableLocks,
+    contexts: aio::ContextsLock,
     hold: Hold,
     _inside: Inside,
 }
 
 thread_local! {
     /// The locks of a fork that this thread has begun.
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before_fork() {
@@ -30,11 +30,11 @@ extern "C" fn before_fork() {
         // In a signal handler, amid a call.
         return;
     };
-    // In the order of all locks.
+    // In the order of their ranks.
     let hold = Hold::new();
     let contexts = aio::hold();
     let table = table::hold();
-    let held = Held {
+    let held = ForkLocks {
         table,
         contexts,
         hold,
@@ -51,7 +51,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    calls::new_process();
+    real::new_process();
     table::apart_no_more();
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
@@ -62,7 +62,10 @@ extern "C" fn in_child() {
         }
         None => {
             // Locks may be held for ever here.
-            import::READY.store(false, std::sync::atomic::Ordering::Relaxed);
+            crate::STATE
+                .import
+                .ready
+                .store(false, std::sync::atomic::Ordering::Relaxed);
             table::forget_all();
         }
     }
@@ -83,12 +86,27 @@ extern "C" fn begin() {
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     engage::begin();
-    calls::aside(report::begin);
-    import::READY.store(true, std::sync::atomic::Ordering::Release);
+    aside(report::begin);
+    crate::STATE
+        .import
+        .ready
+        .store(true, std::sync::atomic::Ordering::Release);
+}
+
+/// Does the last work of the process before it ends.
+pub(crate) fn ending() {
+    if !import::any_session() {
+        return;
+    }
+    aside(|| {
+        aio::settle();
+        import::flush();
+        report::end(import::stats);
+    });
 }
 
 extern "C" fn end() {
-    calls::ending();
+    ending();
 }
 
 #[cfg(not(test))]
@@ -107,24 +125,25 @@ static END: extern "C" fn() = end;
 #[cfg(not(test))]
 mod before {
     use crate::calls;
+    use crate::guard::aside;
     use crate::import;
-    use crate::real::Next;
+    use crate::real::{self, Next};
     use crate::table;
     use std::arch::naked_asm;
     use std::ffi::{CStr, c_int, c_void};
 
     fn everything(_: c_int) {
-        calls::aside(import::publish_all);
+        aside(calls::publish_all);
     }
 
     fn borrowing(first: c_int) {
         everything(first);
-        calls::vforks();
+        real::vforks();
     }
 
     fn descriptor(first: c_int) {
         if !table::is_foreign(first) {
-            calls::aside(|| import::publish_fd(first));
+            aside(|| import::publish_fd(first));
         }
     }
 
@@ -234,7 +253,7 @@ mod around {
     use libc::{pid_t, pthread_attr_t, pthread_t};
     use std::ffi::{CStr, c_int, c_void};
 
-    use crate::calls;
+    use crate::guard::aside;
     use crate::import;
     use crate::real::{is_inside, set_inside};
 
@@ -258,7 +277,7 @@ mod around {
 
     fn limits(what: c_int, to: *const libc::rlimit) {
         if what == libc::RLIMIT_FSIZE as c_int && !to.is_null() {
-            calls::aside(import::all_to_kernel);
+            aside(import::all_to_kernel);
         }
     }
 

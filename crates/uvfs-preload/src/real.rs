@@ -3,9 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
-
-use crate::signals;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering, compiler_fence};
 
 /// The next definition of a symbol after this library's: libc's, or another preloaded library's.
 pub(crate) struct Next {
@@ -68,42 +66,62 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Marks the thread as at work in this library while it lives.
-pub(crate) struct Inside;
-
-impl Inside {
-    /// Nothing when it is already: in a signal handler, or in what this library itself calls.
-    pub(crate) fn enter() -> Option<Self> {
-        INSIDE.with(|inside| match inside.get() {
-            0 => {
-                set_inside(true);
-                Some(Self)
-            }
-            _ => None,
-        })
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        set_inside(false);
-        while signals::any_deferred() {
-            signals::raise_deferred();
-        }
-    }
-}
-
 /// Whether this thread is at work in this library.
 pub(crate) fn is_inside() -> bool {
     INSIDE.with(Cell::get) != 0
 }
 
-/// For [`Inside`] and what it does at its end.
+/// For `guard::Inside`, and for the signals that are raised at its end.
 pub(crate) fn set_inside(inside: bool) {
     // Seen in this order by the thread's own signal handlers.
     compiler_fence(Ordering::SeqCst);
     INSIDE.with(|cell| cell.set(u32::from(inside)));
     compiler_fence(Ordering::SeqCst);
+}
+
+/// The state of this module.
+pub(crate) struct Vforks {
+    /// The process that this is, once `vforked` says so; its vfork children have another number and the
+    /// same memory.
+    process: AtomicI32,
+    /// vfork was called: there may be such children.
+    vforked: AtomicBool,
+}
+
+impl Vforks {
+    pub(crate) const fn new() -> Self {
+        Self {
+            process: AtomicI32::new(0),
+            vforked: AtomicBool::new(false),
+        }
+    }
+}
+
+fn shared() -> &'static Vforks {
+    &crate::STATE.real
+}
+
+/// The process is a new one, alone in its memory.
+pub(crate) fn new_process() {
+    shared().vforked.store(false, Ordering::Relaxed);
+}
+
+/// The process may have children that run in its memory, from now on.
+pub(crate) fn vforks() {
+    if !is_borrowed() {
+        // SAFETY: no arguments.
+        shared()
+            .process
+            .store(unsafe { libc::getpid() }, Ordering::Relaxed);
+        shared().vforked.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether this is a child that runs in its parent's memory, whose descriptors are not these.
+pub(crate) fn is_borrowed() -> bool {
+    shared().vforked.load(Ordering::Relaxed)
+        // SAFETY: no arguments.
+        && shared().process.load(Ordering::Relaxed) != unsafe { libc::getpid() }
 }
 
 /// Whether the environment has a variable. For the program's start: the standard library's way takes a
@@ -125,7 +143,7 @@ pub(crate) fn set_errno(code: c_int) {
 
 /// Keeps signal handlers and cancellation away while something takes long or starts threads, which
 /// inherit the mask.
-pub(crate) struct Calm {
+pub(crate) struct SignalMask {
     mask: libc::sigset_t,
     cancel: c_int,
 }
@@ -136,7 +154,7 @@ unsafe extern "C" {
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-impl Calm {
+impl SignalMask {
     pub(crate) fn new() -> Self {
         // SAFETY: plain data, filled by the calls below.
         let (mut all, mut mask) = unsafe { std::mem::zeroed::<(libc::sigset_t, libc::sigset_t)>() };
@@ -151,7 +169,7 @@ impl Calm {
     }
 }
 
-impl Drop for Calm {
+impl Drop for SignalMask {
     fn drop(&mut self) {
         // SAFETY: what `new` was given.
         unsafe {
@@ -159,4 +177,18 @@ impl Drop for Calm {
             libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut());
         }
     }
+}
+
+/// fstat(2).
+pub(crate) fn stat(fd: c_int) -> Option<libc::stat> {
+    // SAFETY: plain data, filled by the call.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a stat buffer.
+    (unsafe { libc::fstat(fd, &mut st) } == 0).then_some(st)
+}
+
+/// The size of a descriptor's file, if that is a regular one.
+pub(crate) fn size_of(fd: c_int) -> Option<usize> {
+    let st = stat(fd).filter(|st| st.st_mode & libc::S_IFMT == libc::S_IFREG)?;
+    usize::try_from(st.st_size).ok()
 }

@@ -4,25 +4,48 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::import;
+use uvfs_client::Stats;
+
 use crate::real::is_set;
 use crate::table;
 
-static ON: AtomicBool = AtomicBool::new(false);
-static DONE: AtomicBool = AtomicBool::new(false);
-/// Where it goes: a duplicate of standard error, which programs close before they end.
-static TO: AtomicI32 = AtomicI32::new(2);
-static SERVED: AtomicU64 = AtomicU64::new(0);
-static PASSED: AtomicU64 = AtomicU64::new(0);
-static FILES: AtomicU64 = AtomicU64::new(0);
-static READ: AtomicU64 = AtomicU64::new(0);
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// The state of this module.
+pub(crate) struct Counts {
+    on: AtomicBool,
+    done: AtomicBool,
+    /// Where it goes: a duplicate of standard error, which programs close before they end.
+    to: AtomicI32,
+    served: AtomicU64,
+    passed: AtomicU64,
+    files: AtomicU64,
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) const fn new() -> Self {
+        Self {
+            on: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+            to: AtomicI32::new(2),
+            served: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+        }
+    }
+}
+
+fn shared() -> &'static Counts {
+    &crate::STATE.report
+}
 
 /// A line on standard error, whole, without allocation on the C library's side.
 pub(crate) fn say(line: std::fmt::Arguments<'_>) {
     let mut text = String::new();
     let _ = writeln!(text, "{line}");
-    let to = TO.load(Ordering::Relaxed);
+    let to = shared().to.load(Ordering::Relaxed);
     // SAFETY: the text is as long as it says.
     unsafe { libc::syscall(libc::SYS_write, to, text.as_ptr(), text.len()) };
 }
@@ -37,52 +60,63 @@ pub(crate) fn begin() {
     if let Ok(fd) = i32::try_from(high)
         && fd >= 0
     {
-        TO.store(fd, Ordering::Relaxed);
+        shared().to.store(fd, Ordering::Relaxed);
         table::own(fd, true);
     }
-    ON.store(true, Ordering::Relaxed);
+    shared().on.store(true, Ordering::Relaxed);
 }
 
 /// In a child: it counts for itself.
 pub(crate) fn forget() {
-    for counter in [&SERVED, &PASSED, &FILES, &READ, &WRITTEN] {
+    for counter in [
+        &shared().served,
+        &shared().passed,
+        &shared().files,
+        &shared().read,
+        &shared().written,
+    ] {
         counter.store(0, Ordering::Relaxed);
     }
-    let to = TO.load(Ordering::Relaxed);
+    let to = shared().to.load(Ordering::Relaxed);
     if to != 2 {
         table::own(to, true);
     }
 }
 
 pub(crate) fn imported() {
-    FILES.fetch_add(1, Ordering::Relaxed);
+    shared().files.fetch_add(1, Ordering::Relaxed);
 }
 
 /// A call went to the kernel.
 #[inline]
 pub(crate) fn passed() {
-    if ON.load(Ordering::Relaxed) {
-        PASSED.fetch_add(1, Ordering::Relaxed);
+    if shared().on.load(Ordering::Relaxed) {
+        shared().passed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// A call was served, with so many bytes read and written.
 pub(crate) fn served(read: usize, written: usize) {
-    if ON.load(Ordering::Relaxed) {
-        SERVED.fetch_add(1, Ordering::Relaxed);
-        READ.fetch_add(read as u64, Ordering::Relaxed);
-        WRITTEN.fetch_add(written as u64, Ordering::Relaxed);
+    if shared().on.load(Ordering::Relaxed) {
+        shared().served.fetch_add(1, Ordering::Relaxed);
+        shared().read.fetch_add(read as u64, Ordering::Relaxed);
+        shared()
+            .written
+            .fetch_add(written as u64, Ordering::Relaxed);
     }
 }
 
-/// Prints, once, if this process used a mount.
-pub(crate) fn end() {
+/// Prints, once, if this process used a mount; `stats` gives the statistics of its caches.
+pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>) {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    if !ON.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) || get(&FILES) == 0 {
+    if !shared().on.load(Ordering::Relaxed)
+        || shared().done.swap(true, Ordering::Relaxed)
+        || get(&shared().files) == 0
+    {
         return;
     }
     let (mut hits, mut requests, mut waited) = (0, 0, 0);
-    for stats in import::stats() {
+    for stats in stats() {
         hits += stats.hits;
         waited += stats.waited_ns;
         requests += stats.read_requests + stats.direct_requests + stats.writeback_requests;
@@ -93,11 +127,11 @@ pub(crate) fn end() {
         "uvfs run: {name} (pid {}): {} files, {} calls served, {} passed on, {hits} cache hits, \
          {requests} requests, {} bytes read, {} written, {:?} waited",
         std::process::id(),
-        get(&FILES),
-        get(&SERVED),
-        get(&PASSED),
-        get(&READ),
-        get(&WRITTEN),
+        get(&shared().files),
+        get(&shared().served),
+        get(&shared().passed),
+        get(&shared().read),
+        get(&shared().written),
         Duration::from_nanos(waited),
     ));
 }

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::siginfo_t;
 
-use crate::calls;
-use crate::real::{errno, is_inside, set_errno, set_inside};
+use crate::real::{errno, is_borrowed, is_inside, set_errno, set_inside};
 
 /// The kernel's _NSIG, and one, as there is no signal 0.
 const SIGNALS: usize = 65;
@@ -24,10 +23,26 @@ const MOST: usize = 16;
 /// From here on every one of a signal counts.
 const FIRST_REAL_TIME: c_int = 32;
 
-/// The program's handlers behind [`arrived`].
-static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
-/// Whether the kernel tells it more than the number.
-static INFORMED: [AtomicBool; SIGNALS] = [const { AtomicBool::new(false) }; SIGNALS];
+/// The state of this module.
+pub(crate) struct Handlers {
+    /// The program's handlers behind [`arrived`].
+    handlers: [AtomicUsize; SIGNALS],
+    /// Whether the kernel tells it more than the number.
+    informed: [AtomicBool; SIGNALS],
+}
+
+impl Handlers {
+    pub(crate) const fn new() -> Self {
+        Self {
+            handlers: [const { AtomicUsize::new(0) }; SIGNALS],
+            informed: [const { AtomicBool::new(false) }; SIGNALS],
+        }
+    }
+}
+
+fn shared() -> &'static Handlers {
+    &crate::STATE.signals
+}
 
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
@@ -106,7 +121,7 @@ pub(crate) fn raise_deferred() {
 }
 
 fn defer(signal: c_int, info: *mut siginfo_t) -> bool {
-    if !is_inside() || calls::is_borrowed() {
+    if !is_inside() || is_borrowed() {
         return false;
     }
     DEFERRED.with(|deferred| {
@@ -122,7 +137,7 @@ fn defer(signal: c_int, info: *mut siginfo_t) -> bool {
             deferred.count.fetch_sub(1, Ordering::SeqCst);
             return false;
         }
-        let informed = INFORMED[signal as usize].load(Ordering::Relaxed);
+        let informed = shared().informed[signal as usize].load(Ordering::Relaxed);
         // SAFETY: this element was just taken, by this handler alone; and `info` is the kernel's
         // where the handler asked for it.
         unsafe {
@@ -138,7 +153,7 @@ extern "C" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     if defer(signal, info) {
         return;
     }
-    let handler = HANDLERS[signal as usize].load(Ordering::Acquire);
+    let handler = shared().handlers[signal as usize].load(Ordering::Acquire);
     // SAFETY: a function that the program has given; one that wants fewer arguments ignores some.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
     handler(signal, info, context);
@@ -158,7 +173,7 @@ fn takes(signal: c_int, handler: usize) -> bool {
         && !fault.contains(&signal)
         && ![libc::SIG_DFL, libc::SIG_IGN, libc::SIG_ERR].contains(&handler)
         // A child that borrows this memory has handlers of its own.
-        && !calls::is_borrowed()
+        && !is_borrowed()
 }
 
 /// The program's handler where `found` is [`arrived`].
@@ -172,7 +187,7 @@ fn shown(found: usize, before: usize) -> usize {
 fn handler_of(signal: c_int) -> usize {
     usize::try_from(signal)
         .ok()
-        .and_then(|signal| HANDLERS.get(signal))
+        .and_then(|signal| shared().handlers.get(signal))
         .map_or(libc::SIG_DFL, |handler| handler.load(Ordering::Acquire))
 }
 
@@ -214,8 +229,8 @@ mod exported {
                 if takes(signal, action.sa_sigaction) && action.sa_flags & SA_RESETHAND == 0 =>
             {
                 let informed = action.sa_flags & SA_SIGINFO != 0;
-                INFORMED[signal as usize].store(informed, Ordering::Relaxed);
-                HANDLERS[signal as usize].store(action.sa_sigaction, Ordering::Release);
+                shared().informed[signal as usize].store(informed, Ordering::Relaxed);
+                shared().handlers[signal as usize].store(action.sa_sigaction, Ordering::Release);
                 action.sa_sigaction = arrived as *const () as usize;
                 std::ptr::from_ref(action)
             }
@@ -236,8 +251,8 @@ mod exported {
         let before = handler_of(signal);
         let handler = match takes(signal, handler) {
             true => {
-                INFORMED[signal as usize].store(false, Ordering::Relaxed);
-                HANDLERS[signal as usize].store(handler, Ordering::Release);
+                shared().informed[signal as usize].store(false, Ordering::Relaxed);
+                shared().handlers[signal as usize].store(handler, Ordering::Release);
                 arrived as *const () as usize
             }
             false => handler,

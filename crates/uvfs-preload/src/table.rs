@@ -9,17 +9,17 @@
 //! written down for the next one with the same number.
 
 use std::ffi::c_int;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uvfs_sys::lock;
 
 use uvfs_client::{File, Flags};
 
+use crate::DESCRIPTORS;
 use crate::passing::Calls;
+use crate::ranked::{Guard, Ranked};
 
-/// Descriptors from this number on are left to the kernel.
-pub(crate) const DESCRIPTORS: usize = 1 << 16;
 /// Descriptions that are in use at most; what is more is left to the kernel.
 const MOST: usize = 1 << 16;
 
@@ -35,27 +35,53 @@ const OWN: u64 = 4;
 /// Being closed, or replaced.
 const CLOSING: u64 = 5;
 
-static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
-/// One above the highest descriptor that had a word.
-static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-static NUMBER: AtomicU64 = AtomicU64::new(1);
-static FREE: Mutex<Vec<&'static Description>> = Mutex::new(Vec::new());
-static MADE: AtomicUsize = AtomicUsize::new(0);
-/// Held in [`while_it_has`].
-static BY_NUMBER: Mutex<()> = Mutex::new(());
+/// The state of this module.
+pub(crate) struct Descriptors {
+    words: [AtomicU64; DESCRIPTORS],
+    /// One above the highest descriptor that had a word.
+    highest: AtomicUsize,
+    number: AtomicU64,
+    made: AtomicUsize,
+    /// Threads of the program that close what they may not have opened.
+    closing_now: AtomicUsize,
+    /// Threads that are at work here with descriptors that nobody knows yet.
+    making_now: AtomicUsize,
+    /// Held in [`while_it_has`].
+    by_number: Ranked<(), { crate::rank::BY_NUMBER }>,
+    free: Ranked<Vec<&'static Description>, { crate::rank::FREE }>,
+}
+
+impl Descriptors {
+    pub(crate) const fn new() -> Self {
+        Self {
+            words: [const { AtomicU64::new(0) }; DESCRIPTORS],
+            highest: AtomicUsize::new(0),
+            number: AtomicU64::new(1),
+            made: AtomicUsize::new(0),
+            closing_now: AtomicUsize::new(0),
+            making_now: AtomicUsize::new(0),
+            by_number: Ranked::new(()),
+            free: Ranked::new(Vec::new()),
+        }
+    }
+}
+
+fn state() -> &'static Descriptors {
+    &crate::STATE.table
+}
 
 fn fresh_word(tag: u64) -> u64 {
-    NUMBER.fetch_add(1, Ordering::Relaxed) << 3 | tag
+    state().number.fetch_add(1, Ordering::Relaxed) << 3 | tag
 }
 
 fn word(fd: c_int) -> Option<&'static AtomicU64> {
-    WORDS.get(usize::try_from(fd).ok()?)
+    state().words.get(usize::try_from(fd).ok()?)
 }
 
 fn saw(fd: c_int) {
     let above = fd as usize + 1;
-    if HIGHEST.load(Ordering::Relaxed) < above {
-        HIGHEST.fetch_max(above, Ordering::Relaxed);
+    if state().highest.load(Ordering::Relaxed) < above {
+        state().highest.fetch_max(above, Ordering::Relaxed);
     }
 }
 
@@ -130,17 +156,17 @@ impl Drop for Use {
             // SAFETY: made by `Box::into_raw` in `set_opened`, and taken out by the last user.
             drop(unsafe { Box::from_raw(opened) });
         }
-        lock(&FREE).push(self.0);
+        state().free.lock().push(self.0);
     }
 }
 
 impl Use {
     /// A new description that nobody has imported yet.
     pub(crate) fn new(private: bool) -> Option<Self> {
-        let free = lock(&FREE).pop();
+        let free = state().free.lock().pop();
         let one = match free {
             Some(one) => one,
-            None if MADE.fetch_add(1, Ordering::Relaxed) < MOST => {
+            None if state().made.fetch_add(1, Ordering::Relaxed) < MOST => {
                 Box::leak(Box::new(Description {
                     users: AtomicU32::new(0),
                     opened: AtomicPtr::default(),
@@ -151,7 +177,7 @@ impl Use {
                 }))
             }
             None => {
-                MADE.fetch_sub(1, Ordering::Relaxed);
+                state().made.fetch_sub(1, Ordering::Relaxed);
                 return None;
             }
         };
@@ -302,7 +328,7 @@ fn replace(fd: c_int, new: u64) -> bool {
         return false;
     };
     saw(fd);
-    crate::engage::forget(fd);
+    crate::traffic::forget(fd);
     let old = slot.swap(new, Ordering::AcqRel);
     // The word's own reference.
     let before = pointed(old).map(Use);
@@ -312,7 +338,7 @@ fn replace(fd: c_int, new: u64) -> bool {
 /// Runs `work`, which asks the kernel by a descriptor's number, unless that is another description's by now. A
 /// thread that closes the descriptor waits meanwhile, so `work` must not.
 pub(crate) fn while_it_has(fd: c_int, one: &Use, work: impl FnOnce()) {
-    let _by_number = lock(&BY_NUMBER);
+    let _by_number = state().by_number.lock();
     let now = word(fd).and_then(|word| pointed(word.load(Ordering::Acquire)));
     if now.is_some_and(|now| std::ptr::eq(now, one.0)) {
         work();
@@ -352,16 +378,11 @@ pub(crate) fn own(fd: c_int, is: bool) {
     }
 }
 
-/// Threads of the program that close what they may not have opened.
-static CLOSING_NOW: AtomicUsize = AtomicUsize::new(0);
-/// Threads that are at work here with descriptors that nobody knows yet.
-static MAKING_NOW: AtomicUsize = AtomicUsize::new(0);
-
 /// Keeps one kind away from the other, as long as that is short: neither waits for what may wait for
 /// it, be it a file that is written as it is closed.
-pub(crate) struct Apart(&'static AtomicUsize);
+pub(crate) struct RaceGuard(&'static AtomicUsize);
 
-impl Apart {
+impl RaceGuard {
     const LONGEST: Duration = Duration::from_millis(10);
 
     fn enter(own: &'static AtomicUsize, other: &AtomicUsize, gives_way: bool) -> Self {
@@ -390,16 +411,16 @@ impl Apart {
 
     /// The program closes descriptors, whoever has them.
     pub(crate) fn closes() -> Self {
-        Self::enter(&CLOSING_NOW, &MAKING_NOW, true)
+        Self::enter(&state().closing_now, &state().making_now, true)
     }
 
     /// This library makes descriptors, and says later that they are its own.
     pub(crate) fn makes() -> Self {
-        Self::enter(&MAKING_NOW, &CLOSING_NOW, false)
+        Self::enter(&state().making_now, &state().closing_now, false)
     }
 }
 
-impl Drop for Apart {
+impl Drop for RaceGuard {
     fn drop(&mut self) {
         // A child may have begun anew meanwhile.
         let less = |n: usize| n.checked_sub(1);
@@ -417,8 +438,8 @@ pub(crate) fn is_unknown(fd: c_int) -> bool {
 
 /// In a child: they are other processes' threads.
 pub(crate) fn apart_no_more() {
-    CLOSING_NOW.store(0, Ordering::SeqCst);
-    MAKING_NOW.store(0, Ordering::SeqCst);
+    state().closing_now.store(0, Ordering::SeqCst);
+    state().making_now.store(0, Ordering::SeqCst);
 }
 
 /// Closes a descriptor of this library's own; nothing where it is none.
@@ -459,7 +480,7 @@ impl Closing {
         let word = fresh_word(CLOSING);
         if replace(fd, word) {
             // A thread that found the description before has done with the number after this.
-            drop(lock(&BY_NUMBER));
+            drop(state().by_number.lock());
         }
         Some(Self(fd, word))
     }
@@ -477,7 +498,7 @@ impl Drop for Closing {
 
 /// The descriptors that may have a description.
 pub(crate) fn all() -> impl Iterator<Item = c_int> {
-    0..HIGHEST.load(Ordering::Relaxed).min(DESCRIPTORS) as c_int
+    0..state().highest.load(Ordering::Relaxed).min(DESCRIPTORS) as c_int
 }
 
 /// Descriptors that were opened here may from now on be shared with other processes.
@@ -491,16 +512,18 @@ pub(crate) fn no_longer_private(fd: c_int) {
 }
 
 /// Keeps other threads from holding this module's locks, for a fork.
-pub(crate) struct Held {
-    _free: MutexGuard<'static, Vec<&'static Description>>,
-    _by_number: MutexGuard<'static, ()>,
+pub(crate) struct TableLocks {
+    _free: Guard<'static, Vec<&'static Description>, { crate::rank::FREE }>,
+    _by_number: Guard<'static, (), { crate::rank::BY_NUMBER }>,
 }
 
 /// Waits for the threads that hold this module's locks.
-pub(crate) fn hold() -> Held {
-    Held {
-        _free: lock(&FREE),
-        _by_number: lock(&BY_NUMBER),
+pub(crate) fn hold() -> TableLocks {
+    // In the order of their ranks.
+    let by_number = state().by_number.lock();
+    TableLocks {
+        _free: state().free.lock(),
+        _by_number: by_number,
     }
 }
 
@@ -509,7 +532,7 @@ pub(crate) fn hold() -> Held {
 pub(crate) fn forget_all() {
     for fd in all() {
         let Some(slot) = word(fd) else { continue };
-        crate::engage::forget(fd);
+        crate::traffic::forget(fd);
         let now = slot.load(Ordering::Relaxed);
         if pointed(now).is_some() || now & TAG == OWN || now & TAG == FRESH {
             slot.store(0, Ordering::Relaxed);

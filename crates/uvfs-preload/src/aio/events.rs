@@ -1,6 +1,7 @@
 //! io_getevents: completions from this library and from the kernel.
 
-use crate::calls::{aside, is_plausible};
+use crate::args::is_plausible;
+use crate::guard::aside;
 use crate::import::{self};
 use crate::real::{errno, set_errno};
 use crate::signals;
@@ -10,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uvfs_sys::lock;
 
-use super::{Context, Event, OVER, SYS_io_pgetevents, known};
+use super::{Context, Event, SYS_io_pgetevents, known, shared};
 
 /// The kernel's io_getevents(2), or with a mask io_pgetevents(2).
 ///
@@ -51,7 +52,7 @@ impl Context {
         if !state.ended.is_empty() {
             return Sleep::Not;
         }
-        let armed = import::any() && !OVER.load(Ordering::Relaxed) && self.arm(&mut state);
+        let armed = import::any() && !shared().over.load(Ordering::Relaxed) && self.arm(&mut state);
         if !armed && state.under_way > 0 {
             return Sleep::Short;
         }
@@ -173,7 +174,7 @@ pub(super) unsafe fn events(
         let (least, most) = (usize::try_from(least).ok()?, usize::try_from(most).ok()?);
         if most == 0
             || least > most
-            || !import::READY.load(Ordering::Relaxed)
+            || !crate::STATE.import.ready.load(Ordering::Relaxed)
             || !is_plausible(events.cast(), most.saturating_mul(size_of::<Event>()))
         {
             return None;

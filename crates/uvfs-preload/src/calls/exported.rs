@@ -13,7 +13,7 @@ use uvfs_client::Flags;
 use super::status::{status, status_of};
 use super::transfer::{read_many, read_one, write_many, write_one};
 use super::{
-    advise, allocate, aside, duplicated, ending, flags_of, is_borrowed, making, mapping, noted,
+    advise, allocate, aside, duplicated, flags_of, is_borrowed, making, mapping, noted,
     out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
 };
 
@@ -229,14 +229,14 @@ prepares! {
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t = {
         // SAFETY: the caller's message. It may carry descriptors to other processes.
         if !message.is_null() && unsafe { (*message).msg_controllen } > 0 {
-            aside(import::publish_all);
+            aside(super::publish_all);
         }
     };
     sendmmsg(socket: c_int, list: *mut libc::mmsghdr, count: u32, flags: c_int) -> c_int = {
         // SAFETY: the caller's messages.
         let carries = |at: usize| unsafe { (*list.add(at)).msg_hdr.msg_controllen } > 0;
         if !list.is_null() && (0..count as usize).any(carries) {
-            aside(import::publish_all);
+            aside(super::publish_all);
         }
     };
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = published(fd);
@@ -245,8 +245,8 @@ prepares! {
         stream(file);
     freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE =
         stream(file);
-    _exit(code: c_int) -> () = ending();
-    _Exit(code: c_int) -> () = ending();
+    _exit(code: c_int) -> () = crate::process::ending();
+    _Exit(code: c_int) -> () = crate::process::ending();
 }
 
 /// As the manual says.
@@ -297,7 +297,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         return -1;
     }
     let apart = import::any_session() && table::is_unknown(fd) && !is_inside() && !is_borrowed();
-    let _apart = apart.then(table::Apart::closes);
+    let _apart = apart.then(table::RaceGuard::closes);
     let _closing = close_word(fd);
     // SAFETY: the caller's own argument.
     unsafe { next::close(fd) }
@@ -326,7 +326,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_i
         // SAFETY: the caller's own arguments.
         return unsafe { next::close_range(first, last, flags) };
     }
-    let _apart = (import::any_session() && !is_inside()).then(table::Apart::closes);
+    let _apart = (import::any_session() && !is_inside()).then(table::RaceGuard::closes);
     let mut from = first;
     for fd in table::all().filter(|fd| (first..=last).contains(&(*fd as u32))) {
         if !matches!(table::look(fd), Known::Own) {
