@@ -7,13 +7,13 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 
 use crate::backend::{
     Attr, Backend, DirEntry, Entry, FileOps, NewFile, NodeId, ROOT, SetAttr, StatFs,
 };
 use crate::cache::{Cache, Config, Handle, Inode, errno};
 use crate::file::{File, OpenOptions, carried};
+use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::token::Token;
 
@@ -24,29 +24,6 @@ const MAX_LINKS: usize = 40;
 /// root; a leading `/` means the same.
 #[derive(Debug, Clone)]
 pub struct Client(pub(crate) Arc<Shared>);
-
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) cache: Arc<Cache>,
-    flusher: Option<JoinHandle<()>>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // The last user is gone, so nothing becomes dirty any more: write what is.
-        self.cache.write_all(|inode, error| {
-            tracing::error!(node = inode.node, %error, "dirty pages are lost: writeback failed");
-        });
-        self.cache.stop_flusher();
-        if let Some(flusher) = self.flusher.take() {
-            // A request's end may hold the last reference, and the flusher may be that end.
-            if flusher.thread().id() != std::thread::current().id() {
-                let _ = flusher.join();
-            }
-        }
-        self.cache.forget_all();
-    }
-}
 
 fn components(path: &Path) -> Vec<OsString> {
     path.components()
@@ -59,7 +36,7 @@ fn components(path: &Path) -> Vec<OsString> {
 }
 
 /// A node that a path led to. The lookup goes back when this is dropped.
-struct Found {
+struct Walked {
     cache: Arc<Cache>,
     node: NodeId,
     /// Nothing for the root, which is not looked up.
@@ -68,7 +45,7 @@ struct Found {
     is_kept: bool,
 }
 
-impl Found {
+impl Walked {
     fn root(cache: &Arc<Cache>) -> Self {
         Self {
             cache: cache.clone(),
@@ -94,7 +71,7 @@ impl Found {
     }
 }
 
-impl Drop for Found {
+impl Drop for Walked {
     fn drop(&mut self) {
         if !self.is_kept {
             self.cache.backend.files().forget(self.node, 1);
@@ -153,14 +130,14 @@ impl Client {
         carried(self.backend(), call)
     }
 
-    fn walk(&self, path: &Path, follow: bool) -> io::Result<Found> {
+    fn walk(&self, path: &Path, follow: bool) -> io::Result<Walked> {
         self.carried(|| self.walk_once(path, follow))
     }
 
     /// Finds what a path leads to.
-    fn walk_once(&self, path: &Path, follow: bool) -> io::Result<Found> {
+    fn walk_once(&self, path: &Path, follow: bool) -> io::Result<Walked> {
         let mut todo: VecDeque<OsString> = components(path).into();
-        let mut stack = vec![Found::root(self.cache())];
+        let mut stack = vec![Walked::root(self.cache())];
         let mut links = 0;
         while let Some(name) = todo.pop_front() {
             if name == ".." {
@@ -175,7 +152,7 @@ impl Client {
                 return Err(errno(libc::ENOTDIR));
             }
             let entry = self.files().lookup(top.node, &name)?;
-            let found = Found::new(self.cache(), entry);
+            let found = Walked::new(self.cache(), entry);
             if found.kind() != libc::S_IFLNK || (todo.is_empty() && !follow) {
                 stack.push(found);
                 continue;
@@ -195,7 +172,7 @@ impl Client {
         Ok(stack.pop().expect("the root stays"))
     }
 
-    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Found, &'p OsStr)> {
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(Walked, &'p OsStr)> {
         let name = path.file_name().ok_or_else(|| errno(libc::EINVAL))?;
         let parent = self.walk(path.parent().unwrap_or(Path::new("")), true)?;
         if parent.kind() != libc::S_IFDIR {
@@ -205,7 +182,7 @@ impl Client {
     }
 
     /// The attributes of what was found.
-    fn attr(&self, found: &Found) -> io::Result<Attr> {
+    fn attr(&self, found: &Walked) -> io::Result<Attr> {
         let node = found.node;
         match found.attr {
             Some(attr) => Ok(self.overlay(&Entry { node, attr })),
@@ -277,7 +254,7 @@ impl Client {
                     flags: flags | excl,
                 };
                 let (entry, fh) = self.files().create(parent.node, name, new)?;
-                (Found::new(self.cache(), entry), fh)
+                (Walked::new(self.cache(), entry), fh)
             }
         };
         let (inode, handle) = self.hold(found, fh)?;
@@ -289,7 +266,7 @@ impl Client {
     }
 
     /// The inode of a file that was opened, which takes over the lookup, and the open file.
-    fn hold(&self, mut found: Found, fh: u64) -> io::Result<(Arc<Inode>, Arc<Handle>)> {
+    fn hold(&self, mut found: Walked, fh: u64) -> io::Result<(Arc<Inode>, Arc<Handle>)> {
         let (cache, node) = (self.cache(), found.node);
         let handle = Handle::new(cache, node, fh);
         // Its size may have changed between the lookup and the open.
@@ -318,7 +295,7 @@ impl Client {
     /// `EACCES` for a token that is wrong, used or too old, and what the backend answers.
     pub fn import_token(&self, token: &Token) -> io::Result<File> {
         let imported = self.backend().import(token.secret())?;
-        let found = Found::new(self.cache(), imported.entry);
+        let found = Walked::new(self.cache(), imported.entry);
         let (inode, handle) = self.hold(found, imported.handle)?;
         let access = imported.flags & libc::O_ACCMODE;
         let mut options = OpenOptions::new()
@@ -412,7 +389,7 @@ impl Client {
     pub fn mknod(&self, path: impl AsRef<Path>, mode: u32, rdev: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
         let entry = self.files().mknod(parent.node, name, mode, rdev)?;
-        drop(Found::new(self.cache(), entry));
+        drop(Walked::new(self.cache(), entry));
         Ok(())
     }
 
@@ -423,7 +400,7 @@ impl Client {
     pub fn mkdir(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path.as_ref())?;
         let entry = self.files().mkdir(parent.node, name, mode)?;
-        drop(Found::new(self.cache(), entry));
+        drop(Walked::new(self.cache(), entry));
         Ok(())
     }
 
@@ -469,7 +446,7 @@ impl Client {
         let found = self.walk(original.as_ref(), false)?;
         let (parent, name) = self.parent(new.as_ref())?;
         let entry = self.files().link(found.node, parent.node, name)?;
-        drop(Found::new(self.cache(), entry));
+        drop(Walked::new(self.cache(), entry));
         Ok(())
     }
 
@@ -480,7 +457,7 @@ impl Client {
     pub fn symlink(&self, target: impl AsRef<OsStr>, new: impl AsRef<Path>) -> io::Result<()> {
         let (parent, name) = self.parent(new.as_ref())?;
         let entry = self.files().symlink(parent.node, name, target.as_ref())?;
-        drop(Found::new(self.cache(), entry));
+        drop(Walked::new(self.cache(), entry));
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 #[derive(Debug, Default)]
-struct Inner {
+struct Waiters {
     sequence: u64,
     wakers: Vec<Waker>,
 }
@@ -15,12 +15,12 @@ struct Inner {
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     waiters: AtomicU32,
-    inner: Mutex<Inner>,
+    inner: Mutex<Waiters>,
     changed: Condvar,
 }
 
 impl Event {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
         uvfs_sys::lock(&self.inner)
     }
 

@@ -9,7 +9,7 @@ use uvfs_queue::arena::PAGE_SIZE;
 
 use crate::backend::Backend;
 use crate::cache::{CARRIED, Cache, Handle, Inode, errno};
-use crate::client::Shared;
+use crate::shared::Shared;
 
 mod ahead;
 mod append;
@@ -47,10 +47,10 @@ bitflags::bitflags! {
 
 /// An open file. Clones are the same open file.
 #[derive(Debug, Clone)]
-pub struct File(Arc<Inner>);
+pub struct File(Arc<FileInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct FileInner {
     inode: Arc<Inode>,
     handle: Arc<Handle>,
     cache: Arc<Cache>,
@@ -82,7 +82,7 @@ impl File {
         options: &OpenOptions,
     ) -> Self {
         inode.opens.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::new(Inner {
+        Self(Arc::new(FileInner {
             errors: AtomicU64::new(inode.errors.sample()),
             cache: client.cache.clone(),
             _client: client,
@@ -126,7 +126,7 @@ impl File {
     }
 }
 
-impl Drop for Inner {
+impl Drop for FileInner {
     fn drop(&mut self) {
         self.unlock_all();
         if self.wrote.load(Ordering::Relaxed) {

@@ -49,7 +49,7 @@ impl Open {
 }
 
 #[derive(Debug)]
-struct Handle {
+struct OpenHandle {
     /// How often it was given: file systems may have one for all opens of a file.
     opens: u64,
     at_server: Result<u64, i32>,
@@ -59,7 +59,7 @@ struct Handle {
     locks: Vec<LockRequest>,
 }
 
-impl Handle {
+impl OpenHandle {
     /// Changes its locks as fcntl(2) and flock(2) do: what is asked for replaces what its owner has
     /// of that range.
     fn locked(&mut self, request: &LockRequest) {
@@ -101,7 +101,7 @@ pub(crate) struct Known {
     counted: bool,
     nodes: foldhash::HashMap<NodeId, Node>,
     /// By node and number.
-    handles: foldhash::HashMap<(NodeId, u64), Handle>,
+    handles: foldhash::HashMap<(NodeId, u64), OpenHandle>,
     /// The nodes that those are of.
     open: foldhash::HashMap<NodeId, Open>,
     /// From the current server's numbers to ours; empty for the first server.
@@ -253,7 +253,7 @@ impl Known {
         let open = self.open.entry(node).or_default();
         let handle = self.handles.entry((node, ours)).or_insert_with(|| {
             open.handles += 1;
-            Handle {
+            OpenHandle {
                 opens: 0,
                 at_server: Ok(at_server),
                 flags,
@@ -477,7 +477,7 @@ mod tests {
         fn locks_are_remembered_as_they_are(
             requests in prop::collection::vec((0u32..3, any::<bool>(), 0u8..3, 0u64..20, 0u64..20), 0..60),
         ) {
-            let mut handle = Handle { opens: 1, at_server: Ok(1), flags: 0, locks: Vec::new() };
+            let mut handle = OpenHandle { opens: 1, at_server: Ok(1), flags: 0, locks: Vec::new() };
             let mut bytes = HashMap::new();
             for (owner, flock, kind, a, b) in requests {
                 let kind = [None, Some(LockKind::Shared), Some(LockKind::Exclusive)][usize::from(kind)];

@@ -79,6 +79,7 @@ mod known;
 mod local;
 mod pending;
 mod remote;
+mod shared;
 mod silence;
 mod stats;
 mod token;

@@ -37,7 +37,7 @@ pub struct LocalStore {
     limits: Limits,
 }
 
-struct Node {
+struct LocalNode {
     /// Opened with `O_PATH`.
     fd: Arc<OwnedFd>,
     key: (u64, u64),
@@ -45,7 +45,7 @@ struct Node {
 }
 
 struct Nodes {
-    by_id: HashMap<NodeId, Node>,
+    by_id: HashMap<NodeId, LocalNode>,
     by_key: HashMap<(u64, u64), NodeId>,
     next: NodeId,
     next_handle: u64,
@@ -86,7 +86,7 @@ impl LocalStore {
         )?;
         let stat = rustix::fs::fstat(&fd)?;
         let key = (stat.st_dev, stat.st_ino);
-        let root = Node {
+        let root = LocalNode {
             fd: Arc::new(fd),
             key,
             lookups: 1,
@@ -145,7 +145,7 @@ impl LocalStore {
                 nodes.by_key.insert(key, node);
                 nodes.by_id.insert(
                     node,
-                    Node {
+                    LocalNode {
                         fd: Arc::new(fd),
                         key,
                         lookups: 0,

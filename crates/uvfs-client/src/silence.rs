@@ -23,10 +23,10 @@ pub(crate) enum Sign {
 
 /// For how long a server has answered nothing while requests were under way.
 #[derive(Debug, Default)]
-pub(crate) struct Silence(Mutex<State>);
+pub(crate) struct Silence(Mutex<Watch>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Watch {
     /// Answers that had come by the last look.
     answers: u64,
     /// When the last look was, if requests were under way then.

@@ -17,7 +17,7 @@ const IDLE: Duration = Duration::from_secs(5);
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
@@ -27,7 +27,7 @@ struct State {
 pub struct Pool {
     /// At most so many threads run calls; further calls wait their turn.
     most: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     work: Condvar,
 }
 

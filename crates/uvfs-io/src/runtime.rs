@@ -72,7 +72,7 @@ struct OpEntry {
     _keep: Keep,
 }
 
-struct Core {
+struct Executor {
     ring: RefCell<Ring>,
     /// Entries that did not fit into the ring.
     overflow: RefCell<VecDeque<Sqe>>,
@@ -89,14 +89,14 @@ struct Core {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
 }
 
-fn with_current<T>(f: impl FnOnce(Option<&Rc<Core>>) -> T) -> T {
+fn with_current<T>(f: impl FnOnce(Option<&Rc<Executor>>) -> T) -> T {
     CURRENT.with(|current| f(current.borrow().as_ref()))
 }
 
-fn current() -> Rc<Core> {
+fn current() -> Rc<Executor> {
     with_current(|core| core.cloned()).expect("only inside a Runtime of this thread")
 }
 
@@ -156,7 +156,7 @@ pub fn counts() -> RuntimeCounts {
 
 /// One thread's ring and executor.
 pub struct Runtime {
-    core: Rc<Core>,
+    core: Rc<Executor>,
 }
 
 impl Runtime {
@@ -189,7 +189,7 @@ impl Runtime {
             bell: AtomicU32::new(Bell::AWAKE),
             eventfd,
         });
-        let core = Rc::new(Core {
+        let core = Rc::new(Executor {
             ring: RefCell::new(ring),
             overflow: RefCell::default(),
             ops: RefCell::default(),
@@ -281,7 +281,7 @@ impl Drop for Runtime {
     }
 }
 
-impl Core {
+impl Executor {
     fn spawn(self: &Rc<Self>, future: Task) {
         let mut tasks = self.tasks.borrow_mut();
         let entry = tasks.vacant_entry();
@@ -528,7 +528,7 @@ impl Core {
 /// it is dropped early it is cancelled, and its memory is kept until the kernel is done with it.
 #[must_use = "an operation does nothing for you unless awaited"]
 pub struct Op {
-    core: Rc<Core>,
+    core: Rc<Executor>,
     key: usize,
 }
 

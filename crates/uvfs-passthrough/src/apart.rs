@@ -72,23 +72,23 @@ pub(crate) fn is_remote(fs_type: i64) -> bool {
 }
 
 /// A mount's own threads.
-struct Mount {
+struct RemoteMount {
     pool: Arc<Pool>,
     /// Calls that have not ended, and when one last did, or began as the only one.
     state: Mutex<(usize, Instant)>,
 }
 
-impl Mount {
+impl RemoteMount {
     fn hangs(&self) -> bool {
         lock(&self.state).1.elapsed() > HUNG
     }
 }
 
 /// One of the calls on a mount.
-struct UnderWay(Arc<Mount>);
+struct UnderWay(Arc<RemoteMount>);
 
 impl UnderWay {
-    fn begin(mount: &Arc<Mount>) -> Self {
+    fn begin(mount: &Arc<RemoteMount>) -> Self {
         let mut state = lock(&mount.state);
         if state.0 == 0 {
             state.1 = Instant::now();
@@ -113,7 +113,7 @@ pub(crate) struct Apart {
     any: AtomicBool,
     /// Requests that wait for them.
     waits: AtomicUsize,
-    mounts: Mutex<HashMap<u64, Arc<Mount>>>,
+    mounts: Mutex<HashMap<u64, Arc<RemoteMount>>>,
     /// Names that lead to them, by their directories' nodes.
     crossings: Mutex<HashSet<(Node, CString)>>,
 }
@@ -123,11 +123,11 @@ impl Apart {
         self.any.load(Ordering::Relaxed)
     }
 
-    fn mount(&self, id: u64) -> Arc<Mount> {
+    fn mount(&self, id: u64) -> Arc<RemoteMount> {
         self.any.store(true, Ordering::Relaxed);
         let mut mounts = lock(&self.mounts);
         let new = || {
-            Arc::new(Mount {
+            Arc::new(RemoteMount {
                 pool: Pool::new(THREADS),
                 state: Mutex::new((0, Instant::now())),
             })

@@ -36,7 +36,7 @@ struct Range {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct Ranges {
     ranges: VecDeque<Range>,
     /// The sum of their lengths.
     bytes: u64,
@@ -45,7 +45,7 @@ struct Queue {
     stop: bool,
 }
 
-impl Queue {
+impl Ranges {
     fn add(&mut self, range: Range) {
         self.busy = true;
         let follows = |last: &&mut Range| {
@@ -80,12 +80,12 @@ impl Queue {
 /// Ranges that were read or written and may still be in the kernel's cache.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
-    queue: Mutex<Queue>,
+    queue: Mutex<Ranges>,
     changed: Condvar,
 }
 
 impl Recent {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
         uvfs_sys::lock(&self.queue)
     }
 
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_first_and_neighbours_are_one() {
-        let mut queue = Queue::default();
+        let mut queue = Ranges::default();
         let range = |node, offset, len| Range { node, offset, len };
         for (node, offset) in [(1, 0), (1, MIB), (1, 2 * MIB), (2, 3 * MIB)] {
             queue.add(range(node, offset, MIB));
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut queue = Queue::default();
+        let mut queue = Ranges::default();
         for i in 0..2 * MAX_RANGES as u64 {
             queue.add(Range {
                 node: i,

@@ -13,8 +13,8 @@ use zerocopy::IntoBytes;
 
 use crate::fs::*;
 use crate::reply::{Body, Outcome, Reply};
-use crate::request::Request;
-use crate::session::{DEPTH, Session};
+use crate::request::{DEPTH, Request};
+use crate::session::Session;
 use listing::listing;
 
 /// The extended attribute of the root that names the control socket.

@@ -7,49 +7,18 @@ mod types;
 use std::ffi::CStr;
 use std::time::Duration;
 
-pub use crate::coherence::HostChange;
 pub use clients::{BoxFuture, ClientSupport};
 pub use listing::{DirEntry, DirSink, list, read_from};
 pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
 pub use types::{
-    Attributes, Config, Context, CopyRange, Entry, Handle, IoHow, Ioctl, Lock, LockHow, LockOwner,
-    NewNode, Node, OpenHow, Opened, Poll, Seek, SetAttr, SetTime, Unlinked, Watch, attr, timespec,
-    touch,
+    Attributes, Bytes, Config, Context, CopyRange, Entry, Handle, HostChange, IoHow, Ioctl, Lock,
+    LockHow, LockOwner, NewNode, Node, OpenHow, Opened, Origin, Poll, ROOT, Result, Seek, SetAttr,
+    SetTime, Unlinked, Watch, attr, timespec, touch,
 };
 pub use uvfs_io::Payload;
 use uvfs_proto::abi;
 pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags};
-
-/// The result of a handler: a value, or the errno that the caller gets.
-pub type Result<T> = std::result::Result<T, Errno>;
-
-/// The root directory's node.
-pub const ROOT: Node = Node(1);
-
-/// The sender of a request: the kernel of the mount, or a client over shared memory (`C` names which).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Origin<C = ()> {
-    /// The kernel of the mount.
-    #[default]
-    Kernel,
-    /// A client over shared memory.
-    Client(C),
-}
-
-impl<C> Origin<C> {
-    /// Names the client in another way.
-    pub fn map<T>(self, name: impl FnOnce(C) -> T) -> Origin<T> {
-        match self {
-            Self::Kernel => Origin::Kernel,
-            Self::Client(client) => Origin::Client(name(client)),
-        }
-    }
-}
-
-/// A reply of variable length to getxattr and listxattr is cut by the session to what the caller
-/// has room for.
-pub type Bytes = Vec<u8>;
 
 macro_rules! unsupported {
     ($($unused:ident),*) => {{ $(let _ = $unused;)* Err(Errno::NOSYS) }};

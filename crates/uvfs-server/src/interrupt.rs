@@ -40,7 +40,7 @@ pub fn is_killed(cx: &Context) -> bool {
     interrupted() && (cx.unique & CLIENTS != 0 || is_dying(cx.pid))
 }
 
-/// Numbers of clients' requests have this bit, which the kernel's never have: [`Table`] has both.
+/// Numbers of clients' requests have this bit, which the kernel's never have: [`Interrupts`] has both.
 const CLIENTS: u64 = 1 << 62;
 /// Of the numbers of a client's requests so many bits count them.
 const COUNT: u32 = 31;
@@ -116,7 +116,7 @@ impl Cause {
     }
 }
 
-struct Waiting {
+struct UnderWay {
     flag: Flag,
     waker: Waker,
     waits: Waits,
@@ -125,10 +125,10 @@ struct Waiting {
 
 /// Requests whose handlers wait.
 #[derive(Default)]
-pub(crate) struct Table(Mutex<HashMap<u64, Waiting>>);
+pub(crate) struct Interrupts(Mutex<HashMap<u64, UnderWay>>);
 
-impl Table {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+impl Interrupts {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
         uvfs_sys::lock(&self.0)
     }
 
@@ -149,7 +149,7 @@ impl Table {
     /// Lists requests that have waited for at least `time`, and since when: the oldest first, at most
     /// `most`.
     pub(crate) fn longer_than(&self, time: Duration, most: usize) -> Vec<(Waits, Instant)> {
-        let late = |one: &&Waiting| one.since.elapsed() >= time;
+        let late = |one: &&UnderWay| one.since.elapsed() >= time;
         let mut found: Vec<_> = (self.lock().values().filter(late))
             .map(|one| (one.waits, one.since))
             .collect();
@@ -183,7 +183,7 @@ impl Table {
         handler: impl Future<Output = T>,
     ) -> Option<T> {
         let mut handler = pin!(handler);
-        let mut entered: Option<Entered<'_>> = None;
+        let mut entered: Option<InHandler<'_>> = None;
         std::future::poll_fn(move |cx| {
             let flag = entered.as_ref().map(|entered| entered.flag.clone());
             let before = POLLED.replace(flag);
@@ -195,14 +195,14 @@ impl Table {
                 Ok(Poll::Pending) => {
                     if entered.is_none() {
                         let flag = Flag::default();
-                        let waiting = Waiting {
+                        let waiting = UnderWay {
                             flag: flag.clone(),
                             waker: cx.waker().clone(),
                             waits,
                             since: waits.since.unwrap_or_else(Instant::now),
                         };
                         self.lock().insert(waits.unique, waiting);
-                        entered = Some(Entered {
+                        entered = Some(InHandler {
                             table: self,
                             unique: waits.unique,
                             flag,
@@ -218,13 +218,13 @@ impl Table {
     }
 }
 
-struct Entered<'a> {
-    table: &'a Table,
+struct InHandler<'a> {
+    table: &'a Interrupts,
     unique: u64,
     flag: Flag,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for InHandler<'_> {
     fn drop(&mut self) {
         self.table.lock().remove(&self.unique);
     }
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_client_that_ends_interrupts_its_own_requests_alone() {
-        let table = Table::default();
+        let table = Interrupts::default();
         let mut cx = Context::from_waker(Waker::noop());
         let waits = || {
             std::future::poll_fn(|_| match interrupted() {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
-        let table = Table::default();
+        let table = Interrupts::default();
         let mut cx = Context::from_waker(Waker::noop());
         let mut waits = pin!(table.guard(
             request(7),

@@ -10,6 +10,9 @@ use crate::client::link::Link;
 use crate::fs::{Context, Errno, Origin, Result};
 use crate::interrupt::{Cause, Waits};
 
+/// Requests that one queue has under way at most; further ones wait in the kernel.
+pub(crate) const DEPTH: usize = 64;
+
 /// A request as a transport hands it over: bytes, and memory for the answer.
 ///
 /// Header and structure are copies. The payload may be memory that the sender can still change, so

@@ -1,5 +1,8 @@
 //! A mounted file system's life: negotiation, what its queues share, its end.
 
+pub(crate) mod stuck;
+mod tokens;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,7 +23,7 @@ use crate::coherence::{Coherence, Since};
 use crate::fs::{Config, FileSystem, HostChange, Node, Opened, Origin};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
-use crate::slow;
+pub(crate) use crate::request::DEPTH;
 use crate::stats::{self, Attached, QueueStats, Report, WatchReport};
 use crate::token;
 use uvfs_sys::lock;
@@ -29,9 +32,6 @@ use uvfs_sys::lock;
 const MAX_PAGES: u32 = 256;
 /// Requests that the kernel may have under way in the background (readahead, writeback).
 const MAX_BACKGROUND: u16 = 64;
-
-/// Requests that one queue has under way at most; further ones wait in the kernel.
-pub(crate) const DEPTH: usize = 64;
 
 /// How a session serves.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ struct Agreement {
 pub struct Session<F> {
     pub(crate) fs: F,
     pub(crate) options: SessionOptions,
-    pub(crate) interrupts: interrupt::Table,
+    pub(crate) interrupts: interrupt::Interrupts,
     pub(crate) coherence: Coherence,
     /// A kernel uses it.
     mounted: bool,
@@ -93,7 +93,7 @@ pub struct Session<F> {
     transport: OnceLock<&'static str>,
     control: OnceLock<PathBuf>,
     socket: OnceLock<PathBuf>,
-    pub(crate) tokens: token::Table,
+    pub(crate) tokens: token::Tokens,
     clients: Mutex<Vec<Arc<Attached>>>,
     /// Counts of clients that are gone, for the next ones.
     spare_queues: Mutex<Vec<Arc<QueueStats>>>,
@@ -102,7 +102,7 @@ pub struct Session<F> {
     /// Opens that were answered with a backing file.
     backed: AtomicU64,
     /// Paths of the files that slow requests are about.
-    pub(crate) slow: slow::Names,
+    pub(crate) slow: stuck::Names,
     began: Instant,
 }
 
@@ -145,7 +145,7 @@ impl<F: FileSystem> Session<F> {
         Self {
             fs,
             options,
-            interrupts: interrupt::Table::default(),
+            interrupts: interrupt::Interrupts::default(),
             coherence: Coherence::default(),
             mounted: true,
             device: Arc::new(device),
@@ -155,12 +155,12 @@ impl<F: FileSystem> Session<F> {
             transport: OnceLock::new(),
             control: OnceLock::new(),
             socket: OnceLock::new(),
-            tokens: token::Table::default(),
+            tokens: token::Tokens::default(),
             clients: Mutex::default(),
             spare_queues: Mutex::default(),
             recent: OnceLock::new(),
             backed: AtomicU64::new(0),
-            slow: slow::Names::default(),
+            slow: stuck::Names::default(),
             began: Instant::now(),
         }
     }
@@ -578,7 +578,7 @@ impl<F: FileSystem> Session<F> {
             lost: self.coherence.host.lost.load(Ordering::Relaxed),
         });
         report.leases = self.coherence.leases();
-        report.stuck = slow::stuck(self);
+        report.stuck = stuck::stuck(self);
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }

@@ -2,43 +2,19 @@
 //!
 //! See `docs/slow-requests.md`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::fs::{FileSystem, Node};
 use crate::interrupt::Cause;
 use crate::session::Session;
-use crate::stats::{StuckRequest, opcode_name};
+use crate::session::stuck::MOST;
+use crate::stats::opcode_name;
 use uvfs_sys::lock;
-
-/// The most requests that a report lists, and that are logged at a time.
-const MOST: usize = 64;
-
-/// Paths of the nodes that slow requests are about; `None` while a path is not known.
-pub(crate) type Names = Mutex<HashMap<u64, Option<String>>>;
-
-/// Lists a session's requests that have waited for longer than [`slow`](crate::SessionOptions::slow).
-pub(crate) fn stuck<F: FileSystem>(session: &Session<F>) -> Vec<StuckRequest> {
-    let slow = session.options.slow;
-    if slow.is_zero() {
-        return Vec::new();
-    }
-    let waiting = session.interrupts.longer_than(slow, MOST);
-    let names = lock(&session.slow);
-    let told = waiting.into_iter().map(|(waits, since)| StuckRequest {
-        opcode: opcode_name(waits.opcode),
-        node: waits.node,
-        file: names.get(&waits.node).cloned().flatten(),
-        pid: waits.pid,
-        age_ms: since.elapsed().as_millis() as u64,
-        waits_for: waits.cause.name().to_owned(),
-    });
-    told.collect()
-}
 
 /// A thread that logs requests which wait for long. It ends when this is dropped.
 pub struct Slow {

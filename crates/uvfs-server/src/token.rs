@@ -2,17 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use uvfs_proto::import::{PATH_MAX, TokenOut, VERSION};
 
-use crate::fs::{FileSystem, Handle, Node, OFlags};
-use crate::session::Session;
-use crate::transport::attach::is_own;
+use crate::client::guests::is_own;
+use crate::fs::{Handle, Node};
 use uvfs_sys::lock;
 
 /// How long a token is good.
@@ -74,9 +71,9 @@ impl Out {
 
 /// The tokens that are out.
 #[derive(Default)]
-pub(crate) struct Table(Mutex<Out>);
+pub(crate) struct Tokens(Mutex<Out>);
 
-impl Table {
+impl Tokens {
     fn insert(&self, token: [u8; 32], grant: Grant, user: u32, now: Instant) -> Result<(), Errno> {
         let mut out = lock(&self.0);
         if out.is_full(user) {
@@ -111,55 +108,13 @@ impl Table {
     }
 }
 
-impl<F: FileSystem> Session<F> {
-    /// How clients are to use an open file: as it was opened, and as the mount was made. ENOSYS where the file
-    /// system has no support for clients.
-    pub(crate) fn flags_of(&self, node: Node, fh: Handle) -> Result<u32, Errno> {
-        let clients = self.fs().clients().ok_or(Errno::NOSYS)?;
-        let mut flags = clients.open_flags(node, fh)?;
-        if self.options.synchronous {
-            flags |= OFlags::DSYNC;
-        }
-        Ok(flags.bits())
-    }
-
-    /// A token for an open file of a user's. ENOTTY, as for an unknown ioctl, where no client may have it; EBUSY
-    /// where this open is to be left to the kernel.
-    pub(crate) fn token_for(&self, node: Node, fh: Handle, user: u32) -> Result<TokenOut, Errno> {
-        let path = self.socket_path().ok_or(Errno::NOTTY)?;
-        let path = path.as_os_str().as_bytes();
-        if path.len() >= PATH_MAX {
-            return Err(Errno::NOTTY);
-        }
-        if self.kernel_writes_back() {
-            // A client would not see writes that the kernel holds back.
-            return Err(Errno::OPNOTSUPP);
-        }
-        // EBUSY for what the kernel reads and writes itself, faster than anybody could here.
-        let flags = match self.flags_of(node, fh) {
-            Err(Errno::NOSYS) => return Err(Errno::NOTTY),
-            other => other?,
-        };
-        let token = self.tokens.issue(Grant { node, fh, flags }, user)?;
-        let mut out = TokenOut {
-            version: VERSION,
-            path_len: path.len() as u32,
-            token,
-            path: [0; PATH_MAX],
-            padding: 0,
-        };
-        out.path[..path.len()].copy_from_slice(path);
-        Ok(out)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn good_once_and_not_for_long_and_not_too_many() {
-        let (table, now) = (Table::default(), Instant::now());
+        let (table, now) = (Tokens::default(), Instant::now());
         let grant = Grant {
             node: Node(2),
             fh: Handle(3),

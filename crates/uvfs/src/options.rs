@@ -190,6 +190,17 @@ pub fn spin_time(word: &str) -> Result<Duration, String> {
     }
 }
 
+/// A size of the metadata cache.
+pub fn memory(word: &str) -> Result<u64, String> {
+    /// The cache must hold a few of the largest structures at a time.
+    const LEAST: u64 = 4 << 20;
+    let size = bytes(word)?;
+    if size < LEAST {
+        return Err(format!("at least {}M are needed", LEAST >> 20));
+    }
+    Ok(size)
+}
+
 /// Bytes, with an optional K, M or G of 1024.
 pub fn bytes(word: &str) -> Result<u64, String> {
     let (digits, shift) = match word.as_bytes().last() {
@@ -306,7 +317,7 @@ impl Options {
             "transport" => self.transport = transport(wanted()?)?,
             "wait" => self.wait.mode = wait_mode(wanted()?)?,
             "spin_us" => self.wait.spin = spin_time(wanted()?)?,
-            "memory" => self.memory = Some(crate::image::memory(wanted()?)?),
+            "memory" => self.memory = Some(memory(wanted()?)?),
             "engine" => self.engine = wanted()?.parse()?,
             "foreground" => self.foreground = true,
             "nofail" => self.nofail = true,

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::Ordering;
 
-use super::{File, Inner};
+use super::{File, FileInner};
 use crate::backend::{LockKind, LockRequest, RangeLock};
 use crate::cache::errno;
 
@@ -137,7 +137,7 @@ impl File {
     }
 }
 
-impl Inner {
+impl FileInner {
     fn lock_request(
         &self,
         flock: bool,

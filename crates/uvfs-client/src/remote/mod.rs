@@ -59,7 +59,7 @@ const SEQ_BITS: u32 = 48;
 ///
 /// A server that lives and answers nothing any more counts as gone after [`Server::answers_within`].
 pub struct Server {
-    inner: Arc<Inner>,
+    inner: Arc<Connection>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -68,7 +68,7 @@ pub struct Server {
 pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
 
 /// State that outlives a session.
-struct Inner {
+struct Connection {
     /// Where the server is; without it nobody comes back.
     path: Option<PathBuf>,
     /// The user that the first server ran as.
@@ -173,7 +173,7 @@ impl Server {
     fn new(socket: UnixStream, path: Option<PathBuf>) -> Self {
         let (recalls, recalled) = channel();
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(Connection {
                 path,
                 user: OnceLock::new(),
                 patience: OnceLock::new(),

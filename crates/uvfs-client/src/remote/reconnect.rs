@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 use super::codec::{entry_of, lock_in, parse};
 use super::session::{DEPTH, Descriptors, NEVER_WAITS, Reply, Session, Waiting};
-use super::{ANSWERS, Attempts, Inner};
+use super::{ANSWERS, Attempts, Connection};
 use crate::backend::{Again, LockRequest, NodeId, ROOT, Reattached};
 use crate::cache::errno;
 use crate::event::Event;
@@ -124,7 +124,7 @@ impl Session {
     }
 }
 
-impl Inner {
+impl Connection {
     /// How long a server may answer nothing.
     pub(super) fn answers(&self) -> Duration {
         *self.answers.get().unwrap_or(&ANSWERS)

@@ -88,7 +88,7 @@ pub(super) struct Session {
     pub(super) deferred: Mutex<Vec<Told>>,
     /// Where recalls go: to the thread that answers them.
     pub(super) recalls: Mutex<Option<Sender<(u64, Recall)>>>,
-    /// As in [`Inner`], as is what follows.
+    /// As in [`Connection`], as is what follows.
     pub(super) name: [u8; 16],
     pub(super) figures: Arc<OnceLock<Figures>>,
     /// The server is gone or broke the protocol.

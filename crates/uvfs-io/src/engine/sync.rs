@@ -16,7 +16,7 @@ use super::{Engine, EngineConfig, EngineStats, Fault, Faults, Io, Op};
 use crate::device::{Device, Geometry};
 
 #[derive(Default)]
-struct State {
+struct SyncState {
     queue: VecDeque<Io>,
     finished: VecDeque<Io>,
     /// Taken and not yet in `finished`.
@@ -25,10 +25,10 @@ struct State {
     stop: bool,
 }
 
-struct Shared {
+struct SyncShared {
     device: Arc<Device>,
     faults: Option<Arc<Faults>>,
-    state: Mutex<State>,
+    state: Mutex<SyncState>,
     /// Work was queued, or it is time to stop.
     work: Condvar,
     /// An I/O was finished.
@@ -36,7 +36,7 @@ struct Shared {
 }
 
 pub(super) struct Sync {
-    shared: Arc<Shared>,
+    shared: Arc<SyncShared>,
     depth: usize,
     workers: Vec<JoinHandle<()>>,
 }
@@ -47,7 +47,7 @@ impl Sync {
         depth: usize,
         config: EngineConfig,
     ) -> io::Result<Arc<dyn Engine>> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SyncShared {
             device,
             faults: config.faults,
             state: Mutex::default(),
@@ -80,8 +80,8 @@ impl Drop for Sync {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SyncShared {
+    fn state(&self) -> MutexGuard<'_, SyncState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

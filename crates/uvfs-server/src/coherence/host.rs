@@ -11,14 +11,13 @@
 //! for locked pages, and requests that filled them have read the file before; so pages are told once.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::invalidator::Invalidator;
 use super::kernel_cache::{Given, Key, UNDER_WAY};
 use super::{Coherence, Since};
-use crate::fs::Node;
+use crate::fs::{HostChange, Node};
 use crate::notify::Notifier;
 
 /// Changes that the kernel is yet to be told of; then whoever reports more waits.
@@ -32,22 +31,6 @@ const AGAIN: [Duration; 4] = [
 ];
 /// Things to be told again after the same time. Beyond that the oldest are told at once.
 const MOST_AGAIN: usize = 1 << 15;
-
-/// Something that a program of the host has changed.
-#[derive(Debug)]
-pub enum HostChange<'a> {
-    /// A file's contents, and its attributes.
-    Contents(Node),
-    /// A node's attributes.
-    Attributes(Node),
-    /// A node's attributes, which the kernel or a client was told after the change: mostly the kernel made
-    /// it by itself, in a backing file.
-    KnownAttributes(Node),
-    /// A name in a directory came, went, or leads elsewhere.
-    Name(Node, &'a CStr),
-    /// Anything: changes were lost. With all nodes that are known.
-    Anything(Vec<Node>),
-}
 
 /// Something that the kernel has to drop.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,9 +47,9 @@ pub(super) enum What {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct How {
     /// A node's pages go, too.
-    pages: bool,
+    pub(super) pages: bool,
     /// The kernel is told again: an old answer may be under way to it.
-    again: bool,
+    pub(super) again: bool,
 }
 
 /// Things that are due at the same time after they were noted.
@@ -207,23 +190,11 @@ pub(crate) struct Counts {
     pub(crate) lost: AtomicU64,
 }
 
-impl Invalidator {
-    /// Has the kernel drop a node's attributes and pages, now and until answers that are under way to it
-    /// must have arrived.
-    pub(super) fn tell_again(&self, node: u64) {
-        let how = How {
-            pages: true,
-            again: true,
-        };
-        self.tell_of_host(What::Inode(node), how);
-    }
-}
-
 impl Coherence {
     /// The host's changes will be reported; the kernel is to be told by `notifier`.
     pub(crate) fn host_is_watched(&self, notifier: Notifier) {
         self.kernel
-            .get_or_init(|| Invalidator::new(notifier).into());
+            .get_or_init(|| super::Invalidator::new(notifier).into());
     }
 
     /// A program of the host has changed something. Waits for nothing but room to note it.

@@ -79,6 +79,16 @@ impl Drop for Invalidator {
 }
 
 impl Invalidator {
+    /// Has the kernel drop a node's attributes and pages, now and until answers that are under way to it
+    /// must have arrived.
+    pub(super) fn tell_again(&self, node: u64) {
+        let how = How {
+            pages: true,
+            again: true,
+        };
+        self.tell_of_host(What::Inode(node), how);
+    }
+
     pub(super) fn new(notifier: Notifier) -> Self {
         Self {
             notifier,

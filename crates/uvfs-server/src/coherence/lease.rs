@@ -87,7 +87,7 @@ struct Held {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Node {
+struct NodeLeases {
     /// Mostly one client's.
     held: SmallVec<[Held; 1]>,
     /// Changes under way.
@@ -103,7 +103,7 @@ struct Node {
     hidden: bool,
 }
 
-impl Node {
+impl NodeLeases {
     fn check(&self) {
         let writers = self
             .held
@@ -167,7 +167,7 @@ impl Node {
 /// The leases of all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Table {
-    nodes: HashMap<u64, Node>,
+    nodes: HashMap<u64, NodeLeases>,
     seq: u64,
     /// How many nodes are hidden, at most [`MOST_HIDDEN`].
     hidden: usize,
@@ -179,7 +179,7 @@ const MOST_HIDDEN: usize = 16384;
 
 impl Table {
     fn tidy(&mut self, node: u64) {
-        if self.nodes.get(&node).is_some_and(Node::is_idle) {
+        if self.nodes.get(&node).is_some_and(NodeLeases::is_idle) {
             self.nodes.remove(&node);
         }
     }
@@ -359,7 +359,7 @@ impl Table {
 
     /// The nodes of which `who` has or is about to get a lease.
     pub(crate) fn nodes_of(&self, who: Holder) -> Vec<u64> {
-        let has = |n: &Node| {
+        let has = |n: &NodeLeases| {
             n.held.iter().any(|h| h.who == who) || n.granting.is_some_and(|(asker, _)| asker == who)
         };
         let nodes = self.nodes.iter().filter(|(_, n)| has(n));
@@ -377,7 +377,7 @@ impl Table {
 
     /// Whether no lease, request or grant is known of the node.
     pub(crate) fn is_free(&self, node: u64) -> bool {
-        self.nodes.get(&node).is_none_or(Node::is_free)
+        self.nodes.get(&node).is_none_or(NodeLeases::is_free)
     }
 
     /// Whether there is more to know of the node than leases of `who`'s.

@@ -43,7 +43,6 @@ use uvfs_queue::pair::ServerQueue;
 
 pub(crate) use access::AccessSet;
 use access::Use;
-pub use host::HostChange;
 use invalidator::Invalidator;
 use kernel_cache::{KernelCache, Key};
 use lease::{Access, Begin, Holder, Recall, Table};
@@ -53,8 +52,8 @@ use crate::fs::{Context, FileSystem, Node, Origin, Unlinked};
 use crate::interrupt::{self};
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
+use crate::request::DEPTH;
 use crate::request::Request;
-use crate::session::DEPTH;
 use crate::stats::{Leases, QueueStats};
 pub(crate) use shows::Since;
 use uvfs_sys::lock;
@@ -112,7 +111,7 @@ impl Shard {
 }
 
 #[derive(Default)]
-struct Attached {
+struct Queues {
     links: HashMap<Holder, Arc<Link>>,
     next: Holder,
     /// Whether all requests that began untracked have ended.
@@ -124,7 +123,7 @@ struct Attached {
 pub(crate) struct Coherence {
     /// There are clients. Only written under `attached`'s lock.
     tracking: AtomicBool,
-    attached: Mutex<Attached>,
+    attached: Mutex<Queues>,
     shards: [Mutex<Shard>; SHARDS],
     /// Moves whenever attributes that somebody has just read may have become old.
     epoch: AtomicU64,
@@ -158,7 +157,7 @@ thread_local! {
 #[derive(Clone, Copy)]
 pub(crate) struct Caller<'a> {
     /// Where it is interrupted.
-    pub(crate) interrupts: &'a interrupt::Table,
+    pub(crate) interrupts: &'a interrupt::Interrupts,
     pub(crate) cx: &'a Context,
     pub(crate) opcode: u32,
 }
@@ -391,7 +390,7 @@ impl Coherence {
         &self,
         request: &Request<'_>,
         access: &AccessSet<'_>,
-        interrupts: &interrupt::Table,
+        interrupts: &interrupt::Interrupts,
     ) -> Result<Under<'_>, Errno> {
         let since = self.now();
         let mut entered = SmallVec::new();

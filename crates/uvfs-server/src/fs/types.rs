@@ -1,9 +1,12 @@
 //! The arguments of handlers and their results.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::{Attr, Bytes, FileType, InitFlags, Mode, OFlags, OpenFlags, Origin};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use uvfs_proto::abi::{Attr, InitFlags, OpenFlags};
 
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident)*) => { $(
@@ -37,6 +40,36 @@ numbers! {
     /// The owner of a lock: a process's files for a POSIX lock, an open file for one of flock(2).
     LockOwner
 }
+
+/// The result of a handler: a value, or the errno that the caller gets.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// The root directory's node.
+pub const ROOT: Node = Node(1);
+
+/// The sender of a request: the kernel of the mount, or a client over shared memory (`C` names which).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Origin<C = ()> {
+    /// The kernel of the mount.
+    #[default]
+    Kernel,
+    /// A client over shared memory.
+    Client(C),
+}
+
+impl<C> Origin<C> {
+    /// Names the client in another way.
+    pub fn map<T>(self, name: impl FnOnce(C) -> T) -> Origin<T> {
+        match self {
+            Self::Kernel => Origin::Kernel,
+            Self::Client(client) => Origin::Client(name(client)),
+        }
+    }
+}
+
+/// A reply of variable length to getxattr and listxattr is cut by the session to what the caller
+/// has room for.
+pub type Bytes = Vec<u8>;
 
 /// The caller of a request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -404,6 +437,22 @@ pub struct Config {
     /// Set by a file system whose reads and writes can leave nothing in a cache of the store. Without it
     /// [`IoHow::uncached`] is never set, and what clients ask for goes no further than their caches.
     pub uncached: bool,
+}
+
+/// Something that a program of the host has changed.
+#[derive(Debug)]
+pub enum HostChange<'a> {
+    /// A file's contents, and its attributes.
+    Contents(Node),
+    /// A node's attributes.
+    Attributes(Node),
+    /// A node's attributes, which the kernel or a client was told after the change: mostly the kernel made
+    /// it by itself, in a backing file.
+    KnownAttributes(Node),
+    /// A name in a directory came, went, or leads elsewhere.
+    Name(Node, &'a CStr),
+    /// Anything: changes were lost. With all nodes that are known.
+    Anything(Vec<Node>),
 }
 
 /// How a file system watches for changes that others make to what it serves.

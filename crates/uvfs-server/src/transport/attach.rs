@@ -25,7 +25,7 @@ use uvfs_queue::pair::{End, MAX_SEGS, ServerQueue};
 use uvfs_queue::wait::WaitConfig;
 
 use crate::client::Client;
-use crate::client::guests::{Guest, GuestLimits, Guests};
+use crate::client::guests::{Guest, GuestLimits, Guests, is_own};
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
@@ -306,11 +306,6 @@ impl Gate {
         let place = Place::take(&self.all, limits.clients / 2).ok_or(Errno::AGAIN)?;
         Ok((self.each.comes(uid)?, place))
     }
-}
-
-/// Whether a user is the server's own, or root.
-pub(crate) fn is_own(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 /// A hash of the source (FNV-1a of the root's identity), by which a client that comes back knows it.

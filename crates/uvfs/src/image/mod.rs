@@ -24,14 +24,12 @@ use crate::options;
 
 /// Metadata is cached in so much memory unless told otherwise.
 pub const MEMORY: u64 = 64 << 20;
-/// Less than this is refused: it must hold a few of the largest structures at a time.
-const LEAST_MEMORY: u64 = 4 << 20;
 
 /// How to read an image; options of each command on one.
 #[derive(clap::Args)]
 pub struct Access {
     /// Limit of the metadata cache
-    #[arg(long, value_name = "BYTES", value_parser = memory, default_value = "64M")]
+    #[arg(long, value_name = "BYTES", value_parser = options::memory, default_value = "64M")]
     memory: u64,
     /// How metadata is read
     #[arg(long, value_name = "sync|aio|uring", default_value = "sync")]
@@ -39,15 +37,6 @@ pub struct Access {
     /// Read past the kernel's page cache (O_DIRECT)
     #[arg(long)]
     direct: bool,
-}
-
-/// A size of the metadata cache.
-pub fn memory(word: &str) -> Result<u64, String> {
-    let bytes = options::bytes(word)?;
-    if bytes < LEAST_MEMORY {
-        return Err(format!("at least {}M are needed", LEAST_MEMORY >> 20));
-    }
-    Ok(bytes)
 }
 
 /// Opens an image or device.

@@ -195,7 +195,7 @@ struct World {
 }
 
 type Key = (
-    Vec<Node>,
+    Vec<NodeLeases>,
     [Client; CLIENTS],
     (Step, bool),
     Option<u8>,
@@ -207,7 +207,7 @@ type Key = (
 impl World {
     fn key(&self) -> Key {
         // Numbers of leases grow for ever; only which one is current matters.
-        let mut table: Vec<Node> = self.table.nodes.values().cloned().collect();
+        let mut table: Vec<NodeLeases> = self.table.nodes.values().cloned().collect();
         let mut clients = self.clients.clone();
         for node in &mut table {
             for h in &mut node.held {
@@ -513,7 +513,7 @@ fn no_order_of_steps_shows_old_data() {
         }
         world.kernel_steps(&mut next);
         for world in next.drain(..) {
-            world.table.nodes.values().for_each(Node::check);
+            world.table.nodes.values().for_each(NodeLeases::check);
             if seen.insert(world.key()) {
                 todo.push_back(world);
             }
