@@ -22,6 +22,21 @@ const MAX_LINKS: usize = 40;
 
 /// A client of one file system. Clones share the cache. Paths are relative to the file system's
 /// root; a leading `/` means the same.
+///
+/// ```
+/// use uvfs_client::{Client, Config, LocalStore};
+///
+/// # fn main() -> std::io::Result<()> {
+/// # let dir = tempfile::tempdir()?;
+/// let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+/// client.mkdir("a", 0o755)?;
+/// client.create("a/b")?.close()?;
+/// client.rename("a/b", "c", 0)?;
+/// assert_eq!(client.readdir("a")?.len(), 0);
+/// assert_eq!(client.stat("c")?.size, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Client(pub(crate) Arc<Shared>);
 

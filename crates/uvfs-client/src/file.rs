@@ -46,6 +46,22 @@ bitflags::bitflags! {
 }
 
 /// An open file. Clones are the same open file.
+///
+/// ```
+/// # use uvfs_client::{Client, Config, Flags, LocalStore};
+/// # fn main() -> std::io::Result<()> {
+/// # let dir = tempfile::tempdir()?;
+/// # let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+/// let file = client.create("data")?;
+/// // Into the cache, past it, and through it without leaving anything there.
+/// file.write_at(&[1; 4096], 0, Flags::empty())?;
+/// file.write_at(&[2; 4096], 4096, Flags::DIRECT)?;
+/// file.write_at(&[3; 4096], 8192, Flags::DONTCACHE)?;
+/// file.sync_data()?;
+/// assert_eq!(file.size(), 3 * 4096);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct File(Arc<FileInner>);
 

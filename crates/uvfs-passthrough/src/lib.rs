@@ -53,6 +53,16 @@ const MAX_PATH_FDS: u64 = 1024;
 const MAX_REMOVED: u64 = 1024;
 
 /// A directory of the host, served.
+///
+/// ```no_run
+/// use uvfs_passthrough::{Options, Passthrough};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let fs = Passthrough::open("/srv/data", Options::default())?;
+/// uvfs_server::mount(fs, "/mnt/data", uvfs_server::Options::named("/srv/data"))?.wait();
+/// # Ok(())
+/// # }
+/// ```
 pub struct Passthrough(Arc<Source>);
 
 /// The state that handlers use. Threads of a mount's own may call them (`apart.rs`).

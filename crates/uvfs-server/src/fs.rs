@@ -35,6 +35,35 @@ macro_rules! unsupported {
 /// But files and directories can be opened, with handle 0, and the file system tells no sizes.
 ///
 /// Every error is the errno that a kernel file system would give.
+///
+/// An empty directory:
+///
+/// ```
+/// use std::time::Duration;
+/// use uvfs_server::fs::*;
+/// use uvfs_server::{FileSystem, Session, SessionOptions};
+///
+/// struct Empty;
+///
+/// impl FileSystem for Empty {
+///     async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> Result<Attributes> {
+///         let root = attr(ROOT, FileType::Directory, 0o755);
+///         Ok(Attributes::new(root, Duration::from_secs(3600)))
+///     }
+///
+///     async fn readdir(&self, _: &Context, _: Node, _: Handle, sink: &mut dyn DirSink) -> Result<()> {
+///         list(ROOT, [], sink);
+///         Ok(())
+///     }
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// // For clients of this program; `uvfs_server::mount` mounts it for all programs.
+/// let session = Session::unmounted(Empty, SessionOptions::default())?;
+/// assert!(session.report().clients.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[allow(async_fn_in_trait)] // Futures stay on the thread of their queue; Send is not wanted.
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {

@@ -24,6 +24,14 @@ pub struct Options {
 
 impl Options {
     /// The default options, with the name that /proc/mounts and `uvfs stats` show.
+    ///
+    /// ```
+    /// use uvfs_server::Options;
+    ///
+    /// let mut options = Options::named("hello").read_only();
+    /// options.mount.allow_other = true;
+    /// assert_eq!(options.mount.name, "hello");
+    /// ```
     pub fn named(name: &str) -> Self {
         let mut options = Self::default();
         options.mount.name = name.to_owned();

@@ -33,6 +33,16 @@ pub(crate) use writeback::Flush;
 pub(crate) const CARRIED: u32 = 16;
 
 /// The cache's limits.
+///
+/// ```
+/// use uvfs_client::Config;
+///
+/// let small = Config {
+///     memory: 16 << 20,
+///     ..Config::default()
+/// };
+/// assert!(small.memory < Config::default().memory);
+/// ```
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Bytes of the page arena, at least 1 MiB: the cache never holds more.

@@ -58,6 +58,20 @@ const SEQ_BITS: u32 = 48;
 /// names that were under way fail with `ENOTCONN`, and may have been made.
 ///
 /// A server that lives and answers nothing any more counts as gone after [`Server::answers_within`].
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use uvfs_client::{Client, Config, Server};
+///
+/// # fn main() -> std::io::Result<()> {
+/// // Of `uvfs serve DIRECTORY --socket /run/user/1000/files`.
+/// let server = Server::connect("/run/user/1000/files")?;
+/// let server = server.reconnect_within(Duration::from_secs(60));
+/// let client = Client::new(server, Config::default())?;
+/// println!("{} bytes", client.stat("file")?.size);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Server {
     inner: Arc<Connection>,
     watcher: Mutex<Option<JoinHandle<()>>>,

@@ -36,6 +36,18 @@ pub trait DirSink {
 
 /// Lists directory `node` by a list of its entries, each an inode number, a type and a name, and adds `.` and `..`
 /// before them. Entries have to keep their position while the directory does not change.
+///
+/// ```
+/// use uvfs_server::fs::*;
+///
+/// fn list_root(sink: &mut dyn DirSink) {
+///     let entries = [
+///         (Node(2), FileType::RegularFile, &b"file"[..]),
+///         (Node(3), FileType::Directory, b"directory"),
+///     ];
+///     list(ROOT, entries, sink);
+/// }
+/// ```
 pub fn list<'a>(
     node: Node,
     entries: impl IntoIterator<Item = (Node, FileType, &'a [u8])>,
@@ -63,6 +75,18 @@ pub fn list<'a>(
 
 /// Fills `data` with the bytes of a file in memory from `offset` on, and says how many there were: the
 /// answer of a [`FileSystem::read`](super::FileSystem::read).
+///
+/// ```
+/// use uvfs_io::IoBuf;
+/// use uvfs_server::fs::{Payload, read_from};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let data = Payload::from(IoBuf::alloc(4096)?);
+/// assert_eq!(read_from(b"hello", 2, &data), 3);
+/// assert_eq!(read_from(b"hello", 7, &data), 0);
+/// # Ok(())
+/// # }
+/// ```
 pub fn read_from(file: &[u8], offset: u64, data: &Payload) -> usize {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     let rest = file.get(start..).unwrap_or_default();

@@ -117,6 +117,13 @@ impl Entry {
     }
 
     /// A name that does not exist. The kernel may keep that for `ttl`, unlike an ENOENT.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use uvfs_server::fs::{Entry, Node};
+    ///
+    /// assert_eq!(Entry::missing(Duration::from_secs(1)).node, Node(0));
+    /// ```
     pub fn missing(ttl: Duration) -> Self {
         Self {
             attr_ttl: Duration::ZERO,
