@@ -272,7 +272,7 @@ pub type OnRecall = Box<dyn Fn(Recall) + Send>;
 
 /// A file that was found again at a server that came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Again {
+pub struct Reclaimed {
     /// The node's number at that server, for the page descriptors.
     pub node: u64,
     /// When its data was changed last: seconds and nanoseconds since 1970.
@@ -292,7 +292,7 @@ pub struct Reattached<'a> {
     /// nanoseconds since 1970.
     pub since: (i64, u32),
     /// For each node with open files what it is now, or the errno with which it was not found.
-    pub nodes: &'a HashMap<NodeId, Result<Again, i32>>,
+    pub nodes: &'a HashMap<NodeId, Result<Reclaimed, i32>>,
     /// For each handle, by node and number, its number for the page descriptors, or the errno with
     /// which it was not opened.
     pub handles: &'a HashMap<(NodeId, u64), Result<u64, i32>>,

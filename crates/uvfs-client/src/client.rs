@@ -12,7 +12,7 @@ use crate::backend::{
     Attr, Backend, DirEntry, Entry, FileOps, NewFile, NodeId, ROOT, SetAttr, StatFs,
 };
 use crate::cache::{Cache, Config, Handle, Inode, errno};
-use crate::file::{File, OpenOptions, carried};
+use crate::file::{File, OpenOptions, retried};
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::token::Token;
@@ -141,12 +141,12 @@ impl Client {
     }
 
     /// Makes a call that does no harm when it is made twice: again when the server went and came back.
-    fn carried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        carried(self.backend(), call)
+    fn retried<T>(&self, call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        retried(self.backend(), call)
     }
 
     fn walk(&self, path: &Path, follow: bool) -> io::Result<Walked> {
-        self.carried(|| self.walk_once(path, follow))
+        self.retried(|| self.walk_once(path, follow))
     }
 
     /// Finds what a path leads to.
@@ -231,7 +231,7 @@ impl Client {
         match options.create_new {
             // Made, perhaps, by the first try.
             true => self.open_once(path, &options),
-            false => self.carried(|| self.open_once(path, &options)),
+            false => self.retried(|| self.open_once(path, &options)),
         }
     }
 
@@ -337,7 +337,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn lookup(&self, path: impl AsRef<Path>) -> io::Result<(NodeId, Attr)> {
-        self.carried(|| {
+        self.retried(|| {
             let found = self.walk_once(path.as_ref(), false)?;
             Ok((found.node, self.attr(&found)?))
         })
@@ -348,7 +348,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn stat(&self, path: impl AsRef<Path>) -> io::Result<Attr> {
-        self.carried(|| {
+        self.retried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
             self.attr(&found)
         })
@@ -367,7 +367,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn setattr(&self, path: impl AsRef<Path>, set: &SetAttr) -> io::Result<Attr> {
-        self.carried(|| self.setattr_once(path.as_ref(), set))
+        self.retried(|| self.setattr_once(path.as_ref(), set))
     }
 
     fn setattr_once(&self, path: &Path, set: &SetAttr) -> io::Result<Attr> {
@@ -481,7 +481,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn readlink(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
-        self.carried(|| {
+        self.retried(|| {
             let found = self.walk_once(path.as_ref(), false)?;
             self.files().readlink(found.node).map(PathBuf::from)
         })
@@ -492,7 +492,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn readdir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
-        self.carried(|| {
+        self.retried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
             if found.kind() != libc::S_IFDIR {
                 return Err(errno(libc::ENOTDIR));
@@ -506,7 +506,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn statfs(&self) -> io::Result<StatFs> {
-        self.carried(|| self.files().statfs(ROOT))
+        self.retried(|| self.files().statfs(ROOT))
     }
 
     /// Sets an extended attribute; `flags` as setxattr(2).
@@ -530,7 +530,7 @@ impl Client {
     /// # Errors
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn getxattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
-        self.carried(|| {
+        self.retried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
             self.files().getxattr(found.node, name.as_ref())
         })
@@ -541,7 +541,7 @@ impl Client {
     /// # Errors
     /// The backend's error.
     pub fn listxattr(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
-        self.carried(|| {
+        self.retried(|| {
             let found = self.walk_once(path.as_ref(), true)?;
             self.files().listxattr(found.node)
         })

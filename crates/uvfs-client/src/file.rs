@@ -13,12 +13,12 @@ use crate::shared::Shared;
 
 mod ahead;
 mod append;
-mod begun;
 mod copy;
 mod lock;
 mod options;
 mod read;
 mod size;
+mod submit;
 mod sync;
 mod write;
 mod xattr;
@@ -26,9 +26,9 @@ mod xattr;
 use ahead::Ahead;
 
 pub use ahead::Advice;
-pub use begun::{Driver, Landed};
 pub use options::OpenOptions;
 pub use size::AllocateMode;
+pub use submit::{Driver, Landed};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -122,20 +122,20 @@ impl File {
 
     /// Makes a call that does no harm when it is made twice, and makes it again when the server went
     /// meanwhile and came back.
-    pub(crate) fn carried<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        self.carried_until(&Cell::new(false), |_| call())
+    pub(crate) fn retried<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        self.retried_until(&Cell::new(false), |_| call())
     }
 
     /// As [`File::carried`], but not again once the call has said that it has begun. The call is told
     /// its session.
-    fn carried_until<T>(
+    fn retried_until<T>(
         &self,
         begun: &Cell<bool>,
         mut call: impl FnMut(u64) -> io::Result<T>,
     ) -> io::Result<T> {
         let f = &*self.0;
         let backend = &*f.cache.backend;
-        carried_until(backend, begun, |session| {
+        retried_until(backend, begun, |session| {
             f.handle.check(backend, session)?;
             call(session)
         })
@@ -154,15 +154,15 @@ impl Drop for FileInner {
 }
 
 /// Makes a call once there is a server, and again when that went meanwhile and there is another.
-pub(crate) fn carried<T>(
+pub(crate) fn retried<T>(
     backend: &dyn Backend,
     mut call: impl FnMut() -> io::Result<T>,
 ) -> io::Result<T> {
-    carried_until(backend, &Cell::new(false), |_| call())
+    retried_until(backend, &Cell::new(false), |_| call())
 }
 
 /// As [`carried`], but not again once the call has said that it has begun.
-fn carried_until<T>(
+fn retried_until<T>(
     backend: &dyn Backend,
     begun: &Cell<bool>,
     mut call: impl FnMut(u64) -> io::Result<T>,

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use uvfs_proto::ext::IDENTITY_MAX;
 
-use crate::backend::{Again, LockRequest, NodeId, ROOT};
+use crate::backend::{LockRequest, NodeId, ROOT, Reclaimed};
 use crate::cache::errno;
 
 #[derive(Debug)]
@@ -319,7 +319,7 @@ impl Known {
     /// handles that it is to close, by its numbers of node and handle, and the nodes to forget.
     pub(crate) fn rebind(
         &mut self,
-        nodes: &Found<NodeId, Again>,
+        nodes: &Found<NodeId, Reclaimed>,
         handles: &Found<(NodeId, u64)>,
     ) -> (Vec<(u64, u64)>, Vec<u64>) {
         self.generation += 1;
@@ -356,8 +356,8 @@ mod tests {
     use super::*;
     use crate::backend::LockKind;
 
-    fn again(node: u64) -> Again {
-        Again {
+    fn again(node: u64) -> Reclaimed {
+        Reclaimed {
             node,
             mtime: (0, 0),
         }

@@ -7,11 +7,11 @@
 //! decoded once, checked, given to the handler of the [`FileSystem`] and answered. All of a request's
 //! handling stays on its queue's thread.
 
-mod behind;
 mod client;
 mod coherence;
 pub mod control;
 mod dispatch;
+mod drop_behind;
 pub mod fs;
 #[cfg(any(doc, doctest))]
 pub mod guide;

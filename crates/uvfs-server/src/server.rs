@@ -12,8 +12,8 @@ use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 
-use crate::behind::Behind;
 use crate::control::{self, Control};
+use crate::drop_behind::DropBehind;
 use crate::fs::FileSystem;
 use crate::mount;
 use crate::session::{Init, Session};
@@ -69,7 +69,7 @@ pub struct Server<F: FileSystem> {
     _control: Option<Control>,
     clients: Option<Clients>,
     _watchdog: Option<Watchdog>,
-    _behind: Option<Behind>,
+    _behind: Option<DropBehind>,
     _slow: Option<Slow>,
     fallback: Option<String>,
 }

@@ -18,8 +18,8 @@ use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
-use crate::behind::{Behind, Recent};
 use crate::coherence::{Coherence, Since};
+use crate::drop_behind::{DropBehind, Recent};
 use crate::fs::{Config, FileSystem, HostChange, Node, Opened, Origin};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
@@ -228,12 +228,12 @@ impl<F: FileSystem> Session<F> {
     }
 
     /// Starts dropping the kernel's pages, if that is wanted.
-    pub(crate) fn drop_behind(&self) -> io::Result<Option<Behind>> {
+    pub(crate) fn drop_behind(&self) -> io::Result<Option<DropBehind>> {
         if !self.options.uncached {
             return Ok(None);
         }
         let recent = self.recent.get_or_init(Arc::default).clone();
-        Behind::start(recent, self.device.clone()).map(Some)
+        DropBehind::start(recent, self.device.clone()).map(Some)
     }
 
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {

@@ -56,7 +56,7 @@ impl File {
             }
             Advice::WillNeed => {}
             Advice::DontNeed => {
-                self.carried(|| f.inode.write_and_wait(first, last))?;
+                self.retried(|| f.inode.write_and_wait(first, last))?;
                 f.inode.invalidate_range(first, last, None);
             }
         }

@@ -55,7 +55,7 @@ impl File {
         let _writer = t.inode.exclusive();
         t.inode.wait_direct();
         t.wrote.store(true, Ordering::Relaxed);
-        let copied = to.carried_until(&Cell::new(false), |session| {
+        let copied = to.retried_until(&Cell::new(false), |session| {
             f.handle.check(&*f.cache.backend, session)?;
             // All of both: what the server takes for their ends must be so.
             f.inode.write_and_wait(0, u64::MAX)?;

@@ -78,7 +78,7 @@ impl File {
         let f = &*self.0;
         let request = f.lock_request(false, Some(kind), start, end);
         let (node, fh) = (f.handle.node, f.handle.fh);
-        self.carried(|| f.cache.backend.files().test_lock(node, fh, &request))
+        self.retried(|| f.cache.backend.files().test_lock(node, fh, &request))
     }
 
     /// Locks the whole file, as flock(2), and waits for it. These locks and those of ranges know
@@ -133,7 +133,7 @@ impl File {
         }
         let request = f.lock_request(flock, kind, start, end);
         let (node, fh) = (f.handle.node, f.handle.fh);
-        self.carried(|| f.cache.backend.files().lock(node, fh, &request, wait))
+        self.retried(|| f.cache.backend.files().lock(node, fh, &request, wait))
     }
 }
 

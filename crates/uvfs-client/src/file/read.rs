@@ -29,7 +29,7 @@ impl File {
         }
         // A server that gave this client up lets others write, so without a session
         // nothing is read.
-        self.carried(|| match flags.contains(Flags::DIRECT) {
+        self.retried(|| match flags.contains(Flags::DIRECT) {
             true => self.read_direct(buf, offset, flags),
             false => self.read_buffered(buf, offset, flags),
         })
@@ -79,7 +79,7 @@ impl File {
                 buf
             }));
         }
-        if let Err(e) = self.carried(|| Ok(())) {
+        if let Err(e) = self.retried(|| Ok(())) {
             return ready(Err(e));
         }
         let dontcache = flags.contains(Flags::DONTCACHE);

@@ -31,7 +31,7 @@ impl File {
     /// # Errors
     /// The backend's error.
     pub fn current_size(&self) -> io::Result<u64> {
-        self.carried(|| self.0.inode.current_size())
+        self.retried(|| self.0.inode.current_size())
     }
 
     /// The attributes now. Writes what is dirty, so that the times are those of the last write.
@@ -39,7 +39,7 @@ impl File {
     /// # Errors
     /// The backend's error.
     pub fn stat(&self) -> io::Result<Attr> {
-        self.carried(|| self.0.inode.current_attr())
+        self.retried(|| self.0.inode.current_attr())
     }
 
     /// Cuts or extends the file to `size` bytes, as ftruncate(2).
@@ -54,7 +54,7 @@ impl File {
         }
         let _writer = f.inode.exclusive();
         f.wrote.store(true, Ordering::Relaxed);
-        self.carried(|| f.inode.set_len(size, || self.tell_size(size)))
+        self.retried(|| f.inode.set_len(size, || self.tell_size(size)))
     }
 
     /// Tells the backend the size.
@@ -100,7 +100,7 @@ impl File {
         let _writer = f.inode.exclusive();
         f.inode.wait_direct();
         f.wrote.store(true, Ordering::Relaxed);
-        self.carried(|| {
+        self.retried(|| {
             // The whole file: the server's size must be ours before it grows or keeps it.
             f.inode.write_and_wait(0, u64::MAX)?;
             let backend = &f.cache.backend;
@@ -132,7 +132,7 @@ impl File {
 
     fn seek(&self, offset: u64, whence: i32) -> io::Result<u64> {
         let f = &*self.0;
-        self.carried(|| {
+        self.retried(|| {
             if offset >= f.inode.current_size()? {
                 return Err(errno(libc::ENXIO));
             }

@@ -31,7 +31,7 @@ impl File {
     /// this is called.
     pub fn submit_sync(&self, data_only: bool) -> Pending<()> {
         let f = &*self.0;
-        if let Err(e) = self.carried(|| Ok(())) {
+        if let Err(e) = self.retried(|| Ok(())) {
             return Pending::ready(&f.cache, &f.inode, Err(e));
         }
         let step = SyncStep {
@@ -82,7 +82,7 @@ impl File {
     /// Writes a range and reports an error that this open file has not heard of.
     pub(super) fn sync_range(&self, first: u64, last: u64) -> io::Result<()> {
         let f = &*self.0;
-        let written = self.carried(|| f.inode.write_and_wait(first, last));
+        let written = self.retried(|| f.inode.write_and_wait(first, last));
         match f.inode.errors.check(&f.errors) {
             Some(code) => Err(errno(code)),
             None => written,
@@ -94,7 +94,7 @@ impl File {
         let f = &*self.0;
         self.sync_range(first, last)?;
         // Data that the server had taken was in the file when it went, and is not to be written again.
-        self.carried(|| {
+        self.retried(|| {
             let backend = &f.cache.backend;
             backend.files().fsync(f.handle.node, f.handle.fh, data_only)
         })
@@ -103,7 +103,7 @@ impl File {
     /// Writes what is dirty, if this file has written.
     pub(super) fn flush(&self) -> io::Result<()> {
         if self.0.wrote.load(Ordering::Relaxed) {
-            return self.carried(|| self.0.inode.write_and_wait(0, u64::MAX));
+            return self.retried(|| self.0.inode.write_and_wait(0, u64::MAX));
         }
         Ok(())
     }

@@ -107,7 +107,7 @@ impl File {
         len: usize,
     ) -> io::Result<Option<RwLockReadGuard<'_, ()>>> {
         let f = &*self.0;
-        self.carried(|| Ok(()))?;
+        self.retried(|| Ok(()))?;
         let within = f.inode.shared();
         if offset + len as u64 > f.inode.size() {
             return Ok(None);
@@ -161,7 +161,7 @@ impl File {
         };
         // Data that may have been appended is not appended again; at a fixed offset it does no harm.
         let again = Cell::new(false);
-        let (at, done) = self.carried_until(offset.map_or(&begun, |_| &again), write)?;
+        let (at, done) = self.retried_until(offset.map_or(&begun, |_| &again), write)?;
         if done == 0 {
             return Ok((at, 0));
         }

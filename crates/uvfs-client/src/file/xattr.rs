@@ -24,7 +24,7 @@ impl File {
     /// `ENODATA` when there is none, and what the backend answers.
     pub fn getxattr(&self, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
         let f = &*self.0;
-        self.carried(|| {
+        self.retried(|| {
             f.cache
                 .backend
                 .files()
@@ -38,7 +38,7 @@ impl File {
     /// The backend's error.
     pub fn listxattr(&self) -> io::Result<Vec<OsString>> {
         let f = &*self.0;
-        self.carried(|| f.cache.backend.files().listxattr(f.inode.node))
+        self.retried(|| f.cache.backend.files().listxattr(f.inode.node))
     }
 
     /// Removes an extended attribute, as fremovexattr(2).

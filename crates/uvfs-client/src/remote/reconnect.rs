@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 use super::codec::{entry_of, lock_in, parse};
 use super::session::{DEPTH, Descriptors, NEVER_WAITS, Reply, Session, Waiting};
 use super::{ANSWERS, Attempts, Connection};
-use crate::backend::{Again, LockRequest, NodeId, ROOT, Reattached};
+use crate::backend::{LockRequest, NodeId, ROOT, Reattached, Reclaimed};
 use crate::cache::errno;
 use crate::event::Event;
 use crate::known::Found;
@@ -58,16 +58,18 @@ impl Session {
     }
 
     /// Finds a file that was open at a server before this one.
-    pub(super) fn find(&self, identity: &[u8]) -> io::Result<Result<Again, i32>> {
+    pub(super) fn find(&self, identity: &[u8]) -> io::Result<Result<Reclaimed, i32>> {
         if identity.is_empty() {
             return Ok(Err(libc::ESTALE));
         }
         Ok(
             match self.answer(self.call(ext::FIND, ROOT, &[], identity, &[]))? {
-                Ok(reply) => entry_of(&reply).map_err(|_| libc::EIO).map(|entry| Again {
-                    node: entry.node,
-                    mtime: entry.attr.mtime,
-                }),
+                Ok(reply) => entry_of(&reply)
+                    .map_err(|_| libc::EIO)
+                    .map(|entry| Reclaimed {
+                        node: entry.node,
+                        mtime: entry.attr.mtime,
+                    }),
                 // A guest's: only a token gives it files.
                 Err(libc::EPERM) => Err(libc::ESTALE),
                 Err(code) => Err(code),
@@ -333,7 +335,7 @@ impl Connection {
             let mut known = lock(&self.known);
             (known.nodes(), known.handles())
         };
-        let mut found: Found<NodeId, Again> = Found::new();
+        let mut found: Found<NodeId, Reclaimed> = Found::new();
         for (node, identity) in nodes {
             let again = new.find(&identity)?;
             if let Err(code) = again {

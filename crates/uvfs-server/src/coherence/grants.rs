@@ -81,7 +81,7 @@ impl Coherence {
         let kernel = self.kernel.get();
         let asked = {
             let mut shard = self.shard(node);
-            let mounted = kernel.is_some() && !shard.table.hides(node);
+            let mounted = kernel.is_some() && !shard.table.is_unknown_to_kernel(node);
             shard.table.ask(node, link.id, mode, mounted)
         };
         match (asked, kernel) {

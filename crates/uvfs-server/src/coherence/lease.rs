@@ -386,8 +386,8 @@ impl Table {
         n.is_some_and(|n| n.is_busy() || n.held.iter().any(|h| h.who != who))
     }
 
-    /// The kernel has nothing of the node, until [`Table::show`] says otherwise.
-    pub(crate) fn hide(&mut self, node: u64) {
+    /// The kernel has nothing of the node, until [`Table::mark_known_to_kernel`] says otherwise.
+    pub(crate) fn mark_unknown_to_kernel(&mut self, node: u64) {
         if self.hidden >= MOST_HIDDEN {
             self.show_all();
         }
@@ -398,7 +398,7 @@ impl Table {
     }
 
     /// The kernel may have something of the node.
-    pub(crate) fn show(&mut self, node: u64) {
+    pub(crate) fn mark_known_to_kernel(&mut self, node: u64) {
         if let Some(n) = self.nodes.get_mut(&node)
             && std::mem::take(&mut n.hidden)
         {
@@ -417,7 +417,7 @@ impl Table {
     }
 
     /// Whether the kernel has nothing of the node; false if that is not known.
-    pub(crate) fn hides(&self, node: u64) -> bool {
+    pub(crate) fn is_unknown_to_kernel(&self, node: u64) -> bool {
         self.nodes.get(&node).is_some_and(|n| n.hidden)
     }
 

@@ -295,10 +295,10 @@ impl Coherence {
         if self.kernel.get().is_none() || !alone() || !self.settled() {
             return;
         }
-        self.shard(node).table.hide(node);
+        self.shard(node).table.mark_unknown_to_kernel(node);
         // Again: who came to have it in between either counts now, or finds it here.
         if !alone() {
-            self.shard(node).table.show(node);
+            self.shard(node).table.mark_known_to_kernel(node);
         }
     }
 
@@ -556,11 +556,11 @@ mod tests {
             coherence.shows_entry(Some((NODE, name)), &mut entry, since);
             (entry.entry_valid, entry.attr_valid)
         };
-        coherence.shard(OTHER).table.hide(OTHER);
+        coherence.shard(OTHER).table.mark_unknown_to_kernel(OTHER);
         let before = coherence.now();
         assert_eq!(lives(before, b"name"), (1, 2));
         // From now on the kernel knows the node.
-        assert!(!coherence.hides(OTHER));
+        assert!(!coherence.is_unknown_to_kernel(OTHER));
         let name = Key::name(NODE, b"name");
         let version = coherence.given().change(name).expect("it was given");
         assert_eq!(lives(before, b"name"), (0, 2));

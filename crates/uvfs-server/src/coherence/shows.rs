@@ -22,8 +22,8 @@ pub(crate) struct Since {
 
 impl Coherence {
     /// Whether the kernel can't have anything of a node.
-    pub(super) fn hides(&self, node: u64) -> bool {
-        self.shard(node).table.hides(node)
+    pub(super) fn is_unknown_to_kernel(&self, node: u64) -> bool {
+        self.shard(node).table.is_unknown_to_kernel(node)
     }
 
     /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
@@ -56,7 +56,9 @@ impl Coherence {
             return;
         }
         if self.tracks() {
-            self.shard(entry.nodeid).table.show(entry.nodeid);
+            self.shard(entry.nodeid)
+                .table
+                .mark_known_to_kernel(entry.nodeid);
         }
         let lifetime = reply::duration(entry.attr_valid, entry.attr_valid_nsec);
         if !lifetime.is_zero() && !self.may_give(Key::attributes(entry.nodeid), since) {

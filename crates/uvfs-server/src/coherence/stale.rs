@@ -35,7 +35,7 @@ impl Coherence {
                 continue;
             }
             self.epoch.fetch_add(1, Ordering::SeqCst);
-            if self.kernel.get().is_none() || self.hides(node) {
+            if self.kernel.get().is_none() || self.is_unknown_to_kernel(node) {
                 continue;
             }
             let (offset, len) = match one.what.part {
@@ -73,7 +73,8 @@ impl Coherence {
         };
         let given = self.given();
         // The file that lost a name lost its last one.
-        let mut gone = (unlinked.node.map(|node| node.0)).filter(|&node| !self.hides(node));
+        let mut gone =
+            (unlinked.node.map(|node| node.0)).filter(|&node| !self.is_unknown_to_kernel(node));
         for &(parent, name) in access.names.iter().rev() {
             let key = Key::attributes(parent);
             if let Some(version) = given.change(key) {

@@ -15,28 +15,38 @@ fn granted(table: &mut Table, who: Holder, mode: LeaseMode) -> u64 {
 #[test]
 fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     let mut t = Table::default();
-    t.hide(NODE);
-    t.hide(NODE);
-    assert!(t.hides(NODE) && t.is_free(NODE));
+    t.mark_unknown_to_kernel(NODE);
+    t.mark_unknown_to_kernel(NODE);
+    assert!(t.is_unknown_to_kernel(NODE) && t.is_free(NODE));
     // Leases come and go without it.
     let seq = granted(&mut t, 1, LeaseMode::Read);
     assert!(!t.is_free(NODE));
     t.returned(NODE, 1, seq, None);
-    assert!(t.hides(NODE) && t.is_free(NODE));
-    t.show(NODE);
-    assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
+    assert!(t.is_unknown_to_kernel(NODE) && t.is_free(NODE));
+    t.mark_known_to_kernel(NODE);
+    assert_eq!(
+        (t.is_unknown_to_kernel(NODE), t.nodes.len(), t.hidden),
+        (false, 0, 0)
+    );
     // With a node that is forgotten it goes, and if there are too many of them all go.
-    t.hide(NODE);
+    t.mark_unknown_to_kernel(NODE);
     t.forget(NODE, 1);
-    assert_eq!((t.hides(NODE), t.nodes.len(), t.hidden), (false, 0, 0));
+    assert_eq!(
+        (t.is_unknown_to_kernel(NODE), t.nodes.len(), t.hidden),
+        (false, 0, 0)
+    );
     assert!(matches!(
         t.ask(NODE, 1, LeaseMode::Read, false),
         Ask::Granted(_)
     ));
     for node in 0..MOST_HIDDEN as u64 + 1 {
-        t.hide(node);
+        t.mark_unknown_to_kernel(node);
     }
-    assert!(t.hides(MOST_HIDDEN as u64) && !t.hides(NODE) && !t.is_free(NODE));
+    assert!(
+        t.is_unknown_to_kernel(MOST_HIDDEN as u64)
+            && !t.is_unknown_to_kernel(NODE)
+            && !t.is_free(NODE)
+    );
     assert_eq!((t.nodes.len(), t.hidden), (2, 1));
 }
 

@@ -139,12 +139,12 @@ impl Recent {
 }
 
 /// The thread that drops; ends when dropped itself.
-pub(crate) struct Behind {
+pub(crate) struct DropBehind {
     recent: Arc<Recent>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Behind {
+impl DropBehind {
     /// Starts it, with notifications through `device`.
     pub(crate) fn start(recent: Arc<Recent>, device: Arc<OwnedFd>) -> io::Result<Self> {
         let mine = recent.clone();
@@ -178,7 +178,7 @@ fn gone() -> Option<i32> {
     Some(Errno::NODEV.raw_os_error())
 }
 
-impl Drop for Behind {
+impl Drop for DropBehind {
     fn drop(&mut self) {
         self.recent.lock().stop = true;
         self.recent.changed.notify_one();

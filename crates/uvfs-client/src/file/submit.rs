@@ -89,7 +89,7 @@ impl File {
             return false;
         }
         f.cache.counters.direct_calls(1);
-        if let Err(error) = self.carried(|| Ok(())) {
+        if let Err(error) = self.retried(|| Ok(())) {
             done(Err(error));
             return true;
         }
