@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use uvfs_cli::{Error, Result, printed};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
 use uvfs_xfs::check::{
     DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check, least_memory,
 };
-
-use crate::error::{Error, Result, printed};
 
 /// Exit status: corruption was found.
 const CORRUPT: u8 = 1;

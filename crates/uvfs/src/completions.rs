@@ -4,8 +4,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-
-use crate::error::{Result, printed};
+use uvfs_cli::{Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,8 +8,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use sd_notify::NotifyState;
-
-use crate::error::{Context, Error, Result};
+use uvfs_cli::{Context, Error, Result};
 
 /// The system's log, which a server in the background writes to.
 static SYSTEM_LOG: OnceLock<File> = OnceLock::new();

@@ -8,8 +8,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use serde::Serialize;
-
-use crate::error::{Context, Result, printed};
+use uvfs_cli::{Context, Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:

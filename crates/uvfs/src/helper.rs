@@ -10,9 +10,9 @@ use std::process::ExitCode;
 
 use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount::{self, MountLine};
 
-use crate::error::{Context, Error, Result};
 use crate::options::Options;
 
 /// The name by which mount(8) calls the helper.

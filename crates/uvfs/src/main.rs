@@ -4,13 +4,11 @@
 //! `pub fn run(args: Args) -> Result<ExitCode>`. Adding one is a `mod` line and a line in
 //! [`Command`].
 
-mod bench;
 mod check;
 mod completions;
 mod confine;
 mod daemon;
 mod doctor;
-mod error;
 mod helper;
 mod image;
 mod man;
@@ -29,8 +27,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use uvfs_bench as bench;
+use uvfs_cli::Result;
 
-use crate::error::Result;
 use crate::image::{cat, cp, ls, stat};
 
 const EXAMPLES: &str = "\

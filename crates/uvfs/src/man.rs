@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
-
-use crate::error::{Context, Result};
+use uvfs_cli::{Context, Result};
 
 const EXAMPLES: &str = "\
 Examples:

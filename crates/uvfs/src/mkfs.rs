@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use uvfs_cli::{Error, Result, printed};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
 use uvfs_xfs::mkfs::{From, Made, MkfsError, Options, Progress, mkfs, parse_uuid};
 
 use crate::check::{parse_size, peak_memory};
-use crate::error::{Error, Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -14,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use uvfs_cli::{Context, Error, Result};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
@@ -24,7 +25,6 @@ use uvfs_xfs::XfsFs;
 
 use crate::confine;
 use crate::daemon::{self, Report, Side, Signals};
-use crate::error::{Context, Error, Result};
 use crate::image;
 use crate::options::{self, Options};
 

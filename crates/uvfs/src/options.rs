@@ -4,13 +4,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
+use uvfs_cli::{Error, Result};
 use uvfs_io::engine::EngineKind;
 use uvfs_passthrough::{Backed, KeepCache, Options as Passthrough};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_server::mount::largest_request;
 use uvfs_server::{SessionOptions, Transport};
-
-use crate::error::{Error, Result};
 
 /// The options of `-o`, for the help.
 pub const HELP: &str = "\

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
+use uvfs_cli::{Error, Result, printed};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{self, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, Options, Outcome, RepairError, repair};
 
 use crate::check::{enough, finding_json, open, parse_size, peak_memory, shown};
-use crate::error::{Error, Result, printed};
 
 /// Exit status: damage was found with -n, or is left.
 const DAMAGED: u8 = 1;

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use crate::error::{Context, Error, Result};
+use uvfs_cli::{Context, Error, Result};
+
 use crate::options;
 
 const LIBRARY: &str = "libuvfs_preload.so";

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uvfs_cli::{Context, Result};
 use uvfs_passthrough::Passthrough;
 use uvfs_server::slow::Slow;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
 
 use crate::daemon::Signals;
-use crate::error::{Context, Result};
 use crate::mount::raise_limit;
 use crate::options;
 

@@ -9,10 +9,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use uvfs_cli::{Context, Error, Result, printed};
 use uvfs_server::control;
 use uvfs_server::stats::{Report, StuckRequest};
-
-use crate::error::{Context, Error, Result, printed};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use uvfs_cli::{Context, Error, Result, printed};
 use uvfs_server::stats::Report;
 
-use crate::error::{Context, Error, Result, printed};
 use crate::{options, stats};
 
 const EXAMPLES: &str = "\

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount;
-
-use crate::error::{Context, Error, Result};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
+use uvfs_cli::{Context, Error, Result};
 use uvfs_proto::abi::InitFlags;
 use uvfs_server::fs::{Config, FileSystem, ROOT};
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{Session, SessionOptions};
 
 use super::Finding;
-use crate::error::{Context, Error, Result};
 
 /// An empty file system that asks for backing files.
 struct Probe;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use uvfs_cli::Result;
 use uvfs_xfs::tools;
 
 use super::Access;
-use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:

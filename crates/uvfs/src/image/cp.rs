@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use uvfs_cli::{Error, Result};
 use uvfs_xfs::tools;
 
 use super::Access;
-use crate::error::{Error, Result};
 
 const EXAMPLES: &str = "\
 Examples:

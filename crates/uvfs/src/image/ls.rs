@@ -4,10 +4,10 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use uvfs_cli::Result;
 use uvfs_xfs::tools::{self, LsOptions};
 
 use super::Access;
-use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:

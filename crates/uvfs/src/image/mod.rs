@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use uvfs_buf::Target;
+use uvfs_cli::{Context, Error, Result};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::tools::escape;
 use uvfs_xfs::{CachedBlocks, Volume};
 
-use crate::error::{Context, Error, Result};
 use crate::options;
 
 /// Metadata is cached in so much memory unless told otherwise.

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use uvfs_cli::Result;
 use uvfs_xfs::format::{FORMAT_BTREE, FORMAT_DEV, FORMAT_EXTENTS, FORMAT_LOCAL, FileType};
 use uvfs_xfs::tools::{self, escape};
 use uvfs_xfs::{Fork, Inode, Volume};
 
 use super::Access;
-use crate::error::Result;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,0 +1,55 @@
+//! What the benchmarks' command lines have in common, and how they end.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use uvfs_cli::{Result, printed};
+
+use super::report::Report;
+
+/// Options of every benchmark.
+#[derive(clap::Args)]
+pub struct Common {
+    /// How many times each target is measured [default: 5, with --quick 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Measure for a shorter time, on less data
+    #[arg(long)]
+    pub quick: bool,
+    /// Where to make the private directory to work in [default: /dev/shm, a tmpfs]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl Common {
+    /// How many times each target is measured.
+    pub fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(self.pick(3, 5)) as usize
+    }
+
+    /// One of two values, by `--quick`.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    /// Prints the report, and on standard error what could not be measured.
+    pub fn finish(&self, report: &Report) -> Result<ExitCode> {
+        finish(report, self.json)
+    }
+}
+
+/// Prints the report, and on standard error what could not be measured.
+pub fn finish(report: &Report, json: bool) -> Result<ExitCode> {
+    let text = if json { report.json() } else { report.table() };
+    printed(io::stdout().lock().write_all(text.as_bytes()))?;
+    let mut code = ExitCode::SUCCESS;
+    for (target, error) in report.failures() {
+        eprintln!("uvfs: {target}: not measured: {error}");
+        code = ExitCode::FAILURE;
+    }
+    Ok(code)
+}

@@ -1,0 +1,219 @@
+//! `uvfs bench direct`: direct calls over a store that takes small pieces and its time.
+
+pub mod job;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::ExitCode;
+
+use serde_json::json;
+use uvfs_cli::{Context, Result};
+
+use super::common::Common;
+use super::report::{JSON_HELP, Report, Unit, Work};
+use super::runner::{Sample, interleave, measure};
+use super::server::{Kind, Target, start_store};
+use super::sides::{self, Side, Sides};
+use super::workspace::Workspace;
+use super::{client, interrupt, store};
+use job::{CALL, Job, PIECE, Way};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs bench direct --quick
+  uvfs bench direct --latency-us 0,100,1000,5000 --json > result.json
+  uvfs bench direct --sides native,mount,mount-dev \\
+    --peer hp='passthrough_hp --foreground {source} {mountpoint}'
+
+Reads and writes past the page cache of a file that is there: calls of 2 MiB, each waited for, as dd
+makes them; and calls of 128 KiB, 16 at a time, as programs make them with libaio. Below is a
+store that takes 128 KiB at once and that much longer for each piece. Without latency it is the
+source directory, with it a FUSE file system of this benchmark's own, over the same file.
+  native                the host's file, on the store itself
+  mount                 `uvfs mount` over the store, with its default options
+  mount-dev             the same over /dev/fuse
+  client                uvfs-client over a store in the same process
+  client-one-at-a-time  the same, but each piece is waited for before the next is sent; it is only
+                        here, to show what that costs
+
+Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
+";
+
+/// The file that is read and written, in the source and below the store.
+const DATA: &str = "data";
+
+/// What it measures and how.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
+pub struct Args {
+    /// Microseconds that the store takes longer for each piece
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0,100,1000",
+        value_parser = clap::value_parser!(u64).range(0..=1_000_000),
+        value_name = "LIST"
+    )]
+    latency_us: Vec<u64>,
+    #[command(flatten)]
+    sides: Sides,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// One work on one store.
+#[derive(Clone, Copy)]
+struct Point {
+    latency_us: u64,
+    write: bool,
+    many: bool,
+}
+
+impl Point {
+    fn describe(&self) -> Work {
+        let verb = if self.write { "write" } else { "read" };
+        let (how, calls) = match self.many {
+            true => ("many", "128 KiB, 16 at a time"),
+            false => ("one", "2 MiB, one at a time"),
+        };
+        let us = self.latency_us;
+        Work {
+            name: format!("{verb}-{how}-{us}us"),
+            title: format!("direct {verb}s of {calls}, {us} µs more for each 128 KiB"),
+            unit: Unit::MiB,
+        }
+    }
+}
+
+/// The benchmark while it runs.
+struct Bench<'w> {
+    workspace: &'w Workspace,
+    /// Points of one store follow one another.
+    points: Vec<Point>,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Bench<'_> {
+    /// Measures every point on one side.
+    fn round(&self, target: &Target) -> Result<Vec<Sample>> {
+        let mut samples = Vec::new();
+        for points in self.points.chunk_by(|a, b| a.latency_us == b.latency_us) {
+            samples.extend(self.over_store(target, points)?);
+        }
+        Ok(samples)
+    }
+
+    /// Measures all points of one latency.
+    fn over_store(&self, target: &Target, points: &[Point]) -> Result<Vec<Sample>> {
+        let (workspace, latency_us) = (self.workspace, points[0].latency_us);
+        let client = matches!(target.kind, Kind::Client { .. });
+        // Dropped after the server over it.
+        let slow = match client || latency_us == 0 {
+            true => None,
+            false => Some(start_store(
+                workspace,
+                store::Job {
+                    mountpoint: workspace.store(),
+                    data: Some(workspace.source().join(DATA)),
+                    bytes: self.bytes,
+                    piece: PIECE as u32,
+                    dev: false,
+                },
+            )?),
+        };
+        let (source, name) = match slow {
+            Some(_) => (workspace.store(), store::file_name(0, latency_us)),
+            None => (workspace.source(), DATA.into()),
+        };
+        let running = target.start_over(workspace, source)?;
+        let way = match client {
+            true => Way::Client {
+                store: workspace.source(),
+                file: DATA.into(),
+                latency_us,
+                one_at_a_time: target.is_base(),
+            },
+            false => Way::Host {
+                path: running.path().join(name),
+            },
+        };
+        let one = |point: &Point| -> Result<Sample> {
+            interrupt::check()?;
+            let job = client::Job::Direct(Job {
+                way: way.clone(),
+                write: point.write,
+                many: point.many,
+                bytes: self.bytes,
+                seconds: self.seconds,
+            });
+            let sample = measure(&running, &job).map_err(|e| running.blame(e))?;
+            if point.write {
+                self.check()
+                    .context(|| format!("after {}", point.describe().name))?;
+            }
+            Ok(sample)
+        };
+        points.iter().map(one).collect()
+    }
+
+    /// Looks, behind the server's back, at what a work left.
+    fn check(&self) -> Result<()> {
+        let path = self.workspace.source().join(DATA);
+        let what = || path.display().to_string();
+        let file = File::open(&path).context(what)?;
+        let mut buffer = vec![0; CALL];
+        for at in (0..self.bytes).step_by(CALL) {
+            file.read_exact_at(&mut buffer, at).context(what)?;
+            job::check(&buffer, at).context(what)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs the benchmark and prints what it found.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let common = &args.common;
+    let seconds = common.pick(0.15, 0.5);
+    let bytes = common.pick(16, 64) * CALL as u64;
+    let clients = [
+        sides::client("client", false, false),
+        sides::client("client-one-at-a-time", false, true),
+    ];
+    let targets = args.sides.targets(&Side::CALLS, &[], &clients)?;
+    let mut points = Vec::new();
+    for &latency_us in &args.latency_us {
+        for (write, many) in [(false, false), (false, true), (true, false), (true, true)] {
+            points.push(Point {
+                latency_us,
+                write,
+                many,
+            });
+        }
+    }
+    interrupt::install()?;
+    let workspace = Workspace::new(common.dir.as_deref(), 2 * bytes)?;
+    workspace.fill(DATA, bytes)?;
+    let works: Vec<Work> = points.iter().map(Point::describe).collect();
+    let bench = Bench {
+        workspace: &workspace,
+        points,
+        bytes,
+        seconds,
+    };
+    let outcomes = interleave(common.rounds(), &targets, works.len(), |_, target, _| {
+        bench.round(target)
+    })?;
+    drop(workspace);
+    let settings = json!({
+        "rounds": common.rounds(),
+        "pinned": false,
+        "quick": common.quick,
+        "seconds": seconds,
+        "bytes": bytes,
+        "call": CALL,
+        "piece": PIECE,
+    });
+    let report = Report::new("direct", settings, targets, works, &outcomes);
+    common.finish(&report)
+}

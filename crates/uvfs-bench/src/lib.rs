@@ -1,0 +1,104 @@
+//! `uvfs bench`: measures file systems side by side, in one interleaved run.
+//!
+//! What the benchmarks share:
+//! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
+//! - [`server`]: a file server as a child process, from its start until it is unmounted;
+//! - [`store`]: a store that is slow, or keeps nothing, to put below the servers;
+//! - [`client`]: the using side, in a process of its own, so that it is scheduled like any program;
+//! - [`common`]: options that all of them have, and how they end;
+//! - [`runner`]: rounds over all targets in turn, progress, and what happens when one fails;
+//! - [`stats`] and [`report`]: medians and spread, the table and the JSON;
+//! - [`data`] reads the JSON again, for [`page`], the HTML page of all, and for [`compare`].
+
+mod aio;
+mod all;
+mod check;
+mod child;
+mod client;
+mod common;
+mod compare;
+mod data;
+mod direct;
+mod interrupt;
+mod load;
+mod page;
+mod programs;
+mod report;
+mod runner;
+mod server;
+mod sides;
+mod stats;
+mod store;
+mod uncached;
+mod wakeup;
+mod workspace;
+mod writeback;
+
+use std::process::ExitCode;
+
+use uvfs_cli::Result;
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs bench all --quick --report report.html
+  uvfs bench compare before.json after.json
+  uvfs bench wakeup --quick
+  uvfs bench check disk.img
+  uvfs bench writeback --quick
+  uvfs bench direct --quick
+  uvfs bench uncached --quick
+  uvfs bench programs --quick
+  uvfs bench load --quick
+  uvfs bench wakeup --help";
+
+/// The benchmarks.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(clap::Subcommand)]
+enum Bench {
+    /// All of them one after another, and their tables and plots as one HTML page.
+    All(all::Args),
+    /// Two runs: what became faster or slower by more than chance.
+    Compare(compare::Args),
+    /// The HTML page of a run that is there as JSON.
+    Report(all::PageArgs),
+    /// Small requests and streams: native, uvfs by transport and wait policy, other servers.
+    Wakeup(wakeup::Args),
+    /// Checking an XFS image: uvfs by engine and prefetch strategy, xfs_repair.
+    Check(check::Args),
+    /// Buffered writes past the dirty limit, and to a server that discards them.
+    Writeback(writeback::Args),
+    /// Direct calls of 2 MiB, and many at a time, over a store that takes its time.
+    Direct(direct::Args),
+    /// 32 streams through page caches, second by second, cached and uncached.
+    Uncached(uncached::Args),
+    /// Real programs on a source tree: native, mounted, under `uvfs run`, other servers.
+    Programs(programs::Args),
+    /// Many processes at a time, beside busy neighbours: rate and latency, on the same sides.
+    Load(load::Args),
+    /// Runs one job of a benchmark and prints what it measured.
+    #[command(hide = true)]
+    Client(client::Args),
+}
+
+/// Runs the benchmark that was asked for.
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.bench {
+        Bench::All(args) => all::run(args),
+        Bench::Compare(args) => compare::run(args),
+        Bench::Report(args) => all::run_page(args),
+        Bench::Wakeup(args) => wakeup::run(args),
+        Bench::Check(args) => check::run(args),
+        Bench::Writeback(args) => writeback::run(args),
+        Bench::Direct(args) => direct::run(args),
+        Bench::Uncached(args) => uncached::run(args),
+        Bench::Programs(args) => programs::bench(args),
+        Bench::Load(args) => load::run(args),
+        Bench::Client(args) => client::run(args),
+    }
+}

@@ -1,0 +1,326 @@
+//! `uvfs bench programs`: real programs on a source tree.
+
+mod digest;
+mod suite;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::builder::PossibleValuesParser;
+use indicatif::ProgressBar;
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::child::{Process, ended_cpu_seconds};
+use super::client::Measured;
+use super::common::Common;
+use super::interrupt;
+use super::report::{JSON_HELP, Report, Unit, Work};
+use super::runner::{Sample, interleave};
+use super::server::{Running, Target, raise_file_limit};
+use super::sides::{Side, Sides};
+use super::workspace::Workspace;
+use digest::Digest;
+use suite::Program;
+use tree::Size;
+use uvfs_cli::{Context, Error, Result};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs bench programs --quick
+  uvfs bench programs --rounds 3 --json > result.json
+  uvfs bench programs --only git-status,make --sides mount,run
+  uvfs bench programs --peer hp='passthrough_hp --foreground {source} {mountpoint}'
+
+The sides are:
+  native     the source directory itself
+  mount      `uvfs mount`, with its default options
+  mount-dev  the same over /dev/fuse
+  run        the same mount, with each program under `uvfs run`
+
+In each round each side gets a fresh copy of the tree: a git repository with 41 commits and 4,650
+files in 300 directories (38 MiB), 40 C files, 200 Python modules and 300 SQL transactions (with
+--quick about a tenth). Each program gets a new mount, so that what it finds does not depend on the
+programs before it; where a program is measured twice, the second time is on the same mount. What
+was written before is made durable first. Without --quick, a round takes about ten seconds for each
+side.
+
+A side fails when a program fails, or when it prints or leaves something else than on the side that
+ran it first. A program that is not installed is left out, and a line on standard error says so.
+
+Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
+";
+
+const JSON_NOTE: &str = "
+The works are the programs' runs, and `total` with the sum of each round; settings holds the size of
+the tree and, as `missing`, the programs that are left out.";
+
+/// The directory in the source where the programs work.
+const WORK: &str = "work";
+
+/// The files for a program's standard output and error, beside the source.
+const OUTPUT: [&str; 2] = ["program.out", "program.err"];
+
+/// The programs' directory for temporary files and home, beside the source.
+const TMP: &str = "tmp";
+
+/// A program that takes longer is stuck.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The measurements and their options.
+#[derive(clap::Args)]
+#[command(
+    after_help = EXAMPLES,
+    after_long_help = [EXAMPLES, "\n", JSON_HELP, JSON_NOTE].concat()
+)]
+pub struct Args {
+    /// Measure these programs only
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAMES",
+        value_parser = PossibleValuesParser::new(suite::names())
+    )]
+    only: Vec<String>,
+    #[command(flatten)]
+    sides: Sides,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// The programs to measure, and the names of those that are not installed.
+fn programs(only: &[String]) -> Result<(Vec<&'static Program>, Vec<&'static str>)> {
+    let chosen = |p: &&Program| only.is_empty() || only.iter().any(|name| name == p.name);
+    let (there, missing): (Vec<_>, Vec<_>) = suite::ALL
+        .iter()
+        .filter(chosen)
+        .partition(|program| program.missing().is_empty());
+    for program in &missing {
+        let (name, needs) = (program.name, program.missing().join(", "));
+        eprintln!("uvfs: {name}: left out: {needs} is not installed");
+    }
+    if there.is_empty() {
+        return Err(Error::new("no program is left to measure"));
+    }
+    Ok((there, missing.iter().map(|p| p.name).collect()))
+}
+
+/// Runs a program to its end, in an environment that is the same everywhere. What it prints goes to
+/// files beside the source.
+fn run(workspace: &Workspace, command: &mut Command, server: Option<&Process>) -> Result<()> {
+    let [out, err] = OUTPUT.map(|name| workspace.beside(name));
+    let what = || "a program's output".to_string();
+    command
+        .stdout(File::create(out).context(what)?)
+        .stderr(File::create(&err).context(what)?);
+    let tmp = workspace.beside(TMP);
+    command
+        .envs([("LC_ALL", "C"), ("TZ", "UTC"), ("GIT_CONFIG_NOSYSTEM", "1")])
+        .envs([("HOME", &tmp), ("XDG_CONFIG_HOME", &tmp), ("TMPDIR", &tmp)]);
+    for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "MAKEFLAGS"] {
+        command.env_remove(name);
+    }
+    let mut process = Process::spawn(command, Signal::KILL)?;
+    process.finish(server, LIMIT)?;
+    process.wait(LIMIT);
+    match process.status() {
+        Some(status) if status.success() => Ok(()),
+        status => Err(failure(status, &err)),
+    }
+}
+
+/// The last words of a program that failed.
+fn failure(status: Option<ExitStatus>, err: &Path) -> Error {
+    let said = fs::read(err).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let line = said.lines().rfind(|line| !line.trim().is_empty());
+    let status = status.map(|status| status.to_string()).unwrap_or_default();
+    Error::new(format!("{status}: {}", line.unwrap_or("no word")))
+}
+
+/// The output of a program's run, and the tree that it left.
+#[derive(Clone, Copy, PartialEq)]
+struct Outputs {
+    printed: Digest,
+    left: Digest,
+}
+
+/// The benchmark while it runs.
+struct Suite<'w> {
+    workspace: &'w Workspace,
+    programs: Vec<&'static Program>,
+    /// The output and tree that each run has to have, by its name, and the side that had them first.
+    expected: BTreeMap<String, (String, Outputs)>,
+}
+
+impl Suite<'_> {
+    /// Runs every program on one side; a sample for each run, and their sum.
+    fn round(&mut self, target: &Target, progress: &ProgressBar) -> Result<Vec<Sample>> {
+        tree::copy(self.workspace, WORK)?;
+        let mut samples = Vec::new();
+        for program in self.programs.clone() {
+            interrupt::check()?;
+            progress.set_message(format!("{} {}", target.name, program.name));
+            // Writeback of earlier programs' data must not run during this one.
+            sync(&self.workspace.source())?;
+            let running = target.start(self.workspace)?;
+            for name in program.runs() {
+                let sample = self.one(program, &name, target, &running);
+                let sample = sample.map_err(|e| running.blame(e));
+                samples.push(sample.context(|| name)?);
+            }
+        }
+        samples.push(total(&samples));
+        Ok(samples)
+    }
+
+    /// Runs a program once, and compares what it does with what it did elsewhere.
+    fn one(
+        &mut self,
+        program: &Program,
+        name: &str,
+        target: &Target,
+        running: &Running<'_>,
+    ) -> Result<Sample> {
+        let sample = measure(self.workspace, program, running)?;
+        // Data that the kernel of the mount has not written yet.
+        sync(running.path())?;
+        let outputs =
+            outputs(self.workspace, program).context(|| "looking at its output".into())?;
+        match self.expected.get(name) {
+            None => {
+                let first = (target.name.clone(), outputs);
+                self.expected.insert(name.into(), first);
+            }
+            Some((first, expected)) if expected.printed != outputs.printed => {
+                return Err(Error::new(format!(
+                    "it printed something else than on {first}"
+                )));
+            }
+            Some((first, expected)) if *expected != outputs => {
+                return Err(Error::new(format!(
+                    "it left something else than on {first}"
+                )));
+            }
+            Some(_) => {}
+        }
+        Ok(sample)
+    }
+}
+
+/// Writes what is dirty in the file system of `path`.
+fn sync(path: &Path) -> Result<()> {
+    let synced = File::open(path).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+    synced.context(|| format!("writing back {}", path.display()))
+}
+
+/// Runs a program and takes its time, that of its children included.
+fn measure(workspace: &Workspace, program: &Program, running: &Running<'_>) -> Result<Sample> {
+    let (name, arguments) = program.command.split_first().expect("each has a name");
+    let server_before = running.cpu_seconds()?;
+    let cpu_before = ended_cpu_seconds();
+    let start = Instant::now();
+    for _ in 0..program.starts {
+        let mut command = running.command(name);
+        command.args(arguments).stdin(Stdio::null());
+        command.current_dir(running.path().join(WORK));
+        run(workspace, &mut command, running.process())?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let server = server_before.zip(running.cpu_seconds()?);
+    Ok(Sample {
+        client: Measured {
+            amount: program.starts.into(),
+            seconds,
+            cpu_seconds: ended_cpu_seconds() - cpu_before,
+            ..Measured::default()
+        },
+        server_cpu_seconds: server.map(|(before, after)| after - before),
+    })
+}
+
+/// Looks at what a program printed, and in the source, behind the server's back, at what it left.
+fn outputs(workspace: &Workspace, program: &Program) -> io::Result<Outputs> {
+    let work = workspace.source().join(WORK);
+    Ok(Outputs {
+        printed: Digest::lines(&workspace.beside(OUTPUT[0]))?,
+        left: match program.leaves {
+            Some((path, except)) => Digest::tree(&work.join(path), except)?,
+            None => Digest::default(),
+        },
+    })
+}
+
+/// All programs once.
+fn total(samples: &[Sample]) -> Sample {
+    let sum = |value: fn(&Sample) -> f64| samples.iter().map(|s| value(s) / s.client.amount).sum();
+    Sample {
+        client: Measured {
+            amount: 1.0,
+            seconds: sum(|s| s.client.seconds),
+            cpu_seconds: sum(|s| s.client.cpu_seconds),
+            ..Measured::default()
+        },
+        server_cpu_seconds: samples
+            .iter()
+            .all(|s| s.server_cpu_seconds.is_some())
+            .then(|| sum(|s| s.server_cpu_seconds.unwrap_or_default())),
+    }
+}
+
+/// The programs' runs and their sum as the report shows them.
+fn works(programs: &[&Program]) -> Vec<Work> {
+    let work = |name: String, title: &str| Work {
+        name,
+        title: title.into(),
+        unit: Unit::Run,
+    };
+    let mut works = Vec::new();
+    for program in programs {
+        let runs = program.runs().into_iter();
+        works.extend(runs.map(|name| work(name, program.title)));
+    }
+    works.push(work("total".into(), "all of them, each once"));
+    works
+}
+
+/// Runs the benchmark and prints what it found.
+pub fn bench(args: Args) -> Result<ExitCode> {
+    let common = &args.common;
+    let targets = args.sides.targets(&Side::PROGRAMS, &[], &[])?;
+    let (programs, missing) = programs(&args.only)?;
+    if !suite::is_installed("git") {
+        return Err(Error::new("git is not installed: it makes the tree"));
+    }
+    let size = common.pick(Size::QUICK, Size::FULL);
+    let works = works(&programs);
+    interrupt::install()?;
+    raise_file_limit()?;
+    // The copies, and the page cache of the mount over them.
+    let workspace = Workspace::new(common.dir.as_deref(), 2 * size.bytes())?;
+    fs::create_dir(workspace.beside(TMP)).context(|| "creating a directory".into())?;
+    tree::generate(&workspace, &size)?;
+    let mut suite = Suite {
+        workspace: &workspace,
+        programs,
+        expected: BTreeMap::new(),
+    };
+    let round = |_, target: &Target, progress: &ProgressBar| suite.round(target, progress);
+    let outcomes = interleave(common.rounds(), &targets, works.len(), round)?;
+    drop(workspace);
+    let settings = json!({
+        "rounds": common.rounds(),
+        "pinned": false,
+        "quick": common.quick,
+        "files": size.files,
+        "commits": size.commits + 1,
+        "missing": missing,
+    });
+    let report = Report::new("programs", settings, targets, works, &outcomes);
+    common.finish(&report)
+}

@@ -1,0 +1,155 @@
+//! Rounds over all targets in turn.
+
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use serde::Serialize;
+use uvfs_cli::Result;
+
+use super::client::{Job, Measured};
+use super::interrupt;
+use super::server::{Running, Target};
+
+/// One measurement of one work on one target.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// What the client measured.
+    #[serde(flatten)]
+    pub client: Measured,
+    /// CPU time of the server in the meantime, in seconds; nothing where there is no server.
+    pub server_cpu_seconds: Option<f64>,
+}
+
+/// What became of one target.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// By work, in the order of the works, a sample for each round.
+    pub samples: Vec<Vec<Sample>>,
+    /// Why it could not be measured to the end.
+    pub error: Option<String>,
+}
+
+/// Runs `round` for each target in turn, `rounds` times, beginning with another target each
+/// time so that none is always first. `round` returns one sample for each of `works` works, or nothing
+/// for those that the target does not have. A target whose round fails is not tried again, and what it gave before does not count.
+///
+/// # Errors
+/// Only when the benchmark was interrupted.
+pub fn interleave<S: Into<Option<Sample>>>(
+    rounds: usize,
+    targets: &[Target],
+    works: usize,
+    mut round: impl FnMut(usize, &Target, &ProgressBar) -> Result<Vec<S>>,
+) -> Result<Vec<Outcome>> {
+    let mut outcomes: Vec<Outcome> = targets.iter().map(|_| empty(works)).collect();
+    // Draws only when stderr is a terminal.
+    let progress = ProgressBar::new((rounds * targets.len()) as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} ({eta} left)") {
+        progress.set_style(style.progress_chars("=> "));
+    }
+    // Whichever way this ends, the bar goes before anything else is written.
+    let progress = progress.with_finish(ProgressFinish::AndClear);
+    for number in 0..rounds {
+        for turn in 0..targets.len() {
+            let index = (number + turn) % targets.len();
+            let (target, outcome) = (&targets[index], &mut outcomes[index]);
+            if outcome.error.is_none() {
+                interrupt::check()?;
+                progress.set_message(target.name.clone());
+                match round(number, target, &progress) {
+                    Ok(samples) => {
+                        assert_eq!(samples.len(), works, "a sample for each work");
+                        for (all, one) in outcome.samples.iter_mut().zip(samples) {
+                            all.extend(one.into());
+                        }
+                    }
+                    Err(e) => {
+                        interrupt::check()?;
+                        *outcome = empty(works);
+                        outcome.error = Some(e.to_string());
+                    }
+                }
+            }
+            progress.inc(1);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn empty(works: usize) -> Outcome {
+    Outcome {
+        samples: vec![Vec::new(); works],
+        error: None,
+    }
+}
+
+/// Runs a client's job on a running target and adds the server's CPU time.
+pub fn measure(running: &Running<'_>, job: &Job) -> Result<Sample> {
+    let before = running.cpu_seconds()?;
+    let client = job.run(running.process())?;
+    let after = running.cpu_seconds()?;
+    Ok(Sample {
+        client,
+        server_cpu_seconds: before.zip(after).map(|(before, after)| after - before),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uvfs_cli::Error;
+
+    fn target(name: &str) -> Target {
+        Target {
+            name: name.into(),
+            ..Target::native()
+        }
+    }
+
+    fn sample(amount: f64) -> Sample {
+        Sample {
+            client: Measured {
+                amount,
+                seconds: 1.0,
+                cpu_seconds: 0.5,
+                ..Measured::default()
+            },
+            server_cpu_seconds: None,
+        }
+    }
+
+    #[test]
+    fn every_target_has_its_turn_in_every_round_and_each_is_first_once() {
+        let targets = [target("a"), target("b"), target("c")];
+        let mut order = String::new();
+        let outcomes = interleave(3, &targets, 2, |round, target, _| {
+            order += &target.name;
+            Ok(vec![sample(round as f64), sample(10.0)])
+        })
+        .unwrap();
+        assert_eq!(order, "abcbcacab");
+        for outcome in outcomes {
+            assert_eq!(outcome.samples.len(), 2);
+            assert_eq!(outcome.samples[0], [0.0, 1.0, 2.0].map(sample));
+            assert!(outcome.error.is_none());
+        }
+    }
+
+    #[test]
+    fn a_target_that_fails_is_left_out_and_the_others_go_on() {
+        let targets = [target("good"), target("bad")];
+        let mut tried = 0;
+        let outcomes = interleave(4, &targets, 1, |round, target, _| {
+            if target.name == "bad" {
+                tried += 1;
+                if round == 1 {
+                    return Err(Error::new("broke"));
+                }
+            }
+            Ok(vec![sample(1.0)])
+        })
+        .unwrap();
+        assert_eq!(tried, 2);
+        assert_eq!(outcomes[0].samples[0].len(), 4);
+        assert_eq!(outcomes[1].samples, [vec![]]);
+        assert_eq!(outcomes[1].error.as_deref(), Some("broke"));
+    }
+}

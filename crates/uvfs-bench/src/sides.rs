@@ -1,0 +1,110 @@
+//! The targets of the benchmarks that compare a mount with the source itself, with `uvfs-client` and with
+//! other servers.
+
+use clap::ValueEnum;
+use uvfs_cli::{Error, Result};
+
+use super::server::{Kind, Peer, Target, check_names};
+
+/// Which targets to measure.
+#[derive(clap::Args)]
+pub struct Sides {
+    /// The sides to measure [default: all that the benchmark has but mount-dev]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    sides: Vec<Side>,
+    /// Another file server: it is run without a shell, has to stay in the foreground, and is
+    /// unmounted at the end
+    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
+    peer: Vec<Peer>,
+}
+
+/// One side, which may have several targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// the source directory itself
+    Native,
+    /// `uvfs mount`
+    Mount,
+    /// `uvfs mount` over /dev/fuse
+    MountDev,
+    /// `uvfs mount`, with the programs under `uvfs run`
+    Run,
+    /// `uvfs-client`, without a mount
+    Client,
+}
+
+impl Side {
+    /// The sides that run any program.
+    pub const PROGRAMS: [Self; 4] = [Self::Native, Self::Mount, Self::MountDev, Self::Run];
+    /// The sides that do single calls.
+    pub const CALLS: [Self; 4] = [Self::Native, Self::Mount, Self::MountDev, Self::Client];
+
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().into())
+    }
+
+    /// Its target; `options` are those of each `uvfs mount`.
+    fn target(self, options: &[&str]) -> Target {
+        let mut options: Vec<String> = options.iter().map(|word| word.to_string()).collect();
+        let kind = match self {
+            Side::Native => Kind::Native,
+            Side::Mount => Kind::Uvfs { options },
+            Side::MountDev => {
+                options.extend(["--transport".into(), "dev".into()]);
+                Kind::Uvfs { options }
+            }
+            Side::Run => Kind::Run,
+            Side::Client => Kind::Client {
+                served: false,
+                base: false,
+            },
+        };
+        Target {
+            name: self.name(),
+            kind,
+        }
+    }
+}
+
+impl Sides {
+    /// The targets of the sides that were asked for, of those in `all` and in that order, and the peers.
+    /// `options` are those of each `uvfs mount`, and `clients` the targets of [`Side::Client`].
+    pub fn targets(
+        &self,
+        all: &[Side],
+        options: &[&str],
+        clients: &[Target],
+    ) -> Result<Vec<Target>> {
+        if let Some(side) = self.sides.iter().find(|side| !all.contains(side)) {
+            let names: Vec<String> = all.iter().map(|side| side.name()).collect();
+            return Err(Error::usage(format!(
+                "--sides: this benchmark has no side {}, but {}",
+                side.name(),
+                names.join(", ")
+            )));
+        }
+        let asked = |side: &Side| match self.sides.is_empty() {
+            true => *side != Side::MountDev,
+            false => self.sides.contains(side),
+        };
+        let mut targets = Vec::new();
+        for &side in all.iter().filter(|side| asked(side)) {
+            match side {
+                Side::Client => targets.extend_from_slice(clients),
+                _ => targets.push(side.target(options)),
+            }
+        }
+        targets.extend(self.peer.iter().cloned().map(Target::from));
+        check_names(&targets)?;
+        Ok(targets)
+    }
+}
+
+/// A target of `uvfs-client`.
+pub fn client(name: &str, served: bool, base: bool) -> Target {
+    Target {
+        name: name.into(),
+        kind: Kind::Client { served, base },
+    }
+}

@@ -1,0 +1,221 @@
+//! `uvfs bench writeback`: buffered writes, well past what may stay dirty.
+
+mod copying;
+mod discard;
+pub mod job;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::ExitCode;
+
+use serde_json::json;
+use uvfs_cli::{Context, Error, Result};
+
+use super::common::Common;
+use super::report::{JSON_HELP, Report, Unit, Work};
+use super::runner::{Sample, interleave, measure};
+use super::server::{Kind, Running, Target, raise_file_limit, start_store};
+use super::sides::{self, Side, Sides};
+use super::workspace::Workspace;
+use super::{client, interrupt, store};
+use job::{FILL, Job, Way};
+
+const EXAMPLES: &str = "\
+Examples:
+  uvfs bench writeback --quick
+  uvfs bench writeback --sides mount,mount-dev,client --json > result.json
+  uvfs bench writeback --peer \\
+    ll='passthrough_ll -f -o writeback,source={source} {mountpoint}' --json > result.json
+
+Two writers, each with a new file, which it writes from start to end in writes of 1 KiB, 4 KiB or
+1 MiB and then makes durable. The files are many times as large as what may be dirty.
+  native          the host's file
+  mount           a kernel mount of uvfs with -o writeback
+  mount-dev       the same over /dev/fuse
+  client          uvfs-client with its store in the same process: its pages are what is written
+  client-copying  the same, but each page is copied for writeback, kept in a tree and ended alone;
+                  it is only here, to show what that costs
+  client-served   uvfs-client over memory that it shares with `uvfs serve`
+
+And 32 writers in writes of 1 MiB whose data is thrown away at the end of its way (discard): by a
+FUSE server in place of the mount's, over the same transport, and by a store in place of the client's.
+
+Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
+";
+
+/// Writers at a time.
+const WRITERS: usize = 2;
+
+/// Writers at a time whose data is thrown away, and the bytes of each, for this part of those of others.
+const DISCARDED: (usize, u64) = (32, 8);
+
+/// Bytes of the client's cache, of which 40% may be dirty.
+const MEMORY: usize = 64 << 20;
+
+/// Bytes of a write, and their name.
+const BLOCKS: [(usize, &str); 3] = [(1 << 10, "1k"), (4 << 10, "4k"), (1 << 20, "1m")];
+
+/// What it measures and how.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
+pub struct Args {
+    #[command(flatten)]
+    sides: Sides,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// How the client reaches a target.
+fn way(kind: &Kind) -> Way {
+    match kind {
+        Kind::Native | Kind::Uvfs { .. } | Kind::Run | Kind::Peer { .. } => Way::Host,
+        Kind::Client { served: true, .. } => Way::Served,
+        Kind::Client { base: true, .. } => Way::Copying,
+        Kind::Client { .. } => Way::Local,
+    }
+}
+
+/// Measures one block size, looks whether the bytes are there, and clears them away.
+fn one(
+    workspace: &Workspace,
+    target: &Target,
+    running: &Running<'_>,
+    (block, name): (usize, &str),
+    bytes: u64,
+) -> Result<Sample> {
+    let files: Vec<String> = (0..WRITERS).map(|n| format!("out-{name}-{n}")).collect();
+    for file in &files {
+        workspace.clear(file)?;
+    }
+    let job = client::Job::Writeback(Job {
+        way: way(&target.kind),
+        path: running.path().into(),
+        files: files.clone(),
+        discard: false,
+        block,
+        bytes,
+        memory: MEMORY,
+    });
+    let sample = measure(running, &job)?;
+    for file in &files {
+        let path = workspace.source().join(file);
+        let what = || format!("looking at {}", path.display());
+        let written = File::open(&path).context(what)?;
+        let mut end = [0; 4096];
+        let len = written.metadata().context(what)?.len();
+        let read = written.read_exact_at(&mut end, len.saturating_sub(4096));
+        read.context(what)?;
+        if len != bytes || end != [FILL; 4096] {
+            return Err(Error::new(format!("{}: other bytes arrived", what())));
+        }
+        workspace.clear(file)?;
+    }
+    Ok(sample)
+}
+
+/// Measures writers whose data is thrown away; nothing where the target has no such thing.
+fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Option<Sample>> {
+    let (writers, part) = DISCARDED;
+    let bytes = bytes / part;
+    let mut files: Vec<String> = (0..writers as u32)
+        .map(|n| store::file_name(n, 0))
+        .collect();
+    let running = match &target.kind {
+        Kind::Uvfs { options } => start_store(
+            workspace,
+            store::Job {
+                mountpoint: workspace.mountpoint(),
+                data: None,
+                bytes,
+                piece: 1 << 20,
+                dev: options.iter().any(|word| word == "dev"),
+            },
+        )?,
+        Kind::Client { served: false, .. } => {
+            files = files.iter().map(|name| format!("out-{name}")).collect();
+            target.start(workspace)?
+        }
+        _ => return Ok(None),
+    };
+    let job = client::Job::Writeback(Job {
+        way: way(&target.kind),
+        path: running.path().into(),
+        files: files.clone(),
+        discard: true,
+        block: 1 << 20,
+        bytes,
+        memory: MEMORY,
+    });
+    let sample = measure(&running, &job).map_err(|e| running.blame(e))?;
+    for file in &files {
+        workspace.clear(file)?;
+    }
+    Ok(Some(sample))
+}
+
+/// Runs the benchmark and prints what it found.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let common = &args.common;
+    let clients = [
+        sides::client("client", false, false),
+        sides::client("client-copying", false, true),
+        sides::client("client-served", true, false),
+    ];
+    let options = ["-o", "writeback"];
+    let targets = args.sides.targets(&Side::CALLS, &options, &clients)?;
+    let bytes = common.pick(128 << 20, 512 << 20);
+    interrupt::install()?;
+    raise_file_limit()?;
+    // The files, and the kernel's cache of them over a mount.
+    let workspace = Workspace::new(common.dir.as_deref(), 2 * WRITERS as u64 * bytes)?;
+    let outcomes = interleave(
+        common.rounds(),
+        &targets,
+        BLOCKS.len() + 1,
+        |_, target, progress| {
+            let running = target.start(&workspace)?;
+            let mut samples = Vec::new();
+            for block in BLOCKS {
+                interrupt::check()?;
+                progress.set_message(format!("{} {}", target.name, block.1));
+                let sample = one(&workspace, target, &running, block, bytes);
+                samples.push(Some(sample.map_err(|e| running.blame(e))?));
+            }
+            drop(running);
+            progress.set_message(format!("{} discard", target.name));
+            samples.push(discarded(&workspace, target, bytes)?);
+            Ok(samples)
+        },
+    )?;
+    drop(workspace);
+    let settings = json!({
+        "rounds": common.rounds(),
+        "pinned": false,
+        "quick": common.quick,
+        "bytes": bytes,
+        "writers": WRITERS,
+        "memory": MEMORY,
+    });
+    let work = |name: String, title: String| Work {
+        name,
+        title,
+        unit: Unit::MiB,
+    };
+    let mut works: Vec<Work> = BLOCKS
+        .iter()
+        .map(|(block, name)| {
+            let title =
+                format!("{WRITERS} writers, {block} bytes at a time, with an fsync at the end");
+            work(format!("write-{name}"), title)
+        })
+        .collect();
+    let writers = DISCARDED.0;
+    works.push(work(
+        "discard-1m".into(),
+        format!(
+            "{writers} writers, 1 MiB at a time, with an fsync at the end, to a store that discards"
+        ),
+    ));
+    let report = Report::new("writeback", settings, targets, works, &outcomes);
+    common.finish(&report)
+}
