@@ -101,7 +101,8 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
             fs.setattr(
                 req,
                 INodeNo(node.0),
-                set.mode.map(|mode| mode.as_raw_mode()),
+                set.mode
+                    .map(|mode| mode.as_raw_mode() | set.kind.map_or(0, |kind| kind.as_raw_mode())),
                 set.uid,
                 set.gid,
                 set.size,

@@ -127,6 +127,29 @@ impl Filesystem for Stage {
         reply.attr(&FOREVER, &self.attr(ino.0));
     }
 
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u64>,
+        _: Option<TimeOrNow>,
+        _: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let text = format!("setattr {} {:o}", ino.0, mode.unwrap_or(0));
+        self.with(|state| state.said.push(text));
+        reply.attr(&FOREVER, &self.attr(ino.0));
+    }
+
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let flags = match ino.0 {
             TEXT => FopenFlags::FOPEN_KEEP_CACHE,
@@ -459,6 +482,7 @@ fn what_a_handler_is_told() {
     let mut file = File::options().write(true).open(&late).unwrap();
     file.write_all(b"hello").unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    rustix::fs::fchmod(&file, 0o2640.into()).unwrap();
     drop(file);
     let file = File::open(&late).unwrap();
     let mut value = [0u8; 64];
@@ -478,6 +502,8 @@ fn what_a_handler_is_told() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(said.contains("write 3 0 hello O_WRONLY"), "{said}");
+    // With the type, as fuser has it.
+    assert!(said.contains("setattr 3 102640"), "{said}");
     assert!(said.contains("release 3 O_WRONLY None false"), "{said}");
     assert!(said.contains("release 3 O_RDONLY None false"), "{said}");
 }

@@ -127,6 +127,9 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
     };
     SetAttr {
         mode: has(Valid::MODE).then(|| Mode::from_raw_mode(arg.mode)),
+        kind: has(Valid::MODE)
+            .then(|| FileType::from_raw_mode(arg.mode))
+            .filter(|&kind| kind != FileType::Unknown),
         uid: has(Valid::UID).then_some(arg.uid),
         gid: has(Valid::GID).then_some(arg.gid),
         size: has(Valid::SIZE).then_some(arg.size),

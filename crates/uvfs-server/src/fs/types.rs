@@ -221,6 +221,8 @@ pub enum SetTime {
 pub struct SetAttr {
     /// Permission bits, with set-user-id, set-group-id and sticky bits.
     pub mode: Option<Mode>,
+    /// The file's type, which the kernel sends along with `mode`. It does not change.
+    pub kind: Option<FileType>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
