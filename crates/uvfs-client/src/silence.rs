@@ -23,10 +23,10 @@ pub(crate) enum Sign {
 
 /// For how long a server has answered nothing while requests were under way.
 #[derive(Debug, Default)]
-pub(crate) struct Silence(Mutex<Watch>);
+pub(crate) struct Silence(Mutex<Answers>);
 
 #[derive(Debug, Default)]
-struct Watch {
+struct Answers {
     /// Answers that had come by the last look.
     answers: u64,
     /// When the last look was, if requests were under way then.

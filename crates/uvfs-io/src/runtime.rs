@@ -527,7 +527,7 @@ impl Executor {
 /// A ring operation under way; its value is the completion's result, negative for an errno. When
 /// it is dropped early it is cancelled, and its memory is kept until the kernel is done with it.
 #[must_use = "an operation does nothing for you unless awaited"]
-pub struct Op {
+pub struct RingOp {
     core: Rc<Executor>,
     key: usize,
 }
@@ -540,17 +540,17 @@ pub struct Op {
 ///
 /// # Panics
 /// Outside of a runtime.
-pub unsafe fn submit(entry: Sqe, keep: Keep) -> Op {
+pub unsafe fn submit(entry: Sqe, keep: Keep) -> RingOp {
     let core = current();
     let key = core.ops.borrow_mut().insert(OpEntry {
         state: OpState::Waiting(None),
         _keep: keep,
     });
     core.push(entry.user_data(key as u64));
-    Op { core, key }
+    RingOp { core, key }
 }
 
-impl Future for Op {
+impl Future for RingOp {
     type Output = i32;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<i32> {
@@ -570,7 +570,7 @@ impl Future for Op {
     }
 }
 
-impl Drop for Op {
+impl Drop for RingOp {
     fn drop(&mut self) {
         let mut ops = self.core.ops.borrow_mut();
         let op = &mut ops[self.key];

@@ -41,11 +41,10 @@ use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::mounted::Mounted;
 use crate::rules::Rules;
 use crate::slots::Table;
+use crate::sys::Result;
 use crate::watch::Watcher;
 pub use crate::watch::{Report, can_watch};
 pub use options::{Backed, Backing, Error, KeepCache, Options, Register};
-
-type Result<T> = std::result::Result<T, Errno>;
 
 /// Most O_PATH descriptors kept open for inodes that are known by handle.
 const MAX_PATH_FDS: u64 = 1024;

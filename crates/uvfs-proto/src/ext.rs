@@ -93,14 +93,14 @@ pub struct NotifyRecallOut {
 /// A client's request beyond FUSE, as [`crate::request::Operation`] has those of FUSE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the opcode of the same name has a description")]
-pub enum Operation<'a> {
+pub enum ExtOperation<'a> {
     Import(ImportIn),
     Lease(LeaseIn),
     LeaseReturn(LeaseReturnIn),
     Find(&'a [u8]),
 }
 
-impl<'a> Operation<'a> {
+impl<'a> ExtOperation<'a> {
     /// Parses the structure and the payload of an opcode; nothing for one that is not of these.
     pub fn parse(opcode: u32, op: &[u8], bytes: &'a [u8]) -> Option<Result<Self, Problem>> {
         let parsed = match opcode {
@@ -120,16 +120,16 @@ mod tests {
 
     #[test]
     fn requests_are_parsed_or_refused_whatever_they_say() {
-        let parse = |opcode, op: &[u8], payload| Operation::parse(opcode, op, payload);
+        let parse = |opcode, op: &[u8], payload| ExtOperation::parse(opcode, op, payload);
         let lease = LeaseIn {
             mode: LEASE_READ,
             padding: 0,
         };
-        let parsed = Some(Ok(Operation::Lease(lease)));
+        let parsed = Some(Ok(ExtOperation::Lease(lease)));
         assert_eq!(parse(LEASE, lease.as_bytes(), b""), parsed);
         assert_eq!(
             parse(FIND, &[], b"identity"),
-            Some(Ok(Operation::Find(b"identity")))
+            Some(Ok(ExtOperation::Find(b"identity")))
         );
         for opcode in [LEASE, LEASE_RETURN, IMPORT] {
             assert!(matches!(parse(opcode, &[0; 4], b""), Some(Err(_))));

@@ -169,7 +169,7 @@ fn place(path: &Path) -> Result<Place> {
 }
 
 /// The opened source.
-enum Opened {
+enum Source {
     Directory(OwnedFd),
     Image(Arc<Device>),
 }
@@ -182,8 +182,8 @@ fn serve(
 ) -> Result<ExitCode> {
     // Errors before the mount are reported while there still is a terminal.
     let opened = match image {
-        Some(device) => Opened::Image(device),
-        None => Opened::Directory(open_directory(source, &place.path)?),
+        Some(device) => Source::Image(device),
+        None => Source::Directory(open_directory(source, &place.path)?),
     };
     let mut report = if options.foreground {
         Report::nobody()
@@ -198,7 +198,7 @@ fn serve(
     // them, and end the server without unmounting.
     Signals::block();
     let served = match opened {
-        Opened::Directory(root) => {
+        Source::Directory(root) => {
             confine::directory_server();
             Passthrough::new(root, options.passthrough.clone())
                 .context(|| source.display().to_string())
@@ -210,7 +210,7 @@ fn serve(
                     mounted(fs, prepare, || {}, source, place, options, &mut report)
                 })
         }
-        Opened::Image(device) => mount_image(&device, source, place, options, &mut report),
+        Source::Image(device) => mount_image(&device, source, place, options, &mut report),
     };
     match served {
         Err(error) if report.failed(&error) => Ok(ExitCode::from(error.code())),

@@ -8,11 +8,11 @@ use uvfs_queue::ring::Bell;
 
 use super::with_current;
 
-pub(super) type Call = Box<dyn FnOnce() + Send>;
+pub(super) type RemoteCall = Box<dyn FnOnce() + Send>;
 
 pub(super) enum Message {
     Wake(usize),
-    Call(Call),
+    Call(RemoteCall),
 }
 
 /// The part of a runtime that other threads reach.

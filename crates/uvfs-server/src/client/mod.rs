@@ -149,7 +149,7 @@ impl<F: FileSystem> Client<F> {
         let asked = message.header.opcode;
         let private = message.private();
         let mut tail = Body::new();
-        match ext::Operation::parse(asked, message.structure(), &private) {
+        match ext::ExtOperation::parse(asked, message.structure(), &private) {
             None => {
                 let origin = Origin::Client(&*self.link);
                 let negotiated = self.session.negotiated();
@@ -198,21 +198,21 @@ impl<F: FileSystem> Client<F> {
     /// Answers a request that only clients have.
     async fn own(
         &self,
-        operation: ext::Operation<'_>,
+        operation: ext::ExtOperation<'_>,
         message: &Message,
         tail: &mut Body,
     ) -> Outcome {
         let (cx, node) = (&message.context(), message.header.nodeid);
         match operation {
-            ext::Operation::Import(arg) => pin!(self.import(cx, &arg, tail)).await,
-            ext::Operation::Lease(arg) => pin!(self.lease(node, &arg)).await,
-            ext::Operation::LeaseReturn(arg) => {
+            ext::ExtOperation::Import(arg) => pin!(self.import(cx, &arg, tail)).await,
+            ext::ExtOperation::Lease(arg) => pin!(self.lease(node, &arg)).await,
+            ext::ExtOperation::LeaseReturn(arg) => {
                 let keep = (arg.keep == ext::LEASE_READ).then_some(LeaseMode::Read);
                 let coherence = &self.session.coherence;
                 coherence.returned(&self.link, node, arg.seq, keep);
                 Ok(Reply::Empty)
             }
-            ext::Operation::Find(identity) => pin!(self.find(cx, identity)).await,
+            ext::ExtOperation::Find(identity) => pin!(self.find(cx, identity)).await,
         }
     }
 
