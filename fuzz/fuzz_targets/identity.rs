@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 use libfuzzer_sys::fuzz_target;
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_server::FileSystem;
-use uvfs_server::fs::{ClientSupport, Context, Entry, Node, ROOT};
+use uvfs_server::fs::{ClientSupport, Context, Entry, ROOT};
 
 /// Bytes of an identity before the file's handle, whose length is the last four of them.
 const FIXED: usize = 36;

@@ -7,44 +7,16 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use uvfs_sys::aio::{IoEvent, Iocb, PREAD, PWRITE};
+
 use super::client::Page;
-
-/// `struct iocb` of linux/aio_abi.h, on a little-endian machine.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Iocb {
-    data: u64,
-    key: u32,
-    rw_flags: i32,
-    opcode: u16,
-    priority: i16,
-    fd: u32,
-    buf: u64,
-    bytes: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    resfd: u32,
-}
-
-/// `struct io_event` of linux/aio_abi.h.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct IoEvent {
-    data: u64,
-    obj: u64,
-    res: i64,
-    res2: i64,
-}
-
-const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<IoEvent>() == 32);
 
 /// The opcodes of linux/aio_abi.h.
 #[derive(Clone, Copy)]
 #[repr(u16)]
 pub enum Call {
-    Read = 0,
-    Write = 1,
+    Read = PREAD,
+    Write = PWRITE,
 }
 
 /// Reads or writes pieces of one file, a fixed number of them at a time.
@@ -94,7 +66,7 @@ impl Queue {
                     opcode: self.call as u16,
                     fd: self.file.as_raw_fd() as u32,
                     buf: piece.as_mut_ptr() as u64,
-                    bytes: piece.len() as u64,
+                    len: piece.len() as u64,
                     offset: offset as i64,
                     ..Iocb::default()
                 }

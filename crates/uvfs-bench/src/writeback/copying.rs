@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use uvfs_client::NodeId;
 use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
 use uvfs_queue::arena::{Arena, PAGE_SIZE};
 use uvfs_queue::pair::Seg;
+use uvfs_sys::lock;
 
 /// A store that gets copies of the pages.
 pub struct Copying<B> {
@@ -28,10 +29,6 @@ struct Copies {
     idle: Vec<u32>,
     /// By inode and page of the file; the number takes apart copies of one page.
     busy: BTreeMap<(NodeId, u64, u32), u32>,
-}
-
-fn lock(copies: &Mutex<Copies>) -> MutexGuard<'_, Copies> {
-    copies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<B> Copying<B> {
