@@ -137,7 +137,7 @@ pub trait Stream {
 
     /// Waits for a read to end: its offset, and what was read or why not. `None` if there is none
     /// in flight.
-    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)>;
+    fn next(&mut self) -> Option<(u64, io::Result<Block>)>;
 }
 
 impl<B: Blocks + ?Sized> Blocks for Arc<B> {

@@ -1,9 +1,10 @@
 //! Reading through the buffer cache.
 
-use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Verify};
+use crate::blocks::{Block, Blocks, DiskExtent, ReadError, Stream, Verify};
 use crate::wait;
 use rustix::fs::Advice;
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -182,5 +183,58 @@ impl Blocks for CachedBlocks {
             self.target
                 .readahead(wide.chunks(1), &Anything, Prefetch::Exact);
         }
+    }
+
+    fn waits(&self) -> bool {
+        self.target.engine_name() == EngineKind::Sync.name()
+    }
+
+    fn stream(&self, _room: usize) -> Option<Box<dyn Stream + '_>> {
+        Some(Box::new(CachedStream {
+            blocks: self,
+            wanted: VecDeque::new(),
+            sent: 0,
+        }))
+    }
+}
+
+/// Reads into the cache, many in flight.
+struct CachedStream<'a> {
+    blocks: &'a CachedBlocks,
+    wanted: VecDeque<[Extent; 1]>,
+    /// The first of `wanted` that are on their way.
+    sent: usize,
+}
+
+impl Stream for CachedStream<'_> {
+    fn unit(&self) -> u64 {
+        u64::from(self.blocks.target.geometry().block).max(SECTOR)
+    }
+
+    fn start(&mut self, offset: u64, len: usize) -> bool {
+        self.wanted.push_back([Extent {
+            daddr: offset / SECTOR,
+            len: (len as u64 / SECTOR) as u32,
+        }]);
+        true
+    }
+
+    fn send(&mut self) {
+        let more = self.wanted.range(self.sent..).map(|e| &e[..]);
+        let target = &self.blocks.target;
+        self.sent += target.readahead(more, &Anything, Prefetch::Exact);
+    }
+
+    fn next(&mut self) -> Option<(u64, io::Result<Block>)> {
+        self.send();
+        let extent = self.wanted.pop_front()?;
+        self.sent = self.sent.saturating_sub(1);
+        let read = self.blocks.target.read(&extent, &Anything);
+        let block = read.map(|buffer| Block::new(buffer.pin()));
+        let block = block.map_err(|e| match error(e) {
+            ReadError::Io(e) => e,
+            ReadError::Fault(f) => io::Error::other(f),
+        });
+        Some((extent[0].daddr * SECTOR, block))
     }
 }

@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use rustix::mount::MountFlags;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +16,9 @@ use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{Server, ServerOptions, Session, SessionOptions, Transport};
-use uvfs_xfs::{CachedBlocks, Volume, XfsFs};
+use uvfs_xfs::blocks::FileBlocks;
+use uvfs_xfs::check::{Options, Progress, check};
+use uvfs_xfs::{Blocks, CachedBlocks, Volume, XfsFs};
 
 /// A FUSE mount of an image, undone when dropped.
 struct Served {
@@ -67,6 +70,16 @@ impl Drop for Served {
 
 /// Opens an image through the buffer cache.
 fn cached(path: &Path, direct: bool, limit: usize) -> Option<Volume> {
+    Some(Volume::open(through_cache(path, direct, limit, EngineKind::Sync)?).unwrap())
+}
+
+/// The blocks of an image, behind the buffer cache.
+fn through_cache(
+    path: &Path,
+    direct: bool,
+    limit: usize,
+    engine: EngineKind,
+) -> Option<CachedBlocks> {
     let options = OpenOptions {
         direct,
         ..OpenOptions::default()
@@ -82,8 +95,14 @@ fn cached(path: &Path, direct: bool, limit: usize) -> Option<Volume> {
         limit,
         ..Config::default()
     };
-    let target = Target::open(device.clone(), EngineKind::Sync, config).unwrap();
-    Some(Volume::open(CachedBlocks::new(Arc::new(target), device)).unwrap())
+    let target = match Target::open(device.clone(), engine, config) {
+        Ok(target) => Arc::new(target),
+        Err(e) => {
+            eprintln!("skipped: {engine}: {e}");
+            return None;
+        }
+    };
+    Some(CachedBlocks::new(target, device))
 }
 
 fn image(args: &[&str]) -> Option<Image> {
@@ -163,6 +182,49 @@ fn cached_like_the_kernel() {
     for (direct, limit) in [(false, 4 << 20), (true, 16 << 20)] {
         if let Some(volume) = cached(&image.path(), direct, limit) {
             assert!(compare(&volume, kernel.path()) > 6800);
+        }
+    }
+}
+
+/// The checker finds the same through the cache, in little memory, as by its own reads.
+#[test]
+fn checked_through_the_cache() {
+    let Some(image) = image(&[]) else { return };
+    let path = image.path();
+    let found = |blocks: Arc<dyn Blocks>| {
+        let o = check(blocks, &Options::default(), &Progress::default()).unwrap();
+        let all: Vec<String> = o.findings.iter().map(|f| f.to_string()).collect();
+        (o.inodes, all)
+    };
+    let own = || found(Arc::new(FileBlocks::open(&path).unwrap()));
+    let sound = own();
+    assert!(sound.0 > 6800 && sound.1.is_empty(), "{sound:?}");
+    for engine in EngineKind::ALL {
+        if let Some(blocks) = through_cache(&path, true, 40 << 20, engine) {
+            assert_eq!(found(Arc::new(blocks)), sound, "{engine}");
+        }
+    }
+    // A directory block, whose checksum is wrong then.
+    let v = image.open();
+    let dir = v.resolve(b"/dir500", false).unwrap();
+    let mut first = None;
+    v.map(&dir, uvfs_xfs::Fork::Data, 0, 1 << 20, &mut |e| {
+        first = first.or(Some(e.startblock));
+        Ok(true)
+    })
+    .unwrap();
+    let at = v
+        .geometry()
+        .daddr(v.geometry().fsb(first.unwrap()).unwrap())
+        << 9;
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0xff; 64], at + 128).unwrap();
+    file.sync_all().unwrap();
+    let damaged = own();
+    assert!(!damaged.1.is_empty());
+    for engine in EngineKind::ALL {
+        if let Some(blocks) = through_cache(&path, true, 40 << 20, engine) {
+            assert_eq!(found(Arc::new(blocks)), damaged, "{engine}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Reading a device through one of the I/O engines.
 
-use crate::blocks::{Blocks, Stream};
+use crate::blocks::{Block, Blocks, Stream};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -289,7 +289,7 @@ impl Stream for DeviceStream<'_> {
         }
     }
 
-    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
+    fn next(&mut self) -> Option<(u64, io::Result<Block>)> {
         if self.done.is_empty() {
             self.send();
             let engine = self.using().engine.clone();
@@ -302,10 +302,19 @@ impl Stream for DeviceStream<'_> {
                 let mut memory = io.memory;
                 let block = memory.pop().expect("a read has one block of memory");
                 self.blocks.count(block.len());
-                Ok(block)
+                Ok(Block::new(Whole(block)))
             }
         };
         Some((io.tag, result))
+    }
+}
+
+/// All of a piece of the arena.
+struct Whole(uvfs_mem::Block);
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 

@@ -1,12 +1,10 @@
 //! Reads for one thread: what will be needed soon is asked for ahead, many reads in flight.
 
-use crate::blocks::{Blocks, Stream};
+use crate::blocks::{Block, Blocks, Stream};
 use crate::geometry::{AgBlock, Geometry};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Deref, Range};
-use std::rc::Rc;
-use uvfs_mem::Block;
 
 use super::ctx::Ctx;
 
@@ -23,7 +21,7 @@ const GAP: u64 = 64 << 10;
 /// Bytes of the device.
 pub(crate) enum Bytes {
     Own(Vec<u8>),
-    Part(Rc<Block>, Range<usize>),
+    Part(Block, Range<usize>),
 }
 
 impl Bytes {
@@ -56,7 +54,7 @@ struct Piece {
 
 enum State {
     InFlight,
-    Here(Rc<Block>),
+    Here(Block),
     Failed,
 }
 
@@ -226,7 +224,7 @@ impl<'a> Reader<'a> {
                 continue;
             }
             p.state = match result {
-                Ok(block) => State::Here(Rc::new(block)),
+                Ok(block) => State::Here(block),
                 // Each reads its own again: one bad sector must not hide its neighbours.
                 Err(_) => State::Failed,
             };

@@ -1,7 +1,7 @@
 //! The image as it will be: what was changed lies over what is on disk.
 
 use super::Sink;
-use crate::blocks::{Blocks, Stream};
+use crate::blocks::{Block, Blocks, Stream};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
@@ -208,6 +208,17 @@ impl Overlay {
         Ok(())
     }
 
+    /// Whether any sector of a range was changed.
+    fn changes(&self, offset: u64, len: usize) -> bool {
+        let sectors = self.sectors.read().expect("no holder panics");
+        let end = (offset + len as u64).div_ceil(SECTOR as u64);
+        sectors
+            .map
+            .range(offset / SECTOR as u64..end)
+            .next()
+            .is_some()
+    }
+
     /// Whether every sector of a range was changed, so that the disk need not be asked.
     fn covers(&self, offset: u64, len: usize) -> bool {
         let sectors = self.sectors.read().expect("no holder panics");
@@ -262,11 +273,15 @@ impl Stream for Patched<'_> {
         self.stream.send();
     }
 
-    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
+    fn next(&mut self) -> Option<(u64, io::Result<Block>)> {
         let (offset, result) = self.stream.next()?;
-        let patched = result.and_then(|mut block| {
-            self.overlay.patch(offset, &mut block)?;
-            Ok(block)
+        let patched = result.and_then(|block| {
+            if !self.overlay.changes(offset, block.len()) {
+                return Ok(block);
+            }
+            let mut bytes = block.to_vec();
+            self.overlay.patch(offset, &mut bytes)?;
+            Ok(Block::new(bytes))
         });
         Some((offset, patched))
     }

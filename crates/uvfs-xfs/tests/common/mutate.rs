@@ -8,7 +8,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use uvfs_mem::Arena;
 use uvfs_xfs::Blocks;
 use uvfs_xfs::blocks::{Block, DiskExtent, ReadError, Stream, Verify};
 use uvfs_xfs::format::*;
@@ -20,8 +19,6 @@ const PAGE: usize = 4096;
 pub struct MemImage {
     pages: Vec<Option<Arc<[u8; PAGE]>>>,
     size: u64,
-    /// Memory for reads in flight.
-    arena: Arena,
 }
 
 impl MemImage {
@@ -48,8 +45,7 @@ impl MemImage {
             }
             at = hole;
         }
-        let arena = Arena::new(64 << 20)?;
-        Ok(MemImage { pages, size, arena })
+        Ok(MemImage { pages, size })
     }
 
     /// Whether two images have the same bytes.
@@ -124,7 +120,6 @@ impl Blocks for MemImage {
     fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
         Some(Box::new(MemStream {
             blocks: self,
-            arena: self.arena.clone(),
             in_flight: Vec::new(),
         }))
     }
@@ -156,7 +151,6 @@ impl Blocks for Partly {
     fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
         let stream = MemStream {
             blocks: self,
-            arena: self.image.arena.clone(),
             in_flight: Vec::new(),
         };
         self.ahead.then(|| Box::new(stream) as Box<dyn Stream>)
@@ -166,7 +160,6 @@ impl Blocks for Partly {
 /// Reads that are done when they are waited for, the last one first.
 struct MemStream<'a> {
     blocks: &'a dyn Blocks,
-    arena: Arena,
     in_flight: Vec<(u64, usize)>,
 }
 
@@ -182,11 +175,11 @@ impl Stream for MemStream<'_> {
 
     fn send(&mut self) {}
 
-    fn next(&mut self) -> Option<(u64, io::Result<uvfs_mem::Block>)> {
+    fn next(&mut self) -> Option<(u64, io::Result<Block>)> {
         let (offset, len) = self.in_flight.pop()?;
-        let mut block = self.arena.alloc(len).expect("memory for a read");
-        let result = self.blocks.read_data(offset, &mut block);
-        Some((offset, result.map(|()| block)))
+        let mut bytes = vec![0; len];
+        let result = self.blocks.read_data(offset, &mut bytes);
+        Some((offset, result.map(|()| Block::new(bytes))))
     }
 }
 
