@@ -279,6 +279,35 @@ fn errors_are_one_line() {
     assert!(listed.stdout.contains(" absolute"), "{listed}");
 }
 
+/// A file whose data is in the realtime section: it is named, and all else can be read.
+#[test]
+fn realtime_files_are_refused_by_name() {
+    if !has(&NEEDS) || !has(&[Need::Program("xfs_db")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "realtime");
+    image.write("echo here > kept; echo there > moved");
+    let flag = ["-x", "-c", "path /moved", "-c", "write core.realtime 1"];
+    run(command("xfs_db", flag).arg(&image.path)).ok();
+    refused(
+        &uvfs_with(["cat", image.arg(), "moved"]),
+        &["realtime section", "not supported"],
+    );
+    assert_eq!(uvfs_with(["cat", image.arg(), "kept"]).ok(), "here\n");
+    let listed = uvfs_with(["ls", image.arg()]).ok();
+    assert!(
+        listed.contains("kept") && listed.contains("moved"),
+        "{listed}"
+    );
+    let to = scratch.dir("realtime-copy");
+    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    assert_eq!(copied.status.code(), Some(1), "{copied}");
+    assert!(copied.stderr.contains("moved"), "{copied}");
+    assert!(copied.stderr.contains("realtime section"), "{copied}");
+    assert_eq!(fs::read_to_string(to.join("kept")).unwrap(), "here\n");
+}
+
 #[test]
 fn a_reader_that_goes_away_is_no_error_message() {
     if !has(&NEEDS) {
