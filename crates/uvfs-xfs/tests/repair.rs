@@ -731,3 +731,125 @@ fn memory_of_the_sink_counts() {
     ));
     assert_eq!(bounded(heavy, 70 << 20).unwrap().left_count, 0);
 }
+
+/// An image that counts the reads of one of its bytes.
+struct Watched {
+    image: MemImage,
+    at: u64,
+    reads: AtomicUsize,
+}
+
+impl Blocks for Watched {
+    fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if (offset..offset + buf.len() as u64).contains(&self.at) {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+        }
+        self.image.read_data(offset, buf)
+    }
+}
+
+/// What the check has seen is enough to mend a directory, or the inode tree of a group: the inodes are
+/// read once, those of other groups too, and what is written is sound.
+#[test]
+fn inodes_are_read_once_for_damage_beside_them() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let v = image.open();
+    let g = v.geometry();
+    let file = v.resolve(b"/files/plain-70000", false).unwrap();
+    let a = g.inode(file.ino).unwrap();
+    let at = uvfs_xfs::geometry::AgBlock {
+        agno: a.agno,
+        agbno: a.agbno,
+    };
+    let at = (g.daddr(at) << 9) + (u64::from(a.index) << g.inodelog);
+    let ag_bytes = u64::from(g.agblocks) << g.blocklog;
+    let is_leaf = |offset| {
+        let mut level = [0; 2];
+        mem.get(offset + 4, &mut level) && level == [0; 2]
+    };
+    for kind in [
+        "directory data",
+        "directory leaf",
+        "directory free",
+        "inobt",
+        "finobt",
+    ] {
+        let tree = kind.ends_with("inobt");
+        let mut hit = regions.iter().filter(|r| {
+            let elsewhere = r.offset / ag_bytes != u64::from(a.agno) && is_leaf(r.offset);
+            r.kind == kind && (!tree || elsewhere)
+        });
+        let hit = hit.next_back().expect("there is one");
+        let mut damaged = mem.clone();
+        damaged.put(hit.offset + 70, &[0xff; 150]);
+        let watched = Arc::new(Watched {
+            image: damaged.clone(),
+            at,
+            reads: AtomicUsize::new(0),
+        });
+        let options = Options {
+            check: check::Options {
+                threads: 1,
+                path_dirs: Some(0),
+                ..check::Options::default()
+            },
+            ..Options::default()
+        };
+        let sink = MemSink::new(&damaged, usize::MAX, EIO);
+        let outcome = repair(watched.clone(), &sink, &options, &Progress::default()).unwrap();
+        assert!(
+            outcome.found_count > 0 && outcome.left_count == 0,
+            "{kind}: {outcome:?}"
+        );
+        assert_eq!(
+            watched.reads.load(Ordering::Relaxed),
+            1,
+            "{kind}: {outcome:?}"
+        );
+        let after = Arc::new(sink.state.into_inner().unwrap().image);
+        let found = check(after, &options.check, &Progress::default()).unwrap();
+        assert_eq!(found.count, 0, "{kind}: {:?}", found.findings);
+    }
+}
+
+/// Trees that are damaged together with what their inodes lead to are mended in rounds, and no inode in
+/// them is lost: what only the inodes say is not taken for free.
+#[test]
+fn a_tree_and_a_directory_damaged_together() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let before = files(&image.path());
+    let of = |kind: &str| {
+        regions
+            .iter()
+            .filter(|r| r.kind == kind)
+            .collect::<Vec<_>>()
+    };
+    let (trees, dirs, maps) = (of("inobt"), of("directory data"), of("bmbt"));
+    for (i, tree) in trees.iter().enumerate() {
+        for others in [&dirs, &maps] {
+            let other = others[i * 7 % others.len()];
+            let mut damaged = mem.clone();
+            damaged.put(tree.offset + 60, &[0xff; 100]);
+            damaged.put(other.offset + 70, &[0xff; 100]);
+            let what = (tree.offset, other.kind, other.offset);
+            let (after, _) = mended(&damaged).unwrap_or_else(|e| panic!("{what:?}: {e}"));
+            let after = files_of(after);
+            let lost: Vec<_> = before
+                .iter()
+                .filter(|(ino, file)| after.get(ino) != Some(file))
+                .map(|(ino, file)| (ino, file, after.get(ino)))
+                .collect();
+            // A file may lose the extents of a damaged block of its map.
+            let most = usize::from(other.kind == "bmbt");
+            assert!(lost.len() <= most, "{what:?}: {lost:?}");
+        }
+    }
+}

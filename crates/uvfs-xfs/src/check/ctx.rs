@@ -100,6 +100,14 @@ impl Facts {
         }
     }
 
+    /// Sets an inode's kind and link count, whatever they were.
+    pub fn replace_inode(&self, i: usize, kind: u32, nlink: u32) {
+        if let Some((_, info)) = self.words(i) {
+            info.fetch_and(!(NLINK_MAX | 15 << KIND_SHIFT), Ordering::Relaxed);
+        }
+        self.set_inode(i, kind, nlink);
+    }
+
     pub fn set_unlinked(&self, i: usize) {
         if let Some((_, info)) = self.words(i) {
             info.fetch_or(UNLINKED, Ordering::Relaxed);
@@ -121,6 +129,13 @@ impl Facts {
                     _ => None,
                 }
             });
+        }
+    }
+
+    /// Takes back what [`Facts::link`] has counted, but the kind that the entry said.
+    pub fn unlink(&self, i: usize) {
+        if let Some((seen, _)) = self.words(i) {
+            seen.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -171,8 +186,33 @@ pub(crate) struct Ag {
     /// Heads of the unlinked lists.
     pub unlinked: OnceLock<Vec<u32>>,
     pub sums: OnceLock<AgSums>,
+    /// Data was seen to have two owners.
+    pub is_shared: AtomicBool,
     /// The inode tree could be followed to its end.
     pub inodes_known: AtomicBool,
+}
+
+impl Ag {
+    /// The chunk that has an inode and its place in the list, if it is there.
+    pub fn find_chunk(&self, agino: u32) -> Option<(usize, usize)> {
+        let chunks = self.chunks.get()?;
+        let i = chunks
+            .partition_point(|c| c.start <= agino)
+            .checked_sub(1)?;
+        let at = agino - chunks[i].start;
+        (at < INODES_PER_CHUNK && chunks[i].holemask >> (at / INODES_PER_HOLEMASK_BIT) & 1 == 0)
+            .then_some((i, i * 64 + at as usize))
+    }
+}
+
+/// The inode of an index among all; `bases` has the first chunk of each group.
+pub(crate) fn ino_of(g: &Geometry, bases: &[u32], ags: &[Ag], index: u32) -> Option<u64> {
+    let agno = bases.partition_point(|b| *b <= index / 64).checked_sub(1)?;
+    // Groups without chunks share their base with the next one; partition_point gives the
+    // last, which is the one that has them.
+    let chunk = index / 64 - bases[agno];
+    let c = ags.get(agno)?.chunks.get()?.get(chunk as usize)?;
+    Some(g.ino(agno as u32, c.start + index % 64))
 }
 
 /// A directory and one that it names or that names it, as inode indices.
@@ -208,6 +248,8 @@ pub(crate) struct Ctx<'a> {
     /// Where the log ends, if it is clean.
     pub head_lsn: Option<u64>,
     pub usage: Option<Mutex<Usage>>,
+    /// What is looked at was counted before and is to count no more.
+    pub undo: bool,
 }
 
 impl<'a> Ctx<'a> {
@@ -240,11 +282,16 @@ impl<'a> Ctx<'a> {
         };
         let first = ag.window.start;
         let mut map = map.lock().expect("no holder panics");
+        if self.undo {
+            map.release(start - first, len, new);
+            return true;
+        }
         let conflicts = map.claim(start - first, len, new);
         drop(map);
         let mut fine = true;
         for c in conflicts {
             if may_share && new == Use::Data && c.was == Use::Data {
+                ag.is_shared.store(true, Ordering::Relaxed);
                 continue;
             }
             fine = false;
@@ -299,6 +346,11 @@ impl<'a> Ctx<'a> {
         if let Some(f) = &self.ags[agno as usize].owners
             && let Some((start, len)) = self.clip(agno, start, len)
         {
+            let times = if self.undo {
+                times.wrapping_neg()
+            } else {
+                times
+            };
             f.add(start, len, class, times);
         }
     }
@@ -308,7 +360,7 @@ impl<'a> Ctx<'a> {
         if let Some(f) = &self.ags[agno as usize].refs
             && let Some((start, len)) = self.clip(agno, start, len)
         {
-            f.add(start, len, 1, 1);
+            f.add(start, len, 1, if self.undo { u64::MAX } else { 1 });
         }
     }
 
@@ -320,13 +372,7 @@ impl<'a> Ctx<'a> {
 
     /// The chunk that has an inode and its place in the list of its group, if it is there.
     pub fn find_chunk(&self, agno: u32, agino: u32) -> Option<(usize, usize)> {
-        let chunks = self.ags[agno as usize].chunks.get()?;
-        let i = chunks
-            .partition_point(|c| c.start <= agino)
-            .checked_sub(1)?;
-        let at = agino - chunks[i].start;
-        (at < INODES_PER_CHUNK && chunks[i].holemask >> (at / INODES_PER_HOLEMASK_BIT) & 1 == 0)
-            .then_some((i, i * 64 + at as usize))
+        self.ags[agno as usize].find_chunk(agino)
     }
 
     /// The index of an inode among all: `None` if the inode trees do not have it.
@@ -344,13 +390,7 @@ impl<'a> Ctx<'a> {
 
     /// The inode of an index.
     pub fn ino_of(&self, index: u32) -> Option<u64> {
-        let bases = self.bases.get()?;
-        let agno = bases.partition_point(|b| *b <= index / 64).checked_sub(1)?;
-        // Groups without chunks share their base with the next one; partition_point gives the
-        // last, which is the one that has them.
-        let chunk = index / 64 - bases[agno];
-        let c = self.ags.get(agno)?.chunks.get()?.get(chunk as usize)?;
-        Some(self.g.ino(agno as u32, c.start + index % 64))
+        ino_of(self.g, self.bases.get()?, &self.ags, index)
     }
 
     /// An inode's facts, if it is there and in this pass.

@@ -120,7 +120,10 @@ impl Dir<'_, '_> {
         }
         let child_here = ag.facts.get().is_some_and(|f| f.has(slot));
         if let Some(f) = ag.facts.get() {
-            f.link(slot, kind);
+            match ctx.undo {
+                true => f.unlink(slot),
+                false => f.link(slot, kind),
+            }
         }
         let (Some(parent), Some(child)) = (self.index, ctx.index_of(a.agno, slot)) else {
             return;

@@ -41,7 +41,7 @@ fn place(ino: u64) -> Place {
     Place::inode("inode", ino)
 }
 
-fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
+pub(crate) fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
     let ident = ctx.g.ident(0, Some(ino));
     match check_dinode(raw, &ident) {
         Err(f) => ctx.report.fault(place(ino), &f),
@@ -69,7 +69,7 @@ fn free_inode(ctx: &Ctx<'_>, ino: u64, raw: &[u8]) {
 }
 
 /// Checks an inode in use; gives its kind and link count.
-fn used_inode(
+pub(crate) fn used_inode(
     ctx: &Ctx<'_>,
     rd: &mut Reader<'_>,
     ino: u64,
@@ -160,7 +160,7 @@ fn used_inode(
         && ino != g.rbmino
         && ino != g.rsumino
     {
-        u.lock().expect("no holder panics").add(&inode);
+        u.lock().expect("no holder panics").add(&inode, ctx.undo);
     }
     (kind as u32, inode.nlink)
 }

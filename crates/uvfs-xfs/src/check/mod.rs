@@ -20,6 +20,7 @@ mod da;
 mod device;
 mod dir;
 mod inode;
+mod kept;
 mod links;
 mod paths;
 mod probe;
@@ -48,6 +49,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub use budget::least_memory;
 pub(crate) use budget::repair_tables;
 pub use device::DeviceBlocks;
+pub(crate) use kept::{Changed, Kept};
 pub use report::Finding;
 
 /// Chunks of inodes that are one piece of work.
@@ -131,6 +133,18 @@ pub struct Outcome {
 /// that cannot be checked, [`Error::Io`] if the start of the image cannot be read. Damage is never
 /// an error but a finding.
 pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) -> Result<Outcome> {
+    Ok(keeping(blocks, options, progress, false)?.0)
+}
+
+/// Checks as [`check`] does, and keeps what was counted, if one pass was enough. With `stop` it ends
+/// before the inodes if only the inode trees of some groups are damaged: most of the work is to be done
+/// again when they are mended.
+pub(crate) fn keeping(
+    blocks: Arc<dyn Blocks>,
+    options: &Options,
+    progress: &Progress,
+    stop: bool,
+) -> Result<(Outcome, Option<Kept>)> {
     let report = Report::default();
     let (sb, mut g) = superblock::find(&*blocks, &report)?;
     let log = log::state(&blocks, &g);
@@ -180,12 +194,20 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     };
     let counted = quota::counted(&sb);
     let (mut inodes, mut passes) = (0, 0);
+    let mut kept = None;
     // Further classes of quota ids may need passes of their own, with nothing else to look at.
     while passes < windows.len() || (counted && class.remainder < class.classes) {
         let window = windows.get(passes).copied().unwrap_or(Window::NOTHING);
         let usage = (counted && class.remainder < class.classes)
             .then(|| Usage::new(class, budget.quota_ids));
         let ctx = run.context(window, usage);
+        groups(&ctx, budget.threads);
+        let stop = stop && options.memory.is_none();
+        if stop && report.all(|f| kept::TREES.contains(&f.what)) && report.count() > 0 {
+            kept = Some(Kept::new(ctx, true));
+            passes = 1;
+            break;
+        }
         inodes = pass(&ctx, budget.threads);
         links::tree(&ctx, &mut ups).map_err(broken)?;
         if passes == 0 {
@@ -205,12 +227,14 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
         if passes == windows.len() {
             links::cycles(&ctx, &mut ups).map_err(broken)?;
         }
+        // With a bound on memory nothing is kept.
+        kept = options.memory.is_none().then(|| Kept::new(ctx, false));
     }
     let incomplete = report.is_incomplete();
     let (mut findings, count) = report.take();
     let dirs = options.path_dirs.unwrap_or(usize::MAX);
     paths::name(&blocks, &mut findings, dirs.min(budget.path_dirs));
-    Ok(Outcome {
+    let outcome = Outcome {
         findings,
         count,
         log,
@@ -223,7 +247,8 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
         } else {
             Prefetch::Exact
         },
-    })
+    };
+    Ok((outcome, kept))
 }
 
 /// The inode chunks of an allocation group, known from the first pass on.
@@ -284,6 +309,7 @@ impl<'a> Run<'a> {
                     shared: OnceLock::new(),
                     unlinked: OnceLock::new(),
                     sums: OnceLock::new(),
+                    is_shared: AtomicBool::new(false),
                     inodes_known: AtomicBool::new(known.is_none_or(|k| k.all)),
                 }
             })
@@ -304,6 +330,7 @@ impl<'a> Run<'a> {
             log_clean: self.log_clean,
             head_lsn: self.head_lsn,
             usage: usage.map(Mutex::new),
+            undo: false,
         }
     }
 }
@@ -354,14 +381,18 @@ fn parallel(
     });
 }
 
-/// Goes through the image once; gives the number of inodes.
-fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
-    let groups = ctx.g.agcount as usize;
-    parallel(ctx, threads, groups, &|rd, i| {
+/// Looks at the headers and trees of all groups.
+fn groups(ctx: &Ctx<'_>, threads: usize) {
+    parallel(ctx, threads, ctx.g.agcount as usize, &|rd, i| {
         if ctx.first || ctx.in_pass(i as u32) {
             ag::check(ctx, rd, i as u32);
         }
     });
+}
+
+/// Goes through the inodes once; gives how many there are.
+fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
+    let groups = ctx.g.agcount as usize;
     let mut bases = Vec::with_capacity(groups);
     let mut items: Vec<(u32, Range<usize>)> = Vec::new();
     let (mut base, mut inodes) = (0u64, 0u64);
@@ -419,7 +450,8 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
             format!("{len} blocks from here are neither free nor in use"),
         );
     });
-    if let Some(refs) = &ag.refs {
+    // Not in the sums themselves, which may be needed again.
+    if let Some(refs) = ag.refs.as_ref().map(Fingerprint::copy) {
         // Each reference less those recorded; blocks that are in use but not recorded have one.
         let shared = ag.shared.get().map_or(&[][..], |s| &s[..]);
         for s in shared {

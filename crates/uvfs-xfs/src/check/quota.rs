@@ -79,11 +79,16 @@ impl Usage {
         }
     }
 
-    /// Counts an inode for its owners.
-    pub fn add(&mut self, i: &Inode) {
+    /// Counts an inode for its owners, or takes it back.
+    pub fn add(&mut self, i: &Inode, undo: bool) {
         for (k, id) in [i.uid, i.gid, i.projid].into_iter().enumerate() {
             if self.has(id) {
                 let e = self.seen[k].entry(id).or_default();
+                if undo {
+                    e.0 = e.0.wrapping_sub(i.nblocks);
+                    e.1 = e.1.wrapping_sub(1);
+                    continue;
+                }
                 e.0 += i.nblocks;
                 e.1 += 1;
                 if e.1 == 1 {

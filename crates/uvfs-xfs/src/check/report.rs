@@ -223,6 +223,12 @@ impl Report {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// Whether this holds for all findings.
+    pub fn all(&self, holds: impl Fn(&Finding) -> bool) -> bool {
+        let inner = self.inner.lock().expect("no holder panics");
+        inner.findings.iter().all(holds)
+    }
+
     /// The findings, in an order that does not depend on the threads, and how many there were.
     pub fn take(&self) -> (Vec<Finding>, u64) {
         let mut inner = self.inner.lock().expect("no holder panics");

@@ -140,6 +140,28 @@ impl BlockMap {
         conflicts
     }
 
+    /// Blocks of `start..start + len` that have this use have none any more. Data may have further owners,
+    /// and keeps its use.
+    pub fn release(&mut self, start: u32, len: u32, was: Use) {
+        if was == Use::Data {
+            return;
+        }
+        for at in start..start + len {
+            let page = &mut self.pages[(at / PAGE_BLOCKS) as usize];
+            if let Page::Uniform(u) = page {
+                *page = Page::Bits(Box::new([repeat(*u); PAGE_WORDS]));
+            }
+            if let Page::Bits(words) = page {
+                let inside = at % PAGE_BLOCKS;
+                let word = &mut words[(inside / WORD_BLOCKS) as usize];
+                let shift = 2 * (inside % WORD_BLOCKS);
+                if Use::from_bits(*word >> shift) == was {
+                    *word &= !(3 << shift);
+                }
+            }
+        }
+    }
+
     /// The runs of blocks that have the use `wanted`, in order.
     pub fn runs(&self, wanted: Use, visit: &mut dyn FnMut(u32, u32)) {
         let mut open: Option<u32> = None;
@@ -217,6 +239,15 @@ impl Fingerprint {
                 .map(|_| AtomicU64::new(0))
                 .collect(),
             region,
+        }
+    }
+
+    /// The same sums, apart.
+    pub fn copy(&self) -> Fingerprint {
+        let sum = |s: &AtomicU64| AtomicU64::new(s.load(Ordering::Relaxed));
+        Fingerprint {
+            sums: self.sums.iter().map(sum).collect(),
+            region: self.region,
         }
     }
 

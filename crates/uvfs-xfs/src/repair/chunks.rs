@@ -13,8 +13,13 @@ const SEARCH: usize = 1 << 20;
 /// Threads that search.
 const SEARCHERS: usize = 4;
 
-/// The records of an inode tree that make sense; and whether all do.
-fn records(m: &Mend<'_>, agno: u32, tree: Btree, root: (u32, u32)) -> (Vec<InodeChunk>, bool) {
+/// The records of an inode tree that make sense, and where there may be more.
+fn records(
+    m: &Mend<'_>,
+    agno: u32,
+    tree: Btree,
+    root: (u32, u32),
+) -> (Vec<InodeChunk>, Vec<(u32, u32)>) {
     let g = &m.g;
     let mut out: Vec<InodeChunk> = Vec::new();
     let mut fine = true;
@@ -38,7 +43,57 @@ fn records(m: &Mend<'_>, agno: u32, tree: Btree, root: (u32, u32)) -> (Vec<Inode
             }
         }
     });
-    (out, fine && walked.whole)
+    let gaps = match fine {
+        true => walked.gaps,
+        false => vec![(0, u32::MAX)],
+    };
+    (out, gaps)
+}
+
+/// Finds the chunks of a group whose inode trees alone are damaged: those that the sound blocks of the
+/// tree have, and for what the others may have had the blocks are searched. Gives for each the inodes that
+/// are in use.
+pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
+    let g = m.g.clone();
+    let at = g.ag_header_daddr(agno, AGI_SECTOR) << 9;
+    let bytes = m.disk.get(at, g.sector_size as usize).unwrap_or_default();
+    let agi = check_agi(&bytes, &g.ident(at >> 9, None)).ok();
+    let roots = agi.map(|a| {
+        let fino = (a.free_root.get(), a.free_level.get());
+        ((a.root.get(), a.level.get()), fino)
+    });
+    let (ino, fino) = roots.unwrap_or_default();
+    let (mut known, gaps) = records(m, agno, Btree::Ino, ino);
+    let chunk = |c: &InodeChunk| Chunk {
+        start: c.startino,
+        holemask: c.holemask,
+        free: c.free,
+    };
+    let mut chunks: Vec<Chunk> = known.iter().map(chunk).collect();
+    // What lies in the gaps may be listed in the other tree, which says how chunks are cut.
+    if !gaps.is_empty() && g.features.finobt {
+        known.extend(records(m, agno, Btree::Fino, fino).0);
+        known.sort_unstable_by_key(|c| c.startino);
+    }
+    for (first, end) in gaps {
+        let whole = (first, end) == (0, u32::MAX);
+        let found = search(m, agno, &known, (first, end));
+        if whole {
+            chunks = found;
+            break;
+        }
+        let inside = |c: &Chunk| (first..end).contains(&c.start);
+        chunks.extend(found.into_iter().filter(inside));
+    }
+    chunks.sort_unstable_by_key(|c| c.start);
+    m.ags[agno as usize].kind = vec![0; chunks.len() * 64];
+    m.ags[agno as usize].chunks = chunks;
+    let ag = &mut m.ags[agno as usize];
+    for (k, c) in ag.chunks.iter().enumerate() {
+        for slot in (0..64).filter(|s| c.has(*s) && c.free >> s & 1 == 0) {
+            ag.kind[k * 64 + slot as usize] = 1;
+        }
+    }
 }
 
 /// Finds the chunks of a group.
@@ -53,11 +108,11 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
     });
     let header = check_agi(&bytes, &ident).is_ok();
     let (ino, fino) = roots.unwrap_or_default();
-    let (chunks, fine) = records(m, agno, Btree::Ino, ino);
+    let (chunks, gaps) = records(m, agno, Btree::Ino, ino);
     let doubt = ["AGI", "inobt", "finobt", "inode chunk"]
         .iter()
         .any(|w| m.hurt(w, agno));
-    let chunks: Vec<Chunk> = if fine && header && !doubt {
+    let chunks: Vec<Chunk> = if gaps.is_empty() && header && !doubt {
         chunks
             .iter()
             .map(|c| Chunk {
@@ -72,7 +127,7 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
             known.extend(records(m, agno, Btree::Fino, fino).0);
         }
         known.sort_unstable_by_key(|c| c.startino);
-        search(m, agno, &known)
+        search(m, agno, &known, (0, u32::MAX))
     };
     let ag = &mut m.ags[agno as usize];
     let slots = chunks.len() * 64;
@@ -124,9 +179,9 @@ fn near(known: &[InodeChunk], agino: u32) -> &[InodeChunk] {
     &known[from..to.max(from)]
 }
 
-/// Looks through all of a group for blocks of inodes that name themselves, and puts them together
-/// to chunks.
-fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
+/// Looks through the blocks of a group where inodes of these numbers would be, for those of inodes that name
+/// themselves, and puts them together to chunks.
+fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Vec<Chunk> {
     let (g, disk) = (&*m.g, m.disk);
     let inodes = match g.features.rmapbt {
         true => runs(m, agno, Btree::Rmap),
@@ -153,7 +208,9 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
         (Some(_), None) => listed(b),
         (None, None) => true,
     };
-    let blocks = g.ag_blocks(agno);
+    // A chunk that begins among the last may end behind them.
+    let end = (inos.1.saturating_add(INODES_PER_CHUNK) >> g.inopblog).saturating_add(1);
+    let blocks = g.ag_blocks(agno).min(end);
     let per_read = (SEARCH >> g.blocklog).max(1) as u32;
     // Whether nothing from block `first` to `end` is worth reading: all free, as both trees have it.
     let quiet = |first: u32, end: u32| {
@@ -177,9 +234,9 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
             .is_some_and(|c| c.startino >> g.inopblog < end);
         all_free && !some_inodes && !listed
     };
-    let next = AtomicU32::new(0);
+    let next = AtomicU32::new(inos.0 >> g.inopblog);
     let look = || {
-        let mut found: Vec<u32> = Vec::new();
+        let mut found: Vec<(u32, Vec<u64>)> = Vec::new();
         loop {
             let first = next.fetch_add(per_read, Ordering::Relaxed);
             if first >= blocks {
@@ -196,39 +253,50 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk]) -> Vec<Chunk> {
             let all = (first..).zip(bytes.chunks_exact(g.block_size as usize));
             found.extend(
                 all.filter(|(b, raw)| names_itself(g, agno, *b, raw) && plausible(*b))
-                    .map(|(b, _)| b),
+                    .map(|(b, raw)| (b, in_use(g, raw))),
             );
         }
     };
-    let mut at: Vec<u32> = std::thread::scope(|s| {
+    let mut at: Vec<(u32, Vec<u64>)> = std::thread::scope(|s| {
         let others: Vec<_> = (1..SEARCHERS).map(|_| s.spawn(look)).collect();
         let mut at = look();
         at.extend(others.into_iter().filter_map(|t| t.join().ok()).flatten());
         at
     });
     at.sort_unstable();
-    let mut found: BTreeMap<u32, u64> = BTreeMap::new();
-    for b in at {
+    // Of each chunk the inodes that are there, and those in use.
+    let mut found: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    for (b, used) in at {
         let agino = b << g.inopblog;
         let start = chunk_start(m, agino, known);
         let mask = u64::MAX >> (64 - (1u32 << g.inopblog).min(64));
-        for k in (0..1u32 << g.inopblog).step_by(64) {
+        for (k, used) in (0..).step_by(64).zip(used) {
             let start = start + k;
             let shift = (agino + k - start).min(63);
-            *found.entry(start).or_default() |= mask << shift;
+            let chunk = found.entry(start).or_default();
+            chunk.0 |= mask << shift;
+            chunk.1 |= used << shift;
         }
     }
     found
         .into_iter()
-        .map(|(start, there)| Chunk {
+        .map(|(start, (there, used))| Chunk {
             start,
             holemask: (0..16).fold(0, |h, i| match there >> (i * 4) & 0xf {
                 0 => h | 1 << i,
                 _ => h,
             }),
-            free: u64::MAX,
+            free: !used,
         })
         .collect()
+}
+
+/// The inodes of a block that are not free, 64 in a word.
+fn in_use(g: &Geometry, block: &[u8]) -> Vec<u64> {
+    let used = |raw: &[u8]| u64::from(Be16::at(raw, 2).is_ok_and(|mode| mode.get() != 0));
+    let inodes: Vec<&[u8]> = block.chunks_exact(g.inode_size as usize).collect();
+    let word = |some: &[&[u8]]| (0..).zip(some).fold(0, |w, (i, raw)| w | used(raw) << i);
+    inodes.chunks(64).map(word).collect()
 }
 
 /// The first inode of the chunk that an inode is in.

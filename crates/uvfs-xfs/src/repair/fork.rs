@@ -55,6 +55,8 @@ impl Map {
         let extents = self.extents.iter().map(|e| (e.startblock, e.blockcount));
         for (b, n) in extents.chain(self.tree.iter().map(|b| (*b, 1))) {
             let Some(a) = g.fsb_run(b, n) else { continue };
+            m.touched.insert(a.agno);
+            m.rebuilt.insert(ino);
             let ag = &mut m.ags[a.agno as usize];
             ag.released.push((a.agbno, n));
             ag.owners

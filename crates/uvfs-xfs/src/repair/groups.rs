@@ -12,7 +12,7 @@ use crate::inode::{Fork, Inode};
 const LIST: usize = 6;
 
 /// The blocks of a group, and who has them.
-struct Owned {
+pub(crate) struct Owned {
     /// Runs that nobody has.
     free_blocks: Vec<(u32, u32)>,
     /// Records of the reverse mapping tree: start, blocks, owner, offset.
@@ -32,7 +32,10 @@ struct Plan {
 
 /// Builds all groups anew.
 pub(crate) fn all(m: &mut Mend<'_>) {
-    let owned = if m.recount { walk(m) } else { known(m) };
+    let owned: Vec<Owned> = match m.recount {
+        true => walk(m),
+        false => m.ags.iter_mut().map(owned).collect(),
+    };
     let (mut icount, mut ifree, mut fdblocks) = (0, 0, 0);
     for (agno, o) in owned.into_iter().enumerate() {
         match group(m, agno as u32, o) {
@@ -47,6 +50,11 @@ pub(crate) fn all(m: &mut Mend<'_>) {
             }
         }
     }
+    counters(m, icount, ifree, fdblocks);
+}
+
+/// Sets the counters of the superblock.
+pub(crate) fn counters(m: &mut Mend<'_>, icount: u64, ifree: u64, fdblocks: u64) {
     let mut sb = m.sb;
     let old = (sb.icount.get(), sb.ifree.get(), sb.fdblocks.get());
     if old != (icount, ifree, fdblocks) {
@@ -59,25 +67,22 @@ pub(crate) fn all(m: &mut Mend<'_>) {
     m.put_superblock(sb);
 }
 
-/// The blocks that [`inode::all`] has seen in use.
-fn known(m: &mut Mend<'_>) -> Vec<Owned> {
-    let one = |ag: &mut space::Ag| {
-        let mut runs = std::mem::take(&mut ag.released);
-        if let Some(map) = &ag.map {
-            map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
-        }
-        let mut free = vec![u64::MAX; ag.chunks.len()];
-        for slot in (0..ag.kind.len()).filter(|s| ag.kind[*s] != 0) {
-            free[slot / 64] &= !(1 << (slot % 64));
-        }
-        Owned {
-            free_blocks: normal(runs),
-            owners: std::mem::take(&mut ag.owners),
-            shared: std::mem::take(&mut ag.shared),
-            free,
-        }
-    };
-    m.ags.iter_mut().map(one).collect()
+/// The blocks and inodes of a group that were seen in use.
+pub(crate) fn owned(ag: &mut space::Ag) -> Owned {
+    let mut runs = std::mem::take(&mut ag.released);
+    if let Some(map) = &ag.map {
+        map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
+    }
+    let mut free = vec![u64::MAX; ag.chunks.len()];
+    for slot in (0..ag.kind.len()).filter(|s| ag.kind[*s] != 0) {
+        free[slot / 64] &= !(1 << (slot % 64));
+    }
+    Owned {
+        free_blocks: normal(runs),
+        owners: std::mem::take(&mut ag.owners),
+        shared: std::mem::take(&mut ag.shared),
+        free,
+    }
 }
 
 /// Walks all inodes.
@@ -221,7 +226,7 @@ impl Pool {
 }
 
 /// Builds a group: its inodes, those free, and its free blocks. `None`: there is no space for it.
-fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, u64)> {
+pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, u64)> {
     let g = m.g.clone();
     let size = g.block_size as usize;
     let free = o.free_blocks;

@@ -235,6 +235,7 @@ fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
     m.ags[agno].kind[slot] = FileType::Directory as u8;
     m.ags[agno].nlink[slot] = 2;
     m.moved = true;
+    m.touched.insert(agno as u32);
     m.lost = Some(ino);
     m.say("lost+found", None, Some(ino), "made".into());
     m.lost

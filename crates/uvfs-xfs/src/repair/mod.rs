@@ -51,6 +51,7 @@ mod links;
 mod local;
 mod log;
 mod overlay;
+mod quick;
 mod space;
 mod superblock;
 mod trees;
@@ -65,15 +66,15 @@ use crate::geometry::{AgBlock, Geometry};
 use crate::log::LogState;
 use overlay::Overlay;
 use space::Ag;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
 /// Rounds of checking and mending.
 const MAX_ROUNDS: usize = 6;
-/// Directories that are looked through for the paths of inodes: in a second or two many more could be
-/// mended.
-const PATH_DIRS: usize = 2000;
+/// Directories that are looked through for the paths of inodes: with more this could take longer than all
+/// else.
+const PATH_DIRS: usize = 200;
 /// Of a bound on memory, the part that changed sectors may take; more go to a temporary file.
 const KEPT_SHARE: u64 = 8;
 /// Changes that are told in full.
@@ -159,8 +160,6 @@ pub fn repair(
     progress: &Progress,
 ) -> std::result::Result<Outcome, RepairError> {
     let bound = options.check.memory;
-    let keep = bound.map_or(u64::MAX, |m| m / KEPT_SHARE);
-    let disk = Arc::new(Overlay::new(blocks.clone(), keep));
     let (sb, g, as_is) = superblock::settle(&*blocks)?;
     refuse(&g, &*blocks)?;
     let mut out = Outcome {
@@ -175,35 +174,39 @@ pub fn repair(
         rounds: 0,
         written: 0,
     };
-    let state = crate::log::state(&disk, &g);
+    let state = crate::log::state(&blocks, &g);
     if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
         out.dirty_log = Some(state);
         return Ok(out);
     }
-    let mut m = Mend::new(&disk, sb, g);
-    if !as_is {
-        let text = "rewritten from a copy";
-        m.say("superblock", Some(0), None, text.into());
-        out.found_count += 1;
-    }
-    let marked = m.g.features.needsrepair;
-    if marked {
-        out.found_count += 1;
-        let text = "the mark that a repair is needed taken away";
-        m.say("superblock", Some(0), None, text.into());
-    }
-    m.put_superblock(sb);
-    if !state.is_clean() {
-        out.found_count += 1;
-        log::format(&mut m);
-    }
-    let mut best = u64::MAX;
     let mut checking = check::Options {
         path_dirs: options.check.path_dirs.or(Some(PATH_DIRS)),
         ..options.check.clone()
     };
+    let mut first = None;
+    if bound.is_none() {
+        let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
+        let (mut m, before) = Mend::new(&disk, sb, g.clone(), as_is, &state);
+        let mut told = quick::Told::default();
+        match quick::mend(&mut m, &disk, &checking, progress, &mut told)? {
+            quick::Quick::Mended => {
+                out.found_count = before + told.found_count;
+                (out.found, out.inodes, out.rounds) = (told.found, told.inodes, told.rounds);
+                return finish(m, out, options, sink);
+            }
+            quick::Quick::Not(outcome) => first = outcome,
+        }
+    }
+    let keep = bound.map_or(u64::MAX, |m| m / KEPT_SHARE);
+    let disk = Arc::new(Overlay::new(blocks.clone(), keep));
+    let (mut m, before) = Mend::new(&disk, sb, g, as_is, &state);
+    out.found_count = before;
+    let mut best = u64::MAX;
     loop {
-        let outcome = check::check(disk.clone(), &checking, progress)?;
+        let outcome = match first.take() {
+            Some(outcome) => outcome,
+            None => check::check(disk.clone(), &checking, progress)?,
+        };
         // The paths that are known then are those of the first findings.
         checking.path_dirs = Some(0);
         out.inodes = outcome.inodes;
@@ -236,6 +239,16 @@ pub fn repair(
         }
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
+    finish(m, out, options, sink)
+}
+
+/// Tells what was changed, and writes it if that is all that there was to mend.
+fn finish(
+    mut m: Mend<'_>,
+    mut out: Outcome,
+    options: &Options,
+    sink: &dyn Sink,
+) -> std::result::Result<Outcome, RepairError> {
     let known = out
         .found
         .iter()
@@ -246,7 +259,7 @@ pub fn repair(
     }
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
     // An image that cannot be mended completely is left as it is, rather than half changed.
-    if !options.dry_run && out.left_count == 0 && disk.is_changed() {
+    if !options.dry_run && out.left_count == 0 && m.disk.is_changed() {
         out.written = commit::commit(&m, sink).map_err(RepairError::Write)?;
     }
     Ok(out)
@@ -307,11 +320,25 @@ pub(crate) struct Mend<'a> {
     pub lost: Option<u64>,
     /// The log was formatted.
     pub log_formatted: bool,
+    /// Inodes that were written, those whose blocks were given up, and groups whose blocks or inodes
+    /// changed hands.
+    pub changed: BTreeSet<u64>,
+    pub rebuilt: HashSet<u64>,
+    pub touched: BTreeSet<u32>,
+    /// Groups whose trees are not to be believed.
+    pub broken: BTreeSet<u32>,
 }
 
 impl<'a> Mend<'a> {
-    fn new(disk: &'a Overlay, sb: Superblock, g: Geometry) -> Mend<'a> {
-        Mend {
+    /// Begins with what the superblock and the log need; gives how many findings that is.
+    fn new(
+        disk: &'a Overlay,
+        sb: Superblock,
+        g: Geometry,
+        as_is: bool,
+        log: &LogState,
+    ) -> (Mend<'a>, u64) {
+        let mut m = Mend {
             disk,
             ags: (0..g.agcount).map(|_| Ag::default()).collect(),
             g: Arc::new(g),
@@ -331,20 +358,37 @@ impl<'a> Mend<'a> {
             again: false,
             lost: None,
             log_formatted: false,
+            changed: BTreeSet::new(),
+            rebuilt: HashSet::new(),
+            touched: BTreeSet::new(),
+            broken: BTreeSet::new(),
+        };
+        let mut found = 0;
+        if !as_is {
+            let text = "rewritten from a copy";
+            m.say("superblock", Some(0), None, text.into());
+            found += 1;
         }
+        if m.g.features.needsrepair {
+            found += 1;
+            let text = "the mark that a repair is needed taken away";
+            m.say("superblock", Some(0), None, text.into());
+        }
+        m.put_superblock(sb);
+        if !log.is_clean() {
+            found += 1;
+            log::format(&mut m);
+        }
+        (m, found)
     }
 
-    /// Mends what was found.
-    fn round(&mut self, found: &[Finding], more: bool) {
+    /// Takes down what was found; gives how many log sequence numbers are ahead of the log.
+    fn read_findings(&mut self, found: &[Finding]) -> usize {
         self.bad.clear();
         self.hurt.clear();
         self.sharing.clear();
         self.about.clear();
         self.contested.clear();
-        self.all_bad = more;
-        self.moved = more;
-        self.recount = true;
-        self.lost = None;
         let mut late = 0;
         for f in found {
             if let Some(ino) = f.inode {
@@ -367,8 +411,18 @@ impl<'a> Mend<'a> {
                     self.contested.push((ag, block, n.unwrap_or(1)));
                 }
             }
-            late += u32::from(f.problem == "log sequence number");
+            late += usize::from(f.problem == "log sequence number");
         }
+        late
+    }
+
+    /// Mends what was found.
+    fn round(&mut self, found: &[Finding], more: bool) {
+        self.all_bad = more;
+        self.moved = more;
+        self.recount = true;
+        self.lost = None;
+        let late = self.read_findings(found);
         superblock::fields(self);
         for agno in 0..self.g.agcount {
             chunks::collect(self, agno);
@@ -489,6 +543,7 @@ impl<'a> Mend<'a> {
         store_crc(raw, DINODE_CRC_OFFSET);
         if let Some(at) = self.inode_offset(ino) {
             self.disk.write(at, raw);
+            self.changed.insert(ino);
         }
     }
 

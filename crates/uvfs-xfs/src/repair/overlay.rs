@@ -16,6 +16,7 @@ const FETCHED: usize = 256;
 const MAX_WRITE: usize = 1 << 20;
 
 /// A changed sector.
+#[derive(Clone)]
 enum Changed {
     Here(Box<[u8; SECTOR]>),
     /// In the temporary file, at this place.
@@ -92,6 +93,19 @@ impl Overlay {
             }),
             ahead: Mutex::default(),
         }
+    }
+
+    /// The image as it is now, without the changes that were put into a temporary file.
+    pub fn snapshot(&self) -> Overlay {
+        let sectors = self.sectors.read().expect("no holder panics");
+        let here = sectors
+            .map
+            .iter()
+            .filter(|(_, c)| matches!(c, Changed::Here(_)));
+        let copy = Overlay::new(self.base.clone(), u64::MAX);
+        copy.sectors.write().expect("just made").map =
+            here.map(|(at, c)| (*at, c.clone())).collect();
+        copy
     }
 
     /// Reads blocks of `len` bytes, many at a time, for [`Overlay::expect`].

@@ -49,7 +49,7 @@ pub(crate) struct Ag {
     /// Records of the reverse mapping tree, if there is one: start, blocks, owner, offset.
     pub owners: Vec<(u32, u32, u64, u64)>,
     /// Runs that new structures are taken from.
-    free: Option<Vec<(u32, u32)>>,
+    pub free: Option<Vec<(u32, u32)>>,
 }
 
 impl Ag {
@@ -175,7 +175,7 @@ pub(crate) fn chunk_runs(g: &Geometry, chunks: &[Chunk]) -> Vec<(u32, u32)> {
 }
 
 /// The blocks of a group's trees and free list, as far as its headers can be believed.
-fn old_blocks(m: &Mend<'_>, agno: u32) -> Vec<(u32, u32)> {
+pub(crate) fn old_blocks(m: &Mend<'_>, agno: u32) -> Vec<(u32, u32)> {
     let g = &m.g;
     let mut out = Vec::new();
     let sector = |n: u32| {
@@ -269,6 +269,8 @@ impl Mend<'_> {
                 }
                 if left == 0 {
                     self.moved = true;
+                    self.touched
+                        .extend(out.iter().map(|(a, _): &(AgBlock, u32)| a.agno));
                     return Some(out);
                 }
             }

@@ -12,6 +12,8 @@ pub(crate) struct Walked {
     pub blocks: HashSet<u32>,
     /// Nothing was in the way.
     pub whole: bool,
+    /// What could not be followed, by its first keys and those of what comes after it.
+    pub gaps: Vec<(u32, u32)>,
 }
 
 struct Walk<'a> {
@@ -41,16 +43,25 @@ pub(crate) fn walk(
     };
     w.out.whole = (1..=u32::from(BTREE_MAXLEVELS)).contains(&levels);
     if w.out.whole {
-        w.node(root, (levels - 1) as u16, visit);
+        w.node(root, (levels - 1) as u16, (0, u32::MAX), visit);
+    } else {
+        w.out.gaps.push((0, u32::MAX));
     }
     w.out
 }
 
 impl Walk<'_> {
-    fn node(&mut self, agbno: u32, level: u16, visit: &mut dyn FnMut(&[u8], usize)) {
+    /// Follows what begins with keys in this range.
+    fn node(
+        &mut self,
+        agbno: u32,
+        level: u16,
+        keys: (u32, u32),
+        visit: &mut dyn FnMut(&[u8], usize),
+    ) {
         let g = self.g;
         if agbno == 0 || !g.has_agb(self.agno, agbno) || !self.out.blocks.insert(agbno) {
-            self.out.whole = false;
+            self.lost(keys);
             return;
         }
         let at = AgBlock {
@@ -65,21 +76,30 @@ impl Walk<'_> {
         let Some(head) = head.ok().filter(|h| h.level.get() == level).copied() else {
             // Not a block of the tree: others may have it.
             self.out.blocks.remove(&agbno);
-            self.out.whole = false;
+            self.lost(keys);
             return;
         };
         let n = usize::from(head.numrecs.get());
+        let start = self.tree.header_len(true);
         if level == 0 {
-            let start = self.tree.header_len(true);
             visit(&block[start..start + n * self.tree.record_len()], n);
             return;
         }
+        let len = self.tree.key_len();
+        let key = |i: usize| Be32::at(&block, start + i * len).map(|k| k.get());
         for i in 0..n {
             let at = self.tree.ptr_offset(block.len(), true, i);
-            match Be32::at(&block, at) {
-                Ok(p) => self.node(p.get(), level - 1, visit),
-                Err(_) => self.out.whole = false,
+            let first = if i == 0 { Ok(keys.0) } else { key(i) };
+            let end = if i + 1 == n { Ok(keys.1) } else { key(i + 1) };
+            match (Be32::at(&block, at), first, end) {
+                (Ok(p), Ok(first), Ok(end)) => self.node(p.get(), level - 1, (first, end), visit),
+                _ => self.lost(keys),
             }
         }
+    }
+
+    fn lost(&mut self, keys: (u32, u32)) {
+        self.out.whole = false;
+        self.out.gaps.push(keys);
     }
 }

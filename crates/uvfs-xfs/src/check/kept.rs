@@ -1,0 +1,306 @@
+//! What a check has counted, kept for a repair that changes little: only what it changed is looked at
+//! again.
+//!
+//! Everything that a check counts is a sum over groups and inodes. What one of them adds is taken back
+//! by looking at it as it was, with [`Ctx::undo`]; then it is looked at as it is now. At the end stands
+//! what a check of everything would have counted.
+
+use super::ctx::{Ag, Chunk, Ctx, Fact, KIND_FREE, Tree, ino_of};
+use super::inode::{Gathered, free_inode, used_inode};
+use super::links::{self, Ups};
+use super::quota::Usage;
+use super::reader::{MAX_AHEAD, Reader};
+use super::report::{Finding, Report};
+use super::{Progress, ag, space, superblock};
+use crate::blocks::Blocks;
+use crate::format::*;
+use crate::geometry::{AgBlock, Geometry};
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// The structures that say which inodes there are.
+pub(crate) const TREES: [&str; 4] = ["AGI", "inobt", "finobt", "inode chunk"];
+
+/// What a check of all inodes in one pass has counted.
+pub(crate) struct Kept {
+    g: Geometry,
+    sb: Superblock,
+    pub ags: Vec<Ag>,
+    bases: OnceLock<Vec<u32>>,
+    pub tree: Tree,
+    usage: Option<Usage>,
+    log_clean: bool,
+    head_lsn: Option<u64>,
+    /// Directories of which nothing is counted at present.
+    forgotten: BTreeSet<u64>,
+    /// Groups of whose own structures nothing is counted at present.
+    forgotten_groups: BTreeSet<u32>,
+    /// The inodes were not looked at.
+    pub stopped: bool,
+}
+
+/// What was changed since.
+pub(crate) struct Changed<'c> {
+    pub sb: Superblock,
+    pub inodes: &'c BTreeSet<u64>,
+    pub groups: &'c BTreeSet<u32>,
+}
+
+impl Kept {
+    pub(super) fn new(ctx: Ctx<'_>, stopped: bool) -> Kept {
+        let whole = "no holder panics";
+        Kept {
+            g: ctx.g.clone(),
+            sb: *ctx.sb,
+            ags: ctx.ags,
+            bases: ctx.bases,
+            tree: ctx.tree.into_inner().expect(whole),
+            usage: ctx.usage.map(|u| u.into_inner().expect(whole)),
+            log_clean: ctx.log_clean,
+            head_lsn: ctx.head_lsn,
+            forgotten: BTreeSet::new(),
+            forgotten_groups: BTreeSet::new(),
+            stopped,
+        }
+    }
+
+    /// Does some work on what was kept, with the image as it is in `blocks`.
+    fn with<R>(
+        &mut self,
+        blocks: &dyn Blocks,
+        report: &Report,
+        undo: bool,
+        work: impl FnOnce(&mut Ctx<'_>) -> R,
+    ) -> R {
+        let (g, sb, progress) = (self.g.clone(), self.sb, Progress::default());
+        let mut ctx = Ctx {
+            g: &g,
+            sb: &sb,
+            blocks,
+            report,
+            progress: &progress,
+            ags: std::mem::take(&mut self.ags),
+            first: true,
+            bases: std::mem::take(&mut self.bases),
+            tree: Mutex::new(std::mem::take(&mut self.tree)),
+            large: false,
+            ahead: MAX_AHEAD,
+            directory: u64::MAX,
+            log_clean: self.log_clean,
+            head_lsn: self.head_lsn,
+            usage: self.usage.take().map(Mutex::new),
+            undo,
+        };
+        let done = work(&mut ctx);
+        let whole = "no holder panics";
+        self.ags = ctx.ags;
+        self.bases = ctx.bases;
+        self.tree = ctx.tree.into_inner().expect(whole);
+        self.usage = ctx.usage.map(|u| u.into_inner().expect(whole));
+        done
+    }
+
+    /// Whether the groups have trees that say whose each block is.
+    pub fn has_owners(&self) -> bool {
+        self.g.features.rmapbt
+    }
+
+    /// Whether data of the group was seen to have two owners.
+    pub fn is_shared(&self, agno: u32) -> bool {
+        let ag = self.ags.get(agno as usize);
+        ag.is_none_or(|ag| ag.is_shared.load(Ordering::Relaxed))
+    }
+
+    /// What is known of an inode.
+    pub fn fact(&self, ino: u64) -> Option<Fact> {
+        let (agno, slot) = self.place(ino)?;
+        self.ags[agno].facts.get()?.get(slot)
+    }
+
+    /// The group of an inode and its place in it.
+    fn place(&self, ino: u64) -> Option<(usize, usize)> {
+        let a = self.g.inode(ino)?;
+        let (_, slot) = self.ags.get(a.agno as usize)?.find_chunk(a.agino)?;
+        Some((a.agno as usize, slot))
+    }
+
+    /// The number of an inode among all.
+    fn index(&self, ino: u64) -> Option<u32> {
+        let (agno, slot) = self.place(ino)?;
+        Some(self.bases.get()?.get(agno)? * 64 + slot as u32)
+    }
+
+    /// The inode of a number among all.
+    pub fn ino_of(&self, index: u32) -> Option<u64> {
+        ino_of(&self.g, self.bases.get()?, &self.ags, index)
+    }
+
+    fn raw(&self, blocks: &dyn Blocks, ino: u64) -> io::Result<Vec<u8>> {
+        let a = self.g.inode(ino).ok_or(io::ErrorKind::InvalidInput)?;
+        let at = AgBlock {
+            agno: a.agno,
+            agbno: a.agbno,
+        };
+        let at = (self.g.daddr(at) << 9) + (u64::from(a.index) << self.g.inodelog);
+        let mut raw = vec![0; self.g.inode_size as usize];
+        blocks.read_data(at, &mut raw)?;
+        Ok(raw)
+    }
+
+    /// Takes back what directories have added, as they are in `blocks`. What is known of themselves stays.
+    pub fn forget(&mut self, blocks: &dyn Blocks, dirs: &[u64]) -> io::Result<()> {
+        let raws: io::Result<Vec<Vec<u8>>> = dirs.iter().map(|d| self.raw(blocks, *d)).collect();
+        let raws = raws?;
+        let gone: HashSet<u32> = dirs.iter().filter_map(|d| self.index(*d)).collect();
+        self.with(blocks, &Report::default(), true, |ctx| {
+            let mut rd = Reader::new(ctx);
+            for (ino, raw) in dirs.iter().zip(&raws) {
+                used_inode(ctx, &mut rd, *ino, raw, &mut Gathered::default());
+            }
+        });
+        self.tree.dotdot.retain(|(dir, _)| !gone.contains(dir));
+        self.tree.parent.retain(|(_, from)| !gone.contains(from));
+        self.forgotten.extend(dirs);
+        Ok(())
+    }
+
+    /// Looks again at what was changed from what `before` has to what `now` has. Gives what is wrong now
+    /// and how many findings that is; nothing if it was changed in a way that has to be checked as a whole.
+    pub fn check(
+        mut self,
+        before: &dyn Blocks,
+        now: &dyn Blocks,
+        changed: &Changed<'_>,
+    ) -> io::Result<Option<(Vec<Finding>, u64)>> {
+        let mut old = Vec::new();
+        let mut new: Vec<(u64, Vec<u8>)> = Vec::new();
+        for ino in changed.inodes.union(&self.forgotten) {
+            let is = self.raw(now, *ino)?;
+            let was = self.raw(before, *ino)?;
+            if self.forgotten.contains(ino) {
+                new.push((*ino, is));
+                continue;
+            }
+            let Some((agno, slot)) = self.place(*ino) else {
+                return Ok(None);
+            };
+            if let Some(nlink) = only_links(&was, &is) {
+                let facts = self.ags[agno].facts.get();
+                if let (Some(facts), Some(f)) = (facts, self.fact(*ino)) {
+                    facts.replace_inode(slot, f.kind, nlink);
+                }
+                continue;
+            }
+            for raw in [&was, &is] {
+                let mode = Be16::at(raw, 2).map_or(0, |m| m.get());
+                if mode != 0 && FileType::from_mode(mode) != FileType::Directory {
+                    return Ok(None);
+                }
+            }
+            if self.fact(*ino).is_some_and(|f| f.kind != KIND_FREE) {
+                old.push(*ino);
+            }
+            new.push((*ino, is));
+        }
+        self.forget(before, &old)?;
+        self.sb = changed.sb;
+        let report = Report::default();
+        for agno in changed.groups {
+            if !self.group(before, now, *agno, &report) {
+                return Ok(None);
+            }
+        }
+        self.with(now, &report, false, |ctx| {
+            let mut rd = Reader::new(ctx);
+            let mut out = Gathered::default();
+            for (ino, raw) in &new {
+                let Some(a) = ctx.g.inode(*ino) else { continue };
+                let Some((chunk, slot)) = ctx.find_chunk(a.agno, a.agino) else {
+                    continue;
+                };
+                let ag = &ctx.ags[a.agno as usize];
+                let free = ag
+                    .free
+                    .get()
+                    .is_some_and(|f| f[chunk] >> (slot % 64) & 1 != 0);
+                let (kind, nlink) = match free {
+                    true => {
+                        free_inode(ctx, *ino, raw);
+                        (KIND_FREE, 0)
+                    }
+                    false => used_inode(ctx, &mut rd, *ino, raw, &mut out),
+                };
+                if let Some(f) = ag.facts.get() {
+                    f.replace_inode(slot, kind, nlink);
+                }
+            }
+            out.merge(ctx.tree.get_mut().expect("no holder panics"));
+            for agno in 0..ctx.g.agcount {
+                links::counts(ctx, agno);
+                space(ctx, agno);
+            }
+            let mut ups = Ups::new(false)?;
+            links::tree(ctx, &mut ups)?;
+            superblock::quota(ctx);
+            superblock::counters(ctx);
+            if let Some(usage) = &ctx.usage
+                && ctx.log_clean
+            {
+                usage.lock().expect("no holder panics").compare(ctx);
+            }
+            links::cycles(ctx, &mut ups)
+        })?;
+        Ok(Some(report.take()))
+    }
+
+    /// Takes back what a group's own structures have added, as they are in `blocks`.
+    pub fn forget_group(&mut self, blocks: &dyn Blocks, agno: u32) {
+        if self.forgotten_groups.insert(agno) {
+            self.look_at(blocks, agno, &Report::default(), true);
+        }
+    }
+
+    /// Looks at a group; gives the chunks of inodes that it was known to have.
+    fn look_at(
+        &mut self,
+        blocks: &dyn Blocks,
+        agno: u32,
+        report: &Report,
+        undo: bool,
+    ) -> Arc<Vec<Chunk>> {
+        let ag = &mut self.ags[agno as usize];
+        (ag.free, ag.shared) = (OnceLock::new(), OnceLock::new());
+        (ag.unlinked, ag.sums) = (OnceLock::new(), OnceLock::new());
+        let chunks = std::mem::take(&mut ag.chunks);
+        self.with(blocks, report, undo, |ctx| {
+            ag::check(ctx, &mut Reader::new(ctx), agno);
+        });
+        chunks.into_inner().unwrap_or_default()
+    }
+
+    /// Looks at a group in `now` instead of `before`. False: it has other inodes there.
+    fn group(&mut self, before: &dyn Blocks, now: &dyn Blocks, agno: u32, report: &Report) -> bool {
+        self.forget_group(before, agno);
+        let known = self.look_at(now, agno, report, false);
+        let chunk = |c: &Chunk| (c.start, c.holemask);
+        let now = self.ags[agno as usize].chunks.get();
+        now.is_some_and(|now| known.iter().map(chunk).eq(now.iter().map(chunk)))
+    }
+}
+
+/// The link count of an inode in which nothing else changed.
+fn only_links(was: &[u8], is: &[u8]) -> Option<u32> {
+    let without = |raw: &[u8]| {
+        let mut d = *Dinode::at(raw, 0).ok()?;
+        let nlink = d.v2.nlink.get();
+        d.v2.nlink.set(0);
+        d.crc.set(0);
+        let mut rest = raw.to_vec();
+        d.put(&mut rest, 0);
+        Some((nlink, rest))
+    };
+    let ((_, was), (nlink, is)) = (without(was)?, without(is)?);
+    (was == is).then_some(nlink)
+}

@@ -1,0 +1,335 @@
+//! Damage that the check sees the whole of is mended with what the check has counted, and only what was
+//! changed is checked again.
+//!
+//! That is damage of directories, whatever it does to the inodes that they lead to, and of what tells
+//! which blocks are free. Inode B-trees, if nothing else of the groups is damaged, are built anew from the
+//! inodes before the inodes are checked. Trees that are sound say whose all other blocks are. Whenever the
+//! outcome is not a sound file system, all of it is thrown away, and the repair mends everything in rounds.
+
+use super::dir::{self, Tree};
+use super::space::{self, Ag, Chunk};
+use super::trees::walk;
+use super::{Mend, Overlay, chunks, groups, links, local};
+use crate::check::space::{BlockMap, Use};
+use crate::check::{self, Changed, Finding, Kept, Outcome, Progress};
+use crate::error::Result;
+use crate::format::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The structures that tell which blocks of a group are free.
+const SPACE: [&str; 5] = ["AGF", "AGFL", "bnobt", "cntbt", "free space"];
+/// Further owners of shared blocks in a group: a tree with more is not unfolded.
+const MAX_SHARED: u64 = 1 << 22;
+
+/// What came of it.
+pub(crate) enum Quick {
+    /// The file system is sound now.
+    Mended,
+    /// Nothing was mended. What the check of all said, if it was of the image as it is.
+    Not(Option<Outcome>),
+}
+
+/// What is told of a repair.
+#[derive(Default)]
+pub(crate) struct Told {
+    pub found: Vec<Finding>,
+    pub found_count: u64,
+    pub inodes: u64,
+    pub rounds: usize,
+}
+
+/// Checks the file system, and mends it if that is quickly done. `disk` is that of `m`.
+pub(crate) fn mend(
+    m: &mut Mend<'_>,
+    disk: &Arc<Overlay>,
+    options: &check::Options,
+    progress: &Progress,
+    told: &mut Told,
+) -> Result<Quick> {
+    let (mut outcome, mut kept) = check::keeping(disk.clone(), options, progress, true)?;
+    (told.found, told.found_count) = (outcome.findings.clone(), outcome.count);
+    let trees = kept.take_if(|k| k.stopped);
+    if let Some(trees) = &trees {
+        told.rounds += 1;
+        if !inode_trees(m, trees, &outcome) {
+            return Ok(Quick::Not(None));
+        }
+        (outcome, kept) = check::keeping(disk.clone(), options, progress, false)?;
+        // The blocks of the old trees are not found, but left.
+        let new = outcome.findings.iter().filter(|f| !is_lost_space(f));
+        told.found.extend(new.cloned());
+        let lost = outcome.findings.iter().filter(|f| is_lost_space(f)).count();
+        told.found_count += outcome.count - lost as u64;
+    }
+    told.inodes = outcome.inodes;
+    if outcome.count == 0 {
+        return Ok(Quick::Mended);
+    }
+    told.rounds += 1;
+    if local::mend(m, &outcome.findings, outcome.count) {
+        return Ok(Quick::Mended);
+    }
+    let is_mended = match kept {
+        Some(kept) if is_simple(&kept, &outcome) => directories(m, kept, &outcome),
+        _ => false,
+    };
+    Ok(match is_mended {
+        true => Quick::Mended,
+        false => Quick::Not(Some(outcome).filter(|_| trees.is_none())),
+    })
+}
+
+/// Whether blocks are nobody's.
+fn is_lost_space(f: &Finding) -> bool {
+    f.what == "free space" && f.problem.ends_with("are neither free nor in use")
+}
+
+/// Groups whose free space has to be told anew.
+fn space_of(outcome: &Outcome) -> BTreeSet<u32> {
+    let about = |f: &&Finding| f.inode.is_none() && SPACE.contains(&f.what);
+    let groups = outcome.findings.iter().filter(about);
+    groups.filter_map(|f| f.ag).collect()
+}
+
+/// Whether all findings are about the contents of directories, or follow from these; or about free space.
+fn is_simple(kept: &Kept, outcome: &Outcome) -> bool {
+    outcome.count == outcome.findings.len() as u64
+        && outcome.findings.iter().all(|f| match (f.what, f.inode) {
+            (
+                "directory"
+                | "directory data"
+                | "directory index"
+                | "directory free index"
+                | "short-form directory",
+                Some(ino),
+            ) => {
+                let fact = kept.fact(ino);
+                fact.is_some_and(|f| f.kind == FileType::Directory as u32)
+                    && !f.problem.contains("cannot be read")
+            }
+            ("inode", Some(_)) => {
+                matches!(
+                    f.problem.as_str(),
+                    "di_nlink" | "in use, but in no directory"
+                )
+            }
+            // With reverse mappings, or shared data, more than free space is lost with these.
+            (what, None) if SPACE.contains(&what) => f.ag.is_some_and(|agno| {
+                is_lost_space(f) || !(kept.has_owners() || kept.is_shared(agno))
+            }),
+            _ => false,
+        })
+}
+
+/// Gives a repair what the check knows of the groups. Blocks of no known use are free if `all` were seen.
+fn begin(m: &mut Mend<'_>, kept: &Kept, all: bool) {
+    for (agno, k) in kept.ags.iter().enumerate() {
+        let ag = &mut m.ags[agno];
+        *ag = Ag {
+            avoid: std::mem::take(&mut ag.avoid),
+            ..Ag::default()
+        };
+        let chunks = k.chunks.get().into_iter().flat_map(|c| c.iter());
+        let free = k.free.get().into_iter().flat_map(|f| f.iter());
+        ag.chunks = chunks
+            .zip(free)
+            .map(|(c, free)| Chunk {
+                start: c.start,
+                holemask: c.holemask,
+                free: *free,
+            })
+            .collect();
+        let blocks = m.g.ag_blocks(agno as u32);
+        let mut map = BlockMap::new(blocks);
+        if let Some(known) = &k.map {
+            let known = known.lock().expect("no holder panics");
+            let used = match all {
+                true => &[Use::Meta, Use::Data][..],
+                false => &[Use::Meta, Use::Data, Use::Unknown],
+            };
+            for u in used {
+                known.runs(*u, &mut |s, n| drop(map.claim(s, n, Use::Meta)));
+            }
+        }
+        ag.map = Some(map);
+    }
+    m.recount = false;
+}
+
+/// Mends directories.
+fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &Outcome) -> bool {
+    let before = m.disk.snapshot();
+    m.read_findings(&outcome.findings);
+    m.touched = space_of(outcome);
+    let whole = |f: &Finding| is_lost_space(f) || f.inode.is_some();
+    let broken = outcome.findings.iter().filter(|f| !whole(f));
+    m.broken = broken.filter_map(|f| f.ag).collect();
+    for agno in m.touched.clone() {
+        // What its trees say of blocks does not count, only what inodes do.
+        kept.forget_group(m.disk, agno);
+        let old = space::old_blocks(m, agno);
+        m.ags[agno as usize].avoid.extend(old);
+    }
+    begin(m, &kept, true);
+    for agno in m.touched.clone() {
+        let ag = &mut m.ags[agno as usize];
+        ag.avoid = space::normal(std::mem::take(&mut ag.avoid));
+        let fixed = space::fresh(&m.g, agno, &ag.chunks, m.g.ag_blocks(agno));
+        if let Some(map) = &mut ag.map {
+            fixed.runs(Use::Meta, &mut |s, n| drop(map.claim(s, n, Use::Meta)));
+        }
+    }
+    let about_entries = |f: &&Finding| f.inode.is_some() && f.what != "inode";
+    let bad: BTreeSet<u64> = outcome
+        .findings
+        .iter()
+        .filter(about_entries)
+        .filter_map(|f| f.inode)
+        .collect();
+    let dirs: Vec<u64> = bad.into_iter().collect();
+    // Something cannot be read that could be when it was checked.
+    if kept.forget(m.disk, &dirs).is_err() {
+        return false;
+    }
+    for (agno, k) in kept.ags.iter().enumerate() {
+        let ag = &mut m.ags[agno];
+        let slots = ag.chunks.len() * 64;
+        (ag.kind, ag.seen, ag.nlink) = (vec![0; slots], vec![0; slots], vec![0; slots]);
+        let Some(facts) = k.facts.get() else { continue };
+        for slot in 0..slots {
+            let Some(f) = facts.get(slot) else { continue };
+            ag.kind[slot] = f.kind as u8;
+            (ag.seen[slot], ag.nlink[slot]) = (f.seen, f.nlink);
+        }
+    }
+    let mut tree = Tree::default();
+    let ino = |index: u32| kept.ino_of(index).unwrap_or(0);
+    for (dir, up) in &kept.tree.dotdot {
+        tree.dotdot.insert(ino(*dir), ino(*up));
+    }
+    let pairs = kept.tree.parent.iter();
+    tree.entries = pairs
+        .map(|(child, from)| (ino(*child), ino(*from)))
+        .collect();
+    for dir in &dirs {
+        let Some(inode) = m.inode(*dir) else {
+            return false;
+        };
+        dir::one(m, &inode, &mut tree);
+    }
+    links::settle(m, tree);
+    links::all(m);
+    // A group of which some blocks cannot be told, or a directory for which there was no space.
+    if m.recount || !touched(m, &kept) {
+        return false;
+    }
+    let changed = Changed {
+        sb: m.sb,
+        inodes: &m.changed,
+        groups: &m.touched,
+    };
+    let left = kept.check(&before, m.disk, &changed);
+    matches!(left, Ok(Some((_, 0))))
+}
+
+/// Builds damaged inode trees anew from the inodes in their groups.
+fn inode_trees(m: &mut Mend<'_>, kept: &Kept, outcome: &Outcome) -> bool {
+    m.read_findings(&outcome.findings);
+    begin(m, kept, false);
+    m.touched = outcome.findings.iter().filter_map(|f| f.ag).collect();
+    for agno in m.touched.clone() {
+        chunks::complete(m, agno);
+        // The free space trees are believed: what they have is no inode's.
+        for (s, n) in space::chunk_runs(&m.g, &m.ags[agno as usize].chunks) {
+            let room = m.g.ag_blocks(agno).saturating_sub(s);
+            let Some(map) = m.ags[agno as usize].map.as_mut().filter(|_| n <= room) else {
+                return false;
+            };
+            let used: u32 = map.claim(s, n, Use::Meta).iter().map(|c| c.len).sum();
+            if used != n {
+                return false;
+            }
+        }
+    }
+    touched(m, kept)
+}
+
+/// Builds the groups anew that were changed. What their sound trees say of blocks stays as it is.
+fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
+    let (mut icount, mut ifree, mut fdblocks) = (0, 0, 0);
+    for agno in 0..m.g.agcount {
+        let sums = match m.touched.contains(&agno) {
+            true => {
+                let old = space::old_blocks(m, agno);
+                if !m.broken.contains(&agno) && !trees(m, agno) {
+                    return false;
+                }
+                let ag = &mut m.ags[agno as usize];
+                ag.released.extend(&old);
+                // They are not to be overwritten, whatever else is mended.
+                ag.avoid = space::normal([&ag.avoid[..], &old].concat());
+                let owned = groups::owned(ag);
+                groups::group(m, agno, owned)
+            }
+            false => {
+                let sums = kept.ags[agno as usize].sums.get();
+                sums.map(|s| (s.icount, s.ifree, s.fdblocks))
+            }
+        };
+        let Some((i, f, b)) = sums else { return false };
+        (icount, ifree, fdblocks) = (icount + i, ifree + f, fdblocks + b);
+    }
+    groups::counters(m, icount, ifree, fdblocks);
+    true
+}
+
+/// Reads the reverse mapping and reference count trees of a group.
+fn trees(m: &mut Mend<'_>, agno: u32) -> bool {
+    let g = m.g.clone();
+    let at = g.ag_header_daddr(agno, AGF_SECTOR);
+    let Ok(bytes) = m.disk.get(at << 9, g.sector_size as usize) else {
+        return false;
+    };
+    let Ok(agf) = check_agf(&bytes, &g.ident(at, None)) else {
+        return false;
+    };
+    let mut owners = Vec::new();
+    if g.features.rmapbt {
+        let root = (agf.rmap_root.get(), agf.rmap_level.get());
+        let walked = walk(m.disk, &g, agno, Btree::Rmap, root, &mut |recs, n| {
+            for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                let (owner, offset) = (r.owner.get(), r.offset.get());
+                let rebuilt = m.rebuilt.contains(&owner) && offset & RMAP_OFF_ATTR_FORK == 0;
+                if owner >> 63 == 0 && !rebuilt {
+                    owners.push((r.startblock.get(), r.blockcount.get(), owner, offset));
+                }
+            }
+        });
+        if !walked.whole {
+            return false;
+        }
+    }
+    let mut shared = Vec::new();
+    if g.features.reflink {
+        let root = (agf.refcount_root.get(), agf.refcount_level.get());
+        let mut further = 0;
+        let walked = walk(m.disk, &g, agno, Btree::Refcount, root, &mut |recs, n| {
+            for r in RefcountRecord::slice_at(recs, 0, n).unwrap_or_default() {
+                let count = u64::from(r.refcount.get()).saturating_sub(1);
+                further += count;
+                if further <= MAX_SHARED {
+                    let run = (r.startblock.get(), r.blockcount.get());
+                    shared.extend((0..count).map(|_| run));
+                }
+            }
+        });
+        if !walked.whole || further > MAX_SHARED {
+            return false;
+        }
+    }
+    let ag = &mut m.ags[agno as usize];
+    ag.owners.extend(owners);
+    ag.shared = shared;
+    true
+}
