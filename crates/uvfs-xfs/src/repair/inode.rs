@@ -164,7 +164,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
             };
             let wait = !free && claim != Claim::None;
             match parsed {
-                Some(inode) if !wait && !m.is_bad(ino) => {
+                Some(inode) if !wait && !m.is_bad(ino) && !has_broken_tree(m, &inode) => {
                     let dir = inode.file_type() == FileType::Directory;
                     match follow(m, ino, slot, raw, inode, false) {
                         Some(inode) if dir => dir::one(m, &inode, &mut tree),
@@ -201,6 +201,14 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
         }
     }
     tree
+}
+
+/// Whether the tree of a fork has to be built anew. That takes blocks, and is done when all others have
+/// claimed theirs.
+fn has_broken_tree(m: &Mend<'_>, inode: &Inode) -> bool {
+    [Fork::Data, Fork::Attr]
+        .into_iter()
+        .any(|f| inode.fork_format(f) == Some(FORMAT_BTREE) && fork::read(m, inode, f).hurt)
 }
 
 /// Makes an inode free.
