@@ -6,19 +6,24 @@ mod common;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use common::raw::{ROOT, Raw, hello};
 use common::session;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::thread::CpuSet;
 use uvfs_proto::abi;
 use uvfs_proto::ext::{LEASE, LEASE_WRITE, LeaseIn, LeaseOut};
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach;
-use uvfs_queue::pair::ClientQueue;
-use uvfs_server::{ClientLimits, Clients};
+use uvfs_queue::pair::{ClientQueue, Direction};
+use uvfs_server::fs::{
+    Attributes, Context, FileType, Handle, Kstatfs, Node, Result as FsResult, attr,
+};
+use uvfs_server::{ClientLimits, Clients, FileSystem, Session, SessionOptions};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// One test at a time: they count this process's threads.
@@ -251,4 +256,86 @@ fn odd_descriptors_are_refused_and_harm_nobody() {
 fn is_pipe(fd: BorrowedFd<'_>) -> bool {
     let stat = rustix::fs::fstat(fd).unwrap();
     rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Fifo
+}
+
+/// A client whose next request is there before the last one is answered, so often.
+#[derive(Default)]
+struct Flooded {
+    left: AtomicU64,
+    client: Mutex<Option<Raw>>,
+}
+
+impl Flooded {
+    fn floods(client: &Raw) {
+        while let Ok(Some(id)) = client.queue.pop() {
+            client.queue.release(id);
+        }
+        let opcode = abi::Opcode::Statfs as u32;
+        client.try_submit(opcode, ROOT, &[], &[], &[], Direction::ToServer);
+    }
+}
+
+impl FileSystem for Flooded {
+    async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> FsResult<Attributes> {
+        let root = attr(Node(ROOT), FileType::Directory, 0o755);
+        Ok(Attributes::new(root, Duration::ZERO))
+    }
+
+    async fn statfs(&self, _: &Context, _: Node) -> FsResult<Kstatfs> {
+        let less = |left: u64| left.checked_sub(1);
+        let more = (self.left).fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        if more.is_ok()
+            && let Some(client) = &*self.client.lock().unwrap()
+        {
+            Self::floods(client);
+        }
+        Ok(Kstatfs::default())
+    }
+}
+
+/// If a client with always one more request kept its thread to itself, nobody else on it would be served, nor
+/// let in.
+#[test]
+fn a_client_that_floods_its_queue_stops_nobody() {
+    const REQUESTS: u64 = 1_000_000;
+    let _alone = alone();
+    let flooded = Flooded::default();
+    flooded.left.store(REQUESTS, Ordering::SeqCst);
+    let session = Session::unmounted(flooded, SessionOptions::default()).unwrap();
+    let session = Arc::new(session);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    // Of a thread that may use one core alone, so that one thread serves all.
+    let of_one_core = || {
+        let (all, mut core) = (
+            rustix::thread::sched_getaffinity(None).unwrap(),
+            CpuSet::new(),
+        );
+        let first = (0..CpuSet::MAX_CPU).find(|&core| all.is_set(core));
+        core.set(first.expect("there is a core"));
+        rustix::thread::sched_setaffinity(None, &core).unwrap();
+        Clients::listen(session.clone(), &path, ClientLimits::default()).unwrap()
+    };
+    let server = std::thread::scope(|scope| scope.spawn(of_one_core).join().unwrap());
+    let client = Raw::connect(&path);
+    {
+        let mut place = session.fs().client.lock().unwrap();
+        let client = place.insert(client);
+        Flooded::floods(client);
+        client.queue.ring();
+    }
+    let left = || session.fs().left.load(Ordering::SeqCst);
+    let deadline = Instant::now() + PATIENCE;
+    while left() == REQUESTS {
+        assert!(Instant::now() < deadline, "it is not served");
+        std::thread::yield_now();
+    }
+    assert!(Raw::connect(&path).links(ROOT).is_ok());
+    assert!(
+        left() > 0,
+        "another client is served once the flood is over"
+    );
+    session.fs().left.store(0, Ordering::SeqCst);
+    drop(session.fs().client.lock().unwrap().take());
+    drop(server);
 }

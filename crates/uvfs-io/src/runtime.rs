@@ -39,6 +39,8 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Entries of the submission queue; more wait in the ring's owner until there is room.
 const ENTRIES: u32 = 256;
+/// Tasks that are polled before the ring is looked at, also when there always is one that can go on.
+const TURN: usize = 32;
 /// `user_data` of the poll that waits for other threads.
 const BELL: u64 = u64::MAX;
 /// `user_data` of operations whose completion nobody waits for.
@@ -311,7 +313,7 @@ impl Executor {
 
     fn run_ready(self: &Rc<Self>) {
         self.read_inbox();
-        loop {
+        for _ in 0..TURN {
             let Some(task) = self.ready.borrow_mut().pop_front() else {
                 return;
             };
@@ -369,8 +371,14 @@ impl Executor {
         submits || completes || !self.ready.borrow().is_empty() || !self.inbox_is_empty()
     }
 
-    /// Waits for a completion or for another thread, by the wait policy.
+    /// Waits for a completion or for another thread, by the wait policy; only looks at the ring while tasks can
+    /// go on.
     fn wait(self: &Rc<Self>) -> io::Result<()> {
+        if !self.ready.borrow().is_empty() {
+            self.enter(0)?;
+            self.reap();
+            return Ok(());
+        }
         let budget = self.spinner.borrow().budget();
         if !budget.is_zero() && self.spin(budget)? {
             return Ok(());

@@ -236,8 +236,9 @@ impl<F: FileSystem> Channel<F> {
             if self.client.link.is_over() {
                 break;
             }
-            // Waiting tasks may be able to go on, also while there is always another request.
-            if self.busy.get() > 0 && self.taken.get() >= MAX_DEPTH {
+            // Others on this thread, and requests that wait, may be able to go on, also while there is always
+            // another request.
+            if self.taken.get() >= MAX_DEPTH {
                 self.taken.set(0);
                 yield_now().await;
             }
