@@ -151,6 +151,15 @@ enum Direction {
     Write,
 }
 
+/// What becomes of a transfer that fails after some bytes.
+#[derive(Clone, Copy, PartialEq)]
+enum Behind {
+    /// It is short.
+    Short,
+    /// It fails.
+    Error,
+}
+
 fn now(
     direction: Direction,
     fd: &File,
@@ -241,6 +250,7 @@ async fn transfer(
     payload: &Payload,
     offset: u64,
     flags: u32,
+    behind: Behind,
 ) -> Result<usize, Errno> {
     if i64::try_from(offset).is_err() {
         return Err(Errno::INVAL);
@@ -289,26 +299,40 @@ async fn transfer(
                 }
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) if done == 0 => return Err(error),
+            Err(error) if done == 0 || behind == Behind::Error => return Err(error),
             Err(_) => break,
         }
     }
     Ok(done)
 }
 
-/// Reads at `offset` until `payload` is full or the file ends; says how many bytes.
+/// Reads at `offset` until `payload` is full or the file ends; says how many bytes. Fewer than asked for
+/// mean the end of the file.
 ///
 /// `flags` are RWF_* of preadv2(2), such as [`DONTCACHE`].
 ///
 /// # Errors
-/// The errors of preadv2(2), unless some bytes were read before.
+/// The errors of preadv2(2), also when some bytes were read before.
 pub async fn read_at(
     fd: &Arc<File>,
     payload: &Payload,
     offset: u64,
     flags: u32,
 ) -> Result<usize, Errno> {
-    transfer(Direction::Read, fd, payload, offset, flags).await
+    transfer(Direction::Read, fd, payload, offset, flags, Behind::Error).await
+}
+
+/// As [`read_at`], but an error behind some bytes makes the read short, as in pread(2).
+///
+/// # Errors
+/// The errors of preadv2(2), unless some bytes were read before.
+pub async fn read_some_at(
+    fd: &Arc<File>,
+    payload: &Payload,
+    offset: u64,
+    flags: u32,
+) -> Result<usize, Errno> {
+    transfer(Direction::Read, fd, payload, offset, flags, Behind::Short).await
 }
 
 /// Writes all of `payload` at `offset`; says how many bytes went before an error.
@@ -323,7 +347,7 @@ pub async fn write_at(
     offset: u64,
     flags: u32,
 ) -> Result<usize, Errno> {
-    transfer(Direction::Write, fd, payload, offset, flags).await
+    transfer(Direction::Write, fd, payload, offset, flags, Behind::Short).await
 }
 
 /// fsync(2), or fdatasync(2) with `data_only`.

@@ -349,7 +349,7 @@ impl Source {
         let (fh, offset, len) = (how.fh, how.offset, data.len());
         let read = move |source: &Self| {
             let mut bytes = vec![0; len];
-            let read = io::read_waiting(source.file(fh)?.as_fd(), &mut bytes, offset)?;
+            let read = io::read_waiting(&*source.file(fh)?, &mut bytes, offset)?;
             bytes.truncate(read);
             Ok(bytes)
         };

@@ -31,8 +31,8 @@ pub(crate) struct OpenFile {
     /// The flags that the caller opened it with.
     asked: OFlags,
     by: By,
-    /// The kernel sends each write as it is made, and no FSYNC after one that is to be synchronous.
-    unsynced: bool,
+    /// The kernel sends each read and write as it is made, and no FSYNC after one that is to be synchronous.
+    pub(crate) direct: bool,
 }
 
 /// The user of an open file.
@@ -63,7 +63,7 @@ impl OpenFile {
     /// only, or of all. The host sees to an open file's own flags.
     pub(crate) fn syncs_after(&self, how: &IoHow) -> Option<bool> {
         let synchronous = how.flags & (OFlags::SYNC | OFlags::DSYNC);
-        let syncs = self.unsynced && !self.asked.contains(synchronous);
+        let syncs = self.direct && !self.asked.contains(synchronous);
         syncs.then(|| !synchronous.contains(OFlags::SYNC))
     }
 }
@@ -150,7 +150,7 @@ impl Source {
             inode: file.inode.clone(),
             asked: file.asked,
             by: By::Client,
-            unsynced: false,
+            direct: false,
         };
         self.files.insert(Arc::new(shared)).ok_or_else(|| {
             self.inodes.forget(node, 1);
@@ -161,8 +161,7 @@ impl Source {
     pub(crate) async fn read_file(&self, how: &IoHow, data: &Payload) -> Result<usize> {
         let file = self.file(how.fh)?;
         let uncached = how.uncached || self.options.uncached;
-        let mount = &file.inode.mount;
-        io::read(&file.fd, mount, data, how.offset, uncached).await
+        io::read(&file, data, how.offset, uncached).await
     }
 
     pub(crate) async fn write_file(

@@ -2,15 +2,13 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, ReadWriteFlags};
 use uvfs_io::Payload;
-use uvfs_io::ops::{self, File};
+use uvfs_io::ops;
 
 use crate::handle::OpenFile;
-use crate::inode::Mount;
 use crate::sys::Result;
 
 /// RWF_APPEND of pwritev2(2): write at the end of the file, wherever that is.
@@ -19,20 +17,24 @@ const APPEND: u32 = 0x10;
 /// Fills `data` from `offset` on, as far as the file goes. `uncached`: leaves nothing of it in the
 /// host's page cache, where the host can do so.
 pub(crate) async fn read(
-    file: &Arc<File>,
-    mount: &Mount,
+    file: &OpenFile,
     data: &Payload,
     offset: u64,
     uncached: bool,
 ) -> Result<usize> {
-    let lacking = &mount.no_dontcache;
+    let read = async |flags| match file.direct {
+        true => ops::read_some_at(&file.fd, data, offset, flags).await,
+        // A cache takes a short read for the end of the file.
+        false => ops::read_at(&file.fd, data, offset, flags).await,
+    };
+    let lacking = &file.inode.mount.no_dontcache;
     if uncached && !lacking.load(Ordering::Relaxed) {
-        match ops::read_at(file, data, offset, ops::DONTCACHE).await {
+        match read(ops::DONTCACHE).await {
             Err(Errno::OPNOTSUPP) => lacking.store(true, Ordering::Relaxed),
             result => return result,
         }
     }
-    ops::read_at(file, data, offset, 0).await
+    read(0).await
 }
 
 /// The first `len` bytes of a file, if the host has exactly so many of it at hand.
@@ -69,11 +71,11 @@ pub(crate) async fn write(
     ops::write_at(&file.fd, data, offset, flags).await
 }
 
-/// Reads until `bytes` is full or the file ends, in this thread, which may wait.
-pub(crate) fn read_waiting(fd: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize> {
+/// As [`read`], in this thread, which may wait.
+pub(crate) fn read_waiting(file: &OpenFile, bytes: &mut [u8], offset: u64) -> Result<usize> {
     let len = bytes.len();
-    piecewise(len, offset, |done, at| {
-        rustix::io::pread(fd, &mut bytes[done..], at)
+    piecewise(len, offset, file.direct, |done, at| {
+        rustix::io::pread(file.as_fd(), &mut bytes[done..], at)
     })
 }
 
@@ -88,15 +90,17 @@ pub(crate) fn write_waiting(
         true => ReadWriteFlags::APPEND,
         false => ReadWriteFlags::empty(),
     };
-    piecewise(bytes.len(), offset, |done, at| {
+    piecewise(bytes.len(), offset, true, |done, at| {
         rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[done..])], at, flags)
     })
 }
 
-/// Makes a call again for what is left, until it transfers nothing.
+/// Makes a call again for what is left, until it transfers nothing. An error behind some bytes is not told if
+/// it `may_be_short`.
 fn piecewise(
     len: usize,
     offset: u64,
+    may_be_short: bool,
     mut call: impl FnMut(usize, u64) -> Result<usize>,
 ) -> Result<usize> {
     if i64::try_from(offset).is_err() {
@@ -108,7 +112,7 @@ fn piecewise(
             Ok(0) => break,
             Ok(n) => done += n,
             Err(Errno::INTR) => {}
-            Err(error) if done == 0 => return Err(error),
+            Err(error) if done == 0 || !may_be_short => return Err(error),
             Err(_) => break,
         }
     }

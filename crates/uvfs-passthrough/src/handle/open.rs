@@ -178,7 +178,7 @@ impl Source {
             inode: inode.clone(),
             asked,
             by,
-            unsynced: flags.contains(OpenFlags::DIRECT_IO),
+            direct: flags.contains(OpenFlags::DIRECT_IO),
         });
         inode.state().open = Arc::downgrade(&file);
         match self.files.insert(file) {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{
-    backed, bad_days, clients, direct, hostile, listings, mount8, outcomes, requests, scenes,
-    torture, tree, uncached, watch,
+    backed, bad_days, clients, direct, failing_host, hostile, listings, mount8, outcomes, requests,
+    scenes, torture, tree, uncached, watch,
 };
 
 /// A function: from the directory to work in and an argument to a report.
@@ -46,6 +46,7 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("outcomes", outcomes::all),
     ("executed_after", outcomes::executed_after),
     ("torture", torture::load),
+    ("failing", failing_host::failing),
     ("leaseholder", hostile::leaseholder),
     ("crowd", hostile::crowd),
     ("crowd_of_open_files", hostile::crowd_of_open_files),

@@ -1,13 +1,21 @@
-//! A host that takes only a part of a write, fails to write, or never answers for one file.
+//! A host that reads or writes only a part, fails to, or never answers for one file.
 
+use std::ffi::CStr;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use uvfs_server::FileSystem;
+use uvfs_server::fs::{
+    Attr, Attributes, Context, Entry, Errno, FileType, Handle, IoHow, Node, OpenFlags, OpenHow,
+    Opened, Payload, ROOT, attr, read_from,
+};
 
+use crate::child;
 use crate::harness::*;
 use crate::preload::{How, served_any, uvfs_run};
 
@@ -33,8 +41,8 @@ enum Way {
     Run,
 }
 
-/// What [`WRITES`] prints when it writes to this file.
-fn writes(way: Way, served: &Served) -> Vec<u64> {
+/// What a script prints about the file "file".
+fn python(way: Way, served: &Served, script: &str) -> String {
     let mut command = match way {
         Way::Run => {
             let mut command = uvfs_run(How::Eager);
@@ -47,10 +55,15 @@ fn writes(way: Way, served: &Served) -> Vec<u64> {
         Way::Host => &served.source,
         _ => &served.mount.at,
     };
-    command.args(["-c", WRITES]).arg(dir.join("file"));
+    command.args(["-c", script]).arg(dir.join("file"));
     let outcome = served.mount.run(&mut command);
     assert_eq!(served_any(&outcome), way == Way::Run, "{outcome}");
-    let words = outcome.ok();
+    outcome.ok()
+}
+
+/// What [`WRITES`] prints when it writes to this file.
+fn writes(way: Way, served: &Served) -> Vec<u64> {
+    let words = python(way, served, WRITES);
     words
         .split_whitespace()
         .map(|w| w.parse().unwrap())
@@ -192,9 +205,273 @@ fn a_read_that_hangs_takes_nothing_else_under_uvfs_run() {
     served.mount.unmount().ok();
 }
 
+/// If the server wrote what a dead client left file by file, and gave all leases back at its end, a file on a mount
+/// that hangs would keep the others for as long: nobody could read them, and what they got would not be there.
+#[test]
+fn what_a_dead_client_left_waits_for_no_mount_that_hangs() {
+    if !can() {
+        return;
+    }
+    let script = "import os, sys, time\n\
+        for name in '/first', '/below/file', '/last':\n\
+        \x20 fd = os.open(sys.argv[1] + name, os.O_RDWR | os.O_CREAT)\n\
+        \x20 os.pwrite(fd, b'x' * 5000, 0)\n\
+        print('dirty', flush=True)\n\
+        time.sleep(1000)";
+    let served = Served::new(&Serve::for_clients(ANY));
+    let (other, below) = (served.scratch.dir("hung"), served.source.join("below"));
+    fs::create_dir(&below).unwrap();
+    let mut hung = Mount::new(&Serve::over(ANY).option("nopassthrough"), &other, &below);
+    let mut command = uvfs_run(How::Eager);
+    command.args(["--", "python3", "-c", script]);
+    command.arg(&served.mount.at);
+    let mut program = Running::start(&mut command);
+    wait_for("the files are dirty", || program.stdout().contains("dirty"));
+    hung.server.signal(Signal::STOP);
+    program.signal(Signal::KILL);
+    let mut looks = shell("cat \"$1/first\" \"$1/last\" | wc -c", &[&served.mount.at]);
+    let seen = served
+        .mount
+        .run_within(Duration::from_secs(20), &mut looks)
+        .ok();
+    let early = fs::metadata(other.join("file")).unwrap().len();
+    hung.server.signal(Signal::CONT);
+    program.wait(SOON).expect("it is killed");
+    assert_eq!(seen.trim(), "10000");
+    assert_eq!(early, 0, "the hung file was written before");
+    wait_for("the rest", || {
+        fs::read(other.join("file")).unwrap() == vec![b'x'; 5000]
+    });
+    wait_for("the session to end", || attached(&served.mount.at) == 0);
+    hung.expect_gone();
+    served.mount.unmount().ok();
+}
+
 /// How many clients are attached to a mount.
 fn attached(at: &Path) -> usize {
     let report = run(uvfs().args(["stats", "--json"]).arg(at)).ok();
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     report["clients"].as_array().unwrap().len()
+}
+
+/// Pages of [`Failing`]'s files.
+const PAGE: u64 = 4096;
+/// Its files have so many, of which this one can't be read.
+const PAGES: u64 = 64;
+const BAD_PAGE: u64 = 16;
+const BAD: std::ops::Range<u64> = BAD_PAGE * PAGE..(BAD_PAGE + 1) * PAGE;
+
+/// A file system of the host with a bad place: nothing there can be read or written. One call transfers
+/// at most `most` bytes, and less before the bad place.
+struct Failing {
+    most: usize,
+    file: Mutex<Vec<u8>>,
+}
+
+const FAILING_FILE: Node = Node(2);
+
+impl Failing {
+    fn attr(&self, node: Node) -> Attr {
+        match node {
+            ROOT => attr(ROOT, FileType::Directory, 0o755),
+            _ => Attr {
+                size: self.file.lock().unwrap().len() as u64,
+                ..attr(FAILING_FILE, FileType::RegularFile, 0o644)
+            },
+        }
+    }
+
+    /// How much of a call is made.
+    fn part(&self, offset: u64, len: usize) -> Result<usize, Errno> {
+        if BAD.contains(&offset) {
+            return Err(Errno::IO);
+        }
+        let good = BAD.start.checked_sub(offset).unwrap_or(u64::MAX);
+        Ok(len.min(self.most).min(good as usize))
+    }
+}
+
+impl FileSystem for Failing {
+    async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry, Errno> {
+        match name.to_bytes() {
+            b"file" => Ok(Entry::new(self.attr(FAILING_FILE), Duration::ZERO)),
+            _ => Err(Errno::NOENT),
+        }
+    }
+
+    async fn getattr(
+        &self,
+        _: &Context,
+        node: Node,
+        _: Option<Handle>,
+    ) -> Result<Attributes, Errno> {
+        Ok(Attributes::new(self.attr(node), Duration::ZERO))
+    }
+
+    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened, Errno> {
+        // As it is called: no page cache of this mount makes other calls of it.
+        let flags = OpenFlags::DIRECT_IO;
+        Ok(Opened {
+            flags,
+            ..Opened::default()
+        })
+    }
+
+    async fn read(
+        &self,
+        _: &Context,
+        _: Node,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize, Errno> {
+        let part = self.part(how.offset, data.len())?;
+        Ok(read_from(
+            &self.file.lock().unwrap(),
+            how.offset,
+            &data.slice(0..part),
+        ))
+    }
+
+    async fn write(
+        &self,
+        _: &Context,
+        _: Node,
+        how: &IoHow,
+        data: &Payload,
+    ) -> Result<usize, Errno> {
+        let part = self.part(how.offset, data.len())?;
+        let mut bytes = vec![0; part];
+        data.slice(0..part).copy_out(0, &mut bytes);
+        let mut file = self.file.lock().unwrap();
+        let start = how.offset as usize;
+        let end = (start + part).max(file.len());
+        file.resize(end, 0);
+        file[start..start + part].copy_from_slice(&bytes);
+        Ok(part)
+    }
+
+    async fn fsync(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// Serves [`Failing`] until it is unmounted.
+pub fn failing(at: &Path, most: &str) -> String {
+    let file = (0..PAGES * PAGE).map(|at| (at / PAGE) as u8).collect();
+    let fs = Failing {
+        most: most.parse().unwrap(),
+        file: Mutex::new(file),
+    };
+    let options = uvfs_server::Options::named("failing");
+    uvfs_server::mount(fs, at, options).unwrap().wait();
+    "ended".into()
+}
+
+/// Reads the file of [`Failing`] as cat(1) does, then each of its pages. Prints the error that ended the first,
+/// or 0, how much it had, the pages that can't be read or are not as they were, and the size.
+const READS: &str = "import os, sys\n\
+    fd, error, had = os.open(sys.argv[1], os.O_RDONLY), 0, 0\n\
+    try:\n\
+    \x20 while True:\n\
+    \x20\x20 piece = os.read(fd, 131072)\n\
+    \x20\x20 if not piece: break\n\
+    \x20\x20 had += len(piece)\n\
+    except OSError as e: error = e.errno\n\
+    bad = []\n\
+    for page in range(64):\n\
+    \x20 try: read = os.pread(fd, 4096, page * 4096)\n\
+    \x20 except OSError as e: read = e.errno\n\
+    \x20 if read != bytes([page]) * 4096: bad.append((page, read))\n\
+    print(error, had, bad, os.fstat(fd).st_size)";
+
+/// If a read that failed behind some bytes were a short one, every cache would take that for the end of the file:
+/// cat(1) would succeed with a part of it, or with zeros.
+#[test]
+fn a_bad_place_of_the_hosts_disk_is_no_end_of_a_file() {
+    if !can() {
+        return;
+    }
+    // With the second all calls are short.
+    for most in [usize::MAX, 3000] {
+        for (way, option) in [
+            (Way::Host, ""),
+            (Way::Mount, ""),
+            (Way::Mount, "direct_io"),
+            (Way::Mount, "writeback"),
+            (Way::Mount, "uncached"),
+            (Way::Run, ""),
+        ] {
+            let what = format!("{way:?} {option} {most}");
+            let (served, mut host) = failing_host(option, most);
+            let saw = python(way, &served, READS);
+            let whole = format!(" [({BAD_PAGE}, 5)] {}\n", PAGES * PAGE);
+            let had = saw
+                .strip_prefix("5 ")
+                .unwrap_or_else(|| panic!("{what}: {saw}"));
+            let had: u64 = had.split(' ').next().unwrap().parse().unwrap();
+            assert!(had <= BAD.start, "{what}: {saw}");
+            assert!(
+                saw.ends_with(&whole) || (way == Way::Host && most == 3000),
+                "{what}: {saw}"
+            );
+            drop(served);
+            host.wait(SOON).expect("it ends with its mount").ok();
+        }
+    }
+}
+
+/// If an error or a short write of the host were lost on its way, a program would take its data for safe.
+#[test]
+fn a_write_to_a_bad_place_fails_and_one_that_is_short_is_gone_on_with() {
+    if !can() {
+        return;
+    }
+    for most in [usize::MAX, 3000] {
+        for (way, option) in [
+            (Way::Mount, ""),
+            (Way::Mount, "direct_io"),
+            (Way::Mount, "writeback"),
+            (Way::Mount, "sync"),
+            (Way::Run, ""),
+        ] {
+            let what = format!("{way:?} {option} {most}");
+            let (served, mut host) = failing_host(option, most);
+            let saw = writes(way, &served);
+            let caches = way == Way::Run || option == "writeback";
+            assert_eq!(saw[0], libc::EIO as u64, "{what}: {saw:?}");
+            // The sync fails for what was written into a cache. A write that comes in part to the bad place may fail
+            // as a whole, by the rules of the host's kernel.
+            let most = if caches { 300_000 } else { BAD.start };
+            assert!(
+                saw[1] == most || !caches && saw[1] < most,
+                "{what}: {saw:?}"
+            );
+            // What was acknowledged was taken.
+            let taken = if caches { 0 } else { saw[1] };
+            let mut bytes = Vec::new();
+            let file = fs::File::open(served.source.join("file")).unwrap();
+            file.take(taken).read_to_end(&mut bytes).unwrap();
+            assert!(bytes == vec![b'a'; taken as usize], "{what}");
+            drop(served);
+            host.wait(SOON).expect("it ends with its mount").ok();
+        }
+    }
+}
+
+/// Serves a mount of [`Failing`], which a process of its own serves.
+fn failing_host(option: &str, most: usize) -> (Served, Running) {
+    let scratch = Scratch::new();
+    let (source, most) = (scratch.dir("source"), most.to_string());
+    // It outlives the directory.
+    let report = Path::new("/dev/null");
+    let host = Running::start(&mut child::call("failing", &source, &most, report));
+    wait_for("the failing file system", || mounted(&source).is_some());
+    let serve = Serve::for_clients(ANY).option(option);
+    let mount = Mount::new(&serve, &source, &scratch.dir("mount"));
+    let served = Served {
+        mount,
+        source,
+        scratch,
+    };
+    (served, host)
 }
