@@ -88,9 +88,13 @@ struct Executor {
     /// With which it waits.
     enter_flags: u32,
     hands_over: Cell<bool>,
+    /// Registered credentials.
+    personality: Cell<Option<u16>>,
 }
 
 thread_local! {
+    /// The credentials of operations that are submitted now; 0 are the thread's own.
+    static PERSONALITY: Cell<u16> = const { Cell::new(0) };
     static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
 }
 
@@ -135,6 +139,37 @@ pub fn has_work() -> bool {
 /// See [`hand_over_large`].
 pub(crate) fn hands_over() -> bool {
     with_current(|core| core.is_some_and(|core| core.hands_over.get()))
+}
+
+/// The credentials that were registered with the calling thread's ring, if any were.
+pub fn personality() -> Option<u16> {
+    with_current(|core| core.and_then(|core| core.personality.get()))
+}
+
+/// Registers the calling thread's credentials, as they are now, with its ring.
+///
+/// # Errors
+/// Those of io_uring_register(2).
+///
+/// # Panics
+/// Outside of a runtime.
+pub fn register_personality() -> io::Result<u16> {
+    let core = current();
+    let id = core.ring.borrow().submitter().register_personality()?;
+    core.personality.set(Some(id));
+    Ok(id)
+}
+
+/// Calls `work`. The operations that it submits have registered credentials.
+pub fn with_personality<T>(id: u16, work: impl FnOnce() -> T) -> T {
+    struct Back(u16);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            PERSONALITY.set(self.0);
+        }
+    }
+    let _back = Back(PERSONALITY.replace(id));
+    work()
 }
 
 /// How a runtime's thread has waited, and its system calls.
@@ -203,6 +238,7 @@ impl Runtime {
             enters: Cell::new(0),
             enter_flags: enter_flags.bits(),
             hands_over: Cell::new(false),
+            personality: Cell::new(None),
         });
         core.arm_bell();
         Ok(Self { core })
@@ -554,7 +590,7 @@ pub unsafe fn submit(entry: Sqe, keep: Keep) -> RingOp {
         state: OpState::Waiting(None),
         _keep: keep,
     });
-    core.push(entry.user_data(key as u64));
+    core.push(entry.personality(PERSONALITY.get()).user_data(key as u64));
     RingOp { core, key }
 }
 

@@ -4,17 +4,25 @@
 //! may make it, the kernel has checked (`default_permissions`). So a call that makes a file runs
 //! with the caller's file-system user and group id and with the server's capabilities, which a
 //! securebit keeps from being dropped as the id changes.
+//!
+//! So does what takes space for a caller on a file system that keeps blocks for root: it gives them to whoever
+//! has root's file-system user id.
 
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
+use std::pin::pin;
 use std::sync::Once;
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, capabilities, set_capabilities};
+use uvfs_io::runtime;
 use uvfs_server::fs::{Context, Mode};
 
 use crate::sys::{self, Result};
+
+/// The user and group whom a file system keeps nothing for.
+const NOBODY: u32 = 65534;
 
 /// The credentials that a thread was made ready with.
 #[derive(Clone, Copy)]
@@ -132,6 +140,7 @@ impl Status {
 }
 
 /// Whom the server runs as.
+#[derive(Clone, Copy)]
 pub(crate) struct Creds {
     uid: u32,
     gid: u32,
@@ -208,10 +217,82 @@ impl Creds {
         Ok(caller)
     }
 
+    /// Who takes the space for what a caller writes, where that is not the server. `from_cache`: the kernel's page
+    /// cache writes, and does not tell for whom.
+    pub(crate) fn spender(
+        &self,
+        cx: &Context,
+        reserves: bool,
+        from_cache: bool,
+    ) -> Option<Spender> {
+        if !reserves || !self.is_root() {
+            return None;
+        }
+        let cx = match from_cache && cx.pid == 0 {
+            true => nobody(cx),
+            false => *cx,
+        };
+        (cx.uid != 0).then_some(Spender { creds: *self, cx })
+    }
+
+    /// Nobody, for what is written without a request.
+    pub(crate) fn nobody(&self, reserves: bool) -> Option<Spender> {
+        let kernel = Context {
+            unique: 0,
+            uid: 0,
+            gid: 0,
+            pid: 0,
+            group: None,
+        };
+        self.spender(&kernel, reserves, true)
+    }
+
     /// The umask does not matter, the owner does.
     pub(crate) fn caller_without_umask(&self, cx: &Context) -> Result<Caller> {
         let umask = thread().umask.unwrap_or(Mode::WGRP | Mode::WOTH);
         self.caller(cx, umask)
+    }
+}
+
+fn nobody(cx: &Context) -> Context {
+    Context {
+        uid: NOBODY,
+        gid: NOBODY,
+        ..*cx
+    }
+}
+
+/// A caller who takes space of the host's file system, but not what that keeps for root. In a user namespace that
+/// lacks the caller's id the server's root is nobody whom anything is kept for.
+#[derive(Clone, Copy)]
+pub(crate) struct Spender {
+    creds: Creds,
+    cx: Context,
+}
+
+impl Spender {
+    /// Makes this thread one of the caller until the guard goes.
+    pub(crate) fn here(&self) -> Option<Caller> {
+        self.creds.caller_without_umask(&self.cx).ok()
+    }
+
+    /// The credentials for the ring: it has nobody's, for all callers.
+    fn personality(&self) -> Option<u16> {
+        runtime::personality().or_else(|| {
+            let _nobody = (self.creds.caller_without_umask(&nobody(&self.cx))).ok()?;
+            runtime::register_personality().ok()
+        })
+    }
+
+    /// What `work` gives, which does all that it does as the caller: here, and on the ring.
+    pub(crate) async fn spends<T>(self, work: impl Future<Output = T>) -> T {
+        let personality = self.personality().unwrap_or(0);
+        let mut work = pin!(work);
+        std::future::poll_fn(|cx| {
+            let _caller = self.here();
+            runtime::with_personality(personality, || work.as_mut().poll(cx))
+        })
+        .await
     }
 }
 

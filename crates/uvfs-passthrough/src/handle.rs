@@ -172,7 +172,12 @@ impl Source {
     ) -> Result<usize> {
         let (file, append) = self.begin_write(cx, how)?;
         let uncached = how.uncached || self.options.uncached;
-        let written = io::write(&file, data, how.offset, append, uncached).await?;
+        let write = io::write(&file, data, how.offset, append, uncached);
+        let reserves = file.inode.mount.reserves;
+        let written = match self.creds.spender(cx, reserves, how.from_cache) {
+            Some(spender) => Box::pin(spender.spends(write)).await?,
+            None => write.await?,
+        };
         if let Some(data_only) = file.syncs_after(how) {
             ops::fsync(&file.fd, data_only).await?;
         }
@@ -201,7 +206,11 @@ impl Source {
     ) -> Result<()> {
         self.writable()?;
         let file = self.file(fh)?;
-        ops::fallocate(&file.fd, mode.bits(), offset, len).await?;
+        let allocate = ops::fallocate(&file.fd, mode.bits(), offset, len);
+        match self.creds.spender(cx, file.inode.mount.reserves, false) {
+            Some(spender) => Box::pin(spender.spends(allocate)).await?,
+            None => allocate.await?,
+        }
         self.content_changed(cx, &file)
     }
 
@@ -265,7 +274,9 @@ impl Source {
         self.content_changed(cx, &to)?;
         let (mut offset_in, mut offset_out) = (copy.offset_in, copy.offset_out);
         let len = usize::try_from(copy.len).unwrap_or(usize::MAX);
+        let spender = self.creds.spender(cx, to.inode.mount.reserves, false);
         Ok(move || {
+            let _caller = spender.and_then(|spender| spender.here());
             let (from, to) = (from.as_fd(), to.as_fd());
             let places = (Some(&mut offset_in), Some(&mut offset_out));
             rustix::fs::copy_file_range(from, places.0, to, places.1, len).map(|n| n as u64)

@@ -47,6 +47,8 @@ pub(crate) struct Mount {
     pub(crate) device: (u32, u32),
     /// Its file system, if changes there are watched for.
     pub(crate) watched: OnceLock<FsId>,
+    /// It keeps blocks for root.
+    pub(crate) reserves: bool,
     /// Its data is in memory.
     pub(crate) in_memory: bool,
     /// Others answer for it, and may not do so.

@@ -145,19 +145,27 @@ impl Source {
         let (_, from) = self.dir_fd(parent)?;
         let (new_parent, to) = self.dir_fd(new_parent)?;
         // A whiteout is a new file.
-        let _caller = match flags.contains(RenameFlags::WHITEOUT) {
+        let spender = self.creds.spender(cx, new_parent.mount.reserves, false);
+        let caller = match flags.contains(RenameFlags::WHITEOUT) {
             true => Some(self.creds.caller_without_umask(cx)?),
-            false => None,
+            false => spender.and_then(|spender| spender.here()),
         };
         let replaced = match flags.is_empty() {
             true => self.leaving(&new_parent, to.as_fd(), new_name),
             false => None,
         };
         rustix::fs::renameat_with(from, name, to, new_name, flags)?;
+        drop(caller);
         Ok(self.keep_removed(replaced))
     }
 
-    pub(crate) fn make_link(&self, node: Node, new_parent: Node, new_name: &CStr) -> Result<Entry> {
+    pub(crate) fn make_link(
+        &self,
+        cx: &Context,
+        node: Node,
+        new_parent: Node,
+        new_name: &CStr,
+    ) -> Result<Entry> {
         name_ok(new_name)?;
         self.writable()?;
         let inode = self.inode(node)?;
@@ -166,6 +174,8 @@ impl Source {
             return Err(Errno::XDEV);
         }
         let fd = self.path_fd(&inode)?;
+        let spender = self.creds.spender(cx, parent.mount.reserves, false);
+        let caller = spender.and_then(|spender| spender.here());
         match rustix::fs::linkat(fd.as_fd(), c"", dir.as_fd(), new_name, AtFlags::EMPTY_PATH) {
             // Without CAP_DAC_READ_SEARCH the same is said by a path.
             Err(Errno::NOENT) => {
@@ -180,6 +190,7 @@ impl Source {
             }
             result => result?,
         }
+        drop(caller);
         let (inode, st) = self.find_new(&parent, dir.as_fd(), new_name)?;
         Ok(self.entry(&inode, &st))
     }

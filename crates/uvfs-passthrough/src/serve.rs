@@ -218,8 +218,8 @@ impl FileSystem for Passthrough {
             cx,
             [new_parent, node],
             Some(new_name),
-            [new_name],
-            |source| source.with_room(|| source.make_link(node, new_parent, new_name))
+            [cx, new_name],
+            |source| source.with_room(|| source.make_link(cx, node, new_parent, new_name))
         )
     }
 

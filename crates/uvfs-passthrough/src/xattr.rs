@@ -77,7 +77,10 @@ impl Source {
         }
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
+        let spender = self.creds.spender(cx, inode.mount.reserves, false);
+        let caller = spender.and_then(|spender| spender.here());
         sys::setxattr(fd.as_fd(), name, value, flags)?;
+        drop(caller);
         if kill_sgid {
             let mode = u32::from(sys::stat(fd.as_fd())?.stx_mode);
             if mode & libc::S_ISGID != 0 {

@@ -94,6 +94,8 @@ impl Mount {
             private: OnceLock::new(),
             fs_type,
             remote: is_remote(fs_type),
+            // ext2 to ext4, and F2FS.
+            reserves: matches!(fs_type, 0xef53 | 0xf2f5_2010),
             device: (st.stx_dev_major, st.stx_dev_minor),
             watched: OnceLock::new(),
             in_memory: uvfs_io::ops::in_memory(file),
