@@ -1,4 +1,5 @@
-//! Calls on mounts below the source that others answer for: FUSE, NFS and their like.
+//! Calls on mounts below the source that others answer for: FUSE, NFS and their like. And opens of files that a
+//! program of the host has a lease of (F_SETLEASE): it has 45 s to give that up.
 //!
 //! Such a call may wait for ever, and its queue's thread serves everybody. So it is made by threads that
 //! the mount has to itself, and the request waits as a task. It waits as long as a program on the host
@@ -8,13 +9,13 @@
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::fs::Statx;
+use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use uvfs_io::blocking::Pool;
 use uvfs_io::{Payload, ops, runtime};
@@ -41,6 +42,11 @@ const MOST_CROSSINGS: usize = 1024;
 
 /// A handler's error that has it called again on another thread. No system call gives it.
 const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
+
+/// What stands for the mount of files that programs of the host have leases of, wherever they are.
+const LEASED: u64 = u64::MAX - 1;
+/// What stands for the mount that is at a name, as nobody knows yet which that is.
+const UNKNOWN: u64 = u64::MAX;
 
 thread_local! {
     /// This thread is one that may wait for a mount.
@@ -69,6 +75,39 @@ pub(crate) fn is_remote(fs_type: i64) -> bool {
             | 0x0bd0_0bd0
             | 0
     )
+}
+
+/// Opens a file, which may wait for a program of the host that has a lease of it: in this thread only where
+/// nobody else waits for that.
+pub(crate) fn open_leased(
+    flags: OFlags,
+    open: impl FnOnce(OFlags) -> Result<OwnedFd>,
+) -> Result<OwnedFd> {
+    if MAY_WAIT.get() || !runtime::is_running() {
+        return open(flags);
+    }
+    match open(flags | OFlags::NONBLOCK) {
+        Ok(fd) => {
+            rustix::fs::fcntl_setfl(
+                &fd,
+                flags & (OFlags::APPEND | OFlags::DIRECT | OFlags::NOATIME),
+            )?;
+            Ok(fd)
+        }
+        Err(Errno::AGAIN) => {
+            WHERE.set(LEASED);
+            Err(ELSEWHERE)
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+/// An error for who can't wait elsewhere.
+pub(crate) fn or_busy<T>(done: Result<T>) -> Result<T> {
+    match done {
+        Err(ELSEWHERE) => Err(Errno::BUSY),
+        done => done,
+    }
 }
 
 /// A mount's own threads.
@@ -124,7 +163,9 @@ impl Apart {
     }
 
     fn mount(&self, id: u64) -> Arc<RemoteMount> {
-        self.any.store(true, Ordering::Relaxed);
+        if id != LEASED {
+            self.any.store(true, Ordering::Relaxed);
+        }
         let mut mounts = lock(&self.mounts);
         let new = || {
             Arc::new(RemoteMount {
@@ -236,14 +277,16 @@ impl Source {
                     && self.apart.is_crossing(node, name)
                 {
                     // Which mount is there now only a call that may wait can tell.
-                    WHERE.set(u64::MAX);
+                    WHERE.set(UNKNOWN);
                     return None;
                 }
             }
         }
         match call(self) {
             Err(ELSEWHERE) => {
-                if let (Some(&node), Some(name)) = (nodes.first(), name) {
+                if let (Some(&node), Some(name)) = (nodes.first(), name)
+                    && WHERE.get() != LEASED
+                {
                     let mut crossings = lock(&self.apart.crossings);
                     if crossings.len() < MOST_CROSSINGS {
                         crossings.insert((node, name.to_owned()));

@@ -16,7 +16,7 @@ use uvfs_server::fs::{Context, CopyRange, Handle, IoHow, Node, Payload, Seek};
 use crate::inode::Inode;
 use crate::io;
 use crate::sys::{self, FileIoctl, Result};
-use crate::{Backed, Source, meta};
+use crate::{Backed, Source, apart, meta};
 
 /// Copies up to this long are made at once; longer ones on another thread.
 const SHORT_COPY: u64 = 256 << 10;
@@ -138,7 +138,7 @@ impl Source {
         let fd = if self.options.host_locks {
             let asked = file.asked;
             let flags = self.host_flags(asked, false)? - OFlags::TRUNC;
-            let fd = self.open_host(&file.inode, flags, asked)?;
+            let fd = apart::or_busy(self.open_host(&file.inode, flags, asked))?;
             Arc::new(File::new(fd, file.inode.mount.in_memory))
         } else {
             file.fd.clone()

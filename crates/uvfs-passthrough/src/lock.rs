@@ -126,7 +126,8 @@ impl Source {
             (owner.pid, owner.fh) = (pid, how.fh);
             return Ok(owner.fd.clone());
         }
-        let reopen = |flags| sys::reopen(file.as_fd(), flags);
+        // Not waiting for a program of the host that has a lease.
+        let reopen = |flags| sys::reopen(file.as_fd(), flags | OFlags::NONBLOCK);
         // For both kinds of lock, or for those that the file itself is open for.
         let fd = reopen(OFlags::RDWR)
             .or_else(|_| reopen(OFlags::RDONLY))
@@ -148,7 +149,10 @@ impl Source {
         // One who holds nothing may ask by any description but the others'.
         let fd = match kept {
             Some(fd) => fd,
-            None => Arc::new(sys::reopen(file.as_fd(), OFlags::RDONLY)?),
+            None => Arc::new(sys::reopen(
+                file.as_fd(),
+                OFlags::RDONLY | OFlags::NONBLOCK,
+            )?),
         };
         sys::ofd_lock(fd.as_fd(), libc::F_OFD_GETLK, &mut flock)?;
         if i32::from(flock.l_type) == libc::F_UNLCK {

@@ -1,6 +1,7 @@
 //! Finds the inode of a name, a node or a descriptor, and opens it.
 
 use crate::Source;
+use crate::apart::open_leased;
 use crate::sys::{self, Result};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
@@ -65,7 +66,7 @@ impl Source {
             return Err(Errno::NXIO);
         }
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let attempt = || {
+        let open = |flags| {
             if let Some(held) = &inode.held {
                 return sys::reopen(held.as_fd(), flags);
             }
@@ -89,6 +90,11 @@ impl Source {
                 }
                 result => result,
             }
+        };
+        let leasable = inode.is_regular() && !flags.contains(OFlags::PATH) && !inode.mount.remote;
+        let attempt = || match leasable {
+            true => open_leased(flags, open),
+            false => open(flags),
         };
         self.with_descriptors(attempt)
     }
