@@ -1,6 +1,11 @@
 //! The end of a client: what it left dirty is written, and what it had is taken back.
 
-use uvfs_io::Payload;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use foldhash::HashMap;
+use uvfs_io::{Payload, runtime};
 use uvfs_proto::abi::{self, WriteFlags};
 use uvfs_proto::request::Operation;
 use uvfs_queue::arena::DirtyBytes;
@@ -9,6 +14,49 @@ use super::Client;
 use crate::fs::FileSystem;
 use crate::pipeline::execute;
 use crate::reply::{Outcome, Reply};
+use crate::transport::contained;
+
+/// Tasks that have not ended, and who waits for that.
+#[derive(Default)]
+struct Left {
+    count: Cell<usize>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// One of them; also when it panics.
+struct Ends(Rc<Left>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.count.set(self.0.count.get() - 1);
+        if self.0.count.get() == 0
+            && let Some(waker) = self.0.waker.take()
+        {
+            waker.wake();
+        }
+    }
+}
+
+/// Runs tasks on this thread until all have ended; none waits for another.
+async fn side_by_side<T: Future<Output = ()> + 'static>(tasks: impl Iterator<Item = T>) {
+    let left = Rc::new(Left::default());
+    for task in tasks {
+        left.count.set(left.count.get() + 1);
+        let ends = Ends(left.clone());
+        runtime::spawn(async move {
+            let _ends = ends;
+            contained(task).await;
+        });
+    }
+    std::future::poll_fn(|cx| {
+        if left.count.get() == 0 {
+            return Poll::Ready(());
+        }
+        *left.waker.borrow_mut() = Some(cx.waker().clone());
+        Poll::Pending
+    })
+    .await;
+}
 
 impl<F: FileSystem> Client<F> {
     async fn ask(&self, node: u64, operation: Operation<'_>, data: Payload) -> Outcome {
@@ -18,30 +66,52 @@ impl<F: FileSystem> Client<F> {
     }
 
     /// Writes what the client left dirty: through files that it had open, and where it says. Whether
-    /// that was all.
-    pub(crate) async fn salvage(&self) -> bool {
-        let (mut written, mut lost) = (0, 0);
+    /// that was all. Each file goes by itself, and back to whoever waits for it: one on a mount that hangs
+    /// takes no other with it.
+    pub(crate) async fn salvage(self: &Rc<Self>) -> bool {
+        let (mut files, mut lost) = (HashMap::<u64, Vec<DirtyBytes>>::default(), 0);
         for dirty in self.arena.dirty() {
-            let done = self.salvage_one(&dirty).await;
-            written += done;
-            lost += dirty.seg.len - done;
+            match self.may_be_written(&dirty) {
+                true => files.entry(dirty.node).or_default().push(dirty),
+                false => lost += u64::from(dirty.seg.len),
+            }
         }
-        if written + lost > 0 {
-            let pid = self.pid;
+        let coherence = &self.session.coherence;
+        coherence.give_up(&self.link, |node| !files.contains_key(&node));
+        let all = files.values().flatten();
+        let left: u64 = lost + all.map(|dirty| u64::from(dirty.seg.len)).sum::<u64>();
+        let written = Rc::new(Cell::new(0));
+        side_by_side(files.into_iter().map(|(node, dirty)| {
+            let (me, written) = (self.clone(), written.clone());
+            async move {
+                for dirty in dirty {
+                    let done = me.salvage_one(&dirty).await;
+                    written.set(written.get() + u64::from(done));
+                }
+                me.session.coherence.forget(&me.link, node);
+            }
+        }))
+        .await;
+        let (written, pid) = (written.get(), self.pid);
+        let lost = left - written;
+        if left > 0 {
             tracing::warn!(written, lost, pid, "wrote what a client left dirty");
         }
         self.salvaged.set(true);
         lost == 0
     }
 
+    /// Whether dirty bytes are of a file that the client had open for writing, and has a write lease of: without,
+    /// they were written already, and others' data is there now.
+    fn may_be_written(&self, dirty: &DirtyBytes) -> bool {
+        let (node, fh) = (dirty.node, dirty.handle);
+        let open = self.has(node, fh, false).is_ok() && self.access(node, fh).1;
+        open && self.session.coherence.writes(&self.link, node)
+    }
+
     /// Writes a run of dirty bytes; how many of them were written.
     async fn salvage_one(&self, dirty: &DirtyBytes) -> u32 {
         let (node, fh) = (dirty.node, dirty.handle);
-        let open = self.has(node, fh, false).is_ok() && self.access(node, fh).1;
-        // Without the lease they were written already, and others' data is there now.
-        if !open || !self.session.coherence.writes(&self.link, node) {
-            return 0;
-        }
         let mut write_flags = WriteFlags::CACHE;
         write_flags.set(WriteFlags::KILL_SUIDGID, self.uid != 0);
         let mut done = 0;
@@ -65,19 +135,23 @@ impl<F: FileSystem> Client<F> {
     }
 
     /// Takes back the client's handles and lookups.
-    pub(crate) async fn release(&self) {
+    pub(crate) async fn release(self: &Rc<Self>) {
         let handles = std::mem::take(&mut *self.handles.borrow_mut());
-        for (node, fh, is_directory) in handles {
-            let arg = abi::ReleaseIn {
-                fh,
-                ..Default::default()
-            };
-            let release = match is_directory {
-                true => Operation::Releasedir(arg),
-                false => Operation::Release(arg),
-            };
-            let _ = self.ask(node, release, Payload::default()).await;
-        }
+        side_by_side(handles.into_iter().map(|(node, fh, is_directory)| {
+            let me = self.clone();
+            async move {
+                let arg = abi::ReleaseIn {
+                    fh,
+                    ..Default::default()
+                };
+                let release = match is_directory {
+                    true => Operation::Releasedir(arg),
+                    false => Operation::Release(arg),
+                };
+                let _ = me.ask(node, release, Payload::default()).await;
+            }
+        }))
+        .await;
         let lookups = std::mem::take(&mut *self.link.lookups());
         for (node, nlookup) in lookups {
             let forget = Operation::Forget(abi::ForgetIn { nlookup });

@@ -6,6 +6,7 @@ use crate::fs::Origin;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use uvfs_sys::lock;
 
 use super::access::Use;
 use super::{Coherence, Entered, PASSING};
@@ -108,6 +109,19 @@ impl Coherence {
         shard.table.forget(node, link.id);
         link.gave_back(node);
         shard.changed(node);
+    }
+
+    /// A client that has ended needs its leases of these nodes no more.
+    pub(crate) fn give_up(&self, link: &Link, which: impl Fn(u64) -> bool) {
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            for node in shard.table.nodes_of(link.id) {
+                if which(node) {
+                    shard.table.forget(node, link.id);
+                    shard.changed(node);
+                }
+            }
+        }
     }
 
     /// Whether a client may have dirty pages of a node.

@@ -245,13 +245,7 @@ impl Coherence {
     /// A client has gone, its dirty pages are written: whoever waits for its leases goes on.
     pub(crate) fn detach(&self, link: &Link) {
         link.ended();
-        for shard in &self.shards {
-            let mut shard = lock(shard);
-            for node in shard.table.nodes_of(link.id) {
-                shard.table.forget(node, link.id);
-                shard.changed(node);
-            }
-        }
+        self.give_up(link, |_| true);
         let mut attached = lock(&self.attached);
         attached.links.remove(&link.id);
         if attached.links.is_empty() {

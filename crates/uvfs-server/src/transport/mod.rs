@@ -13,6 +13,8 @@ mod pool;
 mod shm;
 pub mod uring;
 
+pub(crate) use pool::contained;
+
 /// How long the structure behind a header is; 0 of an opcode that is not known.
 fn structure_len<F: FileSystem>(session: &Session<F>, header: &InHeader) -> usize {
     Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()))

@@ -158,7 +158,7 @@ impl Drop for Pool {
 }
 
 /// Runs a client's task so that its panic ends neither the thread nor another client; None after one.
-pub(super) async fn contained<T>(task: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn contained<T>(task: impl Future<Output = T>) -> Option<T> {
     let mut task = pin!(task);
     poll_fn(
         |cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
