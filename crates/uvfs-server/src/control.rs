@@ -3,7 +3,7 @@
 //! One request a line, one answer a line: `stats` gives a [`Report`] as JSON.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::client::guests::is_own;
 use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::stats::Report;
@@ -48,7 +49,9 @@ pub fn directory() -> io::Result<PathBuf> {
             }
         }
     };
-    std::fs::create_dir_all(&dir)?;
+    // Nobody else's to write to, not even before its mode is set.
+    let mut new = std::fs::DirBuilder::new();
+    new.recursive(true).mode(0o711).create(&dir)?;
     let meta = std::fs::symlink_metadata(&dir)?;
     use std::os::unix::fs::MetadataExt;
     if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
@@ -187,6 +190,10 @@ impl Write for Until<'_> {
 }
 
 fn answer<F: FileSystem>(stream: &UnixStream, session: &Session<F>) -> io::Result<()> {
+    // The socket's mode keeps others out, from when it is set.
+    if !is_own(uvfs_queue::attach::peer(stream)?.uid) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let end = Instant::now() + PATIENCE;
     let mut client = Until { stream, end };
     let mut line = String::new();

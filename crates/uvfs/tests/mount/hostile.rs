@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ use crate::preload::{How, served_any, uvfs_run};
 
 /// The transport of tests that are about something else.
 const ANY: Transport = Transport::Dev;
+/// Somebody who has nothing to do with the server.
+const USER: u32 = 54_321;
 
 /// If the server kept the capability to exceed quotas (CAP_SYS_RESOURCE), every user of its mount would
 /// exceed theirs; the others are of no use to it, and of much to who takes it over. The effect on quotas
@@ -144,6 +147,126 @@ fn a_slow_client_of_the_control_socket_holds_up_nobody() {
     let mut rest = Vec::new();
     let _ = slow.read_to_end(&mut rest);
     served.mount.unmount().ok();
+}
+
+/// If the mode of the control socket alone kept others out, they could ask before it is set.
+#[test]
+fn the_control_socket_answers_no_other_user() {
+    let needs = [Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")];
+    if !has(&needs) || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    const ASKS: &str = "import socket, sys\n\
+        s = socket.socket(socket.AF_UNIX)\n\
+        s.connect(sys.argv[1])\n\
+        answer = b''\n\
+        try:\n\
+        \x20 s.sendall(b'stats\\n')\n\
+        \x20 answer = s.recv(100)\n\
+        except OSError: pass\n\
+        print(len(answer))";
+    let served = Served::new(&Serve::over(ANY));
+    let path = run(Command::new("getfattr")
+        .args(["--only-values", "-n", "user.uvfs.control"])
+        .arg(&served.mount.at))
+    .ok();
+    let path = path.trim_end_matches('\0');
+    fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    for (user, answered) in [(0, true), (USER, false)] {
+        let mut asks = Command::new("python3");
+        asks.args(["-c", ASKS, path]).uid(user).gid(user);
+        let answer = run(&mut asks).ok();
+        assert_eq!(answer.trim() != "0", answered, "{user}: {answer}");
+    }
+}
+
+/// Takes space of the directory `$1` in one way until there is none left, and prints how much it got.
+const FILLS: &str = "import os, sys\n\
+    dir, way = sys.argv[1:3]\n\
+    how = os.O_RDWR if way == 'update' else os.O_WRONLY\n\
+    fd = os.open(dir + '/own', os.O_CREAT | how)\n\
+    model = os.open(dir + '/model', os.O_RDONLY)\n\
+    at = 0\n\
+    for size in 1 << 20, 4096:\n\
+    \x20 try:\n\
+    \x20\x20 while at < 64 << 20:\n\
+    \x20\x20\x20 if way == 'fallocate': os.posix_fallocate(fd, at, size)\n\
+    \x20\x20\x20 if way == 'copy': got = os.copy_file_range(model, fd, size, 0, at)\n\
+    \x20\x20\x20 elif way == 'fallocate': got = size\n\
+    \x20\x20\x20 else: got = os.pwrite(fd, b'x' * size, at)\n\
+    \x20\x20\x20 at += got\n\
+    \x20 except OSError as e: assert e.errno == 28, e\n\
+    try: os.fsync(fd)\n\
+    except OSError as e: assert e.errno == 28, e\n\
+    print(at)";
+
+/// If the server took space as root for everybody, every user of its mount could take the blocks that the host's
+/// file system keeps for root, who then could not even log in.
+#[test]
+fn blocks_that_are_kept_for_root_are_not_the_users() {
+    let needs = [Need::Mount(ANY), Need::Uvfs, Need::Program("mkfs.ext4")];
+    if !has(&needs) || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.ext4("source"), scratch.dir("mount"));
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(source.join("model"), vec![b'm'; 1 << 20]).unwrap();
+    run(Command::new("sync").arg("-f").arg(&source)).ok();
+    let space = || rustix::fs::statvfs(&source).unwrap();
+    let now = space();
+    let (kept, block) = (now.f_bfree - now.f_bavail, now.f_frsize);
+    assert!(kept * block > 8 << 20, "{kept} blocks of {block}");
+    // Little is left for the users.
+    let filler = fs::File::create(source.join("filler")).unwrap();
+    let most = (now.f_bavail * block).saturating_sub(8 << 20);
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, most).unwrap();
+    let fills = |dir: &Path, way: &str, user: u32| {
+        let mut fills = Command::new("python3");
+        fills.args(["-c", FILLS]).arg(dir).arg(way);
+        fills.uid(user).gid(user);
+        fills
+    };
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport)]) {
+            continue;
+        }
+        for option in ["host", "", "nopassthrough", "direct_io", "writeback"] {
+            for way in ["write", "update", "fallocate", "copy"] {
+                let what = format!("{transport} {option} {way}");
+                let mount = (option != "host").then(|| {
+                    let serve = Serve::over(transport).option(option);
+                    Mount::new(&serve, &source, &at)
+                });
+                let dir = mount.as_ref().map_or(&source, |mount| &mount.at);
+                let got = run(&mut fills(dir, way, USER)).ok();
+                let got: u64 = got.trim().parse().unwrap();
+                run(Command::new("sync").arg("-f").arg(&source)).ok();
+                let left = space().f_bfree;
+                assert!(left >= kept / 10 * 9, "{what}: {left} blocks of {kept}");
+                assert!(
+                    got > 1 << 20 && (got < 16 << 20 || option == "writeback"),
+                    "{what}: {got}"
+                );
+                // They are root's, where the host knows who writes.
+                if way == "write" && option == "nopassthrough" {
+                    let got = run(&mut fills(dir, way, 0)).ok();
+                    assert!(
+                        got.trim().parse::<u64>().unwrap() > 8 << 20,
+                        "{what}: {got}"
+                    );
+                    run(Command::new("sync").arg("-f").arg(&source)).ok();
+                    let left = space().f_bfree;
+                    assert!(left < kept / 2, "{what}: {left} blocks of {kept}");
+                }
+                fs::remove_file(dir.join("own")).unwrap();
+                if let Some(mount) = mount {
+                    mount.unmount().ok();
+                }
+                run(Command::new("sync").arg("-f").arg(&source)).ok();
+            }
+        }
+    }
 }
 
 /// Takes a write lease of a file of its own, and waits to be stopped.
@@ -480,6 +603,46 @@ fn calls_on_open_files_of_a_hung_mount_stop_nobody_else() {
         assert_eq!(seen.ok(), "new\nffflocked\n");
         hung.expect_gone();
         served.mount.unmount().ok();
+    }
+}
+
+/// If an open waited on a queue's thread for a program of the host that does not give up its lease of the file, that
+/// program would stop the mount for 45 s, with a file of its own, and again.
+#[test]
+fn a_host_program_with_leases_stops_nobody() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("python3")]) {
+        return;
+    }
+    const HOLDS: &str = "import fcntl, os, signal, sys, time\n\
+        signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+        held = [os.open(sys.argv[1] + '/leased%d' % n, os.O_RDWR) for n in range(8)]\n\
+        for fd in held: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+        print('held', flush=True)\n\
+        time.sleep(1000)";
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport)]) {
+            continue;
+        }
+        let served = Served::new(&Serve::over(transport));
+        for n in 0..8 {
+            fs::write(served.source.join(format!("leased{n}")), "mine").unwrap();
+        }
+        let holds = &mut Command::new("python3");
+        let mut holder = Running::start(holds.args(["-c", HOLDS]).arg(&served.source));
+        wait_for("the leases", || holder.stdout().contains("held"));
+        let script = "for n in 0 1 2 3 4 5 6 7; do cat \"$1/leased$n\" & done; wait";
+        let mut opens = Running::start(&mut shell(script, &[&served.mount.at]));
+        let mut script = shell(
+            "sleep 0.5; echo here >\"$1/other\"; cat \"$1/other\"",
+            &[&served.mount.at],
+        );
+        let seen = (served.mount).run_within(Duration::from_secs(20), &mut script);
+        let waiting = opens.ended().is_none();
+        holder.kill();
+        assert_eq!(seen.ok(), "here\n", "{transport}");
+        assert!(waiting, "{transport}: they open it without the holder");
+        let opened = opens.wait(SOON).expect("the holder is gone").ok();
+        assert_eq!(opened, "mine".repeat(8), "{transport}");
     }
 }
 
