@@ -18,8 +18,9 @@ use crate::child;
 use crate::harness::*;
 use crate::preload::{How, uvfs_run};
 
-/// Rounds of all kinds together; `UVFS_TEST_FULL=1` makes a thousand.
-const ROUNDS: u64 = 48;
+/// Rounds of each of the twelve kinds, and with `UVFS_TEST_FULL=1`: a thousand in all.
+const ROUNDS: usize = 4;
+const FULL_ROUNDS: usize = 84;
 /// Files that are written anywhere, and as many that are appended to.
 const FILES: usize = 3;
 /// Calls that touch each file once.
@@ -410,23 +411,44 @@ fn under(command: Command) -> Command {
     run
 }
 
-#[test]
-fn nothing_acknowledged_is_lost_by_kill() {
-    if !transports().all(|transport| has(&[Need::Mount(transport), Need::Uvfs])) {
+/// Rounds of one kind. Each kind is a test, so that none takes longer than a test may.
+fn rounds(transport: Transport, under_run: bool, killed: Killed) {
+    if !has(&[Need::Mount(transport), Need::Uvfs]) {
         return;
     }
-    let rounds = if full() { 1000 } else { ROUNDS };
-    let (mut acknowledged, mut random) = (0, Random(1));
+    let rounds = if full() { FULL_ROUNDS } else { ROUNDS };
+    let kind = (transport as u64) << 4 | u64::from(under_run) << 2 | killed as u64;
+    let (mut acknowledged, mut random) = (0, Random(kind));
     for number in 0..rounds {
-        let transport = [Transport::Dev, Transport::Uring][number as usize % 2];
-        let under_run = number / 2 % 2 == 1;
-        let killed = [Killed::Program, Killed::Server, Killed::Both][(number / 4) as usize % 3];
         let seed = random.below(u64::MAX);
         println!("round {number}: {transport:?}, under uvfs run: {under_run}, {killed:?}, {seed}");
         acknowledged += round(transport, under_run, killed, seed);
     }
     println!("{rounds} rounds, {acknowledged} calls acknowledged, none lost");
-    assert!(acknowledged > 20 * rounds as usize, "there was a load");
+    assert!(acknowledged > 20 * rounds, "there was a load");
+}
+
+macro_rules! nothing_acknowledged_is_lost_by_kill {
+    ($($name:ident: $transport:ident, $under_run:literal, $killed:ident;)*) => { $(
+        #[test]
+        fn $name() {
+            rounds(Transport::$transport, $under_run, Killed::$killed);
+        }
+    )* };
+}
+nothing_acknowledged_is_lost_by_kill! {
+    nothing_is_lost_of_a_killed_program_dev: Dev, false, Program;
+    nothing_is_lost_of_a_killed_program_uring: Uring, false, Program;
+    nothing_is_lost_of_a_killed_program_under_uvfs_run_dev: Dev, true, Program;
+    nothing_is_lost_of_a_killed_program_under_uvfs_run_uring: Uring, true, Program;
+    nothing_is_lost_of_a_killed_server_dev: Dev, false, Server;
+    nothing_is_lost_of_a_killed_server_uring: Uring, false, Server;
+    nothing_is_lost_of_a_killed_server_under_uvfs_run_dev: Dev, true, Server;
+    nothing_is_lost_of_a_killed_server_under_uvfs_run_uring: Uring, true, Server;
+    nothing_is_lost_when_both_are_killed_dev: Dev, false, Both;
+    nothing_is_lost_when_both_are_killed_uring: Uring, false, Both;
+    nothing_is_lost_when_both_are_killed_under_uvfs_run_dev: Dev, true, Both;
+    nothing_is_lost_when_both_are_killed_under_uvfs_run_uring: Uring, true, Both;
 }
 
 /// If the comparison could not fail, nothing would be shown by it.
