@@ -1,6 +1,5 @@
 //! The fuzz targets of `fuzz/` that need a server, driven by random bytes in an ordinary test: for ten
-//! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million; of coherence,
-//! each run of which is many calls, a tenth). What is found is printed,
+//! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million). What is found is printed,
 //! to be put into [`FOUND`].
 
 mod common;
@@ -57,19 +56,18 @@ fn changed(input: &[u8], random: &mut Random) -> Vec<u8> {
     input
 }
 
-/// Gives a target its inputs; one that takes `weight` times as long as others gets fewer.
-fn drive(name: &str, found: &[&[u8]], weight: u64, mut run: impl FnMut(&[u8])) {
+/// Gives a target its inputs: so many, or for some time.
+fn drive(name: &str, mut run: impl FnMut(&[u8])) {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     let seed = std::env::var("PROPTEST_RNG_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let (seed, most) = (seed.and_then(|seed| seed.parse().ok()).unwrap_or(1), runs());
     let (mut random, began) = (Random(seed), Instant::now());
-    let mut kept: Vec<Vec<u8>> = found.iter().map(|input| input.to_vec()).collect();
+    let mut kept: Vec<Vec<u8>> = FOUND.iter().map(|input| input.to_vec()).collect();
     let mut count = 0;
-    let most = runs().map(|runs| runs / weight);
     while most.map_or(began.elapsed() < TIME, |most| count < most) {
-        let input = match (found.get(count as usize), kept.len() as u64) {
+        let input = match (FOUND.get(count as usize), kept.len() as u64) {
             (Some(input), _) => input.to_vec(),
             (None, n) if n > 0 && random.below(2) == 0 => {
                 changed(&kept[random.below(n) as usize], &mut random)
@@ -97,7 +95,7 @@ const FOUND: &[&[u8]] = &[];
 #[test]
 fn sessions_of_any_bytes() {
     let mut target = targets::Sessions::default();
-    drive("session", FOUND, 1, |input| target.run(input));
+    drive("session", |input| target.run(input));
     // If all were refused, nothing behind the refusal would be reached.
     assert!(target.served > 100, "{}", target.served);
 }
@@ -105,17 +103,17 @@ fn sessions_of_any_bytes() {
 #[test]
 fn attach_messages_of_any_bytes() {
     let mut target = targets::Attaching::default();
-    drive("attach", FOUND, 1, |input| target.run(input));
+    drive("attach", |input| target.run(input));
 }
 
 #[test]
 fn control_requests_of_any_bytes() {
     let mut target = targets::Controlling::default();
-    drive("control", FOUND, 1, |input| target.run(input));
+    drive("control", |input| target.run(input));
 }
 
 #[test]
 fn several_clients_agree_with_a_model() {
     let mut target = targets::Coherent::default();
-    drive("coherence", FOUND, 10, |input| target.run(input));
+    drive("coherence", |input| target.run(input));
 }
