@@ -5,9 +5,11 @@ mod common;
 mod server;
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as Socket};
 use uvfs_server::{ClientLimits, Clients};
 
@@ -429,6 +431,45 @@ fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
     file.write_at(b"FOURTH", 0, Flags::empty()).unwrap();
     server.end();
     assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"FOURTH");
+}
+
+/// If the client took what its server could not write at its end for written, it would be lost without a word.
+#[test]
+fn what_a_server_could_not_write_at_its_end_is_told_once_it_is_back() {
+    const LIMIT: u64 = 10_000;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    // It outlives the signal that comes with a write beyond its limit for the size of files.
+    let plain = Server::command(dir.path(), "data", "sock");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
+    let envs = plain.get_envs();
+    command.envs(envs.filter_map(|(name, value)| Some((name, value?))));
+    let server = Server::begin(&mut command);
+    eventually("the server listens", || dir.path().join("sock").exists());
+    let client = client(dir.path());
+    let (large, small) = (
+        client.open("large", rw()).unwrap(),
+        client.open("small", rw()).unwrap(),
+    );
+    large.write_at(&[1; 20_000], 0, Flags::empty()).unwrap();
+    small.write_at(b"kept", 0, Flags::empty()).unwrap();
+    let limit = Rlimit {
+        current: Some(LIMIT),
+        maximum: getrlimit(Resource::Fsize).maximum,
+    };
+    prlimit(Some(server.pid()), Resource::Fsize, limit).unwrap();
+    server.end();
+    let host = |name: &str| std::fs::read(dir.path().join("data").join(name)).unwrap();
+    assert!(host("large").len() as u64 <= LIMIT);
+    assert_eq!(host("small"), b"kept");
+    let _server = Server::start(dir.path(), "data");
+    assert_eq!(code(large.sync_all()), Some(libc::EIO));
 }
 
 #[test]
