@@ -98,7 +98,7 @@ impl Bench {
     fn shorter(self, quick: bool) -> &'static [&'static str] {
         match (self, quick) {
             (Bench::Check, _) => &[],
-            (Bench::Wakeup, true) => &["--quick", "--work", "read-1,read-16,stat,seqread"],
+            (Bench::Wakeup, true) => &["--quick", "--work", "read-1,create,stat,read,unlink"],
             (Bench::Direct, true) => &["--quick", "--latency-us", "0,1000"],
             (Bench::Uncached, true) => &["--quick", "--seconds", "2"],
             (Bench::Load, true) => &["--quick", "--work", "direct,stat,open"],

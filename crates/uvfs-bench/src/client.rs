@@ -34,6 +34,10 @@ pub const BLOCK: usize = 4096;
 /// The size of a streaming request, in bytes.
 const STREAM: usize = 1 << 20;
 
+/// Looking at the clock costs something beside an operation that stays in the kernel: of so many operations the
+/// last is timed.
+const TIMED: u64 = 8;
+
 /// Reads in flight in [`Work::Read16`].
 const DEPTH: usize = 16;
 
@@ -153,7 +157,7 @@ pub enum Job {
 }
 
 /// What a client measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Operations, or MiB for the streams.
     pub amount: f64,
@@ -173,6 +177,9 @@ pub struct Measured {
     /// How long an operation took, where that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
+    /// How long each timed operation took, in nanoseconds, where all rounds are to be shown together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub histogram: Option<Histogram>,
 }
 
 /// The name of small file number `number`.
@@ -412,22 +419,28 @@ fn read_one(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measure
     let (file, blocks) = open_direct(path)?;
     let mut page = Box::new(Page::default());
     let mut latency = Histogram::default();
-    let mut measured = for_a_while(seconds, || {
-        // Looking at the clock costs something beside a read that stays in the kernel: of eight reads
-        // the last is timed.
-        for last in [false, false, false, false, false, false, false, true] {
+    let measured = for_a_while(seconds, || {
+        for last in (0..TIMED).rev() {
             let number = random.below(blocks);
-            let start = last.then(Instant::now);
+            let start = (last == 0).then(Instant::now);
             let n = file.read_at(&mut page.0, number * BLOCK as u64)?;
             if let Some(start) = start {
                 latency.add(start.elapsed().as_nanos() as u64);
             }
             check_block(number, &page.0[..n])?;
         }
-        Ok(8)
+        Ok(TIMED)
     })?;
-    measured.latency_us = Latency::of(&latency);
-    Ok(measured)
+    Ok(timed(measured, latency))
+}
+
+/// Adds how long operations took.
+fn timed(measured: Measured, latency: Histogram) -> Measured {
+    Measured {
+        latency_us: Latency::of(&latency),
+        histogram: Some(latency),
+        ..measured
+    }
 }
 
 fn read_many(path: &Path, seconds: f64, mut random: Random) -> io::Result<Measured> {
@@ -459,11 +472,16 @@ fn each_file(
     mut one: impl FnMut(u64, &str) -> io::Result<()>,
 ) -> io::Result<Measured> {
     let names: Vec<(u64, String)> = numbers.into_iter().map(|n| (n, file_name(n))).collect();
+    let mut latency = Histogram::default();
     let watch = Watch::start();
-    for (number, name) in &names {
+    for (turn, (number, name)) in (1..).zip(&names) {
+        let start = (turn % TIMED == 0).then(Instant::now);
         one(*number, name)?;
+        if let Some(start) = start {
+            latency.add(start.elapsed().as_nanos() as u64);
+        }
     }
-    Ok(watch.stop(names.len() as f64))
+    Ok(timed(watch.stop(names.len() as f64), latency))
 }
 
 fn create(path: &Path, files: u64) -> io::Result<Measured> {

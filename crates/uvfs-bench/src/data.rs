@@ -121,6 +121,7 @@ pub struct Row {
     pub host_cache_mib: Option<Summary>,
     pub latency_us: Option<Summary>,
     pub latency_p99_us: Option<Summary>,
+    pub latency_histogram: Vec<(f64, u64)>,
     pub ratio: BTreeMap<String, f64>,
     pub run_seconds: Option<Summary>,
     pub time_ratio: BTreeMap<String, f64>,

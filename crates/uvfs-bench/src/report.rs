@@ -7,9 +7,10 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::client::Measured;
 use super::runner::{Outcome, Sample};
 use super::server::Target;
-use super::stats::{Latency, Summary};
+use super::stats::{Histogram, Latency, Summary};
 
 /// Describes [`Report`] in a command's help.
 pub const JSON_HELP: &str = "\
@@ -41,6 +42,9 @@ JSON (--json), one object on standard output:
     latency_us, latency_p99_us
                 microseconds of an operation, where they were measured: median, min, max over the
                 rounds of a round's median and of its 99th percentile
+    latency_histogram
+                only for single operations of `wakeup`, over all rounds: pairs of microseconds and a count of
+                the operations that took from so many to a quarter of a power of two more
     ratio       median rate divided by that of native, of each peer and of a base, by name
     run_seconds, time_ratio
                 only where the unit is run: seconds of a run (median, min, max), and their median
@@ -126,6 +130,8 @@ struct Row {
     latency_us: Option<Summary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     latency_p99_us: Option<Summary>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    latency_histogram: Vec<(f64, u64)>,
     ratio: BTreeMap<String, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     run_seconds: Option<Summary>,
@@ -150,6 +156,17 @@ impl Row {
         let latency = |pick: fn(Latency) -> f64| {
             Summary::of(samples.iter().filter_map(|s| s.client.latency_us.map(pick)))
         };
+        let mut histogram = Histogram::default();
+        let histograms = samples.iter().filter_map(|s| s.client.histogram.as_ref());
+        histograms.for_each(|one| histogram.merge(one));
+        // A sample keeps the figures alone.
+        let figures = samples.iter().map(|s| Sample {
+            client: Measured {
+                histogram: None,
+                ..s.client.clone()
+            },
+            ..s.clone()
+        });
         Some(Self {
             target: target.name.clone(),
             rate: Summary::of(samples.iter().map(|s| s.client.amount / s.client.seconds))?,
@@ -160,7 +177,12 @@ impl Row {
             host_cache_mib: Summary::of(samples.iter().filter_map(|s| s.client.host_cache_mib)),
             latency_us: latency(|l| l.median),
             latency_p99_us: latency(|l| l.p99),
-            samples: samples.to_vec(),
+            latency_histogram: histogram
+                .quarters()
+                .into_iter()
+                .map(|(ns, count)| (ns as f64 / 1e3, count))
+                .collect(),
+            samples: figures.collect(),
             ratio: BTreeMap::new(),
             run_seconds: None,
             time_ratio: BTreeMap::new(),
@@ -377,7 +399,6 @@ pub fn columns(lines: &[Vec<String>]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::Measured;
     use super::*;
     use serde_json::{Value, json};
 
@@ -480,6 +501,7 @@ mod tests {
             "memory_mib",
             "latency_us",
             "latency_p99_us",
+            "latency_histogram",
             "ratio",
             "run_seconds",
             "time_ratio",

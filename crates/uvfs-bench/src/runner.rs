@@ -9,7 +9,7 @@ use super::interrupt;
 use super::server::{Running, Target};
 
 /// One measurement of one work on one target.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
     /// What the client measured.
     #[serde(flatten)]

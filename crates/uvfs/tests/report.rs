@@ -126,6 +126,12 @@ fn page(dir: &Path) -> PathBuf {
     page
 }
 
+/// Whether it is part of a table in a mailing-list thread's shape, not of that with all figures.
+fn is_of_thread(node: &Node) -> bool {
+    let mut tables = node.ancestors().filter(|n| n.has_tag_name("table"));
+    tables.any(|table| table.attribute("class") == Some("seed"))
+}
+
 fn text(node: Node) -> String {
     let nodes = node.descendants().filter(Node::is_text);
     nodes.filter_map(|node| node.text()).collect()
@@ -157,7 +163,7 @@ fn the_page_has_every_table_and_plots() {
             of("svg").any(|svg| svg.attribute("role") == Some("img")),
             "{bench}: a plot"
         );
-        let bodies: Vec<Node> = of("tbody").collect();
+        let bodies: Vec<Node> = of("tbody").filter(|body| !is_of_thread(body)).collect();
         let works = match run["works"].as_array() {
             Some(works) => works.clone(),
             None => continue,
@@ -180,6 +186,96 @@ fn the_page_has_every_table_and_plots() {
     for part in ["cold", "warm", "xfs_repair", "500 ms", "0.17"] {
         assert!(check.contains(part), "{part} in {check}");
     }
+}
+
+/// The page of one benchmark: the rows of its thread's tables, and the titles of its plots.
+fn thread(bench: &str, targets: &[&str], works: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let made = works.iter().map(|(name, unit)| {
+        let mut work = work(name, unit, targets, 1200.0);
+        for row in work["results"].as_array_mut().unwrap() {
+            row["latency_histogram"] = json!([[8.0, 10], [10.0, 80], [12.0, 9], [64.0, 1]]);
+        }
+        work
+    });
+    let mut value = run(bench, targets, made.collect());
+    for target in value["targets"].as_array_mut().unwrap() {
+        if target["name"].as_str().unwrap().contains("-s") {
+            target["kind"] = "uvfs".into();
+        }
+    }
+    let (results, page) = (
+        write(dir.path(), "run.json", &value),
+        dir.path().join("page"),
+    );
+    let output = uvfs(&["report", results.to_str().unwrap(), page.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    let page = fs::read_to_string(page).unwrap();
+    let options = ParsingOptions {
+        allow_dtd: true,
+        ..ParsingOptions::default()
+    };
+    let document = Document::parse_with_options(&page, options).expect("well-formed");
+    let all = |tag: &'static str| document.descendants().filter(move |n| n.has_tag_name(tag));
+    let cells =
+        |row: Node| -> Vec<String> { row.children().filter(Node::is_element).map(text).collect() };
+    let rows = all("tr")
+        .filter(is_of_thread)
+        .map(|row| cells(row).join("|"));
+    (rows.collect(), all("figcaption").map(text).collect())
+}
+
+#[test]
+fn the_page_has_the_table_of_each_thread_and_its_plots() {
+    let holds = |found: &[String], wanted: &str| {
+        assert!(
+            found.iter().any(|one| one == wanted),
+            "{wanted} in {found:#?}"
+        );
+    };
+    let clients = ["native", "client-copying", "client"];
+    let sizes = ["write-1k", "write-4k", "write-1m"].map(|name| (name, "MiB"));
+    let (rows, plots) = thread("writeback", &clients, &sizes);
+    holds(&rows, "MiB/s|bs=1k|bs=4k|bs=1M");
+    holds(&rows, "before (client-copying)|600|600|600");
+    holds(&rows, "after (client)|400|400|400");
+    holds(&rows, "difference|-33%|-33%|-33%");
+    holds(&rows, "native|1,200|1,200|1,200");
+    holds(&plots, "Bandwidth of two writers by block size");
+
+    let clients = ["native", "client", "client-one-at-a-time"];
+    let works = ["read-one-100us", "write-many-100us", "read-1-pieces-100us"];
+    let (rows, plots) = thread("direct", &clients, &works.map(|name| (name, "MiB")));
+    holds(
+        &rows,
+        "MiB/s|before (client-one-at-a-time)|after (client)|difference|native",
+    );
+    holds(&rows, "dd reads|400|600|+50%|1,200");
+    holds(&rows, "aio writes|400|600|+50%|1,200");
+    holds(
+        &plots,
+        "Reads by client, as a multiple of client-one-at-a-time",
+    );
+
+    let works = ["write-second-1", "write-second-2", "write-full"];
+    let sides = ["native", "client", "client-uncached"];
+    let (rows, plots) = thread("uncached", &sides, &works.map(|name| (name, "MiB")));
+    holds(&rows, "2s|600|400|-33%|1,200");
+    holds(&plots, "32 streams of writes, second by second");
+
+    let sides = ["native", "dev-sleep", "dev-spin"];
+    let works = ["read-1", "create"].map(|name| (name, "op"));
+    let (rows, plots) = thread("wakeup", &sides, &works);
+    holds(&rows, "|Create /s|% CPU|99% µs");
+    assert!(
+        rows.iter()
+            .any(|row| row.starts_with("before (dev-sleep)|600|"))
+    );
+    assert!(
+        rows.iter()
+            .any(|row| row.starts_with("after (dev-spin)|400|"))
+    );
+    holds(&plots, "Latency of read-1 over /dev/fuse, by wait policy");
 }
 
 #[test]

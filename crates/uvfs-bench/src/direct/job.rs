@@ -13,7 +13,7 @@ use uvfs_client::{Client, Config, Faulty, File, Flags, LocalStore, OpenOptions};
 use super::super::aio;
 use super::super::client::{BLOCK, Measured, Page, for_a_while};
 
-/// Bytes of a call that is waited for.
+/// Bytes of the largest call that is waited for.
 pub const CALL: usize = 2 << 20;
 
 /// Bytes that the store takes at once, and of a call of many.
@@ -21,6 +21,16 @@ pub const PIECE: usize = 128 << 10;
 
 /// Calls of [`PIECE`] bytes at a time.
 const DEPTH: usize = CALL / PIECE;
+
+/// Which calls a program makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Calls {
+    /// One after another, each of so many pieces, which divide those of [`CALL`].
+    One(usize),
+    /// Many of one piece at a time.
+    Many,
+}
 
 /// How the file is reached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,8 +61,8 @@ pub struct Job {
     pub way: Way,
     /// Writes, not reads.
     pub write: bool,
-    /// Many calls at a time, not one large one.
-    pub many: bool,
+    /// Which calls.
+    pub calls: Calls,
     /// The file's size, a multiple of [`CALL`].
     pub bytes: u64,
     /// How long to go on.
@@ -69,14 +79,14 @@ impl Job {
                     .write(self.write)
                     .custom_flags(libc::O_DIRECT)
                     .open(path)?;
-                match self.many {
-                    true => self.queue(file)?,
-                    false => self.calls(&mut |buffer, at| {
+                match self.calls {
+                    Calls::Many => self.queue(file)?,
+                    Calls::One(pieces) => self.calls(pieces, &mut |buffer, at| {
                         match self.write {
                             true => file.write_at(buffer, at),
                             false => file.read_at(buffer, at),
                         }
-                        .and_then(|moved| whole(moved, CALL))
+                        .and_then(|moved| whole(moved, buffer.len()))
                     })?,
                 }
             }
@@ -92,10 +102,14 @@ impl Job {
                 let options = OpenOptions::new().read(true).write(self.write);
                 let file = client.open(file, options)?;
                 fault.latency_us.store(*latency_us, Ordering::Relaxed);
-                let size = if *one_at_a_time { PIECE } else { CALL };
-                match self.many && !one_at_a_time {
+                let pieces = match self.calls {
+                    Calls::One(pieces) => pieces,
+                    Calls::Many => DEPTH,
+                };
+                let size = if *one_at_a_time { 1 } else { pieces } * PIECE;
+                match self.calls == Calls::Many && !one_at_a_time {
                     true => self.submitted(&file)?,
-                    false => self.calls(&mut |buffer, at| {
+                    false => self.calls(pieces, &mut |buffer, at| {
                         let mut parts = (at..).step_by(size).zip(buffer.chunks_mut(size));
                         parts.try_for_each(|(at, part)| {
                             match self.write {
@@ -114,16 +128,18 @@ impl Job {
         })
     }
 
-    /// Large calls, one after another.
+    /// Calls of so many pieces, one after another.
     fn calls(
         &self,
+        pieces: usize,
         call: &mut dyn FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> io::Result<Measured> {
-        let mut pages = vec![Page::default(); CALL / BLOCK];
+        let size = pieces * PIECE;
+        let mut pages = vec![Page::default(); size / BLOCK];
         let buffer = Page::bytes_mut(&mut pages);
         let mut next = 0;
         for_a_while(self.seconds, || {
-            let at = self.advance(&mut next, CALL);
+            let at = self.advance(&mut next, size);
             if self.write {
                 stamp(buffer, at);
             }
@@ -131,7 +147,7 @@ impl Job {
             if !self.write {
                 check(buffer, at)?;
             }
-            Ok(CALL as u64)
+            Ok(size as u64)
         })
     }
 
@@ -257,11 +273,12 @@ mod tests {
         stamp(&mut data, 0);
         std::fs::write(&path, &data).unwrap();
         for way in ways(dir.path()) {
-            for (write, many) in [(false, false), (false, true), (true, false), (true, true)] {
+            let calls = [Calls::One(1), Calls::One(16), Calls::Many];
+            for (write, calls) in [false, true].iter().flat_map(|w| calls.map(|c| (*w, c))) {
                 let job = Job {
                     way: way.clone(),
                     write,
-                    many,
+                    calls,
                     bytes: 2 * CALL as u64,
                     seconds: 0.001,
                 };
@@ -281,11 +298,11 @@ mod tests {
         }
         std::fs::write(&path, vec![7; 2 * CALL]).unwrap();
         for way in ways(dir.path()) {
-            for many in [false, true] {
+            for calls in [Calls::One(16), Calls::Many] {
                 let job = Job {
                     way: way.clone(),
                     write: false,
-                    many,
+                    calls,
                     bytes: 2 * CALL as u64,
                     seconds: 0.001,
                 };

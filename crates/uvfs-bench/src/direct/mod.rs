@@ -16,7 +16,7 @@ use super::server::{Kind, Target, start_store};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
 use super::{client, interrupt, store};
-use job::{CALL, Job, PIECE, Way};
+use job::{CALL, Calls, Job, PIECE, Way};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,7 +26,8 @@ Examples:
     --peer hp='passthrough_hp --foreground {source} {mountpoint}'
 
 Reads and writes past the page cache of a file that is there: calls of 2 MiB, each waited for, as dd
-makes them; and calls of 128 KiB, 16 at a time, as programs make them with libaio. Below is a
+makes them; and calls of 128 KiB, 16 at a time, as programs make them with libaio. To show what cutting a
+call into pieces costs, reads of 1, 2, 4 and 8 pieces of 128 KiB, too. Below is a
 store that takes 128 KiB at once and that much longer for each piece. Without latency it is the
 source directory, with it a FUSE file system of this benchmark's own, over the same file.
   native                the host's file, on the store itself
@@ -66,15 +67,33 @@ pub struct Args {
 struct Point {
     latency_us: u64,
     write: bool,
-    many: bool,
+    calls: Calls,
 }
 
 impl Point {
+    /// The works, by whether they write. The largest calls are `one`.
+    const WORKS: [(bool, Calls); 8] = [
+        (false, Calls::One(CALL / PIECE)),
+        (false, Calls::Many),
+        (true, Calls::One(CALL / PIECE)),
+        (true, Calls::Many),
+        (false, Calls::One(1)),
+        (false, Calls::One(2)),
+        (false, Calls::One(4)),
+        (false, Calls::One(8)),
+    ];
+
     fn describe(&self) -> Work {
         let verb = if self.write { "write" } else { "read" };
-        let (how, calls) = match self.many {
-            true => ("many", "128 KiB, 16 at a time"),
-            false => ("one", "2 MiB, one at a time"),
+        let (how, calls) = match self.calls {
+            Calls::Many => ("many".into(), "128 KiB, 16 at a time".into()),
+            Calls::One(pieces) if pieces * PIECE == CALL => {
+                ("one".into(), "2 MiB, one at a time".into())
+            }
+            Calls::One(pieces) => (
+                format!("{pieces}-pieces"),
+                format!("{} KiB, one at a time", pieces * PIECE >> 10),
+            ),
         };
         let us = self.latency_us;
         Work {
@@ -143,7 +162,7 @@ impl Bench<'_> {
             let job = client::Job::Direct(Job {
                 way: way.clone(),
                 write: point.write,
-                many: point.many,
+                calls: point.calls,
                 bytes: self.bytes,
                 seconds: self.seconds,
             });
@@ -174,7 +193,7 @@ impl Bench<'_> {
 /// Runs the benchmark and prints what it found.
 pub fn run(args: Args) -> Result<ExitCode> {
     let common = &args.common;
-    let seconds = common.pick(0.15, 0.5);
+    let seconds = common.pick(0.1, 0.3);
     let bytes = common.pick(16, 64) * CALL as u64;
     let clients = [
         sides::client("client", false, false),
@@ -183,13 +202,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let targets = args.sides.targets(&Side::CALLS, &[], &clients)?;
     let mut points = Vec::new();
     for &latency_us in &args.latency_us {
-        for (write, many) in [(false, false), (false, true), (true, false), (true, true)] {
-            points.push(Point {
-                latency_us,
-                write,
-                many,
-            });
-        }
+        points.extend(Point::WORKS.map(|(write, calls)| Point {
+            latency_us,
+            write,
+            calls,
+        }));
     }
     interrupt::install()?;
     let workspace = Workspace::new(common.dir.as_deref(), 2 * bytes)?;

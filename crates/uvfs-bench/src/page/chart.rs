@@ -29,6 +29,7 @@ pub struct Lines {
     pub title: String,
     /// The meaning of the named points.
     pub x: String,
+    /// Those without a name get no label.
     pub points: Vec<String>,
     /// The unit of the values.
     pub y: String,
@@ -98,9 +99,9 @@ impl Axis {
 
     fn log(low: f64, high: f64) -> Self {
         let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
-        let digits: &[f64] = match powers.clone().count() {
-            0..=3 => &[1.0, 2.0, 5.0],
-            _ => &[1.0],
+        let digits: &[f64] = match high / low < 200.0 {
+            true => &[1.0, 2.0, 5.0],
+            false => &[1.0],
         };
         let all = powers.flat_map(|power| digits.iter().map(move |d| d * 10f64.powi(power)));
         let all: Vec<f64> = all.collect();
@@ -189,9 +190,11 @@ impl Lines {
         let x = |index: usize| left + (index as f64 + 0.5) * gap;
         let y = |value: f64| bottom - axis.place(value) * (bottom - top);
         // As many names as there is room for.
-        let every = (self.points.len() as f64 * 44.0 / (right - left))
-            .ceil()
-            .max(1.0) as usize;
+        let named = self.points.iter().enumerate();
+        let named: Vec<(usize, &String)> = named.filter(|(_, name)| !name.is_empty()).collect();
+        let every = (named.len() as f64 * 44.0 / (right - left)).ceil().max(1.0) as usize;
+        // More would hide the lines.
+        let dots = self.points.len() <= 20;
         let legend: Vec<_> = self
             .series
             .iter()
@@ -207,8 +210,8 @@ impl Lines {
                         line.grid x1=(left) x2=(right) y1=(px(y(*tick))) y2=(px(y(*tick))) {}
                         text.end x=(left - 8.0) y=(px(y(*tick) + 4.0)) { (short(*tick)) }
                     }
-                    @for (index, point) in self.points.iter().enumerate().step_by(every) {
-                        text.middle x=(px(x(index))) y=(bottom + 20.0) { (point) }
+                    @for (index, point) in named.iter().step_by(every) {
+                        text.middle x=(px(x(*index))) y=(bottom + 20.0) { (point) }
                     }
                     text.middle x=(px((left + right) / 2.0)) y=(HEIGHT - 6.0) { (self.x) }
                     @for series in &self.series {
@@ -218,8 +221,10 @@ impl Lines {
                             @let points: Vec<String> = places.iter()
                                 .map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
                             polyline.dashed[series.dashed] points=(points.join(" ")) {}
-                            @for (x, y) in &places {
-                                circle cx=(px(*x)) cy=(px(*y)) r="3.5" {}
+                            @if dots {
+                                @for (x, y) in &places {
+                                    circle cx=(px(*x)) cy=(px(*y)) r="3.5" {}
+                                }
                             }
                         }
                     }
@@ -317,8 +322,8 @@ mod tests {
         let linear = Axis::new(Scale::Linear, [3.0, 870.0].into_iter());
         assert_eq!(linear.ticks, [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
         assert_eq!(linear.place(500.0), 0.5);
-        let log = Axis::new(Scale::Log, [0.8, 31.0].into_iter());
-        assert_eq!((log.low, log.high), (0.1, 100.0));
+        let log = Axis::new(Scale::Log, [0.08, 31.0].into_iter());
+        assert_eq!(log.ticks, [0.01, 0.1, 1.0, 10.0, 100.0]);
         let narrow = Axis::new(Scale::Log, [3.0, 31.0].into_iter());
         assert_eq!(narrow.ticks, [2.0, 5.0, 10.0, 20.0, 50.0]);
     }

@@ -2,6 +2,7 @@
 
 mod chart;
 mod plots;
+mod seeds;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use uvfs_cli::Result;
@@ -124,6 +125,7 @@ fn section(run: &Run) -> Markup {
                     p.quiet { (target.name) " is " code { (target.command.join(" ")) } }
                 }
             }
+            (seeds::of(run))
             @if !plots.is_empty() { div.plots { @for plot in plots { (plot) } } }
             @if folded {
                 details { summary { "All figures (" (rows) " rows)" } (table(run)) }

@@ -277,7 +277,7 @@ fn sum(sum: Measured, one: &Measured) -> Measured {
         kswapd_cpu_seconds: one
             .kswapd_cpu_seconds
             .map(|one| sum.kswapd_cpu_seconds.unwrap_or(0.0) + one),
-        latency_us: None,
+        ..Measured::default()
     }
 }
 
