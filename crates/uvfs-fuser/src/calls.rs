@@ -92,6 +92,11 @@ impl<FS: Filesystem> Calls<FS> {
         })
     }
 
+    /// Whether handlers run on threads of their own, and not on the one that calls [`Calls::call`].
+    pub(crate) fn are_elsewhere(&self) -> bool {
+        matches!(self.place, Place::Pool(_))
+    }
+
     pub(crate) fn call(&self, call: impl FnOnce(&FS) + Send + 'static) {
         match &self.place {
             Place::OneByOne(turn) => {

@@ -299,10 +299,23 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         data: &Payload,
     ) -> Result<usize> {
         in_range([how.offset])?;
-        let (how, len, buffers) = (*how, data.len(), self.buffers.clone());
-        let mut bytes = buffers.take(len);
-        data.copy_out(0, &mut bytes[..len]);
+        let (how, data, buffers) = (*how, data.clone(), self.buffers.clone());
+        // A handler on a thread of its own may read the data after its reply, when the kernel may already have
+        // the memory for the next request.
+        let copied = self.calls.are_elsewhere() || data.parts().len() != 1;
+        let copy = copied.then(|| {
+            let mut bytes = buffers.take(data.len());
+            data.copy_out(0, &mut bytes[..data.len()]);
+            bytes
+        });
         let written = self.ask(cx, move |fs, req, reply| {
+            let bytes = match &copy {
+                Some(copy) => &copy[..data.len()],
+                // SAFETY: the kernel has filled this memory, which belongs to this process alone as adapters
+                // serve no clients. It writes there again only once the request is answered. That is done by
+                // this thread, which is in the handler as long as the slice is used.
+                None => unsafe { data.bytes() }.unwrap_or_default(),
+            };
             let mut flags = WriteFlags::empty();
             flags.set(WriteFlags::FUSE_WRITE_CACHE, how.from_cache);
             flags.set(WriteFlags::FUSE_WRITE_LOCKOWNER, how.owner.is_some());
@@ -312,13 +325,15 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
                 INodeNo(node.0),
                 FileHandle(how.fh.0),
                 how.offset,
-                &bytes[..len],
+                bytes,
                 flags,
                 open_flags(how.flags),
                 how.owner.map(lock_owner),
                 reply,
             );
-            buffers.give_back(bytes);
+            if let Some(copy) = copy {
+                buffers.give_back(copy);
+            }
         });
         Ok(written.await? as usize)
     }

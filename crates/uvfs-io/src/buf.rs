@@ -235,6 +235,18 @@ impl Payload {
         &self.parts
     }
 
+    /// The bytes where they lie, if they are in one part.
+    ///
+    /// # Safety
+    /// While the result is used nobody writes to them: no other process, no system call, and nobody who has a
+    /// clone of a part.
+    pub unsafe fn bytes(&self) -> Option<&[u8]> {
+        let [part] = &self.parts[..] else { return None };
+        // SAFETY: the part lies in a mapping that lives as long as it does, mappings begin with zeros, so that
+        // all bytes have a value, and the caller sees to it that they keep it.
+        Some(unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) })
+    }
+
     /// The bytes of `range`, sharing the memory.
     ///
     /// # Panics
