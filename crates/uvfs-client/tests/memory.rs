@@ -9,8 +9,7 @@ use std::sync::Arc;
 use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
 use uvfs_server::{ClientLimits, Mounted, Options, Session, SessionOptions, in_process};
 
-#[allow(dead_code, reason = "its `main` is for those who run it")]
-#[path = "../examples/memory.rs"]
+#[path = "../../uvfs-server/examples/memory/fs.rs"]
 mod memory;
 
 use memory::Memory;
@@ -19,7 +18,7 @@ use memory::Memory;
 fn mounted(at: &Path) -> Option<Mounted<Memory>> {
     let mut options = Options::named("memory");
     options.server.clients = Some(ClientLimits::default());
-    match uvfs_server::mount(Memory::default(), at, options) {
+    match uvfs_server::mount(Memory::new(), at, options) {
         Ok(mounted) => Some(mounted),
         Err(error) => {
             let in_ci = std::env::var_os("CI").is_some();
@@ -106,7 +105,7 @@ fn a_client_takes_over_a_file_of_the_mount() {
 
 #[test]
 fn a_program_uses_it_without_a_mount() {
-    let session = Session::unmounted(Memory::default(), SessionOptions::default()).unwrap();
+    let session = Session::unmounted(Memory::new(), SessionOptions::default()).unwrap();
     let (_server, socket) = in_process(&Arc::new(session), ClientLimits::default()).unwrap();
     let client = Client::new(Server::from(socket), Config::default()).unwrap();
     client.mkdir("dir", 0o755).unwrap();
@@ -115,6 +114,14 @@ fn a_program_uses_it_without_a_mount() {
     file.write_at(b"in this process", 0, Flags::empty())
         .unwrap();
     assert_eq!(client.stat("dir/file").unwrap().size, 15);
+    // Equal handles, as this file system gives them, are still two: one is closed, and the other goes on.
+    let again = || client.open("dir/file", OpenOptions::new().read(true));
+    let (first, second) = (again().unwrap(), again().unwrap());
+    first.close().unwrap();
+    let mut bytes = [0; 2];
+    assert_eq!(second.read_at(&mut bytes, 0, Flags::DIRECT).unwrap(), 2);
+    assert_eq!(&bytes, b"in");
+    second.close().unwrap();
     client.rename("dir/file", "file", 0).unwrap();
     client.rmdir("dir").unwrap();
     let mut bytes = [0; 4];

@@ -181,7 +181,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(Opened::default())
     }
 
-    /// Makes a file unless it is there and opens it.
+    /// Makes a file unless it is there and opens it. Without this method, `mknod` and `open` do.
     async fn create(
         &self,
         cx: &Context,
@@ -190,7 +190,15 @@ pub trait FileSystem: Send + Sync + 'static {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        unsupported!(cx, parent, name, new, how)
+        let entry = match self.mknod(cx, parent, name, new).await {
+            Err(Errno::EXIST) if !how.flags.contains(OFlags::EXCL) => {
+                self.lookup(cx, parent, name).await?
+            }
+            made => made?,
+        };
+        let opened = self.open(cx, entry.node, how).await;
+        let opened = opened.inspect_err(|_| self.forget(entry.node, 1))?;
+        Ok((entry, opened))
     }
 
     /// Makes a file without a name (O_TMPFILE) and opens it.

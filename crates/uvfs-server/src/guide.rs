@@ -4,6 +4,17 @@
 //! a client over shared memory, calls one of its methods. All methods have a default, so you begin with few
 //! and add those that your programs use.
 //!
+//! # A new program
+//!
+//! A mount needs root, or `fusermount3` of the Debian package fuse3, and `/dev/fuse`. The dependencies, with the
+//! path of a checkout of uvfs (`uvfs-client` only to use a file system in process):
+//!
+//! ```toml
+//! [dependencies]
+//! uvfs-server = { path = "uvfs/crates/uvfs-server" }
+//! uvfs-client = { path = "uvfs/crates/uvfs-client" }
+//! ```
+//!
 //! # One file
 //!
 //! This is the whole program. It is also the crate's example `hello`:
@@ -20,8 +31,10 @@
 //!   change only by requests, an hour is right, and most requests never reach you. If they change by
 //!   themselves, give a short time, or tell the kernel by
 //!   [`Session::attributes_changed`](crate::Session::attributes_changed) and [`notify`](crate::notify).
+//! - **Attributes.** [`attr`](crate::fs::attr) begins with the number, the type and the permissions. Sizes, owners
+//!   and times are 0 until you set them; [`touch`](crate::fs::touch) sets times to now.
 //! - **Errors.** Return the [`Errno`](crate::Errno) that a kernel file system would. The program that made the
-//!   call gets it.
+//!   call gets it. A method that you leave out gives ENOSYS (“Function not implemented”).
 //! - **Handles.** An open file has a number too, a [`Handle`](crate::fs::Handle). A file system that needs none
 //!   leaves out [`open`](crate::FileSystem::open), and all handles are 0.
 //! - **Modes and flags** have types of their own, those of the crate rustix: [`FileType`](crate::fs::FileType),
@@ -42,14 +55,34 @@
 //!
 //! # A file system in memory, served in three ways
 //!
-//! The example `memory` of the crate `uvfs-client` has files, directories, links, renames and open files that
-//! have lost their name. Read it next. It shows the three ways to serve:
+//! This is a complete one: files, directories, symbolic and hard links, renames, and open files that have lost
+//! their name. It is `fs.rs` of the crate's example `memory`.
 //!
-//! 1. **By a mount**, for all programs: [`mount()`](crate::mount()), as above.
+//! ```ignore
+#![doc = include_str!("../examples/memory/fs.rs")]
+//! ```
+//!
+//! Three things in it are easy to get wrong:
+//!
+//! - Every [`Entry`](crate::fs::Entry) that you return counts a lookup, whichever method returns it. The node
+//!   lives until [`forget`](crate::FileSystem::forget) has taken all of them back, also without a name.
+//! - [`unlink`](crate::FileSystem::unlink), `rmdir` and `rename` return which node lost its name
+//!   ([`Unlinked`](crate::fs::Unlinked)), so that the server can tell those who keep the name.
+//! - The kernel truncates by [`setattr`](crate::FileSystem::setattr), also for an open with O_TRUNC.
+//!
+//! The `main.rs` of the example serves it:
+//!
+//! ```ignore
+#![doc = include_str!("../examples/memory/main.rs")]
+//! ```
+//!
+//! 1. **By a mount**, for all programs: [`mount()`](crate::mount()). `cargo run -p uvfs-server --example memory --
+//!    MOUNTPOINT` serves until `umount MOUNTPOINT`.
 //! 2. **Under `uvfs run`**, for unmodified programs that write or read so much that requests to the kernel
 //!    cost too much: set [`ServerOptions::clients`](crate::ServerOptions::clients), and implement
 //!    [`ClientSupport`](crate::fs::ClientSupport), which [`clients`](crate::FileSystem::clients) gives. The reads
-//!    and writes of such a program then come over shared memory, and through a page cache in the program.
+//!    and writes of such a program then come over shared memory, and through a page cache in the program:
+//!    `uvfs run --report -- dd if=/dev/zero of=MOUNTPOINT/file bs=4k count=100000`.
 //! 3. **In process**, without a mount or a second process:
 //!    [`Session::unmounted`](crate::Session::unmounted) and [`in_process`](crate::in_process()), with a
 //!    `uvfs_client::Client` at the other end.

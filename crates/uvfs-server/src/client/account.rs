@@ -24,20 +24,36 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// The client is given a handle.
+    pub(super) fn opened(&self, node: u64, fh: u64, is_directory: bool) {
+        let mut handles = self.handles.borrow_mut();
+        *handles.entry((node, fh, is_directory)).or_default() += 1;
+    }
+
+    /// The client gives a handle back.
+    fn released(&self, node: u64, fh: u64, is_directory: bool) {
+        let mut handles = self.handles.borrow_mut();
+        if let Entry::Occupied(mut count) = handles.entry((node, fh, is_directory)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
     /// Remembers what a reply gives to the client, or takes from it.
     pub(super) fn account(&self, request: &Request<'_>, outcome: &Outcome) {
         let Ok(reply) = outcome else { return };
         let node = request.node;
-        let mut handles = self.handles.borrow_mut();
         match reply {
             Reply::Entry(entry) => self.looked_up(entry.nodeid),
             Reply::Created(entry, opened) => {
-                handles.insert((entry.nodeid, opened.fh, false));
+                self.opened(entry.nodeid, opened.fh, false);
                 self.looked_up(entry.nodeid);
             }
             Reply::Opened(opened) => {
                 let is_directory = matches!(request.operation, Operation::Opendir(_));
-                handles.insert((node, opened.fh, is_directory));
+                self.opened(node, opened.fh, is_directory);
             }
             Reply::Listing(listed) => {
                 for &node in &listed.nodes {
@@ -48,12 +64,17 @@ impl<F: FileSystem> Client<F> {
         }
         match &request.operation {
             Operation::Release(arg) => {
-                handles.remove(&(node, arg.fh, false));
-                if self.imported.borrow_mut().remove(&(node, arg.fh)).is_some() {
+                self.released(node, arg.fh, false);
+                if let Entry::Occupied(mut held) = self.imported.borrow_mut().entry((node, arg.fh))
+                {
                     self.closed(1);
+                    held.get_mut().1 -= 1;
+                    if held.get().1 == 0 {
+                        held.remove();
+                    }
                 }
             }
-            Operation::Releasedir(arg) => drop(handles.remove(&(node, arg.fh, true))),
+            Operation::Releasedir(arg) => self.released(node, arg.fh, true),
             Operation::Forget(arg) => self.forgot(ForgetOne {
                 nodeid: node,
                 nlookup: arg.nlookup,

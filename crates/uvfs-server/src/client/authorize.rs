@@ -14,7 +14,7 @@ impl<F: FileSystem> Client<F> {
     pub(super) fn access(&self, node: u64, fh: u64) -> (bool, bool) {
         match self.imported.borrow().get(&(node, fh)) {
             None => (true, true),
-            Some(flags) => match *flags as i32 & libc::O_ACCMODE {
+            Some((flags, _)) => match *flags as i32 & libc::O_ACCMODE {
                 libc::O_RDONLY => (true, false),
                 libc::O_WRONLY => (false, true),
                 libc::O_RDWR => (true, true),
@@ -25,7 +25,11 @@ impl<F: FileSystem> Client<F> {
 
     /// EBADF unless the client has the open file, or directory.
     pub(super) fn has(&self, node: u64, fh: u64, is_directory: bool) -> Result<()> {
-        match self.handles.borrow().contains(&(node, fh, is_directory)) {
+        match self
+            .handles
+            .borrow()
+            .contains_key(&(node, fh, is_directory))
+        {
             true => Ok(()),
             false => Err(Errno::BADF),
         }
@@ -128,7 +132,7 @@ impl<F: FileSystem> Client<F> {
             }
             Write(arg) => {
                 self.writes(node, arg.fh)?;
-                if let Some(&flags) = self.imported.borrow().get(&(node, arg.fh)) {
+                if let Some(&(flags, _)) = self.imported.borrow().get(&(node, arg.fh)) {
                     arg.flags = flags;
                 }
                 if self.uid != 0 {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashMap;
 use uvfs_io::ops::File;
 use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi::{self, InHeader};
@@ -58,10 +58,11 @@ pub(crate) struct Client<F: FileSystem> {
     pub(crate) pid: u32,
     /// Tells its locks from other clients'.
     pub(crate) number: u32,
-    /// Open files and directories: node, handle, whether it is a directory.
-    pub(crate) handles: RefCell<HashSet<(u64, u64, bool)>>,
-    /// Of the handles those that were imported, with open(2)'s flags that they were opened with.
-    pub(crate) imported: RefCell<HashMap<(u64, u64), u32>>,
+    /// Open files and directories: node, handle, whether it is a directory; and how often that was opened, as a
+    /// file system may give equal handles.
+    pub(crate) handles: RefCell<HashMap<(u64, u64, bool), u64>>,
+    /// Of the handles those that were imported, with open(2)'s flags that they were opened with, and how often.
+    pub(crate) imported: RefCell<HashMap<(u64, u64), (u32, usize)>>,
     /// No request is taken any more.
     pub(crate) over: Cell<bool>,
     /// Its dirty pages have been written, or are lost.
@@ -75,7 +76,8 @@ impl<F: FileSystem> Drop for Client<F> {
         if !self.salvaged.get() {
             self.queue.close_as(End::CutOff);
         }
-        self.closed(self.imported.take().len());
+        let imported = self.imported.take();
+        self.closed(imported.values().map(|(_, count)| count).sum());
         if let Some(guest) = &self.guest
             && self.link.was_cut_off()
         {
@@ -232,8 +234,12 @@ impl<F: FileSystem> Client<F> {
             let shared = async { clients?.share(node, fh).await };
             let fh = shared.await.inspect_err(|_| self.closed(1))?;
             // From here on it goes when the client goes.
-            self.handles.borrow_mut().insert((node.0, fh.0, false));
-            (self.imported.borrow_mut()).insert((node.0, fh.0), grant.flags);
+            self.opened(node.0, fh.0, false);
+            {
+                let mut imported = self.imported.borrow_mut();
+                let (flags, count) = imported.entry((node.0, fh.0)).or_default();
+                (*flags, *count) = (grant.flags, *count + 1);
+            }
             self.looked_up(node.0);
             if session.flags_of(node, fh)? != grant.flags {
                 return Err(Errno::BADF);
@@ -274,7 +280,7 @@ impl<F: FileSystem> Client<F> {
         if !self.link.lookups().contains_key(&node) {
             return Err(Errno::STALE);
         }
-        let writable = |(&(n, fh), _): (&(u64, u64), &u32)| n == node && self.access(n, fh).1;
+        let writable = |(&(n, fh), _): (&(u64, u64), &_)| n == node && self.access(n, fh).1;
         if self.guest.is_some()
             && mode == LeaseMode::Write
             && !self.imported.borrow().iter().any(writable)

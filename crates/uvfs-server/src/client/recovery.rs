@@ -137,20 +137,26 @@ impl<F: FileSystem> Client<F> {
     /// Takes back the client's handles and lookups.
     pub(crate) async fn release(self: &Rc<Self>) {
         let handles = std::mem::take(&mut *self.handles.borrow_mut());
-        side_by_side(handles.into_iter().map(|(node, fh, is_directory)| {
-            let me = self.clone();
-            async move {
-                let arg = abi::ReleaseIn {
-                    fh,
-                    ..Default::default()
-                };
-                let release = match is_directory {
-                    true => Operation::Releasedir(arg),
-                    false => Operation::Release(arg),
-                };
-                let _ = me.ask(node, release, Payload::default()).await;
-            }
-        }))
+        side_by_side(
+            handles
+                .into_iter()
+                .map(|((node, fh, is_directory), count)| {
+                    let me = self.clone();
+                    async move {
+                        let arg = abi::ReleaseIn {
+                            fh,
+                            ..Default::default()
+                        };
+                        for _ in 0..count {
+                            let release = match is_directory {
+                                true => Operation::Releasedir(arg),
+                                false => Operation::Release(arg),
+                            };
+                            let _ = me.ask(node, release, Payload::default()).await;
+                        }
+                    }
+                }),
+        )
         .await;
         let lookups = std::mem::take(&mut *self.link.lookups());
         for (node, nlookup) in lookups {
