@@ -92,7 +92,7 @@ impl Point {
             }
             Calls::One(pieces) => (
                 format!("{pieces}-pieces"),
-                format!("{} KiB, one at a time", pieces * PIECE >> 10),
+                format!("{} KiB, one at a time", pieces * (PIECE >> 10)),
             ),
         };
         let us = self.latency_us;

@@ -6,13 +6,16 @@ use maud::{Markup, html};
 use super::super::data::{Row, Run, Work};
 use super::super::report::digits;
 
+/// A row: its name and its cells.
+type Line = (String, Vec<Option<f64>>);
+
 /// A table of one thread.
 struct Table {
     title: String,
     /// The unit of the cells, where the columns name none.
     unit: &'static str,
     columns: Vec<String>,
-    rows: Vec<(String, Vec<Option<f64>>)>,
+    rows: Vec<Line>,
 }
 
 /// The tables of a benchmark's thread, under a line that names the thread; nothing where there is none.
@@ -124,7 +127,7 @@ fn sides<'r>(run: &'r Run, before: &str, after: &str) -> Vec<(&'r str, String)> 
 fn with_difference(
     sides: &[(&str, String)],
     cells: impl Fn(&str) -> Vec<Option<f64>>,
-) -> Vec<(String, Vec<Option<f64>>)> {
+) -> Vec<Line> {
     let mut rows: Vec<_> = sides
         .iter()
         .map(|(target, label)| (label.clone(), cells(target)))
@@ -141,10 +144,7 @@ fn with_difference(
 }
 
 /// The same with sides as columns and the works as rows.
-fn across(
-    sides: &[(&str, String)],
-    works: &[(String, &Work)],
-) -> (Vec<String>, Vec<(String, Vec<Option<f64>>)>) {
+fn across(sides: &[(&str, String)], works: &[(String, &Work)]) -> (Vec<String>, Vec<Line>) {
     let values = |target: &str| works.iter().map(|(_, w)| rate(w.row(target)?)).collect();
     let columns = with_difference(sides, values);
     let row = |index: usize| columns.iter().map(|(_, values)| values[index]).collect();
