@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
 use std::{ffi::CStr, ffi::CString, time::Duration};
 
-use uvfs_server::FileSystem;
-use uvfs_server::fs::*;
+use uvfs_server::{FileSystem, fs::*};
 
 /// Nothing changes but by requests, so the kernel may keep names and attributes for long.
 const TTL: Duration = Duration::from_secs(3600);
@@ -46,8 +45,9 @@ impl State {
     /// Gives a node a name that is free.
     fn link(&mut self, node: Node, parent: Node, name: &CStr) -> Result<&mut Inode> {
         let directory = self.node(parent)?;
-        let free = !directory.names.contains_key(name);
-        free.then_some(()).ok_or(Errno::EXIST)?;
+        (!directory.names.contains_key(name))
+            .then_some(())
+            .ok_or(Errno::EXIST)?;
         directory.names.insert(name.into(), node);
         touch(&mut directory.attr);
         let node = self.node(node)?;
@@ -58,8 +58,7 @@ impl State {
     /// Takes a name away, unless it is that of a directory with something in it.
     fn unlink(&mut self, parent: Node, name: &CStr) -> Result<Unlinked> {
         let node = self.find(parent, name)?;
-        let empty = node.names.is_empty();
-        empty.then_some(()).ok_or(Errno::NOTEMPTY)?;
+        node.names.is_empty().then_some(()).ok_or(Errno::NOTEMPTY)?;
         node.attr.nlink -= 1;
         let (number, last) = (Node(node.attr.ino), node.attr.nlink == 0);
         let directory = self.node(parent)?;
@@ -81,19 +80,13 @@ impl State {
     }
 
     /// Makes a node and gives it a name.
-    fn make(
-        &mut self,
-        cx: &Context,
-        parent: Node,
-        name: &CStr,
-        new: &NewNode,
-    ) -> Result<&mut Inode> {
+    fn make(&mut self, cx: &Context, at: Node, name: &CStr, new: &NewNode) -> Result<&mut Inode> {
         self.last.0 += 1;
         let mut attr = attr(self.last, new.kind, new.mode);
         (attr.uid, attr.gid, attr.nlink, attr.rdev) = (cx.uid, cx.gid, 0, new.rdev);
         touch(&mut attr);
         self.nodes.entry(self.last).or_default().attr = attr;
-        self.link(self.last, parent, name)
+        self.link(self.last, at, name)
     }
 
     /// Fills up with zeros, or cuts off.
@@ -155,19 +148,14 @@ impl FileSystem for Memory {
     }
 
     async fn symlink(&self, cx: &Context, parent: Node, name: &CStr, to: &CStr) -> Result<Entry> {
-        let (kind, mode, umask, rdev) = (FileType::Symlink, 0o777.into(), Mode::empty(), 0);
+        let new = NewNode {
+            kind: FileType::Symlink,
+            mode: 0o777.into(),
+            umask: Mode::empty(),
+            rdev: 0,
+        };
         let mut state = self.state();
-        let link = state.make(
-            cx,
-            parent,
-            name,
-            &NewNode {
-                kind,
-                mode,
-                umask,
-                rdev,
-            },
-        )?;
+        let link = state.make(cx, parent, name, &new)?;
         (link.bytes, link.attr.size) = (to.to_bytes().into(), to.count_bytes() as u64);
         Ok(entry(link))
     }
@@ -212,7 +200,7 @@ impl FileSystem for Memory {
     }
 
     /// The handle is open(2)'s flags, as nothing else is to be known of an open file.
-    async fn open(&self, _: &Context, _: u64, how: &OpenHow) -> Result<Opened> {
+    async fn open(&self, _: &Context, _: Node, how: &OpenHow) -> Result<Opened> {
         Ok(Opened::new(Handle(how.flags.bits().into())))
     }
 
@@ -239,9 +227,8 @@ impl FileSystem for Memory {
         let state = self.state();
         let kind = |node| FileType::from_raw_mode(state.nodes[node].attr.mode);
         let names = &state.nodes.get(&node).ok_or(Errno::STALE)?.names;
-        let names = names
-            .iter()
-            .map(|(name, node)| (*node, kind(node), name.to_bytes()));
+        let names = names.iter();
+        let names = names.map(|(name, node)| (*node, kind(node), name.to_bytes()));
         list(node, names, sink);
         Ok(())
     }
@@ -258,7 +245,6 @@ impl ClientSupport for Memory {
     }
 
     fn share(&self, node: Node, fh: Handle) -> BoxFuture<'_, Result<Handle>> {
-        let shared = self.state().node(node).map(entry).map(|_| fh);
-        Box::pin(std::future::ready(shared))
+        Box::pin(async move { self.state().node(node).map(entry).map(|_| fh) })
     }
 }
