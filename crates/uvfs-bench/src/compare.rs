@@ -22,15 +22,13 @@ Examples:
   uvfs bench compare --json before.json after.json > changes.json
 
 Either file holds what `uvfs bench all` or another benchmark printed with --json. Works and targets that are in
-both are compared: `speed` is the median rate in B divided by that in A, and for programs the median time in A
-divided by that in B, so that above 1 is faster.
-
-The rounds of A and B are paired, first with first and so on. The interval is a 95% bootstrap confidence
-interval of the median of the paired ratios (percentiles of the medians of resampled rounds: all resamples up to
-six rounds, beyond that 10,000 with a fixed seed). A difference counts when the whole interval is above or
-below 1. With three rounds the interval is the range of the ratios, and one in four pairs of equal targets
-differs by chance; with five rounds one in sixteen. Several rounds, an idle machine and --fail-above keep
-chance out. Where a target has fewer than two rounds, no difference counts.
+both are compared. The rounds of A and B are paired, first with first and so on, and each pair gives a ratio: the
+rate in B divided by that in A, and for programs the time in A divided by that in B, so that above 1 is faster.
+`speed` is the median of these ratios, and the interval a 95% bootstrap confidence interval of it (percentiles of
+the medians of resampled rounds: all resamples up to six rounds, beyond that 10,000 with a fixed seed). A
+difference counts when the whole interval is above or below 1. With three rounds the interval is the range of the
+ratios, and one in four pairs of equal targets differs by chance; with five rounds one in sixteen. Several rounds,
+an idle machine and --fail-above keep chance out. Where a target has fewer than two rounds, no difference counts.
 
 Exit status: 0 compared, 1 with --fail-above: something became slower by more than that, 2 wrong usage or
 a file could not be read.";
@@ -158,9 +156,10 @@ fn compare(a: &All, b: &All) -> Result<(Vec<Compared>, [Vec<String>; 2])> {
                     unit: work.measure(),
                     a: first.median,
                     b: second.median,
-                    speed: match timed {
-                        true => first.median / second.median,
-                        false => second.median / first.median,
+                    speed: match Summary::of(ratios.iter().copied()) {
+                        Some(paired) => paired.median,
+                        None if timed => first.median / second.median,
+                        None => second.median / first.median,
                     },
                     low: bounds.map(|(low, _)| low),
                     high: bounds.map(|(_, high)| high),
@@ -189,6 +188,9 @@ fn names(all: &All) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// The names of what one run alone has that the table shows.
+const SHOWN: usize = 6;
+
 fn table(results: &[Compared], only: &[Vec<String>; 2]) -> String {
     let heads = ["", "target", "A", "B", "", "speed", "95% interval", ""];
     let mut lines = vec![heads.map(String::from).to_vec()];
@@ -214,7 +216,12 @@ fn table(results: &[Compared], only: &[Vec<String>; 2]) -> String {
     let mut text = columns(&lines);
     for (names, file) in only.iter().zip(["A", "B"]) {
         if !names.is_empty() {
-            text += &format!("\nOnly in {file}: {}\n", names.join(", "));
+            let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>();
+            text += &format!("\nOnly in {file}: {}", shown.join(", "));
+            text += &match names.len().saturating_sub(SHOWN) {
+                0 => "\n".to_string(),
+                more => format!(" and {more} more, which --json lists\n"),
+            };
         }
     }
     let count = |change| results.iter().filter(|r| r.change == change).count();
