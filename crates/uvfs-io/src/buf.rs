@@ -1,8 +1,9 @@
 //! Memory that I/O is done on.
 //!
 //! The kernel, and for shared memory another process, may read or write these bytes at any time
-//! while a request is under way. So nothing here hands out a Rust reference to them: bytes are
-//! copied in and out, or their address is given to a system call.
+//! while a request is under way. So nothing safe here hands out a Rust reference to them: bytes are
+//! copied in and out, or their address is given to a system call. [`Payload::bytes`] is for those who
+//! know that nobody writes.
 
 use std::io;
 use std::ops::Range;
