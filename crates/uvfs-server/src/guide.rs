@@ -97,3 +97,9 @@
 //! | the kernel's write-back cache, and other features of the protocol | [`Config::wanted`](crate::fs::Config::wanted) in [`init`](crate::FileSystem::init) |
 //! | clients that go on after a restart of the server | [`identity`](crate::fs::ClientSupport::identity) and [`find`](crate::fs::ClientSupport::find) |
 //! | counts, and latency by request | [`Session::report`](crate::Session::report), `uvfs stats MOUNTPOINT` |
+//!
+//! `uvfs stats` and `uvfs top` find the server by an extended attribute of the mount's root. Once a file system has
+//! answered ENOSYS to [`getxattr`](crate::FileSystem::getxattr), as it does without that method, the kernel asks
+//! for no attribute any more, and they fail. To keep them, answer ENODATA; the kernel then asks before writes
+//! whether the file has capabilities, unless [`init`](crate::FileSystem::init) takes over with
+//! `HANDLE_KILLPRIV_V2`.

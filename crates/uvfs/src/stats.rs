@@ -75,9 +75,9 @@ pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
             use std::os::unix::ffi::OsStrExt;
             Ok(std::ffi::OsStr::from_bytes(&value[..len]).into())
         }
-        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {
-            Err(Error::new(format!("{name}: not the root of a uvfs mount")))
-        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Err(Error::new(format!(
+            "{name}: not the root of a uvfs mount, or its file system has no extended attributes"
+        ))),
         Err(Errno::NOTCONN) => Err(Error::new(format!(
             "{name}: its server is dead (uvfs umount {name} takes the mount away)"
         ))),
