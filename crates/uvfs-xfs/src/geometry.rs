@@ -127,6 +127,100 @@ pub struct Geometry {
     pub imax_pct: u8,
 }
 
+/// An error of the superblock unless `holds`.
+fn require(
+    holds: bool,
+    name: &'static str,
+    expected: &'static str,
+    found: impl Into<u64>,
+) -> Result<()> {
+    match holds {
+        true => Ok(()),
+        false => Err(Error::corrupt(
+            "superblock",
+            At::Disk(0),
+            Fault::field(name, expected, found.into()),
+        )),
+    }
+}
+
+/// The sizes of blocks, sectors and inodes, once they are known to fit each other.
+fn sizes(sb: &Superblock) -> Result<(u32, u32, u32)> {
+    let block = sb.blocksize.get();
+    let good = block.is_power_of_two() && (512..=65536).contains(&block);
+    require(
+        good,
+        "sb_blocksize",
+        "a power of two from 512 to 65536",
+        block,
+    )?;
+    let blocklog = block.trailing_zeros() as u8;
+    let good = sb.blocklog == blocklog;
+    require(good, "sb_blocklog", "log2 of sb_blocksize", sb.blocklog)?;
+
+    let sector = sb.sector_size();
+    let (good, found) = (sector.is_some(), sb.sectsize.get());
+    require(
+        good,
+        "sb_sectsize",
+        "a power of two from 512 to 32768",
+        found,
+    )?;
+    let good = 1usize.checked_shl(sb.sectlog.into()) == sector;
+    require(good, "sb_sectlog", "log2 of sb_sectsize", sb.sectlog)?;
+
+    let inode = u32::from(sb.inodesize.get());
+    let good = inode.is_power_of_two() && (256..=2048).contains(&inode) && inode <= block;
+    require(
+        good,
+        "sb_inodesize",
+        "a power of two from 256 to 2048",
+        inode,
+    )?;
+    let inodelog = inode.trailing_zeros() as u8;
+    let good = sb.inodelog == inodelog;
+    require(good, "sb_inodelog", "log2 of sb_inodesize", sb.inodelog)?;
+    let found = sb.inopblock.get();
+    let good = sb.inopblog == blocklog - inodelog && u32::from(found) == block / inode;
+    require(good, "sb_inopblock", "sb_blocksize / sb_inodesize", found)?;
+
+    let good = sb.dirblklog <= 16 && sb.dirblklog + blocklog <= 16;
+    let most = "directory blocks of 64 KiB at most";
+    require(good, "sb_dirblklog", most, sb.dirblklog)?;
+    Ok((block, sector.unwrap_or_default() as u32, inode))
+}
+
+/// Checks the allocation groups and the blocks that they have together; log2 of the blocks of one, rounded up.
+fn check_groups(sb: &Superblock, inopblog: u8) -> Result<u8> {
+    let (agcount, agblocks) = (sb.agcount.get(), sb.agblocks.get());
+    require(agcount != 0, "sb_agcount", "at least 1", agcount)?;
+    let good = (64..=1 << 31).contains(&agblocks);
+    require(good, "sb_agblocks", "from 64 to 2^31", agblocks)?;
+    let agblklog = (32 - (agblocks - 1).leading_zeros()) as u8;
+    let (good, found) = (sb.agblklog == agblklog, sb.agblklog);
+    require(
+        good,
+        "sb_agblklog",
+        "log2 of sb_agblocks, rounded up",
+        found,
+    )?;
+    let good = agblklog + inopblog <= 32;
+    let fit = "inode numbers that fit in 32 bits";
+    require(good, "sb_agblocks", fit, agblocks)?;
+
+    let dblocks = sb.dblocks.get();
+    let most = u64::from(agcount) * u64::from(agblocks);
+    let least = u64::from(agcount - 1) * u64::from(agblocks) + 64;
+    let good = (least..=most).contains(&dblocks) && dblocks <= u64::MAX >> 10 >> sb.blocklog;
+    require(
+        good,
+        "sb_dblocks",
+        "as many as sb_agcount groups hold",
+        dblocks,
+    )?;
+    Ok(agblklog)
+}
+
 impl Geometry {
     /// Takes the geometry from a superblock that [`check_superblock`] passed.
     ///
@@ -134,106 +228,10 @@ impl Geometry {
     /// [`Error::Corrupt`] for sizes that contradict each other, or if mkfs was interrupted.
     pub fn new(sb: &Superblock) -> Result<Geometry> {
         let features = features(sb)?;
-        let bad = |name, expected, found: u64| {
-            Error::corrupt(
-                "superblock",
-                At::Disk(0),
-                Fault::field(name, expected, found),
-            )
-        };
-        let block_size = sb.blocksize.get();
-        if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
-            return Err(bad(
-                "sb_blocksize",
-                "a power of two from 512 to 65536",
-                block_size.into(),
-            ));
-        }
+        let (block_size, sector_size, inode_size) = sizes(sb)?;
         let blocklog = block_size.trailing_zeros() as u8;
-        if sb.blocklog != blocklog {
-            return Err(bad(
-                "sb_blocklog",
-                "log2 of sb_blocksize",
-                sb.blocklog.into(),
-            ));
-        }
-        let Some(sector_size) = sb.sector_size() else {
-            let found = sb.sectsize.get().into();
-            return Err(bad(
-                "sb_sectsize",
-                "a power of two from 512 to 32768",
-                found,
-            ));
-        };
-        if 1usize.checked_shl(sb.sectlog.into()) != Some(sector_size) {
-            return Err(bad("sb_sectlog", "log2 of sb_sectsize", sb.sectlog.into()));
-        }
-        let inode_size = u32::from(sb.inodesize.get());
-        if !inode_size.is_power_of_two()
-            || !(256..=2048).contains(&inode_size)
-            || inode_size > block_size
-        {
-            let found = inode_size.into();
-            return Err(bad(
-                "sb_inodesize",
-                "a power of two from 256 to 2048",
-                found,
-            ));
-        }
         let inodelog = inode_size.trailing_zeros() as u8;
-        if sb.inodelog != inodelog {
-            return Err(bad(
-                "sb_inodelog",
-                "log2 of sb_inodesize",
-                sb.inodelog.into(),
-            ));
-        }
-        let inopblog = blocklog - inodelog;
-        if sb.inopblog != inopblog || u32::from(sb.inopblock.get()) != block_size / inode_size {
-            let found = sb.inopblock.get().into();
-            return Err(bad("sb_inopblock", "sb_blocksize / sb_inodesize", found));
-        }
-        let (agcount, agblocks) = (sb.agcount.get(), sb.agblocks.get());
-        if agcount == 0 {
-            return Err(bad("sb_agcount", "at least 1", 0));
-        }
-        if !(64..=1 << 31).contains(&agblocks) {
-            return Err(bad("sb_agblocks", "from 64 to 2^31", agblocks.into()));
-        }
-        let agblklog = (32 - (agblocks - 1).leading_zeros()) as u8;
-        if sb.agblklog != agblklog {
-            return Err(bad(
-                "sb_agblklog",
-                "log2 of sb_agblocks, rounded up",
-                sb.agblklog.into(),
-            ));
-        }
-        if agblklog + inopblog > 32 {
-            let found = agblocks.into();
-            return Err(bad(
-                "sb_agblocks",
-                "inode numbers that fit in 32 bits",
-                found,
-            ));
-        }
-        let dblocks = sb.dblocks.get();
-        let most = u64::from(agcount) * u64::from(agblocks);
-        let least = u64::from(agcount - 1) * u64::from(agblocks) + 64;
-        if dblocks > most || dblocks < least || dblocks > u64::MAX >> 10 >> blocklog {
-            return Err(bad(
-                "sb_dblocks",
-                "as many as sb_agcount groups hold",
-                dblocks,
-            ));
-        }
-        if sb.dirblklog > 16 || sb.dirblklog + blocklog > 16 {
-            let found = sb.dirblklog.into();
-            return Err(bad(
-                "sb_dirblklog",
-                "directory blocks of 64 KiB at most",
-                found,
-            ));
-        }
+        let agblklog = check_groups(sb, blocklog - inodelog)?;
         let log_sector_size = match sb.logsectsize.get() {
             0 => 512,
             s => u32::from(s),
@@ -250,14 +248,14 @@ impl Geometry {
                 .to_vec(),
             block_size,
             blocklog,
-            sector_size: sector_size as u32,
+            sector_size,
             inode_size,
             inodelog,
-            inopblog,
-            agcount,
-            agblocks,
+            inopblog: blocklog - inodelog,
+            agcount: sb.agcount.get(),
+            agblocks: sb.agblocks.get(),
             agblklog,
-            dblocks,
+            dblocks: sb.dblocks.get(),
             dir_block_size: block_size << sb.dirblklog,
             dirblklog: sb.dirblklog,
             logstart: sb.logstart.get(),
@@ -274,24 +272,14 @@ impl Geometry {
             cluster_blocks: cluster_blocks(sb, &features),
             imax_pct: sb.imax_pct,
         };
-        if g.inode(g.rootino).is_none() {
-            return Err(bad(
-                "sb_rootino",
-                "an inode inside the file system",
-                g.rootino,
-            ));
-        }
-        if g.logstart != 0
-            && g.fsb(g.logstart)
-                .filter(|a| g.logblocks <= g.ag_blocks(a.agno) - a.agbno)
-                .is_none()
-        {
-            return Err(bad(
-                "sb_logstart",
-                "a log inside one allocation group",
-                g.logstart,
-            ));
-        }
+        let root = g.inode(g.rootino).is_some();
+        let inside = "an inode inside the file system";
+        require(root, "sb_rootino", inside, g.rootino)?;
+        let log = g.logstart == 0
+            || g.fsb(g.logstart)
+                .is_some_and(|a| g.logblocks <= g.ag_blocks(a.agno) - a.agbno);
+        let inside = "a log inside one allocation group";
+        require(log, "sb_logstart", inside, g.logstart)?;
         Ok(g)
     }
 

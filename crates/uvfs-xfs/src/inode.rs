@@ -92,6 +92,41 @@ pub struct Inode {
     raw: Box<[u8]>,
 }
 
+/// Checks that the format suits the type of file, and that what is in the inode fits there.
+fn check_data_fork(d: &DinodeV2, size: u64, nextents: u64, room: usize) -> Result<(), Fault> {
+    let mode = d.mode.get();
+    let formats: &[u8] = match FileType::from_mode(mode) {
+        FileType::Regular => &[FORMAT_EXTENTS, FORMAT_BTREE],
+        FileType::Directory | FileType::Symlink => &[FORMAT_LOCAL, FORMAT_EXTENTS, FORMAT_BTREE],
+        FileType::Unknown => return Err(Fault::field("di_mode", "a file type", mode)),
+        _ => &[FORMAT_DEV],
+    };
+    if !formats.contains(&d.format) {
+        let expected = "one for this type of file";
+        return Err(Fault::field("di_format", expected, d.format));
+    }
+    let fits = "what fits in the inode";
+    match d.format {
+        FORMAT_LOCAL if size > room as u64 => Err(Fault::field("di_size", fits, size)),
+        FORMAT_EXTENTS if nextents > (room / ExtentRecord::SIZE) as u64 => {
+            Err(Fault::field("di_nextents", fits, nextents))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_attr_fork(d: &DinodeV2, anextents: u64, room: usize) -> Result<(), Fault> {
+    match d.aformat {
+        FORMAT_LOCAL | FORMAT_BTREE => Ok(()),
+        FORMAT_EXTENTS if anextents <= (room / ExtentRecord::SIZE) as u64 => Ok(()),
+        FORMAT_EXTENTS => {
+            let fits = "what fits in the inode";
+            Err(Fault::field("di_anextents", fits, anextents))
+        }
+        f => Err(Fault::field("di_aformat", "local, extents or btree", f)),
+    }
+}
+
 impl Inode {
     /// The bytes that it was decoded from.
     pub(crate) fn raw(&self) -> &[u8] {
@@ -111,7 +146,6 @@ impl Inode {
         if mode == 0 {
             return Err(Error::NotFound("inode"));
         }
-        let kind = FileType::from_mode(mode);
         let size = d.size.get();
         if i64::try_from(size).is_err() {
             return Err(bad(Fault::field("di_size", "less than 2^63", size)));
@@ -138,54 +172,9 @@ impl Inode {
                 d.forkoff,
             )));
         }
-        let data_len = attr_at - data_at;
-        let formats: &[u8] = match kind {
-            FileType::Regular => &[FORMAT_EXTENTS, FORMAT_BTREE],
-            FileType::Directory | FileType::Symlink => {
-                &[FORMAT_LOCAL, FORMAT_EXTENTS, FORMAT_BTREE]
-            }
-            FileType::Unknown => {
-                return Err(bad(Fault::field("di_mode", "a file type", mode)));
-            }
-            _ => &[FORMAT_DEV],
-        };
-        if !formats.contains(&d.format) {
-            return Err(bad(Fault::field(
-                "di_format",
-                "one for this type of file",
-                d.format,
-            )));
-        }
-        match d.format {
-            FORMAT_LOCAL if size > data_len as u64 => {
-                return Err(bad(Fault::field("di_size", "what fits in the inode", size)));
-            }
-            FORMAT_EXTENTS if nextents > (data_len / ExtentRecord::SIZE) as u64 => {
-                return Err(bad(Fault::field(
-                    "di_nextents",
-                    "what fits in the inode",
-                    nextents,
-                )));
-            }
-            _ => {}
-        }
+        check_data_fork(d, size, nextents, attr_at - data_at).map_err(bad)?;
         if d.forkoff != 0 {
-            match d.aformat {
-                FORMAT_LOCAL | FORMAT_BTREE => {}
-                FORMAT_EXTENTS
-                    if anextents <= ((raw.len() - attr_at) / ExtentRecord::SIZE) as u64 => {}
-                FORMAT_EXTENTS => {
-                    let expected = "what fits in the inode";
-                    return Err(bad(Fault::field("di_anextents", expected, anextents)));
-                }
-                f => {
-                    return Err(bad(Fault::field(
-                        "di_aformat",
-                        "local, extents or btree",
-                        f,
-                    )));
-                }
-            }
+            check_attr_fork(d, anextents, raw.len() - attr_at).map_err(bad)?;
         }
         let rdev = if d.format == FORMAT_DEV {
             let dev = Be32::at(&raw[..attr_at], data_at).map_err(bad)?.get();

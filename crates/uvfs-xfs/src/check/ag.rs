@@ -71,6 +71,99 @@ fn sector(ctx: &Ctx<'_>, rd: &mut Reader<'_>, place: Place, agno: u32, n: u32) -
     }
 }
 
+/// The free space that the tree by block lists.
+#[derive(Default)]
+struct Listed {
+    blocks: u64,
+    longest: u32,
+    /// Of the extents, in whatever order.
+    sum: u64,
+}
+
+/// The tree of free space by block.
+fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (Walked, Listed) {
+    let (max, report) = (ctx.g.ag_blocks(agno), ctx.report);
+    // In order, no overlaps. The claims find what else is there.
+    let (mut listed, mut end) = (Listed::default(), 0u32);
+    let walked = walk(
+        ctx,
+        rd,
+        agno,
+        Btree::Bno,
+        agf.bno_root.get(),
+        agf.bno_level.get(),
+        &mut |at, recs, n| {
+            let place = Place::block("bnobt", agno, at);
+            for (i, r) in AllocRecord::slice_at(recs, 0, n)
+                .unwrap_or_default()
+                .iter()
+                .enumerate()
+            {
+                let (s, l) = (r.startblock.get(), r.blockcount.get());
+                listed.sum = listed
+                    .sum
+                    .wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
+                if l == 0 || s >= max || l > max - s {
+                    report.bad(
+                        place,
+                        format!("record {i}: {l} blocks from {s} are not there"),
+                    );
+                    continue;
+                }
+                if s < end {
+                    report.differ(
+                        place,
+                        format!("record {i} out of order: start block"),
+                        format!("at least {end}"),
+                        s,
+                    );
+                }
+                end = end.max(s + l);
+                listed.blocks += u64::from(l);
+                listed.longest = listed.longest.max(l);
+                ctx.claim(place, agno, s, l, Use::Free, false);
+            }
+        },
+    );
+    (walked, listed)
+}
+
+/// The tree of free space by size, and the sum of its extents.
+fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (Walked, u64) {
+    let (max, report) = (ctx.g.ag_blocks(agno), ctx.report);
+    let (mut sum, mut last) = (0u64, (0u32, 0u32));
+    let walked = walk(
+        ctx,
+        rd,
+        agno,
+        Btree::Cnt,
+        agf.cnt_root.get(),
+        agf.cnt_level.get(),
+        &mut |at, recs, n| {
+            let place = Place::block("cntbt", agno, at);
+            for (i, r) in AllocRecord::slice_at(recs, 0, n)
+                .unwrap_or_default()
+                .iter()
+                .enumerate()
+            {
+                let (s, l) = (r.startblock.get(), r.blockcount.get());
+                sum = sum.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
+                if l == 0 || s >= max || l > max - s {
+                    report.bad(
+                        place,
+                        format!("record {i}: {l} blocks from {s} are not there"),
+                    );
+                }
+                if (l, s) < last {
+                    report.bad(place, format!("record {i} is out of order"));
+                }
+                last = (l, s);
+            }
+        },
+    );
+    (walked, sum)
+}
+
 /// AGF, AGFL, and the trees of free space, owners and sharing. Gives whether all could be followed.
 fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) -> bool {
     let (g, report) = (ctx.g, ctx.report);
@@ -97,81 +190,11 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
     );
     ctx.lsn(place, &bytes, 208);
     let mut whole = true;
-    let max = g.ag_blocks(agno);
-
-    // By block: in order, no overlaps. The claims find what else is there.
-    let (mut free, mut longest, mut by_bno, mut end) = (0u64, 0u32, 0u64, 0u32);
-    let bno = walk(
-        ctx,
-        rd,
-        agno,
-        Btree::Bno,
-        agf.bno_root.get(),
-        agf.bno_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block("bnobt", agno, at);
-            for (i, r) in AllocRecord::slice_at(recs, 0, n)
-                .unwrap_or_default()
-                .iter()
-                .enumerate()
-            {
-                let (s, l) = (r.startblock.get(), r.blockcount.get());
-                by_bno = by_bno.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
-                if l == 0 || s >= max || l > max - s {
-                    report.bad(
-                        place,
-                        format!("record {i}: {l} blocks from {s} are not there"),
-                    );
-                    continue;
-                }
-                if s < end {
-                    report.differ(
-                        place,
-                        format!("record {i} out of order: start block"),
-                        format!("at least {end}"),
-                        s,
-                    );
-                }
-                end = end.max(s + l);
-                free += u64::from(l);
-                longest = longest.max(l);
-                ctx.claim(place, agno, s, l, Use::Free, false);
-            }
-        },
-    );
-    whole &= bno.whole;
-    let (mut by_cnt, mut last) = (0u64, (0u32, 0u32));
-    let cnt = walk(
-        ctx,
-        rd,
-        agno,
-        Btree::Cnt,
-        agf.cnt_root.get(),
-        agf.cnt_level.get(),
-        &mut |at, recs, n| {
-            let place = Place::block("cntbt", agno, at);
-            for (i, r) in AllocRecord::slice_at(recs, 0, n)
-                .unwrap_or_default()
-                .iter()
-                .enumerate()
-            {
-                let (s, l) = (r.startblock.get(), r.blockcount.get());
-                by_cnt = by_cnt.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
-                if l == 0 || s >= max || l > max - s {
-                    report.bad(
-                        place,
-                        format!("record {i}: {l} blocks from {s} are not there"),
-                    );
-                }
-                if (l, s) < last {
-                    report.bad(place, format!("record {i} is out of order"));
-                }
-                last = (l, s);
-            }
-        },
-    );
-    whole &= cnt.whole;
-    if bno.whole && cnt.whole && by_bno != by_cnt {
+    let (bno, listed) = by_block(ctx, rd, agno, agf);
+    let (cnt, by_size) = by_size(ctx, rd, agno, agf);
+    let (free, longest) = (listed.blocks, listed.longest);
+    whole &= bno.whole && cnt.whole;
+    if bno.whole && cnt.whole && listed.sum != by_size {
         report.bad(
             Place::ag("cntbt", agno),
             "it does not list the same free extents as the bnobt",

@@ -1,5 +1,7 @@
 //! Extended attributes.
 
+use std::ops::Range;
+
 use super::ctx::Ctx;
 use super::da::DaTree;
 use super::inode::read_run;
@@ -127,6 +129,85 @@ fn acl(ctx: &Ctx<'_>, place: Place, flags: u8, name: &[u8], value: &[u8]) {
     }
 }
 
+/// Where the first name begins; 0 stands for the end of a block of 64 KiB.
+fn firstused(counts: &AttrLeafCounts) -> usize {
+    match counts.firstused.get() {
+        0 => 65536,
+        f => usize::from(f),
+    }
+}
+
+/// Where an attribute's name ends, the name, and the block and length of a value that is not in the leaf.
+type Named<'a> = (&'a [u8], usize, Option<(u32, u32)>);
+
+fn name_of<'a>(
+    ctx: &Ctx<'_>,
+    place: Place,
+    block: &'a [u8],
+    e: &AttrLeafEntry,
+) -> Option<Named<'a>> {
+    let at = usize::from(e.nameidx.get());
+    if e.flags & ATTR_LOCAL != 0 {
+        AttrNameLocal::at(block, at).ok().and_then(|n| {
+            let name_at = at + AttrNameLocal::SIZE;
+            let value_at = name_at + usize::from(n.namelen);
+            let end = value_at + usize::from(n.valuelen.get());
+            let name = block.get(name_at..value_at)?;
+            acl(ctx, place, e.flags, name, block.get(value_at..end)?);
+            Some((name, end, None))
+        })
+    } else {
+        AttrNameRemote::at(block, at).ok().and_then(|n| {
+            let name_at = at + AttrNameRemote::SIZE;
+            let end = name_at + usize::from(n.namelen);
+            let value = (n.valueblk.get(), n.valuelen.get());
+            // In C the head's size is rounded up, and the format counts that.
+            Some((block.get(name_at..end)?, end + 2, Some(value)))
+        })
+    }
+}
+
+/// Checks that names lie beside each other in the room for them, and holes between them.
+fn room(
+    ctx: &Ctx<'_>,
+    place: Place,
+    counts: &AttrLeafCounts,
+    mut used: Vec<(usize, usize)>,
+    inside: Range<usize>,
+) {
+    let report = ctx.report;
+    used.sort_unstable();
+    for w in used.windows(2) {
+        if w[0].1 > w[1].0 {
+            report.bad(place, format!("names at {} and {} overlap", w[0].0, w[1].0));
+        }
+    }
+    let bytes: usize = used.iter().map(|(a, b)| b - a).sum();
+    if usize::from(counts.usedbytes.get()) != bytes {
+        report.differ(place, "usedbytes", bytes, counts.usedbytes.get());
+    }
+    for (i, [base, size]) in counts.freemap.iter().enumerate() {
+        let (base, size) = (usize::from(base.get()), usize::from(size.get()));
+        if size != 0 && (base < inside.start || base + size > inside.end) {
+            report.differ(
+                place,
+                format!("freemap[{i}]"),
+                "a hole inside the block",
+                format!("{size} bytes at {base}"),
+            );
+        } else if base % 4 != 0 || size % 4 != 0 {
+            report.differ(
+                place,
+                format!("freemap[{i}]"),
+                "an aligned hole",
+                format!("{size} bytes at {base}"),
+            );
+        } else if size != 0 && used.iter().any(|(a, b)| *a < base + size && base < *b) {
+            report.bad(place, format!("freemap[{i}] covers a name"));
+        }
+    }
+}
+
 fn leaf(
     ctx: &Ctx<'_>,
     place: Place,
@@ -144,10 +225,7 @@ fn leaf(
         }
     };
     let entries_end = attr_leaf_header_len(crc) + size_of_val(entries);
-    let firstused = match counts.firstused.get() {
-        0 => 65536,
-        f => usize::from(f),
-    };
+    let firstused = firstused(counts);
     if firstused > block.len() || firstused < entries_end {
         report.differ(
             place,
@@ -183,25 +261,7 @@ fn leaf(
             );
         }
         let at = usize::from(e.nameidx.get());
-        let parts = if e.flags & ATTR_LOCAL != 0 {
-            AttrNameLocal::at(block, at).ok().and_then(|n| {
-                let name_at = at + AttrNameLocal::SIZE;
-                let value_at = name_at + usize::from(n.namelen);
-                let end = value_at + usize::from(n.valuelen.get());
-                let name = block.get(name_at..value_at)?;
-                acl(ctx, place, e.flags, name, block.get(value_at..end)?);
-                Some((name, end, None))
-            })
-        } else {
-            AttrNameRemote::at(block, at).ok().and_then(|n| {
-                let name_at = at + AttrNameRemote::SIZE;
-                let end = name_at + usize::from(n.namelen);
-                let value = (n.valueblk.get(), n.valuelen.get());
-                // In C the head's size is rounded up, and the format counts that.
-                Some((block.get(name_at..end)?, end + 2, Some(value)))
-            })
-        };
-        let Some((name, end, value)) = parts else {
+        let Some((name, end, value)) = name_of(ctx, place, block, e) else {
             report.differ(
                 place,
                 format!("nameidx of {what}"),
@@ -232,48 +292,19 @@ fn leaf(
         if let Some((number, len)) = value
             && e.flags & ATTR_INCOMPLETE == 0
         {
-            if number == 0 || len as usize > ATTR_MAX_VALUE {
-                report.differ(
-                    place,
-                    format!("valueblk, valuelen of {what}"),
-                    "a block, at most 65536 bytes",
-                    format!("{number}, {len}"),
-                );
-            } else {
+            if number != 0 && len as usize <= ATTR_MAX_VALUE {
                 remote.push((number, len));
+                continue;
             }
-        }
-    }
-    used.sort_unstable();
-    for w in used.windows(2) {
-        if w[0].1 > w[1].0 {
-            report.bad(place, format!("names at {} and {} overlap", w[0].0, w[1].0));
-        }
-    }
-    let bytes: usize = used.iter().map(|(a, b)| b - a).sum();
-    if usize::from(counts.usedbytes.get()) != bytes {
-        report.differ(place, "usedbytes", bytes, counts.usedbytes.get());
-    }
-    for (i, [base, size]) in counts.freemap.iter().enumerate() {
-        let (base, size) = (usize::from(base.get()), usize::from(size.get()));
-        if size != 0 && (base < entries_end || base + size > block.len()) {
             report.differ(
                 place,
-                format!("freemap[{i}]"),
-                "a hole inside the block",
-                format!("{size} bytes at {base}"),
+                format!("valueblk, valuelen of {what}"),
+                "a block, at most 65536 bytes",
+                format!("{number}, {len}"),
             );
-        } else if base % 4 != 0 || size % 4 != 0 {
-            report.differ(
-                place,
-                format!("freemap[{i}]"),
-                "an aligned hole",
-                format!("{size} bytes at {base}"),
-            );
-        } else if size != 0 && used.iter().any(|(a, b)| *a < base + size && base < *b) {
-            report.bad(place, format!("freemap[{i}] covers a name"));
         }
     }
+    room(ctx, place, counts, used, entries_end..block.len());
     entries.last().map(|e| e.hashval.get())
 }
 

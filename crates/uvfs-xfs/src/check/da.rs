@@ -168,6 +168,19 @@ impl<'c, 'a> DaTree<'c, 'a> {
         let Some((_, entries)) = node else {
             return visit(number, place, &block);
         };
+        self.children(rd, place, this, entries, visit)
+    }
+
+    /// Walks what a node of level `this` leads to; the last hash below it.
+    fn children(
+        &mut self,
+        rd: &mut Reader<'_>,
+        place: Place,
+        this: u16,
+        entries: &[DaNodeEntry],
+        visit: VisitLeaf<'_>,
+    ) -> Option<u32> {
+        let (ctx, report) = (self.ctx, self.ctx.report);
         if entries.is_empty() {
             report.bad(place, "a node without entries");
             return self.lost();

@@ -36,14 +36,13 @@ pub(crate) fn trees(
     Ok((counts, headers))
 }
 
-fn group(
-    l: &Plan,
+/// Writes the trees of a group; their levels.
+fn put_trees(
+    g: &Geometry,
     agno: u32,
     f: &Finished,
     meta: &mut Metadata<'_>,
-    counts: &mut Counts,
-) -> Result<Vec<u8>, MkfsError> {
-    let g = &l.g;
+) -> Result<Vec<u32>, MkfsError> {
     let free_record = |(at, n): &(u32, u32)| {
         let r = AllocRecord {
             startblock: Be32::new(*at),
@@ -78,6 +77,18 @@ fn group(
         let n = records.len() / tree.record_len();
         levels.push(Shape::new(tree, g.block_size as usize, n).levels() as u32);
     }
+    Ok(levels)
+}
+
+fn group(
+    l: &Plan,
+    agno: u32,
+    f: &Finished,
+    meta: &mut Metadata<'_>,
+    counts: &mut Counts,
+) -> Result<Vec<u8>, MkfsError> {
+    let g = &l.g;
+    let levels = put_trees(g, agno, f, meta)?;
     let free: u64 = f.free.iter().map(|(_, n)| u64::from(*n)).sum();
     let inodes: u64 = f.chunks.iter().map(|c| u64::from(c.count)).sum();
     let free_inodes: u64 = f.chunks.iter().map(|c| u64::from(c.freecount)).sum();

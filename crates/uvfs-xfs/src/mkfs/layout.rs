@@ -34,6 +34,64 @@ pub(crate) struct Plan {
     pub log_ag: u32,
 }
 
+/// Checks the sizes of blocks, sectors and inodes, and the label.
+fn check_options(o: &Options) -> Result<(), MkfsError> {
+    let block = o.block_size;
+    if !block.is_power_of_two() || !(1024..=65536).contains(&block) {
+        return Err(MkfsError::Options(format!(
+            "a block size of {block}: powers of two from 1024 to 65536 are possible"
+        )));
+    }
+    let sector = o.sector_size;
+    if !sector.is_power_of_two() || !(512..=32768).contains(&sector) || sector > block {
+        return Err(MkfsError::Options(format!(
+            "a sector size of {sector}: powers of two from 512 to 32768, at most the block \
+             size, are possible"
+        )));
+    }
+    let inode = o.inode_size;
+    if !inode.is_power_of_two() || !(512..=2048).contains(&inode) || inode > block / 2 {
+        return Err(MkfsError::Options(format!(
+            "an inode size of {inode}: powers of two from 512 to 2048, at most half of a \
+             block, are possible"
+        )));
+    }
+    if o.label.len() > 12 {
+        return Err(MkfsError::Options("a label of more than 12 bytes".into()));
+    }
+    Ok(())
+}
+
+/// How many percent of the blocks may hold inodes.
+fn max_pct(o: &Options, bytes: u64) -> Result<u8, MkfsError> {
+    match o.max_pct {
+        Some(p) if p > 100 => Err(MkfsError::Options(format!("maxpct={p}: at most 100"))),
+        Some(p) => Ok(p),
+        None if bytes < 1 << 40 => Ok(25),
+        None if bytes < 50 << 40 => Ok(5),
+        None => Ok(1),
+    }
+}
+
+fn set_features(sb: &mut Superblock, large_sectors: bool) {
+    sb.versionnum.set(
+        5 | VERSION_NLINK
+            | VERSION_ALIGN
+            | VERSION_LOGV2
+            | VERSION_EXTFLG
+            | VERSION_DIRV2
+            | VERSION_MOREBITS
+            | if large_sectors { VERSION_SECTOR } else { 0 },
+    );
+    let features2 = VERSION2_LAZYSBCOUNT | VERSION2_ATTR2 | VERSION2_PROJID32 | VERSION2_CRC;
+    sb.features2.set(features2);
+    sb.bad_features2.set(features2);
+    sb.features_ro_compat
+        .set(RO_COMPAT_FINOBT | RO_COMPAT_REFLINK | RO_COMPAT_INOBTCNT);
+    sb.features_incompat
+        .set(INCOMPAT_FTYPE | INCOMPAT_SPINODES | INCOMPAT_BIGTIME);
+}
+
 /// The roots of the B-trees of an allocation group lie after the headers, in this order.
 pub(crate) const ROOTS: [Btree; 5] = [
     Btree::Bno,
@@ -84,29 +142,8 @@ impl Plan {
     /// Chooses all sizes for a file system of `bytes` bytes.
     pub fn new(o: &Options, bytes: u64, uuid: Uuid) -> Result<Plan, MkfsError> {
         let bad = |why: String| MkfsError::Options(why);
-        let block = o.block_size;
-        if !block.is_power_of_two() || !(1024..=65536).contains(&block) {
-            return Err(bad(format!(
-                "a block size of {block}: powers of two from 1024 to 65536 are possible"
-            )));
-        }
-        let sector = o.sector_size;
-        if !sector.is_power_of_two() || !(512..=32768).contains(&sector) || sector > block {
-            return Err(bad(format!(
-                "a sector size of {sector}: powers of two from 512 to 32768, at most the block \
-                 size, are possible"
-            )));
-        }
-        let inode = o.inode_size;
-        if !inode.is_power_of_two() || !(512..=2048).contains(&inode) || inode > block / 2 {
-            return Err(bad(format!(
-                "an inode size of {inode}: powers of two from 512 to 2048, at most half of a \
-                 block, are possible"
-            )));
-        }
-        if o.label.len() > 12 {
-            return Err(bad("a label of more than 12 bytes".into()));
-        }
+        check_options(o)?;
+        let (block, sector, inode) = (o.block_size, o.sector_size, o.inode_size);
         if bytes < MIN_BYTES {
             return Err(bad(format!(
                 "{bytes} bytes are too few: at least {}M are needed",
@@ -133,13 +170,6 @@ impl Plan {
         if agblklog + inopblog > 32 {
             return Err(bad("allocation groups with more than 2^32 inodes".into()));
         }
-        let max_pct = match o.max_pct {
-            Some(p) if p > 100 => return Err(bad(format!("maxpct={p}: at most 100"))),
-            Some(p) => p,
-            None if bytes < 1 << 40 => 25,
-            None if bytes < 50 << 40 => 5,
-            None => 1,
-        };
         // Directory blocks are of 4 KiB at least.
         let dirblklog = 12u32.saturating_sub(blocklog);
         let header_blocks = (4 * sector).div_ceil(block);
@@ -171,15 +201,6 @@ impl Plan {
         sb.agcount.set(agcount);
         sb.logblocks.set(log);
         let align = (INODES_PER_CHUNK * inode) >> blocklog;
-        sb.versionnum.set(
-            5 | VERSION_NLINK
-                | VERSION_ALIGN
-                | VERSION_LOGV2
-                | VERSION_EXTFLG
-                | VERSION_DIRV2
-                | VERSION_MOREBITS
-                | if sectors { VERSION_SECTOR } else { 0 },
-        );
         sb.sectsize.set(sector as u16);
         sb.inodesize.set(inode as u16);
         sb.inopblock.set((block / inode) as u16);
@@ -189,7 +210,7 @@ impl Plan {
         sb.inodelog = inode.trailing_zeros() as u8;
         sb.inopblog = inopblog as u8;
         sb.agblklog = agblklog as u8;
-        sb.imax_pct = max_pct;
+        sb.imax_pct = max_pct(o, bytes)?;
         sb.inoalignmt.set(align);
         sb.dirblklog = dirblklog as u8;
         if sectors {
@@ -198,13 +219,7 @@ impl Plan {
         }
         // A log stripe of a block where sectors are large; 1 stands for none.
         sb.logsunit.set(if sectors { block } else { 1 });
-        let features2 = VERSION2_LAZYSBCOUNT | VERSION2_ATTR2 | VERSION2_PROJID32 | VERSION2_CRC;
-        sb.features2.set(features2);
-        sb.bad_features2.set(features2);
-        sb.features_ro_compat
-            .set(RO_COMPAT_FINOBT | RO_COMPAT_REFLINK | RO_COMPAT_INOBTCNT);
-        sb.features_incompat
-            .set(INCOMPAT_FTYPE | INCOMPAT_SPINODES | INCOMPAT_BIGTIME);
+        set_features(&mut sb, sectors);
         sb.spino_align.set(cluster >> blocklog);
         sb.meta_uuid = zero;
         // The root directory has the first inode that there can be.

@@ -264,6 +264,12 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Ve
         at
     });
     at.sort_unstable();
+    together(m, at, known)
+}
+
+/// Puts blocks of inodes together to chunks. Each block comes with its inodes that are in use.
+fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec<Chunk> {
+    let g = &*m.g;
     // Of each chunk the inodes that are there, and those in use.
     let mut found: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (b, used) in at {

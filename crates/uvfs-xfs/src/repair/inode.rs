@@ -280,6 +280,24 @@ fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8]) {
     }
 }
 
+/// Sets the size of a symbolic link whose target is in blocks of its own to what they have.
+fn mend_link(m: &mut Mend<'_>, ino: u64, inode: &mut Inode, raw: &mut [u8]) {
+    if inode.fork_format(Fork::Data) != Some(FORMAT_LOCAL)
+        && let Some(size) = super::fields::link_size(m, inode)
+        && let Ok(d) = Dinode::at(raw, 0)
+    {
+        if m.is_about(ino, "symbolic link") {
+            super::fields::link_lsns(m, inode);
+            let text = "its log sequence number set right";
+            m.say("symbolic link", None, Some(ino), text.into());
+        }
+        let mut d = *d;
+        d.v2.size.set(size);
+        d.put(raw, 0);
+        inode.size = size;
+    }
+}
+
 /// Follows an inode's forks and claims its blocks. `old` is on disk, `inode` what was made of it.
 /// Gives the inode back if nothing had to be changed.
 fn follow(
@@ -293,21 +311,8 @@ fn follow(
     let ag = agno(&m.g, ino);
     let mut raw = inode.raw().to_vec();
     let kind = inode.file_type();
-    if bad
-        && kind == FileType::Symlink
-        && inode.fork_format(Fork::Data) != Some(FORMAT_LOCAL)
-        && let Some(size) = super::fields::link_size(m, &inode)
-        && let Ok(d) = Dinode::at(&raw, 0)
-    {
-        if m.is_about(ino, "symbolic link") {
-            super::fields::link_lsns(m, &inode);
-            let text = "its log sequence number set right";
-            m.say("symbolic link", None, Some(ino), text.into());
-        }
-        let mut d = *d;
-        d.v2.size.set(size);
-        d.put(&mut raw, 0);
-        inode.size = size;
+    if bad && kind == FileType::Symlink {
+        mend_link(m, ino, &mut inode, &mut raw);
     }
     let mut total = 0;
     let mut hurt = false;

@@ -84,6 +84,11 @@ pub(super) fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         let found = copy.frextents.get();
         ctx.report.differ(place, "sb_frextents", 0, found);
     }
+    unused(ctx, place, copy, &bytes);
+}
+
+/// Checks that a copy has nothing where nothing belongs.
+fn unused(ctx: &Ctx<'_>, place: Place, copy: &Superblock, bytes: &[u8]) {
     // A copy that is as mkfs left it has none of what mounts add.
     if copy.inprogress == 1 {
         for (name, value) in [

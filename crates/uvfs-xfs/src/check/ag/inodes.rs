@@ -42,64 +42,13 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
     );
     ctx.lsn(place, &bytes, 320);
     let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    let mut chunks: Vec<Chunk> = Vec::new();
-    let mut frees: Vec<u64> = Vec::new();
+    let (mut chunks, mut frees) = (Vec::<Chunk>::new(), Vec::<u64>::new());
     // From the first pass.
     let known = ag.chunks.get().is_some();
     // The totals that the finobt should have.
     let (mut with_free, mut next) = (0u64, 0u64);
     let (mut count, mut free) = (0u64, 0u64);
     let mut last_block = None;
-    let unpack = |at: u32, i: usize, r: &InobtRecord, tree: Btree| -> Option<InodeChunk> {
-        let place = Place::block(tree.name(), agno, at);
-        let c = r.unpack(g.features.sparse);
-        let start = u64::from(c.startino);
-        let aligned = if g.chunk_blocks() == 1 {
-            // Several chunks in a block, or exactly one.
-            c.startino.is_multiple_of(INODES_PER_CHUNK)
-        } else {
-            c.startino & ((1 << g.inopblog) - 1) == 0
-        };
-        if !aligned || start >> g.inopblog == 0 || start >= inodes_in_ag {
-            report.differ(
-                place,
-                format!("record {i}: startino"),
-                "an inode chunk of the group",
-                c.startino,
-            );
-            return None;
-        }
-        let align = if g.features.sparse && c.holemask != 0 {
-            g.spino_align
-        } else {
-            g.inoalignmt
-        };
-        if g.features.aligned_inodes
-            && align > 1
-            && g.chunk_blocks() > 1
-            && !(c.startino >> g.inopblog).is_multiple_of(align)
-        {
-            report.differ(
-                place,
-                format!("record {i}: startino"),
-                format!("aligned to {align} blocks"),
-                c.startino,
-            );
-        }
-        let holes = c.holes();
-        let there = 64 - holes.count_ones();
-        if c.count != there {
-            report.differ(place, format!("record {i}: count"), there, c.count);
-        }
-        if c.free & holes != holes {
-            report.bad(place, format!("record {i}: inodes in use in a hole"));
-        }
-        let n = (c.free & !holes).count_ones();
-        if c.freecount != n {
-            report.differ(place, format!("record {i}: freecount"), n, c.freecount);
-        }
-        Some(c)
-    };
     let ino = walk(
         ctx,
         rd,
@@ -111,7 +60,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
             let place = Place::block("inobt", agno, at);
             let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
             for (i, r) in recs.iter().enumerate() {
-                let Some(c) = unpack(at, i, r, Btree::Ino) else {
+                let Some(c) = unpack(ctx, agno, at, i, r, Btree::Ino) else {
                     lost();
                     continue;
                 };
@@ -144,62 +93,145 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
     if !ino.whole {
         lost();
     } else {
-        if u64::from(agi.count.get()) != count {
-            report.differ(place, "agi_count", count, agi.count.get());
-        }
-        if u64::from(agi.freecount.get()) != free {
-            report.differ(place, "agi_freecount", free, agi.freecount.get());
-        }
-        if g.features.inobtcount && agi.iblocks.get() != ino.blocks {
-            report.differ(place, "agi_iblocks", ino.blocks, agi.iblocks.get());
-        }
+        counters(ctx, place, agi, (count, free), ino.blocks);
     }
     (sums.icount, sums.ifree) = match ino.whole {
         true => (count, free),
         false => (agi.count.get().into(), agi.freecount.get().into()),
     };
     if g.features.finobt {
-        let (mut sum, mut next) = (0u64, 0u64);
-        let fino = walk(
-            ctx,
-            rd,
-            agno,
-            Btree::Fino,
-            agi.free_root.get(),
-            agi.free_level.get(),
-            &mut |at, recs, n| {
-                let place = Place::block("finobt", agno, at);
-                let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
-                for (i, r) in recs.iter().enumerate() {
-                    let Some(c) = unpack(at, i, r, Btree::Fino) else {
-                        continue;
-                    };
-                    if u64::from(c.startino) < next {
-                        report.bad(place, format!("record {i} is out of order"));
-                    }
-                    next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
-                    if c.free & !c.holes() == 0 {
-                        report.bad(place, format!("record {i} has no free inode"));
-                    }
-                    sum = sum.wrapping_add(chunk_sum(&c));
-                }
-            },
-        );
-        if fino.whole && ino.whole && sum != with_free {
-            report.bad(
-                Place::ag("finobt", agno),
-                "it does not list the same free inodes as the inobt",
-            );
-        }
-        if fino.whole && g.features.inobtcount && agi.fblocks.get() != fino.blocks {
-            report.differ(place, "agi_fblocks", fino.blocks, agi.fblocks.get());
-        }
+        free_inodes(ctx, rd, agno, agi, ino.whole.then_some(with_free));
     }
     // New inodes go beside the last chunk.
     let newino = agi.newino.get();
     if newino != NULLAGINO && ino.whole && u64::from(newino) >= inodes_in_ag {
         report.differ(place, "agi_newino", "an inode of the group", newino);
     }
+    let heads = unlinked(ctx, place, agi, inodes_in_ag);
+    let _ = ag.chunks.set(Arc::new(chunks));
+    let _ = ag.free.set(Arc::new(frees));
+    let _ = ag.unlinked.set(heads);
+}
+
+/// A record of a tree of inodes, unless it is no chunk of the group.
+fn unpack(
+    ctx: &Ctx<'_>,
+    agno: u32,
+    at: u32,
+    i: usize,
+    r: &InobtRecord,
+    tree: Btree,
+) -> Option<InodeChunk> {
+    let (g, report) = (ctx.g, ctx.report);
+    let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
+    let place = Place::block(tree.name(), agno, at);
+    let c = r.unpack(g.features.sparse);
+    let start = u64::from(c.startino);
+    let aligned = if g.chunk_blocks() == 1 {
+        // Several chunks in a block, or exactly one.
+        c.startino.is_multiple_of(INODES_PER_CHUNK)
+    } else {
+        c.startino & ((1 << g.inopblog) - 1) == 0
+    };
+    if !aligned || start >> g.inopblog == 0 || start >= inodes_in_ag {
+        report.differ(
+            place,
+            format!("record {i}: startino"),
+            "an inode chunk of the group",
+            c.startino,
+        );
+        return None;
+    }
+    let align = if g.features.sparse && c.holemask != 0 {
+        g.spino_align
+    } else {
+        g.inoalignmt
+    };
+    if g.features.aligned_inodes
+        && align > 1
+        && g.chunk_blocks() > 1
+        && !(c.startino >> g.inopblog).is_multiple_of(align)
+    {
+        report.differ(
+            place,
+            format!("record {i}: startino"),
+            format!("aligned to {align} blocks"),
+            c.startino,
+        );
+    }
+    let holes = c.holes();
+    let there = 64 - holes.count_ones();
+    if c.count != there {
+        report.differ(place, format!("record {i}: count"), there, c.count);
+    }
+    if c.free & holes != holes {
+        report.bad(place, format!("record {i}: inodes in use in a hole"));
+    }
+    let n = (c.free & !holes).count_ones();
+    if c.freecount != n {
+        report.differ(place, format!("record {i}: freecount"), n, c.freecount);
+    }
+    Some(c)
+}
+
+/// Compares the counters of inodes and blocks with what the tree has.
+fn counters(ctx: &Ctx<'_>, place: Place, agi: &Agi, (count, free): (u64, u64), blocks: u32) {
+    let (g, report) = (ctx.g, ctx.report);
+    if u64::from(agi.count.get()) != count {
+        report.differ(place, "agi_count", count, agi.count.get());
+    }
+    if u64::from(agi.freecount.get()) != free {
+        report.differ(place, "agi_freecount", free, agi.freecount.get());
+    }
+    if g.features.inobtcount && agi.iblocks.get() != blocks {
+        report.differ(place, "agi_iblocks", blocks, agi.iblocks.get());
+    }
+}
+
+/// The tree of chunks with free inodes, and what the sum of its records should be, if that is known.
+fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expected: Option<u64>) {
+    let (g, report) = (ctx.g, ctx.report);
+    let place = Place::ag("AGI", agno);
+    let (mut sum, mut next) = (0u64, 0u64);
+    let fino = walk(
+        ctx,
+        rd,
+        agno,
+        Btree::Fino,
+        agi.free_root.get(),
+        agi.free_level.get(),
+        &mut |at, recs, n| {
+            let place = Place::block("finobt", agno, at);
+            let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
+            for (i, r) in recs.iter().enumerate() {
+                let Some(c) = unpack(ctx, agno, at, i, r, Btree::Fino) else {
+                    continue;
+                };
+                if u64::from(c.startino) < next {
+                    report.bad(place, format!("record {i} is out of order"));
+                }
+                next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
+                if c.free & !c.holes() == 0 {
+                    report.bad(place, format!("record {i} has no free inode"));
+                }
+                sum = sum.wrapping_add(chunk_sum(&c));
+            }
+        },
+    );
+    if fino.whole && expected.is_some_and(|e| e != sum) {
+        report.bad(
+            Place::ag("finobt", agno),
+            "it does not list the same free inodes as the inobt",
+        );
+    }
+    if fino.whole && g.features.inobtcount && agi.fblocks.get() != fino.blocks {
+        report.differ(place, "agi_fblocks", fino.blocks, agi.fblocks.get());
+    }
+}
+
+/// The heads of the lists of unlinked inodes.
+fn unlinked(ctx: &Ctx<'_>, place: Place, agi: &Agi, inodes_in_ag: u64) -> Vec<u32> {
+    let report = ctx.report;
     let mut heads = Vec::new();
     for (bucket, head) in agi.unlinked.iter().enumerate() {
         let head = head.get();
@@ -229,9 +261,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
         }
         heads.push(head);
     }
-    let _ = ag.chunks.set(Arc::new(chunks));
-    let _ = ag.free.set(Arc::new(frees));
-    let _ = ag.unlinked.set(heads);
+    heads
 }
 
 fn chunk_sum(c: &InodeChunk) -> u64 {

@@ -155,6 +155,21 @@ impl Walk<'_, '_> {
             let high = records.chunks_exact(len).map(run_end).max().unwrap_or(0);
             return Some(Bounds { low, high });
         }
+        self.children(rd, place, &block, n, level, visit)
+    }
+
+    /// Walks what the `n` keys of a node of this level lead to.
+    fn children(
+        &mut self,
+        rd: &mut Reader<'_>,
+        place: Place,
+        block: &[u8],
+        n: usize,
+        level: u16,
+        visit: &mut dyn FnMut(u32, &[u8], usize),
+    ) -> Option<Bounds> {
+        let (g, report) = (self.ctx.g, self.ctx.report);
+        let at = self.tree.header_len(g.features.crc);
         let key_len = self.tree.key_len();
         let (mut low, mut high, mut previous) = (None, 0, None);
         let mark = rd.mark();
@@ -163,7 +178,7 @@ impl Walk<'_, '_> {
                 rd.release(mark);
                 for k in i..n.min(i + CHILDREN_AHEAD) {
                     let ptr_at = self.tree.ptr_offset(block.len(), g.features.crc, k);
-                    match Be32::at(&block, ptr_at) {
+                    match Be32::at(block, ptr_at) {
                         Ok(p) if g.has_agb(self.agno, p.get()) => {
                             rd.want_blocks(g, self.agno, p.get(), 1);
                         }
@@ -179,7 +194,7 @@ impl Walk<'_, '_> {
             }
             previous = Some(key_low);
             let ptr_at = self.tree.ptr_offset(block.len(), g.features.crc, i);
-            let Ok(ptr) = Be32::at(&block, ptr_at) else {
+            let Ok(ptr) = Be32::at(block, ptr_at) else {
                 break;
             };
             let Some(b) = self.node(rd, ptr.get(), level - 1, false, visit) else {
