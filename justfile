@@ -17,11 +17,12 @@ test *ARGS:
 quick:
     cargo test --workspace --lib
 
-# Format, lints, documentation, shell scripts
+# Format, lints, documentation, unused dependencies, shell scripts (`./test --install` installs what this needs)
 lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
     RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+    target/tools/bin/cargo-machete crates fuzz
     shellcheck -S warning test .ci/run fuzz/*.sh packaging/deb packaging/check-deb crates/uvfs/tests/mount/programs/*.sh
 
 # Licences and sources of the dependencies (cargo install cargo-deny)
