@@ -1,5 +1,10 @@
 //! The buffer cache on image files, with every engine.
 
+#[path = "cache/errors.rs"]
+mod errors;
+#[path = "cache/pressure.rs"]
+mod pressure;
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -125,6 +130,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// A buffer would be read twice, or not be found in another allocation group.
 #[test]
 fn found_again_and_in_any_group() {
     each(256, Config::default(), |target, _| {
@@ -159,6 +165,7 @@ fn found_again_and_in_any_group() {
     });
 }
 
+/// A buffer of several extents would have their contents in another order.
 #[test]
 fn batches_and_discontiguous_buffers() {
     each(64, Config::default(), |target, path| {
@@ -189,6 +196,7 @@ fn batches_and_discontiguous_buffers() {
     });
 }
 
+/// A buffer beyond the device, or of no length, would be read.
 #[test]
 fn bounds_and_shapes() {
     each(4, Config::default(), |target, _| {
@@ -205,6 +213,7 @@ fn bounds_and_shapes() {
     });
 }
 
+/// Threads that want one buffer would each read it.
 #[test]
 fn threads_read_one_buffer_once() {
     each(512, Config::default(), |target, _| {
@@ -226,6 +235,7 @@ fn threads_read_one_buffer_once() {
     });
 }
 
+/// The cache would outgrow its limit, or drop what is needed most.
 #[test]
 fn the_limit_evicts_and_the_hot_stay() {
     each(1024, limit(1 << 20), |target, _| {
@@ -249,159 +259,7 @@ fn the_limit_evicts_and_the_hot_stay() {
     });
 }
 
-#[test]
-fn when_everything_is_held_it_is_enomem_until_something_is_released() {
-    let config = Config {
-        memory_wait: Duration::from_secs(60),
-        ..limit(1 << 20)
-    };
-    each(1024, limit(1 << 20), |target, _| {
-        let mut held = Vec::new();
-        let error = loop {
-            match target.read(&block(held.len() as u64), &Addressed) {
-                Ok(buffer) => held.push(buffer),
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(error, BufError::NoMemory { .. }), "{error}");
-        assert_eq!(error.errno(), Errno::NOMEM.raw_os_error());
-        assert!(held.len() > 200, "{} buffers in 1 MiB", held.len());
-        held.truncate(held.len() - 20);
-        target.read(&block(1000), &Addressed).unwrap();
-        let large = [Extent {
-            daddr: 0,
-            len: 4096,
-        }];
-        assert!(matches!(
-            target.read(&large, &Addressed),
-            Err(BufError::NoMemory { .. })
-        ));
-    });
-    each(1024, config, |target, _| {
-        let mut held: Vec<_> = (0..200)
-            .map(|n| target.read(&block(n), &Addressed).unwrap())
-            .collect();
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let all: Vec<_> = (200..320)
-                    .map(|n| target.read(&block(n), &Addressed).unwrap())
-                    .collect();
-                all.len()
-            });
-            until("the other thread runs out of memory", || {
-                target.stats().memory_waits > 0
-            });
-            held.clear();
-            assert_eq!(other.join().unwrap(), 120);
-        });
-    });
-}
-
-#[test]
-fn verify_errors_stick_and_others_may_look() {
-    each(16, Config::default(), |target, path| {
-        let mut data = fs::read(path).unwrap();
-        data[5 * 4096] ^= 1;
-        fs::write(path, &data).unwrap();
-        for _ in 0..2 {
-            let error = target.read(&block(5), &Addressed).unwrap_err();
-            assert!(matches!(
-                &error,
-                BufError::Verify {
-                    daddr: 40,
-                    verifier: "addressed",
-                    ..
-                }
-            ));
-            assert!(
-                error.to_string().contains("addressed at daddr 40: says"),
-                "{error}"
-            );
-        }
-        let buffer = target.read(&block(5), &Anything).unwrap();
-        assert_eq!(buffer.read()[8], 5);
-        assert_eq!((target.stats().reads, target.stats().verify_errors), (1, 1));
-        // A corrupt buffer is not written either.
-        let good = target.read(&block(6), &Addressed).unwrap();
-        good.write()[0] ^= 1;
-        let mut queue = WriteQueue::new(target);
-        queue.push(good.clone());
-        assert!(matches!(
-            queue.flush(),
-            Err(BufError::Verify { daddr: 48, .. })
-        ));
-        assert_eq!((queue.len(), good.is_dirty()), (1, true));
-        good.write()[0] ^= 1;
-        good.write()[9] = 99;
-        queue.flush().unwrap();
-        assert!(queue.is_empty() && !good.is_dirty());
-        assert_eq!(fs::read(path).unwrap()[6 * 4096 + 9], 99);
-    });
-}
-
-#[test]
-fn read_errors_are_tried_again_by_the_next() {
-    let faults = Arc::new(Faults::new());
-    let config = Config {
-        engine: EngineConfig {
-            faults: Some(faults.clone()),
-            ..EngineConfig::default()
-        },
-        ..Config::default()
-    };
-    each(16, config, |target, _| {
-        faults.clear();
-        faults.add(Rule {
-            op: Op::Read,
-            range: 8192..8193,
-            times: 1,
-            fault: Fault::Error(Errno::IO),
-        });
-        let pieces: Vec<Extent> = [1, 2, 3].iter().flat_map(|&n| block(n)).collect();
-        let error = target.read(&pieces, &Addressed).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                BufError::Io {
-                    errno: Errno::IO,
-                    daddr: 8,
-                    ..
-                }
-            ),
-            "{error}"
-        );
-        assert_eq!(error.errno(), Errno::IO.raw_os_error());
-        assert_eq!(
-            target.read(&pieces, &Addressed).unwrap().read()[4096 + 8],
-            2
-        );
-        // Bad blocks in the middle of a span harm only the buffers they are in.
-        faults.add(Rule {
-            op: Op::Read,
-            range: 12 * 4096..12 * 4096 + 1,
-            times: 1,
-            fault: Fault::Error(Errno::IO),
-        });
-        let wanted: Vec<_> = (10..15).map(block).collect();
-        let how = Prefetch::Span {
-            max_gap: 0,
-            max_len: 2048,
-        };
-        assert_eq!(
-            target.readahead(wanted.iter().map(|e| &e[..]), &Addressed, how),
-            5
-        );
-        for n in 10..15 {
-            let mut result = target.read(&block(n), &Addressed);
-            if result.is_err() {
-                result = target.read(&block(n), &Addressed);
-            }
-            assert_eq!(result.unwrap().read()[8], n as u8);
-        }
-        assert_eq!(target.stats().read_errors, 1 + 5);
-    });
-}
-
+/// Reading ahead would read nothing, or something else.
 #[test]
 fn readahead_of_both_kinds() {
     for how in [
@@ -454,6 +312,7 @@ fn readahead_of_both_kinds() {
     });
 }
 
+/// Writes of neighbours would go to the device one by one.
 #[test]
 fn delayed_writes_are_sorted_and_merged() {
     each(256, Config::default(), |target, path| {
@@ -492,44 +351,7 @@ fn delayed_writes_are_sorted_and_merged() {
     });
 }
 
-#[test]
-fn write_errors_stick_until_a_retry_succeeds() {
-    let faults = Arc::new(Faults::new());
-    let mut config = limit(1 << 20);
-    config.engine.faults = Some(faults.clone());
-    each(1024, config, |target, path| {
-        faults.clear();
-        faults.add(Rule {
-            op: Op::Write,
-            range: 4096..8192,
-            times: 1,
-            fault: Fault::Error(Errno::NOSPC),
-        });
-        let mut queue = WriteQueue::new(target);
-        for n in [1, 5] {
-            let buffer = target.read(&block(n), &Addressed).unwrap();
-            buffer.write()[50] = 0xcc;
-            queue.push(buffer);
-        }
-        let error = queue.flush().unwrap_err();
-        assert_eq!(error.errno(), Errno::NOSPC.raw_os_error());
-        assert_eq!(queue.len(), 1);
-        queue.clear();
-        // Dirty buffers stay through any amount of reclaim.
-        for n in 10..1000 {
-            target.read(&block(n), &Addressed).unwrap();
-        }
-        let buffer = target.read(&block(1), &Addressed).unwrap();
-        assert!(buffer.is_dirty() && buffer.write_error().is_some());
-        assert_eq!(buffer.read()[50], 0xcc);
-        queue.push(buffer.clone());
-        queue.flush().unwrap();
-        assert!(!buffer.is_dirty() && buffer.write_error().is_none());
-        let on_disk = fs::read(path).unwrap();
-        assert_eq!((on_disk[4096 + 50], on_disk[5 * 4096 + 50]), (0xcc, 0xcc));
-    });
-}
-
+/// A buffer would keep what the device no longer has.
 #[test]
 fn invalidated_buffers_are_read_anew() {
     each(64, Config::default(), |target, path| {
@@ -549,6 +371,7 @@ fn invalidated_buffers_are_read_anew() {
     });
 }
 
+/// A reader would see half of a change.
 #[test]
 fn readers_and_writers_of_the_same_buffers() {
     each(64, limit(1 << 20), |target, path| {
@@ -627,6 +450,7 @@ fn pinned_content_stays() {
     });
 }
 
+/// The cache would keep its memory while the system runs out of it.
 #[test]
 fn pressure_shrinks_the_cache() {
     each(1024, Config::default(), |target, _| {
@@ -690,193 +514,4 @@ fn threads_may_end_with_io_in_flight() {
         }
         assert_eq!(target.stats().read_errors, 0);
     });
-}
-
-/// A device on which nothing can be read leaves nothing in the cache.
-#[test]
-fn failed_buffers_take_no_room() {
-    let faults = Arc::new(Faults::new());
-    let mut config = Config::default();
-    config.engine.faults = Some(faults.clone());
-    each(64, config, |target, _| {
-        faults.clear();
-        faults.add(Rule {
-            op: Op::Read,
-            range: 0..u64::MAX,
-            times: usize::MAX,
-            fault: Fault::Error(Errno::IO),
-        });
-        for n in 0..64 {
-            target.read(&block(n), &Addressed).unwrap_err();
-        }
-        assert_eq!((target.len(), target.memory().used), (0, 0));
-        // `get` needs no read.
-        assert_eq!(target.get(&block(1), &Addressed).unwrap().read()[8], 0);
-    });
-}
-
-// ---- a memory cgroup of a tenth of the metadata --------------------------------------------
-
-const CHILD: &str = "UVFS_BUF_TEST_IMAGE";
-const METADATA: u64 = 160 << 20;
-
-/// Runs in the cgroup: reads all of the image several times, in no order, from two threads.
-fn child(path: &Path) {
-    let blocks = METADATA / 4096;
-    for kind in EngineKind::ALL {
-        let Some(target) = open(path, kind, limit(6 << 20)) else {
-            continue;
-        };
-        target.set_groups(1 << 15);
-        let shrinkers = Arc::new(Shrinkers::new());
-        let shrinker = target.shrinker();
-        shrinkers.register(&shrinker);
-        let _monitor = Monitor::start(MonitorConfig::default(), shrinkers).unwrap();
-        std::thread::scope(|scope| {
-            for thread in 0..2 {
-                let target = &target;
-                scope.spawn(move || {
-                    for n in 0..blocks {
-                        // 7919 is prime: a walk over all blocks in no useful order.
-                        let n = (n * 7919 + thread * 31) % blocks;
-                        let ahead = block((n + 7919) % blocks);
-                        target.readahead([&ahead[..]], &Addressed, Prefetch::Exact);
-                        target.read(&block(n), &Addressed).unwrap();
-                    }
-                });
-            }
-        });
-        let memory = target.memory();
-        assert!(memory.resident <= memory.limit);
-        assert!(target.stats().evictions > blocks);
-    }
-}
-
-/// The memory of a control group in which only pressure limits the cache.
-const GROUP: usize = 64 << 20;
-
-/// The program in that group: it fills a cache that may be larger than the group, no faster than the monitor looks.
-fn held_back(path: &Path) {
-    for kind in EngineKind::ALL {
-        let Some(target) = open(path, kind, limit(METADATA as usize)) else {
-            continue;
-        };
-        target.set_groups(1 << 15);
-        let shrinkers = Arc::new(Shrinkers::new());
-        let shrinker = target.shrinker();
-        shrinkers.register(&shrinker);
-        let config = MonitorConfig {
-            interval: Duration::from_millis(1),
-            ..MonitorConfig::default()
-        };
-        let _monitor = Monitor::start(config, shrinkers).unwrap();
-        let mut most = 0;
-        for n in 0..METADATA / 4096 {
-            target.read(&block(n), &Addressed).unwrap();
-            if n % 32 == 0 {
-                std::thread::sleep(Duration::from_millis(2));
-                most = most.max(target.memory().resident);
-                assert!(most < GROUP, "{kind}: {most} resident after {n}");
-            }
-        }
-        assert!(most > GROUP / 4, "{kind}: only {most} resident");
-    }
-}
-
-/// A memory cgroup of either version, removed at the end.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new(limit: u64) -> Result<Cgroup, String> {
-        let name = format!("uvfs-buf-test-{}-{limit}", std::process::id());
-        let roots = [
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            ("/sys/fs/cgroup", "memory.max"),
-        ];
-        for (root, file) in roots {
-            let dir = Path::new(root).join(&name);
-            if fs::create_dir(&dir).is_err() {
-                continue;
-            }
-            let group = Cgroup(dir);
-            if group.0.join(file).exists() {
-                fs::write(group.0.join(file), limit.to_string()).map_err(|e| e.to_string())?;
-                return Ok(group);
-            }
-        }
-        Err("no memory cgroup can be made".into())
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // The last task may still be on its way out.
-        let end = Instant::now() + Duration::from_secs(10);
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// Runs one of this program's tests in a memory control group, with an image.
-fn in_a_group(limit: u64, test: &str) {
-    let group = match Cgroup::new(limit) {
-        Ok(group) => group,
-        Err(why) => {
-            assert!(std::env::var_os("CI").is_none(), "{why}");
-            eprintln!("skipped: {why} (needs root and the memory controller)");
-            return;
-        }
-    };
-    let dir = tempfile::tempdir().unwrap();
-    let path = image(dir.path(), METADATA / 4096);
-    // A shell joins the group and becomes the test, so that all its memory is counted there.
-    let mut child = Command::new("sh")
-        .args([
-            "-c",
-            r#"echo $$ > "$1/cgroup.procs" && shift && exec "$@""#,
-            "sh",
-        ])
-        .arg(&group.0)
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test])
-        .env(CHILD, &path)
-        .spawn()
-        .unwrap();
-    let end = Instant::now() + Duration::from_secs(300);
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > end {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("not finished within 5 minutes");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    assert!(status.success(), "in the cgroup: {status}");
-}
-
-#[test]
-fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
-    match std::env::var_os(CHILD) {
-        Some(path) => child(Path::new(&path)),
-        None => in_a_group(
-            METADATA / 10,
-            "finishes_in_a_cgroup_of_a_tenth_of_the_metadata",
-        ),
-    }
-}
-
-/// Without its monitor the cache would outgrow the group, whose limit is below its own.
-#[test]
-fn pressure_in_a_control_group_holds_the_cache_back() {
-    match std::env::var_os(CHILD) {
-        Some(path) => held_back(Path::new(&path)),
-        None => in_a_group(
-            GROUP as u64,
-            "pressure_in_a_control_group_holds_the_cache_back",
-        ),
-    }
 }

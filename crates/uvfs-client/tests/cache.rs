@@ -2,6 +2,8 @@
 //! must not wait for.
 
 mod common;
+#[path = "cache/limits.rs"]
+mod limits;
 
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
@@ -28,6 +30,7 @@ fn quiet() -> Config {
     }
 }
 
+/// Writeback would send a request for each page.
 #[test]
 fn a_request_takes_two_locks_and_nothing_is_merged() {
     let dir = tempfile::tempdir().unwrap();
@@ -65,6 +68,7 @@ fn a_request_takes_two_locks_and_nothing_is_merged() {
     );
 }
 
+/// A small write to a new part of a file would wait for a read.
 #[test]
 fn a_partial_write_reads_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -87,6 +91,7 @@ fn a_partial_write_reads_nothing() {
     assert!(std::fs::read(dir.path().join("f")).unwrap() == want);
 }
 
+/// Random reads would fetch pages that nobody wants, or sequential ones would wait for each.
 #[test]
 fn readahead_grows_on_sequential_reads_and_not_on_random_ones() {
     let dir = tempfile::tempdir().unwrap();
@@ -117,6 +122,7 @@ fn readahead_grows_on_sequential_reads_and_not_on_random_ones() {
     assert!(stats.cached_pages <= 100 + 16);
 }
 
+/// Uncached calls would fill the cache, or drop what others keep in it.
 #[test]
 fn uncached_calls_leave_nothing_and_older_pages_stay() {
     let dir = tempfile::tempdir().unwrap();
@@ -155,6 +161,7 @@ fn uncached_calls_leave_nothing_and_older_pages_stay() {
     assert_eq!(file.size(), 64 * MIB as u64);
 }
 
+/// A program would never learn that its data was not written, or learn it for ever.
 #[test]
 fn a_failed_writeback_is_told_once_per_file_and_tried_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -185,58 +192,7 @@ fn a_failed_writeback_is_told_once_per_file_and_tried_again() {
     late.close().unwrap();
 }
 
-#[test]
-fn a_stream_larger_than_the_cache_passes_through_few_pages() {
-    let want: Vec<u8> = (0..=255).cycle().step_by(3).take(4093).collect();
-    let want = want.repeat(20 * MIB / 4093);
-    for (block, every) in [(1 << 10, 0), (1000, 0), (4 << 10, 0), (MIB, 0), (5000, 9)] {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("kept"), vec![3; MIB]).unwrap();
-        // Its requests run in the thread that submits them, so the pages used don't depend on time.
-        let store = Faulty::new(LocalStore::with(dir.path(), 0, MIB).unwrap());
-        let fault = store.fault.clone();
-        fault.errno.store(libc::EIO, Ordering::Relaxed);
-        let config = Config {
-            memory: 8 * MIB,
-            ..quiet()
-        };
-        let client = Client::new(store, config).unwrap();
-        let kept = client.open("kept", rw()).unwrap();
-        let mut buf = vec![0; MIB];
-        kept.read_at(&mut buf, 0, Flags::empty()).unwrap();
-        let before = client.stats();
-
-        let file = client.open("stream", rw()).unwrap();
-        fault.every.store(every, Ordering::Relaxed);
-        let mut at = 0;
-        while at < want.len() {
-            let part = &want[at..want.len().min(at + block)];
-            // A write that fails is tried again.
-            at += file.write_at(part, at as u64, Flags::empty()).unwrap_or(0);
-        }
-        fault.every.store(0, Ordering::Relaxed);
-        let _ = file.sync_all();
-        file.sync_all().unwrap();
-        assert!(std::fs::read(dir.path().join("stream")).unwrap() == want);
-        let after = client.stats();
-        assert_eq!(after.dirty_pages, 0);
-        if every == 0 {
-            assert!(after.peak_pages < 2048, "{block}: {after:?}");
-            assert_eq!(after.reclaimed_pages, 0, "{block}: {after:?}");
-        }
-        // Pages that others use stay, and pages that went by are read again.
-        kept.read_at(&mut buf, 0, Flags::empty()).unwrap();
-        if every == 0 {
-            assert_eq!(client.stats().misses, before.misses, "{block}");
-        }
-        for at in [0, 7 * MIB, 19 * MIB] {
-            let n = file.read_at(&mut buf, at as u64, Flags::empty()).unwrap();
-            assert!(buf[..n] == want[at..at + n], "{block}: at {at}");
-        }
-        file.close().unwrap();
-    }
-}
-
+/// An error of the server would lose data that a sync had acknowledged.
 #[test]
 fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
     for every in 2..9 {
@@ -283,82 +239,7 @@ fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
     }
 }
 
-#[test]
-fn writers_are_held_back_at_the_limit_and_the_cache_stays_within_its_memory() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
-    store.fault.latency_us.store(500, Ordering::Relaxed);
-    let client = Client::new(
-        store,
-        Config {
-            memory: 2 * MIB,
-            ..quiet()
-        },
-    )
-    .unwrap();
-    std::thread::scope(|s| {
-        for t in 0..2u8 {
-            let client = &client;
-            s.spawn(move || {
-                let file = client.open(format!("f{t}"), rw()).unwrap();
-                let data = vec![t + 1; 10_000];
-                for i in 0..2000u64 {
-                    assert_eq!(
-                        file.write_at(&data, i * 10_000, Flags::empty()).unwrap(),
-                        10_000
-                    );
-                }
-                file.close().unwrap();
-            });
-        }
-    });
-    let stats = client.stats();
-    assert!(
-        stats.throttles > 0 && stats.reclaimed_pages > 0,
-        "{stats:?}"
-    );
-    assert!(stats.peak_pages <= 512);
-    for t in 0..2u8 {
-        let real = std::fs::read(dir.path().join(format!("f{t}"))).unwrap();
-        assert_eq!(real.len(), 20_000_000);
-        assert!(real.iter().all(|&b| b == t + 1));
-    }
-}
-
-#[test]
-fn a_store_that_only_fails_does_not_hold_writers_for_ever() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Faulty::new(LocalStore::open(dir.path()).unwrap());
-    let fault = store.fault.clone();
-    fault.errno.store(libc::ENOSPC, Ordering::Relaxed);
-    fault.every.store(1, Ordering::Relaxed);
-    let client = Client::new(
-        store,
-        Config {
-            memory: MIB,
-            ..quiet()
-        },
-    )
-    .unwrap();
-    let file = client.open("f", rw()).unwrap();
-    let mut written = 0;
-    let error = loop {
-        match file.write_at(&[1; 4096], written, Flags::empty()) {
-            Ok(n) => written += n as u64,
-            Err(e) => break e,
-        }
-        assert!(written < 2 * MIB as u64);
-    };
-    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
-    fault.every.store(0, Ordering::Relaxed);
-    let _ = file.sync_all();
-    file.sync_all().unwrap();
-    assert_eq!(
-        std::fs::metadata(dir.path().join("f")).unwrap().len(),
-        written
-    );
-}
-
+/// A large direct call would take one piece after another, or count what was never read.
 #[test]
 fn direct_pieces_are_sent_together_and_a_short_or_failed_one_ends_the_call() {
     let dir = tempfile::tempdir().unwrap();
@@ -407,6 +288,7 @@ fn direct_pieces_are_sent_together_and_a_short_or_failed_one_ends_the_call() {
     );
 }
 
+/// A direct read would miss a cached write, or the other way round.
 #[test]
 fn direct_and_cached_calls_see_each_other() {
     let dir = tempfile::tempdir().unwrap();
@@ -432,167 +314,7 @@ fn direct_and_cached_calls_see_each_other() {
     );
 }
 
-/// A one-thread server that needs memory of the same cache to answer a write: it reads another
-/// file through the client whose writeback it is serving.
-struct Nested {
-    inner: LocalStore,
-    file: Arc<OnceLock<File>>,
-    armed: Arc<AtomicBool>,
-    reads: Arc<AtomicU64>,
-    queue: std::sync::mpsc::Sender<Request>,
-    back: Mutex<Option<std::sync::mpsc::Receiver<Request>>>,
-}
-
-impl Nested {
-    fn serve(self: &Arc<Self>) {
-        let me = self.clone();
-        let requests = self.back.lock().unwrap().take().unwrap();
-        std::thread::spawn(move || {
-            for request in requests {
-                if request.op == Op::Write && me.armed.load(Ordering::Acquire) {
-                    let n = me.reads.fetch_add(1, Ordering::Relaxed);
-                    let mut buf = [0; 4096];
-                    let file = me.file.get().unwrap();
-                    let got = file
-                        .read_at(&mut buf, n % 512 * 4096, Flags::empty())
-                        .unwrap();
-                    assert_eq!((got, buf[0]), (4096, 6));
-                    // Slower than who writes, however slow that is: it has to wait for pages.
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                me.inner.submit(&mut vec![request]);
-            }
-        });
-    }
-}
-
-struct Single(Arc<Nested>);
-
-impl Backend for Single {
-    fn pages(&self) -> &dyn PageIo {
-        self
-    }
-
-    fn files(&self) -> &dyn FileOps {
-        self.0.inner.files()
-    }
-
-    fn shared(&self) -> Option<&dyn SharedServer> {
-        None
-    }
-}
-
-impl PageIo for Single {
-    fn attach(&self, arena: &Arc<Arena>) -> std::io::Result<()> {
-        self.0.inner.attach(arena)
-    }
-
-    fn descriptors(&self) -> Vec<RawFd> {
-        self.0.inner.descriptors()
-    }
-
-    fn reserved_pages(&self) -> u32 {
-        self.0.inner.reserved_pages()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.inner.limits()
-    }
-
-    fn submit(&self, batch: &mut Vec<Request>) {
-        for request in batch.drain(..) {
-            // Writes go through the one thread. What that thread reads itself is answered at
-            // once, as by a store of its own.
-            if request.op == Op::Write {
-                self.0.queue.send(request).unwrap();
-            } else {
-                self.0.inner.submit(&mut vec![request]);
-            }
-        }
-    }
-
-    fn carry_out(&self, batch: &mut Vec<Request>) {
-        self.submit(batch);
-    }
-
-    fn poll(&self, _: &mut dyn FnMut() -> bool) {}
-
-    fn help(&self, _: &mut dyn FnMut() -> bool) {}
-}
-
-#[test]
-fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("other"), vec![6; 2 * MIB]).unwrap();
-    let (queue, back) = std::sync::mpsc::channel();
-    let nested = Arc::new(Nested {
-        inner: LocalStore::with(dir.path(), 0, 64 << 10).unwrap(),
-        file: Arc::default(),
-        armed: Arc::default(),
-        reads: Arc::default(),
-        queue,
-        back: Mutex::new(Some(back)),
-    });
-    nested.serve();
-    // Nearly all memory may be dirty: the server's reads live off what little is left.
-    let config = Config {
-        memory: MIB,
-        dirty_percent: 90,
-        readahead: 0,
-        ..quiet()
-    };
-    let client = Client::new(Single(nested.clone()), config).unwrap();
-    let other = client.open("other", OpenOptions::new().read(true)).unwrap();
-    nested.file.set(other).map_err(drop).unwrap();
-    nested.armed.store(true, Ordering::Release);
-    let file = client.open("f", rw()).unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
-    let writer = std::thread::spawn(move || {
-        for i in 0..2000u64 {
-            // Not one after another: a stream would keep few pages dirty.
-            let at = (i ^ 1) * 8192;
-            file.write_at(&[5; 8192], at, Flags::empty()).unwrap();
-        }
-        file.close().unwrap();
-        tell.send(()).unwrap();
-    });
-    told.recv_timeout(Duration::from_secs(60))
-        .expect("no deadlock");
-    writer.join().unwrap();
-    assert!(nested.reads.load(Ordering::Relaxed) > 0);
-    let stats = client.stats();
-    assert!(
-        stats.throttles > 0 && stats.reclaimed_pages > 0,
-        "{stats:?}"
-    );
-    let real = std::fs::File::open(dir.path().join("f")).unwrap();
-    let mut buf = [0; 4096];
-    for i in 0..4000 {
-        real.read_exact_at(&mut buf, i * 4096).unwrap();
-        assert_eq!(buf, [5; 4096]);
-    }
-}
-
-#[test]
-fn pages_age_and_are_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = Config {
-        writeback_after: Duration::from_millis(20),
-        ..quiet()
-    };
-    let client = Client::new(LocalStore::open(dir.path()).unwrap(), config).unwrap();
-    let file = client.open("f", rw()).unwrap();
-    file.write_at(b"old", 0, Flags::empty()).unwrap();
-    eventually("the flusher writes it", || {
-        std::fs::read(dir.path().join("f")).is_ok_and(|d| d == b"old")
-    });
-    // And again after it was dirtied again.
-    file.write_at(b"new", 0, Flags::empty()).unwrap();
-    eventually("the flusher writes it again", || {
-        std::fs::read(dir.path().join("f")).is_ok_and(|d| d == b"new")
-    });
-}
-
+/// Two threads that write to one page would lose one of the writes.
 #[test]
 fn threads_on_one_file_lose_no_write() {
     let dir = tempfile::tempdir().unwrap();
@@ -639,6 +361,7 @@ fn threads_on_one_file_lose_no_write() {
     }
 }
 
+/// A call on names or attributes would give another result than the host's.
 #[test]
 fn names_and_attributes() {
     let dir = tempfile::tempdir().unwrap();
@@ -715,6 +438,7 @@ fn names_and_attributes() {
     assert_eq!(e.raw_os_error(), Some(libc::EISDIR));
 }
 
+/// A cache would outlive the file's change by somebody else.
 #[test]
 fn a_reopened_file_shows_what_others_changed() {
     let dir = tempfile::tempdir().unwrap();
@@ -736,6 +460,7 @@ fn a_reopened_file_shows_what_others_changed() {
     assert_eq!(read(), b"three");
 }
 
+/// A future of a call would never be woken.
 #[test]
 fn a_completion_can_be_awaited() {
     struct Thread(std::thread::Thread);
@@ -764,6 +489,7 @@ fn a_completion_can_be_awaited() {
     }
 }
 
+/// copy_range would copy what was there before a cached write.
 #[test]
 fn ranges_are_copied_with_what_is_cached_of_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -320,11 +320,13 @@ fn fails_everywhere(errno: Errno) {
     assert!(calls > 30, "{calls}");
 }
 
+/// ENOSPC at an unlucky call would lose data that was synced before.
 #[test]
 fn no_space_at_any_call_loses_nothing_that_was_synced() {
     fails_everywhere(Errno::NOSPC);
 }
 
+/// The same with EIO.
 #[test]
 fn an_io_error_at_any_call_loses_nothing_that_was_synced() {
     fails_everywhere(Errno::IO);

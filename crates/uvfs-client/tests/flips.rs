@@ -137,6 +137,40 @@ impl Flipped {
     }
 }
 
+impl Flipped {
+    /// Sends requests until the server ends the session, or 200; how many were answered.
+    fn many(&self, opcode: u32, random: &mut Random) -> usize {
+        let mut served = 0;
+        for _ in 0..200 {
+            // Its own half believes no more of it than the server does, and may give up by a panic.
+            let step = std::panic::AssertUnwindSafe(|| {
+                let sent = self.send(opcode, random);
+                self.raw.queue.ring();
+                let mut answered = 0;
+                for _ in 0..if sent { 200 } else { 1 } {
+                    match self.raw.queue.pop() {
+                        Ok(Some(id)) => {
+                            self.raw.queue.release(id);
+                            answered += 1;
+                        }
+                        Ok(None) if answered == 0 => std::thread::yield_now(),
+                        _ => break,
+                    }
+                }
+                answered
+            });
+            match std::panic::catch_unwind(step) {
+                Ok(answered) => served += answered,
+                Err(_) => break,
+            }
+            if self.raw.queue.server_closed() {
+                break;
+            }
+        }
+        served
+    }
+}
+
 /// If the server looked at memory twice, or trusted what it had not checked, it would panic, or the kind of
 /// request that did so would take from the client beside it what that has.
 #[test]
@@ -176,32 +210,7 @@ fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
             let memory = [hostile.raw.arena.as_fd(), hostile.raw.queue.as_fd()];
             let ends = &stop;
             let flipper = scope.spawn(move || flip(memory, ends, at as u64));
-            for _ in 0..200 {
-                // Its own half believes no more of it than the server does, and may give up by a panic.
-                let step = std::panic::AssertUnwindSafe(|| {
-                    let sent = hostile.send(opcode, &mut random);
-                    hostile.raw.queue.ring();
-                    let mut answered = 0;
-                    for _ in 0..if sent { 200 } else { 1 } {
-                        match hostile.raw.queue.pop() {
-                            Ok(Some(id)) => {
-                                hostile.raw.queue.release(id);
-                                answered += 1;
-                            }
-                            Ok(None) if answered == 0 => std::thread::yield_now(),
-                            _ => break,
-                        }
-                    }
-                    answered
-                });
-                match std::panic::catch_unwind(step) {
-                    Ok(answered) => served += answered,
-                    Err(_) => break,
-                }
-                if hostile.raw.queue.server_closed() {
-                    break;
-                }
-            }
+            served += hostile.many(opcode, &mut random);
             stop.store(true, Ordering::Relaxed);
             flips += flipper.join().unwrap();
         });

@@ -54,6 +54,7 @@ fn while_changing<T>(raw: &Raw, seg: Seg, words: [u64; 2], work: impl FnOnce() -
     })
 }
 
+/// A hostile client could take away nodes that others use.
 #[test]
 fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
     const RECORDS: usize = 3000;
@@ -109,6 +110,7 @@ fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
     assert_eq!(session.fs().known_inodes(), 0);
 }
 
+/// A hostile client could have the server count nodes that it never gave.
 #[test]
 fn a_listing_that_changes_in_the_arena_gives_no_node() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,6 +167,7 @@ fn is_locked(file: &std::fs::File) -> bool {
     i32::from(flock.l_type) != libc::F_UNLCK
 }
 
+/// A client could release locks of another one.
 #[test]
 fn nobody_drops_the_locks_of_a_guessed_owner() {
     let dir = tempfile::tempdir().unwrap();
@@ -291,6 +294,7 @@ fn short(takes: &[usize]) -> Arc<Session<Short>> {
     Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap())
 }
 
+/// A short write of recovery would count as a whole one.
 #[test]
 fn what_a_dead_client_left_is_written_whole_or_counts_as_lost() {
     for (takes, written, end) in [
@@ -327,6 +331,7 @@ fn what_a_dead_client_left_is_written_whole_or_counts_as_lost() {
     }
 }
 
+/// A client could lock in the name of another one.
 #[test]
 fn every_owner_of_locks_is_the_clients_own() {
     let session = short(&[]);

@@ -113,6 +113,7 @@ fn two_files_lock(one: &Client, other: &Client) {
     assert_eq!(wrong.raw_os_error(), Some(libc::EBADF));
 }
 
+/// Two clients would both get an exclusive lock.
 #[test]
 fn locks_of_one_client_and_of_two() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,6 +140,7 @@ fn locker_to_be_killed() {
     }
 }
 
+/// A killed client's locks would keep others out for ever.
 #[test]
 fn a_killed_client_leaves_no_locks() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,6 +167,7 @@ fn a_killed_client_leaves_no_locks() {
     });
 }
 
+/// A client could not end while it waits for a lock.
 #[test]
 fn a_client_that_waits_for_a_lock_can_go() {
     let dir = tempfile::tempdir().unwrap();
@@ -225,6 +228,7 @@ fn syncs(backend: impl Backend, data: &Path) {
     file.close().unwrap();
 }
 
+/// One of the ways to wait for an fsync would never return.
 #[test]
 fn fsync_can_be_waited_for_polled_and_awaited() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,6 +238,7 @@ fn fsync_can_be_waited_for_polled_and_awaited() {
     syncs(Server::from(socket), &dir.path().join("data"));
 }
 
+/// A program would not learn that its data was not written.
 #[test]
 fn an_asynchronous_fsync_tells_of_failed_writeback_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -251,6 +256,7 @@ fn an_asynchronous_fsync_tells_of_failed_writeback_once() {
     assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), [1; 10_000]);
 }
 
+/// A client in the server's process would deadlock with it.
 #[test]
 fn a_client_in_the_servers_own_program() {
     let dir = tempfile::tempdir().unwrap();

@@ -400,16 +400,19 @@ fn small() -> Config {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
+    /// Some sequence of reads, writes and truncations would give other bytes than an array does.
     #[test]
     fn a_file_is_a_file(calls in prop::collection::vec(call(), 1..60)) {
         run(&calls, 1, small());
     }
 
+    /// The same where each request ends before its submission returns.
     #[test]
     fn a_file_is_a_file_when_requests_end_at_once(calls in prop::collection::vec(call(), 1..60)) {
         run(&calls, 0, small());
     }
 
+    /// The same where writeback runs all the time.
     #[test]
     fn a_file_is_a_file_with_eager_writeback(calls in prop::collection::vec(call(), 1..60)) {
         let config = Config {

@@ -327,12 +327,14 @@ fn dirs() -> (tempfile::TempDir, PathBuf, PathBuf) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
+    /// Some sequence of changes of names would give another tree than the host's.
     #[test]
     fn names_are_names(calls in prop::collection::vec(call(), 1..60)) {
         let (_dir, data, host) = dirs();
         run(&calls, LocalStore::open(&data).unwrap(), &data, &host);
     }
 
+    /// The same over a server in another process.
     #[test]
     fn names_are_names_over_a_server(calls in prop::collection::vec(call(), 1..60)) {
         let (_dir, data, host) = dirs();

@@ -89,6 +89,7 @@ fn step(file: &File, host: &Path, model: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
+/// A restart of the server would end its clients or lose their data.
 #[test]
 fn clients_go_on_when_the_server_is_killed_and_started_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,6 +151,7 @@ fn clients_go_on_when_the_server_is_killed_and_started_again() {
     }
 }
 
+/// An append that was under way at a restart would be done twice, or not at all.
 #[test]
 fn appended_lines_are_there_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -200,6 +202,7 @@ fn appended_lines_are_there_once() {
     assert!(expected == lines, "{counts:?} {around:?} {doubtful:?}");
 }
 
+/// Calls would hang for ever without a server, or dirty data be dropped.
 #[test]
 fn without_a_server_calls_fail_after_the_bound_and_what_is_dirty_waits() {
     let dir = tempfile::tempdir().unwrap();
@@ -239,6 +242,7 @@ fn without_a_server_calls_fail_after_the_bound_and_what_is_dirty_waits() {
     file.close().unwrap();
 }
 
+/// A program could not exit while its server is away.
 #[test]
 fn a_client_that_ends_without_a_server_does_not_hang() {
     let dir = tempfile::tempdir().unwrap();
@@ -252,6 +256,7 @@ fn a_client_that_ends_without_a_server_does_not_hang() {
     drop(client);
 }
 
+/// After a restart a client would write to another file of the same name.
 #[test]
 fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     let dir = tempfile::tempdir().unwrap();
@@ -295,6 +300,7 @@ fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     assert_eq!(std::fs::read(data.join("replaced")).unwrap(), b"ANOTHER");
 }
 
+/// A client would put old pages over what others wrote during the restart.
 #[test]
 fn what_others_changed_meanwhile_is_seen_and_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
@@ -338,6 +344,7 @@ fn what_others_changed_meanwhile_is_seen_and_not_overwritten() {
     assert_eq!(std::fs::read(data.join("touched")).unwrap(), b"BYuched");
 }
 
+/// A client would write its data to another server's files.
 #[test]
 fn another_source_on_the_socket_is_refused_until_ours_is_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -363,6 +370,7 @@ fn another_source_on_the_socket_is_refused_until_ours_is_back() {
     assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"ours");
 }
 
+/// A client would go on without the lock that it had.
 #[test]
 fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -407,6 +415,7 @@ fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
     again.lock(exclusive).unwrap();
 }
 
+/// Data that the old server wrote would be written over newer data.
 #[test]
 fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
     let dir = tempfile::tempdir().unwrap();
@@ -472,6 +481,7 @@ fn what_a_server_could_not_write_at_its_end_is_told_once_it_is_back() {
     assert_eq!(code(large.sync_all()), Some(libc::EIO));
 }
 
+/// A removal that was under way at a restart would fail, or never be done.
 #[test]
 fn names_are_removed_at_a_server_that_came_back() {
     let dir = tempfile::tempdir().unwrap();

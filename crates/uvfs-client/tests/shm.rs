@@ -24,13 +24,18 @@ fn serve(dir: &Path, limits: ClientLimits) -> Clients {
 }
 
 fn client(dir: &Path) -> Client {
-    let config = Config {
-        memory: 8 * MIB,
-        ..Config::default()
-    };
-    Client::new(Server::connect(dir.join("sock")).unwrap(), config).unwrap()
+    client_of(dir, 8 * MIB).unwrap()
 }
 
+fn client_of(dir: &Path, memory: usize) -> std::io::Result<Client> {
+    let config = Config {
+        memory,
+        ..Config::default()
+    };
+    Client::new(Server::connect(dir.join("sock")).unwrap(), config)
+}
+
+/// Sessions would pile up in the server.
 #[test]
 fn a_client_that_is_dropped_leaves_its_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -47,6 +52,7 @@ fn a_client_that_is_dropped_leaves_its_server() {
     eventually("it is gone", || served.report().clients.is_empty());
 }
 
+/// A call over shared memory would give another result than one on the host.
 #[test]
 fn files_names_and_attributes_over_shared_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,6 +125,7 @@ fn files_names_and_attributes_over_shared_memory() {
     client.unlink("d/g").unwrap();
 }
 
+/// Threads of one client would take each other's answers.
 #[test]
 fn threads_share_a_session() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,6 +158,7 @@ fn threads_share_a_session() {
     }
 }
 
+/// Clients would wait for ever for a server that ended.
 #[test]
 fn a_server_that_goes_leaves_its_clients_with_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -166,15 +174,20 @@ fn a_server_that_goes_leaves_its_clients_with_an_error() {
     assert!(file.sync_all().is_err());
 }
 
-#[test]
-fn limits_and_hostile_clients_harm_nobody_else() {
-    let dir = tempfile::tempdir().unwrap();
+fn serve_two(dir: &Path) -> Clients {
     let limits = ClientLimits {
         clients: 2,
         arena_pages: 4096,
         ..ClientLimits::default()
     };
-    let _server = serve(dir.path(), limits);
+    serve(dir, limits)
+}
+
+/// A client that asks for too much, or points out of its arena, would take a place, memory or data of others.
+#[test]
+fn hostile_clients_harm_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let _server = serve_two(dir.path());
     let good = client(dir.path());
     let file = good.open("f", rw()).unwrap();
     file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
@@ -186,11 +199,7 @@ fn limits_and_hostile_clients_harm_nobody_else() {
     };
 
     // Too large an arena, and descriptors that are none.
-    let big = Config {
-        memory: 64 * MIB,
-        ..Config::default()
-    };
-    let e = Client::new(Server::connect(dir.path().join("sock")).unwrap(), big).unwrap_err();
+    let e = client_of(dir.path(), 64 * MIB).unwrap_err();
     assert!(
         matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EAGAIN)),
         "{e}"
@@ -226,35 +235,31 @@ fn limits_and_hostile_clients_harm_nobody_else() {
     queue.ring();
     eventually("the session is closed", || queue.server_closed());
 
-    // A third client finds no place while two are there.
-    drop(socket);
-    let mut second = None;
-    eventually("the place is free", || {
-        second = Client::new(
-            Server::connect(dir.path().join("sock")).unwrap(),
-            Config {
-                memory: MIB,
-                ..Config::default()
-            },
-        )
-        .ok();
-        second.is_some()
-    });
-    let e = Client::new(
-        Server::connect(dir.path().join("sock")).unwrap(),
-        Config {
-            memory: MIB,
-            ..Config::default()
-        },
-    )
-    .unwrap_err();
-    assert_eq!(e.raw_os_error(), Some(libc::EAGAIN));
-
     file.sync_all().unwrap();
     assert_eq!(
         std::fs::read(dir.path().join("data/f")).unwrap(),
         [1; 10_000]
     );
+}
+
+/// One client after another would use up the server's memory.
+#[test]
+fn a_third_client_finds_no_place_while_two_are_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let _server = serve_two(dir.path());
+    let first = client(dir.path());
+    let second = client_of(dir.path(), MIB).unwrap();
+    let e = client_of(dir.path(), MIB).unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EAGAIN));
+    drop(second);
+    let mut third = None;
+    eventually("the place is free", || {
+        third = client_of(dir.path(), MIB).ok();
+        third.is_some()
+    });
+    let file = first.open("f", rw()).unwrap();
+    file.write_at(&[1; 10_000], 0, Flags::empty()).unwrap();
+    file.sync_all().unwrap();
 }
 
 /// Not a test by itself: what the next one runs in another process, to be killed.
@@ -284,6 +289,7 @@ fn writer_to_be_killed() {
     }
 }
 
+/// What a client wrote before it was killed would be lost.
 #[test]
 fn what_a_killed_client_has_written_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -332,6 +338,7 @@ fn what_a_killed_client_has_written_is_not_lost() {
     assert!(real.len() > end);
 }
 
+/// Copies or extended attributes would fail over shared memory.
 #[test]
 fn open_files_copy_ranges_and_have_attributes_over_shared_memory() {
     let dir = tempfile::tempdir().unwrap();

@@ -437,6 +437,7 @@ impl Drop for Mounted {
     }
 }
 
+/// A handler that answers from another thread, or never, would hang its caller.
 #[test]
 fn replies_come_at_once_later_or_never() {
     let Some(mounted) = Mounted::with_threads(1) else {
@@ -456,6 +457,7 @@ fn replies_come_at_once_later_or_never() {
     assert_eq!(time.unwrap(), before);
 }
 
+/// A listing in pieces would miss or repeat names.
 #[test]
 fn a_long_listing_has_every_name_once() {
     let Some(mounted) = Mounted::with_threads(2) else {
@@ -473,6 +475,7 @@ fn a_long_listing_has_every_name_once() {
     }
 }
 
+/// A handler would get other arguments than fuser gives it.
 #[test]
 fn what_a_handler_is_told() {
     let Some(mounted) = Mounted::with_threads(1) else {
@@ -508,6 +511,7 @@ fn what_a_handler_is_told() {
     assert!(said.contains("release 3 O_RDONLY None false"), "{said}");
 }
 
+/// A notification would not reach the kernel.
 #[test]
 fn the_kernel_drops_what_it_is_told_to() {
     let Some(mut mounted) = Mounted::with_threads(1) else {
@@ -522,6 +526,7 @@ fn the_kernel_drops_what_it_is_told_to() {
     assert_eq!(mounted.text("late"), "here\n");
 }
 
+/// A program would sleep in poll(2) for ever.
 #[test]
 fn a_poll_is_told_when_there_is_something() {
     let Some(mut mounted) = Mounted::with_threads(1) else {
@@ -558,6 +563,7 @@ fn most_at_once(threads: usize) -> Option<usize> {
     Some(mounted.text("meet").parse().unwrap())
 }
 
+/// Handlers that share state without locks would run side by side.
 #[test]
 fn one_thread_means_one_handler_at_a_time() {
     if let Some(most) = most_at_once(1) {
@@ -565,6 +571,7 @@ fn one_thread_means_one_handler_at_a_time() {
     }
 }
 
+/// One slow handler would stop all others.
 #[test]
 fn many_threads_run_handlers_side_by_side() {
     let cores = std::thread::available_parallelism().unwrap().get();
@@ -573,6 +580,7 @@ fn many_threads_run_handlers_side_by_side() {
     }
 }
 
+/// `destroy` would not be called.
 #[test]
 fn the_end_destroys_the_file_system() {
     let Some(mut mounted) = Mounted::with_threads(1) else {
@@ -593,6 +601,7 @@ impl Filesystem for Fails {
     }
 }
 
+/// A file system that can't start would be mounted.
 #[test]
 fn a_failed_init_is_the_error_of_the_mount() {
     if skipped() {

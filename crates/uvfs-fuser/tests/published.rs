@@ -202,6 +202,7 @@ impl Drop for Mounted {
     }
 }
 
+/// fuser's example `hello` would not run as it is published.
 #[test]
 fn hello_is_read_with_one_thread_and_with_several() {
     for threads in ["1", "2", "6"] {
@@ -215,6 +216,7 @@ fn hello_is_read_with_one_thread_and_with_several() {
     }
 }
 
+/// The same of `async_hello`.
 #[test]
 fn async_hello_is_read() {
     if let Some(mounted) = Mounted::new("async_hello", &["{at}"]) {
@@ -223,6 +225,7 @@ fn async_hello_is_read() {
     }
 }
 
+/// The same of `null`.
 #[test]
 fn null_has_nothing() {
     if let Some(mounted) = Mounted::new("null", &["{at}"]) {
@@ -231,6 +234,7 @@ fn null_has_nothing() {
     }
 }
 
+/// AutoUnmount would leave a dead mount.
 #[test]
 fn auto_unmount_outlives_a_server_that_is_killed() {
     if let Some(mut mounted) = Mounted::new("hello", &["{at}", "--auto-unmount"]) {
@@ -241,6 +245,7 @@ fn auto_unmount_outlives_a_server_that_is_killed() {
     }
 }
 
+/// The same of `simple`.
 #[test]
 fn simple_keeps_files() {
     let args = ["--data-dir", "{dir}/data", "--mount-point", "{at}"];
@@ -273,6 +278,7 @@ fn simple_keeps_files() {
     assert!(mounted.dir.path().join("data").is_dir());
 }
 
+/// The same of `ioctl`.
 #[test]
 fn ioctl_gets_and_sets_a_size() {
     let Some(mounted) = Mounted::new("ioctl", &["{at}"]) else {
@@ -288,6 +294,7 @@ fn ioctl_gets_and_sets_a_size() {
     assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), "77");
 }
 
+/// The same of `passthrough`.
 #[test]
 fn passthrough_reads_the_backing_file() {
     let data = fs::read_to_string("/etc/profile").unwrap();
@@ -299,6 +306,7 @@ fn passthrough_reads_the_backing_file() {
     }
 }
 
+/// The same of the `notify` examples.
 #[test]
 fn notifications_reach_the_kernel() {
     for example in ["notify_inval_inode", "notify_inval_entry"] {
@@ -316,6 +324,7 @@ fn notifications_reach_the_kernel() {
     }
 }
 
+/// The same of `poll`.
 #[test]
 fn poll_wakes_a_client() {
     if let Some(mounted) = Mounted::new("poll", &["{at}"]) {
@@ -338,6 +347,7 @@ fn on_uvfs(manifest: &str) -> String {
     lines.join("\n") + "\n[workspace]\n"
 }
 
+/// A published crate that builds on fuser would not run over uvfs.
 #[test]
 fn easy_fuser_passes_its_tests() {
     if skipped() {

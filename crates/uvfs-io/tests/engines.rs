@@ -222,6 +222,7 @@ fn registered_memory() {
     }
 }
 
+/// An engine would read other bytes than the file has.
 #[test]
 fn buffered_image() {
     let dir = tempfile::tempdir().unwrap();
@@ -235,6 +236,7 @@ fn buffered_image() {
     random_io_is_equal(&path, WRITE, &narrow);
 }
 
+/// The same with O_DIRECT.
 #[test]
 fn direct_image() {
     let dir = tempfile::tempdir_in(".").unwrap();
@@ -287,6 +289,7 @@ fn short_transfers_and_eagain_are_continued() {
     random_io_is_equal(&path, WRITE, &config);
 }
 
+/// One failed extent would fail the others, or hide behind them.
 #[test]
 fn each_extent_has_its_own_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -322,6 +325,7 @@ fn each_extent_has_its_own_result() {
     }
 }
 
+/// A read that can't be would reach the kernel.
 #[test]
 fn what_is_wrong_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -453,6 +457,7 @@ impl Drop for Loop {
     }
 }
 
+/// A block device would have another size, or other bytes.
 #[test]
 fn loop_device() {
     let dir = tempfile::tempdir().unwrap();
@@ -481,6 +486,7 @@ fn loop_device() {
     random_io_is_equal(path, direct, &EngineConfig::default());
 }
 
+/// A device would be written while the kernel has it mounted.
 #[test]
 fn a_mounted_device_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ use uvfs_server::fs::{Node, ROOT};
 
 const LIMIT: u64 = 200;
 
+/// The server would run out of descriptors on a large tree.
 #[test]
 fn a_tree_has_ten_times_more_files_than_there_may_be_descriptors() {
     if !is_root() {

@@ -46,6 +46,7 @@ fn served() -> (tempfile::TempDir, Served, File, Handle) {
     (dir, served, host, opened.fh)
 }
 
+/// Two owners would both get an exclusive lock.
 #[test]
 fn owners_and_the_host_keep_each_other_out() {
     let (_dir, served, host, fh) = served();
@@ -117,6 +118,7 @@ fn owners_and_the_host_keep_each_other_out() {
     assert_eq!(set(1, lock(5, 4, READ)), Err(Errno::INVAL));
 }
 
+/// A program that waits for a lock would sleep for ever.
 #[test]
 fn who_waits_gets_the_lock_when_it_is_free() {
     let (_dir, served, host, fh) = served();
@@ -157,6 +159,7 @@ fn who_waits_gets_the_lock_when_it_is_free() {
     });
 }
 
+/// flock(2) would be released by another descriptor's close.
 #[test]
 fn flock_is_of_the_open_file() {
     let (_dir, served, host, fh) = served();

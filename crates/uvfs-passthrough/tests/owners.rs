@@ -17,6 +17,7 @@ fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
+/// New files would belong to the server's user.
 #[test]
 fn what_is_made_is_the_callers() {
     if !is_root() {
@@ -99,6 +100,7 @@ fn what_is_made_is_the_callers() {
     });
 }
 
+/// New files would have other permissions than on the host.
 #[test]
 fn groups_and_default_acls_come_from_the_directory() {
     if !is_root() {
@@ -163,12 +165,12 @@ fn groups_and_default_acls_come_from_the_directory() {
     });
 }
 
+/// Anybody who may write to a root's set-user-id program could put his own in its place.
 #[test]
 fn writing_takes_privileges_when_it_is_said_to() {
     on_each_store(|store, source| {
         let served = Served::new(source, Options::default());
         let (entry, opened) = served.create(&ROOT_USER, ROOT, "file", 0o700);
-        let fs = &served.fs;
         let path = source.join("file");
         let reset = |mode| chmod(&path, mode);
         let mode = || served.mode(entry.node) & 0o7777;
@@ -176,35 +178,45 @@ fn writing_takes_privileges_when_it_is_said_to() {
             fh: opened.fh,
             ..Default::default()
         };
+        let kill = IoHow {
+            kill_suidgid: true,
+            ..how
+        };
 
         reset(0o6755);
         served.write(how, b"x").unwrap();
         if is_root() {
             assert_eq!(mode(), 0o6755, "{store}");
         }
-        served
-            .write(
-                IoHow {
-                    kill_suidgid: true,
-                    ..how
-                },
-                b"x",
-            )
-            .unwrap();
+        served.write(kill, b"x").unwrap();
         assert_eq!(mode(), 0o755);
         // Without group execution the bit is for locking, not for running.
         reset(0o6745);
-        served
-            .write(
-                IoHow {
-                    kill_suidgid: true,
-                    ..how
-                },
-                b"x",
-            )
-            .unwrap();
+        served.write(kill, b"x").unwrap();
         assert_eq!(mode(), if is_root() { 0o2745 } else { mode() });
 
+        reset(0o6755);
+        let (file, fh) = (served.fs.clone(), opened.fh);
+        run(async move {
+            file.fallocate(&USER, Node(0), fh, 0, 100, FallocateFlags::empty())
+                .await
+        })
+        .unwrap();
+        assert_eq!(mode(), 0o755);
+    });
+}
+
+/// A truncated set-user-id program would keep its privileges for what is written to it next.
+#[test]
+fn truncating_takes_privileges_when_it_is_said_to() {
+    on_each_store(|_, source| {
+        let served = Served::new(source, Options::default());
+        let (entry, _) = served.create(&ROOT_USER, ROOT, "file", 0o700);
+        let fs = &served.fs;
+        let reset = |mode| chmod(&source.join("file"), mode);
+        let mode = || served.mode(entry.node) & 0o7777;
+
+        reset(0o6745);
         if is_root() {
             // The file's group is root's: others lose it.
             let kill = SetAttr {
@@ -234,48 +246,55 @@ fn writing_takes_privileges_when_it_is_said_to() {
         };
         let attr = now(fs.setattr(&ROOT_USER, entry.node, &kill)).unwrap().attr;
         assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 5));
-
-        reset(0o6755);
-        let (file, fh) = (served.fs.clone(), opened.fh);
-        run(async move {
-            file.fallocate(&USER, Node(0), fh, 0, 100, FallocateFlags::empty())
-                .await
-        })
-        .unwrap();
-        assert_eq!(mode(), 0o755);
-
-        if is_root() {
-            reset(0o6755);
-            let owner = SetAttr {
-                uid: Some(USER.uid),
-                ..Default::default()
-            };
-            let attr = now(fs.setattr(&ROOT_USER, entry.node, &owner))
-                .unwrap()
-                .attr;
-            assert_eq!((attr.mode & 0o7777, attr.uid), (0o755, USER.uid));
-
-            // VFS_CAP_REVISION_2 with CAP_NET_RAW.
-            let mut cap = 0x0200_0001u32.to_le_bytes().to_vec();
-            cap.extend([0, 0x20, 0, 0].iter().chain(&[0; 12]));
-            let name = c"security.capability";
-            now(fs.setxattr(
-                &ROOT_USER,
-                entry.node,
-                name,
-                &cap,
-                XattrFlags::empty(),
-                false,
-            ))
-            .unwrap();
-            assert_eq!(now(fs.getxattr(&USER, entry.node, name)).unwrap(), cap);
-            served.write(how, b"x").unwrap();
-            let gone = now(fs.getxattr(&USER, entry.node, name));
-            assert_eq!(gone.err(), Some(Errno::NODATA), "{store}");
-        }
     });
 }
 
+/// A new owner would run as the old one, and a capability would outlive the program that it was given to.
+#[test]
+fn a_new_owner_and_new_contents_take_privileges() {
+    if !is_root() {
+        eprintln!("skipped: only root gives files away");
+        return;
+    }
+    on_each_store(|store, source| {
+        let served = Served::new(source, Options::default());
+        let (entry, opened) = served.create(&ROOT_USER, ROOT, "file", 0o700);
+        let fs = &served.fs;
+        chmod(&source.join("file"), 0o6755);
+        let owner = SetAttr {
+            uid: Some(USER.uid),
+            ..Default::default()
+        };
+        let attr = now(fs.setattr(&ROOT_USER, entry.node, &owner))
+            .unwrap()
+            .attr;
+        assert_eq!((attr.mode & 0o7777, attr.uid), (0o755, USER.uid));
+
+        // VFS_CAP_REVISION_2 with CAP_NET_RAW.
+        let mut cap = 0x0200_0001u32.to_le_bytes().to_vec();
+        cap.extend([0, 0x20, 0, 0].iter().chain(&[0; 12]));
+        let name = c"security.capability";
+        now(fs.setxattr(
+            &ROOT_USER,
+            entry.node,
+            name,
+            &cap,
+            XattrFlags::empty(),
+            false,
+        ))
+        .unwrap();
+        assert_eq!(now(fs.getxattr(&USER, entry.node, name)).unwrap(), cap);
+        let how = IoHow {
+            fh: opened.fh,
+            ..Default::default()
+        };
+        served.write(how, b"x").unwrap();
+        let gone = now(fs.getxattr(&USER, entry.node, name));
+        assert_eq!(gone.err(), Some(Errno::NODATA), "{store}");
+    });
+}
+
+/// An extended attribute would be lost, or shown to somebody who may not see it.
 #[test]
 fn extended_attributes_of_every_namespace() {
     on_each_store(|store, source| {

@@ -280,6 +280,7 @@ fn cut_off(m: &Material, negotiated: Negotiated) -> Result<(), TestCaseError> {
 }
 
 proptest! {
+    /// A client and the server would understand a request differently.
     #[test]
     fn encoded_requests_parse_to_the_same(m in material(), negotiated in negotiated()) {
         for &opcode in Opcode::ALL {
@@ -287,6 +288,7 @@ proptest! {
         }
     }
 
+    /// A request would be read beyond its end.
     #[test]
     fn what_is_cut_off_is_refused(m in material(), negotiated in negotiated()) {
         for &opcode in Opcode::ALL {
@@ -294,6 +296,7 @@ proptest! {
         }
     }
 
+    /// A damaged request would end the server.
     #[test]
     fn damaged_requests_do_not_panic(
         m in material(),
@@ -319,6 +322,7 @@ proptest! {
         }
     }
 
+    /// Random bytes would end the server.
     #[test]
     fn any_bytes_do_not_panic(
         mut header in vec(any::<u8>(), 40),
@@ -353,6 +357,7 @@ fn problem(opcode: Opcode, payload: &[u8], negotiated: Negotiated) -> Option<Pro
         .map(|error| error.problem)
 }
 
+/// A name with a slash would lead out of its directory.
 #[test]
 fn names_of_entries_are_checked() {
     for bad in [&b"\0"[..], b"a/b\0", b"/\0", b".\0", b"..\0"] {
@@ -403,6 +408,7 @@ fn names_of_entries_are_checked() {
     assert_eq!(problem(Opcode::Removexattr, b"user.a/b\0", LATEST), None);
 }
 
+/// Kernels before 7.36 could not mount.
 #[test]
 fn an_old_kernels_init_has_zeros_for_the_rest() {
     let mut bytes = vec![];
@@ -425,6 +431,7 @@ fn an_old_kernels_init_has_zeros_for_the_rest() {
     assert_eq!(init.init_flags().bits(), 0x0fff_ffff);
 }
 
+/// Groups and security contexts of a new file would be lost.
 #[test]
 fn a_kernels_create_with_extensions() {
     // CREATE "f" as Linux sends it with a security context and one supplementary group.
@@ -478,6 +485,7 @@ fn a_kernels_create_with_extensions() {
     }
 }
 
+/// A batch would forget more or fewer nodes than it lists.
 #[test]
 fn a_batch_forgets_what_it_counts() {
     let forget = [
@@ -514,6 +522,7 @@ fn a_batch_forgets_what_it_counts() {
     );
 }
 
+/// Nobody could tell which request was malformed.
 #[test]
 fn errors_name_the_request() {
     let header = InHeader {
@@ -534,6 +543,7 @@ fn errors_name_the_request() {
     );
 }
 
+/// A name or value that is too long would be cut off.
 #[test]
 fn what_does_not_fit_is_not_encoded() {
     let mut out = vec![];

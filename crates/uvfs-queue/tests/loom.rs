@@ -58,6 +58,7 @@ impl Futex {
     }
 }
 
+/// A consumer would see an entry before its contents.
 #[test]
 fn one_producer_publishes_what_it_wrote_before() {
     loom::model(|| {
@@ -82,6 +83,7 @@ fn one_producer_publishes_what_it_wrote_before() {
     });
 }
 
+/// A request would be lost, or done twice.
 #[test]
 fn two_producers_lose_and_repeat_nothing() {
     loom::model(|| {
@@ -141,11 +143,13 @@ fn handshake(producers: u32) {
     }
 }
 
+/// The server would sleep while there is a request.
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| handshake(1));
 }
 
+/// The same with two clients' threads.
 #[test]
 fn no_wake_up_is_lost_with_two_producers() {
     let mut model = loom::model::Builder::new();

@@ -391,21 +391,25 @@ fn bad_handlers(transport: &str) {
     assert_eq!(stage.read("file").unwrap(), "fine");
 }
 
+/// The kernel would keep what the server told it to drop.
 #[test]
 fn notifications_over_dev() {
     notifications("dev");
 }
 
+/// The same over io_uring.
 #[test]
 fn notifications_over_uring() {
     notifications("uring");
 }
 
+/// A handler that panics or answers nonsense would end the mount.
 #[test]
 fn bad_handlers_over_dev() {
     bad_handlers("dev");
 }
 
+/// The same over io_uring.
 #[test]
 fn bad_handlers_over_uring() {
     bad_handlers("uring");
@@ -423,11 +427,13 @@ fn panics_outside_handlers(transport: &str) {
     assert_eq!(ended.signal(), Some(libc::SIGABRT), "{ended}");
 }
 
+/// After a panic of the server's own the mount would hang.
 #[test]
 fn panics_outside_handlers_over_dev() {
     panics_outside_handlers("dev");
 }
 
+/// The same over io_uring.
 #[test]
 fn panics_outside_handlers_over_uring() {
     panics_outside_handlers("uring");

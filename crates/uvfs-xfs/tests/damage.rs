@@ -9,6 +9,8 @@ mod common;
 mod damages;
 #[path = "common/mutate.rs"]
 mod mutate;
+#[path = "damage/verdicts.rs"]
+mod verdicts;
 
 use common::*;
 use damages::{Damage, all_damages};
@@ -25,6 +27,7 @@ use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{Options, Outcome, Prefetch, Progress, check};
 use uvfs_xfs::format::LOG_RECORD_MAGIC;
 use uvfs_xfs::{Blocks, LogState, Volume};
+use verdicts::{How, Tally, judge};
 
 fn check_blocks(blocks: Arc<dyn Blocks>, options: &Options) -> uvfs_xfs::Result<Outcome> {
     check(blocks, options, &Progress::default())
@@ -71,22 +74,26 @@ fn clean(args: &[&str]) {
     }
 }
 
+/// The checker would find damage in a sound image.
 #[test]
 fn clean_default() {
     clean(&[]);
 }
 
+/// The same with blocks of 16 KiB.
 #[test]
 fn clean_16k() {
     clean(&["-b", "size=16384", "-m", "rmapbt=1", "-i", "size=1024"]);
 }
 
+/// The same with large directory blocks.
 #[test]
 fn clean_large_dirs() {
     let args = "-b size=1024 -n size=16384 -m finobt=0,reflink=0 -i sparse=0";
     clean(&args.split(' ').collect::<Vec<_>>());
 }
 
+/// The same with the old format.
 #[test]
 fn clean_v4() {
     if !can_run() {
@@ -103,6 +110,7 @@ fn clean_v4() {
     }
 }
 
+/// The same with quotas.
 #[test]
 fn clean_quota() {
     if !can_run() {
@@ -197,306 +205,6 @@ fn reading_ahead_hides_nothing() {
     }
 }
 
-// -------------------------------------------------------------------------------------------
-// Damage by xfs_db
-// -------------------------------------------------------------------------------------------
-
-/// Where the two differ on purpose.
-struct Explained {
-    /// Part of the damage's name.
-    damage: &'static str,
-    /// The findings that xfs_repair does not have: how one begins, and part of the rest. Each of
-    /// our findings is one of these.
-    ours: &'static [(&'static str, &'static str)],
-    /// Why.
-    why: &'static str,
-}
-
-const EXPLAINED: &[Explained] = &[
-    Explained {
-        damage: "",
-        ours: &[
-            // Only blocks of B-trees have these two.
-            ("", ": bb_leftsib: expected"),
-            ("", ": bb_rightsib: expected"),
-            ("directory index", ": forw of block"),
-            ("directory index", ": back: expected"),
-            ("attributes AG", ": forw of block"),
-            ("attributes AG", ": back: expected"),
-            ("attributes inode", ": forw of block"),
-        ],
-        why: "xfs_repair walks by parents only and never looks at neighbours",
-    },
-    Explained {
-        damage: "",
-        ours: &[
-            ("AGFL AG", ": magic number: expected"),
-            ("AGFL AG", ": uuid: expected"),
-            ("AGFL AG", ": checksum"),
-            ("AGFL AG", ": agfl_seqno: expected"),
-            ("AGFL AG", ": log sequence number: expected"),
-        ],
-        why: "xfs_repair only says what is wrong with an AGFL's head or checksum, and goes on",
-    },
-    Explained {
-        damage: "",
-        ours: &[("attributes AG", ": freemap[")],
-        why: "xfs_repair ignores an attribute leaf's free map; the kernel trusts it",
-    },
-    Explained {
-        damage: "",
-        ours: &[
-            ("rmapbt AG", ": owners of the"),
-            ("rmapbt AG", ": key "),
-            ("rmapbt AG", ": high key "),
-        ],
-        why: "xfs_repair asks of each owner seen whether a record covers it, and so takes records \
-              that cover too much or have more owners, and keys that do not lead to them; here \
-              both must be equal",
-    },
-    Explained {
-        damage: "",
-        ours: &[
-            ("attributes AG", ": uuid: expected"),
-            ("attributes AG", ": owner: expected"),
-            ("attributes AG", ": own block number: expected"),
-            ("attributes AG", ": log sequence number: expected"),
-            ("attributes AG", ": checksum"),
-            ("attributes AG", ": firstused: expected"),
-            // The next block's neighbour is then unknown.
-            ("attributes AG", ": back: expected"),
-            ("attributes AG", ": forw of block"),
-        ],
-        why: "xfs_repair does not check whose an attribute block is, and only says that the head or \
-              the checksum of a leaf below the root is wrong, and goes on",
-    },
-    Explained {
-        damage: "features_log_incompat",
-        ours: &[("superblock", ": sb_features_log_incompat: expected")],
-        why: "a kernel that does not know the feature refuses to mount; xfs_repair goes on",
-    },
-    Explained {
-        damage: "sb 1",
-        ours: &[
-            ("superblock copy AG", ": sb_uuid: expected"),
-            ("superblock copy AG", ": sb_dirblklog: expected"),
-        ],
-        why: "xfs_repair does not compare these fields of the copies",
-    },
-    Explained {
-        damage: "",
-        ours: &[("attribute value AG", ": bytes: expected")],
-        why: "a value's block that holds more than the value: xfs_repair reads what it needs",
-    },
-    Explained {
-        damage: "logsunit",
-        ours: &[("superblock copy AG", ": sb_logsunit: expected")],
-        why: "xfs_repair does not compare the log's stripe unit with the copies'",
-    },
-    Explained {
-        damage: "core.forkoff",
-        ours: &[
-            ("", ": di_nextents: expected what fits"),
-            ("", ": di_forkoff"),
-        ],
-        why: "an extent that lies in what should be the attribute fork; xfs_repair reads it \
-              nevertheless",
-    },
-];
-
-#[derive(Default)]
-struct Tally {
-    done: usize,
-    corrupt: usize,
-    dirty: usize,
-    explained: Vec<String>,
-    wrong: Vec<String>,
-}
-
-fn compare_one(
-    dir: &Path,
-    base: &Path,
-    mem: &MemImage,
-    regions: &[mutate::Region],
-    d: &Damage,
-    tally: &Mutex<Tally>,
-) {
-    let path = dir.join("damaged");
-    let _ = fs::remove_file(&path);
-    run(
-        "cp",
-        &[
-            OsStr::new("--sparse=auto"),
-            base.as_os_str(),
-            path.as_os_str(),
-        ],
-    );
-    let Some(name) = d.apply(&path, mem, regions) else {
-        return;
-    };
-    judge(&path, name, How::Whole, tally);
-}
-
-/// Lines of xfs_repair that say nothing of what it found.
-fn is_noise(line: &str) -> bool {
-    [
-        "Phase",
-        "        - ",
-        "No modify",
-        "Cannot get host",
-        "Repair may fail",
-        "the image and the host",
-    ]
-    .iter()
-    .any(|n| line.starts_with(n))
-}
-
-/// Whether a line of xfs_repair about an image with a dirty log is about more than that log.
-fn is_complaint(line: &str) -> bool {
-    let of_the_log = [
-        "ALERT: The filesystem has valuable metadata",
-        "ignored because the -n option was used",
-        "replay the log",
-        // Mounting counts these again, so while the log is dirty they say nothing.
-        "sb_icount ",
-        "sb_ifree ",
-        "sb_fdblocks ",
-    ];
-    !line.trim().is_empty() && !is_noise(line) && !of_the_log.iter().any(|l| line.contains(l))
-}
-
-/// The state of an image.
-#[derive(Clone, Copy, PartialEq)]
-enum How {
-    /// Not in use when it was damaged.
-    Whole,
-    /// Cut off while in use: what counts is whether the log is dirty, and what else is found.
-    Cut,
-    /// Copied while in use, so no state that it ever had: whether the log is dirty.
-    Torn,
-}
-
-/// Compares the verdicts on an image.
-fn judge(path: &Path, name: String, how: How, tally: &Mutex<Tally>) {
-    let ours = std::panic::catch_unwind(|| check_file(path, &Options::default()));
-    let (findings, log): (Vec<String>, _) = match ours {
-        Ok(Ok(o)) => (
-            o.findings.iter().map(|f| f.to_string()).collect(),
-            Some(o.log),
-        ),
-        Ok(Err(e)) => (vec![e.to_string()], None),
-        Err(_) => {
-            let mut t = tally.lock().unwrap();
-            t.wrong.push(format!("PANIC: {name}"));
-            return;
-        }
-    };
-    let found = !findings.is_empty();
-    let args = [OsStr::new("-n"), OsStr::new("-f"), path.as_os_str()];
-    let out = output(
-        "timeout",
-        &[&[OsStr::new("60"), OsStr::new("xfs_repair")][..], &args].concat(),
-    )
-    .unwrap();
-    let text =
-        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    let theirs = match how {
-        How::Whole => out.status.code() != Some(0),
-        // It calls any dirty log damage: what else does it complain of?
-        _ => text.lines().any(is_complaint),
-    };
-    let mut t = tally.lock().unwrap();
-    t.done += 1;
-    t.corrupt += usize::from(found);
-    if how != How::Whole {
-        let ours_dirty = matches!(log, Some(LogState::Dirty { .. }));
-        let theirs_dirty = text.contains("valuable metadata changes in a log");
-        t.dirty += usize::from(ours_dirty);
-        if ours_dirty != theirs_dirty {
-            t.wrong.push(format!(
-                "{name}: log: ours {log:?}, xfs_repair {}",
-                if theirs_dirty { "dirty" } else { "clean" }
-            ));
-        }
-    }
-    if found == theirs || how == How::Torn {
-        return;
-    }
-    let is = |f: &str, (begin, part): &(&str, &str)| f.starts_with(begin) && f.contains(part);
-    let explained = EXPLAINED.iter().find(|e| {
-        found && name.contains(e.damage) && findings.iter().all(|f| e.ours.iter().any(|o| is(f, o)))
-    });
-    if let Some(e) = explained {
-        let first = findings.first().map_or("nothing", |f| f);
-        t.explained.push(format!("{name}: {first}: {}", e.why));
-        return;
-    }
-    let theirs_said = text
-        .lines()
-        .filter(|l| !is_noise(l))
-        .take(4)
-        .map(|l| format!("\n    xfs_repair: {l}"));
-    let ours_said = findings.iter().take(4).map(|f| format!("\n    ours: {f}"));
-    t.wrong.push(format!(
-        "{name}: ours {}, xfs_repair {}{}",
-        if found { "corrupt" } else { "clean" },
-        if theirs { "corrupt" } else { "clean" },
-        ours_said.chain(theirs_said).collect::<String>(),
-    ));
-}
-
-fn compare_all(image: &Image, damages: &[Damage]) {
-    let mem = MemImage::load(&image.path()).unwrap();
-    let regions = mutate::regions(&mem);
-    assert!(regions.len() > 100);
-    let tally = Mutex::new(Tally::default());
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|s| {
-        for k in 0..3 {
-            let dir: PathBuf = image.dir().join(format!("worker-{k}"));
-            fs::create_dir_all(&dir).unwrap();
-            let (tally, next, mem, regions) = (&tally, &next, &mem, &regions);
-            let base = image.path();
-            s.spawn(move || {
-                while let Some(d) = damages.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    compare_one(&dir, &base, mem, regions, d, tally);
-                }
-                let _ = fs::remove_dir_all(&dir);
-            });
-        }
-    });
-    let t = tally.into_inner().unwrap();
-    eprintln!(
-        "{} damages: {} corrupt, {} differ for a known reason, {} differ",
-        t.done,
-        t.corrupt,
-        t.explained.len(),
-        t.wrong.len()
-    );
-    for e in &t.explained {
-        eprintln!("differs for a known reason: {e}");
-    }
-    assert!(t.wrong.is_empty(), "{}", t.wrong.join("\n"));
-    assert!(t.done * 3 > damages.len(), "most damages could not be done");
-}
-
-#[test]
-fn verdicts() {
-    let Some(image) = base() else { return };
-    let mut damages = all_damages(&image.path());
-    let mut i = 0;
-    damages.retain(|d| {
-        i += 1;
-        i % step() == 0 || d.name().contains("lsn")
-    });
-    eprintln!("{} damages to do", damages.len());
-    compare_all(&image, &damages);
-}
-
-// -------------------------------------------------------------------------------------------
-// Crashes
-// -------------------------------------------------------------------------------------------
-
 /// Changes of every kind, until told to stop or the file system is shut down.
 fn busy(root: &Path, worker: usize, stop: &AtomicBool, count: &AtomicUsize) {
     let dir = root.join(format!("busy-{worker}"));
@@ -531,6 +239,80 @@ fn busy(root: &Path, worker: usize, stop: &AtomicBool, count: &AtomicUsize) {
     }
 }
 
+/// The copies of a file system that is at work, and what is left of it after it was shut down, with or without its log.
+struct Crash {
+    image: Image,
+    copies: Vec<PathBuf>,
+}
+
+impl Crash {
+    fn new(args: &[&str], keeps_log: bool) -> Self {
+        let image = Image::new();
+        assert!(image.mkfs(args), "mkfs.xfs {args:?}");
+        let mount = Mount::new(&image.path(), "rw").unwrap();
+        let (stop, count) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let copies = std::thread::scope(|s| {
+            for worker in 0..2 {
+                let (root, stop, count) = (mount.path(), &stop, &count);
+                s.spawn(move || busy(root, worker, stop, count));
+            }
+            let work = |steps: usize| {
+                let until = count.load(Ordering::Relaxed) + steps;
+                let start = Instant::now();
+                while count.load(Ordering::Relaxed) < until {
+                    assert!(start.elapsed() < Duration::from_secs(300), "no progress");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            work(300);
+            freeze_and_thaw(mount.path());
+            let copies: Vec<PathBuf> = (0..3)
+                .map(|i| {
+                    work(100);
+                    rustix::fs::syncfs(File::open(mount.path()).unwrap()).unwrap();
+                    copy(&image, &format!("copy-{i}"))
+                })
+                .collect();
+            shut_down(mount.path(), keeps_log);
+            stop.store(true, Ordering::Relaxed);
+            copies
+        });
+        drop(mount);
+        Crash { image, copies }
+    }
+}
+
+/// A copy of an image, beside it.
+fn copy(image: &Image, name: &str) -> PathBuf {
+    let (from, to) = (image.path(), image.dir().join(name));
+    let sparse = OsStr::new("--sparse=always");
+    run("cp", &[sparse, from.as_os_str(), to.as_os_str()]);
+    to
+}
+
+/// Writes everything in place: what comes later is in the log only.
+fn freeze_and_thaw(mount: &Path) {
+    for flag in ["-f", "-u"] {
+        run("xfs_freeze", &[OsStr::new(flag), mount.as_os_str()]);
+    }
+}
+
+fn shut_down(mount: &Path, keeps_log: bool) {
+    let how = if keeps_log { "shutdown -f" } else { "shutdown" };
+    let arguments = ["-x", "-c", how].map(OsStr::new);
+    run("xfs_io", &[&arguments[..], &[mount.as_os_str()]].concat());
+}
+
+/// Where the log is, in bytes, and its head, in blocks of 512 bytes: it has not been once around.
+fn dirty_log(path: &Path) -> (u64, u64) {
+    let volume = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+    let LogState::Dirty { head, .. } = *volume.log() else {
+        panic!("{:?}", volume.log());
+    };
+    let g = volume.geometry();
+    (g.daddr(g.fsb(g.logstart).unwrap()) * 512, head)
+}
+
 /// Images that were cut off in the middle of work: copied while the kernel writes, shut down with
 /// and without the log, and with the end of the log missing. The log is dirty for both, and what
 /// else is wrong or not is the same; replayed, both find them sound.
@@ -548,77 +330,16 @@ fn crashes() {
     .into_iter()
     .enumerate()
     {
-        let image = Image::new();
-        assert!(image.mkfs(args), "mkfs.xfs {args:?}");
-        let mount = Mount::new(&image.path(), "rw").unwrap();
-        let stop = AtomicBool::new(false);
-        let copy = |name: &str| {
-            let to = image.dir().join(name);
-            let from = image.path();
-            run(
-                "cp",
-                &["--sparse=always".as_ref(), from.as_os_str(), to.as_os_str()],
-            );
-            to
-        };
-        let count = AtomicUsize::new(0);
-        let copies = std::thread::scope(|s| {
-            for worker in 0..2 {
-                let (root, stop, count) = (mount.path(), &stop, &count);
-                s.spawn(move || busy(root, worker, stop, count));
-            }
-            let work = |steps: usize| {
-                let until = count.load(Ordering::Relaxed) + steps;
-                let start = Instant::now();
-                while count.load(Ordering::Relaxed) < until {
-                    assert!(start.elapsed() < Duration::from_secs(300), "no progress");
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            };
-            work(300);
-            // Writes everything in place: what comes later is in the log only.
-            for flag in ["-f", "-u"] {
-                run("xfs_freeze", &[OsStr::new(flag), mount.path().as_os_str()]);
-            }
-            let copies: Vec<PathBuf> = (0..3)
-                .map(|i| {
-                    work(100);
-                    rustix::fs::syncfs(File::open(mount.path()).unwrap()).unwrap();
-                    copy(&format!("copy-{i}"))
-                })
-                .collect();
-            let mut shutdown = String::from("shutdown");
-            if round % 2 == 0 {
-                shutdown += " -f";
-            }
-            run(
-                "xfs_io",
-                &[
-                    OsStr::new("-x"),
-                    OsStr::new("-c"),
-                    OsStr::new(&shutdown),
-                    mount.path().as_os_str(),
-                ],
-            );
-            stop.store(true, Ordering::Relaxed);
-            copies
-        });
-        drop(mount);
-        for (i, path) in copies.iter().enumerate() {
+        let crash = Crash::new(args, round % 2 == 0);
+        for (i, path) in crash.copies.iter().enumerate() {
             judge(path, format!("{args:?}, copy {i}"), How::Torn, &tally);
         }
-        let crashed = copy("crashed");
+        let crashed = copy(&crash.image, "crashed");
         judge(&crashed, format!("{args:?}, shut down"), How::Cut, &tally);
-        let volume = Volume::open(FileBlocks::open(&crashed).unwrap()).unwrap();
-        let LogState::Dirty { head, .. } = *volume.log() else {
-            panic!("{:?}", volume.log());
-        };
-        let g = volume.geometry();
-        let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
-        // The end of the last write is missing: the log has not been once around, so what was
-        // there before is zeros.
+        let (log, head) = dirty_log(&crashed);
+        // The end of the last write is missing: what was there before is zeros.
         for blocks in [1, 3, 7] {
-            let cut = copy("cut");
+            let cut = copy(&crash.image, "cut");
             let file = File::options().write(true).open(&cut).unwrap();
             let zeros = vec![0; blocks * 512];
             let at = log + (head - blocks as u64) * 512;
@@ -645,6 +366,31 @@ fn crashes() {
     assert!(t.dirty >= 3, "{}", t.dirty);
 }
 
+/// An image with many small records in its log, and the blocks of the log in which they begin.
+fn many_records() -> (Image, Vec<usize>) {
+    let image = Image::new();
+    assert!(image.mkfs(&[]));
+    let mount = Mount::new(&image.path(), "rw").unwrap();
+    freeze_and_thaw(mount.path());
+    // Each is a record at least.
+    for i in 0..40 {
+        let file = File::create(mount.path().join(format!("file-{i}"))).unwrap();
+        file.sync_all().unwrap();
+    }
+    shut_down(mount.path(), true);
+    drop(mount);
+    let (log, head) = dirty_log(&image.path());
+    let mut bytes = vec![0; head as usize * 512];
+    File::open(image.path())
+        .unwrap()
+        .read_exact_at(&mut bytes, log)
+        .unwrap();
+    let starts = |b: &&[u8]| b[..4] == LOG_RECORD_MAGIC.to_be_bytes();
+    let blocks = bytes.chunks_exact(512).enumerate();
+    let records = blocks.filter(|(_, b)| starts(b)).map(|(i, _)| i).collect();
+    (image, records)
+}
+
 /// A record of the log with a bit flipped is the end of the log if it is among the last, and damage
 /// further back, as for the kernel.
 #[test]
@@ -652,43 +398,9 @@ fn damaged_records_of_the_log() {
     if !can_compare() {
         return;
     }
-    let image = Image::new();
-    assert!(image.mkfs(&[]));
-    let mount = Mount::new(&image.path(), "rw").unwrap();
-    let at = mount.path().as_os_str();
-    for flag in ["-f", "-u"] {
-        run("xfs_freeze", &[OsStr::new(flag), at]);
-    }
-    // Each is a record at least.
-    for i in 0..40 {
-        let file = File::create(mount.path().join(format!("file-{i}"))).unwrap();
-        file.sync_all().unwrap();
-    }
-    let shutdown = ["-x", "-c", "shutdown -f"].map(OsStr::new);
-    run("xfs_io", &[&shutdown[..], &[at]].concat());
-    drop(mount);
+    let (image, records) = many_records();
     let crashed = &image.path();
-    let copy = |name: &str| {
-        let to = image.dir().join(name);
-        let (from, sparse) = (crashed.as_os_str(), OsStr::new("--sparse=always"));
-        run("cp", &[sparse, from, to.as_os_str()]);
-        to
-    };
-    let volume = Volume::open(FileBlocks::open(crashed).unwrap()).unwrap();
-    let LogState::Dirty { head, .. } = *volume.log() else {
-        panic!("{:?}", volume.log());
-    };
-    let g = volume.geometry();
-    // It has not been once around.
-    let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
-    let mut bytes = vec![0; head as usize * 512];
-    File::open(crashed)
-        .unwrap()
-        .read_exact_at(&mut bytes, log)
-        .unwrap();
-    let starts = |b: &&[u8]| b[..4] == LOG_RECORD_MAGIC.to_be_bytes();
-    let blocks = bytes.chunks_exact(512).enumerate();
-    let records: Vec<usize> = blocks.filter(|(_, b)| starts(b)).map(|(i, _)| i).collect();
+    let (log, _) = dirty_log(crashed);
     let state = |path: &Path| {
         let volume = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
         volume.log().clone()
@@ -708,7 +420,7 @@ fn damaged_records_of_the_log() {
     };
     assert_eq!(about_log(crashed), None);
     let flip = |record: usize| {
-        let path = copy("flipped");
+        let path = copy(&image, "flipped");
         let file = File::options().read(true).write(true).open(&path).unwrap();
         // In the header, beyond what is looked at otherwise.
         let at = log + record as u64 * 512 + 100;
@@ -738,10 +450,6 @@ fn damaged_records_of_the_log() {
         "the kernel replays a damaged record"
     );
 }
-
-// -------------------------------------------------------------------------------------------
-// No image makes it panic
-// -------------------------------------------------------------------------------------------
 
 /// Reads a damaged image in every way.
 fn read_everything(blocks: &Arc<dyn Blocks>) {

@@ -118,6 +118,7 @@ fn through_mkfs(args: &[&str]) -> Option<Image> {
     Some(image)
 }
 
+/// Images of the old format could not be read.
 #[test]
 fn v4_from_mkfs() {
     let Some(image) = through_mkfs(&["-m", "crc=0"]) else {
@@ -130,6 +131,7 @@ fn v4_from_mkfs() {
     eprintln!("xfs_db set {set} attributes of {}", all.len());
 }
 
+/// Images of the oldest format that mkfs.xfs makes could not be read.
 #[test]
 fn v4_old_from_mkfs() {
     through_mkfs(&[
@@ -146,6 +148,7 @@ fn v4_old_from_mkfs() {
     ]);
 }
 
+/// A name would not be found by another case on a file system that ignores it.
 #[test]
 fn names_without_case() {
     if !can_run() {

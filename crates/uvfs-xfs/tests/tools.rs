@@ -46,6 +46,7 @@ fn walk(root: &Path) -> Vec<PathBuf> {
     all
 }
 
+/// Copies out of an image would lose owners, times, holes or links.
 #[test]
 fn copy_out_keeps_everything() {
     let Some(image) = filled() else { return };
@@ -118,6 +119,7 @@ fn copy_out_keeps_everything() {
     }
 }
 
+/// `cp` into a directory and `cp` to a new name would be mixed up.
 #[test]
 fn copy_out_as_and_into() {
     let Some(image) = filled() else { return };
@@ -147,12 +149,19 @@ fn copy_out_as_and_into() {
     assert!(tools::copy_out(&volume, b"/", Path::new("/no/such/place"), &mut no_errors).is_err());
 }
 
+/// `uvfs ls`, `cat` and `stat` would show something else than the kernel's mount of the same image.
 #[test]
 fn ls_cat_and_stat() {
     let Some(image) = filled() else { return };
     let volume = image.open();
     let mount = Mount::new(&image.path(), "ro,norecovery,noatime").unwrap();
+    long_listings_are_those_of_ls(&volume, mount.path());
+    every_directory_is_listed_once(&volume, mount.path());
+    contents_and_errors_are_the_kernels(&volume, mount.path());
+    stat_describes_what_there_is(&volume, mount.path());
+}
 
+fn long_listings_are_those_of_ls(volume: &Volume, mount: &Path) {
     // Names that need no escapes; `names` has the others.
     for dir in ["dir60", "dir6000", "files", "special", "attrs", "holes"] {
         let options = LsOptions {
@@ -162,13 +171,13 @@ fn ls_cat_and_stat() {
         };
         let mut ours = Vec::new();
         assert_eq!(
-            tools::ls(&volume, dir.as_bytes(), options, &mut ours, &mut no_errors).unwrap(),
+            tools::ls(volume, dir.as_bytes(), options, &mut ours, &mut no_errors).unwrap(),
             0
         );
         let args = ["-lnaU", "--time-style=full-iso"];
         let kernel = Command::new("ls")
             .args(args)
-            .arg(mount.path().join(dir))
+            .arg(mount.join(dir))
             .env("TZ", "UTC")
             .env("LC_ALL", "C")
             .output()
@@ -192,20 +201,21 @@ fn ls_cat_and_stat() {
         let marks = |v: &[Vec<String>]| v.iter().map(|l| l.join(" ")).collect::<Vec<_>>();
         assert_eq!(marks(&a), marks(&b), "{dir}");
     }
+}
 
-    // Every directory once, in order.
+fn every_directory_is_listed_once(volume: &Volume, mount: &Path) {
     let mut ours = Vec::new();
     let options = LsOptions {
         recursive: true,
         ..LsOptions::default()
     };
-    tools::ls(&volume, b"", options, &mut ours, &mut no_errors).unwrap();
+    tools::ls(volume, b"", options, &mut ours, &mut no_errors).unwrap();
     let text = String::from_utf8(ours).unwrap();
     assert!(text.contains("\n\ndeep/level-0/level-1:\nhere\nlevel-2\n"));
     assert!(text.contains("\\001\\002") && text.contains("\\377\\376"));
-    let directories = walk(mount.path())
+    let directories = walk(mount)
         .iter()
-        .filter(|p| mount.path().join(p).is_dir())
+        .filter(|p| mount.join(p).is_dir())
         .count();
     let links_to_directories = 1;
     let headings = text
@@ -215,7 +225,7 @@ fn ls_cat_and_stat() {
     assert!(headings > directories - links_to_directories - 10 && headings <= directories + 1);
     let mut one = Vec::new();
     tools::ls(
-        &volume,
+        volume,
         b"/files/hole",
         LsOptions::default(),
         &mut one,
@@ -223,34 +233,38 @@ fn ls_cat_and_stat() {
     )
     .unwrap();
     assert_eq!(one, b"/files/hole\n");
+}
 
+fn contents_and_errors_are_the_kernels(volume: &Volume, mount: &Path) {
     let mut bytes = Vec::new();
-    tools::cat(&volume, b"/files/punched", &mut bytes).unwrap();
-    assert!(bytes == fs::read(mount.path().join("files/punched")).unwrap());
+    tools::cat(volume, b"/files/punched", &mut bytes).unwrap();
+    assert!(bytes == fs::read(mount.join("files/punched")).unwrap());
     bytes.clear();
-    tools::cat(&volume, b"special/to-file", &mut bytes).unwrap();
+    tools::cat(volume, b"special/to-file", &mut bytes).unwrap();
     assert!(bytes == pattern(5, 70_000));
     assert_eq!(
-        tools::cat(&volume, b"/special", &mut bytes)
+        tools::cat(volume, b"/special", &mut bytes)
             .unwrap_err()
             .errno(),
         21
     );
     assert_eq!(
-        tools::cat(&volume, b"/special/nothing", &mut bytes)
+        tools::cat(volume, b"/special/nothing", &mut bytes)
             .unwrap_err()
             .errno(),
         2
     );
     assert_eq!(
-        tools::cat(&volume, b"/files/hole/x", &mut bytes)
+        tools::cat(volume, b"/files/hole/x", &mut bytes)
             .unwrap_err()
             .errno(),
         20
     );
     assert!(volume.resolve(b"/special/to-dir/..", true).unwrap().ino == volume.root().unwrap().ino);
+}
 
-    let about = |path: &str| stat_text(&volume, path);
+fn stat_describes_what_there_is(volume: &Volume, mount: &Path) {
+    let about = |path: &str| stat_text(volume, path);
     let block = about("special/block");
     assert!(
         block.contains("block special file") && block.contains("259,200000"),
@@ -264,7 +278,7 @@ fn ls_cat_and_stat() {
     assert!(about("special/link-60").contains(" -> t/t/"));
     assert!(about("special/time-3").contains("Modify: 2400-01-01 00:00:00.000000124 +0000"));
     let kernel = Command::new("stat")
-        .arg(mount.path().join("files/sparse"))
+        .arg(mount.join("files/sparse"))
         .output()
         .unwrap();
     let kernel = String::from_utf8_lossy(&kernel.stdout).into_owned();

@@ -2,7 +2,7 @@
 //! machine, and cargo runs one test binary after the other.
 
 #[path = "mount/harness.rs"]
-#[allow(dead_code, reason = "the mount tests use the rest")]
+#[allow(dead_code, unused_imports, reason = "the mount tests use the rest")]
 mod harness;
 
 use std::fs;
@@ -30,6 +30,7 @@ impl Drop for Off {
     }
 }
 
+/// Where root has not switched io_uring on, no mount would succeed, or nobody could tell why it is slow.
 #[test]
 fn auto_falls_back_and_says_why_and_uring_fails() {
     if !has(&[Need::Mount(Transport::Uring), Need::Uvfs]) {

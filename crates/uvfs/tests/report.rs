@@ -137,6 +137,7 @@ fn text(node: Node) -> String {
     nodes.filter_map(|node| node.text()).collect()
 }
 
+/// `uvfs bench report` would leave out a benchmark.
 #[test]
 fn the_page_has_every_table_and_plots() {
     let dir = tempfile::tempdir().unwrap();
@@ -278,6 +279,7 @@ fn the_page_has_the_table_of_each_thread_and_its_plots() {
     holds(&plots, "Latency of read-1 over /dev/fuse, by wait policy");
 }
 
+/// A name in a result could run a script in the reader's browser.
 #[test]
 fn nothing_is_loaded_and_names_stay_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -354,6 +356,7 @@ fn screenshot(page: &Path, dark: bool, dir: &Path) -> Vec<[u8; 3]> {
         .collect()
 }
 
+/// Text of the page would be unreadable, or run over its plot.
 #[test]
 fn a_browser_shows_it_in_light_and_dark() {
     if !has_chromium() {
@@ -380,6 +383,7 @@ fn a_browser_shows_it_in_light_and_dark() {
     }
 }
 
+/// `uvfs bench compare` would call noise a change, or a change noise.
 #[test]
 fn compare_tells_a_difference_from_chance() {
     let dir = tempfile::tempdir().unwrap();

@@ -194,62 +194,65 @@ mod tests {
         assert!(late.takes());
     }
 
+    const DEPTH: u32 = 4;
+    const REQUESTS: u32 = 60;
+
+    /// A client's queue, and the tasks that serve it.
+    #[derive(Default)]
+    struct World {
+        lead: Lead,
+        /// Requests that were sent, taken, and answered.
+        sent: Cell<u32>,
+        taken: Cell<u32>,
+        answered: Cell<u32>,
+        /// The leader that has nothing to take.
+        sleeps: RefCell<Option<Waker>>,
+        made: RefCell<Vec<u32>>,
+    }
+    impl World {
+        fn pass(&self) {
+            if let Some(number) = self.lead.pass() {
+                assert!(number <= DEPTH, "a task too many");
+                self.made.borrow_mut().push(number);
+            }
+        }
+
+        async fn work(&self, number: u32, waits: u64) {
+            loop {
+                self.lead.taken(number).await;
+                let mut leads = true;
+                while leads {
+                    std::future::poll_fn(|cx| {
+                        if self.taken.get() < self.sent.get() {
+                            return Poll::Ready(());
+                        }
+                        *self.sleeps.borrow_mut() = Some(cx.waker().clone());
+                        Poll::Pending
+                    })
+                    .await;
+                    let request = self.taken.replace(self.taken.get() + 1);
+                    let mut polls = waits >> (request % 60) & 3;
+                    std::future::poll_fn(|cx| {
+                        polls = polls.saturating_sub(1);
+                        if polls == 0 {
+                            return Poll::Ready(());
+                        }
+                        if std::mem::take(&mut leads) {
+                            self.pass();
+                        }
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    })
+                    .await;
+                    self.answered.set(self.answered.get() + 1);
+                }
+            }
+        }
+    }
+
     /// Tasks as a client's, over requests that wait or not, polled in any order and also for nothing.
     #[test]
     fn in_no_order_is_a_request_left_or_a_task_too_many_made() {
-        const DEPTH: u32 = 4;
-        const REQUESTS: u32 = 60;
-        #[derive(Default)]
-        struct World {
-            lead: Lead,
-            /// Requests that were sent, taken, and answered.
-            sent: Cell<u32>,
-            taken: Cell<u32>,
-            answered: Cell<u32>,
-            /// The leader that has nothing to take.
-            sleeps: RefCell<Option<Waker>>,
-            made: RefCell<Vec<u32>>,
-        }
-        impl World {
-            fn pass(&self) {
-                if let Some(number) = self.lead.pass() {
-                    assert!(number <= DEPTH, "a task too many");
-                    self.made.borrow_mut().push(number);
-                }
-            }
-
-            async fn work(&self, number: u32, waits: u64) {
-                loop {
-                    self.lead.taken(number).await;
-                    let mut leads = true;
-                    while leads {
-                        std::future::poll_fn(|cx| {
-                            if self.taken.get() < self.sent.get() {
-                                return Poll::Ready(());
-                            }
-                            *self.sleeps.borrow_mut() = Some(cx.waker().clone());
-                            Poll::Pending
-                        })
-                        .await;
-                        let request = self.taken.replace(self.taken.get() + 1);
-                        let mut polls = waits >> (request % 60) & 3;
-                        std::future::poll_fn(|cx| {
-                            polls = polls.saturating_sub(1);
-                            if polls == 0 {
-                                return Poll::Ready(());
-                            }
-                            if std::mem::take(&mut leads) {
-                                self.pass();
-                            }
-                            cx.waker().wake_by_ref();
-                            Poll::Pending
-                        })
-                        .await;
-                        self.answered.set(self.answered.get() + 1);
-                    }
-                }
-            }
-        }
         let mut random = 1u64;
         let mut next = || {
             random = random

@@ -48,6 +48,7 @@ fn words(listing: &str) -> String {
         .join("\n")
 }
 
+/// `uvfs ls` would show other names, modes or times than the kernel's mount.
 #[test]
 fn listed_like_the_kernel() {
     if !has(&NEEDS) {
@@ -76,6 +77,7 @@ fn listed_like_the_kernel() {
     });
 }
 
+/// `uvfs cat` or `stat` would show something else than the kernel's mount.
 #[test]
 fn contents_and_attributes_like_the_kernels() {
     if !has(&NEEDS) {
@@ -136,6 +138,7 @@ fn contents_and_attributes_like_the_kernels() {
     );
 }
 
+/// `uvfs cp` would lose owners, times, holes or links.
 #[test]
 fn copied_with_everything() {
     if !has(&NEEDS) {
@@ -213,6 +216,7 @@ fn a_copy_makes_no_links_to_what_was_there() {
     assert_eq!(file("two").ino(), file("three").ino());
 }
 
+/// An error would not name the image and what is wrong.
 #[test]
 fn errors_are_one_line() {
     if !has(&NEEDS) {
@@ -308,6 +312,7 @@ fn realtime_files_are_refused_by_name() {
     assert_eq!(fs::read_to_string(to.join("kept")).unwrap(), "here\n");
 }
 
+/// `uvfs ls … | head` would print an error.
 #[test]
 fn a_reader_that_goes_away_is_no_error_message() {
     if !has(&NEEDS) {
@@ -321,6 +326,7 @@ fn a_reader_that_goes_away_is_no_error_message() {
     assert_eq!((&*outcome.stdout, &*outcome.stderr), ("many:\n", ""));
 }
 
+/// A command would read an image while the kernel writes it.
 #[test]
 fn an_image_in_use_is_left_alone() {
     if !has(&NEEDS) {

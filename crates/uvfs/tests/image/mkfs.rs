@@ -22,6 +22,7 @@ fn sound(image: &str) {
     run(&mut command("xfs_repair", ["-n", image])).ok();
 }
 
+/// The kernel would refuse an image, or show other files in it.
 #[test]
 fn a_directory_becomes_an_image_that_the_kernel_mounts() {
     if !has(&NEEDS) || !has(&[Need::Program("xfs_repair")]) {
@@ -46,6 +47,7 @@ fn a_directory_becomes_an_image_that_the_kernel_mounts() {
     same(&ours, &expected);
 }
 
+/// A block device would be taken for a file.
 #[test]
 fn a_device_becomes_a_file_system() {
     if !has(&NEEDS) || !has(&[Need::Program("xfs_repair")]) {
@@ -132,6 +134,7 @@ fn a_device_with_large_sectors_is_made_checked_and_repaired() {
     sound(at);
 }
 
+/// Half an image would be mounted as if it were whole.
 #[test]
 fn an_interrupted_one_is_no_file_system() {
     if !has(&[Need::Uvfs]) {
@@ -177,6 +180,7 @@ fn an_interrupted_one_is_no_file_system() {
     assert!(in_the_middle > 0, "it was never killed while in progress");
 }
 
+/// A script could not tell wrong usage from a failure.
 #[test]
 fn wrong_options_are_2_and_errors_are_one_line() {
     if !has(&[Need::Uvfs]) {
@@ -220,6 +224,7 @@ fn wrong_options_are_2_and_errors_are_one_line() {
     refused(&mkfs(&["--size", "400M", "/dev/null"]), &["neither"]);
 }
 
+/// Files would be missing in the image, and nobody would know.
 #[test]
 fn a_source_that_cannot_be_read_is_named() {
     if !has(&[Need::Uvfs]) || !rustix::process::geteuid().is_root() {

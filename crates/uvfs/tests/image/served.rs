@@ -48,11 +48,13 @@ fn mounted_like_the_kernel(transport: Transport) {
     }
 }
 
+/// A mounted image would show other files than the kernel's mount of it.
 #[test]
 fn dev() {
     mounted_like_the_kernel(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     mounted_like_the_kernel(Transport::Uring);
@@ -79,6 +81,7 @@ fn listed_and_looked_at_in_turns() {
     mount.unmount().ok();
 }
 
+/// A mount in the background would hide that the log was not replayed.
 #[test]
 fn a_dirty_log_is_told_before_the_background() {
     if !has(&NEEDS) {
@@ -103,6 +106,7 @@ fn a_dirty_log_is_told_before_the_background() {
     gone.ok();
 }
 
+/// A mount that fails would leave something at the mount point.
 #[test]
 fn what_is_no_image_is_refused_and_nothing_is_left() {
     if !has(&NEEDS) {

@@ -71,11 +71,13 @@ fn server_killed(transport: Transport) {
     }
 }
 
+/// Programs would hang on the mount of a server that was killed, or it could not be mounted again.
 #[test]
 fn server_killed_dev() {
     server_killed(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn server_killed_uring() {
     server_killed(Transport::Uring);
@@ -117,11 +119,13 @@ fn source_full(transport: Transport) {
     }
 }
 
+/// A full source would lose data that a write had acknowledged, or show another error than ENOSPC.
 #[test]
 fn source_full_dev() {
     source_full(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn source_full_uring() {
     source_full(Transport::Uring);
@@ -150,6 +154,7 @@ fn assert_read_only(mount: &Mount) {
     }
 }
 
+/// A change on a read-only source would succeed, or fail by another error than EROFS.
 #[test]
 fn source_read_only() {
     if !has(&[Need::Mount(Transport::Dev)]) {
@@ -164,6 +169,7 @@ fn source_read_only() {
     mount.unmount();
 }
 
+/// `-o ro` would let a program change the source.
 #[test]
 fn mounted_read_only() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -253,11 +259,13 @@ fn files_vanish(transport: Transport) {
     served.mount.unmount();
 }
 
+/// Files that the host removes would hang the programs that have them open, or end the server.
 #[test]
 fn files_vanish_dev() {
     files_vanish(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn files_vanish_uring() {
     files_vanish(Transport::Uring);
@@ -297,11 +305,13 @@ fn idle_costs_nothing(transport: Transport) {
     served.mount.unmount();
 }
 
+/// An idle server would keep a core busy.
 #[test]
 fn idle_costs_nothing_dev() {
     idle_costs_nothing(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn idle_costs_nothing_uring() {
     idle_costs_nothing(Transport::Uring);
@@ -391,11 +401,13 @@ fn lock_waiters_wait_alone(transport: Transport) {
     }
 }
 
+/// Programs that wait for a lock would stop others, or more of them than there is room for would hang.
 #[test]
 fn lock_waiters_dev() {
     lock_waiters_wait_alone(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn lock_waiters_uring() {
     lock_waiters_wait_alone(Transport::Uring);

@@ -35,13 +35,18 @@ fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).unwrap().next().is_none()
 }
 
-#[test]
-fn programs_run_on_each_side() {
-    if !has(&[
+fn can_run_programs() -> bool {
+    has(&[
         Need::Mount(Transport::Dev),
         Need::Uvfs,
         Need::Program("git"),
-    ]) {
+    ])
+}
+
+/// `uvfs bench programs` would leave out a side, or leave files and mounts behind.
+#[test]
+fn programs_run_on_each_side() {
+    if !can_run_programs() {
         return;
     }
     let scratch = Scratch::new();
@@ -114,13 +119,10 @@ fn every_program_runs_twice_in_the_same_way() {
     assert!(is_empty(&dir));
 }
 
+/// A broken file system would count as a fast one.
 #[test]
 fn a_side_on_which_a_program_fails_or_differs_is_named() {
-    if !has(&[
-        Need::Mount(Transport::Dev),
-        Need::Uvfs,
-        Need::Program("git"),
-    ]) {
+    if !can_run_programs() {
         return;
     }
     let scratch = Scratch::new();
@@ -147,13 +149,10 @@ fn a_side_on_which_a_program_fails_or_differs_is_named() {
     assert!(is_empty(&dir));
 }
 
+/// Ctrl-C would leave a mount behind.
 #[test]
 fn an_interrupted_suite_leaves_nothing_behind() {
-    if !has(&[
-        Need::Mount(Transport::Dev),
-        Need::Uvfs,
-        Need::Program("git"),
-    ]) {
+    if !can_run_programs() {
         return;
     }
     let scratch = Scratch::new();
@@ -175,6 +174,7 @@ fn an_interrupted_suite_leaves_nothing_behind() {
     assert!(is_empty(&dir));
 }
 
+/// A misspelt `--only` would measure nothing, and succeed.
 #[test]
 fn a_program_that_does_not_exist_is_refused() {
     let mut command = uvfs();
@@ -214,6 +214,7 @@ fn all_runs_the_benchmarks_that_are_named() {
     assert!(is_empty(&dir));
 }
 
+/// Ctrl-C in `bench all` would leave the current benchmark running.
 #[test]
 fn all_interrupted_leaves_nothing_behind() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -237,6 +238,7 @@ fn all_interrupted_leaves_nothing_behind() {
     assert!(is_empty(&dir) && is_empty(&out));
 }
 
+/// `uvfs bench load` would leave out a point of its curve.
 #[test]
 fn load_measures_each_point_on_each_side() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -274,6 +276,7 @@ fn load_measures_each_point_on_each_side() {
     assert_eq!(fs::read_dir(&dir).unwrap().count(), before);
 }
 
+/// Ctrl-C would leave busy processes behind.
 #[test]
 fn an_interrupted_load_ends_its_processes() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

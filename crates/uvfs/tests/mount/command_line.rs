@@ -1,5 +1,7 @@
 //! The command's words: exit statuses, one clear line for each failure, and nothing left behind.
 
+mod umount;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -34,6 +36,7 @@ fn mount(source: &Path, at: &Path) -> Command {
     command
 }
 
+/// A script could not tell wrong usage from a failure.
 #[test]
 fn usage_errors_exit_with_2() {
     if !has(&[Need::Uvfs]) {
@@ -56,6 +59,7 @@ fn usage_errors_exit_with_2() {
     }
 }
 
+/// A misspelt option would be ignored.
 #[test]
 fn unknown_mount_option() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -69,6 +73,7 @@ fn unknown_mount_option() {
     assert!(outcome.stderr.contains("no_such_option"), "{outcome}");
 }
 
+/// A value that makes no sense would be taken for another one.
 #[test]
 fn bad_values_of_options() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -117,6 +122,7 @@ fn no_fuse_on_the_machine() {
     assert!(!at.exists(), "the mount point that was made stayed");
 }
 
+/// A source that can't be served would give an empty mount.
 #[test]
 fn source_is_neither_directory_nor_image() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -137,6 +143,7 @@ fn source_is_neither_directory_nor_image() {
     assert!(mounted(&at).is_none());
 }
 
+/// The error would not name the mount point.
 #[test]
 fn mount_point_cannot_be_made() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -157,56 +164,7 @@ fn mount_point_cannot_be_made() {
     );
 }
 
-/// What a killed server left behind is told from a mount that works, and from none.
-#[test]
-fn dead_mount() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
-        return;
-    }
-    let mut served = Served::new(&Serve::over(Transport::Dev));
-    let at = served.mount.at.clone();
-    served.mount.expect_gone();
-    served.mount.server.signal(Signal::KILL);
-    served
-        .mount
-        .server
-        .wait(SOON)
-        .expect("a killed server ends");
-    let name = at.to_str().unwrap();
-    wait_for("the end of the connection", || {
-        let outcome = run(&mut mount(&served.source, &at));
-        outcome.stderr.contains("dead")
-    });
-    let again = run(&mut mount(&served.source, &at));
-    refused(&again, &[name, "dead server", "uvfs umount"]);
-    refused(&run(uvfs().arg("stats").arg(&at)), &[name]);
-    assert!(mounted(&at).is_some());
-    run(uvfs().arg("umount").arg(&at)).ok();
-    refused(&run(uvfs().arg("umount").arg(&at)), &[name, "mounted"]);
-    Mount::new(&Serve::over(Transport::Dev), &served.source, &at).unmount();
-}
-
-/// Only who mounted it, and root, may unmount.
-#[test]
-fn umount_by_somebody_else() {
-    if !has(&[
-        Need::Mount(Transport::Dev),
-        Need::Uvfs,
-        Need::Program("setpriv"),
-    ]) {
-        return;
-    }
-    let served = Served::new(&Serve::over(Transport::Dev));
-    let program = uvfs_for_all(&served.scratch);
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    command.arg(&program).arg("umount").arg(&served.mount.at);
-    let outcome = served.mount.run(&mut command);
-    refused(&outcome, &[served.mount.at.to_str().unwrap()]);
-    assert!(mounted(&served.mount.at).is_some());
-    served.mount.unmount();
-}
-
+/// `--help` or `--version` would fail, or go to standard error.
 #[test]
 fn help_and_version() {
     if !has(&[Need::Uvfs]) {
@@ -221,6 +179,7 @@ fn help_and_version() {
     run(uvfs().args(["mount", "--help"])).ok();
 }
 
+/// A misspelt source would be made, or served empty.
 #[test]
 fn missing_source() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -235,6 +194,7 @@ fn missing_source() {
     assert!(mounted(&at).is_none());
 }
 
+/// A plain file would be served as if it were a directory.
 #[test]
 fn source_is_a_file() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -248,6 +208,7 @@ fn source_is_a_file() {
     assert!(mounted(&at).is_none());
 }
 
+/// Something would be mounted over a file.
 #[test]
 fn mount_point_is_a_file() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -261,6 +222,7 @@ fn mount_point_is_a_file() {
     assert!(mounted(&file).is_none());
 }
 
+/// The README's first command would fail.
 #[test]
 fn missing_mount_point_is_made() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -278,33 +240,7 @@ fn missing_mount_point_is_made() {
     unmounted.ok();
 }
 
-/// If `uvfs umount` did not wait for the server's end, the source would still be in use.
-#[test]
-fn a_source_is_free_after_umount() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let (source, at) = (scratch.dir("source"), scratch.dir("at"));
-    for round in 0..10 {
-        run(Command::new("mount")
-            .args(["-t", "tmpfs", "tmpfs"])
-            .arg(&source))
-        .ok();
-        fs::write(source.join("file"), "content").unwrap();
-        let mounted = run(&mut mount(&source, &at));
-        let read = fs::read_to_string(at.join("file"));
-        let unmounted = run(uvfs().arg("umount").arg(&at));
-        let freed = run(Command::new("umount").arg(&source));
-        unmount_by_force(&at);
-        unmount_by_force(&source);
-        mounted.ok();
-        assert_eq!(read.unwrap(), "content", "{round}");
-        assert_eq!(unmounted.ok(), "");
-        freed.ok();
-    }
-}
-
+/// Two mounts would lie on top of each other unasked.
 #[test]
 fn mounted_already() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -364,41 +300,6 @@ fn no_permission() {
     refused(&outcome, &["private", "permission denied"]);
 }
 
-#[test]
-fn umount_of_what_is_not_mounted() {
-    if !has(&[Need::Uvfs]) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let dir = scratch.dir("dir");
-    refused(
-        &run(uvfs().arg("umount").arg(&dir)),
-        &["mounted", dir.to_str().unwrap()],
-    );
-    refused(
-        &run(uvfs().arg("umount").arg(scratch.path("nowhere"))),
-        &["nowhere"],
-    );
-    refused(
-        &run(uvfs().arg("stats").arg(&dir)),
-        &[dir.to_str().unwrap()],
-    );
-}
-
-#[test]
-fn umount_leaves_other_file_systems_alone() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let other = scratch.tmpfs("other", "1m");
-    refused(
-        &run(uvfs().arg("umount").arg(&other)),
-        &[other.to_str().unwrap()],
-    );
-    assert!(mounted(&other).is_some());
-}
-
 fn in_the_background(transport: Transport) {
     if !has(&[Need::Mount(transport), Need::Uvfs]) {
         return;
@@ -438,11 +339,13 @@ fn in_the_background(transport: Transport) {
     assert_eq!(fs::read_to_string(source.join("new")).unwrap(), "more\n");
 }
 
+/// `uvfs mount` would return before the mount answers, or stay attached to the terminal.
 #[test]
 fn in_the_background_dev() {
     in_the_background(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn in_the_background_uring() {
     in_the_background(Transport::Uring);
@@ -473,76 +376,6 @@ fn systemd_is_told_when_the_mount_answers() {
     assert_eq!(content.ok(), "content");
     unmounted.ok();
     outcome.expect("it ends").ok();
-}
-
-/// In the foreground, each of the signals that ask a program to end unmounts, after what was
-/// written has been kept.
-fn ended_by_signals(transport: Transport) {
-    if !has(&[Need::Mount(transport), Need::Uvfs]) {
-        return;
-    }
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mut served = Served::new(&Serve::over(transport).option("writeback"));
-        let write = "head -c 8000000 /dev/zero | tr '\\0' x >\"$1/large\"";
-        served
-            .mount
-            .run(&mut shell(write, &[&served.mount.at]))
-            .ok();
-        served.mount.server.signal(signal);
-        let outcome = served.mount.server.wait(SOON);
-        let outcome = outcome.unwrap_or_else(|| panic!("{signal:?} does not end the server"));
-        assert!(outcome.status.success(), "{signal:?}: {outcome}");
-        assert!(
-            mounted(&served.mount.at).is_none(),
-            "{signal:?}: still mounted"
-        );
-        served.mount.expect_gone();
-        let large = fs::read(served.source.join("large")).unwrap();
-        assert!(
-            large.len() == 8_000_000 && large.iter().all(|b| *b == b'x'),
-            "{signal:?}"
-        );
-    }
-}
-
-#[test]
-fn ended_by_signals_dev() {
-    ended_by_signals(Transport::Dev);
-}
-
-#[test]
-fn ended_by_signals_uring() {
-    ended_by_signals(Transport::Uring);
-}
-
-/// A busy mount stays, and its users are named.
-#[test]
-fn busy_mount() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
-        return;
-    }
-    let served = Served::new(&Serve::over(Transport::Dev));
-    let at = &served.mount.at;
-    let mut user = Running::start(Command::new("sleep").arg("600").current_dir(at));
-    let outcome = served.mount.run(uvfs().arg("umount").arg(at));
-    let still = mounted(at).is_some();
-    let pid = user.pid().to_string();
-    user.kill();
-    assert_eq!(outcome.status.code(), Some(1), "{outcome}");
-    for word in ["uvfs: ", "in use", &pid, "sleep"] {
-        assert!(outcome.stderr.contains(word), "no {word:?}: {outcome}");
-    }
-    assert!(still, "a busy mount was unmounted");
-    served.mount.run(uvfs().arg("umount").arg(at)).ok();
-    assert!(mounted(at).is_none());
-    let mut served = served;
-    let outcome = served
-        .mount
-        .server
-        .wait(SOON)
-        .expect("the server ends with its mount");
-    served.mount.expect_gone();
-    assert!(outcome.status.success(), "{outcome}");
 }
 
 /// Without `default_permissions` nobody gets more than the files' modes allow.

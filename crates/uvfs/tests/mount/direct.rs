@@ -1,6 +1,8 @@
 //! What is opened with O_DIRECT: the kernel reads and writes the host's file itself, where it may,
 //! and nobody sees anything but the one file.
 
+mod agreement;
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -19,6 +21,7 @@ use uvfs_client::{Client, Config, File as ClientFile, Flags, OpenOptions, Server
 use crate::child;
 use crate::harness::*;
 use crate::preload::{How, under};
+pub use agreement::worker;
 
 const PAGE: usize = 4096;
 
@@ -65,6 +68,7 @@ fn copy(at: &Path) -> std::process::Command {
     shell(COPY, &[at])
 }
 
+/// Direct reads and writes would go through the server and cost a request each.
 #[test]
 fn the_kernel_reads_and_writes_by_itself() {
     for transport in transports() {
@@ -134,19 +138,6 @@ fn what_the_kernel_refuses_goes_through_the_server() {
 #[repr(align(4096))]
 struct Pages([u8; 16 * PAGE]);
 
-/// One of those who use the file at the same time.
-enum Opened {
-    Kernel(File),
-    Client(ClientFile),
-}
-
-fn sum(bytes: &[u8]) -> u64 {
-    let add = |sum: u64, b: &u8| sum.wrapping_mul(0x100_0000_01b3) ^ u64::from(*b);
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325 ^ bytes.len() as u64, add)
-}
-
 fn client_of(dir: &Path) -> Client {
     let mut value = [0; 256];
     let len = rustix::fs::getxattr(dir, "user.uvfs.socket", &mut value).unwrap();
@@ -156,178 +147,6 @@ fn client_of(dir: &Path) -> Client {
         ..Config::default()
     };
     Client::new(Server::connect(socket).unwrap(), config).unwrap()
-}
-
-impl Opened {
-    fn read(&self, at: u64, len: usize) -> u64 {
-        let mut pages = Box::new(Pages([0; 16 * PAGE]));
-        let n = match self {
-            Self::Kernel(file) => file.read_at(&mut pages.0[..len], at).unwrap(),
-            Self::Client(file) => file
-                .read_at(&mut pages.0[..len], at, Flags::empty())
-                .unwrap(),
-        };
-        sum(&pages.0[..n])
-    }
-
-    fn write(&self, at: u64, len: usize, byte: u8) -> u64 {
-        let pages = Box::new(Pages([byte; 16 * PAGE]));
-        let n = match self {
-            Self::Kernel(file) => file.write_at(&pages.0[..len], at).unwrap(),
-            Self::Client(file) => file.write_at(&pages.0[..len], at, Flags::empty()).unwrap(),
-        };
-        n as u64
-    }
-
-    /// Through a mapping of the page there.
-    fn mapped(&self, at: u64, len: usize, byte: Option<u8>) -> u64 {
-        let Self::Kernel(file) = self else {
-            return u64::MAX;
-        };
-        let prot = match byte {
-            Some(_) => ProtFlags::READ | ProtFlags::WRITE,
-            None => ProtFlags::READ,
-        };
-        // SAFETY: a new mapping of a page that the file has.
-        unsafe {
-            let null = std::ptr::null_mut();
-            // A mapping ends where the kernel last knew the file to end.
-            file.metadata().unwrap();
-            let map = rustix::mm::mmap(null, PAGE, prot, MapFlags::SHARED, file, at).unwrap();
-            let here = NonNull::new(map.cast::<u8>()).unwrap();
-            if let Some(byte) = byte {
-                here.write_bytes(byte, len);
-                rustix::mm::msync(map, PAGE, MsyncFlags::SYNC).unwrap();
-            }
-            let mut seen = vec![0; len];
-            here.as_ptr().copy_to(seen.as_mut_ptr(), len);
-            rustix::mm::munmap(map, PAGE).unwrap();
-            sum(&seen)
-        }
-    }
-
-    fn cut(&self, size: u64) {
-        match self {
-            Self::Kernel(file) => file.set_len(size).unwrap(),
-            Self::Client(file) => file.set_len(size).unwrap(),
-        }
-    }
-
-    fn size(&self) -> u64 {
-        match self {
-            Self::Kernel(file) => file.metadata().unwrap().len(),
-            Self::Client(file) => file.current_size().unwrap(),
-        }
-    }
-}
-
-/// Does to `file` what it is told over a socket: a client if that is named so, else by the kernel.
-pub fn worker(dir: &Path, socket: &str) -> String {
-    let mut socket_out = UnixStream::connect(socket).unwrap();
-    let client = socket.ends_with("client").then(|| client_of(dir));
-    let mut slots: [Option<Opened>; SLOTS] = [const { None }; SLOTS];
-    let lines = BufReader::new(socket_out.try_clone().unwrap()).lines();
-    for line in lines {
-        let line = line.unwrap();
-        let words: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
-        let &[what, slot, at, len, byte] = &words[..] else {
-            panic!("{line}");
-        };
-        let (slot, size, byte) = (&mut slots[slot as usize], len as usize, byte as u8);
-        let open = || slot.as_ref().expect("it is open");
-        let answer = match what {
-            OPEN => {
-                *slot = Some(match &client {
-                    Some(client) => {
-                        let options = OpenOptions::new().read(true).write(true);
-                        Opened::Client(client.open("file", options).unwrap())
-                    }
-                    None => {
-                        let mut options = File::options();
-                        let writes = byte == 0;
-                        options.read(true).write(writes).create(writes && len != 0);
-                        options.custom_flags(at as i32);
-                        Opened::Kernel(options.open(dir.join("file")).unwrap())
-                    }
-                });
-                0
-            }
-            CLOSE => {
-                if let Some(Opened::Client(file)) = slot {
-                    file.sync_all().unwrap();
-                }
-                *slot = None;
-                0
-            }
-            READ => open().read(at, size),
-            WRITE => open().write(at, size, byte),
-            MAP_READ => open().mapped(at, size, None),
-            MAP_WRITE => open().mapped(at, size, Some(byte)),
-            CUT => {
-                open().cut(at);
-                0
-            }
-            SIZE => open().size(),
-            _ => panic!("{line}"),
-        };
-        writeln!(socket_out, "{answer}").unwrap();
-    }
-    "ok".into()
-}
-
-const OPEN: u64 = 0;
-const CLOSE: u64 = 1;
-const READ: u64 = 2;
-const WRITE: u64 = 3;
-const MAP_READ: u64 = 4;
-const MAP_WRITE: u64 = 5;
-const CUT: u64 = 6;
-const SIZE: u64 = 7;
-const SLOTS: usize = 3;
-
-struct Worker {
-    running: Running,
-    stream: BufReader<UnixStream>,
-    /// Of each slot: not open, or whether with O_DIRECT, and whether for reading only.
-    slots: [Option<(bool, bool)>; SLOTS],
-    is_client: bool,
-}
-
-impl Worker {
-    fn start(served: &Served, name: &str) -> Self {
-        let path = served.scratch.path(name);
-        let listener = UnixListener::bind(&path).unwrap();
-        let report = served.scratch.path(&format!("{name}.report"));
-        let at = &served.mount.at;
-        let mut command = child::call("direct_worker", at, path.to_str().unwrap(), &report);
-        let running = Running::start(&mut command);
-        let (stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
-        Self {
-            running,
-            stream: BufReader::new(stream),
-            slots: [None; SLOTS],
-            is_client: name.ends_with("client"),
-        }
-    }
-
-    /// Has it do something; what it answers.
-    fn ask(&mut self, words: [u64; 5]) -> u64 {
-        let line = words.map(|word| word.to_string()).join(" ") + "\n";
-        self.stream.get_mut().write_all(line.as_bytes()).unwrap();
-        let mut answer = String::new();
-        let read = self.stream.read_line(&mut answer);
-        answer.trim().parse().unwrap_or_else(|_| {
-            std::thread::sleep(Duration::from_millis(200));
-            panic!("{words:?}: {read:?}\n{}", self.running.stderr())
-        })
-    }
-
-    fn close(&mut self, slot: usize) {
-        if self.slots[slot].take().is_some() {
-            self.ask([CLOSE, slot as u64, 0, 0, 0]);
-        }
-    }
 }
 
 /// xorshift.
@@ -340,167 +159,6 @@ impl Random {
         self.0 ^= self.0 << 17;
         (self.0 >> 11) % n
     }
-}
-
-/// Two processes and a client have one file open in all ways, one doing something at a time: each
-/// sees what the others did.
-fn everybody_sees_one_file(served: &Served, seed: u64, rounds: usize) {
-    const LARGEST: u64 = 40 * PAGE as u64;
-    let mut workers = ["one", "two", "client"].map(|name| Worker::start(served, name));
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    let host = served.source.join("file");
-    fs::write(&host, "").unwrap();
-    let mut model: Vec<u8> = Vec::new();
-    let mut log = Vec::new();
-    for round in 0..rounds {
-        for _ in 0..random.below(60) {
-            let number = random.below(3) as usize;
-            let worker = &mut workers[number];
-            let slot = random.below(SLOTS as u64) as usize;
-            let at = slot as u64;
-            let Some((direct, only_read)) = worker.slots[slot] else {
-                // In half of the rounds most of them are direct.
-                let direct = !worker.is_client && random.below(4) < 1 + 2 * (round as u64 % 2);
-                let flags = if direct { libc::O_DIRECT } else { 0 };
-                let (create, reads) = (random.below(3) / 2, random.below(2));
-                let reads = if worker.is_client { 0 } else { reads };
-                log.push(format!("{number}.{slot} opens {flags:#x} {create} {reads}"));
-                worker.ask([OPEN, at, flags as u64, create, reads]);
-                worker.slots[slot] = Some((direct, reads == 1));
-                continue;
-            };
-            let page = PAGE as u64;
-            let (from, len) = match direct {
-                true => (random.below(32) * page, (1 + random.below(8)) * page),
-                false => (random.below(32 * page), 1 + random.below(8 * page)),
-            };
-            let byte = random.below(256);
-            let seen = |from: u64, len: u64| {
-                let end = (from + len)
-                    .min(model.len() as u64)
-                    .max(from.min(model.len() as u64));
-                sum(&model[from.min(end) as usize..end as usize])
-            };
-            let what = match random.below(16) {
-                8..=11 | 14 if only_read => 3,
-                what => what,
-            };
-            let (words, expected) = match what {
-                0..=2 => {
-                    log.push(format!("{number}.{slot} closes"));
-                    worker.close(slot);
-                    continue;
-                }
-                3..=7 => ([READ, at, from, len, 0], seen(from, len)),
-                8..=11 => {
-                    let end = (from + len) as usize;
-                    model.resize(model.len().max(end), 0);
-                    model[from as usize..end].fill(byte as u8);
-                    ([WRITE, at, from, len, byte], len)
-                }
-                12 | 13 if !worker.is_client && !model.is_empty() => {
-                    let from = random.below(model.len() as u64) / page * page;
-                    let len = page.min(model.len() as u64 - from);
-                    if only_read || random.below(2) == 0 {
-                        ([MAP_READ, at, from, len, 0], seen(from, len))
-                    } else {
-                        let part = &mut model[from as usize..(from + len) as usize];
-                        part.fill(byte as u8);
-                        let expected = sum(part);
-                        ([MAP_WRITE, at, from, len, byte], expected)
-                    }
-                }
-                14 => {
-                    let size = random.below(LARGEST);
-                    model.resize(size as usize, 0);
-                    ([CUT, at, size, 0, 0], 0)
-                }
-                _ => ([SIZE, at, 0, 0, 0], model.len() as u64),
-            };
-            log.push(format!("{number}.{slot} {words:?}"));
-            let got = worker.ask(words);
-            let tail = || log[log.len().saturating_sub(40)..].join("\n");
-            assert_eq!(
-                got,
-                expected,
-                "seed {seed}, size {}\n{}",
-                model.len(),
-                tail()
-            );
-        }
-        if random.below(3) == 0 {
-            log.push("all close".into());
-            for (worker, slot) in (0..3).flat_map(|w| (0..SLOTS).map(move |s| (w, s))) {
-                workers[worker].close(slot);
-            }
-            assert!(
-                fs::read(&host).unwrap() == model,
-                "seed {seed}: the host's file"
-            );
-        }
-    }
-    for worker in &mut workers {
-        (0..SLOTS).for_each(|slot| worker.close(slot));
-        worker
-            .stream
-            .get_ref()
-            .shutdown(std::net::Shutdown::Both)
-            .unwrap();
-        worker.running.wait(SOON).expect("it ends").ok();
-    }
-    assert!(
-        fs::read(&host).unwrap() == model,
-        "seed {seed}: the host's file"
-    );
-}
-
-fn one_file(option: &str) {
-    let (seeds, rounds) = if full() { (12, 200) } else { (2, 40) };
-    for transport in transports() {
-        if !can(transport) {
-            continue;
-        }
-        for (seed, on_disk) in (0..seeds).flat_map(|seed| [(seed, false), (seed, true)]) {
-            let serve = Serve::over(transport).option(option);
-            let served = match on_disk {
-                false => Served::new(&serve),
-                true if !has(&[Need::Program("mkfs.ext4")]) => continue,
-                true => {
-                    let scratch = Scratch::new();
-                    let source = scratch.ext4("source");
-                    let mount = Mount::new(&serve, &source, &scratch.dir("mount"));
-                    Served {
-                        mount,
-                        source,
-                        scratch,
-                    }
-                }
-            };
-            everybody_sees_one_file(&served, 2 * seed + 1, rounds);
-            assert_eq!(backed(&served.mount) > 0, option != "nopassthrough");
-            served.mount.unmount().ok();
-        }
-    }
-}
-
-#[test]
-fn everybody_sees_one_file_when_some_of_it_is_direct() {
-    one_file("");
-}
-
-#[test]
-fn everybody_sees_one_file_when_all_that_is_direct_is_the_kernels() {
-    one_file("passthrough=direct");
-}
-
-#[test]
-fn everybody_sees_one_file_when_all_of_it_is_the_kernels() {
-    one_file("passthrough");
-}
-
-#[test]
-fn everybody_sees_one_file_when_nothing_of_it_is_the_kernels() {
-    one_file("nopassthrough");
 }
 
 /// Opens of both kinds at once, by many and by some who are killed: none fails.
@@ -547,6 +205,7 @@ pub fn opener(dir: &Path, seed: &str) -> String {
     "ok".into()
 }
 
+/// Opens of one file in different ways at once would fail with EIO or EBUSY.
 #[test]
 fn no_open_fails() {
     for transport in transports() {
@@ -689,6 +348,7 @@ pub fn leases(dir: &Path, _: &str) -> String {
     "ok".into()
 }
 
+/// A client would cache a file that the kernel changes without a request.
 #[test]
 fn nobody_has_leases_of_what_is_the_kernels() {
     for transport in transports() {
@@ -771,6 +431,7 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
+/// A file that the kernel reads by itself would outlive its server and its mount.
 #[test]
 fn a_killed_server_leaves_a_dead_mount() {
     for transport in transports() {

@@ -84,6 +84,7 @@ fn root_is_told_what_its_mounts_have() {
     assert!(!mounts.contains("uvfs-doctor"), "{mounts}");
 }
 
+/// `uvfs doctor` would fail for users who are not root.
 #[test]
 fn a_user_is_told_what_takes_root() {
     use Need::Program;

@@ -55,31 +55,37 @@ fn exercise(transport: Transport, option: &str) {
     served.mount.unmount();
 }
 
+/// A random mix of writes, truncations, holes and mappings would read back something else than was written.
 #[test]
 fn dev() {
     exercise(Transport::Dev, "");
 }
 
+/// The same with the kernel's own writeback.
 #[test]
 fn dev_writeback() {
     exercise(Transport::Dev, "writeback");
 }
 
+/// The same where the kernel reads and writes by itself.
 #[test]
 fn dev_passthrough() {
     passthrough(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     exercise(Transport::Uring, "");
 }
 
+/// The same over io_uring, with the kernel's own writeback.
 #[test]
 fn uring_writeback() {
     exercise(Transport::Uring, "writeback");
 }
 
+/// The same over io_uring, where the kernel reads and writes by itself.
 #[test]
 fn uring_passthrough() {
     passthrough(Transport::Uring);

@@ -52,6 +52,7 @@ fn same(part: &str, lines: usize) {
     assert_eq!(kernel, uvfs);
 }
 
+/// systemd's automount units would deadlock on their own mount.
 #[test]
 fn an_automount_is_mounted_by_the_automounters_process_group() {
     if !needed() || !has(&[Need::Program("python3")]) {
@@ -71,31 +72,37 @@ fn an_automount_is_mounted_by_the_automounters_process_group() {
     assert_eq!(outcome.ok(), "content");
 }
 
+/// Options of mount(8) would be refused, or not shown in mountinfo.
 #[test]
 fn words() {
     same("words", 50);
 }
 
+/// A mount would allow what its source's mount forbids.
 #[test]
 fn restrictions_of_the_source() {
     same("inherited", 3);
 }
 
+/// `nosuid` and `nodev` would not hold.
 #[test]
 fn set_user_id_and_devices() {
     same("privileges", 8);
 }
 
+/// df(1) would show other sizes than for the source.
 #[test]
 fn sizes() {
     same("sizes", 3);
 }
 
+/// A user could mount what fstab does not let him, or could not mount what it does.
 #[test]
 fn by_a_user() {
     same("user", 2);
 }
 
+/// Names with spaces would not survive fstab and mountinfo.
 #[test]
 fn names_and_fstab() {
     if !needed() {

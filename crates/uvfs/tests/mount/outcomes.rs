@@ -334,6 +334,7 @@ pub fn executed_after(dir: &Path, _: &str) -> String {
     report
 }
 
+/// A set-user-id program would keep its privileges after it was changed.
 #[test]
 fn set_user_id_programs_that_are_written_to() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -416,16 +417,19 @@ fn same_as_the_host(transport: Transport, kind: &str, options: &[&str]) {
     );
 }
 
+/// A call would give another result, or leave another state, than on the tmpfs below.
 #[test]
 fn tmpfs() {
     same_as_the_host(Transport::Uring, "tmpfs", &["", "passthrough=all"]);
 }
 
+/// The same on ext4.
 #[test]
 fn ext4() {
     same_as_the_host(Transport::Uring, "ext4", &["", "nopassthrough"]);
 }
 
+/// The same on XFS.
 #[test]
 fn xfs() {
     same_as_the_host(Transport::Dev, "xfs", &["", "passthrough=direct"]);

@@ -62,6 +62,7 @@ fn parse(report: &str) -> BTreeMap<String, Verdict> {
     verdicts
 }
 
+/// A failure in pjdfstest's report would go unnoticed.
 #[test]
 fn report_is_read() {
     let report = "a::b    ok\nc::d   FAILED\n\tassertion failed\n  left: 0\nBacktrace:\n 0: x\n\
@@ -133,11 +134,13 @@ fn passes_what_the_host_passes(transport: Transport) {
     );
 }
 
+/// The mount would break POSIX where pjdfstest looks.
 #[test]
 fn dev() {
     passes_what_the_host_passes(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     passes_what_the_host_passes(Transport::Uring);

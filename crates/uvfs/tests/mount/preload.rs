@@ -1,5 +1,8 @@
 //! Programs under `uvfs run`, on a mount: what they leave is what they leave without it.
 
+mod descriptors;
+mod ends;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -107,6 +110,7 @@ fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
 }
 
+/// cp, tar, sort or another everyday program would leave other files under `uvfs run`.
 #[test]
 fn everyday_programs() {
     if !can() {
@@ -132,6 +136,7 @@ fn everyday_programs() {
     }
 }
 
+/// Programs that live for milliseconds would pay for a session.
 #[test]
 fn short_programs_are_left_to_the_kernel() {
     if !can() {
@@ -146,145 +151,7 @@ fn short_programs_are_left_to_the_kernel() {
     assert!(!outcome.stderr.contains("uvfs run:"), "{outcome}");
 }
 
-/// A descriptor is imported in the middle of its use.
-#[test]
-fn a_file_that_pays_moves_with_its_position() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let script = r##"python3 - <<'END'
-import os, threading
-def check(a, b):
-    if a != b: raise SystemExit(f"{a!r} is not {b!r}")
-fd = os.open("log", os.O_RDWR | os.O_CREAT, 0o644)
-for i in range(5000):
-    check(os.write(fd, b"%06d\n" % i), 7)
-check(os.lseek(fd, 0, os.SEEK_CUR), 35000)
-os.lseek(fd, 7 * 4000, os.SEEK_SET)
-check(os.read(fd, 7), b"004000\n")
-check(os.pread(fd, 7, 7 * 1999), b"001999\n")
-check(os.fstat(fd).st_size, 35000)
-copy = os.dup(fd)
-check(os.write(copy, b"hello"), 5)
-check(os.lseek(fd, 0, os.SEEK_CUR), 7 * 4001 + 5)
-# Threads that share a position while the file moves: no record is written over another.
-def work(fd, name):
-    for i in range(40):
-        os.write(fd, b"%s%05d\n" % (name, i))
-for round in range(200):
-    fd = os.open("shared", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-    other = os.dup(fd) if round % 2 else fd
-    users = ((fd, b"a"), (other, b"b"), (fd, b"c"))
-    threads = [threading.Thread(target=work, args=user) for user in users]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-    os.lseek(fd, 0, os.SEEK_SET)
-    lines = os.read(fd, 1 << 16).splitlines()
-    check((len(lines), len(set(lines))), (120, 120))
-    os.close(fd)
-    if other != fd: os.close(other)
-os.unlink("shared")
-print("ok")
-END"##;
-    let outcome = same_as_host(How::AsItPays, Transport::Dev, &["python3"], script);
-    assert!(served_any(&outcome), "{outcome}");
-    // dd writes to a duplicate of what it has opened.
-    let script = "
-        dd if=/dev/zero of=zeros bs=1k count=5000 status=none; wc -c zeros
-        dd if=zeros of=part bs=1k count=3000 seek=100 status=none; md5sum part
-    ";
-    let outcome = same_as_host(How::AsItPays, Transport::Dev, &[], script);
-    assert!(served_any(&outcome), "{outcome}");
-}
-
-#[test]
-fn positions_are_shared_as_the_kernel_shares_them() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let script = r##"python3 - <<'END'
-import os, sys, fcntl, mmap, subprocess
-def check(a, b):
-    if a != b: raise SystemExit(f"{a!r} is not {b!r} in line {sys._getframe(1).f_lineno}")
-data = bytes(range(256)) * 400
-fd = os.open("file", os.O_RDWR | os.O_CREAT, 0o644)
-check(os.write(fd, data), len(data))
-check(os.lseek(fd, 0, os.SEEK_CUR), len(data))
-os.lseek(fd, 10, os.SEEK_SET)
-# dup: one position.
-other = os.dup(fd)
-check(os.read(fd, 5), data[10:15]); check(os.read(other, 5), data[15:20])
-check(os.lseek(fd, 0, os.SEEK_CUR), 20)
-third = os.dup2(other, 100)
-check(os.read(third, 4), data[20:24]); os.close(other)
-check(os.read(fd, 4), data[24:28])
-fourth = fcntl.fcntl(fd, fcntl.F_DUPFD, 50)
-check(os.read(fourth, 4), data[28:32])
-# dup before the first use.
-a = os.open("file", os.O_RDONLY); b = os.dup(a)
-check(os.read(b, 3), data[:3]); check(os.read(a, 3), data[3:6]); os.close(a); check(os.read(b, 3), data[6:9])
-# fork: still one, both ways.
-r, w = os.pipe()
-pid = os.fork()
-if pid == 0:
-    ok = os.read(fd, 8) == data[32:40] and os.pread(fd, 5, 1000) == data[1000:1005]
-    os.write(w, b"y" if ok else b"n"); os._exit(0)
-os.waitpid(pid, 0)
-check(os.read(r, 1), b"y")
-check(os.read(fd, 8), data[40:48])
-# A child's write is the parent's to see, and a child writes through a session of its own.
-pid = os.fork()
-if pid == 0:
-    mine = os.open("child", os.O_RDWR | os.O_CREAT)
-    for i in range(100): os.write(mine, b"%03d\n" % i)
-    os.pwrite(fd, b"child was here", 5000); os._exit(0)
-os.waitpid(pid, 0)
-check(os.pread(fd, 14, 5000), b"child was here")
-check(open("child", "rb").read(), b"".join(b"%03d\n" % i for i in range(100)))
-# Another program goes on where we are.
-one = os.open("file", os.O_RDONLY); os.read(one, 256)
-out = subprocess.run(["head", "-c", "16"], stdin=one, stdout=subprocess.PIPE).stdout
-check(out, data[256:272])
-# Appending: to the end, whoever made it longer.
-log = os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-plain = os.open("log", os.O_RDWR)
-for i in range(10):
-    os.write(log, b"append\n"); os.lseek(plain, 0, os.SEEK_END); os.write(plain, b"plain\n")
-check(os.path.getsize("log"), 130); os.pwrite(log, b"x", 0)
-check(open("log", "rb").read(), b"append\nplain\n" * 10 + b"x")
-fcntl.fcntl(plain, fcntl.F_SETFL, os.O_APPEND)
-os.lseek(plain, 0, os.SEEK_SET); os.write(plain, b"end")
-check(os.path.getsize("log"), 134)
-# Sizes, holes, vectors, and what is refused.
-f = os.open("sparse", os.O_RDWR | os.O_CREAT)
-os.pwrite(f, b"far", 1 << 20); check(os.fstat(f).st_size, (1 << 20) + 3)
-os.ftruncate(f, 100); check(os.stat("sparse").st_size, 100)
-check(os.pwritev(f, [b"ab", b"cd"], 98), 4); check(os.lseek(f, 0, os.SEEK_END), 102)
-buffers = [bytearray(3), bytearray(50)]; check(os.preadv(f, buffers, 97), 5)
-check(bytes(buffers[0]), b"\0ab")
-os.posix_fallocate(f, 0, 5000); check(os.fstat(f).st_size, 5000)
-ro = os.open("sparse", os.O_RDONLY)
-for call in (lambda: os.write(ro, b"x"), lambda: os.pwrite(ro, b"x", 0), lambda: os.ftruncate(ro, 0),
-             lambda: os.pread(f, 1, -1), lambda: os.lseek(f, -1, os.SEEK_SET)):
-    try: call()
-    except OSError as e: print(e.errno)
-    else: raise SystemExit("not refused")
-os.fsync(f); os.fdatasync(f)
-# A shared mapping and read(2) are one file.
-m = mmap.mmap(f, 5000); m[10:14] = b"mmap"; check(os.pread(f, 4, 10), b"mmap")
-os.pwrite(f, b"back", 20); check(m[20:24], b"back"); m.close()
-# Numbers of descriptors are used again.
-for i in range(300):
-    n = os.open("file", os.O_RDONLY); os.lseek(n, i, 0); check(os.read(n, 1), data[i:i+1]); os.close(n)
-    r2, w2 = os.pipe(); os.write(w2, b"p"); check(os.read(r2, 1), b"p"); os.close(r2); os.close(w2)
-os.closerange(3, 1000)
-g = os.open("after", os.O_RDWR | os.O_CREAT); os.write(g, b"after"); check(os.pread(g, 9, 0), b"after")
-print("done")
-END
-    "##;
-    served_as_on_the_host(script);
-}
-
+/// sqlite or git would corrupt its files under `uvfs run`.
 #[test]
 fn databases_and_repositories() {
     if !can() || !has(&["sqlite3", "git"].map(Need::Program)) {
@@ -312,6 +179,7 @@ fn databases_and_repositories() {
     same_as_host(How::Eager, Transport::Dev, &[], script);
 }
 
+/// fio would read back other blocks than it wrote.
 #[test]
 fn fio_verifies() {
     if !can() || !has(&[Need::Program("fio")]) {
@@ -334,323 +202,7 @@ fn fio_verifies() {
     }
 }
 
-/// What a process wrote is there when it is killed, whenever that is.
-#[test]
-fn killed() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let served = Served::new(&Serve::for_clients(Transport::Dev));
-    let script = r#"exec python3 -c '
-import os, sys
-f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
-n = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
-i = 0
-while True:
-    os.pwrite(f, b"%08d" % i, i * 8)
-    i += 1
-    os.pwrite(n, b"%08d" % i, 0)
-' "$1" "$2""#;
-    for round in 0..2 {
-        let count = served.scratch.path(&format!("count{round}"));
-        let mut program =
-            Running::start(&mut under(How::Eager, script, &[&served.mount.at, &count]));
-        let acknowledged = || {
-            let text = fs::read_to_string(&count).unwrap_or_default();
-            text.parse::<usize>().unwrap_or(0)
-        };
-        wait_for("some writes", || acknowledged() > 500);
-        program.signal(Signal::KILL);
-        program.wait(SOON).expect("a killed program ends");
-        let count = acknowledged();
-        // As the mount has it: the server may be writing it still.
-        let mut cat = command("cat", [served.at("data")]);
-        let data = served.mount.run(&mut cat).ok();
-        let expected: String = (0..count).map(|i| format!("{i:08}")).collect();
-        assert!(data.starts_with(&expected), "{count} writes");
-        let mut remove = command("rm", [served.at("data")]);
-        served.mount.run(&mut remove).ok();
-    }
-}
-
-/// A handler that interrupts served calls on a file, and uses the kernel for the same file: neither
-/// waits for the other.
-#[test]
-fn signals_wait_for_the_end_of_a_call() {
-    if !can() || !has(&[Need::Program("cc")]) {
-        return;
-    }
-    let source = r##"
-        #define _GNU_SOURCE
-        #include <fcntl.h>
-        #include <setjmp.h>
-        #include <signal.h>
-        #include <stdio.h>
-        #include <string.h>
-        #include <sys/syscall.h>
-        #include <sys/time.h>
-        #include <time.h>
-        #include <unistd.h>
-        static int fd, codes, jump; static volatile long handled; static double longest;
-        static sigjmp_buf out;
-        static double now(void) {
-            struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9;
-        }
-        static void handler(int signal, siginfo_t *info, void *context) {
-            (void)context;
-            if (signal != SIGALRM || (info->si_code != SI_KERNEL && info->si_code != SI_TIMER)) codes++;
-            double began = now();
-            char c = '!';
-            if (syscall(SYS_pwrite64, fd, &c, 1, 1 << 20) != 1) codes++;
-            double took = now() - began; if (took > longest) longest = took;
-            handled++;
-            if (jump && handled % 8 == 0) siglongjmp(out, 1);
-        }
-        static char a[65536], b[65536];
-        int main(int argc, char **argv) {
-            (void)argc;
-            fd = open(argv[1], O_RDWR | O_CREAT, 0644);
-            struct sigaction action = {0}, old;
-            action.sa_sigaction = handler; action.sa_flags = SA_SIGINFO | SA_RESTART;
-            sigaction(SIGALRM, &action, NULL);
-            sigaction(SIGALRM, NULL, &old);
-            if (old.sa_sigaction != handler || !(old.sa_flags & SA_SIGINFO)) return 2;
-            if (signal(SIGUSR1, SIG_IGN) != SIG_DFL) return 3;
-            struct itimerval timer = {{0, 700}, {0, 700}};
-            setitimer(ITIMER_REAL, &timer, NULL);
-            for (jump = 0; jump < 2; jump++) {
-                volatile double end = now() + 60; volatile long begin = handled; volatile int i = 0;
-                sigsetjmp(out, 1);
-                while (handled < begin + 800 && now() < end) {
-                    i++;
-                    memset(a, i, sizeof a);
-                    if (pwrite(fd, a, sizeof a, 0) != sizeof a) return 4;
-                    if (pread(fd, b, sizeof b, 0) != sizeof b || memcmp(a, b, sizeof a)) return 5;
-                }
-                if (handled < begin + 800) return 6;
-            }
-            if (codes) return 7;
-            if (longest > 3) { fprintf(stderr, "%f s\n", longest); return 8; }
-            if (pread(fd, b, 2, 1 << 20) != 1 || b[0] != '!') return 9;
-            return 0;
-        }
-    "##;
-    let served = Served::new(&Serve::for_clients(Transport::Dev));
-    let (code, program) = (served.scratch.path("s.c"), served.scratch.path("s"));
-    fs::write(&code, source).unwrap();
-    run_within(
-        LATER,
-        &mut shell("cc -O1 -o \"$1\" \"$2\"", &[&program, &code]),
-    )
-    .ok();
-    let args = [&*program, &served.at("file")];
-    let mut command = under(How::Eager, "exec \"$1\" \"$2\"", &args);
-    let outcome = served.mount.run_within(LATER, &mut command);
-    assert!(
-        outcome.status.success() && served_any(&outcome),
-        "{outcome}"
-    );
-    assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
-}
-
-#[test]
-fn attributes_and_advice() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let script = r##"python3 - <<'END'
-import ctypes, errno, os, sys, time
-def check(a, b):
-    if a != b: raise SystemExit(f"{a!r} is not {b!r} in line {sys._getframe(1).f_lineno}")
-f = os.open("file", os.O_RDWR | os.O_CREAT, 0o640)
-last = 0
-for i in range(20):
-    os.pwrite(f, b"x" * 1000, i * 700)
-    st = os.fstat(f)
-    check(st.st_size, i * 700 + 1000)
-    if st.st_mtime_ns < last: raise SystemExit("time goes back")
-    last = st.st_mtime_ns
-    if i % 5 == 0: time.sleep(0.02)
-here, there = os.fstat(f), os.stat("file")
-check(tuple(here), tuple(there))
-for name in ("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns", "st_blksize", "st_blocks", "st_rdev"):
-    check((name, getattr(here, name)), (name, getattr(there, name)))
-os.utime("file", (1, 2)); os.chmod("file", 0o600)
-st = os.fstat(f); check((st.st_mtime, st.st_mode & 0o777), (2, 0o600))
-libc = ctypes.CDLL(None, use_errno=True)
-for flags in (1, 2, 4, 7): check(libc.sync_file_range(f, ctypes.c_long(0), ctypes.c_long(0), flags), 0)
-check(libc.sync_file_range(f, ctypes.c_long(0), ctypes.c_long(0), 8), -1)
-os.pwrite(f, b"advice", 3)
-for advice in (os.POSIX_FADV_NORMAL, os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_RANDOM,
-               os.POSIX_FADV_WILLNEED, os.POSIX_FADV_NOREUSE, os.POSIX_FADV_DONTNEED):
-    os.posix_fadvise(f, 0, 0, advice); check(os.pread(f, 6, 3), b"advice")
-check(libc.posix_fadvise(f, ctypes.c_long(0), ctypes.c_long(0), 77), errno.EINVAL)
-# Direct and synchronous descriptors.
-import mmap
-page = mmap.mmap(-1, 8192); page[:8] = b"directly"
-d = os.open("direct", os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
-check(os.pwritev(d, [page], 0), 8192); page[:8] = bytes(8); check(os.preadv(d, [page], 0), 8192)
-check(page[:8], b"directly"); check(os.read(os.open("direct", os.O_RDONLY), 8), b"directly")
-for how in (os.O_DSYNC, os.O_SYNC):
-    s = os.open("sync", os.O_RDWR | os.O_CREAT | how)
-    for i in range(5): check(os.write(s, b"synchronous"), 11)
-    check(os.pread(s, 11, 44), b"synchronous"); os.close(s)
-# Pointers where nothing can be.
-for pointer in (0, 8, 1 << 47, (1 << 64) - 4096):
-    for call in (libc.pread, libc.pwrite):
-        check(call(f, ctypes.c_void_p(pointer), ctypes.c_size_t(10), ctypes.c_long(0)), -1)
-        check(ctypes.get_errno(), errno.EFAULT)
-check(os.pread(f, 6, 3), b"advice")
-print("done")
-END
-    "##;
-    served_as_on_the_host(script);
-}
-
-/// The server is killed under a program: its calls fail as on a dead mount, and none hangs.
-#[test]
-fn server_killed_under_a_program() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    for transport in transports() {
-        let mut served = Served::new(&Serve::for_clients(transport));
-        let script = r#"exec python3 -c '
-import errno, os, sys, threading
-f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
-def work(call):
-    i = 0
-    while True:
-        try: call(i)
-        except OSError as e:
-            return e.errno in (errno.ENOTCONN, errno.ECONNABORTED) or os._exit(3)
-        i += 1
-        if i == 100: open(sys.argv[2] + "." + call.__name__, "w").close()
-def write(i): os.pwrite(f, b"x" * 5000, i % 500 * 5000)
-def read(i): os.pread(f, 9000, i % 500 * 5000)
-def sync(i): os.fsync(f)
-def stat(i): os.fstat(f)
-threads = [threading.Thread(target=work, args=(c,)) for c in (write, read, sync, stat)]
-for t in threads: t.start()
-for t in threads: t.join()
-try: os.lseek(f, 0, os.SEEK_END)
-except OSError: pass
-try: os.close(f)
-except OSError: pass
-print("went on")
-' "$1" "$2""#;
-        let flag = served.scratch.path("flag");
-        let mut program =
-            Running::start(&mut under(How::Eager, script, &[&served.mount.at, &flag]));
-        wait_for("some calls of each", || {
-            ["write", "read", "sync", "stat"]
-                .iter()
-                .all(|call| flag.with_extension(call).exists())
-        });
-        served.mount.expect_gone();
-        served.mount.server.signal(Signal::KILL);
-        let outcome = program.wait(SOON);
-        if outcome.is_none() {
-            served.mount.abort();
-        }
-        let outcome = outcome.expect("a program goes on without its server");
-        assert!(outcome.status.success(), "{outcome}");
-        assert_eq!(outcome.stdout, "went on\n", "{outcome}");
-        let lines = outcome.stderr.lines();
-        let words = lines.filter(|line| line.contains("through the kernel"));
-        assert!(words.count() <= 1, "{outcome}");
-    }
-}
-
-/// The server is killed and the mount made again: a program's calls wait for it and go on.
-#[test]
-fn server_comes_back_under_a_program() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    for transport in transports() {
-        let serve = Serve::for_clients(transport);
-        let mut served = Served::new(&serve);
-        let flags = served.scratch.dir("flags");
-        let script = r#"exec python3 -c '
-import os, sys, time
-os.chdir("/")
-f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
-os.pwrite(f, b"before", 0)
-os.mkdir(sys.argv[1] + "/sub")
-with open(sys.argv[1] + "/sub/short", "w") as s: s.write("a few bytes")
-h = os.open(sys.argv[1] + "/sub/short", os.O_RDONLY)
-other = os.open(sys.argv[1] + "/sub/short", os.O_RDONLY)
-print(os.pread(h, 5, 0).decode(), os.pread(other, 1, 0).decode())
-open(sys.argv[2] + "/ready", "w").close()
-while not os.path.exists(sys.argv[2] + "/gone"): time.sleep(0.01)
-os.pwrite(f, b"after", 6)
-os.fsync(f)
-print(os.pread(f, 20, 0).decode())
-os.close(f)
-for fd in (h, other): print(os.pread(fd, 20, 0).decode(), os.fstat(fd).st_size)
-print(os.listdir(sys.argv[1] + "/sub"), os.stat(sys.argv[1] + "/sub/short").st_size)
-os.rename(sys.argv[1] + "/sub/short", sys.argv[1] + "/sub/long")
-print(os.read(other, 20).decode())
-g = os.open(sys.argv[1] + "/data", os.O_RDWR)
-os.pwrite(g, b"again", 11)
-os.close(g)
-' "$1" "$2""#;
-        let at = served.mount.at.clone();
-        let mut command = under(How::Eager, script, &[&at, &flags]);
-        let mut program = Running::start(command.env("UVFS_RUN_RECONNECT", "90"));
-        wait_for("the program", || flags.join("ready").exists());
-        let gone = || fs::write(flags.join("gone"), "").unwrap();
-        let again = served.comes_back(&serve, gone);
-        let outcome = program.wait(SOON);
-        if outcome.is_none() {
-            again.abort();
-        }
-        let outcome = outcome.expect("the program goes on");
-        assert!(outcome.status.success(), "{outcome}");
-        let expected = "a few a\nbeforeafter\na few bytes 11\na few bytes 11\n['short'] 11\n\
-                        a few bytes\n";
-        assert_eq!(outcome.stdout, expected, "{outcome}");
-        assert!(served_any(&outcome), "{outcome}");
-        assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
-        let data = fs::read_to_string(served.source.join("data")).unwrap();
-        assert_eq!(data, "beforeafteragain");
-        again.unmount().ok();
-    }
-}
-
-/// A program with one thread gets the numbers that it counts on: no thread of the library takes one of
-/// them, not even for a moment. A second and a half is some looks at the machine's memory.
-#[test]
-fn descriptors_are_the_lowest_that_are_free() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let script = r#"exec python3 -c '
-import os, sys, time
-f = os.open(sys.argv[1] + "/data", os.O_RDWR | os.O_CREAT)
-os.write(f, b"served")
-free = os.open("/dev/null", os.O_RDONLY)
-os.close(free)
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
-    for i in range(1000):
-        null = os.open("/dev/null", os.O_RDONLY)
-        assert null == free, (null, free)
-        os.dup2(null, free + 1, False)
-        os.close(free)
-        os.close(free + 1)
-print(os.pread(f, 20, 0).decode())
-' "$1""#;
-    let served = Served::new(&Serve::for_clients(Transport::Dev));
-    let outcome = served
-        .mount
-        .run(&mut under(How::Eager, script, &[&served.mount.at]));
-    assert_eq!(outcome.stdout, "served\n", "{outcome}");
-    assert!(served_any(&outcome), "{outcome}");
-    served.mount.unmount().ok();
-}
-
+/// make or rsync would leave other files under `uvfs run`.
 #[test]
 fn builds_and_copies() {
     if !can() || !has(&["cc", "rsync", "make", "ar"].map(Need::Program)) {
@@ -674,6 +226,7 @@ fn builds_and_copies() {
     served_as_on_the_host(script);
 }
 
+/// A random mix of calls would read back something else than was written under `uvfs run`.
 #[test]
 fn fsx() {
     if !can() || !has(&[Need::Tool("fsx")]) {
@@ -766,48 +319,7 @@ print("agreed")
     }
 }
 
-/// Without anything to attach to, and when it goes: the kernel serves.
-#[test]
-fn no_server_to_attach_to() {
-    if !can() || !has(&[Need::Program("python3")]) {
-        return;
-    }
-    let served = Served::new(&Serve::for_clients(Transport::Dev));
-    let script = "dd if=/dev/zero of=\"$1\"/f bs=4k count=100 status=none; stat -c %s \"$1\"/f";
-    let elsewhere = served.scratch.dir("elsewhere");
-    let outcome = run(&mut under(How::Eager, script, &[&elsewhere]));
-    assert_eq!(
-        (outcome.stdout.as_str(), outcome.stderr.as_str()),
-        ("409600\n", "")
-    );
-    // The socket goes in the middle: who is attached stays so, who comes later does without.
-    let socket = served.mount.run(
-        command("getfattr", ["--only-values", "-n", "user.uvfs.socket"]).arg(&served.mount.at),
-    );
-    fs::remove_file(socket.ok()).unwrap();
-    let outcome = served
-        .mount
-        .run(&mut under(How::Eager, script, &[&served.mount.at]));
-    assert_eq!(outcome.stdout, "409600\n", "{outcome}");
-    let lines: Vec<_> = outcome.stderr.lines().collect();
-    // Of each process that tries at most one: of bash, dd and stat.
-    let all = |line: &&str| line.contains("through the kernel");
-    assert!(
-        (1..=3).contains(&lines.len()) && lines.iter().all(all),
-        "{outcome}"
-    );
-    // A mount that keeps writes back is left alone, silently.
-    drop(served);
-    let served = Served::new(&Serve::for_clients(Transport::Dev).option("writeback"));
-    let outcome = served
-        .mount
-        .run(&mut under(How::Eager, script, &[&served.mount.at]));
-    assert_eq!(
-        (outcome.stdout.as_str(), outcome.stderr.as_str()),
-        ("409600\n", "")
-    );
-}
-
+/// `uvfs run` would hide how the program ended.
 #[test]
 fn exit_statuses_and_words() {
     if !can() {

@@ -128,11 +128,13 @@ fn programs_cost_few_requests(transport: Transport) {
     }
 }
 
+/// An everyday program would cost more requests than it did, which shows as time.
 #[test]
 fn programs_cost_few_requests_dev() {
     programs_cost_few_requests(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn programs_cost_few_requests_uring() {
     programs_cost_few_requests(Transport::Uring);
@@ -223,6 +225,7 @@ pub fn beside(dir: &Path, host: &str) -> String {
     String::new()
 }
 
+/// A reader would miss a write that came another way: by a mapping, directly, or appended.
 #[test]
 fn writers_and_readers_of_all_kinds_agree() {
     for transport in transports() {

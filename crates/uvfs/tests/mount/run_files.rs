@@ -79,11 +79,13 @@ fn same_everywhere(part: &str) {
     }
 }
 
+/// A call would give another result under `uvfs run`.
 #[test]
 fn every_call_on_every_kind_of_path() {
     same_everywhere("0");
 }
 
+/// Descriptors that are passed on or inherited would lead to other files under `uvfs run`.
 #[test]
 fn descriptors_processes_and_places() {
     same_everywhere("1");
@@ -198,6 +200,7 @@ fn databases_are_killed() {
     }
 }
 
+/// bonnie++ would fail under `uvfs run`.
 #[test]
 fn bonnie() {
     if !can() || !has(&[Need::Program("bonnie++")]) {

@@ -22,6 +22,7 @@ fn words(outcome: &Outcome) -> Vec<&str> {
 
 const COPY: &str = "cd \"$1\"; seq 100000 >a; dd if=a of=b bs=5000 status=none; cmp a b; md5sum b";
 
+/// Python's own file tests would fail under `uvfs run`.
 #[test]
 fn python() {
     if !can() || !has(&[Need::Program("python3")]) {
@@ -88,6 +89,7 @@ END
     served_as_on_the_host(script);
 }
 
+/// A program that can't be preloaded would fail under `uvfs run`.
 #[test]
 fn a_static_program_runs_as_ever() {
     if !can() || !has(&[Need::Program("cc")]) {
@@ -230,6 +232,7 @@ while True:
     old.kill();
 }
 
+/// A program near its memory limit would fail under `uvfs run` and not without.
 #[test]
 fn memory_at_its_limits() {
     if !can() {

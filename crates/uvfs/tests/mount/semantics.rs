@@ -130,11 +130,13 @@ fn same_as_the_host(transport: Transport) {
     );
 }
 
+/// A call's error, size, mode or contents would differ from a kernel file system's.
 #[test]
 fn dev() {
     same_as_the_host(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     same_as_the_host(Transport::Uring);

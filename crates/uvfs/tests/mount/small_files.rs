@@ -60,11 +60,13 @@ fn contents_come_with_the_open(transport: Transport) {
     assert!(requests(&served, "READ") > 0, "large files are read");
 }
 
+/// Reading a small file would cost a request more.
 #[test]
 fn contents_come_with_the_open_dev() {
     contents_come_with_the_open(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn contents_come_with_the_open_uring() {
     contents_come_with_the_open(Transport::Uring);

@@ -55,11 +55,13 @@ fn streams_and_small_requests_mix(transport: Transport) {
     served.mount.unmount();
 }
 
+/// Streams of several programs would lose or mix up data.
 #[test]
 fn dev() {
     streams_and_small_requests_mix(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     streams_and_small_requests_mix(Transport::Uring);

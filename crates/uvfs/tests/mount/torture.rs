@@ -430,6 +430,7 @@ fn rounds(transport: Transport, under_run: bool, killed: Killed) {
 
 macro_rules! nothing_acknowledged_is_lost_by_kill {
     ($($name:ident: $transport:ident, $under_run:literal, $killed:ident;)*) => { $(
+        /// If it fails, a write that was acknowledged is lost.
         #[test]
         fn $name() {
             rounds(Transport::$transport, $under_run, Killed::$killed);

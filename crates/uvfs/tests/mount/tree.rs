@@ -57,11 +57,13 @@ fn walk_once(root: &Path) -> usize {
     right
 }
 
+/// A large tree would not be found again as it was made.
 #[test]
 fn dev() {
     walked_under_a_descriptor_limit(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     walked_under_a_descriptor_limit(Transport::Uring);

@@ -92,16 +92,19 @@ fn nothing_stays(transport: Transport, option: &str) {
     mount.unmount().ok();
 }
 
+/// `-o uncached` would fill the page cache all the same.
 #[test]
 fn nothing_stays_cached_over_dev() {
     nothing_stays(Transport::Dev, "");
 }
 
+/// The same over io_uring.
 #[test]
 fn nothing_stays_cached_over_uring() {
     nothing_stays(Transport::Uring, "");
 }
 
+/// The same with the kernel's own writeback.
 #[test]
 fn nothing_stays_cached_with_writeback() {
     nothing_stays(Transport::Dev, "writeback");

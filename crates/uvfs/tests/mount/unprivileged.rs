@@ -149,11 +149,13 @@ fn serves_its_user(transport: Transport) {
     assert!(!after, "still mounted");
 }
 
+/// A user without privileges could not mount, or would get those of root.
 #[test]
 fn dev() {
     serves_its_user(Transport::Dev);
 }
 
+/// The same over io_uring.
 #[test]
 fn uring() {
     serves_its_user(Transport::Uring);

@@ -1,6 +1,9 @@
 //! Changes that programs of the host make to the source behind a mount whose kernel caches for as long
 //! as nothing changes.
 
+mod changes;
+mod races;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::Write;
@@ -15,6 +18,10 @@ use rustix::fs::{RenameFlags, XattrFlags, renameat_with};
 use rustix::process::Signal;
 
 use crate::harness::*;
+pub use changes::host_changes;
+use changes::plant;
+use races::agree;
+pub use races::races;
 
 /// A change that was not seen by then never will be.
 const SEEN: Duration = Duration::from_secs(5);
@@ -120,467 +127,6 @@ fn store(path: &Path, byte: u8) {
     }
 }
 
-const CHANGES: usize = 18;
-
-/// Makes the change with this number, all of whose files are in `d`, `e` and below.
-fn change(both: &mut Both<'_>, number: usize) {
-    let host = both.host.to_owned();
-    let at = |name: &str| host.join(name);
-    let (file, other) = (format!("d/file{}", number % 7), "e/other".to_owned());
-    let new = format!("d/new{number}");
-    both.cache(&[&file, &other, &new, "d", "e", "d/tree/below/leaf"]);
-    let text = format!("{number:<4096}").into_bytes();
-    let shows = |name: &str| {
-        let (name, text) = (name.to_owned(), text.clone());
-        move |root: &Path| fs::read(root.join(&name)).is_ok_and(|it| it == text)
-    };
-    let what = format!("change {number} ({})", number % CHANGES);
-    let opened = |path: PathBuf| OpenOptions::new().write(true).open(path).expect("a file");
-    match number % CHANGES {
-        0 => {
-            fs::write(at(&file), &text).unwrap();
-            both.seen(&what, shows(&file));
-        }
-        1 => {
-            // Of the same length and time.
-            let mut old = fs::read(at(&file)).unwrap();
-            old[1000] = old[1000].wrapping_add(1);
-            let time = fs::metadata(at(&file)).unwrap().modified().unwrap();
-            let opened = opened(at(&file));
-            opened.write_all_at(&old[1000..1001], 1000).unwrap();
-            opened
-                .set_times(FileTimes::new().set_modified(time))
-                .unwrap();
-            both.seen(&what, |root| {
-                fs::read(root.join(&file)).is_ok_and(|it| it == old)
-            });
-        }
-        2 => {
-            let mut options = OpenOptions::new();
-            let mut opened = options.append(true).open(at(&other)).unwrap();
-            let len = opened.metadata().unwrap().len();
-            opened.write_all(b"more").unwrap();
-            both.seen(&what, |root| {
-                let read = fs::read(root.join("e/other")).unwrap_or_default();
-                read.len() as u64 == len + 4 && read.ends_with(b"more")
-            });
-        }
-        3 => {
-            let len = (number % 4000) as u64 + 10;
-            opened(at(&file)).set_len(len).unwrap();
-            both.seen(&what, |root| {
-                let len_of = |path: &Path| fs::metadata(path).is_ok_and(|it| it.len() == len);
-                len_of(&root.join(&file)) && fs::read(root.join(&file)).unwrap().len() as u64 == len
-            });
-            fs::write(at(&file), &text).unwrap();
-            both.seen(&what, shows(&file));
-        }
-        4 => {
-            let wanted = 0o600 | (number / CHANGES % 0o100) as u32;
-            fs::set_permissions(at(&file), Permissions::from_mode(wanted)).unwrap();
-            both.seen(&what, |root| mode(&root.join(&file)) == Some(wanted));
-        }
-        5 => {
-            let uid = number as u32;
-            chown(at(&file), Some(uid), Some(uid)).unwrap();
-            both.seen(&what, |root| {
-                fs::metadata(root.join(&file)).is_ok_and(|it| it.uid() == uid && it.gid() == uid)
-            });
-        }
-        6 => {
-            let time = SystemTime::UNIX_EPOCH + Duration::new(number as u64, 5000);
-            let opened = opened(at(&file));
-            opened
-                .set_times(FileTimes::new().set_modified(time))
-                .unwrap();
-            both.seen(&what, |root| {
-                let shown = fs::metadata(root.join(&file)).and_then(|it| it.modified());
-                shown.is_ok_and(|it| it == time)
-            });
-        }
-        7 => {
-            rustix::fs::setxattr(at(&file), "user.test", &text[..9], XattrFlags::empty()).unwrap();
-            let changed = |root: &Path| {
-                let it = fs::metadata(root.join(&file)).unwrap();
-                (it.ctime(), it.ctime_nsec())
-            };
-            let now = changed(&host);
-            both.seen(&what, |root| changed(root) == now);
-        }
-        8 => {
-            fs::write(at(&new), &text).unwrap();
-            both.seen(&what, |root| listed(&root.join(&new)));
-            both.seen(&what, shows(&new));
-            fs::remove_file(at(&new)).unwrap();
-            both.seen(&what, |root| {
-                !root.join(&new).exists() && !listed(&root.join(&new))
-            });
-        }
-        9 => {
-            // What came to be is opened by its name alone.
-            fs::write(at(&new), &text).unwrap();
-            both.seen(&what, shows(&new));
-            both.cache(&[&new]);
-            fs::remove_file(at(&new)).unwrap();
-            both.seen(&what, |root| File::open(root.join(&new)).is_err());
-        }
-        10 => {
-            let (from, to) = (at(&file), at(&new));
-            let ino = fs::metadata(&from).unwrap().ino();
-            fs::rename(&from, &to).unwrap();
-            both.seen(&what, |root| {
-                let found = fs::metadata(root.join(&new)).is_ok_and(|it| it.ino() == ino);
-                found && !root.join(&file).exists()
-            });
-            both.cache(&[&file, &new]);
-            fs::rename(&to, &from).unwrap();
-            both.seen(&what, |root| {
-                let found = fs::metadata(root.join(&file)).is_ok_and(|it| it.ino() == ino);
-                found && !root.join(&new).exists() && !listed(&root.join(&new))
-            });
-        }
-        11 => {
-            fs::rename(at("d/tree"), at("e/moved")).unwrap();
-            fs::write(at("e/moved/below/leaf"), &text).unwrap();
-            both.seen(&what, shows("e/moved/below/leaf"));
-            both.seen(&what, |root| !root.join("d/tree/below/leaf").exists());
-            both.cache(&["e/moved/below/leaf", "d/tree/below"]);
-            fs::rename(at("e/moved"), at("d/tree")).unwrap();
-            both.seen(&what, shows("d/tree/below/leaf"));
-            both.seen(&what, |root| !root.join("e/moved").exists());
-        }
-        12 => {
-            fs::write(at("e/over"), &text).unwrap();
-            both.cache(&["e/over", &file]);
-            fs::rename(at("e/over"), at(&file)).unwrap();
-            both.seen(&what, shows(&file));
-        }
-        13 => {
-            // By a name in another directory, which the mount was never asked for.
-            fs::hard_link(at(&file), at("unseen/link")).unwrap();
-            let links = |count| {
-                let file = file.clone();
-                move |root: &Path| {
-                    fs::metadata(root.join(&file)).is_ok_and(|it| it.nlink() == count)
-                }
-            };
-            both.seen(&what, links(2));
-            both.cache(&[&file]);
-            fs::write(at("unseen/link"), &text).unwrap();
-            both.seen(&what, shows(&file));
-            both.cache(&[&file]);
-            fs::remove_file(at("unseen/link")).unwrap();
-            both.seen(&what, links(1));
-        }
-        14 => {
-            let byte = number as u8;
-            store(&at(&file), byte);
-            both.seen(&what, |root| {
-                fs::read(root.join(&file)).is_ok_and(|it| it[0] == byte)
-            });
-        }
-        15 => {
-            let target = format!("target{number}");
-            symlink(&target, at("e/new")).unwrap();
-            both.cache(&["e/link", "e/new"]);
-            fs::rename(at("e/new"), at("e/link")).unwrap();
-            both.seen(&what, |root| {
-                fs::read_link(root.join("e/link")).is_ok_and(|it| it == Path::new(&target))
-            });
-        }
-        16 => {
-            let links = |root: &Path| fs::metadata(root.join("d")).unwrap().nlink();
-            fs::create_dir(at(&new)).unwrap();
-            let now = links(&host);
-            both.seen(&what, |root| root.join(&new).is_dir() && links(root) == now);
-            both.cache(&[&new, &format!("{new}/inside")]);
-            fs::write(at(&format!("{new}/inside")), &text).unwrap();
-            both.seen(&what, shows(&format!("{new}/inside")));
-            fs::remove_dir_all(at(&new)).unwrap();
-            both.seen(&what, |root| {
-                !root.join(&new).exists() && links(root) == now - 1
-            });
-        }
-        _ => {
-            let (a, b) = (at(&file), at(&other));
-            let numbers = |root: &Path| {
-                [&file, &other].map(|name| fs::metadata(root.join(name)).unwrap().ino())
-            };
-            let cwd = rustix::fs::CWD;
-            renameat_with(cwd, &a, cwd, &b, RenameFlags::EXCHANGE).unwrap();
-            let now = numbers(&host);
-            both.seen(&what, |root| numbers(root) == now);
-            both.seen(&what, |root| {
-                fs::read(root.join(&file)).unwrap() == fs::read(&a).unwrap()
-            });
-            fs::write(&a, &text).unwrap();
-            fs::write(&b, &text).unwrap();
-            both.seen(&what, shows(&other));
-        }
-    }
-}
-
-/// The tree that [`change`] works on.
-fn plant(source: &Path) {
-    for dir in ["d", "e", "unseen", "d/tree", "d/tree/below"] {
-        fs::create_dir(source.join(dir)).unwrap();
-    }
-    for file in 0..7 {
-        fs::write(source.join(format!("d/file{file}")), vec![b'x'; 4096]).unwrap();
-    }
-    fs::write(source.join("d/tree/below/leaf"), "x").unwrap();
-    fs::write(source.join("e/other"), vec![b'y'; 4096]).unwrap();
-    symlink("nowhere", source.join("e/link")).unwrap();
-}
-
-/// Makes changes of every kind, as many as a file says, and waits for each to be seen.
-pub fn host_changes(mount: &Path, host: &str) -> String {
-    let host = Path::new(host);
-    let count = fs::read_to_string(host.join("count")).unwrap();
-    let (count, took) = (count.parse::<usize>().unwrap(), Vec::new());
-    let mut both = Both { host, mount, took };
-    for number in 0..count {
-        change(&mut both, number);
-    }
-    both.took.sort();
-    let at = |part: usize| both.took[(both.took.len() - 1) * part / 1000];
-    let (median, most, last) = (at(500), at(990), at(1000));
-    format!(
-        "{} looks: half within {median:?}, 99% within {most:?}, all within {last:?}",
-        both.took.len()
-    )
-}
-
-fn changes_are_seen((kind, transport, count): (&str, Transport, usize)) {
-    if !needs(kind, transport) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let source = source(&scratch, kind);
-    plant(&source);
-    fs::write(source.join("count"), count.to_string()).unwrap();
-    let mount = Mount::new(&Serve::over(transport), &source, &scratch.dir("mount"));
-    let report = play("host_changes", &mount, &source, &scratch);
-    println!("{kind}: {report}");
-    let watch = &stats(&mount)["watch"];
-    assert_eq!(watch["on"], true, "{watch}");
-    assert!(watch["events"].as_u64() >= Some(count as u64), "{watch}");
-    assert_eq!(
-        (&watch["lost"], &watch["unwatched"]),
-        (&0.into(), &0.into()),
-        "{watch}"
-    );
-}
-
-#[test]
-fn changes_are_seen_on_tmpfs() {
-    changes_are_seen(KINDS[0]);
-}
-
-#[test]
-fn changes_are_seen_on_ext4() {
-    changes_are_seen(KINDS[1]);
-}
-
-#[test]
-fn changes_are_seen_on_xfs() {
-    changes_are_seen(KINDS[2]);
-}
-
-/// All that a program sees of a tree.
-fn view(root: &Path) -> BTreeMap<PathBuf, String> {
-    let mut all = BTreeMap::new();
-    let mut open = vec![root.to_owned()];
-    while let Some(path) = open.pop() {
-        let Ok(it) = path.symlink_metadata() else {
-            // It may be in an old listing, which the views then differ by.
-            all.insert(path.strip_prefix(root).unwrap().to_owned(), "gone".into());
-            continue;
-        };
-        let contents = match it.file_type() {
-            kind if kind.is_dir() => {
-                let names = fs::read_dir(&path).into_iter().flatten().flatten();
-                open.extend(names.map(|entry| entry.path()));
-                String::new()
-            }
-            kind if kind.is_symlink() => format!("{:?}", fs::read_link(&path)),
-            _ => String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned(),
-        };
-        // A directory's size and times are the host's as well.
-        let attributes = (
-            it.mode(),
-            it.uid(),
-            it.nlink(),
-            it.len(),
-            it.mtime(),
-            it.mtime_nsec(),
-        );
-        let name = path.strip_prefix(root).unwrap().to_owned();
-        all.insert(
-            name,
-            format!("{attributes:?} {} {contents}", it.ctime_nsec()),
-        );
-    }
-    all
-}
-
-/// Waits until both views are the same, and gives how long that took.
-fn agree(host: &Path, mount: &Path, names: &[String], what: &str) -> Duration {
-    let began = Instant::now();
-    loop {
-        let (on_host, shown) = (view(host), view(mount));
-        // Names that are missing are not in a view.
-        let there = |root: &Path| {
-            names
-                .iter()
-                .map(|name| root.join(name).exists())
-                .collect::<Vec<_>>()
-        };
-        if on_host == shown && there(host) == there(mount) {
-            return began.elapsed();
-        }
-        if began.elapsed() > 2 * SEEN {
-            let differ = |(name, it): &(&PathBuf, &String)| shown.get(*name) != Some(*it);
-            let differ: Vec<_> = on_host.iter().filter(differ).take(3).collect();
-            let shown: Vec<_> = differ.iter().map(|(name, _)| shown.get(*name)).collect();
-            panic!("{what}: {differ:?} is shown as {shown:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Numbers that look random.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % sides
-    }
-}
-
-fn racing_names() -> Vec<String> {
-    let name = |number: usize| format!("{}/name{}", ["d", "e"][number % 2], number / 2);
-    (0..12).map(name).collect()
-}
-
-/// One change of few names, or of what they lead to. Whether it succeeds doesn't matter.
-fn race_host(host: &Path, names: &[String], dice: &mut Dice) {
-    let (a, b) = (
-        &names[dice.roll(names.len())],
-        &names[dice.roll(names.len())],
-    );
-    let (a, b) = (host.join(a), host.join(b));
-    let width = 20 + dice.roll(3);
-    let text = format!("{:<width$}", dice.0);
-    let _ = match dice.roll(9) {
-        0 | 1 => fs::write(&a, text),
-        2 => fs::remove_file(&a).or_else(|_| fs::remove_dir(&a)),
-        3 => fs::rename(&a, &b),
-        4 => fs::hard_link(&a, &b),
-        5 => fs::create_dir(&a),
-        6 => symlink(&text, &a),
-        7 => fs::set_permissions(&a, Permissions::from_mode(0o600 + dice.roll(64) as u32)),
-        _ => OpenOptions::new()
-            .append(true)
-            .open(&a)
-            .and_then(|mut file| file.write_all(text.as_bytes())),
-    };
-}
-
-/// One look at them, or a change that only the owner of a file would make.
-fn race_mount(mount: &Path, names: &[String], dice: &mut Dice) {
-    let path = mount.join(&names[dice.roll(names.len())]);
-    match dice.roll(12) {
-        0 => drop(view(&mount.join("d"))),
-        1 | 2 => {
-            for entry in fs::read_dir(path.parent().unwrap()).unwrap().flatten() {
-                let _ = entry.metadata();
-            }
-        }
-        3 => drop(fs::set_permissions(&path, Permissions::from_mode(0o700))),
-        4 => drop(
-            OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path),
-        ),
-        5 => drop(fs::read_link(&path)),
-        6..9 => drop(fs::read(&path)),
-        _ => drop(path.symlink_metadata()),
-    }
-}
-
-/// The host changes names, contents and attributes while others look at them through the mount: in
-/// the end both agree, and soon.
-pub fn races(mount: &Path, host: &str) -> String {
-    let (host, names) = (Path::new(host), racing_names());
-    let rounds = if full() { 400 } else { 60 };
-    let mut took = Vec::new();
-    for round in 0..rounds {
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let (names, stop) = (&names, &stop);
-            for thread in 0..3 {
-                scope.spawn(move || {
-                    let mut dice = Dice(round * 10 + thread + 1);
-                    while !stop.load(Ordering::Relaxed) {
-                        race_mount(mount, names, &mut dice);
-                    }
-                });
-            }
-            let mut dice = Dice(round * 10 + 9);
-            let began = Instant::now();
-            while began.elapsed() < Duration::from_millis(150) {
-                race_host(host, names, &mut dice);
-                if dice.roll(4) == 0 {
-                    std::thread::sleep(Duration::from_micros(dice.roll(300) as u64));
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-        took.push(agree(host, mount, &names, &format!("round {round}")));
-    }
-    took.sort();
-    format!(
-        "{rounds} rounds: half agree within {:?}, all within {:?}",
-        took[took.len() / 2],
-        took[took.len() - 1]
-    )
-}
-
-fn races_end_well((kind, transport, _): (&str, Transport, usize)) {
-    if !needs(kind, transport) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let source = source(&scratch, kind);
-    for dir in ["d", "e"] {
-        fs::create_dir(source.join(dir)).unwrap();
-    }
-    let mount = Mount::new(&Serve::over(transport), &source, &scratch.dir("mount"));
-    println!("{kind}: {}", play("host_races", &mount, &source, &scratch));
-    assert_eq!(stats(&mount)["watch"]["on"], true);
-}
-
-#[test]
-fn races_end_well_on_tmpfs() {
-    races_end_well(KINDS[0]);
-}
-
-#[test]
-fn races_end_well_on_ext4() {
-    races_end_well(KINDS[1]);
-}
-
-#[test]
-fn races_end_well_on_xfs() {
-    races_end_well(KINDS[2]);
-}
-
 /// The names that are looked at when events were lost.
 fn lost_names() -> Vec<String> {
     let name = |number: usize| format!("d/{}{number}", ["file", "missing"][number % 2]);
@@ -668,6 +214,7 @@ grep -r nothing-has-this . || true; for i in $(seq 50); do test -e missing$i || 
 stat -c '%n %s' d/*; readlink e/link
 "#;
 
+/// The kernel would ask again for what has not changed.
 #[test]
 fn what_is_unchanged_is_not_asked_for_again() {
     if !has(&[Need::Mount(Transport::Uring), Need::Uvfs]) {
@@ -755,6 +302,7 @@ pub fn mounts_below(mount: &Path, host: &str) -> String {
     "good".into()
 }
 
+/// A file system that is mounted below the source would show old contents for ever.
 #[test]
 fn mounts_below_the_source_are_seen() {
     if !needs("tmpfs", Transport::Uring) {
@@ -770,6 +318,7 @@ fn mounts_below_the_source_are_seen() {
     );
 }
 
+/// Nobody could tell why the caches of a mount live shortly.
 #[test]
 fn who_does_not_watch_says_why() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

@@ -1,0 +1,297 @@
+//! What the kernel may keep of a file, and what it reads and writes by itself.
+
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+/// Uncached I/O would fail on hosts without it.
+#[test]
+fn uncached_io_works_where_the_host_has_it_and_where_not() {
+    on_each_store(|store, source| {
+        let served = Served::new(
+            source,
+            Options {
+                uncached: true,
+                ..Default::default()
+            },
+        );
+        let (_, opened) = served.create(&ROOT_USER, ROOT, "file", 0o600);
+        let how = IoHow {
+            fh: opened.fh,
+            uncached: true,
+            ..Default::default()
+        };
+        for round in 0..2 {
+            let data = vec![round; 300_000];
+            assert_eq!(served.write(how, &data), Ok(data.len()), "{store}");
+            assert!(
+                served.read(opened.fh, 0, 400_000).unwrap() == data,
+                "{store}"
+            );
+        }
+    });
+}
+
+/// The kernel would keep pages of a file that the host changed, or drop those of one that it did not.
+#[test]
+fn cached_pages_are_kept_while_the_file_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, b"data").unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(100);
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    let served = Served::new(dir.path(), Options::default());
+    let node = served.lookup(ROOT, "file").unwrap().node;
+    let keeps = || {
+        let opened = served.open(node, libc::O_RDONLY).unwrap();
+        served.release(opened.fh);
+        opened.flags.contains(OpenFlags::KEEP_CACHE)
+    };
+    assert!(keeps() && keeps());
+    std::fs::write(&path, b"changed").unwrap();
+    assert!(!keeps() && !keeps());
+    // The kernel hears of the change; but the file may change again in the same tick.
+    now(served.fs.getattr(&ROOT_USER, node, None)).unwrap();
+    std::fs::write(&path, b"CHANGED").unwrap();
+    assert!(!keeps());
+    let served = Served::new(
+        dir.path(),
+        Options {
+            keep_cache: KeepCache::Never,
+            ..Default::default()
+        },
+    );
+    let node = served.lookup(ROOT, "file").unwrap().node;
+    let flags = served.open(node, libc::O_RDONLY).unwrap().flags;
+    assert!(!flags.contains(OpenFlags::KEEP_CACHE));
+    assert!(flags.contains(OpenFlags::NOFLUSH));
+}
+
+/// With `-o writeback` a small write to a file that is open for writing only would fail.
+#[test]
+fn writeback_reads_what_it_writes_around() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), b"data").unwrap();
+    let served = Served::new(
+        dir.path(),
+        Options {
+            writeback: true,
+            ..Default::default()
+        },
+    );
+    let wanted = served.init(InitFlags::all()).wanted;
+    assert!(wanted.contains(InitFlags::WRITEBACK_CACHE));
+    assert!(!wanted.contains(InitFlags::AUTO_INVAL_DATA));
+    let node = served.lookup(ROOT, "file").unwrap().node;
+    let opened = served.open(node, libc::O_WRONLY | libc::O_APPEND).unwrap();
+    assert!(!opened.flags.contains(OpenFlags::NOFLUSH));
+    assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"data");
+    let flags = OFlags::WRONLY | OFlags::APPEND;
+    // The kernel has worked out where.
+    served
+        .write(
+            IoHow {
+                fh: opened.fh,
+                flags,
+                offset: 1,
+                ..Default::default()
+            },
+            b"A",
+        )
+        .unwrap();
+    assert_eq!(served.read(opened.fh, 0, 10).unwrap(), b"dAta");
+    // Without the kernel's consent it is off.
+    let wanted = served.init(InitFlags::empty()).wanted;
+    assert!(!wanted.contains(InitFlags::WRITEBACK_CACHE));
+}
+
+/// The kernel would keep files open that nobody uses.
+#[test]
+fn backing_files_are_registered_once_and_taken_back() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), b"data").unwrap();
+    let served = Served::new(
+        dir.path(),
+        Options {
+            passthrough: Backed::All,
+            ..Default::default()
+        },
+    );
+    let config = served.init(InitFlags::all());
+    assert!(config.wanted.contains(InitFlags::PASSTHROUGH) && config.max_stack_depth >= 1);
+    let (live, next) = (Arc::new(AtomicI32::new(0)), AtomicI32::new(10));
+    let (up, down) = (live.clone(), live.clone());
+    served.fs.set_backing(uvfs_passthrough::Backing {
+        register: Box::new(move |_, _| {
+            up.fetch_add(1, Ordering::Relaxed);
+            Ok(next.fetch_add(1, Ordering::Relaxed))
+        }),
+        unregister: Box::new(move |_, _| {
+            down.fetch_sub(1, Ordering::Relaxed);
+        }),
+        changed: Box::new(|_| {}),
+    });
+    let node = served.lookup(ROOT, "file").unwrap().node;
+    let first = served.open(node, libc::O_RDONLY).unwrap();
+    let second = served.open(node, libc::O_RDWR).unwrap();
+    assert_eq!(
+        (first.backing, second.backing, live.load(Ordering::Relaxed)),
+        (10, 10, 1)
+    );
+    assert!(first.flags.contains(OpenFlags::PASSTHROUGH));
+    served.release(first.fh);
+    assert_eq!(live.load(Ordering::Relaxed), 1);
+    served.release(second.fh);
+    assert_eq!(live.load(Ordering::Relaxed), 0);
+    let (_, made) = served.create(&ROOT_USER, ROOT, "new", 0o600);
+    assert_eq!(made.backing, 11);
+    served.release(made.fh);
+    // A file that is being closed elsewhere doesn't keep the next open from having one: the kernel
+    // would then have both kinds at once, and refuse.
+    let opened_and_closed = || {
+        for _ in 0..2000 {
+            let opened = served.open(node, libc::O_RDONLY).unwrap();
+            assert!(opened.flags.contains(OpenFlags::PASSTHROUGH));
+            served.release(opened.fh);
+        }
+    };
+    std::thread::scope(|scope| {
+        let others = [(); 2].map(|()| scope.spawn(opened_and_closed));
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+    assert_eq!(live.load(Ordering::Relaxed), 0);
+    // A kernel without it.
+    assert!(
+        !served
+            .init(InitFlags::empty())
+            .wanted
+            .contains(InitFlags::PASSTHROUGH)
+    );
+    let opened = served.open(node, libc::O_RDONLY).unwrap();
+    assert!(!opened.flags.contains(OpenFlags::PASSTHROUGH));
+}
+
+/// A kernel that registers backing files, or refuses to.
+#[derive(Default)]
+struct Kernel {
+    /// Why it refuses; 0 if it does not.
+    refusal: AtomicI32,
+    asked: AtomicUsize,
+    live: Mutex<Vec<Node>>,
+}
+
+impl Kernel {
+    /// The number that it gives each.
+    const ID: i32 = 7;
+
+    fn serve(served: &Served) -> Arc<Kernel> {
+        let kernel = Arc::new(Kernel::default());
+        let (up, down) = (kernel.clone(), kernel.clone());
+        served.fs.set_backing(uvfs_passthrough::Backing {
+            register: Box::new(move |node, _| {
+                up.asked.fetch_add(1, Ordering::Relaxed);
+                match up.refusal.load(Ordering::Relaxed) {
+                    0 => {
+                        up.live.lock().unwrap().push(node);
+                        Ok(Self::ID)
+                    }
+                    code => Err(std::io::Error::from_raw_os_error(code)),
+                }
+            }),
+            unregister: Box::new(move |node, id| {
+                let mut live = down.live.lock().unwrap();
+                let at = live
+                    .iter()
+                    .position(|&other| (other, id) == (node, Self::ID));
+                live.remove(at.expect("it is registered"));
+            }),
+            changed: Box::new(|_| {}),
+        });
+        kernel
+    }
+
+    fn refuses(&self, code: i32) {
+        self.refusal.store(code, Ordering::Relaxed);
+    }
+}
+
+/// The kernel would read past what others wrote through their page caches, or refuse every later open.
+#[test]
+fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root registers backing files");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["file", "other", "setuid"] {
+        std::fs::write(dir.path().join(name), b"data").unwrap();
+    }
+    let setuid = std::os::unix::fs::PermissionsExt::from_mode(0o4755);
+    std::fs::set_permissions(dir.path().join("setuid"), setuid).unwrap();
+    let served = Served::new(dir.path(), Options::default());
+    let kernel = Kernel::serve(&served);
+    let config = served.init(InitFlags::all());
+    assert!(config.wanted.contains(InitFlags::PASSTHROUGH));
+    let [file, other, setuid] =
+        ["file", "other", "setuid"].map(|name| served.lookup(ROOT, name).unwrap().node);
+    let open = |node, flags| {
+        let opened = served.open(node, flags).unwrap();
+        let backed = opened.flags.contains(OpenFlags::PASSTHROUGH);
+        assert_eq!(backed, opened.backing == Kernel::ID);
+        assert!(!backed || !opened.flags.contains(OpenFlags::DIRECT_IO));
+        (opened.fh, backed)
+    };
+    let direct = libc::O_RDONLY | libc::O_DIRECT;
+    // Nothing else may be open, and all that is opened then is the same.
+    let plain = open(file, libc::O_WRONLY);
+    let refused = open(file, direct);
+    assert!(!plain.1 && !refused.1);
+    served.release(plain.0);
+    let refused_too = open(file, direct);
+    assert!(!refused_too.1);
+    served.release(refused.0);
+    served.release(refused_too.0);
+    let first = open(file, direct);
+    let buffered = open(file, libc::O_RDWR);
+    assert!(first.1 && buffered.1);
+    served.release(first.0);
+    assert!(open(file, direct).1 && *kernel.live.lock().unwrap() == [file]);
+    assert!(!open(other, libc::O_RDONLY).1 && !open(setuid, direct).1);
+    // Clients are not the kernel.
+    let how = OpenHow {
+        flags: OFlags::from_bits_retain(direct as u32),
+        kill_suidgid: false,
+        origin: Origin::Client(()),
+    };
+    let client = now(served.fs.open(&ROOT_USER, file, &how)).unwrap();
+    assert_eq!(client.backing, 0);
+    let fresh = |name: &str| {
+        std::fs::write(dir.path().join(name), b"data").unwrap();
+        served.lookup(ROOT, name).unwrap().node
+    };
+    // A lease is in the way, for once.
+    kernel.refuses(libc::EBUSY);
+    let node = fresh("busy");
+    let busy = open(node, direct);
+    served.release(busy.0);
+    kernel.refuses(0);
+    assert!(!busy.1 && open(node, direct).1);
+    // A refusal that can't change is asked for once.
+    kernel.refuses(libc::EPERM);
+    assert!(!open(fresh("a"), direct).1);
+    let before = kernel.asked.load(Ordering::Relaxed);
+    kernel.refuses(0);
+    assert!(!open(fresh("b"), direct).1);
+    assert_eq!(kernel.asked.load(Ordering::Relaxed), before);
+    assert!(open(file, libc::O_RDONLY).1, "as the others of it");
+}

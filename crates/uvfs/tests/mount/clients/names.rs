@@ -1,0 +1,336 @@
+//! The kernel and clients agree on names.
+
+use super::*;
+
+fn names_in(dir: &Path) -> BTreeSet<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    let names = fs::read_dir(dir).unwrap().map(name);
+    names.map(|name| name.into_string().unwrap()).collect()
+}
+
+/// Whatever a client does to names, the kernel sees at once, whatever it had cached.
+pub fn names(dir: &Path, _: &str) -> String {
+    let client = client_of(dir);
+    let at = |name: &str| dir.join(name);
+    let stat = |name: &str| fs::symlink_metadata(at(name)).unwrap();
+    let missing = |name: &str| {
+        let gone = fs::symlink_metadata(at(name))
+            .map(drop)
+            .map_err(|e| e.kind());
+        assert_eq!(gone, Err(ErrorKind::NotFound), "{name}");
+    };
+    for round in 0..30 {
+        // What was not there, twice: the second time it is cached.
+        missing("new");
+        missing("new");
+        drop(client.create("new").unwrap());
+        assert!(stat("new").is_file());
+        assert!(names_in(dir).contains("new"));
+        client.unlink("new").unwrap();
+        missing("new");
+        assert!(!names_in(dir).contains("new"));
+        client.symlink("target", "new").unwrap();
+        assert_eq!(fs::read_link(at("new")).unwrap(), Path::new("target"));
+        client.unlink("new").unwrap();
+        missing("new");
+
+        // One file's name goes to another.
+        fs::write(at("one"), "1").unwrap();
+        fs::write(at("two"), "22").unwrap();
+        let open = File::open(at("two")).unwrap();
+        let (one, two) = (stat("one").ino(), stat("two").ino());
+        assert_eq!(open.metadata().unwrap().nlink(), 1);
+        client.rename("one", "two", 0).unwrap();
+        missing("one");
+        assert_eq!(stat("two").ino(), one);
+        assert_eq!(fs::read_to_string(at("two")).unwrap(), "1");
+        let old = open.metadata().unwrap();
+        assert_eq!((old.ino(), old.nlink()), (two, 0));
+        fs::write(at("one"), "333").unwrap();
+        let new = stat("one").ino();
+        client.rename("one", "two", libc::RENAME_EXCHANGE).unwrap();
+        assert_eq!((stat("one").ino(), stat("two").ino()), (one, new));
+        client.unlink("one").unwrap();
+        client.unlink("two").unwrap();
+        missing("one");
+        missing("two");
+
+        // A name that the kernel moved, and one that it made and removed.
+        fs::write(at("from"), "").unwrap();
+        stat("from");
+        fs::rename(at("from"), at("to")).unwrap();
+        client.unlink("to").unwrap();
+        missing("to");
+        missing("from");
+        drop(client.create("to").unwrap());
+        fs::remove_file(at("to")).unwrap();
+        missing("to");
+        drop(client.create("to").unwrap());
+        assert!(stat("to").is_file());
+        client.unlink("to").unwrap();
+
+        // Links.
+        fs::write(at("file"), "").unwrap();
+        let open = File::open(at("file")).unwrap();
+        assert_eq!(stat("file").nlink(), 1);
+        client.link("file", "other").unwrap();
+        assert_eq!(stat("file").nlink(), 2);
+        assert_eq!(open.metadata().unwrap().nlink(), 2);
+        assert_eq!(stat("other").nlink(), 2);
+        client.unlink("file").unwrap();
+        assert_eq!(stat("other").nlink(), 1);
+        assert_eq!(open.metadata().unwrap().nlink(), 1);
+        client.unlink("other").unwrap();
+        assert_eq!(open.metadata().unwrap().nlink(), 0);
+
+        // Of two names a client looked at one, and forgets the file with it.
+        fs::write(at("file"), "data").unwrap();
+        fs::hard_link(at("file"), at("other")).unwrap();
+        let open = File::open(at("other")).unwrap();
+        assert_eq!(client.lstat("file").unwrap().nlink, 2);
+        assert_eq!(stat("other").nlink(), 2);
+        client.unlink("file").unwrap();
+        missing("file");
+        assert_eq!(open.metadata().unwrap().nlink(), 1);
+        assert_eq!(stat("other").nlink(), 1);
+        assert_eq!(client.lstat("other").unwrap().nlink, 1);
+        client.unlink("other").unwrap();
+        missing("other");
+        assert_eq!(open.metadata().unwrap().nlink(), 0);
+        let mut data = [0; 5];
+        assert_eq!(open.read_at(&mut data, 0).unwrap(), 4);
+        assert_eq!(&data[..4], b"data");
+
+        // Directories: their own attributes, and what is below one that moves.
+        let (links, time) = (stat(".").nlink(), stat(".").modified().unwrap());
+        client.mkdir("dir", 0o700).unwrap();
+        assert_eq!(stat(".").nlink(), links + 1);
+        assert!(stat(".").modified().unwrap() >= time);
+        fs::create_dir(at("dir/sub")).unwrap();
+        fs::write(at("dir/sub/child"), "child").unwrap();
+        assert_eq!(stat("dir").nlink(), 3);
+        std::env::set_current_dir(at("dir/sub")).unwrap();
+        assert!(Path::new("child").exists());
+        client.rename("dir", "moved", 0).unwrap();
+        missing("dir");
+        missing("dir/sub/child");
+        assert_eq!(fs::read_to_string(at("moved/sub/child")).unwrap(), "child");
+        assert_eq!(fs::read_to_string("child").unwrap(), "child");
+        assert_eq!(std::env::current_dir().unwrap(), at("moved/sub"));
+        client.rename("moved/sub/child", "moved/child", 0).unwrap();
+        assert!(!Path::new("child").exists());
+        assert!(Path::new("../child").exists());
+        assert!(names_in(Path::new(".")).is_empty());
+        client.unlink("moved/child").unwrap();
+        assert!(!Path::new("../child").exists());
+        client.rmdir("moved/sub").unwrap();
+        assert_eq!(fs::metadata(".").unwrap().nlink(), 0);
+        missing("moved/sub");
+        assert_eq!(stat("moved").nlink(), 2);
+        std::env::set_current_dir(dir).unwrap();
+        client.rmdir("moved").unwrap();
+        missing("moved");
+        assert_eq!(stat(".").nlink(), links, "{round}");
+    }
+    "ok".into()
+}
+
+/// What the names in some directories should be, with each file's number and kind.
+type Names = BTreeMap<(usize, usize), (u64, bool)>;
+
+/// Clients and the kernel change names in the same directories, one after the other and at random,
+/// while others look at them all the time.
+pub fn random_names(dir: &Path, seed: &str) -> String {
+    const DIRS: usize = 3;
+    const NAMES: usize = 5;
+    let client = client_of(dir);
+    let mut state = seed.parse::<u64>().unwrap() * 2 + 1;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 20) as usize % below
+    };
+    let path = |(d, n): (usize, usize)| format!("d{d}/n{n}");
+    for d in 0..DIRS {
+        fs::create_dir(dir.join(format!("d{d}"))).unwrap();
+    }
+    let over = AtomicBool::new(false);
+    let over = &over;
+    let look = move || {
+        while !over.load(Ordering::Relaxed) {
+            for d in 0..DIRS {
+                let at = dir.join(format!("d{d}"));
+                for n in 0..NAMES {
+                    let _ = fs::symlink_metadata(at.join(format!("n{n}")));
+                }
+                let entries = fs::read_dir(&at).into_iter().flatten();
+                entries.for_each(|entry| drop(entry.and_then(|entry| entry.metadata())));
+            }
+        }
+    };
+    let run = || {
+        let mut model = Names::new();
+        let mut last = Vec::new();
+        for step in 0..400 {
+            let (one, two) = ((random(DIRS), random(NAMES)), (random(DIRS), random(NAMES)));
+            let (from, to) = (path(one), path(two));
+            let (at, new) = (dir.join(&from), dir.join(&to));
+            let kernel = random(2) == 0;
+            let ino = |path: &str| match kernel {
+                true => fs::symlink_metadata(dir.join(path)).unwrap().ino(),
+                false => client.lookup(path).unwrap().1.ino,
+            };
+            let what = random(8);
+            last.push(format!("{step}: {what} {from} {to} kernel {kernel}"));
+            match (what, model.get(&one).copied(), model.get(&two).copied()) {
+                (0 | 1, None, _) => {
+                    match kernel {
+                        true => drop(File::create_new(&at).unwrap()),
+                        false => drop(client.create(&from).unwrap()),
+                    }
+                    model.insert(one, (ino(&from), false));
+                }
+                (2, None, _) => {
+                    match kernel {
+                        true => fs::create_dir(&at).unwrap(),
+                        false => client.mkdir(&from, 0o755).unwrap(),
+                    }
+                    model.insert(one, (ino(&from), true));
+                }
+                (0..=2, Some((_, false)), _) => {
+                    match kernel {
+                        true => fs::remove_file(&at).unwrap(),
+                        false => client.unlink(&from).unwrap(),
+                    }
+                    model.remove(&one);
+                }
+                (0..=2, Some((_, true)), _) => {
+                    match kernel {
+                        true => fs::remove_dir(&at).unwrap(),
+                        false => client.rmdir(&from).unwrap(),
+                    }
+                    model.remove(&one);
+                }
+                (3 | 4, Some((old, is_dir)), target)
+                    if target.is_none_or(|(ino, dir)| dir == is_dir && ino != old) =>
+                {
+                    match kernel {
+                        true => fs::rename(&at, &new).unwrap(),
+                        false => client.rename(&from, &to, 0).unwrap(),
+                    }
+                    model.remove(&one);
+                    model.insert(two, (old, is_dir));
+                }
+                (5, Some((old, false)), None) => {
+                    match kernel {
+                        true => fs::hard_link(&at, &new).unwrap(),
+                        false => client.link(&from, &to).unwrap(),
+                    }
+                    model.insert(two, (old, false));
+                }
+                (6, Some(a), Some(b)) => {
+                    let flags = RenameFlags::EXCHANGE;
+                    match kernel {
+                        true => renameat_with(CWD, &at, CWD, &new, flags).unwrap(),
+                        false => client.rename(&from, &to, libc::RENAME_EXCHANGE).unwrap(),
+                    }
+                    model.insert(one, b);
+                    model.insert(two, a);
+                }
+                (7, ..) if one.0 != two.0 && random(4) == 0 => {
+                    let (a, b) = (format!("d{}", one.0), format!("d{}", two.0));
+                    let flags = RenameFlags::EXCHANGE;
+                    match kernel {
+                        true => renameat_with(CWD, dir.join(a), CWD, dir.join(b), flags).unwrap(),
+                        false => client.rename(&a, &b, libc::RENAME_EXCHANGE).unwrap(),
+                    }
+                    let swap = |d| match d {
+                        d if d == one.0 => two.0,
+                        d if d == two.0 => one.0,
+                        d => d,
+                    };
+                    let all = std::mem::take(&mut model).into_iter();
+                    model = all.map(|((d, n), what)| ((swap(d), n), what)).collect();
+                }
+                _ => {
+                    last.pop();
+                    continue;
+                }
+            }
+            let links = |ino| model.values().filter(|what| what.0 == ino).count() as u64;
+            let tail = || last[last.len().saturating_sub(12)..].join("\n");
+            let mut dirs = BTreeSet::from([one.0, two.0]);
+            if step % 20 == 0 {
+                dirs.extend(0..DIRS);
+            }
+            for d in dirs {
+                let mut listed = BTreeSet::new();
+                for n in 0..NAMES {
+                    let name = path((d, n));
+                    let expected = model.get(&(d, n)).map(|&(ino, is_dir)| {
+                        listed.insert(format!("n{n}"));
+                        (ino, if is_dir { 2 } else { links(ino) })
+                    });
+                    let seen = fs::symlink_metadata(dir.join(&name)).ok();
+                    let seen = seen.map(|meta| (meta.ino(), meta.nlink()));
+                    assert_eq!(seen, expected, "the kernel, {name} after\n{}", tail());
+                    if (d, n) == one || (d, n) == two {
+                        let seen = client.lookup(&name).ok();
+                        let seen = seen.map(|(_, attr)| (attr.ino, u64::from(attr.nlink)));
+                        assert_eq!(seen, expected, "the client, {name} after\n{}", tail());
+                    }
+                }
+                let at = dir.join(format!("d{d}"));
+                assert_eq!(names_in(&at), listed, "d{d} after\n{}", tail());
+                let below = model.iter().filter(|(at, what)| at.0 == d && what.1);
+                let links = 2 + below.count() as u64;
+                assert_eq!(
+                    fs::metadata(&at).unwrap().nlink(),
+                    links,
+                    "d{d} after\n{}",
+                    tail()
+                );
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(look);
+        scope.spawn(look);
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        over.store(true, Ordering::Relaxed);
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    "ok".into()
+}
+
+/// The kernel would go on showing names that a client removed.
+#[test]
+fn the_kernel_sees_what_a_client_does_to_names() {
+    for transport in [Transport::Dev, Transport::Uring] {
+        if has(&[Need::Mount(transport), Need::Uvfs]) {
+            in_child(
+                &Served::new(&Serve::for_clients(transport)),
+                "names",
+                "",
+                None,
+            );
+            in_child(&Served::new(&long_lived(transport)), "names", "", None);
+        }
+    }
+}
+
+/// After changes by both a name would be there for one of them only.
+#[test]
+fn clients_and_the_kernel_agree_on_names() {
+    for transport in [Transport::Dev, Transport::Uring] {
+        if has(&[Need::Mount(transport), Need::Uvfs]) {
+            let served = Served::new(&long_lived(transport));
+            in_child(&served, "random_names", "1", None);
+            let served = Served::new(&Serve::for_clients(transport));
+            in_child(&served, "random_names", "2", None);
+        }
+    }
+}
