@@ -434,6 +434,12 @@ fn a_guest_has_no_more_than_its_share() {
     in_child(&served, "greedy", "", Some(54321));
     // Its tokens are still out.
     fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
+    // The mount sees what the host does a moment later.
+    wait_for("the mode on the mount", || {
+        let mut stat = command("stat", ["-c", "%a"]);
+        let mode = served.mount.run(stat.arg(served.mount.at.join("shared")));
+        mode.ok().trim() == "6777"
+    });
     in_child(&served, "guest", "", Some(54322));
     in_child(&served, "one_file", "", None);
 }
