@@ -62,11 +62,18 @@ fn what_dry_runs_say_is_done_and_a_second_run_finds_nothing() {
     let least = outcome.stderr.split_once("at least ").unwrap().1;
     let least = least.split_once(" are needed").unwrap().0;
     let bytes = least.trim_end_matches('M').parse::<u64>().unwrap() << 20;
+    let bounded = json(&image, &["-n", "--memory", least], 1, "would-mend");
     let mended = json(&image, &["--memory", least], 0, "mended");
     assert!(
         mended["peak_memory"].as_u64().is_some_and(|n| n < bytes),
         "{mended}"
     );
+    assert_eq!(bounded["changes"], mended["changes"]);
+    assert_eq!(mended["left_count"], 0);
+    assert_eq!(json(&image, &[], 0, "clean")["found_count"], 0);
+    // Without a bound, a repair builds less anew.
+    fs::write(&image.path, damaged).unwrap();
+    let mended = json(&image, &[], 0, "mended");
     assert_eq!(would["changes"], mended["changes"]);
     assert_eq!(mended["left_count"], 0);
     assert_eq!(json(&image, &[], 0, "clean")["found_count"], 0);

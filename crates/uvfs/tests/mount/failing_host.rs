@@ -410,10 +410,13 @@ fn a_bad_place_of_the_hosts_disk_is_no_end_of_a_file() {
                 .unwrap_or_else(|| panic!("{what}: {saw}"));
             let had: u64 = had.split(' ').next().unwrap().parse().unwrap();
             assert!(had <= BAD.start, "{what}: {saw}");
-            assert!(
-                saw.ends_with(&whole) || (way == Way::Host && most == 3000),
-                "{what}: {saw}"
-            );
+            let no_other = match (way, most) {
+                (Way::Host, 3000) => true,
+                // Pages that the library reads in one request fail together; none is wrong.
+                (Way::Run, _) => saw.contains(&format!("({BAD_PAGE}, 5)")) && !saw.contains("b'"),
+                _ => saw.ends_with(&whole),
+            };
+            assert!(no_other, "{what}: {saw}");
             drop(served);
             host.wait(SOON).expect("it ends with its mount").ok();
         }
