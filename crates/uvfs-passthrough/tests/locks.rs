@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
 use common::*;
+use rustix::fs::FlockOperation;
 use uvfs_io::{ops, runtime};
 use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
@@ -180,13 +181,15 @@ fn flock_is_of_the_open_file() {
         run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &lock).await })
     };
     assert_eq!(set(WRITE), Ok(()));
-    assert!(host.try_lock_shared().is_err());
+    let lock = |operation| rustix::fs::flock(&host, operation);
+    let shared = FlockOperation::NonBlockingLockShared;
+    assert_eq!(lock(shared), Err(Errno::AGAIN));
     assert_eq!(set(READ), Ok(()));
-    assert!(host.try_lock_shared().is_ok());
+    assert_eq!(lock(shared), Ok(()));
     assert_eq!(set(WRITE), Err(Errno::AGAIN));
-    host.unlock().unwrap();
+    lock(FlockOperation::Unlock).unwrap();
     assert_eq!(set(WRITE), Ok(()));
     let released = fs.release(&ROOT_USER, Node(0), fh, OFlags::empty(), Some(LockOwner(1)));
     now(released).unwrap();
-    assert!(host.try_lock().is_ok());
+    assert_eq!(lock(FlockOperation::NonBlockingLockExclusive), Ok(()));
 }
