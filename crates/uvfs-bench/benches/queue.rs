@@ -42,7 +42,7 @@ fn serve(server: &ServerQueue) -> bool {
 
 fn round_trip(c: &mut Criterion) {
     let mut group = c.benchmark_group("queue round trip");
-    // What the two ends do, without waiting for each other.
+    // Both ends in one thread, without waiting for each other.
     let (client, server) = pair();
     group.bench_function("one thread", |b| {
         b.iter(|| {

@@ -29,7 +29,7 @@ pub struct Lines {
     pub title: String,
     /// The meaning of the named points.
     pub x: String,
-    /// Those without a name get no label.
+    /// A point without a name gets no label.
     pub points: Vec<String>,
     /// The unit of the values.
     pub y: String,
