@@ -1,4 +1,4 @@
-//! What the commands of uvfs share: an error is one line for people, and an exit status.
+//! Errors that the commands of uvfs share: one line for people, and an exit status.
 
 use std::{fmt, io};
 

@@ -482,7 +482,7 @@ fn counts_up() {
     }
 }
 
-/// What a client wrote before it was killed would be lost.
+/// Data that a client wrote before it was killed would be lost.
 #[test]
 fn a_client_killed_with_a_lease_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();

@@ -289,7 +289,7 @@ fn writer_to_be_killed() {
     }
 }
 
-/// What a client wrote before it was killed would be lost.
+/// Data that a client wrote before it was killed would be lost.
 #[test]
 fn what_a_killed_client_has_written_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();

@@ -151,7 +151,7 @@ enum Direction {
     Write,
 }
 
-/// What becomes of a transfer that fails after some bytes.
+/// How a transfer ends that fails after some bytes.
 #[derive(Clone, Copy, PartialEq)]
 enum Behind {
     /// It is short.

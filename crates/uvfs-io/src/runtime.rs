@@ -149,7 +149,7 @@ pub fn personality() -> Option<u16> {
 /// Registers the calling thread's credentials, as they are now, with its ring.
 ///
 /// # Errors
-/// Those of io_uring_register(2).
+/// The errors of io_uring_register(2).
 ///
 /// # Panics
 /// Outside of a runtime.
