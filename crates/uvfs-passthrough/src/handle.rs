@@ -2,9 +2,12 @@
 
 mod backing;
 mod open;
+mod writers;
+
+pub(crate) use writers::Writers;
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{FallocateFlags, OFlags};
@@ -31,6 +34,10 @@ pub(crate) struct OpenFile {
     /// The flags that the caller opened it with.
     asked: OFlags,
     by: By,
+    /// The thread that opened it through the kernel for writing only.
+    writer: Option<u32>,
+    /// Bytes that WRITE requests brought.
+    written: AtomicU64,
     /// The kernel sends each read and write as it is made, and no FSYNC after one that is to be synchronous.
     pub(crate) direct: bool,
 }
@@ -96,7 +103,7 @@ impl Source {
 
     pub(crate) fn release_file(&self, fh: Handle) -> Result<()> {
         let file = self.files.remove(fh).ok_or(Errno::BADF)?;
-        self.end_use(&file.inode, file.by);
+        self.end_use(&file);
         {
             let mut state = file.inode.state();
             if std::ptr::eq(state.open.as_ptr(), &*file) {
@@ -150,6 +157,8 @@ impl Source {
             inode: file.inode.clone(),
             asked: file.asked,
             by: By::Client,
+            writer: None,
+            written: AtomicU64::new(0),
             direct: false,
         };
         self.files.insert(Arc::new(shared)).ok_or_else(|| {
@@ -178,6 +187,7 @@ impl Source {
             Some(spender) => Box::pin(spender.spends(write)).await?,
             None => write.await?,
         };
+        file.written.fetch_add(written as u64, Ordering::Relaxed);
         if let Some(data_only) = file.syncs_after(how) {
             ops::fsync(&file.fd, data_only).await?;
         }

@@ -36,7 +36,7 @@ use rustix::process::Resource;
 use crate::apart::Apart;
 use crate::creds::Creds;
 use crate::dir::OpenDir;
-use crate::handle::OpenFile;
+use crate::handle::{OpenFile, Writers};
 use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::mounted::Mounted;
 use crate::rules::Rules;
@@ -84,6 +84,7 @@ pub(crate) struct Source {
     passes_through: AtomicBool,
     /// The kernel takes no backing files from this server, so no more are registered.
     backing_refused: AtomicBool,
+    writers: Writers,
     caches_writes: AtomicBool,
     /// The kernel lists directories without opening them.
     lists_unopened: AtomicBool,
@@ -140,6 +141,7 @@ impl Passthrough {
             backing: OnceLock::new(),
             passes_through: AtomicBool::new(false),
             backing_refused: AtomicBool::new(false),
+            writers: Writers::default(),
             caches_writes: AtomicBool::new(false),
             lists_unopened: AtomicBool::new(false),
             apart: Apart::default(),

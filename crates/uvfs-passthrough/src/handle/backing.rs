@@ -2,15 +2,26 @@
 
 use crate::inode::{BackingUse, Inode};
 use crate::{Backed, Source, creds};
-use rustix::fs::{OFlags, Statx};
+use rustix::fs::{OFlags, SeekFrom, Statx};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-use super::{By, asked_direct, takes_direct};
+use super::{By, OpenFile, asked_direct, takes_direct};
 
-/// Files of so many bytes get a backing file when they are opened for reading only.
+/// Files of so many bytes get a backing file when they are opened for reading only or for writing only.
 const LARGE_FILE: u64 = 1 << 20;
+/// Files that may be written get a backing file while the host has room for so many bytes.
+const ROOM: u64 = 64 << 20;
+
+/// Whether the host has room for more data. A write that finds it full makes the server free the files
+/// that are removed and not yet forgotten. The kernel's writes to a backing file would fail.
+fn has_room(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|host| {
+        // Without a limit a tmpfs has no blocks.
+        host.f_blocks == 0 || host.f_bavail.saturating_mul(host.f_bsize.unsigned_abs()) >= ROOM
+    })
+}
 
 impl Source {
     /// Counts an open of the kernel's, and decides whether it gets a backing file; which.
@@ -26,7 +37,10 @@ impl Source {
         fd: BorrowedFd<'_>,
         asked: OFlags,
         file: &Statx,
+        thread: u32,
     ) -> (By, i32) {
+        let writes = asked & OFlags::ACCMODE == OFlags::WRONLY;
+        let writes_much = writes && self.writers.begin(thread);
         let mut state = inode.state();
         let mappable = asked & OFlags::ACCMODE == OFlags::RDWR;
         if let Some(backing) = &mut state.backing {
@@ -38,7 +52,8 @@ impl Source {
             return (By::Backed, id);
         }
         if state.plain == 0
-            && self.wants_backing(inode, asked, file)
+            && self.wants_backing(inode, asked, file, writes_much)
+            && (asked & OFlags::ACCMODE == OFlags::RDONLY || has_room(fd))
             && let Some(id) = self.register(inode, fd, asked)
         {
             state.backing = Some(BackingUse {
@@ -55,9 +70,17 @@ impl Source {
     }
 
     /// The kernel has closed a file, or never got to know of it.
-    pub(super) fn end_use(&self, inode: &Inode, by: By) {
+    pub(super) fn end_use(&self, file: &OpenFile) {
+        if let Some(thread) = file.writer {
+            let written = match file.by {
+                By::Backed => rustix::fs::seek(file, SeekFrom::End(0)).unwrap_or(0),
+                By::Plain | By::Client => file.written.load(Ordering::Relaxed),
+            };
+            self.writers.end(thread, written);
+        }
+        let inode = &file.inode;
         let mut state = inode.state();
-        match by {
+        match file.by {
             By::Client => {}
             By::Plain => {
                 assert!(state.backing.is_none() && state.plain > 0, "it was open");
@@ -80,7 +103,7 @@ impl Source {
     }
 
     /// Whether an open of this file is one to begin with a backing file.
-    fn wants_backing(&self, inode: &Inode, asked: OFlags, file: &Statx) -> bool {
+    fn wants_backing(&self, inode: &Inode, asked: OFlags, file: &Statx, writes_much: bool) -> bool {
         let (direct, appends) = (asked_direct(asked), asked.contains(OFlags::APPEND));
         // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
         // know.
@@ -92,11 +115,8 @@ impl Source {
                 reads || inode.mount.in_memory && !appends
             }
             Backed::Auto if self.options.direct_io => false,
-            Backed::Auto => match asked & OFlags::ACCMODE {
-                OFlags::RDWR => !appends,
-                OFlags::RDONLY => file.stx_size >= LARGE_FILE,
-                _ => false,
-            },
+            Backed::Auto if asked & OFlags::ACCMODE == OFlags::RDWR => !appends,
+            Backed::Auto => !appends && (writes_much || file.stx_size >= LARGE_FILE),
             Backed::Direct => direct,
             Backed::All => true,
         };

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use uvfs_io::ops::File;
 use uvfs_server::fs::{Context, Entry, Handle, NewNode, Node, OpenFlags, OpenHow, Opened, Origin};
 
@@ -66,7 +66,7 @@ impl Source {
             KeepCache::Unchanged => known && settled,
             KeepCache::Always => true,
         };
-        let mut opened = self.opened(inode.clone(), fd, how, &st, keep)?;
+        let mut opened = self.opened(cx, inode.clone(), fd, how, &st, keep)?;
         opened.changed = !known && !self.writes_back() && !flags.contains(OFlags::TRUNC);
         opened.changed |= inode.state().is_mappable();
         if known
@@ -142,6 +142,7 @@ impl Source {
     /// Gives an open file a number. What the kernel has cached of it stays with `keep`.
     fn opened(
         &self,
+        cx: &Context,
         inode: Arc<Inode>,
         fd: OwnedFd,
         how: &OpenHow,
@@ -151,7 +152,7 @@ impl Source {
         let asked = how.flags;
         let mut flags = OpenFlags::empty();
         let (by, backing) = match how.origin {
-            Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, file),
+            Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, file, cx.pid),
             Origin::Client(()) => (By::Client, 0),
         };
         if by == By::Backed {
@@ -178,10 +179,13 @@ impl Source {
             inode: inode.clone(),
             asked,
             by,
+            writer: (by != By::Client && asked & OFlags::ACCMODE == OFlags::WRONLY)
+                .then_some(cx.pid),
+            written: AtomicU64::new(0),
             direct: flags.contains(OpenFlags::DIRECT_IO),
         });
         inode.state().open = Arc::downgrade(&file);
-        match self.files.insert(file) {
+        match self.files.insert(file.clone()) {
             Some(fh) => Ok(Opened {
                 fh,
                 flags,
@@ -189,7 +193,7 @@ impl Source {
                 ..Opened::default()
             }),
             None => {
-                self.end_use(&inode, by);
+                self.end_use(&file);
                 Err(Errno::NFILE)
             }
         }
@@ -225,7 +229,7 @@ impl Source {
                 let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
                 let again = flags - (OFlags::CREATE | OFlags::EXCL);
                 let fd = self.by_rules(&inode, fd, again);
-                self.opened_entry(inode, &st, fd, how)
+                self.opened_entry(cx, inode, &st, fd, how)
             }
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
@@ -263,17 +267,18 @@ impl Source {
             rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
         };
         let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
-        self.opened_entry(inode, &st, fd, how)
+        self.opened_entry(cx, inode, &st, fd, how)
     }
 
     fn opened_entry(
         &self,
+        cx: &Context,
         inode: Arc<Inode>,
         st: &Statx,
         fd: OwnedFd,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        match self.opened(inode.clone(), fd, how, st, false) {
+        match self.opened(cx, inode.clone(), fd, how, st, false) {
             // The lifetime of attributes depends on how the file is open.
             Ok(opened) => Ok((self.entry(&inode, st), opened)),
             Err(errno) => {

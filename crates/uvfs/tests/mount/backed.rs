@@ -1,4 +1,4 @@
-//! Files that are open for reading and writing: the kernel reads and writes the host's file itself.
+//! Files with a backing file: the kernel reads and writes the host's file itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -41,7 +41,8 @@ if flags & os.O_RDWR: assert os.pread(fd, 4096, 4096 * 7) == b"%4096d" % 7
         for (option, flags, expected) in [
             ("", &["O_RDWR"][..], 1),
             ("cache=always", &["O_RDWR"], 1),
-            ("", &["O_WRONLY"], 0),
+            ("", &["O_WRONLY"], 1),
+            ("", &["O_WRONLY", "O_APPEND"], 0),
             ("", &["O_RDWR", "O_APPEND"], 0),
             ("passthrough=direct", &["O_RDWR"], 0),
             ("nopassthrough", &["O_RDWR"], 0),
@@ -63,6 +64,50 @@ if flags & os.O_RDWR: assert os.pread(fd, 4096, 4096 * 7) == b"%4096d" % 7
             let pages = host.chunks(PAGE).enumerate();
             let mut wrong = pages.filter(|(n, page)| **page != *format!("{n:4096}").as_bytes());
             assert_eq!((host.len(), wrong.next()), (100 * PAGE, None), "{what}");
+            served.mount.unmount().ok();
+        }
+    }
+}
+
+/// If a program that writes many small files paid for a backing file for each, or one that writes large
+/// files sent each write as a request, this fails.
+#[test]
+fn a_file_gets_a_backing_file_if_the_last_one_was_large() {
+    let python = r#"
+import json, os, subprocess, sys
+mount, sizes, uvfs = sys.argv[1:]
+def released():
+    stats = json.loads(subprocess.check_output([uvfs, "stats", "--json", mount]))
+    return sum(op["count"] for op in stats["ops"] if op["name"] == "RELEASE")
+for size in map(int, sizes.split(",")):
+    before = released()
+    fd = os.open(mount + "/file%d" % size, os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b"x" * size)
+    os.close(fd)
+    # The kernel sends RELEASE after close(2) has returned.
+    while released() == before: pass
+"#;
+    for transport in transports() {
+        if !has(&[Need::Mount(transport), Need::Uvfs, Need::Program("python3")]) {
+            return;
+        }
+        for (sizes, expected) in [
+            ("1,2,3,4,5", 1),
+            ("100000,200000,300000", 3),
+            ("100000,1,2,3", 2),
+            // A large file that is written in place has one in any case.
+            ("1,2,1048576", 2),
+        ] {
+            let served = Served::new(&Serve::over(transport));
+            let large = File::create(served.source.join("file1048576")).expect("on the host");
+            large.set_len(1 << 20).expect("it grows");
+            let mut program = command("python3", ["-c", python]);
+            program
+                .arg(&served.mount.at)
+                .args([sizes, env!("CARGO_BIN_EXE_uvfs")]);
+            served.mount.run(&mut program).ok();
+            let backed = figure(&served.mount, "backed_opens");
+            assert_eq!(backed, expected, "{sizes}");
             served.mount.unmount().ok();
         }
     }

@@ -25,7 +25,8 @@ fn server_killed(transport: Transport) {
     let at = served.mount.at.clone();
     let mut reader = Running::start(
         shell(
-            "exec 3>\"$1/held\"; while echo x >&3; do sleep 0.01; done",
+            // An open for appending gets no backing file, with which the shell would go on.
+            "exec 3>>\"$1/held\"; while echo x >&3; do sleep 0.01; done",
             &[&at],
         )
         .env("LC_ALL", "C"),

@@ -319,7 +319,7 @@ fn a_crowd_that_waits_for_a_lease_stops_nobody_else() {
         if !has(&[Need::Mount(transport), Need::Uvfs]) {
             continue;
         }
-        let served = Served::new(&Serve::over(transport));
+        let served = Served::new(&Serve::over(transport).option("nopassthrough"));
         let mut holder = stopped_leaseholder(&served);
         let report = served.scratch.path("crowd");
         let command = &mut child::call("crowd", &served.mount.at, "held", &report);
@@ -351,7 +351,7 @@ pub fn signalled(dir: &Path, ready: &str) -> String {
 
 /// Whether a killed caller ended before the lease that it waited for did; who only got a signal waited.
 fn killed_caller_ends(transport: Transport) -> bool {
-    let served = Served::new(&Serve::over(transport));
+    let served = Served::new(&Serve::over(transport).option("nopassthrough"));
     let mut holder = stopped_leaseholder(&served);
     let start = |name: &str| -> (Running, PathBuf) {
         let (report, ready) = (served.scratch.path(name), served.scratch.path("looks"));
