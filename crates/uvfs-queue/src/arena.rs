@@ -326,11 +326,12 @@ impl Arena {
                 if span.is_empty() || end > PAGE_SIZE {
                     return None;
                 }
-                let file_offset = index.checked_mul(PAGE_SIZE as u64)? + start as u64;
-                (file_offset + (end - start) as u64 <= i64::MAX as u64).then(|| DirtyBytes {
+                let page_offset = index.checked_mul(PAGE_SIZE as u64)?;
+                let file_end = page_offset.checked_add(end as u64)?;
+                (file_end <= i64::MAX as u64).then(|| DirtyBytes {
                     node,
                     handle,
-                    file_offset,
+                    file_offset: page_offset + start as u64,
                     seg: self.seg(page, start, end - start),
                 })
             })
@@ -393,13 +394,16 @@ mod tests {
             a.mem.u64_at(a.desc(0) + 16).store(word, Ordering::Relaxed);
             assert_eq!(a.dirty().count(), 0, "{word:x}");
         }
-        a.mem
-            .u64_at(a.desc(0) + 16)
-            .store(10 << 16, Ordering::Relaxed);
+        // The last page of all: with all of it, the end is not a number any more.
         a.mem
             .u64_at(a.desc(0) + 8)
             .store(u64::MAX / 4096, Ordering::Relaxed);
-        assert_eq!(a.dirty().count(), 0);
+        for end in [10, 4096] {
+            a.mem
+                .u64_at(a.desc(0) + 16)
+                .store(end << 16, Ordering::Relaxed);
+            assert_eq!(a.dirty().count(), 0, "{end}");
+        }
         assert!(Arena::open(a.as_fd().try_clone_to_owned().unwrap(), 1).is_err());
     }
 
