@@ -21,23 +21,29 @@ pub struct Raw {
     pub queue: ClientQueue,
     /// The eventfd that wakes the server.
     pub bell: OwnedFd,
-    _socket: UnixStream,
+    pub socket: UnixStream,
     _serving: Option<InProcess>,
 }
 
 impl Raw {
     pub fn attach<F: FileSystem>(session: &Arc<Session<F>>) -> Self {
         let (serving, socket) = in_process(session, ClientLimits::default()).unwrap();
-        Self::over(socket, Some(serving))
+        Self::over(socket, 16, Some(serving))
     }
 
     /// Of a server that listens at a path.
     pub fn connect(path: &Path) -> Self {
-        Self::over(UnixStream::connect(path).unwrap(), None)
+        Self::with_pages(path, 16)
     }
 
-    fn over(socket: UnixStream, serving: Option<InProcess>) -> Self {
-        let (arena, queue) = (Arena::create(16).unwrap(), ClientQueue::create(8).unwrap());
+    /// The same, with an arena of so many pages.
+    pub fn with_pages(path: &Path, pages: u32) -> Self {
+        Self::over(UnixStream::connect(path).unwrap(), pages, None)
+    }
+
+    fn over(socket: UnixStream, pages: u32, serving: Option<InProcess>) -> Self {
+        let arena = Arena::create(pages).unwrap();
+        let queue = ClientQueue::create(8).unwrap();
         attach::send(&socket, hello(), &[arena.as_fd(), queue.as_fd()]).unwrap();
         let (answer, mut fds) = attach::receive(&socket).unwrap();
         assert_eq!(answer.errno, 0);
@@ -47,7 +53,7 @@ impl Raw {
             arena,
             queue,
             bell,
-            _socket: socket,
+            socket,
             _serving: serving,
         }
     }
@@ -138,7 +144,7 @@ impl Raw {
 
     /// Goes without a word; the session's end can still be seen.
     pub fn die(self) -> ClientQueue {
-        let _ = self._socket.shutdown(std::net::Shutdown::Both);
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.queue
     }
 

@@ -1,5 +1,6 @@
 //! Limits of a guest, another user than the server's, over all of its sessions together.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -80,7 +81,7 @@ impl Guests {
         Ok(Guest {
             guests: self.clone(),
             uid,
-            pages: 0,
+            pages: AtomicU64::new(0),
         })
     }
 }
@@ -89,7 +90,7 @@ impl Guests {
 pub(crate) struct Guest {
     guests: Arc<Guests>,
     uid: u32,
-    pages: u64,
+    pages: AtomicU64,
 }
 
 impl Guest {
@@ -103,15 +104,15 @@ impl Guest {
     ///
     /// # Errors
     /// EAGAIN when that is more than the guest may have.
-    pub(crate) fn has_pages(&mut self, pages: u64) -> Result<(), Errno> {
-        self.pages = self.with(|usage, limits| {
+    pub(crate) fn has_pages(&self, pages: u64) -> Result<(), Errno> {
+        self.with(|usage, limits| {
             if usage.pages + pages > limits.arena_pages {
                 return Err(Errno::AGAIN);
             }
             usage.pages += pages;
-            Ok(pages)
-        })?;
-        Ok(())
+            self.pages.fetch_add(pages, Ordering::Relaxed);
+            Ok(())
+        })
     }
 
     /// Whether it may have one more open file. It then has.
@@ -136,7 +137,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        let pages = self.pages;
+        let pages = *self.pages.get_mut();
         self.with(|usage, _| {
             usage.sessions -= 1;
             usage.pages -= pages;
@@ -156,7 +157,7 @@ mod tests {
             handles: 3,
         });
         for _ in 0..3 {
-            let (mut a, mut b) = (guests.comes(7).unwrap(), guests.comes(7).unwrap());
+            let (a, b) = (guests.comes(7).unwrap(), guests.comes(7).unwrap());
             assert_eq!(guests.comes(7).err(), Some(Errno::AGAIN));
             let _other = guests.comes(8).unwrap();
             assert_eq!(a.has_pages(101), Err(Errno::AGAIN));

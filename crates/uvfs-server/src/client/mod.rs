@@ -48,7 +48,7 @@ pub(crate) struct Client<F: FileSystem> {
     /// As people see it.
     pub(crate) listed: Arc<Attached>,
     /// Another user's: may use what it imported and nothing else, and only so much.
-    pub(crate) guest: Option<Guest>,
+    pub(crate) guest: Option<Arc<Guest>>,
     pub(crate) queue: Arc<ServerQueue>,
     pub(crate) arena: Arc<Arena>,
     /// The arena's memory.
@@ -227,7 +227,7 @@ impl<F: FileSystem> Client<F> {
         let fs = session.fs();
         let (node, fh) = (grant.node, grant.fh);
         let work = async {
-            if !self.guest.as_ref().is_none_or(Guest::opens) {
+            if !self.guest.as_ref().is_none_or(|guest| guest.opens()) {
                 return Err(Errno::MFILE);
             }
             let clients = fs.clients().ok_or(Errno::NOSYS);

@@ -14,7 +14,11 @@ use super::Client;
 use crate::fs::FileSystem;
 use crate::pipeline::execute;
 use crate::reply::{Outcome, Reply};
-use crate::transport::contained;
+use crate::transport::{contained, yield_now};
+
+/// Of so many dirty pages it is found out at a time whether they may be written; others on the thread are served
+/// in between.
+const AT_ONCE: usize = 256;
 
 /// Tasks that have not ended, and who waits for that.
 #[derive(Default)]
@@ -70,7 +74,10 @@ impl<F: FileSystem> Client<F> {
     /// takes no other with it.
     pub(crate) async fn salvage(self: &Rc<Self>) -> bool {
         let (mut files, mut lost) = (HashMap::<u64, Vec<DirtyBytes>>::default(), 0);
-        for dirty in self.arena.dirty() {
+        for (count, dirty) in self.arena.dirty().enumerate() {
+            if count % AT_ONCE == AT_ONCE - 1 {
+                yield_now().await;
+            }
             match self.may_be_written(&dirty) {
                 true => files.entry(dirty.node).or_default().push(dirty),
                 false => lost += u64::from(dirty.seg.len),

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use uvfs_io::IoBuf;
+use uvfs_io::blocking;
 use uvfs_io::ops::{self, File, within};
 use uvfs_io::runtime::Runtime;
 use uvfs_queue::arena::Arena;
@@ -34,6 +35,8 @@ use crate::transport::shm::{ArenaRegion, Channel};
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Threads that close what clients sent; each may wait for as long as it takes.
+const CLOSING: usize = 8;
 /// The limits that a server sets for its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
@@ -119,7 +122,7 @@ impl Drop for Clients {
         // First, so that a server that comes after this one finds the name free, and keeps it.
         let _ = std::fs::remove_file(&self.path);
         // Wakes the accept, also where somebody removed the socket's name.
-        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        let _ = shutdown(&self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -150,7 +153,7 @@ pub fn in_process<F: FileSystem>(
         .name("uvfs-client".into())
         .spawn(move || {
             let served = Runtime::new(limits.wait).and_then(|runtime| {
-                runtime.block_on(serve(session, ours, limits, Gate::new(limits)))
+                runtime.block_on(serve(session, ours, limits, Gate::new(limits), None))
             });
             if let Err(error) = served {
                 tracing::warn!(%error, "no runtime for a client");
@@ -165,7 +168,7 @@ pub fn in_process<F: FileSystem>(
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+        let _ = shutdown(&*self.socket, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -185,7 +188,7 @@ fn accept<F: FileSystem>(
     stop: &Arc<AtomicBool>,
 ) {
     let all = Arc::default();
-    let guests = Gate::new(limits);
+    let gate = Gate::new(limits);
     let (mut pool, mut spare) = (None, Spare::default());
     for client in listener.incoming() {
         if stop.load(Ordering::Acquire) {
@@ -195,7 +198,7 @@ fn accept<F: FileSystem>(
             Ok(socket) => socket,
             Err(error) => {
                 tracing::error!(%error, "a client could not be let in");
-                spare.refuse_next(listener);
+                spare.refuse_next(listener, &gate);
                 // Not a reason to spin.
                 std::thread::sleep(Duration::from_millis(10));
                 continue;
@@ -204,6 +207,7 @@ fn accept<F: FileSystem>(
         spare.keep();
         let Some(place) = Place::take(&all, limits.clients) else {
             let _ = refuse(&socket, Errno::AGAIN);
+            gate.retire(socket, None);
             continue;
         };
         let pool = match &mut pool {
@@ -213,14 +217,14 @@ fn accept<F: FileSystem>(
                 Err(error) => {
                     tracing::error!(%error, "no threads to serve clients");
                     let _ = refuse(&socket, errno_of(&error, Errno::AGAIN));
+                    gate.retire(socket, None);
                     continue;
                 }
             },
         };
-        let (session, guests, ours) = (session.clone(), guests.clone(), socket.clone());
+        let (session, gate, ours) = (session.clone(), gate.clone(), socket.clone());
         pool.serve(socket, move || async move {
-            serve(session, ours, limits, guests).await;
-            drop(place);
+            serve(session, ours, limits, gate, Some(place)).await;
         });
     }
 }
@@ -254,7 +258,7 @@ impl Spare {
     }
 
     /// Tells the client that waits first, if there is one, that there are no descriptors left.
-    fn refuse_next(&mut self, listener: &UnixListener) {
+    fn refuse_next(&mut self, listener: &UnixListener, gate: &Gate) {
         drop(self.0.take());
         let waits = rustix::event::Timespec::default();
         let mut fds = [PollFd::new(listener, PollFlags::IN)];
@@ -263,6 +267,7 @@ impl Spare {
             && let Ok(socket) = ours_alone(socket)
         {
             let _ = refuse(&socket, Errno::MFILE);
+            gate.retire(socket, None);
         }
         self.keep();
     }
@@ -287,11 +292,26 @@ impl Drop for Place {
     }
 }
 
-/// Where other users come in, all of them together and each for itself.
+/// Where clients come in: other users, all of them together and each for itself; and threads for what may wait.
+///
+/// A client sends descriptors of any file with its messages. Whoever closes one last may wait for whoever serves
+/// that file, or for a socket that lingers, for ever. That is whoever reads the message, the kernel for it where
+/// the message has too many of them, or whoever closes this socket before the message was read.
 #[derive(Clone)]
 struct Gate {
     all: Arc<AtomicUsize>,
     each: Arc<Guests>,
+    /// Reads the first messages, one thread for each that hangs. Their number is that of the places.
+    receiving: Arc<blocking::Pool>,
+    /// Closes what was sent.
+    closing: Arc<blocking::Pool>,
+}
+
+/// A client's places, which are taken also for as long as something that it sent is not closed.
+struct Places {
+    _all: Option<Place>,
+    _guests: Option<Place>,
+    guest: Option<Arc<Guest>>,
 }
 
 impl Gate {
@@ -299,12 +319,65 @@ impl Gate {
         Self {
             all: Arc::default(),
             each: Guests::new(limits.per_guest),
+            receiving: blocking::Pool::new(limits.clients.max(1)),
+            closing: blocking::Pool::new(CLOSING),
         }
     }
 
-    fn lets_in(&self, uid: u32, limits: ClientLimits) -> Result<(Guest, Place), Errno> {
-        let place = Place::take(&self.all, limits.clients / 2).ok_or(Errno::AGAIN)?;
-        Ok((self.each.comes(uid)?, place))
+    /// A place for a client, who has one among all clients already.
+    fn lets_in(
+        &self,
+        socket: &File,
+        limits: ClientLimits,
+        all: Option<Place>,
+    ) -> io::Result<Places> {
+        let uid = attach::peer(socket)?.uid;
+        let (guest, guests) = match is_own(uid) {
+            true => (None, None),
+            false if !limits.guests => return Err(Errno::PERM.into()),
+            false => {
+                let place = Place::take(&self.all, limits.clients / 2).ok_or(Errno::AGAIN)?;
+                (Some(Arc::new(self.each.comes(uid)?)), Some(place))
+            }
+        };
+        Ok(Places {
+            _all: all,
+            _guests: guests,
+            guest,
+        })
+    }
+
+    /// Ends a client's socket. A message that nobody has read is read first, by a thread that may wait.
+    fn retire(&self, socket: Arc<File>, places: Option<Arc<Places>>) {
+        // Nothing more can come after this.
+        let _ = shutdown(&*socket, Shutdown::Both);
+        let bytes = rustix::io::ioctl_fionread(&*socket).unwrap_or(0);
+        if bytes == 0 {
+            return;
+        }
+        drop(self.closing.run(move || {
+            // Each takes one byte at least.
+            for _ in 0..bytes {
+                match attach::receive(&*socket) {
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                    _ => {}
+                }
+            }
+            drop((socket, places));
+        }));
+    }
+}
+
+/// A client's socket, for as long as it is served.
+struct Door {
+    gate: Gate,
+    socket: Arc<File>,
+    places: Option<Arc<Places>>,
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        (self.gate).retire(self.socket.clone(), self.places.take());
     }
 }
 
@@ -327,46 +400,35 @@ async fn serve<F: FileSystem>(
     session: Arc<Session<F>>,
     socket: Arc<File>,
     limits: ClientLimits,
-    guests: Gate,
+    gate: Gate,
+    place: Option<Place>,
 ) {
-    if let Err(error) = attend(session, socket, limits, &guests).await {
+    let mut door = Door {
+        gate,
+        socket,
+        places: None,
+    };
+    let attended = match door.gate.lets_in(&door.socket, limits, place) {
+        Ok(places) => {
+            let places = door.places.insert(Arc::new(places)).clone();
+            attend(session, &door.socket, limits, &door.gate, &places).await
+        }
+        Err(error) => refuse(&door.socket, errno_of(&error, Errno::AGAIN)),
+    };
+    if let Err(error) = attended {
         tracing::warn!(%error, "a client's session ended");
     }
 }
 
-/// Descriptors that a client sent and that are being closed.
-static CLOSING: AtomicUsize = AtomicUsize::new(0);
-/// Clients are refused while so many descriptors that are no memfds are being closed.
-const MOST_CLOSING: usize = 32;
-
-/// The two memfds that a client sent.
-///
-/// Closing a file may wait for whoever serves it, for ever if that is the client itself. So
-/// descriptors of anything else are closed by a thread that nobody waits for.
-fn memfds(fds: Vec<OwnedFd>) -> Option<[OwnedFd; 2]> {
-    let is_memfd = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_ok();
-    let (fds, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_memfd);
-    if others.is_empty() {
-        return fds.try_into().ok();
-    }
-    let count = others.len();
-    CLOSING.fetch_add(count, Ordering::Relaxed);
-    let (sender, receiver) = channel();
-    let close = move || {
-        drop::<Option<Vec<OwnedFd>>>(receiver.recv().ok());
-        CLOSING.fetch_sub(count, Ordering::Relaxed);
-    };
-    let thread = std::thread::Builder::new().name("uvfs-close".into());
-    // Without a thread they stay open, and are counted.
-    let left = match thread.spawn(close) {
-        Ok(_) => sender.send(others).err().map(|unsent| unsent.0),
-        Err(_) => Some(others),
-    };
-    if let Some(left) = left {
-        tracing::error!("no thread to close a client's descriptors: they stay open");
-        std::mem::forget(left);
-    }
-    None
+/// Reads a client's first message: two memfds, or else whatever came with it.
+fn receive(socket: &File) -> io::Result<Result<[OwnedFd; 2], Vec<OwnedFd>>> {
+    let (_, fds) = attach::receive(socket)?;
+    // Nobody waits to close a memfd.
+    let are_memfds = (fds.iter()).all(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
+    Ok(match are_memfds {
+        true => fds.try_into(),
+        false => Err(fds),
+    })
 }
 
 /// Waits for a client's message, and takes its arena and queue pair.
@@ -374,32 +436,34 @@ async fn introduce<F: FileSystem>(
     session: &Session<F>,
     socket: &Arc<File>,
     limits: ClientLimits,
+    gate: &Gate,
+    places: &Arc<Places>,
 ) -> io::Result<Option<(Arc<Arena>, ServerQueue, usize)>> {
     let readable = ops::poll(socket, (libc::POLLIN | libc::POLLRDHUP) as u32);
     if within(PATIENCE, readable).await.is_none() {
         return Err(Errno::TIMEDOUT.into());
     }
-    if CLOSING.load(Ordering::Relaxed) >= MOST_CLOSING {
-        refuse(socket, Errno::AGAIN)?;
-        return Ok(None);
-    }
-    let fds = match attach::receive(&**socket) {
+    let held = (socket.clone(), places.clone());
+    let received = gate.receiving.run(move || (receive(&held.0), held));
+    let received = match within(PATIENCE, received).await {
+        None => Err(Errno::TIMEDOUT.into()),
         // Somebody who only looked whether we are there.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        Err(error) => {
-            refuse(socket, errno_of(&error, Errno::INVAL))?;
-            return Err(error);
-        }
-        Ok((_, fds)) => fds,
+        Some((Err(error), _)) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Some((received, _)) => received,
     };
     let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
-    let opened = match memfds(fds) {
-        None => Err(Errno::INVAL.into()),
-        Some([arena, queue]) => Arena::open(arena, limits.arena_pages).and_then(|arena| {
+    let opened = received.and_then(|received| match received {
+        Err(others) => {
+            let held = (others, places.clone());
+            drop(gate.closing.run(move || drop(held)));
+            Err(Errno::INVAL.into())
+        }
+        Ok([arena, queue]) => {
+            let arena = Arena::open(arena, limits.arena_pages)?;
             let queue = ServerQueue::open(queue, arena.len(), max_payload)?;
             Ok((Arc::new(arena), queue, max_payload))
-        }),
-    };
+        }
+    });
     if let Err(error) = &opened {
         refuse(socket, errno_of(error, Errno::INVAL))?;
     }
@@ -409,27 +473,22 @@ async fn introduce<F: FileSystem>(
 /// Lets a client attach, serves it until it goes, and cleans up behind it.
 async fn attend<F: FileSystem>(
     session: Arc<Session<F>>,
-    socket: Arc<File>,
+    socket: &Arc<File>,
     limits: ClientLimits,
-    guests: &Gate,
+    gate: &Gate,
+    places: &Arc<Places>,
 ) -> io::Result<()> {
-    let peer = attach::peer(&*socket)?;
-    let is_guest = !is_own(peer.uid);
-    if is_guest && !limits.guests {
-        return refuse(&socket, Errno::PERM);
-    }
-    let place = is_guest.then(|| guests.lets_in(peer.uid, limits));
-    let (mut guest, _place) = match place.transpose() {
-        Ok(place) => place.unzip(),
-        Err(errno) => return refuse(&socket, errno),
-    };
-    let Some((arena, queue, max_payload)) = introduce(&session, &socket, limits).await? else {
+    let peer = attach::peer(&**socket)?;
+    let Some((arena, queue, max_payload)) =
+        introduce(&session, socket, limits, gate, places).await?
+    else {
         return Ok(());
     };
-    if let Some(guest) = &mut guest
+    let guest = places.guest.clone();
+    if let Some(guest) = &guest
         && let Err(errno) = guest.has_pages(arena.len() / 4096)
     {
-        return refuse(&socket, errno);
+        return refuse(socket, errno);
     }
     // All that may be lacking is taken before the client hears that it is attached.
     let taken = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -438,7 +497,7 @@ async fn attend<F: FileSystem>(
     let (bell, room) = match taken {
         Ok(taken) => taken,
         Err(error) => {
-            refuse(&socket, errno_of(&error, Errno::NOMEM))?;
+            refuse(socket, errno_of(&error, Errno::NOMEM))?;
             return Err(error);
         }
     };
@@ -447,7 +506,7 @@ async fn attend<F: FileSystem>(
         max_payload: max_payload as u32,
         source: source(&session),
     };
-    attach::send(&*socket, agreed, &[bell.as_fd()])?;
+    attach::send(&**socket, agreed, &[bell.as_fd()])?;
     let queue = Arc::new(queue);
     let link = session.coherence.attach(
         session.invalidator(),
@@ -455,7 +514,7 @@ async fn attend<F: FileSystem>(
         session.options.all_backed,
         queue.clone(),
         limits.recall,
-        is_guest,
+        guest.is_some(),
     );
     let stats = session.client_queue();
     let listed = Arc::new(Attached::new(
@@ -486,7 +545,7 @@ async fn attend<F: FileSystem>(
         imported: RefCell::default(),
         over: Cell::new(false),
         salvaged: Cell::new(false),
-        socket,
+        socket: socket.clone(),
     });
     let bell = Arc::new(File::from(bell));
     let channel = Rc::new(Channel::new(client.clone(), bell, room, limits.wait));

@@ -14,6 +14,7 @@ mod shm;
 pub mod uring;
 
 pub(crate) use pool::contained;
+pub(crate) use shm::yield_now;
 
 /// How long the structure behind a header is; 0 of an opcode that is not known.
 fn structure_len<F: FileSystem>(session: &Session<F>, header: &InHeader) -> usize {

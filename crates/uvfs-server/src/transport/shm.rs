@@ -93,7 +93,7 @@ fn is_told(opcode: u32) -> bool {
 }
 
 /// Lets the runtime's other tasks run.
-async fn yield_now() {
+pub(crate) async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut yielded, true) {
@@ -114,8 +114,8 @@ pub(super) struct Channel<F: FileSystem> {
     busy: Cell<usize>,
     /// Which of the tasks that answer requests takes them, see [`Channel::work`].
     lead: Lead,
-    /// Requests that were taken since other tasks could run.
-    taken: Cell<u32>,
+    /// How often a request was looked for since other tasks could run.
+    looked: Cell<u32>,
     transferring: Transferring,
     /// Waits until no request is taken any more, and those that were are answered.
     end: RefCell<Option<Waker>>,
@@ -148,7 +148,7 @@ impl<F: FileSystem> Channel<F> {
             inline,
             busy: Cell::new(0),
             lead: Lead::default(),
-            taken: Cell::new(0),
+            looked: Cell::new(0),
             transferring: Transferring::default(),
             end: RefCell::default(),
             gone: Cell::new(false),
@@ -237,15 +237,14 @@ impl<F: FileSystem> Channel<F> {
                 break;
             }
             // Others on this thread, and requests that wait, may be able to go on, also while there is always
-            // another request.
-            if self.taken.get() >= MAX_DEPTH {
-                self.taken.set(0);
-                yield_now().await;
+            // another request, or seems to be one.
+            if self.looked.get() >= MAX_DEPTH {
+                self.lets_others_run().await;
             }
+            self.looked.set(self.looked.get() + 1);
             match self.client.queue.pop() {
                 Ok(Some(request)) => {
                     self.busy.set(self.busy.get() + 1);
-                    self.taken.set(self.taken.get().saturating_add(1));
                     return Some(request);
                 }
                 Ok(None) => {}
@@ -257,16 +256,20 @@ impl<F: FileSystem> Channel<F> {
             if self.gone.get() || self.client.queue.client_closed() {
                 break;
             }
-            let taken = self.taken.replace(0);
-            if self.busy.get() > 0 && taken > 0 {
+            if self.busy.get() > 0 && self.looked.get() > 1 {
                 // The client may then have more to ask.
-                yield_now().await;
+                self.lets_others_run().await;
                 continue;
             }
             self.sleep().await;
         }
         self.over();
         None
+    }
+
+    async fn lets_others_run(&self) {
+        self.looked.set(0);
+        yield_now().await;
     }
 
     /// Nothing more is taken.
@@ -307,6 +310,7 @@ impl<F: FileSystem> Channel<F> {
                 self.transferring.end();
             }
             self.rung().await;
+            self.looked.set(0);
         }
         queue.disarm();
         if idle {
