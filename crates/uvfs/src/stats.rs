@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use uvfs_cli::{Context, Error, Result, printed};
-use uvfs_server::control;
 use uvfs_server::stats::{Report, StuckRequest};
+use uvfs_server::{control, mount};
+
+use crate::umount::{absolute, serves};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -66,8 +68,28 @@ pub struct Args {
     mountpoints: Vec<PathBuf>,
 }
 
+/// The control socket of the one server that has the mount open, if it is this user's. The mount is not asked: its
+/// source may hang, or its file system have no extended attributes.
+fn socket_of_server(mountpoint: &Path) -> Option<PathBuf> {
+    let line = mount::mounted(&absolute(mountpoint).ok()?).ok()??;
+    let minor = line.device.strip_prefix("0:")?;
+    let sockets = std::fs::read_dir(control::directory().ok()?).ok()?;
+    let mut serving = sockets.flatten().filter(|socket| {
+        let name = socket.file_name();
+        let pid = (name.to_str()).and_then(|name| name.strip_suffix(".sock")?.split('-').next());
+        let pid = pid.and_then(|pid| pid.parse().ok());
+        pid.is_some_and(|pid| serves(pid, minor))
+    });
+    // Of a process with several mounts each has a socket.
+    let one = serving.next()?;
+    serving.next().is_none().then(|| one.path())
+}
+
 /// Where the server of a mount listens.
 pub fn control_socket(mountpoint: &Path) -> Result<PathBuf> {
+    if let Some(socket) = socket_of_server(mountpoint) {
+        return Ok(socket);
+    }
     let name = mountpoint.display();
     let mut value = [0; 4096];
     match rustix::fs::getxattr(mountpoint, uvfs_server::CONTROL_XATTR, &mut value) {

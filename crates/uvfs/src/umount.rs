@@ -122,10 +122,7 @@ impl Server {
             if !says(&base.join("comm"), "uvfs") {
                 continue;
             }
-            // A descriptor of /dev/fuse has this line (fuse_dev_show_fdinfo in the kernel's fs/fuse/dev.c).
-            let line = format!("fuse_connection:\t{minor}");
-            let serves = entries(&base.join("fdinfo")).any(|info| says(&info, &line));
-            let Some(id) = Pid::from_raw(pid as i32).filter(|_| serves) else {
+            let Some(id) = Pid::from_raw(pid as i32).filter(|_| serves(pid, minor)) else {
                 continue;
             };
             if let Ok(process) = pidfd_open(id, PidfdFlags::empty()) {
@@ -141,6 +138,15 @@ impl Server {
         let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
         poll(&mut fds, left.as_ref()).is_ok_and(|ready| ready > 0)
     }
+}
+
+/// Whether a process serves the FUSE file system with this minor device number; false where an older kernel does not
+/// tell, or where the process is another user's.
+pub fn serves(pid: u32, minor: &str) -> bool {
+    // A descriptor of /dev/fuse has this line (fuse_dev_show_fdinfo in the kernel's fs/fuse/dev.c).
+    let line = format!("fuse_connection:\t{minor}");
+    let infos = PathBuf::from(format!("/proc/{pid}/fdinfo"));
+    entries(&infos).any(|info| says(&info, &line))
 }
 
 /// Whether a file of /proc has this line.
