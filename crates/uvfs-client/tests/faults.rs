@@ -331,3 +331,86 @@ fn no_space_at_any_call_loses_nothing_that_was_synced() {
 fn an_io_error_at_any_call_loses_nothing_that_was_synced() {
     fails_everywhere(Errno::IO);
 }
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 64;
+const BAD: u64 = 16;
+
+/// A file with a page that can't be read, nor anything together with it.
+struct BadPage;
+
+impl FileSystem for BadPage {
+    async fn lookup(&self, _: &Context, _: Node, _: &CStr) -> Result<Entry> {
+        Ok(Entry {
+            node: Node(2),
+            ..Entry::new(Self::attr(), Duration::ZERO)
+        })
+    }
+
+    async fn getattr(&self, _: &Context, _: Node, _: Option<Handle>) -> Result<Attributes> {
+        Ok(Attributes::new(Self::attr(), Duration::ZERO))
+    }
+
+    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
+        Ok(Opened::default())
+    }
+
+    async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
+        let (first, end) = (how.offset, how.offset + data.len() as u64);
+        if first < (BAD + 1) * PAGE && end > BAD * PAGE {
+            return Err(Errno::IO);
+        }
+        let bytes: Vec<u8> = (first..end.min(PAGES * PAGE))
+            .map(|at| (at / PAGE) as u8)
+            .collect();
+        data.copy_in(0, &bytes);
+        Ok(bytes.len())
+    }
+}
+
+impl BadPage {
+    fn attr() -> abi::Attr {
+        abi::Attr {
+            size: PAGES * PAGE,
+            mode: libc::S_IFREG | 0o644,
+            ..Default::default()
+        }
+    }
+}
+
+/// If pages that can be read failed with one that can't, a program would lose them, too, whichever way it reads.
+#[test]
+fn a_page_that_cannot_be_read_takes_no_other_with_it() {
+    let session = Arc::new(Session::unmounted(BadPage, SessionOptions::default()).unwrap());
+    let pages = |pages: std::ops::Range<u64>| -> Vec<u8> {
+        pages
+            .flat_map(|page| vec![page as u8; PAGE as usize])
+            .collect()
+    };
+    for submitted in [false, true] {
+        let (serving, socket) = in_process(&session, ClientLimits::default()).unwrap();
+        let client = Client::new(Server::from(socket), Config::default()).unwrap();
+        let file = client.open("f", OpenOptions::new().read(true)).unwrap();
+        let read = |first: u64| -> io::Result<Vec<u8>> {
+            let mut buf = vec![0xff; ((PAGES - first) * PAGE) as usize];
+            if submitted {
+                return file
+                    .submit_read_at(buf, first * PAGE, Flags::empty())
+                    .wait();
+            }
+            let n = file.read_at(&mut buf, first * PAGE, Flags::empty())?;
+            buf.truncate(n);
+            Ok(buf)
+        };
+        assert!(read(0).unwrap() == pages(0..BAD), "{submitted}");
+        let error = read(BAD).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{submitted}");
+        assert!(
+            read(BAD + 1).unwrap() == pages(BAD + 1..PAGES),
+            "{submitted}"
+        );
+        drop(file);
+        drop(client);
+        drop(serving);
+    }
+}

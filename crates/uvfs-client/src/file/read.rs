@@ -105,6 +105,7 @@ impl File {
             offset,
             done: 0,
             dontcache,
+            singly: false,
             fill: None,
             direct: None,
         };
@@ -121,20 +122,33 @@ impl File {
             f.cache.counters.hits(1);
         }
         let mut failed = None;
+        // Once the device failed to read several pages, each is read alone.
+        let mut singly = false;
         loop {
             let at = offset + done as u64;
             match stop {
                 ReadStop::Full | ReadStop::Eof => break,
                 ReadStop::NoLease if f.inode.lease(Lease::Read) => {}
                 ReadStop::NoLease => {
-                    return match self.read_direct(&mut buf[done..], at, flags) {
+                    let rest = &mut buf[done..];
+                    let read = match self.read_direct(rest, at, flags) {
+                        Err(e) if errno_of(&e) == libc::EIO => self.read_pages(rest, at, flags),
+                        read => read,
+                    };
+                    return match read {
                         Ok(n) => Ok(done + n),
                         Err(e) => cut_short(done, e),
                     };
                 }
                 ReadStop::Miss(page) => {
                     let last = (offset + buf.len() as u64 - 1) / PAGE;
-                    failed = self.bring(page, last, dontcache).err();
+                    failed = match self.bring(page, last, singly, dontcache) {
+                        Err(libc::EIO) if !singly => {
+                            singly = true;
+                            None
+                        }
+                        brought => brought.err(),
+                    };
                     if failed.is_some() {
                         break;
                     }
@@ -148,12 +162,15 @@ impl File {
         failed.map_or(Ok(done), |code| cut_short(done, errno(code)))
     }
 
-    /// Has a page that is missing for a read up to page `last` read, and waits for it.
-    fn bring(&self, page: u64, last: u64, dontcache: bool) -> Result<(), i32> {
+    /// Has a page that is missing for a read up to page `last` read, alone or with those behind it, and waits
+    /// for it.
+    fn bring(&self, page: u64, last: u64, singly: bool, dontcache: bool) -> Result<(), i32> {
         let f = &*self.0;
         let fill = if f.inode.is_reading(page) {
             // Readahead or another reader brings it.
             Arc::default()
+        } else if singly {
+            f.inode.fill(&f.handle, page, page, dontcache, true)
         } else {
             self.read_missing(page, last, dontcache)
         };
@@ -213,6 +230,25 @@ impl File {
         Ok(done)
     }
 
+    /// As [`File::read_direct`], each page by itself: up to the first that can't be read.
+    fn read_pages(&self, buf: &mut [u8], offset: u64, flags: Flags) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let n = (buf.len() - done).min((PAGE - at % PAGE) as usize);
+            match self.read_direct(&mut buf[done..done + n], at, flags) {
+                Ok(moved) => {
+                    done += moved;
+                    if moved < n {
+                        break;
+                    }
+                }
+                Err(e) => return cut_short(done, e),
+            }
+        }
+        Ok(done)
+    }
+
     /// One round of a direct read.
     fn read_round(&self, buf: &mut [u8], at: u64, dontcache: bool) -> io::Result<usize> {
         let f = &*self.0;
@@ -268,25 +304,41 @@ struct BufferedRead {
     offset: u64,
     done: usize,
     dontcache: bool,
+    /// The device failed to read several pages: each is read alone.
+    singly: bool,
     fill: Option<Arc<Fill>>,
     /// Reads the rest past the cache: there is no lease.
     direct: Option<Arc<Direct>>,
 }
 
 impl BufferedRead {
+    /// How much of the rest a direct read is to bring.
+    fn round(&self) -> usize {
+        let rest = self.buf.len() - self.done;
+        let at = self.offset + self.done as u64;
+        match self.singly {
+            true => rest.min((PAGE - at % PAGE) as usize),
+            false => self.file.0.inode.direct_round(rest),
+        }
+    }
+
     /// Takes what was asked for last, once it is there: whether anything is to come after it.
     fn take(&mut self) -> Option<io::Result<bool>> {
         if let Some(direct) = &self.direct {
             if !direct.ended() {
                 return None;
             }
+            let asked = self.round();
             let moved = match direct.result() {
                 Ok(moved) => moved,
+                Err(e) if errno_of(&e) == libc::EIO && !self.singly => {
+                    (self.direct, self.singly) = (None, true);
+                    return Some(Ok(true));
+                }
                 Err(e) if self.done == 0 => return Some(Err(e)),
                 Err(_) => return Some(Ok(false)),
             };
             let rest = &mut self.buf[self.done..];
-            let asked = self.file.0.inode.direct_round(rest.len());
             direct.copy_out_from(0, &mut rest[..moved]);
             self.done += moved;
             self.direct = None;
@@ -299,6 +351,10 @@ impl BufferedRead {
             return None;
         }
         match fill.error() {
+            Some(libc::EIO) if !self.singly => {
+                self.singly = true;
+                Some(Ok(true))
+            }
             Some(code) if self.done == 0 => Some(Err(errno(code))),
             failed => Some(Ok(failed.is_none())),
         }
@@ -316,12 +372,15 @@ impl BufferedRead {
             ReadStop::Full | ReadStop::Eof => return Some(false),
             ReadStop::NoLease => {
                 let at = at + n as u64;
-                let len = f.inode.direct_round(self.buf.len() - self.done);
+                let len = self.round();
                 let direct = f.inode.start_read(&f.handle, at, len, self.dontcache, None);
                 self.direct = Some(direct);
             }
             // Somebody else's read brings it.
             ReadStop::Miss(page) if f.inode.is_reading(page) => return None,
+            ReadStop::Miss(page) if self.singly => {
+                self.fill = Some(f.inode.fill(&f.handle, page, page, self.dontcache, true));
+            }
             ReadStop::Miss(page) => {
                 let last = (self.offset + self.buf.len() as u64 - 1) / PAGE;
                 self.fill = Some(self.file.read_missing(page, last, self.dontcache));
