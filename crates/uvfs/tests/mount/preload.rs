@@ -2,6 +2,8 @@
 
 mod descriptors;
 mod ends;
+mod namespaces;
+mod set_id;
 
 use std::fs;
 use std::path::{Path, PathBuf};
