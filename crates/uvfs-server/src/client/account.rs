@@ -19,8 +19,16 @@ impl<F: FileSystem> Client<F> {
 
     /// The client is given a node; 0 is none.
     pub(super) fn looked_up(&self, node: u64) {
-        if node != 0 {
-            *self.link.lookups().entry(node).or_default() += 1;
+        if node == 0 {
+            return;
+        }
+        let mut lookups = self.link.lookups();
+        let count = lookups.entry(node).or_default();
+        *count += 1;
+        if *count == 1
+            && let Some(guest) = &self.guest
+        {
+            guest.knows();
         }
     }
 
@@ -84,6 +92,13 @@ impl<F: FileSystem> Client<F> {
         }
     }
 
+    /// The client has no more lookups of so many nodes.
+    pub(super) fn forgot_nodes(&self, count: usize) {
+        if let Some(guest) = &self.guest {
+            guest.forgot(count);
+        }
+    }
+
     /// The client has given up lookups, which it had.
     fn forgot(&self, gone: ForgetOne) {
         let mut lookups = self.link.lookups();
@@ -93,6 +108,7 @@ impl<F: FileSystem> Client<F> {
         *count.get_mut() = count.get().saturating_sub(gone.nlookup);
         if *count.get() == 0 {
             count.remove();
+            self.forgot_nodes(1);
             self.session.coherence.forget(&self.link, gone.nodeid);
         }
     }

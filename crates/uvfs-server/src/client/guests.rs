@@ -19,7 +19,7 @@ pub struct GuestLimits {
     pub sessions: usize,
     /// Pages of 4 KiB of all its arenas; a session with more gets EAGAIN.
     pub arena_pages: u64,
-    /// Imported files that are open; further ones get EMFILE.
+    /// Imported files that are open, and as many that it may still ask about; further ones get EMFILE.
     pub handles: usize,
 }
 
@@ -43,6 +43,7 @@ struct Usage {
     sessions: usize,
     pages: u64,
     handles: usize,
+    nodes: usize,
     cut_off: Option<Instant>,
 }
 
@@ -118,7 +119,7 @@ impl Guest {
     /// Whether it may have one more open file. It then has.
     pub(crate) fn opens(&self) -> bool {
         self.with(|usage, limits| {
-            let may = usage.handles < limits.handles;
+            let may = usage.handles < limits.handles && usage.nodes < limits.handles;
             usage.handles += usize::from(may);
             may
         })
@@ -127,6 +128,16 @@ impl Guest {
     /// Files were closed.
     pub(crate) fn closed(&self, count: usize) {
         self.with(|usage, _| usage.handles -= count);
+    }
+
+    /// A session was given a node that it did not have.
+    pub(crate) fn knows(&self) {
+        self.with(|usage, _| usage.nodes += 1);
+    }
+
+    /// A session gave nodes back.
+    pub(crate) fn forgot(&self, count: usize) {
+        self.with(|usage, _| usage.nodes -= count);
     }
 
     /// It did not answer a recall.
@@ -169,6 +180,15 @@ mod tests {
             assert!(b.opens());
             a.closed(1);
             b.closed(2);
+            // Files that are closed and not forgotten count, too.
+            for _ in 0..3 {
+                a.knows();
+            }
+            assert!(!b.opens());
+            a.forgot(1);
+            assert!(b.opens());
+            b.closed(1);
+            a.forgot(2);
         }
         guests.comes(7).unwrap().was_cut_off();
         assert_eq!(guests.comes(7).err(), Some(Errno::AGAIN));

@@ -78,6 +78,7 @@ impl<F: FileSystem> Drop for Client<F> {
         }
         let imported = self.imported.take();
         self.closed(imported.values().map(|(_, count)| count).sum());
+        self.forgot_nodes(self.link.lookups().len());
         if let Some(guest) = &self.guest
             && self.link.was_cut_off()
         {

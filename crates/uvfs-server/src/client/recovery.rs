@@ -166,6 +166,7 @@ impl<F: FileSystem> Client<F> {
         )
         .await;
         let lookups = std::mem::take(&mut *self.link.lookups());
+        self.forgot_nodes(lookups.len());
         for (node, nlookup) in lookups {
             let forget = Operation::Forget(abi::ForgetIn { nlookup });
             let _ = self.ask(node, forget, Payload::default()).await;

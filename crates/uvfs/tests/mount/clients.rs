@@ -412,6 +412,23 @@ pub fn greedy(dir: &Path, _: &str) -> String {
     assert_eq!(opened, 8192);
     // Nor by another session.
     assert_eq!(errno(import(&sessions[1])), libc::EMFILE);
+    // Nor by closing files that it does not forget.
+    drop((sessions, arenas));
+    let mut again = None;
+    wait_for("the end of its sessions", || {
+        again = again.take().or_else(|| attach(64).ok());
+        again.as_ref().is_some_and(|one| import(one).is_ok())
+    });
+    let one = again.unwrap();
+    let known = (0..9000).map_while(|n| {
+        let file = File::open(dir.join(format!("many/{n}"))).unwrap();
+        let token = Token::of(file.as_fd()).unwrap();
+        let imported = one.0.import(token.secret()).ok()?;
+        one.0.release(imported.entry.node, imported.handle);
+        Some(())
+    });
+    // And the one from before.
+    assert_eq!(known.count(), 8191);
     let tokens = (0..5000)
         .map_while(|_| Token::of(file.as_fd()).ok())
         .count();
@@ -431,6 +448,10 @@ fn a_guest_has_no_more_than_its_share() {
     let file = served.source.join("shared");
     fs::write(&file, "shared").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::create_dir(served.source.join("many")).unwrap();
+    for n in 0..9000 {
+        fs::write(served.source.join(format!("many/{n}")), "").unwrap();
+    }
     in_child(&served, "greedy", "", Some(54321));
     // Its tokens are still out.
     fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
