@@ -13,6 +13,8 @@ mod judged;
 mod mutate;
 #[path = "common/sink.rs"]
 mod sink;
+#[path = "repair/trees.rs"]
+mod trees;
 
 use common::*;
 use damages::all_damages;
@@ -544,41 +546,5 @@ fn inodes_are_read_once_for_damage_beside_them() {
         let after = Arc::new(sink.state.into_inner().unwrap().image);
         let found = check(after, &options.check, &Progress::default()).unwrap();
         assert_eq!(found.count, 0, "{kind}: {:?}", found.findings);
-    }
-}
-
-/// Trees that are damaged together with what their inodes lead to are mended in rounds, and no inode in
-/// them is lost: what only the inodes say is not taken for free.
-#[test]
-fn a_tree_and_a_directory_damaged_together() {
-    let Some(image) = base() else { return };
-    let mem = MemImage::load(&image.path()).unwrap();
-    let regions = mutate::regions(&mem);
-    let before = files(&image.path());
-    let of = |kind: &str| {
-        regions
-            .iter()
-            .filter(|r| r.kind == kind)
-            .collect::<Vec<_>>()
-    };
-    let (trees, dirs, maps) = (of("inobt"), of("directory data"), of("bmbt"));
-    for (i, tree) in trees.iter().enumerate() {
-        for others in [&dirs, &maps] {
-            let other = others[i * 7 % others.len()];
-            let mut damaged = mem.clone();
-            damaged.put(tree.offset + 60, &[0xff; 100]);
-            damaged.put(other.offset + 70, &[0xff; 100]);
-            let what = (tree.offset, other.kind, other.offset);
-            let (after, _) = mended(&damaged).unwrap_or_else(|e| panic!("{what:?}: {e}"));
-            let after = files_of(after);
-            let lost: Vec<_> = before
-                .iter()
-                .filter(|(ino, file)| after.get(ino) != Some(file))
-                .map(|(ino, file)| (ino, file, after.get(ino)))
-                .collect();
-            // A file may lose the extents of a damaged block of its map.
-            let most = usize::from(other.kind == "bmbt");
-            assert!(lost.len() <= most, "{what:?}: {lost:?}");
-        }
     }
 }

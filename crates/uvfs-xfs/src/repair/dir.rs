@@ -1,7 +1,7 @@
 //! Directories: all entries read, and those with damage built anew.
 
 use super::fork::{self, Map};
-use super::{Mend, inode};
+use super::{Mend, inode, reader};
 use crate::bulk::dir::{DirLayout, NewEntry, Owner, fill, layout};
 use crate::dir::data_record;
 use crate::format::*;
@@ -264,7 +264,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
         ag.seen.fill(0);
     }
     for agno in 0..m.g.agcount {
-        inode::each(m, agno, true, &mut |m, ino, slot, raw| {
+        reader::each(m, agno, true, &mut |m, ino, slot, raw| {
             if m.ags[agno as usize].kind[slot] != directory {
                 return;
             }

@@ -15,6 +15,8 @@ pub(crate) struct Map {
     pub tree: Vec<u64>,
     /// Something had to be left out.
     pub hurt: bool,
+    /// The fork has to be built anew.
+    pub rebuild: bool,
 }
 
 impl Map {

@@ -1,7 +1,7 @@
 //! The headers and B-trees of the allocation groups, from what all inodes own.
 
 use super::space::{self, fresh, normal, subtract};
-use super::{Mend, fork, inode};
+use super::{Mend, fork, reader};
 use crate::bulk::btree::{Shape, build};
 use crate::check::space::{BlockMap, Use};
 use crate::format::*;
@@ -101,7 +101,7 @@ fn walk(m: &mut Mend<'_>) -> Vec<Owned> {
     }
     m.recount = false;
     for agno in 0..m.g.agcount {
-        inode::each(m, agno, false, &mut |m, ino, slot, raw| {
+        reader::each(m, agno, false, &mut |m, ino, slot, raw| {
             let used = Be16::at(raw, 2).is_ok_and(|mode| mode.get() != 0);
             let Some(inode) = used.then(|| Inode::parse(ino, raw, &m.g).ok()).flatten() else {
                 return;

@@ -4,146 +4,20 @@ use super::Mend;
 use super::contest::{self, Claim};
 use super::dir::{self, Tree};
 use super::fork::{self, Map};
-use super::overlay::{Fetched, Overlay};
-use super::space::{Chunk, EXPECTED, UNSEEN};
+use super::reader::each;
+use super::space::{EXPECTED, UNSEEN};
 use crate::format::*;
-use crate::geometry::{AgBlock, Geometry};
+use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
 use crate::mkfs::free_inode;
-use std::sync::mpsc;
-
-/// Bytes of inodes read at once.
-const MAX_READ: u64 = 1 << 20;
-/// Bytes of directory blocks that are read with them.
-const MAX_AHEAD: usize = 2 << 20;
-/// Threads that read inodes, each of which holds one run.
-const READERS: usize = 4;
-
-/// The bytes of a run of inodes, and blocks of its directories.
-type Run = (Vec<u8>, Option<Fetched>);
-
-/// Is given an inode's number, its place in the lists, and its bytes.
-type Visit<'v> = &'v mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]);
-
-/// Visits the inodes of a group that are there: number, place in the lists, bytes.
-/// `ahead`: directories will be read, too.
-pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
-    let geometry = m.g.clone();
-    let g = &*geometry;
-    let size = g.inode_size as usize;
-    let bytes = u64::from(INODES_PER_CHUNK) << g.inodelog;
-    let base = g.daddr(AgBlock { agno, agbno: 0 }) << 9;
-    let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
-    let runs = runs(&m.ags[agno as usize].chunks, g);
-    let disk = m.disk;
-    let read = |(_, n): (usize, usize), start: u64| {
-        let len = (start + n as u64 * bytes)
-            .min(ag_bytes)
-            .saturating_sub(start);
-        let mut run = vec![0; len as usize];
-        let at = base + start;
-        // Bytes that cannot be read stay zeros, and so are no inodes.
-        if crate::Blocks::read_data(disk, at, &mut run).is_err() {
-            for (k, one) in run.chunks_mut(size).enumerate() {
-                let _ = crate::Blocks::read_data(disk, at + (k * size) as u64, one);
-            }
-        }
-        let ahead = ahead.then(|| fetch(disk, g, &run));
-        (run, ahead)
-    };
-    let chunks = &m.ags[agno as usize].chunks;
-    let starts = runs
-        .iter()
-        .map(|r| u64::from(chunks[r.0].start) << g.inodelog);
-    let runs: Vec<((usize, usize), u64)> = runs.iter().copied().zip(starts).collect();
-    std::thread::scope(|s| {
-        // Reader k has the runs k, k + READERS and so on: they are taken in order.
-        let readers: Vec<mpsc::Receiver<Run>> = (0..READERS.min(runs.len()))
-            .map(|k| {
-                let (give, take) = mpsc::sync_channel(0);
-                let (read, mine) = (&read, runs[k..].iter().step_by(READERS));
-                s.spawn(move || {
-                    for (run, start) in mine {
-                        if give.send(read(*run, *start)).is_err() {
-                            break;
-                        }
-                    }
-                });
-                take
-            })
-            .collect();
-        for (i, ((first, n), start_at)) in runs.iter().enumerate() {
-            let Ok((run, blocks)) = readers[i % READERS].recv() else {
-                break;
-            };
-            if let Some(blocks) = blocks {
-                disk.expect(blocks);
-            }
-            for k in *first..first + n {
-                let chunk = m.ags[agno as usize].chunks[k];
-                for slot in (0..INODES_PER_CHUNK).filter(|s| chunk.has(*s)) {
-                    let from = ((u64::from(chunk.start + slot) << g.inodelog) - start_at) as usize;
-                    if let Some(raw) = run.get(from..from + size) {
-                        let ino = g.ino(agno, chunk.start + slot);
-                        visit(m, ino, k * 64 + slot as usize, raw);
-                    }
-                }
-            }
-        }
-    });
-}
-
-/// Runs of chunks that lie one after another: the first, and how many.
-fn runs(chunks: &[Chunk], g: &Geometry) -> Vec<(usize, usize)> {
-    let most = (MAX_READ >> (g.inodelog + 6)).max(1) as usize;
-    let mut out: Vec<(usize, usize)> = Vec::new();
-    for (i, c) in chunks.iter().enumerate() {
-        match out.last_mut() {
-            Some((_, n)) if *n < most && chunks[i - 1].start + INODES_PER_CHUNK == c.start => {
-                *n += 1;
-            }
-            _ => out.push((i, 1)),
-        }
-    }
-    out
-}
-
-/// Reads the blocks of directories in a run of inodes ahead. Nothing here is believed.
-fn fetch(disk: &Overlay, g: &Geometry, run: &[u8]) -> Fetched {
-    let per = 1u32 << g.dirblklog;
-    let mut wanted = Vec::new();
-    for raw in run.chunks_exact(g.inode_size as usize) {
-        let Ok(d) = Dinode::at(raw, 0) else { continue };
-        let dir = FileType::from_mode(d.v2.mode.get()) == FileType::Directory;
-        if !dir || d.v2.format != FORMAT_EXTENTS {
-            continue;
-        }
-        let n = (d.v2.nextents.get() as usize).min((raw.len() - DINODE_V3_SIZE) / 16);
-        let extents = ExtentRecord::slice_at(raw, DINODE_V3_SIZE, n);
-        for e in extents.unwrap_or_default() {
-            let e = e.unpack();
-            if e.startoff >= DIR2_LEAF_OFFSET >> g.blocklog {
-                break;
-            }
-            if let Some(a) = g.fsb_run(e.startblock, e.blockcount) {
-                let blocks = (0..e.blockcount.min(1024)).step_by(per as usize);
-                wanted.extend(blocks.map(|b| {
-                    let agbno = a.agbno + b;
-                    g.daddr(AgBlock { agbno, ..a }) << 9
-                }));
-            }
-        }
-    }
-    // Further blocks are read when they are needed.
-    wanted.truncate((MAX_AHEAD / g.dir_block_size as usize).max(1));
-    wanted.sort_unstable();
-    disk.fetch(&wanted, g.dir_block_size as usize)
-}
 
 /// Looks at all inodes, and mends those that need it; reads all directories on the way.
+///
+/// Nothing is built that takes blocks until every inode has claimed its own.
 pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
     let mut later: Vec<(Claim, u64, usize)> = Vec::new();
     let mut changed: Vec<u64> = Vec::new();
+    let mut unbuilt = Unbuilt::default();
     let mut tree = Tree::default();
     let owners = contest::owners(m);
     (m.recount, m.again) = (false, false);
@@ -164,9 +38,15 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
             };
             let wait = !free && claim != Claim::None;
             match parsed {
-                Some(inode) if !wait && !m.is_bad(ino) && !has_broken_tree(m, &inode) => {
+                Some(inode) if !wait && !m.is_bad(ino) => {
+                    let maps = read_maps(m, &inode);
+                    if maps.iter().any(|(_, map)| map.hurt) {
+                        later.push((claim, ino, slot));
+                        return;
+                    }
                     let dir = inode.file_type() == FileType::Directory;
-                    match follow(m, ino, slot, raw, inode, false) {
+                    let seen = Seen::new(ino, slot, inode, false);
+                    match follow(m, seen, raw, maps, &mut unbuilt) {
                         Some(inode) if dir => dir::one(m, &inode, &mut tree),
                         None if dir => changed.push(ino),
                         _ => {}
@@ -180,8 +60,15 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
     later.sort_by_key(|l| l.0);
     for (_, ino, slot) in &later {
         if let Some(raw) = m.raw(*ino) {
-            damaged(m, *ino, *slot, &raw);
+            damaged(m, *ino, *slot, &raw, &mut unbuilt);
         }
+    }
+    for (seen, maps) in std::mem::take(&mut unbuilt.trees) {
+        let old = m.raw(seen.ino).unwrap_or_default();
+        finish(m, seen, &old, maps, &mut unbuilt);
+    }
+    for ino in unbuilt.attrs {
+        super::attr::mend(m, ino);
     }
     for agno in 0..m.ags.len() {
         for slot in 0..m.ags[agno].kind.len() {
@@ -203,12 +90,55 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
     tree
 }
 
-/// Whether the tree of a fork has to be built anew. That takes blocks, and is done when all others have
-/// claimed theirs.
-fn has_broken_tree(m: &Mend<'_>, inode: &Inode) -> bool {
-    [Fork::Data, Fork::Attr]
-        .into_iter()
-        .any(|f| inode.fork_format(f) == Some(FORMAT_BTREE) && fork::read(m, inode, f).hurt)
+/// An inode that is followed.
+struct Seen {
+    ino: u64,
+    slot: usize,
+    inode: Inode,
+    /// What it is to be.
+    raw: Vec<u8>,
+    /// It has findings.
+    bad: bool,
+}
+
+impl Seen {
+    fn new(ino: u64, slot: usize, inode: Inode, bad: bool) -> Seen {
+        let raw = inode.raw().to_vec();
+        Seen {
+            ino,
+            slot,
+            inode,
+            raw,
+            bad,
+        }
+    }
+
+    /// Whether a fork has to be built that does not fit into the inode.
+    fn takes_blocks(&self, maps: &[(Fork, Map)]) -> bool {
+        maps.iter().any(|(f, map)| {
+            let room = self.inode.fork_bytes(*f).len();
+            map.rebuild && map.extents.len() * ExtentRecord::SIZE > room
+        })
+    }
+}
+
+/// Work that takes blocks. It waits until all inodes have claimed theirs.
+#[derive(Default)]
+struct Unbuilt {
+    /// Inodes with forks that become trees.
+    trees: Vec<(Seen, Vec<(Fork, Map)>)>,
+    /// Inodes whose attributes are to be mended.
+    attrs: Vec<u64>,
+}
+
+/// The forks of an inode that have blocks.
+fn read_maps(m: &Mend<'_>, inode: &Inode) -> Vec<(Fork, Map)> {
+    let forks = [Fork::Data, Fork::Attr].into_iter();
+    let mapped = forks.filter(|f| {
+        let format = inode.fork_format(*f);
+        matches!(format, Some(FORMAT_EXTENTS | FORMAT_BTREE))
+    });
+    mapped.map(|f| (f, fork::read(m, inode, f))).collect()
 }
 
 /// Makes an inode free.
@@ -257,12 +187,13 @@ fn agno(g: &Geometry, ino: u64) -> usize {
 }
 
 /// Follows an inode that may have findings.
-fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8]) {
+fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], unbuilt: &mut Unbuilt) {
     let parsed = Inode::parse(ino, old, &m.g);
     if !m.is_bad(ino)
         && let Ok(inode) = parsed
     {
-        follow(m, ino, slot, old, inode, false);
+        let maps = read_maps(m, &inode);
+        follow(m, Seen::new(ino, slot, inode, false), old, maps, unbuilt);
         return;
     }
     let mut raw = old.to_vec();
@@ -274,7 +205,12 @@ fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8]) {
     store_crc(&mut raw, DINODE_CRC_OFFSET);
     match Inode::parse(ino, &raw, &m.g) {
         Ok(inode) => {
-            follow(m, ino, slot, old, inode, true);
+            let mut seen = Seen::new(ino, slot, inode, true);
+            if seen.inode.file_type() == FileType::Symlink {
+                mend_link(m, ino, &mut seen.inode, &mut seen.raw);
+            }
+            let maps = read_maps(m, &seen.inode);
+            follow(m, seen, old, maps, unbuilt);
         }
         Err(e) => clear(m, ino, slot, old, &e.to_string()),
     }
@@ -298,40 +234,55 @@ fn mend_link(m: &mut Mend<'_>, ino: u64, inode: &mut Inode, raw: &mut [u8]) {
     }
 }
 
-/// Follows an inode's forks and claims its blocks. `old` is on disk, `inode` what was made of it.
-/// Gives the inode back if nothing had to be changed.
+/// Claims the blocks of an inode's forks. `old` is on disk. Gives the inode back if nothing had to be
+/// changed.
 fn follow(
     m: &mut Mend<'_>,
-    ino: u64,
-    slot: usize,
+    seen: Seen,
     old: &[u8],
-    mut inode: Inode,
-    bad: bool,
+    mut maps: Vec<(Fork, Map)>,
+    unbuilt: &mut Unbuilt,
 ) -> Option<Inode> {
-    let ag = agno(&m.g, ino);
-    let mut raw = inode.raw().to_vec();
-    let kind = inode.file_type();
-    if bad && kind == FileType::Symlink {
-        mend_link(m, ino, &mut inode, &mut raw);
+    let kind = seen.inode.file_type();
+    for (f, map) in &mut maps {
+        claim(m, map, *f == Fork::Data && kind == FileType::Regular);
+        // A tree with findings is built anew with the rest.
+        map.rebuild =
+            map.hurt || (seen.bad && m.is_about(seen.ino, "bmbt") && !map.tree.is_empty());
+        m.recount |= map.rebuild;
     }
+    let ag = agno(&m.g, seen.ino);
+    m.found(ag, seen.slot, kind as u8);
+    m.ags[ag].nlink[seen.slot] = seen.inode.nlink;
+    if seen.takes_blocks(&maps) {
+        unbuilt.trees.push((seen, maps));
+        return None;
+    }
+    finish(m, seen, old, maps, unbuilt)
+}
+
+/// Builds the forks of an inode whose blocks are claimed, where they need it, and sets its fields right. `old`
+/// is on disk. Gives the inode back if nothing had to be changed.
+fn finish(
+    m: &mut Mend<'_>,
+    seen: Seen,
+    old: &[u8],
+    maps: Vec<(Fork, Map)>,
+    unbuilt: &mut Unbuilt,
+) -> Option<Inode> {
+    let Seen {
+        ino,
+        slot,
+        inode,
+        mut raw,
+        bad,
+    } = seen;
+    let kind = inode.file_type();
     let mut total = 0;
-    let mut hurt = false;
     let mut counted = true;
-    for f in [Fork::Data, Fork::Attr] {
-        let Some(FORMAT_EXTENTS | FORMAT_BTREE) = inode.fork_format(f) else {
-            continue;
-        };
-        let mut map = fork::read(m, &inode, f);
-        let data = f == Fork::Data && kind == FileType::Regular;
-        claim(m, &mut map, data);
-        hurt |= map.hurt;
-        if bad && !map.hurt {
-            // A tree is built anew with the rest.
-            let tree = m.is_about(ino, "bmbt");
-            map.hurt = tree && !map.tree.is_empty();
-        }
-        if map.hurt {
-            m.recount = true;
+    let hurt = maps.iter().any(|(_, map)| map.hurt);
+    for (f, mut map) in maps {
+        if map.rebuild {
             if !put_fork(m, ino, &mut raw, &inode, f, &mut map) {
                 clear(m, ino, slot, old, "no space for its extents");
                 return None;
@@ -340,21 +291,18 @@ fn follow(
             map.own(m, ino, f);
         }
         total += map.blocks();
-        let n = if f == Fork::Data {
-            inode.nextents
-        } else {
-            inode.anextents
+        let n = match f {
+            Fork::Data => inode.nextents,
+            Fork::Attr => inode.anextents,
         };
         if map.extents.len() as u64 != n {
             counted = false;
             set_extents(&mut raw, f, map.extents.len() as u64);
         }
-        if bad && data {
+        if bad && f == Fork::Data && kind == FileType::Regular {
             file_size(m, &mut raw, &map);
         }
     }
-    m.found(ag, slot, kind as u8);
-    m.ags[ag].nlink[slot] = inode.nlink;
     if !bad && !hurt && counted && total == inode.nblocks && !m.sharing.contains(&ino) {
         return Some(inode);
     }
@@ -386,7 +334,7 @@ fn follow(
         }
     }
     if bad {
-        super::attr::mend(m, ino);
+        unbuilt.attrs.push(ino);
     }
     None
 }
@@ -485,83 +433,6 @@ fn file_size(m: &Mend<'_>, raw: &mut [u8], map: &Map) {
         let end = end.map_or(0, |e| e.startoff + u64::from(e.blockcount));
         d.v2.size.set(end << m.g.blocklog);
         d.put(raw, 0);
-    }
-}
-
-/// Mends the quota inodes: their records, and whether they are to be counted again.
-pub(crate) fn quota(m: &mut Mend<'_>) {
-    const KINDS: [(&str, u8, u16, u16); 3] = [
-        ("user quota", DQTYPE_USER, 0x0004, 0x0003),
-        ("group quota", DQTYPE_GROUP, 0x0100, 0x00c0),
-        ("project quota", DQTYPE_PROJ, 0x0400, 0x0208),
-    ];
-    let mut sb = m.sb;
-    let inodes = m.g.quota_inodes;
-    for (k, (what, kind, checked, on)) in KINDS.into_iter().enumerate() {
-        let Some(ino) = inodes[k] else { continue };
-        let regular = m.kind_of(ino) == FileType::Regular;
-        let twice = inodes[..k].contains(&Some(ino)) || ino == m.g.rootino;
-        let records = m.is_about(ino, what);
-        if !regular || twice {
-            [&mut sb.uquotino, &mut sb.gquotino, &mut sb.pquotino][k].set(0);
-            sb.qflags.set(sb.qflags.get() & !(checked | on));
-            m.say(what, None, Some(ino), "taken away: it is no file".into());
-        } else if records || m.hurt(what, 0) {
-            if records {
-                dquots(m, ino, kind);
-            }
-            sb.qflags.set(sb.qflags.get() & !checked);
-            let text = "to be counted again at the next mount";
-            m.say(what, None, None, text.into());
-        }
-    }
-    if zerocopy::IntoBytes::as_bytes(&sb) != zerocopy::IntoBytes::as_bytes(&m.sb) {
-        m.put_superblock(sb);
-    }
-}
-
-/// Resets the records of a quota inode that make no sense.
-fn dquots(m: &mut Mend<'_>, ino: u64, kind: u8) {
-    let g = m.g.clone();
-    let Some(Ok(inode)) = m.raw(ino).map(|raw| Inode::parse(ino, &raw, &g)) else {
-        return;
-    };
-    let map = fork::read(m, &inode, Fork::Data);
-    let per = g.block_size as usize / Dquot::SIZE;
-    for e in map.extents.iter().filter(|e| !e.unwritten) {
-        for i in 0..u64::from(e.blockcount) {
-            let Some(at) = map.offset(m, e.startoff + i, 1) else {
-                continue;
-            };
-            let Ok(mut bytes) = m.disk.get(at, g.block_size as usize) else {
-                continue;
-            };
-            let ident = g.ident(at >> 9, None);
-            let mut changed = false;
-            for k in 0..per {
-                let id = ((e.startoff + i) * per as u64 + k as u64) as u32;
-                let record = &mut bytes[k * Dquot::SIZE..(k + 1) * Dquot::SIZE];
-                let fine = check_dquot(record, &ident)
-                    .is_ok_and(|d| d.id.get() == id && d.r#type & !DQTYPE_BIGTIME == kind);
-                if fine {
-                    continue;
-                }
-                changed = true;
-                record.fill(0);
-                use zerocopy::FromZeros;
-                let mut d = Dquot::new_zeroed();
-                d.magic.set(DQUOT_MAGIC);
-                d.version = 1;
-                d.r#type = kind;
-                d.id.set(id);
-                d.uuid = g.meta_uuid;
-                d.put(record, 0);
-                store_crc(record, DQUOT_CRC_OFFSET);
-            }
-            if changed {
-                m.disk.write(at, &bytes);
-            }
-        }
     }
 }
 

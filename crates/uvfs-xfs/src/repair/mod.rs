@@ -52,6 +52,8 @@ mod local;
 mod log;
 mod overlay;
 mod quick;
+mod quota;
+mod reader;
 mod space;
 mod superblock;
 mod trees;
@@ -434,7 +436,7 @@ impl<'a> Mend<'a> {
             let tree = inode::all(self);
             links::settle(self, tree);
             links::all(self);
-            inode::quota(self);
+            quota::all(self);
         }
         if self.moved {
             groups::all(self);

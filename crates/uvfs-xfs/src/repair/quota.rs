@@ -1,0 +1,82 @@
+//! Quota inodes and their records.
+
+use super::{Mend, fork};
+use crate::format::*;
+use crate::inode::{Fork, Inode};
+
+/// Mends the quota inodes: their records, and whether they are to be counted again.
+pub(crate) fn all(m: &mut Mend<'_>) {
+    const KINDS: [(&str, u8, u16, u16); 3] = [
+        ("user quota", DQTYPE_USER, 0x0004, 0x0003),
+        ("group quota", DQTYPE_GROUP, 0x0100, 0x00c0),
+        ("project quota", DQTYPE_PROJ, 0x0400, 0x0208),
+    ];
+    let mut sb = m.sb;
+    let inodes = m.g.quota_inodes;
+    for (k, (what, kind, checked, on)) in KINDS.into_iter().enumerate() {
+        let Some(ino) = inodes[k] else { continue };
+        let regular = m.kind_of(ino) == FileType::Regular;
+        let twice = inodes[..k].contains(&Some(ino)) || ino == m.g.rootino;
+        let records = m.is_about(ino, what);
+        if !regular || twice {
+            [&mut sb.uquotino, &mut sb.gquotino, &mut sb.pquotino][k].set(0);
+            sb.qflags.set(sb.qflags.get() & !(checked | on));
+            m.say(what, None, Some(ino), "taken away: it is no file".into());
+        } else if records || m.hurt(what, 0) {
+            if records {
+                dquots(m, ino, kind);
+            }
+            sb.qflags.set(sb.qflags.get() & !checked);
+            let text = "to be counted again at the next mount";
+            m.say(what, None, None, text.into());
+        }
+    }
+    if zerocopy::IntoBytes::as_bytes(&sb) != zerocopy::IntoBytes::as_bytes(&m.sb) {
+        m.put_superblock(sb);
+    }
+}
+
+/// Resets the records of a quota inode that make no sense.
+fn dquots(m: &mut Mend<'_>, ino: u64, kind: u8) {
+    let g = m.g.clone();
+    let Some(Ok(inode)) = m.raw(ino).map(|raw| Inode::parse(ino, &raw, &g)) else {
+        return;
+    };
+    let map = fork::read(m, &inode, Fork::Data);
+    let per = g.block_size as usize / Dquot::SIZE;
+    for e in map.extents.iter().filter(|e| !e.unwritten) {
+        for i in 0..u64::from(e.blockcount) {
+            let Some(at) = map.offset(m, e.startoff + i, 1) else {
+                continue;
+            };
+            let Ok(mut bytes) = m.disk.get(at, g.block_size as usize) else {
+                continue;
+            };
+            let ident = g.ident(at >> 9, None);
+            let mut changed = false;
+            for k in 0..per {
+                let id = ((e.startoff + i) * per as u64 + k as u64) as u32;
+                let record = &mut bytes[k * Dquot::SIZE..(k + 1) * Dquot::SIZE];
+                let fine = check_dquot(record, &ident)
+                    .is_ok_and(|d| d.id.get() == id && d.r#type & !DQTYPE_BIGTIME == kind);
+                if fine {
+                    continue;
+                }
+                changed = true;
+                record.fill(0);
+                use zerocopy::FromZeros;
+                let mut d = Dquot::new_zeroed();
+                d.magic.set(DQUOT_MAGIC);
+                d.version = 1;
+                d.r#type = kind;
+                d.id.set(id);
+                d.uuid = g.meta_uuid;
+                d.put(record, 0);
+                store_crc(record, DQUOT_CRC_OFFSET);
+            }
+            if changed {
+                m.disk.write(at, &bytes);
+            }
+        }
+    }
+}
