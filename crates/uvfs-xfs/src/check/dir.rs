@@ -4,7 +4,6 @@ mod index;
 mod short;
 
 use super::ctx::Ctx;
-use super::da::DaTree;
 use super::inode::{Gathered, read_run, want_run};
 use super::reader::Reader;
 use super::report::Place;
@@ -41,6 +40,18 @@ struct Dir<'c, 'a> {
     dotdot: bool,
     /// Everything could be read.
     whole: bool,
+}
+
+/// The mapped directory blocks of each part.
+#[derive(Default)]
+struct Parts {
+    index_blocks: u64,
+    /// File blocks of the free index.
+    free_blocks: Vec<u64>,
+    /// The directory block after the last one of data.
+    data_end: u64,
+    /// The first data block has the index in it.
+    single: bool,
 }
 
 fn show(name: &[u8]) -> String {
@@ -217,54 +228,19 @@ impl Dir<'_, '_> {
         }
     }
 
+    /// Checks a directory that has blocks of its own.
     fn blocks(&mut self, rd: &mut Reader<'_>, inode: &Inode, out: &mut Gathered) {
-        let ctx = self.ctx;
-        let (g, report) = (ctx.g, ctx.report);
-        let per = u64::from(1u32 << g.dirblklog);
-        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
-        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
-        let end_at = free_at + (free_at - leaf_at);
-        // Mapped directory blocks of each part.
-        let (mut index_blocks, mut free_blocks, mut data_end) = (0u64, Vec::new(), 0u64);
-        let mut single = false;
-        let extents = self.extents;
+        let (g, report) = (self.ctx.g, self.ctx.report);
         // The least entry takes 16 bytes, and so does what is kept of it here and of its index.
-        let data = extents.iter().filter(|e| e.startoff < leaf_at);
+        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        let data = self.extents.iter().filter(|e| e.startoff < leaf_at);
         let bytes = data.map(|e| u64::from(e.blockcount)).sum::<u64>() << g.blocklog;
-        self.rounds = bytes.div_ceil(ctx.directory.max(1)).clamp(1, MAX_ROUNDS);
-        let mut numbers = numbers(extents, per);
-        let mark = rd.mark();
-        loop {
-            let some: SmallVec<[u64; BLOCKS_AHEAD]> = numbers.by_ref().take(BLOCKS_AHEAD).collect();
-            if some.is_empty() {
-                break;
-            }
-            for db in &some {
-                want_run(ctx, rd, extents, db * per, per);
-            }
-            rd.go();
-            for db in some {
-                let start = db * per;
-                if start < leaf_at {
-                    data_end = db + 1;
-                    single |= self.data_block(rd, db, out);
-                } else if start < free_at {
-                    index_blocks += 1;
-                } else if start < end_at {
-                    free_blocks.push(start);
-                } else {
-                    report.bad(self.place, format!("file block {start} is beyond its end"));
-                }
-            }
-            rd.release(mark);
-        }
-        if inode.size != data_end * u64::from(g.dir_block_size) {
-            report.differ(
-                self.place,
-                "di_size",
-                data_end * u64::from(g.dir_block_size),
-                inode.size,
-            );
+        let room = self.ctx.directory.max(1);
+        self.rounds = bytes.div_ceil(room).clamp(1, MAX_ROUNDS);
+        let parts = self.parts(rd, out);
+        let size = parts.data_end * u64::from(g.dir_block_size);
+        if inode.size != size {
+            report.differ(self.place, "di_size", size, inode.size);
         }
         if self.whole {
             if !self.dot {
@@ -278,99 +254,48 @@ impl Dir<'_, '_> {
         }
         self.entries.sort_unstable();
         self.duplicates(rd);
-        if single {
-            if index_blocks != 0 || !free_blocks.is_empty() || data_end != 1 {
-                report.bad(self.place, "a single-block directory with other blocks");
-            }
-            return;
+        if !parts.single {
+            self.leaves(rd, &parts);
+        } else if parts.index_blocks != 0 || !parts.free_blocks.is_empty() || parts.data_end != 1 {
+            report.bad(self.place, "a single-block directory with other blocks");
         }
-        let mut indexed: Vec<(u32, u32)> = Vec::with_capacity(self.entries.len());
-        let mut leaves: Vec<u32> = Vec::new();
-        let mut leaf1_bests: Option<Vec<u16>> = None;
-        let crc = g.features.crc;
-        let mut previous = (0u32, 0u32);
-        let max_entries = (g.dir_block_size as usize - da_header_len(crc)) / Dir2LeafEntry::SIZE;
-        let root = leaf_at as u32;
-        let mut tree = DaTree::new(
-            ctx,
-            Place::inode("directory index", self.ino),
-            self.ino,
-            self.extents,
-            per as u32,
-            leaf_at..free_at,
-            &[DIR2_LEAF1_MAGIC, DIR2_LEAFN_MAGIC],
-        );
-        let walked = tree.walk(rd, root, &mut |number, place, block| {
-            let is_leaf1 = da_block_kind(block, crc) == Some(DIR2_LEAF1_MAGIC);
-            if is_leaf1 && number != root {
-                report.bad(place, "a single leaf inside a tree");
+    }
+
+    /// Checks the data blocks, and counts those of the other parts.
+    fn parts(&mut self, rd: &mut Reader<'_>, out: &mut Gathered) -> Parts {
+        let (ctx, extents) = (self.ctx, self.extents);
+        let g = ctx.g;
+        let per = u64::from(1u32 << g.dirblklog);
+        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
+        let end_at = free_at + (free_at - leaf_at);
+        let mut parts = Parts::default();
+        let mut numbers = numbers(extents, per);
+        let mark = rd.mark();
+        loop {
+            let some: SmallVec<[u64; BLOCKS_AHEAD]> = numbers.by_ref().take(BLOCKS_AHEAD).collect();
+            if some.is_empty() {
+                return parts;
             }
-            let (counts, entries) = match dir_leaf_entries(block, crc) {
-                Ok(v) => v,
-                Err(f) => {
-                    report.fault(place, &f);
-                    return None;
-                }
-            };
-            if entries.len() > max_entries {
-                report.differ(
-                    place,
-                    "count",
-                    format!("at most {max_entries}"),
-                    entries.len(),
-                );
+            for db in &some {
+                want_run(ctx, rd, extents, db * per, per);
             }
-            let stale = leaf_order(ctx, place, entries, &mut previous.0);
-            if stale != u32::from(counts.stale.get()) {
-                report.differ(place, "stale", stale, counts.stale.get());
-            }
-            indexed.extend(self.of_round(entries));
-            if self.rounds > 1 {
-                leaves.push(number);
-            }
-            if is_leaf1 {
-                match dir_leaf1_bests(block) {
-                    Ok(b) => {
-                        let room = da_header_len(crc) + size_of_val(entries);
-                        if room + size_of_val(b) + 4 > block.len() {
-                            report.bad(place, "entries and free index overlap");
-                        }
-                        leaf1_bests = Some(b.iter().map(|b| b.get()).collect());
-                    }
-                    Err(f) => report.fault(place, &f),
+            rd.go();
+            for db in some {
+                let start = db * per;
+                if start < leaf_at {
+                    parts.data_end = db + 1;
+                    parts.single |= self.data_block(rd, db, out);
+                } else if start < free_at {
+                    parts.index_blocks += 1;
+                } else if start < end_at {
+                    parts.free_blocks.push(start);
+                } else {
+                    let text = format!("file block {start} is beyond its end");
+                    ctx.report.bad(self.place, text);
                 }
             }
-            // An empty leaf keeps the hash that its parent has for it.
-            entries.last().map(|e| e.hashval.get())
-        });
-        match walked {
-            Some(n) if n as u64 != index_blocks => {
-                report.differ(self.place, "blocks in its index", index_blocks, n);
-            }
-            Some(_) => {
-                indexed.sort_unstable();
-                if self.whole && indexed != self.entries {
-                    self.index_differs(&indexed);
-                }
-                drop(indexed);
-                if self.whole {
-                    self.further_rounds(rd, &leaves);
-                }
-            }
-            None => {}
-        }
-        match leaf1_bests {
-            Some(bests) => {
-                if !free_blocks.is_empty() {
-                    report.bad(self.place, "a leaf directory with a free index");
-                }
-                if bests.len() as u64 != data_end {
-                    report.differ(self.place, "bestcount of its leaf", data_end, bests.len());
-                }
-                self.compare_bests(0, &bests, self.place);
-            }
-            None if walked.is_some() => self.free_index(rd, &free_blocks, data_end),
-            None => {}
+            rd.release(mark);
         }
     }
 
@@ -388,13 +313,11 @@ impl Dir<'_, '_> {
         let place = base.at(a.agno, a.agbno);
         let ident = g.ident(g.daddr(a), Some(self.ino));
         let magic = Be32::at(&block, 0).map_or(0, |m| m.get());
-        let single = db == 0
-            && magic
-                == if crc {
-                    DIR3_BLOCK_MAGIC
-                } else {
-                    DIR2_BLOCK_MAGIC
-                };
+        let single_magic = match crc {
+            true => DIR3_BLOCK_MAGIC,
+            false => DIR2_BLOCK_MAGIC,
+        };
+        let single = db == 0 && magic == single_magic;
         let best = match check_dir_data(&block, single, &ident) {
             Ok(b) => b,
             Err(f) => {
@@ -419,67 +342,15 @@ impl Dir<'_, '_> {
                 }
             }
         }
-        let mut offset = dir_data_header_len(crc);
-        if end < offset {
+        if end < dir_data_header_len(crc) {
             self.whole = false;
             report.bad(place, "its index leaves no room for entries");
             return single;
         }
-        let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);
-        while offset < end {
-            match data_record(&block, offset, end, db, g) {
-                Err(f) => {
-                    self.whole = false;
-                    report.fault(place, &f);
-                    return single;
-                }
-                Ok((len, None)) => {
-                    let tag = Be16::at(&block, offset + len - 2).map_or(0, |t| t.get());
-                    if usize::from(tag) != offset {
-                        report.differ(place, "tag of a hole", offset, tag);
-                    }
-                    if after_hole {
-                        report.bad(place, format!("two holes side by side at {offset}"));
-                    }
-                    after_hole = true;
-                    holes.push((len as u16, offset as u16));
-                    offset += len;
-                }
-                Ok((len, Some(e))) => {
-                    after_hole = false;
-                    let byte = block
-                        .get(offset + Dir2DataEntry::SIZE + e.name.len())
-                        .copied()
-                        .unwrap_or(0);
-                    let kind = self.file_type(e.name, byte);
-                    match e.name {
-                        b"." => {
-                            if self.dot || !first {
-                                report.bad(place, "an entry \".\" that is not the first");
-                            }
-                            if e.ino != self.ino {
-                                report.differ(place, "inode of \".\"", self.ino, e.ino);
-                            }
-                            self.dot = true;
-                        }
-                        b".." => {
-                            if self.dotdot {
-                                report.bad(place, "two entries \"..\"");
-                            }
-                            self.dotdot = true;
-                        }
-                        _ => {}
-                    }
-                    first = false;
-                    self.link(e.name, e.ino, kind, out);
-                    let hash = g.hash_name(e.name);
-                    if self.has(hash) {
-                        self.entries.push((hash, (e.next - 1) as u32));
-                    }
-                    offset += len;
-                }
-            }
-        }
+        let Some(mut holes) = self.records(place, &block, end, db, out) else {
+            self.whole = false;
+            return single;
+        };
         // The table of the largest holes.
         holes.sort_unstable_by(|a, b| b.cmp(a));
         for (i, b) in best.iter().enumerate() {
@@ -493,19 +364,99 @@ impl Dir<'_, '_> {
         }
         self.bests.push((db, holes.first().map_or(0, |h| h.0)));
         if let Some((tail, entries)) = index {
-            let mut previous = 0;
-            let stale = leaf_order(ctx, place, entries, &mut previous);
-            if stale != tail.stale.get() {
-                report.differ(place, "stale", stale, tail.stale.get());
-            }
-            let mut indexed: Vec<(u32, u32)> = self.of_round(entries).collect();
-            indexed.sort_unstable();
-            self.entries.sort_unstable();
-            if indexed != self.entries {
-                self.index_differs(&indexed);
-            }
+            self.tail(place, tail, entries);
         }
         single
+    }
+
+    /// Checks the entries and holes of block `db`. Gives the holes, length first; `None` if it could not go on
+    /// to the end.
+    fn records(
+        &mut self,
+        place: Place,
+        block: &[u8],
+        end: usize,
+        db: u64,
+        out: &mut Gathered,
+    ) -> Option<Vec<(u16, u16)>> {
+        let (g, report) = (self.ctx.g, self.ctx.report);
+        let mut offset = dir_data_header_len(g.features.crc);
+        let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);
+        while offset < end {
+            let (len, entry) = match data_record(block, offset, end, db, g) {
+                Ok(record) => record,
+                Err(f) => {
+                    report.fault(place, &f);
+                    return None;
+                }
+            };
+            match entry {
+                None => {
+                    let tag = Be16::at(block, offset + len - 2).map_or(0, |t| t.get());
+                    if usize::from(tag) != offset {
+                        report.differ(place, "tag of a hole", offset, tag);
+                    }
+                    if after_hole {
+                        report.bad(place, format!("two holes side by side at {offset}"));
+                    }
+                    after_hole = true;
+                    holes.push((len as u16, offset as u16));
+                }
+                Some(e) => {
+                    after_hole = false;
+                    let byte = block.get(offset + Dir2DataEntry::SIZE + e.name.len());
+                    let kind = self.file_type(e.name, byte.copied().unwrap_or(0));
+                    self.dots(place, e.name, e.ino, first);
+                    first = false;
+                    self.link(e.name, e.ino, kind, out);
+                    let hash = g.hash_name(e.name);
+                    if self.has(hash) {
+                        self.entries.push((hash, (e.next - 1) as u32));
+                    }
+                }
+            }
+            offset += len;
+        }
+        Some(holes)
+    }
+
+    /// Checks an entry if it is "." or "..". `first`: it is the first of the directory.
+    fn dots(&mut self, place: Place, name: &[u8], ino: u64, first: bool) {
+        let report = self.ctx.report;
+        match name {
+            b"." => {
+                if self.dot || !first {
+                    report.bad(place, "an entry \".\" that is not the first");
+                }
+                if ino != self.ino {
+                    report.differ(place, "inode of \".\"", self.ino, ino);
+                }
+                self.dot = true;
+            }
+            b".." => {
+                if self.dotdot {
+                    report.bad(place, "two entries \"..\"");
+                }
+                self.dotdot = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks the index of a single-block directory.
+    fn tail(&mut self, place: Place, tail: &Dir2BlockTail, entries: &[Dir2LeafEntry]) {
+        let stale = leaf_order(self.ctx, place, entries, &mut 0);
+        if stale != tail.stale.get() {
+            self.ctx
+                .report
+                .differ(place, "stale", stale, tail.stale.get());
+        }
+        let mut indexed: Vec<(u32, u32)> = self.of_round(entries).collect();
+        indexed.sort_unstable();
+        self.entries.sort_unstable();
+        if indexed != self.entries {
+            self.index_differs(&indexed);
+        }
     }
 
     /// Looks at the names of entries whose hashes are equal.

@@ -35,6 +35,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::log::{self, LogState};
+use crate::remember::remembered;
 use budget::{Budget, Window};
 use ctx::{Ag, Chunk, Ctx, Facts, Tree};
 use links::Ups;
@@ -133,6 +134,7 @@ pub struct Outcome {
 /// that cannot be checked, [`Error::Io`] if the start of the image cannot be read. Damage is never
 /// an error but a finding.
 pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) -> Result<Outcome> {
+    let blocks = remembered(blocks, options.memory);
     Ok(keeping(blocks, options, progress, false)?.0)
 }
 

@@ -14,6 +14,8 @@ pub(crate) const MAX_AHEAD: usize = 8 << 20;
 pub(crate) const MIN_AHEAD: usize = 2 * MAX_READ as usize;
 /// Bytes of one read ahead.
 pub(crate) const MAX_READ: u64 = 256 << 10;
+/// Most bytes of what inodes lead to that are asked for together.
+const MAX_BATCH: u64 = 1 << 20;
 /// Bytes between two things wanted that are read with them rather than skipped, where large reads
 /// suit the device.
 const GAP: u64 = 64 << 10;
@@ -169,6 +171,21 @@ impl<'a> Reader<'a> {
     /// Whether there is room for reads of what comes later; the rest is for what these lead to.
     pub fn has_room(&self) -> bool {
         self.held < self.room / 2
+    }
+
+    /// Bytes of directories, attributes and trees that are asked for together.
+    pub fn batch(&self) -> u64 {
+        MAX_BATCH.min(self.room as u64 / 4)
+    }
+
+    /// Whether there is room for a batch of what inodes lead to.
+    pub fn has_room_for_batch(&self) -> bool {
+        self.held as u64 + self.batch() <= self.room as u64
+    }
+
+    /// Bytes asked for since the last [`Reader::go`].
+    pub fn wanted(&self) -> u64 {
+        self.wanted.iter().map(|(offset, end)| end - offset).sum()
     }
 
     /// A point to which [`Reader::release`] and [`Reader::since`] go back.

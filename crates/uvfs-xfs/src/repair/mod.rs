@@ -66,6 +66,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::log::LogState;
+use crate::remember::remembered;
 use overlay::Overlay;
 use space::Ag;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -162,6 +163,7 @@ pub fn repair(
     progress: &Progress,
 ) -> std::result::Result<Outcome, RepairError> {
     let bound = options.check.memory;
+    let blocks = remembered(blocks, bound);
     let (sb, g, as_is) = superblock::settle(&*blocks)?;
     refuse(&g, &*blocks)?;
     let mut out = Outcome {
@@ -207,7 +209,7 @@ pub fn repair(
     loop {
         let outcome = match first.take() {
             Some(outcome) => outcome,
-            None => check::check(disk.clone(), &checking, progress)?,
+            None => check::keeping(disk.clone(), &checking, progress, false)?.0,
         };
         // The paths that are known then are those of the first findings.
         checking.path_dirs = Some(0);

@@ -118,11 +118,16 @@ impl Blocks for MemImage {
     }
 
     fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
-        Some(Box::new(MemStream {
-            blocks: self,
-            in_flight: Vec::new(),
-        }))
+        Some(mem_stream(self))
     }
+}
+
+/// Reads ahead of an image, the last one first.
+pub fn mem_stream(blocks: &dyn Blocks) -> Box<dyn Stream + '_> {
+    Box::new(MemStream {
+        blocks,
+        in_flight: Vec::new(),
+    })
 }
 
 /// An image, less a range that cannot be read; with reads ahead or without.
@@ -149,11 +154,7 @@ impl Blocks for Partly {
     }
 
     fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
-        let stream = MemStream {
-            blocks: self,
-            in_flight: Vec::new(),
-        };
-        self.ahead.then(|| Box::new(stream) as Box<dyn Stream>)
+        self.ahead.then(|| mem_stream(self))
     }
 }
 

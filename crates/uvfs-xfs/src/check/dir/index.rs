@@ -1,12 +1,13 @@
 //! Checks the index of a directory: the leaf blocks and the free index.
 
 use super::super::ctx::Ctx;
+use super::super::da::DaTree;
 use super::super::inode::read_run;
 use super::super::reader::Reader;
 use super::super::report::Place;
 use crate::format::*;
 
-use super::Dir;
+use super::{Dir, Parts};
 
 /// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
 pub(super) fn leaf_order(
@@ -27,7 +28,127 @@ pub(super) fn leaf_order(
     stale
 }
 
+/// What the leaves of an index have.
+#[derive(Default)]
+struct Leaves {
+    /// (hash, address) of the entries that belong to the round.
+    indexed: Vec<(u32, u32)>,
+    /// The leaves, if they are read again.
+    numbers: Vec<u32>,
+    /// The longest hole of each data block, in a leaf that is the only one.
+    bests: Option<Vec<u16>>,
+    /// The last hash so far.
+    previous: u32,
+}
+
 impl Dir<'_, '_> {
+    /// Checks the index of a directory with more than one block, and its free index.
+    pub(super) fn leaves(&mut self, rd: &mut Reader<'_>, parts: &Parts) {
+        let (ctx, extents) = (self.ctx, self.extents);
+        let (g, report) = (ctx.g, ctx.report);
+        let leaf_at = DIR2_LEAF_OFFSET >> g.blocklog;
+        let free_at = DIR2_FREE_OFFSET >> g.blocklog;
+        let mut tree = DaTree::new(
+            ctx,
+            Place::inode("directory index", self.ino),
+            self.ino,
+            extents,
+            1u32 << g.dirblklog,
+            leaf_at..free_at,
+            &[DIR2_LEAF1_MAGIC, DIR2_LEAFN_MAGIC],
+        );
+        let root = leaf_at as u32;
+        let mut leaves = Leaves::default();
+        let walked = tree.walk(rd, root, &mut |number, place, block| {
+            self.leaf(&mut leaves, number == root, number, place, block)
+        });
+        match walked {
+            Some(n) if n as u64 != parts.index_blocks => {
+                report.differ(self.place, "blocks in its index", parts.index_blocks, n);
+            }
+            Some(_) => {
+                leaves.indexed.sort_unstable();
+                if self.whole && leaves.indexed != self.entries {
+                    self.index_differs(&leaves.indexed);
+                }
+                leaves.indexed = Vec::new();
+                if self.whole {
+                    self.further_rounds(rd, &leaves.numbers);
+                }
+            }
+            None => {}
+        }
+        let Some(bests) = leaves.bests else {
+            if walked.is_some() {
+                self.free_index(rd, &parts.free_blocks, parts.data_end);
+            }
+            return;
+        };
+        if !parts.free_blocks.is_empty() {
+            report.bad(self.place, "a leaf directory with a free index");
+        }
+        if bests.len() as u64 != parts.data_end {
+            report.differ(
+                self.place,
+                "bestcount of its leaf",
+                parts.data_end,
+                bests.len(),
+            );
+        }
+        self.compare_bests(0, &bests, self.place);
+    }
+
+    /// Checks a leaf; gives its last hash.
+    fn leaf(
+        &self,
+        leaves: &mut Leaves,
+        is_root: bool,
+        number: u32,
+        place: Place,
+        block: &[u8],
+    ) -> Option<u32> {
+        let (g, report) = (self.ctx.g, self.ctx.report);
+        let crc = g.features.crc;
+        let max_entries = (g.dir_block_size as usize - da_header_len(crc)) / Dir2LeafEntry::SIZE;
+        let is_leaf1 = da_block_kind(block, crc) == Some(DIR2_LEAF1_MAGIC);
+        if is_leaf1 && !is_root {
+            report.bad(place, "a single leaf inside a tree");
+        }
+        let (counts, entries) = match dir_leaf_entries(block, crc) {
+            Ok(v) => v,
+            Err(f) => {
+                report.fault(place, &f);
+                return None;
+            }
+        };
+        if entries.len() > max_entries {
+            let most = format!("at most {max_entries}");
+            report.differ(place, "count", most, entries.len());
+        }
+        let stale = leaf_order(self.ctx, place, entries, &mut leaves.previous);
+        if stale != u32::from(counts.stale.get()) {
+            report.differ(place, "stale", stale, counts.stale.get());
+        }
+        leaves.indexed.extend(self.of_round(entries));
+        if self.rounds > 1 {
+            leaves.numbers.push(number);
+        }
+        if is_leaf1 {
+            match dir_leaf1_bests(block) {
+                Ok(b) => {
+                    let room = da_header_len(crc) + size_of_val(entries);
+                    if room + size_of_val(b) + 4 > block.len() {
+                        report.bad(place, "entries and free index overlap");
+                    }
+                    leaves.bests = Some(b.iter().map(|b| b.get()).collect());
+                }
+                Err(f) => report.fault(place, &f),
+            }
+        }
+        // An empty leaf keeps the hash that its parent has for it.
+        entries.last().map(|e| e.hashval.get())
+    }
+
     pub(super) fn index_differs(&self, indexed: &[(u32, u32)]) {
         // The first few that only one of the two has.
         let (mut i, mut j, mut told) = (0, 0, 0);

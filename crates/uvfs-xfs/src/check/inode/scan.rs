@@ -11,7 +11,8 @@ use std::ops::Range;
 use super::{FORK_AHEAD, Gathered, READS_AHEAD, SURVEYED, free_inode, used_inode};
 
 /// Some chunks of an allocation group that are read at once.
-struct Run {
+#[derive(Clone, Copy)]
+struct Span {
     agno: u32,
     /// Index of the first chunk.
     first: usize,
@@ -19,8 +20,19 @@ struct Run {
     /// Byte on the device.
     offset: u64,
     len: usize,
-    /// The pieces that were asked for ahead for it.
+}
+
+/// A span, and what was asked for ahead for it.
+struct Run {
+    span: Span,
+    /// The pieces of the span itself.
     pieces: Vec<u64>,
+    /// What its inodes lead to: the number of the inode after the last one, and the pieces.
+    batches: VecDeque<(usize, Vec<u64>)>,
+    /// Inodes whose forks were looked at for that.
+    surveyed: usize,
+    /// All were.
+    done: bool,
 }
 
 fn chunk_bytes(ctx: &Ctx<'_>) -> u64 {
@@ -28,7 +40,7 @@ fn chunk_bytes(ctx: &Ctx<'_>) -> u64 {
 }
 
 /// Cuts the next run off the front of a range of chunks.
-fn cut(ctx: &Ctx<'_>, gap: u64, agno: u32, range: &mut Range<usize>) -> Option<Run> {
+fn cut(ctx: &Ctx<'_>, gap: u64, agno: u32, range: &mut Range<usize>) -> Option<Span> {
     let g = ctx.g;
     let chunks = ctx.ags[agno as usize].chunks.get()?;
     let offset = |i: usize| u64::from(chunks[i].start) << g.inodelog;
@@ -46,13 +58,12 @@ fn cut(ctx: &Ctx<'_>, gap: u64, agno: u32, range: &mut Range<usize>) -> Option<R
     // A sparse chunk may reach beyond the end of the group.
     let ag_bytes = u64::from(g.ag_blocks(agno)) << g.blocklog;
     let end = (offset(first + n - 1) + bytes).min(ag_bytes);
-    Some(Run {
+    Some(Span {
         agno,
         first,
         chunks: n,
         offset: (g.daddr(AgBlock { agno, agbno: 0 }) << 9) + offset(first),
         len: end.saturating_sub(offset(first)) as usize,
-        pieces: Vec::new(),
     })
 }
 
@@ -70,64 +81,63 @@ pub(crate) fn scan(
     let mut item: Option<(u32, Range<usize>)> = None;
     let mut cut_next = || loop {
         if let Some((agno, range)) = &mut item
-            && let Some(run) = cut(ctx, gap, *agno, range)
+            && let Some(span) = cut(ctx, gap, *agno, range)
         {
-            return Some(run);
+            return Some(span);
         }
         item = Some(next()?);
     };
     let mut queue: VecDeque<Run> = VecDeque::with_capacity(READS_AHEAD);
-    let mut surveyed = 0;
     let mut more = true;
     loop {
         while more && queue.len() < READS_AHEAD && (queue.is_empty() || rd.has_room()) {
-            let Some(mut run) = cut_next() else {
+            let Some(span) = cut_next() else {
                 more = false;
                 break;
             };
             let mark = rd.mark();
-            rd.want(run.offset, run.len as u64);
+            rd.want(span.offset, span.len as u64);
             rd.go();
-            run.pieces = rd.since(mark);
-            queue.push_back(run);
+            queue.push_back(Run {
+                span,
+                pieces: rd.since(mark),
+                batches: VecDeque::new(),
+                surveyed: 0,
+                done: false,
+            });
         }
         // Not those at the end of the queue: they have only just been sent.
-        while surveyed < queue.len().div_ceil(2).min(SURVEYED) {
-            let run = &mut queue[surveyed];
-            surveyed += 1;
-            if run.pieces.is_empty() {
-                continue;
-            }
-            if let Ok(bytes) = rd.bytes(run.offset, run.len) {
-                let mark = rd.mark();
-                survey(ctx, rd, run, &bytes);
-                rd.go();
-                run.pieces.append(&mut rd.since(mark));
+        let arrived = queue.len().div_ceil(2).min(SURVEYED);
+        for run in queue.iter_mut().take(arrived) {
+            if !run.done && !survey(ctx, rd, run) {
+                break;
             }
         }
         rd.send();
-        let Some(run) = queue.pop_front() else { break };
-        surveyed = surveyed.saturating_sub(1);
-        scan_run(ctx, rd, &run, &mut out);
-        for p in run.pieces {
+        let Some(mut run) = queue.pop_front() else {
+            break;
+        };
+        scan_run(ctx, rd, &mut run, &mut out);
+        let batches = run.batches.into_iter().flat_map(|(_, pieces)| pieces);
+        for p in run.pieces.into_iter().chain(batches) {
             rd.forget(p);
         }
     }
     out.merge(&mut ctx.tree.lock().expect("no holder panics"));
 }
 
-/// The inodes of a run that are there: (chunk, index in the chunk, where in the run).
+/// The inodes of a span that are there: (chunk, index in the chunk, where in the span).
 fn inodes_of<'c>(
     ctx: &'c Ctx<'_>,
-    run: &'c Run,
+    span: Span,
 ) -> impl Iterator<Item = (usize, &'c Chunk, u32, usize)> {
     let g = ctx.g;
-    let chunks = ctx.ags[run.agno as usize]
+    let chunks = ctx.ags[span.agno as usize]
         .chunks
         .get()
         .map_or(&[][..], |c| &c[..]);
-    let range = run.first..run.first + run.chunks;
-    let start = chunks.get(run.first).map_or(0, |c| c.start);
+    let range = span.first..span.first + span.chunks;
+    let start = chunks.get(span.first).map_or(0, |c| c.start);
     range.flat_map(move |k| {
         let chunk = &chunks[k];
         let at = ((chunk.start - start) as usize) << g.inodelog;
@@ -137,44 +147,66 @@ fn inodes_of<'c>(
     })
 }
 
-/// Says what the inodes of a run lead to. Nothing here is believed: what makes no sense is found
-/// when the inode is checked.
-fn survey(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &Run, bytes: &[u8]) {
-    let g = ctx.g;
-    let Some(frees) = ctx.ags[run.agno as usize].free.get() else {
+/// Asks for what the inodes of a run lead to, as far as there is room. Gives whether that was all. Nothing
+/// here is believed: what makes no sense is found when the inode is checked.
+fn survey(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut Run) -> bool {
+    let span = run.span;
+    let frees = ctx.ags[span.agno as usize].free.get();
+    // A run that was not asked for ahead is read when its turn comes.
+    let (Some(frees), false) = (frees, run.pieces.is_empty()) else {
+        run.done = true;
+        return true;
+    };
+    let Ok(bytes) = rd.bytes(span.offset, span.len) else {
+        run.done = true;
+        return true;
+    };
+    let size = ctx.g.inode_size as usize;
+    let mut inodes = inodes_of(ctx, span).skip(run.surveyed);
+    while !run.done && rd.has_room_for_batch() {
+        let mark = rd.mark();
+        while rd.wanted() < rd.batch() {
+            let Some((k, _, slot, from)) = inodes.next() else {
+                run.done = true;
+                break;
+            };
+            run.surveyed += 1;
+            let used = frees[k] >> slot & 1 == 0;
+            if let Some(raw) = bytes.get(from..from + size).filter(|_| used) {
+                survey_inode(ctx, rd, raw);
+            }
+        }
+        rd.go();
+        let pieces = rd.since(mark);
+        run.batches.push_back((run.surveyed, pieces));
+    }
+    run.done
+}
+
+/// Asks for what an inode leads to.
+fn survey_inode(ctx: &Ctx<'_>, rd: &mut Reader<'_>, raw: &[u8]) {
+    let Ok(d) = DinodeV2::at(raw, 0) else {
         return;
     };
-    let size = g.inode_size as usize;
-    for (k, _, slot, from) in inodes_of(ctx, run) {
-        if frees[k] >> slot & 1 != 0 {
-            continue;
-        }
-        let Some(raw) = bytes.get(from..from + size) else {
-            continue;
-        };
-        let Ok(d) = DinodeV2::at(raw, 0) else {
-            continue;
-        };
-        let kind = FileType::from_mode(d.mode.get());
-        let (data_at, big) = match Dinode::at(raw, 0) {
-            Ok(v3) if d.version == 3 => (DINODE_V3_SIZE, v3.flags2.get() & DIFLAG2_NREXT64 != 0),
-            _ => (DINODE_V2_SIZE, false),
-        };
-        let (n, an) = if big {
-            (d.big_nextents.get(), d.nextents.get())
-        } else {
-            (d.nextents.get().into(), d.anextents.get().into())
-        };
-        let attr_at = match d.forkoff {
-            0 => size,
-            f => (data_at + usize::from(f) * 8).min(size),
-        };
-        if kind != FileType::Regular || d.format == FORMAT_BTREE {
-            survey_fork(ctx, rd, d.format, n, raw.get(data_at..attr_at));
-        }
-        if d.forkoff != 0 {
-            survey_fork(ctx, rd, d.aformat, an.into(), raw.get(attr_at..));
-        }
+    let kind = FileType::from_mode(d.mode.get());
+    let (data_at, big) = match Dinode::at(raw, 0) {
+        Ok(v3) if d.version == 3 => (DINODE_V3_SIZE, v3.flags2.get() & DIFLAG2_NREXT64 != 0),
+        _ => (DINODE_V2_SIZE, false),
+    };
+    let (n, an) = if big {
+        (d.big_nextents.get(), d.nextents.get())
+    } else {
+        (d.nextents.get().into(), d.anextents.get().into())
+    };
+    let attr_at = match d.forkoff {
+        0 => raw.len(),
+        f => (data_at + usize::from(f) * 8).min(raw.len()),
+    };
+    if kind != FileType::Regular || d.format == FORMAT_BTREE {
+        survey_fork(ctx, rd, d.format, n, raw.get(data_at..attr_at));
+    }
+    if d.forkoff != 0 {
+        survey_fork(ctx, rd, d.aformat, an.into(), raw.get(attr_at..));
     }
 }
 
@@ -210,46 +242,79 @@ fn survey_fork(ctx: &Ctx<'_>, rd: &mut Reader<'_>, format: u8, n: u64, fork: Opt
     }
 }
 
-fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &Run, out: &mut Gathered) {
-    let (g, agno) = (ctx.g, run.agno);
+fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut Run, out: &mut Gathered) {
+    let span = run.span;
+    match rd.bytes(span.offset, span.len) {
+        Ok(bytes) => scan_inodes(ctx, rd, run, &bytes, out),
+        Err(_) => scan_chunks(ctx, rd, span, out),
+    }
+}
+
+/// Checks the chunks of a span that cannot be read as a whole, those that can be read alone.
+fn scan_chunks(ctx: &Ctx<'_>, rd: &mut Reader<'_>, span: Span, out: &mut Gathered) {
+    let (g, agno) = (ctx.g, span.agno);
     let ag = &ctx.ags[agno as usize];
-    let (Some(chunks), Some(frees)) = (ag.chunks.get(), ag.free.get()) else {
+    let Some(chunks) = ag.chunks.get() else {
         return;
     };
-    let bytes = match rd.bytes(run.offset, run.len) {
-        Ok(b) => b,
-        // Find the chunk that cannot be read.
-        Err(_) if run.chunks > 1 => {
-            let start = chunks[run.first].start;
-            for (k, chunk) in chunks.iter().enumerate().skip(run.first).take(run.chunks) {
-                let skip = u64::from(chunk.start - start) << g.inodelog;
-                let len = (run.len as u64 - skip).min(chunk_bytes(ctx));
-                let one = Run {
-                    agno,
-                    first: k,
-                    chunks: 1,
-                    offset: run.offset + skip,
-                    len: len as usize,
-                    pieces: Vec::new(),
-                };
-                scan_run(ctx, rd, &one, out);
-            }
-            return;
-        }
-        Err(e) => {
-            let block = chunks[run.first].start >> g.inopblog;
-            ctx.io(Place::block("inode chunk", agno, block), &e);
-            if let Some(f) = ag.facts.get() {
-                for slot in 0..64 {
-                    f.set_inode(run.first * 64 + slot, KIND_BAD, 0);
+    let start = chunks[span.first].start;
+    for (k, chunk) in chunks.iter().enumerate().skip(span.first).take(span.chunks) {
+        let skip = u64::from(chunk.start - start) << g.inodelog;
+        let span = Span {
+            agno,
+            first: k,
+            chunks: 1,
+            offset: span.offset + skip,
+            len: (span.len as u64 - skip).min(chunk_bytes(ctx)) as usize,
+        };
+        let mut one = Run {
+            span,
+            pieces: Vec::new(),
+            batches: VecDeque::new(),
+            surveyed: 0,
+            done: true,
+        };
+        match rd.bytes(span.offset, span.len) {
+            Ok(bytes) => scan_inodes(ctx, rd, &mut one, &bytes, out),
+            Err(e) => {
+                let block = chunk.start >> g.inopblog;
+                ctx.io(Place::block("inode chunk", agno, block), &e);
+                if let Some(f) = ag.facts.get() {
+                    for slot in 0..64 {
+                        f.set_inode(k * 64 + slot, KIND_BAD, 0);
+                    }
                 }
             }
-            return;
         }
+    }
+}
+
+/// Checks the inodes of a run. What some of them led to is let go of when they are done, and more is asked
+/// for.
+fn scan_inodes(
+    ctx: &Ctx<'_>,
+    rd: &mut Reader<'_>,
+    run: &mut Run,
+    bytes: &[u8],
+    out: &mut Gathered,
+) {
+    let span = run.span;
+    let (g, agno) = (ctx.g, span.agno);
+    let ag = &ctx.ags[agno as usize];
+    let Some(frees) = ag.free.get() else {
+        return;
     };
     let size = g.inode_size as usize;
     let mut done = 0;
-    for (k, chunk, slot, from) in inodes_of(ctx, run) {
+    for (i, (k, chunk, slot, from)) in inodes_of(ctx, span).enumerate() {
+        while run.batches.front().is_some_and(|(end, _)| *end <= i) {
+            let (_, pieces) = run.batches.pop_front().unwrap_or_default();
+            pieces.into_iter().for_each(|p| rd.forget(p));
+            if !run.done {
+                survey(ctx, rd, run);
+                rd.send();
+            }
+        }
         done += 1;
         let Some(raw) = bytes.get(from..from + size) else {
             continue;

@@ -1,0 +1,84 @@
+//! A small file system is read once.
+
+use super::*;
+use std::sync::atomic::AtomicU8;
+use uvfs_xfs::blocks::Stream;
+
+/// An image that counts how often each of its sectors is read.
+struct Counted {
+    image: MemImage,
+    sectors: Vec<AtomicU8>,
+    ahead: bool,
+}
+
+impl Counted {
+    fn new(image: &MemImage, ahead: bool) -> Counted {
+        let sectors = (0..image.size() / 512).map(|_| AtomicU8::new(0));
+        Counted {
+            image: image.clone(),
+            sectors: sectors.collect(),
+            ahead,
+        }
+    }
+
+    /// How many sectors were read, and those that were more than once.
+    fn counts(&self) -> (usize, Vec<usize>) {
+        let times = |(_, n): &(usize, &AtomicU8)| n.load(Ordering::Relaxed);
+        let all = || self.sectors.iter().enumerate();
+        let twice = all().filter(|s| times(s) > 1).map(|(at, _)| at);
+        (all().filter(|s| times(s) > 0).count(), twice.collect())
+    }
+}
+
+impl Blocks for Counted {
+    fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    fn read_data(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let sectors = offset / 512..(offset + buf.len() as u64).div_ceil(512);
+        for at in sectors {
+            self.sectors[at as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        self.image.read_data(offset, buf)
+    }
+
+    fn stream(&self, _: usize) -> Option<Box<dyn Stream + '_>> {
+        self.ahead.then(|| mutate::mem_stream(self))
+    }
+}
+
+/// A check, and all rounds of a repair, would read parts of a small file system several times.
+#[test]
+fn a_small_file_system_is_read_once() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let mut damaged = mem.clone();
+    for kind in ["AGF", "directory data", "bmbt"] {
+        let hit = regions.iter().rfind(|r| r.kind == kind).unwrap();
+        damaged.put(hit.offset + 70, &[0xff; 100]);
+    }
+    let one = check::Options {
+        threads: 1,
+        ..check::Options::default()
+    };
+    for ahead in [false, true] {
+        let counted = Arc::new(Counted::new(&mem, ahead));
+        let outcome = check(counted.clone(), &one, &Progress::default()).unwrap();
+        assert_eq!(outcome.count, 0);
+        let (read, twice) = counted.counts();
+        assert!(read > 1000 && twice.is_empty(), "check: {read}, {twice:?}");
+
+        let counted = Arc::new(Counted::new(&damaged, ahead));
+        let dry = Options {
+            dry_run: true,
+            check: one.clone(),
+            ..options()
+        };
+        let outcome = repair(counted.clone(), &NoSink, &dry, &Progress::default()).unwrap();
+        assert!(outcome.rounds > 1 && outcome.left_count == 0);
+        let (read, twice) = counted.counts();
+        assert!(read > 1000 && twice.is_empty(), "repair: {read}, {twice:?}");
+    }
+}
