@@ -11,6 +11,8 @@ mod damages;
 mod judged;
 #[path = "common/mutate.rs"]
 mod mutate;
+#[path = "repair/mutated.rs"]
+mod mutated;
 #[path = "repair/once.rs"]
 mod once;
 #[path = "common/sink.rs"]

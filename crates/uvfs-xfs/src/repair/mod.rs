@@ -69,6 +69,7 @@ use crate::log::LogState;
 use crate::remember::remembered;
 use overlay::Overlay;
 use space::Ag;
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
@@ -164,7 +165,8 @@ pub fn repair(
 ) -> std::result::Result<Outcome, RepairError> {
     let bound = options.check.memory;
     let blocks = remembered(blocks, bound);
-    let (sb, g, as_is) = superblock::settle(&*blocks)?;
+    let choices = superblock::settle(&*blocks)?;
+    let superblock::Choice { sb, g, as_is } = better(choices, &blocks, options)?;
     refuse(&g, &*blocks)?;
     let mut out = Outcome {
         found: Vec::new(),
@@ -244,6 +246,42 @@ pub fn repair(
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
     finish(m, out, options, sink)
+}
+
+/// Of the superblocks that a repair may go by the one with which the check sees most inodes, and then finds least,
+/// less what is said of the copies.
+fn better(
+    choices: Vec<superblock::Choice>,
+    blocks: &Arc<dyn Blocks>,
+    options: &Options,
+) -> Result<superblock::Choice> {
+    let findings = |choice: &superblock::Choice| {
+        if choices.len() == 1 || refuse(&choice.g, blocks).is_err() {
+            return (0, u64::MAX);
+        }
+        let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
+        let state = crate::log::state(&*disk, &choice.g);
+        Mend::new(&disk, choice.sb, choice.g.clone(), choice.as_is, &state);
+        let checking = check::Options {
+            path_dirs: Some(0),
+            ..options.check.clone()
+        };
+        let found = check::keeping(disk.clone(), &checking, &Progress::default(), false);
+        found.map_or((0, u64::MAX), |(o, _)| {
+            let copies = o.findings.iter().filter(|f| f.what == "superblock copy");
+            (o.inodes, o.count - copies.count() as u64)
+        })
+    };
+    let ranks = choices.iter().enumerate().map(|(i, choice)| {
+        let (inodes, count) = findings(choice);
+        (Reverse(inodes), count, i)
+    });
+    let best = ranks.min().map_or(0, |(_, _, i)| i);
+    let mut choices = choices;
+    match choices.is_empty() {
+        true => Err(Error::NotXfs { found: 0 }),
+        false => Ok(choices.swap_remove(best)),
+    }
 }
 
 /// Tells what was changed, and writes it if that is all that there was to mend.

@@ -69,15 +69,24 @@ fn votes(blocks: &dyn Blocks, sb: &Superblock, g: &Geometry) -> (u32, u32) {
     (yes, asked)
 }
 
-/// The superblock to go by, and whether it is the primary one as it is on disk.
-pub(crate) fn settle(blocks: &dyn Blocks) -> Result<(Superblock, Geometry, bool)> {
+/// A superblock to go by.
+pub(crate) struct Choice {
+    pub sb: Superblock,
+    pub g: Geometry,
+    /// It is the primary one as it is on disk.
+    pub as_is: bool,
+}
+
+/// The superblock to go by. There are two if as many superblocks speak for the primary one as for another; the
+/// primary one comes first.
+pub(crate) fn settle(blocks: &dyn Blocks) -> Result<Vec<Choice>> {
     let first = read_superblock(blocks);
-    let majority = |yes: u32, asked: u32| asked == 0 || yes * 2 >= asked;
+    let as_it_is = |(sb, g)| Choice { sb, g, as_is: true };
     let (primary, damage) = match first {
         Ok((sb, g)) => {
             let (yes, asked) = votes(blocks, &sb, &g);
-            if majority(yes, asked) {
-                return Ok((sb, g, true));
+            if asked == 0 || yes * 2 >= asked {
+                return Ok(vec![as_it_is((sb, g))]);
             }
             (Some((sb, g)), None)
         }
@@ -86,28 +95,39 @@ pub(crate) fn settle(blocks: &dyn Blocks) -> Result<(Superblock, Geometry, bool)
     };
     let Some((copy, g)) = checked::search(blocks) else {
         return match (primary, damage) {
-            (Some((sb, g)), _) => Ok((sb, g, true)),
+            (Some(primary), _) => Ok(vec![as_it_is(primary)]),
             (None, Some(e)) => Err(e),
             (None, None) => Err(Error::NotXfs { found: 0 }),
         };
     };
     let (yes, asked) = votes(blocks, &copy, &g);
-    match primary {
+    let Some(primary) = primary else {
+        let mut sector = vec![0; g.sector_size as usize];
+        let old = match blocks.read_data(0, &mut sector) {
+            Ok(()) => Superblock::at(&sector, 0).ok().copied(),
+            Err(_) => None,
+        };
+        let sb = old
+            .filter(|o| o.magicnum.get() == SB_MAGIC && o.uuid == copy.uuid)
+            .map_or(copy, |o| merged(&copy, &o));
+        return Ok(vec![Choice {
+            sb,
+            g,
+            as_is: false,
+        }]);
+    };
+    let other = Choice {
+        sb: merged(&copy, &primary.0),
+        g,
+        as_is: false,
+    };
+    Ok(match asked {
         // Neither has a majority: what is mounted is believed.
-        Some((sb, g)) if !majority(yes, asked) => Ok((sb, g, true)),
-        Some((sb, _)) => Ok((merged(&copy, &sb), g, false)),
-        None => {
-            let mut sector = vec![0; g.sector_size as usize];
-            let old = match blocks.read_data(0, &mut sector) {
-                Ok(()) => Superblock::at(&sector, 0).ok().copied(),
-                Err(_) => None,
-            };
-            let sb = old
-                .filter(|o| o.magicnum.get() == SB_MAGIC && o.uuid == copy.uuid)
-                .map_or(copy, |o| merged(&copy, &o));
-            Ok((sb, g, false))
-        }
-    }
+        _ if yes * 2 < asked => vec![as_it_is(primary)],
+        // One against one.
+        1 => vec![as_it_is(primary), other],
+        _ => vec![other],
+    })
 }
 
 /// A copy, with what only the primary superblock knows.
