@@ -30,7 +30,9 @@ pub struct CachedBlocks {
 impl CachedBlocks {
     /// Reads `device` through `target`, which must be a cache of the same device.
     pub fn new(target: Arc<Target>, device: Arc<Device>) -> CachedBlocks {
-        let advise = !device.is_direct() && target.engine_name() == EngineKind::Sync.name();
+        // AIO waits for what is not in the page cache already, when it is told to read.
+        let waits = target.engine_name() != EngineKind::Uring.name();
+        let advise = !device.is_direct() && waits;
         CachedBlocks {
             target,
             device,

@@ -2,6 +2,8 @@
 //! `reader.rs` compares with the kernel). Needs root, loop devices, mkfs.xfs and /dev/fuse.
 
 mod common;
+#[path = "serve/slow.rs"]
+mod slow;
 
 use common::*;
 use rustix::mount::MountFlags;
