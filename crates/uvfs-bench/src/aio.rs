@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 
 use uvfs_sys::aio::{IoEvent, Iocb, PREAD, PWRITE};
 
-use super::client::Page;
+use super::files::Page;
 
 /// The opcodes of linux/aio_abi.h.
 #[derive(Clone, Copy)]

@@ -12,10 +12,10 @@ use rustix::process::Signal;
 use tempfile::{NamedTempFile, TempDir};
 use uvfs_cli::{Context, Error, Result, printed};
 
-use super::child::{Process, Waited, wait_any};
+use super::child::{Process, Waited, own_path, wait_any};
 use super::data::{All, Failure, Run};
 use super::report::{columns, digits};
-use super::server::{Peer, own_path};
+use super::server::Peer;
 use super::{interrupt, page};
 
 const EXAMPLES: &str = "\
@@ -40,13 +40,13 @@ JSON (--json), one object on standard output: version (1), bench (all), command 
 seconds (of all), runs (the JSON object of each benchmark, see its own --help), and failures (those that
 gave none: bench and error).";
 
-/// Which benchmarks, and where their report goes.
+/// The benchmarks to run, and the place of their report.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
     /// Run these only
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    only: Vec<Bench>,
+    only: Vec<BenchName>,
     /// Measure for a shorter time, on less data
     #[arg(long)]
     quick: bool,
@@ -78,7 +78,7 @@ fn peer(text: &str) -> Result<String, String> {
 
 /// The benchmarks, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Bench {
+enum BenchName {
     Wakeup,
     Writeback,
     Direct,
@@ -88,7 +88,7 @@ enum Bench {
     Load,
 }
 
-impl Bench {
+impl BenchName {
     fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().into())
@@ -97,12 +97,12 @@ impl Bench {
     /// Arguments that keep all of them together short enough.
     fn shorter(self, quick: bool) -> &'static [&'static str] {
         match (self, quick) {
-            (Bench::Check, _) => &[],
-            (Bench::Wakeup, true) => &["--quick", "--work", "read-1,create,stat,read,unlink"],
-            (Bench::Direct, true) => &["--quick", "--latency-us", "0,1000"],
-            (Bench::Uncached, true) => &["--quick", "--seconds", "2"],
-            (Bench::Load, true) => &["--quick", "--work", "direct,stat,open"],
-            (Bench::Load, false) => &["--seconds", "0.3", "--processes", "1,2,4,8"],
+            (BenchName::Check, _) => &[],
+            (BenchName::Wakeup, true) => &["--quick", "--work", "read-1,create,stat,read,unlink"],
+            (BenchName::Direct, true) => &["--quick", "--latency-us", "0,1000"],
+            (BenchName::Uncached, true) => &["--quick", "--seconds", "2"],
+            (BenchName::Load, true) => &["--quick", "--work", "direct,stat,open"],
+            (BenchName::Load, false) => &["--seconds", "0.3", "--processes", "1,2,4,8"],
             (_, true) => &["--quick"],
             (_, false) => &[],
         }
@@ -111,20 +111,20 @@ impl Bench {
     fn rounds(self, quick: bool) -> u32 {
         match (self, quick) {
             (_, false) => 3,
-            (Bench::Uncached, true) => 1,
+            (BenchName::Uncached, true) => 1,
             (_, true) => 2,
         }
     }
 }
 
 /// The directory for what the benchmarks print and for the image of `check`.
-struct Place {
+struct ScratchDir {
     dir: TempDir,
     /// Files of the image.
     files: u64,
 }
 
-impl Place {
+impl ScratchDir {
     fn new(args: &Args) -> Result<Self> {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let dir = tempfile::Builder::new()
@@ -166,15 +166,15 @@ impl Place {
 }
 
 /// The command line of a benchmark.
-fn command(bench: Bench, args: &Args, place: &Place) -> Result<Command> {
+fn command(bench: BenchName, args: &Args, scratch: &ScratchDir) -> Result<Command> {
     let mut command = Command::new(own_path()?);
     command.args(["bench", &bench.name(), "--json"]);
     let rounds = args.rounds.unwrap_or(bench.rounds(args.quick));
     command.args(["--rounds", &rounds.to_string()]);
-    if bench == Bench::Check {
+    if bench == BenchName::Check {
         command.arg(match &args.image {
             Some(image) => image.clone(),
-            None => place.image()?,
+            None => scratch.image()?,
         });
         return Ok(command);
     }
@@ -188,7 +188,7 @@ fn command(bench: Bench, args: &Args, place: &Place) -> Result<Command> {
     Ok(command)
 }
 
-/// Runs a command to its end, and has it clean up when this process is interrupted. What it says goes to
+/// Runs a command to its end, and has it clean up when this process is interrupted. Its output goes to
 /// standard error.
 fn finish(command: &mut Command) -> Result<std::process::ExitStatus> {
     const LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -207,10 +207,14 @@ fn finish(command: &mut Command) -> Result<std::process::ExitStatus> {
 }
 
 /// Runs a benchmark; gives its report, and whether it measured everything.
-fn report(bench: Bench, args: &Args, place: &Place) -> Result<(serde_json::Value, bool)> {
-    let path = place.path("output");
+fn report(
+    bench: BenchName,
+    args: &Args,
+    scratch: &ScratchDir,
+) -> Result<(serde_json::Value, bool)> {
+    let path = scratch.path("output");
     let what = || "its output".to_string();
-    let mut command = command(bench, args, place)?;
+    let mut command = command(bench, args, scratch)?;
     command.stdout(File::create(&path).context(what)?);
     let status = finish(&mut command)?;
     let output = fs::read(&path).context(what)?;
@@ -267,9 +271,9 @@ fn table(runs: &[Run]) -> String {
 pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
     let file = args.report.as_deref().map(page_file).transpose()?;
-    let place = Place::new(&args)?;
-    let chosen = |bench: &&Bench| args.only.is_empty() || args.only.contains(bench);
-    let benches: Vec<Bench> = Bench::value_variants()
+    let scratch = ScratchDir::new(&args)?;
+    let chosen = |bench: &&BenchName| args.only.is_empty() || args.only.contains(bench);
+    let benches: Vec<BenchName> = BenchName::value_variants()
         .iter()
         .filter(chosen)
         .copied()
@@ -289,7 +293,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if io::stderr().is_terminal() {
             eprintln!("{name} ({} of {})", number + 1, benches.len());
         }
-        match report(*bench, &args, &place) {
+        match report(*bench, &args, &scratch) {
             Ok((report, whole)) => {
                 all.runs.push(report);
                 if !whole {

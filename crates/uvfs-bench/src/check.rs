@@ -31,7 +31,7 @@ JSON: one object with version, bench, uvfs, image, rounds and targets: for each 
 error, and medians with min and max of seconds, cpu_seconds, peak_bytes, read_bytes and (uvfs
 only) reads; samples: for each round, seconds; \"speedup\" is xfs_repair's median time in the same cache state divided by this one's.";
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
@@ -57,7 +57,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What the page cache has of the image.
+/// The state of the page cache before a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Cache {
     Cold,
@@ -65,7 +65,7 @@ enum Cache {
 }
 
 /// One way to check.
-struct Target {
+struct CheckTarget {
     name: String,
     cache: Cache,
     program: PathBuf,
@@ -74,7 +74,7 @@ struct Target {
 }
 
 /// One run.
-struct Sample {
+struct CheckRun {
     seconds: f64,
     cpu_seconds: f64,
     peak_bytes: f64,
@@ -82,7 +82,7 @@ struct Sample {
     reads: Option<f64>,
 }
 
-fn targets(args: &Args) -> Result<Vec<Target>> {
+fn targets(args: &Args) -> Result<Vec<CheckTarget>> {
     let me = std::env::current_exe().context(|| "finding this program".into())?;
     let image = args.image.display().to_string();
     let mut out = Vec::new();
@@ -102,7 +102,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
                     command.push("--buffered".into());
                 }
                 command.push(image.clone());
-                out.push(Target {
+                out.push(CheckTarget {
                     name: format!("{engine}-{prefetch}-{state}"),
                     cache,
                     program: me.clone(),
@@ -122,7 +122,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
             let mut command: Vec<String> = vec!["-n".into()];
             command.extend(file.then(|| "-f".into()));
             command.push(image.clone());
-            out.push(Target {
+            out.push(CheckTarget {
                 name: format!("xfs_repair-{state}"),
                 cache,
                 program: "xfs_repair".into(),
@@ -170,7 +170,7 @@ fn wait(child: &Child) -> io::Result<(i32, libc::rusage)> {
     }
 }
 
-fn measure(target: &Target, image: &Path) -> Result<Sample> {
+fn measure(target: &CheckTarget, image: &Path) -> Result<CheckRun> {
     prepare(image, target.cache)?;
     let what = || target.name.clone();
     let start = Instant::now();
@@ -210,7 +210,7 @@ fn measure(target: &Target, image: &Path) -> Result<Sample> {
     let reads = serde_json::from_str::<Value>(&text)
         .ok()
         .and_then(|v| v["reads"].as_f64());
-    Ok(Sample {
+    Ok(CheckRun {
         seconds,
         cpu_seconds: cpu(usage.ru_utime) + cpu(usage.ru_stime),
         peak_bytes: usage.ru_maxrss as f64 * 1024.0,
@@ -219,21 +219,21 @@ fn measure(target: &Target, image: &Path) -> Result<Sample> {
     })
 }
 
-/// What the rounds gave for one target.
-type Outcome = std::result::Result<Vec<Sample>, String>;
+/// One target's rounds, or why they failed.
+type CheckOutcome = std::result::Result<Vec<CheckRun>, String>;
 
-fn summary(samples: &[Sample], of: impl Fn(&Sample) -> Option<f64>) -> Option<Summary> {
+fn summary(samples: &[CheckRun], of: impl Fn(&CheckRun) -> Option<f64>) -> Option<Summary> {
     Summary::of(samples.iter().filter_map(of))
 }
 
 /// xfs_repair's median time in a state of the cache.
-fn base(targets: &[Target], outcomes: &[Outcome], cache: Cache) -> Option<f64> {
+fn base(targets: &[CheckTarget], outcomes: &[CheckOutcome], cache: Cache) -> Option<f64> {
     let i = targets.iter().position(|t| !t.uvfs && t.cache == cache)?;
     let samples = outcomes[i].as_ref().ok()?;
     Some(summary(samples, |s| Some(s.seconds))?.median)
 }
 
-fn report_json(args: &Args, targets: &[Target], outcomes: &[Outcome]) -> String {
+fn report_json(args: &Args, targets: &[CheckTarget], outcomes: &[CheckOutcome]) -> String {
     let show = |s: Option<Summary>| {
         s.map_or(
             Value::Null,
@@ -275,14 +275,14 @@ fn report_json(args: &Args, targets: &[Target], outcomes: &[Outcome]) -> String 
     format!("{value:#}\n")
 }
 
-fn report_table(targets: &[Target], outcomes: &[Outcome]) -> String {
+fn report_table(targets: &[CheckTarget], outcomes: &[CheckOutcome]) -> String {
     let mut text = format!(
         "{:<24} {:>17} {:>8} {:>10} {:>10} {:>9} {:>8}\n",
         "", "seconds (spread)", "CPU s", "peak MiB", "MiB read", "reads", "speedup"
     );
     for (t, o) in targets.iter().zip(outcomes) {
         let Ok(samples) = o else { continue };
-        let median = |of: &dyn Fn(&Sample) -> Option<f64>| summary(samples, of);
+        let median = |of: &dyn Fn(&CheckRun) -> Option<f64>| summary(samples, of);
         let Some(seconds) = median(&|s| Some(s.seconds)) else {
             continue;
         };
@@ -314,7 +314,7 @@ fn report_table(targets: &[Target], outcomes: &[Outcome]) -> String {
 pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
     let targets = targets(&args)?;
-    let mut outcomes: Vec<Outcome> = targets.iter().map(|_| Ok(Vec::new())).collect();
+    let mut outcomes: Vec<CheckOutcome> = targets.iter().map(|_| Ok(Vec::new())).collect();
     let rounds = args.rounds as usize;
     let progress = ProgressBar::new((rounds * targets.len()) as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} ({eta} left)") {

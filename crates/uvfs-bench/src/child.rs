@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -184,6 +185,11 @@ fn poll_once(processes: &[&Process], limit: Duration) -> Option<usize> {
     fds.iter().position(|fd| !fd.revents().is_empty())
 }
 
+/// The path of this command.
+pub fn own_path() -> Result<PathBuf> {
+    std::env::current_exe().context(|| "finding the uvfs command".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,6 +204,7 @@ mod tests {
         Process::spawn(&mut command, Signal::KILL).unwrap()
     }
 
+    /// A benchmark would miss the exit status, or the output, of a program that it runs.
     #[test]
     fn a_child_is_waited_for_and_heard() {
         let mut child = start("sh", &["-c", "echo yes; echo no >&2; exit 3"]);
@@ -207,6 +214,7 @@ mod tests {
         assert_eq!(child.output(), ("yes\n".into(), "no\n".into()));
     }
 
+    /// A program that hangs would hang the benchmark, too, or be left behind.
     #[test]
     fn a_wait_has_an_end_and_a_signal_ends_the_child() {
         // It reads from a pipe that stays open.
@@ -220,6 +228,7 @@ mod tests {
         assert!(!child.status().unwrap().success());
     }
 
+    /// The error of a missing program would not say which one is missing.
     #[test]
     fn a_program_that_is_not_there_is_named() {
         let e = Process::spawn(&mut Command::new("/no/such/program"), Signal::KILL);

@@ -1,9 +1,10 @@
-//! What the benchmarks' command lines have in common, and how they end.
+//! Options that all benchmarks have, and how they end.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use serde_json::{Value, json};
 use uvfs_cli::{Result, printed};
 
 use super::report::Report;
@@ -36,20 +37,28 @@ impl Common {
         if self.quick { quick } else { full }
     }
 
+    /// The settings of a run, in its JSON: those of all benchmarks, and the benchmark's own.
+    pub fn settings(&self, own: Value) -> Value {
+        let mut settings = json!({"rounds": self.rounds(), "pinned": false, "quick": self.quick});
+        if let (Value::Object(settings), Value::Object(own)) = (&mut settings, own) {
+            settings.extend(own);
+        }
+        settings
+    }
+
     /// Prints the report, and on standard error what could not be measured.
     pub fn finish(&self, report: &Report) -> Result<ExitCode> {
-        finish(report, self.json)
+        let text = if self.json {
+            report.json()
+        } else {
+            report.table()
+        };
+        printed(io::stdout().lock().write_all(text.as_bytes()))?;
+        let mut code = ExitCode::SUCCESS;
+        for (target, error) in report.failures() {
+            eprintln!("uvfs: {target}: not measured: {error}");
+            code = ExitCode::FAILURE;
+        }
+        Ok(code)
     }
-}
-
-/// Prints the report, and on standard error what could not be measured.
-pub fn finish(report: &Report, json: bool) -> Result<ExitCode> {
-    let text = if json { report.json() } else { report.table() };
-    printed(io::stdout().lock().write_all(text.as_bytes()))?;
-    let mut code = ExitCode::SUCCESS;
-    for (target, error) in report.failures() {
-        eprintln!("uvfs: {target}: not measured: {error}");
-        code = ExitCode::FAILURE;
-    }
-    Ok(code)
 }

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::json;
 use uvfs_cli::{Error, Result, printed};
 
-use super::client::Random;
-use super::data::{All, Row};
+use super::data::{All, RowData};
+use super::random::Random;
 use super::report::{columns, digits};
 use super::stats::Summary;
 
@@ -61,7 +61,7 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Which way a target changed.
+/// The direction in which a target changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Change {
@@ -87,9 +87,9 @@ struct Compared {
 }
 
 /// How fast each round was, in B as a multiple of A.
-fn paired(a: &Row, b: &Row) -> Vec<f64> {
+fn paired(a: &RowData, b: &RowData) -> Vec<f64> {
     let rate =
-        |row: &Row| -> Vec<f64> { row.samples.iter().map(|s| s.amount / s.seconds).collect() };
+        |row: &RowData| -> Vec<f64> { row.samples.iter().map(|s| s.amount / s.seconds).collect() };
     let pairs = rate(a).into_iter().zip(rate(b));
     pairs
         .map(|(a, b)| b / a)
@@ -309,6 +309,7 @@ mod tests {
         found.remove(0)
     }
 
+    /// `uvfs bench compare` would miss a change of speed, or call a faster run slower.
     #[test]
     fn a_difference_beyond_the_spread_is_found_in_time_and_in_rate() {
         let (before, after) = ([1.0, 1.1, 0.9, 1.0, 1.05], [2.0, 2.1, 1.9, 2.2, 2.0]);
@@ -323,6 +324,7 @@ mod tests {
         }
     }
 
+    /// `uvfs bench compare` would report noise as a change of speed.
     #[test]
     fn a_difference_within_the_spread_is_none() {
         let (a, b) = ([1.0, 1.2, 0.9, 1.1, 1.0], [1.1, 1.0, 1.0, 1.2, 0.9]);
@@ -334,6 +336,7 @@ mod tests {
         assert_eq!((single.change, single.low), (Change::None, None));
     }
 
+    /// The confidence interval of `uvfs bench compare` would be too narrow or too wide.
     #[test]
     fn the_interval_is_that_of_the_median() {
         assert_eq!(interval(&[2.0, 1.0, 3.0]), Some((1.0, 3.0)));
@@ -346,6 +349,7 @@ mod tests {
         );
     }
 
+    /// `uvfs bench compare` would silently skip a benchmark that only one of the runs has.
     #[test]
     fn the_names_of_one_run_only_are_listed() {
         let (found, only) = compare(&all("x", "op", &[1.0]), &all("y", "op", &[1.0])).unwrap();

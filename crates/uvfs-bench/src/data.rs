@@ -85,12 +85,12 @@ pub struct Run {
     pub cpus: usize,
     #[serde(default)]
     pub settings: Value,
-    pub targets: Vec<Target>,
-    pub works: Vec<Work>,
+    pub targets: Vec<TargetData>,
+    pub works: Vec<WorkData>,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Target {
+pub struct TargetData {
     pub name: String,
     #[serde(default)]
     pub kind: String,
@@ -101,18 +101,18 @@ pub struct Target {
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Work {
+pub struct WorkData {
     pub name: String,
     pub title: String,
     pub unit: String,
-    pub results: Vec<Row>,
+    pub results: Vec<RowData>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Row {
+pub struct RowData {
     pub target: String,
-    pub samples: Vec<Sample>,
+    pub samples: Vec<SampleData>,
     pub rate: Option<Summary>,
     pub client_cpu_us: Option<Summary>,
     pub server_cpu_us: Option<Summary>,
@@ -128,18 +128,18 @@ pub struct Row {
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Sample {
+pub struct SampleData {
     pub amount: f64,
     pub seconds: f64,
 }
 
-impl Work {
+impl WorkData {
     /// Whether the figure is the time of a run, so that less is better.
     pub fn is_timed(&self) -> bool {
         self.unit == "run"
     }
 
-    /// The unit of [`Row::value`].
+    /// The unit of [`RowData::value`].
     pub fn measure(&self) -> String {
         match self.is_timed() {
             true => "ms".into(),
@@ -148,12 +148,12 @@ impl Work {
     }
 
     /// The row of a target.
-    pub fn row(&self, target: &str) -> Option<&Row> {
+    pub fn row(&self, target: &str) -> Option<&RowData> {
         self.results.iter().find(|row| row.target == target)
     }
 }
 
-impl Row {
+impl RowData {
     /// Milliseconds of a run, or units in a second.
     pub fn value(&self, timed: bool) -> Option<Summary> {
         if !timed {
@@ -207,7 +207,7 @@ impl From<Check> for Run {
     /// A work for each state of the page cache.
     fn from(check: Check) -> Self {
         let mut works = Vec::new();
-        let mut targets: Vec<Target> = Vec::new();
+        let mut targets: Vec<TargetData> = Vec::new();
         for (state, title) in STATES {
             let mut results = Vec::new();
             for checked in &check.targets {
@@ -216,7 +216,7 @@ impl From<Check> for Run {
                 };
                 results.extend(checked.row(name));
                 if checked.error.is_some() || !targets.iter().any(|t| t.name == name) {
-                    targets.push(Target {
+                    targets.push(TargetData {
                         name: name.into(),
                         kind: "check".into(),
                         command: Vec::new(),
@@ -225,7 +225,7 @@ impl From<Check> for Run {
                 }
             }
             if !results.is_empty() {
-                works.push(Work {
+                works.push(WorkData {
                     name: state.into(),
                     title: title.into(),
                     unit: "run".into(),
@@ -246,15 +246,15 @@ impl From<Check> for Run {
 }
 
 impl Checked {
-    fn row(&self, name: &str) -> Option<Row> {
+    fn row(&self, name: &str) -> Option<RowData> {
         let seconds = self.seconds?;
         let mib = |bytes: f64| bytes / f64::from(1 << 20);
-        let samples = self.samples.iter().map(|s| Sample {
+        let samples = self.samples.iter().map(|s| SampleData {
             amount: 1.0,
             seconds: s.seconds,
         });
         let base = self.speedup.filter(|_| name != "xfs_repair");
-        Some(Row {
+        Some(RowData {
             target: name.into(),
             samples: samples.collect(),
             run_seconds: Some(seconds),
@@ -267,7 +267,7 @@ impl Checked {
                 .map(|speedup| ("xfs_repair".to_string(), 1.0 / speedup))
                 .into_iter()
                 .collect(),
-            ..Row::default()
+            ..RowData::default()
         })
     }
 }

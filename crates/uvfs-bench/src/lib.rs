@@ -1,6 +1,6 @@
 //! `uvfs bench`: measures file systems side by side, in one interleaved run.
 //!
-//! What the benchmarks share:
+//! The benchmarks share:
 //! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
 //! - [`server`]: a file server as a child process, from its start until it is unmounted;
 //! - [`store`]: a store that is slow, or keeps nothing, to put below the servers;
@@ -19,10 +19,13 @@ mod common;
 mod compare;
 mod data;
 mod direct;
+mod files;
 mod interrupt;
 mod load;
+mod measure;
 mod page;
 mod programs;
+mod random;
 mod report;
 mod runner;
 mod server;

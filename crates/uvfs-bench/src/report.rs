@@ -1,16 +1,20 @@
-//! What a benchmark found: one structure, shown as a table or as JSON.
+//! The results of a benchmark: one structure, shown as a table or as JSON.
 
+mod rows;
+mod text;
 mod times;
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::client::Measured;
-use super::runner::{Outcome, Sample};
+use super::runner::Outcome;
 use super::server::Target;
-use super::stats::{Histogram, Latency, Summary};
+use super::stats::Summary;
+use rows::{Row, TargetReport, WorkReport};
+pub use rows::{Unit, WorkInfo};
+use text::thousands;
+pub use text::{columns, digits};
 
 /// Describes [`Report`] in a command's help.
 pub const JSON_HELP: &str = "\
@@ -51,42 +55,7 @@ JSON (--json), one object on standard output:
                 divided by that of each other target, by name
 Fields may be added to it; those named here stay.";
 
-/// What a work's amount counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Unit {
-    /// Operations.
-    #[serde(rename = "op")]
-    Op,
-    /// 2^20 bytes.
-    #[serde(rename = "MiB")]
-    MiB,
-    /// Runs of a program.
-    #[serde(rename = "run")]
-    Run,
-}
-
-impl Unit {
-    fn name(self) -> &'static str {
-        match self {
-            Unit::Op => "op",
-            Unit::MiB => "MiB",
-            Unit::Run => "run",
-        }
-    }
-}
-
-/// A work as it is shown.
-#[derive(Clone, Debug, Serialize)]
-pub struct Work {
-    /// The short name.
-    pub name: String,
-    /// What is done, in words.
-    pub title: String,
-    /// What is counted.
-    pub unit: Unit,
-}
-
-/// What a benchmark found; see [`JSON_HELP`] for the fields.
+/// The results of a benchmark; see [`JSON_HELP`] for the fields.
 #[derive(Debug, Serialize)]
 pub struct Report {
     version: u32,
@@ -99,105 +68,9 @@ pub struct Report {
     works: Vec<WorkReport>,
 }
 
-#[derive(Debug, Serialize)]
-struct TargetReport {
-    #[serde(flatten)]
-    target: Target,
-    error: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct WorkReport {
-    #[serde(flatten)]
-    work: Work,
-    results: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    target: String,
-    samples: Vec<Sample>,
-    rate: Summary,
-    client_cpu_us: Summary,
-    server_cpu_us: Option<Summary>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kswapd_cpu_us: Option<Summary>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory_mib: Option<Summary>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    host_cache_mib: Option<Summary>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency_us: Option<Summary>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency_p99_us: Option<Summary>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    latency_histogram: Vec<(f64, u64)>,
-    ratio: BTreeMap<String, f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    run_seconds: Option<Summary>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    time_ratio: BTreeMap<String, f64>,
-}
-
 /// A column of the table: its figure, and how the median is written.
-type Figure = fn(&Row) -> Option<Summary>;
+type ColumnValue = fn(&Row) -> Option<Summary>;
 type Format = fn(f64) -> String;
-
-impl Row {
-    fn new(target: &Target, samples: &[Sample]) -> Option<Self> {
-        let per_unit = |cpu: f64, s: &Sample| cpu * 1e6 / s.client.amount;
-        let client = samples.iter().map(|s| per_unit(s.client.cpu_seconds, s));
-        let server = samples
-            .iter()
-            .filter_map(|s| Some(per_unit(s.server_cpu_seconds?, s)));
-        let kswapd = samples
-            .iter()
-            .filter_map(|s| Some(per_unit(s.client.kswapd_cpu_seconds?, s)));
-        let latency = |pick: fn(Latency) -> f64| {
-            Summary::of(samples.iter().filter_map(|s| s.client.latency_us.map(pick)))
-        };
-        let mut histogram = Histogram::default();
-        let histograms = samples.iter().filter_map(|s| s.client.histogram.as_ref());
-        histograms.for_each(|one| histogram.merge(one));
-        // A sample keeps the figures alone.
-        let figures = samples.iter().map(|s| Sample {
-            client: Measured {
-                histogram: None,
-                ..s.client.clone()
-            },
-            ..s.clone()
-        });
-        Some(Self {
-            target: target.name.clone(),
-            rate: Summary::of(samples.iter().map(|s| s.client.amount / s.client.seconds))?,
-            client_cpu_us: Summary::of(client)?,
-            server_cpu_us: Summary::of(server),
-            kswapd_cpu_us: Summary::of(kswapd),
-            memory_mib: Summary::of(samples.iter().filter_map(|s| s.client.memory_mib)),
-            host_cache_mib: Summary::of(samples.iter().filter_map(|s| s.client.host_cache_mib)),
-            latency_us: latency(|l| l.median),
-            latency_p99_us: latency(|l| l.p99),
-            latency_histogram: histogram
-                .quarters()
-                .into_iter()
-                .map(|(ns, count)| (ns as f64 / 1e3, count))
-                .collect(),
-            samples: figures.collect(),
-            ratio: BTreeMap::new(),
-            run_seconds: None,
-            time_ratio: BTreeMap::new(),
-        })
-    }
-
-    /// Adds how long a run took.
-    fn add_time(&mut self) {
-        let seconds = self
-            .samples
-            .iter()
-            .map(|s| s.client.seconds / s.client.amount);
-        self.run_seconds = Summary::of(seconds);
-    }
-}
 
 impl Report {
     /// Sums up a run. `outcomes` are by target and hold samples by work.
@@ -205,7 +78,7 @@ impl Report {
         bench: &str,
         settings: serde_json::Value,
         targets: Vec<Target>,
-        works: Vec<Work>,
+        works: Vec<WorkInfo>,
         outcomes: &[Outcome],
     ) -> Self {
         assert_eq!(targets.len(), outcomes.len());
@@ -275,7 +148,7 @@ impl Report {
             self.uvfs, self.bench, self.kernel, self.cpus
         );
         if self.works.iter().all(|work| work.work.unit == Unit::Run) {
-            text += &times::table(self);
+            text += &times::table(&self.targets, &self.works);
             return text;
         }
         let bases: Vec<&Target> = self
@@ -307,7 +180,7 @@ impl Report {
                 ]
             }));
             // Columns of what was not measured anywhere are left out.
-            let more: [(String, Figure, Format); 5] = [
+            let more: [(String, ColumnValue, Format); 5] = [
                 (
                     format!("kswapd µs/{unit}"),
                     |row| row.kswapd_cpu_us,
@@ -354,51 +227,10 @@ impl Report {
     }
 }
 
-/// A number rounded to an integer, with commas.
-fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// A number with three digits or more.
-pub fn digits(value: f64) -> String {
-    match value {
-        v if v < 9.995 => format!("{v:.2}"),
-        v if v < 99.95 => format!("{v:.1}"),
-        v => thousands(v),
-    }
-}
-
-/// Lines of cells under each other: the first column to the left, the others to the right.
-pub fn columns(lines: &[Vec<String>]) -> String {
-    let mut widths = vec![0; lines.iter().map(Vec::len).max().unwrap_or(0)];
-    for line in lines {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for line in lines {
-        for (i, (width, cell)) in widths.iter().zip(line).enumerate() {
-            let _ = match i {
-                0 => write!(text, "  {cell:<width$}"),
-                _ => write!(text, "  {cell:>width$}"),
-            };
-        }
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::measure::Measured;
+    use super::super::runner::Sample;
     use super::*;
     use serde_json::{Value, json};
 
@@ -438,7 +270,7 @@ mod tests {
             "wakeup",
             json!({"rounds": 3}),
             vec![Target::native(), uvfs, peer.into(), broken],
-            vec![Work {
+            vec![WorkInfo {
                 name: "read-1".into(),
                 title: "reads".into(),
                 unit: Unit::Op,
@@ -452,6 +284,7 @@ mod tests {
         )
     }
 
+    /// Scripts that read the output of `--json` would not find the fields that `--help` documents.
     #[test]
     fn the_json_has_the_documented_shape() {
         let report = report();
@@ -510,6 +343,7 @@ mod tests {
         }
     }
 
+    /// A benchmark's table would show figures in wrong columns, or hide that a target failed.
     #[test]
     fn the_table_shows_medians_spread_cpu_and_ratios() {
         let table = report().table();
@@ -534,6 +368,7 @@ mod tests {
         );
     }
 
+    /// Large numbers in tables would be hard to read.
     #[test]
     fn numbers_get_commas() {
         assert_eq!(thousands(0.4), "0");

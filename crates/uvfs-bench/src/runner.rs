@@ -4,21 +4,22 @@ use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use uvfs_cli::Result;
 
-use super::client::{Job, Measured};
+use super::client::Job;
 use super::interrupt;
+use super::measure::Measured;
 use super::server::{Running, Target};
 
 /// One measurement of one work on one target.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
-    /// What the client measured.
+    /// The client's figures.
     #[serde(flatten)]
     pub client: Measured,
     /// CPU time of the server in the meantime, in seconds; nothing where there is no server.
     pub server_cpu_seconds: Option<f64>,
 }
 
-/// What became of one target.
+/// The samples of one target, or why there are none.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// By work, in the order of the works, a sample for each round.
@@ -116,6 +117,7 @@ mod tests {
         }
     }
 
+    /// One target would always run first, and so be measured on a colder or warmer machine than the others.
     #[test]
     fn every_target_has_its_turn_in_every_round_and_each_is_first_once() {
         let targets = [target("a"), target("b"), target("c")];
@@ -133,6 +135,7 @@ mod tests {
         }
     }
 
+    /// One broken server would end the whole benchmark, or its partial figures would count.
     #[test]
     fn a_target_that_fails_is_left_out_and_the_others_go_on() {
         let targets = [target("good"), target("bad")];

@@ -14,7 +14,7 @@ use rustix::process::{Resource, Signal};
 use serde::Serialize;
 use uvfs_cli::{Context, Error, Result};
 
-use super::child::{Process, Waited, wait_any};
+use super::child::{Process, Waited, own_path, wait_any};
 use super::client::Job;
 use super::interrupt;
 use super::store;
@@ -31,12 +31,12 @@ const STOP: Duration = Duration::from_secs(5);
 pub struct Target {
     /// The name in the table and in the JSON.
     pub name: String,
-    /// What it is.
+    /// Its server and options.
     #[serde(flatten)]
     pub kind: Kind,
 }
 
-/// What serves the files.
+/// The server of the files.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Kind {
@@ -167,8 +167,8 @@ impl Target {
     /// The same over another source.
     pub fn start_over<'w>(&self, workspace: &'w Workspace, source: PathBuf) -> Result<Running<'w>> {
         let place = match self.is_served() {
-            true => Place::Socket(workspace.socket()),
-            false => Place::Mount(workspace.mountpoint()),
+            true => Address::Socket(workspace.socket()),
+            false => Address::Mount(workspace.mountpoint()),
         };
         let (server, path) = match self.command(workspace, &source)? {
             Some(command) => {
@@ -226,17 +226,12 @@ impl Target {
     }
 }
 
-/// The path of this command.
-pub fn own_path() -> Result<PathBuf> {
-    std::env::current_exe().context(|| "finding the uvfs command".into())
-}
-
 /// Starts a store.
-pub fn start_store<'w>(workspace: &'w Workspace, store: store::Job) -> Result<Running<'w>> {
+pub fn start_store<'w>(workspace: &'w Workspace, store: store::StoreJob) -> Result<Running<'w>> {
     let path = store.mountpoint.clone();
     let mut command = Command::new(own_path()?);
     Job::Store(store).add_to(&mut command)?;
-    let server = Server::start(command, workspace, Place::Mount(path.clone()))?;
+    let server = Server::start(command, workspace, Address::Mount(path.clone()))?;
     Ok(Running {
         server: Some(server),
         path,
@@ -303,15 +298,15 @@ impl Running<'_> {
 }
 
 /// Where a server's users find it.
-enum Place {
+enum Address {
     Mount(PathBuf),
     Socket(PathBuf),
 }
 
-impl Place {
+impl Address {
     fn path(&self) -> &Path {
         match self {
-            Place::Mount(path) | Place::Socket(path) => path,
+            Address::Mount(path) | Address::Socket(path) => path,
         }
     }
 }
@@ -319,23 +314,23 @@ impl Place {
 /// A file server, mounted or at a socket; unmounted and ended when dropped.
 struct Server<'w> {
     process: Process,
-    place: Place,
+    place: Address,
     log: PathBuf,
     /// Goes after it.
     _workspace: &'w Workspace,
 }
 
 impl<'w> Server<'w> {
-    fn start(mut command: Command, workspace: &'w Workspace, place: Place) -> Result<Self> {
+    fn start(mut command: Command, workspace: &'w Workspace, place: Address) -> Result<Self> {
         let path = place.path().to_owned();
         let probe = match place {
-            Place::Mount(_) => {
+            Address::Mount(_) => {
                 let old_dev = fs::metadata(&path)
                     .context(|| path.display().to_string())?
                     .dev();
                 Job::WaitMounted { path, old_dev }
             }
-            Place::Socket(_) => Job::WaitSocket { path },
+            Address::Socket(_) => Job::WaitSocket { path },
         };
         let log_path = place.path().with_extension("log");
         let log = File::create(&log_path).context(|| "creating the server's log".into())?;
@@ -398,11 +393,11 @@ impl<'w> Server<'w> {
 impl Drop for Server<'_> {
     fn drop(&mut self) {
         match &self.place {
-            Place::Mount(mountpoint) => {
+            Address::Mount(mountpoint) => {
                 let mountpoint = mountpoint.clone();
                 self.unmount(&mountpoint);
             }
-            Place::Socket(_) => self.process.signal(Signal::TERM),
+            Address::Socket(_) => self.process.signal(Signal::TERM),
         }
         for signal in [Signal::TERM, Signal::KILL] {
             if self.process.wait(STOP) {
@@ -414,7 +409,7 @@ impl Drop for Server<'_> {
         if !self.process.wait(STOP) {
             eprintln!("uvfs: a server does not end after SIGKILL; it is left behind");
         }
-        // What it may have started, unless that ended as well.
+        // For processes that it may have started, unless they ended as well.
         self.process.signal(Signal::TERM);
     }
 }
@@ -478,6 +473,7 @@ mod tests {
         text.parse().map(|p: Peer| p.command)
     }
 
+    /// `--peer` would start another command than the one given.
     #[test]
     fn a_peer_is_a_name_and_a_command() {
         let p: Peer = "hp=/opt/hp --foreground {source} {mountpoint}"
@@ -490,6 +486,7 @@ mod tests {
         );
     }
 
+    /// `--peer` would split arguments that contain spaces or equal signs.
     #[test]
     fn a_peers_command_may_be_quoted_and_hold_equal_signs() {
         assert_eq!(
@@ -504,6 +501,7 @@ mod tests {
         );
     }
 
+    /// A mistake in `--peer` would only show once the benchmark runs, without a reason.
     #[test]
     fn what_is_no_peer_is_refused_with_the_reason() {
         for (text, word) in [
@@ -521,6 +519,7 @@ mod tests {
         }
     }
 
+    /// The JSON of a run would not say which options a target had.
     #[test]
     fn a_target_says_what_it_is_in_json() {
         let target = Target {

@@ -6,7 +6,7 @@ use uvfs_cli::{Error, Result};
 
 use super::server::{Kind, Peer, Target, check_names};
 
-/// Which targets to measure.
+/// The targets to measure.
 #[derive(clap::Args)]
 pub struct Sides {
     /// The sides to measure [default: all that the benchmark has but mount-dev]

@@ -25,7 +25,7 @@ const TTL: Duration = Duration::from_secs(3600);
 
 /// The store to serve until it is unmounted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct StoreJob {
     /// Where to mount it.
     pub mountpoint: PathBuf,
     /// The contents of every file. Without them what is written is thrown away, and the kernel of the mount
@@ -44,7 +44,7 @@ pub fn file_name(number: u32, latency_us: u64) -> String {
     format!("{number}-{latency_us}")
 }
 
-impl Job {
+impl StoreJob {
     /// Serves it.
     pub fn run(&self) -> io::Result<()> {
         let data = match &self.data {
@@ -196,6 +196,7 @@ impl FileSystem for Store {
 mod tests {
     use super::*;
 
+    /// The benchmark's slow store would answer at once, or not find its files.
     #[test]
     fn a_name_gives_a_node_with_its_latency() {
         let name = std::ffi::CString::new(file_name(3, 100)).unwrap();

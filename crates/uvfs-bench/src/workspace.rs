@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use uvfs_cli::{Context, Error, Result};
 
-use super::client::BLOCK;
+use super::files::{BLOCK, file_name};
 
 /// `f_type` of a tmpfs (linux/magic.h).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -122,7 +122,7 @@ impl Workspace {
         let mut page = [0x5a_u8; BLOCK];
         for number in 0..files {
             page[..8].copy_from_slice(&number.to_le_bytes());
-            fs::write(dir.join(super::client::file_name(number)), page).context(what)?;
+            fs::write(dir.join(file_name(number)), page).context(what)?;
         }
         Ok(())
     }
@@ -174,6 +174,7 @@ impl Drop for Workspace {
 mod tests {
     use super::*;
 
+    /// A benchmark would read wrong data, or leave its files in /dev/shm.
     #[test]
     fn is_filled_cleared_and_removed() {
         let parent = tempfile::tempdir().unwrap();
@@ -195,6 +196,7 @@ mod tests {
         assert!(!root.exists());
     }
 
+    /// A benchmark without enough space would fail in the middle with ENOSPC.
     #[test]
     fn too_little_room_is_an_error() {
         let parent = tempfile::tempdir().unwrap();

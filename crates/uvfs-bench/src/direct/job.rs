@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use uvfs_client::{Client, Config, Faulty, File, Flags, LocalStore, OpenOptions};
 
 use super::super::aio;
-use super::super::client::{BLOCK, Measured, Page, for_a_while};
+use super::super::files::{BLOCK, Page};
+use super::super::measure::{Measured, for_a_while};
 
 /// Bytes of the largest call that is waited for.
 pub const CALL: usize = 2 << 20;
@@ -22,7 +23,7 @@ pub const PIECE: usize = 128 << 10;
 /// Calls of [`PIECE`] bytes at a time.
 const DEPTH: usize = CALL / PIECE;
 
-/// Which calls a program makes.
+/// The calls that a program makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Calls {
@@ -35,10 +36,10 @@ pub enum Calls {
 /// How the file is reached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "way", rename_all = "kebab-case")]
-pub enum Way {
+pub enum DirectAccess {
     /// By the host's system calls, with O_DIRECT, on this file.
     Host {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
     /// By `uvfs-client` over a store in the same process.
@@ -54,14 +55,14 @@ pub enum Way {
     },
 }
 
-/// What to do.
+/// The calls, and the file that they go to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct DirectJob {
     /// How. The file has `bytes` bytes; each 4 KiB block begins with its number.
-    pub way: Way,
+    pub way: DirectAccess,
     /// Writes, not reads.
     pub write: bool,
-    /// Which calls.
+    /// Their size and number at a time.
     pub calls: Calls,
     /// The file's size, a multiple of [`CALL`].
     pub bytes: u64,
@@ -69,11 +70,11 @@ pub struct Job {
     pub seconds: f64,
 }
 
-impl Job {
+impl DirectJob {
     /// Does it.
     pub fn run(&self) -> io::Result<Measured> {
         let measured = match &self.way {
-            Way::Host { path } => {
+            DirectAccess::Host { path } => {
                 let file = HostFile::options()
                     .read(true)
                     .write(self.write)
@@ -90,7 +91,7 @@ impl Job {
                     })?,
                 }
             }
-            Way::Client {
+            DirectAccess::Client {
                 store,
                 file,
                 latency_us,
@@ -245,8 +246,8 @@ pub fn check(buffer: &[u8], offset: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn ways(dir: &std::path::Path) -> Vec<Way> {
-        let client = |one_at_a_time| Way::Client {
+    fn ways(dir: &std::path::Path) -> Vec<DirectAccess> {
+        let client = |one_at_a_time| DirectAccess::Client {
             store: dir.into(),
             file: "data".into(),
             latency_us: 1,
@@ -260,11 +261,12 @@ mod tests {
             .custom_flags(libc::O_DIRECT)
             .open(&path);
         if direct.is_ok() {
-            ways.push(Way::Host { path });
+            ways.push(DirectAccess::Host { path });
         }
         ways
     }
 
+    /// `uvfs bench direct` would measure a way that moves wrong bytes or none.
     #[test]
     fn every_way_reads_and_writes_the_right_bytes() {
         let dir = tempfile::tempdir().unwrap();
@@ -275,7 +277,7 @@ mod tests {
         for way in ways(dir.path()) {
             let calls = [Calls::One(1), Calls::One(16), Calls::Many];
             for (write, calls) in [false, true].iter().flat_map(|w| calls.map(|c| (*w, c))) {
-                let job = Job {
+                let job = DirectJob {
                     way: way.clone(),
                     write,
                     calls,
@@ -285,7 +287,7 @@ mod tests {
                 if write {
                     std::fs::write(&path, vec![7; 2 * CALL]).unwrap();
                     // Long enough to come around.
-                    let job = Job {
+                    let job = DirectJob {
                         seconds: 0.1,
                         ..job
                     };
@@ -299,7 +301,7 @@ mod tests {
         std::fs::write(&path, vec![7; 2 * CALL]).unwrap();
         for way in ways(dir.path()) {
             for calls in [Calls::One(16), Calls::Many] {
-                let job = Job {
+                let job = DirectJob {
                     way: way.clone(),
                     write: false,
                     calls,

@@ -10,13 +10,13 @@ use serde_json::json;
 use uvfs_cli::{Context, Result};
 
 use super::common::Common;
-use super::report::{JSON_HELP, Report, Unit, Work};
+use super::report::{JSON_HELP, Report, Unit, WorkInfo};
 use super::runner::{Sample, interleave, measure};
 use super::server::{Kind, Target, start_store};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
 use super::{client, interrupt, store};
-use job::{CALL, Calls, Job, PIECE, Way};
+use job::{CALL, Calls, DirectAccess, DirectJob, PIECE};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,7 +43,7 @@ Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 1
 /// The file that is read and written, in the source and below the store.
 const DATA: &str = "data";
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
 pub struct Args {
@@ -64,13 +64,13 @@ pub struct Args {
 
 /// One work on one store.
 #[derive(Clone, Copy)]
-struct Point {
+struct DirectPoint {
     latency_us: u64,
     write: bool,
     calls: Calls,
 }
 
-impl Point {
+impl DirectPoint {
     /// The works, by whether they write. The largest calls are `one`.
     const WORKS: [(bool, Calls); 8] = [
         (false, Calls::One(CALL / PIECE)),
@@ -83,7 +83,7 @@ impl Point {
         (false, Calls::One(8)),
     ];
 
-    fn describe(&self) -> Work {
+    fn describe(&self) -> WorkInfo {
         let verb = if self.write { "write" } else { "read" };
         let (how, calls) = match self.calls {
             Calls::Many => ("many".into(), "128 KiB, 16 at a time".into()),
@@ -96,7 +96,7 @@ impl Point {
             ),
         };
         let us = self.latency_us;
-        Work {
+        WorkInfo {
             name: format!("{verb}-{how}-{us}us"),
             title: format!("direct {verb}s of {calls}, {us} µs more for each 128 KiB"),
             unit: Unit::MiB,
@@ -105,15 +105,15 @@ impl Point {
 }
 
 /// The benchmark while it runs.
-struct Bench<'w> {
+struct DirectBench<'w> {
     workspace: &'w Workspace,
     /// Points of one store follow one another.
-    points: Vec<Point>,
+    points: Vec<DirectPoint>,
     bytes: u64,
     seconds: f64,
 }
 
-impl Bench<'_> {
+impl DirectBench<'_> {
     /// Measures every point on one side.
     fn round(&self, target: &Target) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
@@ -124,7 +124,7 @@ impl Bench<'_> {
     }
 
     /// Measures all points of one latency.
-    fn over_store(&self, target: &Target, points: &[Point]) -> Result<Vec<Sample>> {
+    fn over_store(&self, target: &Target, points: &[DirectPoint]) -> Result<Vec<Sample>> {
         let (workspace, latency_us) = (self.workspace, points[0].latency_us);
         let client = matches!(target.kind, Kind::Client { .. });
         // Dropped after the server over it.
@@ -132,7 +132,7 @@ impl Bench<'_> {
             true => None,
             false => Some(start_store(
                 workspace,
-                store::Job {
+                store::StoreJob {
                     mountpoint: workspace.store(),
                     data: Some(workspace.source().join(DATA)),
                     bytes: self.bytes,
@@ -147,19 +147,19 @@ impl Bench<'_> {
         };
         let running = target.start_over(workspace, source)?;
         let way = match client {
-            true => Way::Client {
+            true => DirectAccess::Client {
                 store: workspace.source(),
                 file: DATA.into(),
                 latency_us,
                 one_at_a_time: target.is_base(),
             },
-            false => Way::Host {
+            false => DirectAccess::Host {
                 path: running.path().join(name),
             },
         };
-        let one = |point: &Point| -> Result<Sample> {
+        let one = |point: &DirectPoint| -> Result<Sample> {
             interrupt::check()?;
-            let job = client::Job::Direct(Job {
+            let job = client::Job::Direct(DirectJob {
                 way: way.clone(),
                 write: point.write,
                 calls: point.calls,
@@ -202,7 +202,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let targets = args.sides.targets(&Side::CALLS, &[], &clients)?;
     let mut points = Vec::new();
     for &latency_us in &args.latency_us {
-        points.extend(Point::WORKS.map(|(write, calls)| Point {
+        points.extend(DirectPoint::WORKS.map(|(write, calls)| DirectPoint {
             latency_us,
             write,
             calls,
@@ -211,8 +211,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
     let workspace = Workspace::new(common.dir.as_deref(), 2 * bytes)?;
     workspace.fill(DATA, bytes)?;
-    let works: Vec<Work> = points.iter().map(Point::describe).collect();
-    let bench = Bench {
+    let works: Vec<WorkInfo> = points.iter().map(DirectPoint::describe).collect();
+    let bench = DirectBench {
         workspace: &workspace,
         points,
         bytes,
@@ -222,15 +222,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bench.round(target)
     })?;
     drop(workspace);
-    let settings = json!({
-        "rounds": common.rounds(),
-        "pinned": false,
-        "quick": common.quick,
+    let settings = common.settings(json!({
         "seconds": seconds,
         "bytes": bytes,
         "call": CALL,
         "piece": PIECE,
-    });
+    }));
     let report = Report::new("direct", settings, targets, works, &outcomes);
     common.finish(&report)
 }

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::super::client::{
-    BLOCK, Measured, Page, Random, Watch, check_block, file_name, open_direct,
-};
+use super::super::files::{BLOCK, Page, check_block, file_name, open_direct};
+use super::super::measure::{Measured, Watch};
+use super::super::random::Random;
 use super::super::stats::Histogram;
 
 /// The work of a process, by calls of the C library: `uvfs run` sees no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Work {
+pub enum LoadWork {
     /// 4 KiB random direct reads of a file that all processes share
     Direct,
     /// 4 KiB random buffered reads of a file of its own, which it has read once before
@@ -32,9 +32,9 @@ pub enum Work {
 
 /// The work, and when it begins and ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
-    /// What.
-    pub work: Work,
+pub struct LoadJob {
+    /// The work to do.
+    pub work: LoadWork,
     /// The file, or the directory of the small files.
     pub path: PathBuf,
     /// The number of small files.
@@ -58,7 +58,7 @@ pub struct Loaded {
     pub latency: Histogram,
 }
 
-impl Job {
+impl LoadJob {
     /// Prepares it, waits for the others, and does it.
     pub fn run(&self) -> io::Result<Loaded> {
         let mut operation = self.prepare()?;
@@ -73,8 +73,8 @@ impl Job {
         let mut random = Random(self.seed);
         let mut page = Box::new(Page::default());
         Ok(match self.work {
-            Work::Direct | Work::Buffered => {
-                let (file, blocks) = if self.work == Work::Direct {
+            LoadWork::Direct | LoadWork::Buffered => {
+                let (file, blocks) = if self.work == LoadWork::Direct {
                     open_direct(&self.path)?
                 } else {
                     let mut file = File::open(&self.path)?;
@@ -87,21 +87,21 @@ impl Job {
                     check_block(number, &page.0[..n])
                 })
             }
-            Work::Create => {
+            LoadWork::Create => {
                 let path = self.path.join(file_name(0));
                 Box::new(move || {
                     fs::write(&path, page.0)?;
                     fs::remove_file(&path)
                 })
             }
-            Work::Stat => Box::new(move || {
+            LoadWork::Stat => Box::new(move || {
                 let path = self.path.join(file_name(random.below(self.files)));
                 match fs::metadata(path)?.len() {
                     len if len == BLOCK as u64 => Ok(()),
                     _ => Err(io::Error::other("a file has another size")),
                 }
             }),
-            Work::Open => Box::new(move || {
+            LoadWork::Open => Box::new(move || {
                 let number = random.below(self.files);
                 let mut file = File::open(self.path.join(file_name(number)))?;
                 let n = file.read(&mut page.0)?;
@@ -136,6 +136,7 @@ mod tests {
     use crate::workspace::Workspace;
     use clap::ValueEnum;
 
+    /// `uvfs bench load` would report a wrong rate, or leave files behind.
     #[test]
     fn every_work_counts_its_operations() {
         let parent = tempfile::tempdir().unwrap();
@@ -145,15 +146,15 @@ mod tests {
         workspace.populate("own", 0).unwrap();
         let gate = workspace.beside("gate");
         File::create(&gate).unwrap();
-        for &work in Work::value_variants() {
+        for &work in LoadWork::value_variants() {
             let name = match work {
                 // Not every file system that holds temporary files does direct I/O.
-                Work::Direct => continue,
-                Work::Buffered => "data",
-                Work::Create => "own",
-                Work::Stat | Work::Open => "small",
+                LoadWork::Direct => continue,
+                LoadWork::Buffered => "data",
+                LoadWork::Create => "own",
+                LoadWork::Stat | LoadWork::Open => "small",
             };
-            let job = Job {
+            let job = LoadJob {
                 work,
                 path: workspace.source().join(name),
                 files: 5,

@@ -14,17 +14,18 @@ use rustix::process::Signal;
 use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
-use super::child::{Process, Waited, wait_any};
-use super::client::{self, Measured};
+use super::child::{Process, Waited, own_path, wait_any};
+use super::client;
 use super::common::Common;
 use super::interrupt;
+use super::measure::Measured;
 use super::report::{self, JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave};
-use super::server::{Running, Target, own_path, raise_file_limit};
+use super::server::{Running, Target, raise_file_limit};
 use super::sides::{Side, Sides};
 use super::stats::{Histogram, Latency};
 use super::workspace::Workspace;
-use job::{Job, Loaded, Work};
+use job::{LoadJob, LoadWork, Loaded};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -88,7 +89,7 @@ pub struct Args {
         default_value = "direct,buffered,create,stat,open",
         value_name = "LIST"
     )]
-    work: Vec<Work>,
+    work: Vec<LoadWork>,
     /// How many processes do it at a time [default: 1,2,4,8,16, with --quick 1,4]
     #[arg(
         long,
@@ -118,21 +119,21 @@ pub struct Args {
 
 /// One work at one load.
 #[derive(Clone, Copy)]
-struct Point {
-    work: Work,
+struct LoadPoint {
+    work: LoadWork,
     processes: u32,
     neighbours: u32,
 }
 
-impl Point {
+impl LoadPoint {
     /// A point as the report shows it.
-    fn describe(&self) -> report::Work {
+    fn describe(&self) -> report::WorkInfo {
         let value = self.work.to_possible_value();
         let name = value.as_ref().map_or("", |value| value.get_name());
         let title = value.as_ref().and_then(|value| value.get_help());
         let title = title.map(|help| help.to_string()).unwrap_or_default();
         let (processes, neighbours) = (self.processes, self.neighbours);
-        report::Work {
+        report::WorkInfo {
             name: format!("{name}-{processes}p-{neighbours}n"),
             title: format!("{title}; processes: {processes}, busy neighbours: {neighbours}"),
             unit: Unit::Op,
@@ -141,13 +142,13 @@ impl Point {
 }
 
 /// All points, those of a work one after another.
-fn points(args: &Args) -> Vec<Point> {
+fn points(args: &Args) -> Vec<LoadPoint> {
     let processes = args.processes.clone();
     let processes = processes.unwrap_or(args.common.pick(vec![1, 4], vec![1, 2, 4, 8, 16]));
     let mut points = Vec::new();
-    for &work in Work::value_variants() {
+    for &work in LoadWork::value_variants() {
         for &neighbours in args.neighbours.iter().filter(|_| args.work.contains(&work)) {
-            points.extend(processes.iter().map(|&processes| Point {
+            points.extend(processes.iter().map(|&processes| LoadPoint {
                 work,
                 processes,
                 neighbours,
@@ -178,7 +179,7 @@ impl Drop for Group {
 /// The settings that all points share.
 struct Load<'w> {
     workspace: &'w Workspace,
-    points: Vec<Point>,
+    points: Vec<LoadPoint>,
     seconds: f64,
 }
 
@@ -201,7 +202,7 @@ impl Load<'_> {
     }
 
     /// Measures one point.
-    fn one(&self, point: &Point, round: usize, running: &Running<'_>) -> Result<Sample> {
+    fn one(&self, point: &LoadPoint, round: usize, running: &Running<'_>) -> Result<Sample> {
         let gate = File::create(self.workspace.beside(GATE)).context(|| "a file".into())?;
         flock(&gate, FlockOperation::LockExclusive).context(|| "locking a file".into())?;
         self.clear_ready()?;
@@ -230,14 +231,14 @@ impl Load<'_> {
         })
     }
 
-    fn job(&self, point: &Point, round: usize, number: u32, running: &Running<'_>) -> Job {
+    fn job(&self, point: &LoadPoint, round: usize, number: u32, running: &Running<'_>) -> LoadJob {
         let name = match point.work {
-            Work::Direct => format!("{DATA}-0"),
-            Work::Buffered => format!("{DATA}-{number}"),
-            Work::Create => format!("{OWN}-{number}"),
-            Work::Stat | Work::Open => SMALL.into(),
+            LoadWork::Direct => format!("{DATA}-0"),
+            LoadWork::Buffered => format!("{DATA}-{number}"),
+            LoadWork::Create => format!("{OWN}-{number}"),
+            LoadWork::Stat | LoadWork::Open => SMALL.into(),
         };
-        Job {
+        LoadJob {
             work: point.work,
             path: running.path().join(name),
             files: FILES,
@@ -322,7 +323,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         workspace.populate(&format!("{OWN}-{number}"), 0)?;
     }
     workspace.populate(SMALL, FILES)?;
-    let works: Vec<report::Work> = points.iter().map(Point::describe).collect();
+    let works: Vec<report::WorkInfo> = points.iter().map(LoadPoint::describe).collect();
     let load = Load {
         workspace: &workspace,
         points,
@@ -332,14 +333,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         |round, target: &Target, progress: &ProgressBar| load.round(round, target, progress);
     let outcomes = interleave(common.rounds(), &targets, works.len(), round)?;
     drop(workspace);
-    let settings = json!({
-        "rounds": common.rounds(),
-        "pinned": false,
-        "quick": common.quick,
+    let settings = common.settings(json!({
         "seconds": seconds,
         "bytes": bytes,
         "files": FILES,
-    });
+    }));
     let report = Report::new("load", settings, targets, works, &outcomes);
     common.finish(&report)
 }

@@ -317,6 +317,7 @@ impl Bars {
 mod tests {
     use super::*;
 
+    /// The report's charts would cut values off, or have axes that are hard to read.
     #[test]
     fn an_axis_holds_its_values_and_has_round_ticks() {
         let linear = Axis::new(Scale::Linear, [3.0, 870.0].into_iter());
@@ -328,6 +329,7 @@ mod tests {
         assert_eq!(narrow.ticks, [2.0, 5.0, 10.0, 20.0, 50.0]);
     }
 
+    /// A report with an odd value, such as zero or NaN, would hang or draw outside of its chart.
     #[test]
     fn no_value_breaks_an_axis() {
         for values in [
@@ -347,6 +349,7 @@ mod tests {
         }
     }
 
+    /// Labels of the report's charts would overlap.
     #[test]
     fn figures_are_short() {
         let all = [0.05, 1.0, 25.5, 1000.0, 12_345.0, 5e6].map(short);

@@ -7,7 +7,7 @@ mod seeds;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use uvfs_cli::Result;
 
-use super::data::{All, Row, Run, Work};
+use super::data::{All, RowData, Run, WorkData};
 use super::report::digits;
 use super::stats::Summary;
 
@@ -150,7 +150,7 @@ fn settings(run: &Run) -> String {
 }
 
 /// The text of a column for one row, if the row has that figure.
-type Cell = dyn Fn(&Work, &Row) -> Option<String>;
+type Cell = dyn Fn(&WorkData, &RowData) -> Option<String>;
 
 /// A column of the table.
 struct Column {
@@ -161,7 +161,7 @@ struct Column {
 impl Column {
     fn new(
         title: impl Into<String>,
-        cell: impl Fn(&Work, &Row) -> Option<String> + 'static,
+        cell: impl Fn(&WorkData, &RowData) -> Option<String> + 'static,
     ) -> Self {
         Self {
             title: title.into(),
@@ -169,7 +169,7 @@ impl Column {
         }
     }
 
-    fn median(title: &str, figure: fn(&Row) -> Option<Summary>) -> Self {
+    fn median(title: &str, figure: fn(&RowData) -> Option<Summary>) -> Self {
         Self::new(title, move |_, row| Some(digits(figure(row)?.median)))
     }
 }

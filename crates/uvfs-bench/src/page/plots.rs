@@ -2,11 +2,11 @@
 
 use maud::Markup;
 
-use super::super::data::{Row, Run, Target, Work};
+use super::super::data::{RowData, Run, TargetData, WorkData};
 use super::chart::{Bar, Bars, Lines, Scale, Series};
 
 /// A median of a row.
-type Figure = fn(&Row) -> Option<f64>;
+type Figure = fn(&RowData) -> Option<f64>;
 
 /// The plots of a benchmark; none of one that is better read as a table.
 pub fn of(run: &Run) -> Vec<Markup> {
@@ -27,7 +27,7 @@ const MEDIAN: Figure = |row| row.latency_us.map(|s| s.median);
 const P99: Figure = |row| row.latency_p99_us.map(|s| s.median);
 
 /// A line for each target over the given works.
-fn lines(run: &Run, works: &[&Work], figure: Figure, name: &str, dashed: bool) -> Vec<Series> {
+fn lines(run: &Run, works: &[&WorkData], figure: Figure, name: &str, dashed: bool) -> Vec<Series> {
     let series = run
         .targets
         .iter()
@@ -47,8 +47,8 @@ fn lines(run: &Run, works: &[&Work], figure: Figure, name: &str, dashed: bool) -
 }
 
 /// Works whose names begin with `prefix`, with the rest of the name.
-fn numbered<'r>(run: &'r Run, prefix: &str, suffix: &str) -> (Vec<String>, Vec<&'r Work>) {
-    let rest = |work: &'r Work| {
+fn numbered<'r>(run: &'r Run, prefix: &str, suffix: &str) -> (Vec<String>, Vec<&'r WorkData>) {
+    let rest = |work: &'r WorkData| {
         let rest = work.name.strip_prefix(prefix)?.strip_suffix(suffix)?;
         rest.parse::<u64>()
             .is_ok()
@@ -65,8 +65,8 @@ fn histograms(run: &Run) -> Vec<Markup> {
     let works = run.works.iter();
     for work in works.filter(|work| ["read-1", "create"].contains(&work.name.as_str())) {
         for (transport, name) in [("dev-", "/dev/fuse"), ("uring-", "io_uring")] {
-            let ours = |target: &&Target| target.name.starts_with(transport);
-            let shown = |target: &&Target| {
+            let ours = |target: &&TargetData| target.name.starts_with(transport);
+            let shown = |target: &&TargetData| {
                 let row = work.row(&target.name);
                 (ours(target) || target.kind != "uvfs")
                     && row.is_some_and(|row| !row.latency_histogram.is_empty())
@@ -79,10 +79,15 @@ fn histograms(run: &Run) -> Vec<Markup> {
     plots
 }
 
-fn histogram(run: &Run, work: &Work, transport: &str, shown: impl Fn(&&Target) -> bool) -> Markup {
+fn histogram(
+    run: &Run,
+    work: &WorkData,
+    transport: &str,
+    shown: impl Fn(&&TargetData) -> bool,
+) -> Markup {
     let targets = run.targets.iter().enumerate();
-    let targets: Vec<(usize, &Target)> = targets.filter(|(_, target)| shown(target)).collect();
-    let counts = |target: &Target| {
+    let targets: Vec<(usize, &TargetData)> = targets.filter(|(_, target)| shown(target)).collect();
+    let counts = |target: &TargetData| {
         let row = work.row(&target.name);
         row.map_or(&[][..], |row| &row.latency_histogram)
     };
@@ -109,7 +114,7 @@ fn histogram(run: &Run, work: &Work, transport: &str, shown: impl Fn(&&Target) -
         power *= 2.0;
     }
     points.retain(|at| (first * 0.99..=last * 1.01).contains(at));
-    let share = |target: &Target| {
+    let share = |target: &TargetData| {
         let counts = counts(target);
         let all = counts.iter().map(|(_, n)| *n).sum::<u64>().max(1);
         let part = |at: &f64| {
@@ -145,8 +150,8 @@ fn histogram(run: &Run, work: &Work, transport: &str, shown: impl Fn(&&Target) -
 
 /// Median and 99th percentile of each target where an operation was timed.
 fn latencies(run: &Run) -> Vec<Markup> {
-    let timed = |work: &&Work| work.results.iter().any(|row| MEDIAN(row).is_some());
-    let bars = |work: &Work| Bars {
+    let timed = |work: &&WorkData| work.results.iter().any(|row| MEDIAN(row).is_some());
+    let bars = |work: &WorkData| Bars {
         title: format!(
             "Latency of {}: median (bar) and 99th percentile (dot)",
             work.name
@@ -168,7 +173,7 @@ fn latencies(run: &Run) -> Vec<Markup> {
 /// A bar for each target.
 fn each(
     run: &Run,
-    work: &Work,
+    work: &WorkData,
     value: Figure,
     mark: Figure,
     label: fn(f64, Option<f64>) -> String,
@@ -315,7 +320,7 @@ fn loads(run: &Run) -> Vec<Markup> {
 
 /// Bandwidth by block size.
 fn blocks(run: &Run) -> Vec<Markup> {
-    let sized = |work: &'_ Work| {
+    let sized = |work: &'_ WorkData| {
         let (number, unit) = work.name.strip_prefix("write-")?.split_at_checked(1)?;
         match unit {
             "k" => Some(format!("{number} KiB")),
@@ -327,7 +332,7 @@ fn blocks(run: &Run) -> Vec<Markup> {
         .works
         .iter()
         .filter_map(|work| Some((sized(work)?, work)));
-    let (points, works): (Vec<String>, Vec<&Work>) = all.unzip();
+    let (points, works): (Vec<String>, Vec<&WorkData>) = all.unzip();
     if works.is_empty() {
         return Vec::new();
     }
@@ -344,7 +349,7 @@ fn blocks(run: &Run) -> Vec<Markup> {
 
 /// Writers whose data is thrown away.
 fn discarded(run: &Run) -> Vec<Markup> {
-    let bars = |work: &Work| Bars {
+    let bars = |work: &WorkData| Bars {
         title: work.title.clone(),
         x: "MiB/s; longer is better".into(),
         scale: Scale::Linear,
@@ -360,7 +365,7 @@ fn relative(run: &Run) -> Vec<Markup> {
     let Some(native) = native.map(|target| target.name.as_str()) else {
         return Vec::new();
     };
-    let group = |work: &Work| {
+    let group = |work: &WorkData| {
         let bar = |(color, target): (usize, &String)| {
             let value = work.row(target)?.compared(true, native)?;
             Some(Bar {
@@ -388,7 +393,7 @@ fn relative(run: &Run) -> Vec<Markup> {
 }
 
 fn times(run: &Run) -> Vec<Markup> {
-    let bars = |work: &Work| Bars {
+    let bars = |work: &WorkData| Bars {
         title: format!("Check {}", work.title),
         x: "seconds; shorter is better".into(),
         scale: Scale::Linear,

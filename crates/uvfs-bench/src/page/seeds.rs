@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use super::super::data::{Row, Run, Work};
+use super::super::data::{RowData, Run, WorkData};
 use super::super::report::digits;
 
 /// A row: its name and its cells.
@@ -88,12 +88,12 @@ fn written(column: &str, row: &str, value: f64) -> String {
 /// The name of a row or column that compares the two before it.
 const DIFFERENCE: &str = "difference";
 
-fn rate(row: &Row) -> Option<f64> {
+fn rate(row: &RowData) -> Option<f64> {
     Some(row.rate?.median)
 }
 
 /// The CPU time of the client and the server, in percent of one CPU.
-fn busy(row: &Row) -> Option<f64> {
+fn busy(row: &RowData) -> Option<f64> {
     let server = row.server_cpu_us.map_or(0.0, |s| s.median);
     Some((row.client_cpu_us?.median + server) * rate(row)? / 1e4)
 }
@@ -103,7 +103,7 @@ fn difference(before: Option<f64>, after: Option<f64>) -> Option<f64> {
     change.is_finite().then_some(change)
 }
 
-fn work<'r>(run: &'r Run, name: &str) -> Option<&'r Work> {
+fn work<'r>(run: &'r Run, name: &str) -> Option<&'r WorkData> {
     run.works.iter().find(|work| work.name == name)
 }
 
@@ -144,7 +144,7 @@ fn with_difference(
 }
 
 /// The same with sides as columns and the works as rows.
-fn across(sides: &[(&str, String)], works: &[(String, &Work)]) -> (Vec<String>, Vec<Line>) {
+fn across(sides: &[(&str, String)], works: &[(String, &WorkData)]) -> (Vec<String>, Vec<Line>) {
     let values = |target: &str| works.iter().map(|(_, w)| rate(w.row(target)?)).collect();
     let columns = with_difference(sides, values);
     let row = |index: usize| columns.iter().map(|(_, values)| values[index]).collect();
@@ -163,7 +163,7 @@ fn writeback(run: &Run) -> Vec<Table> {
         ("write-1m", "bs=1M"),
         ("discard-1m", "32 writers, bs=1M, discarded"),
     ];
-    let works: Vec<(&str, &Work)> = named
+    let works: Vec<(&str, &WorkData)> = named
         .into_iter()
         .filter_map(|(name, column)| Some((column, work(run, name)?)))
         .collect();
@@ -205,7 +205,7 @@ fn direct(run: &Run) -> Vec<Table> {
 
 fn uncached(run: &Run) -> Vec<Table> {
     let table = |verb: &str| {
-        let works: Vec<(String, &Work)> = run
+        let works: Vec<(String, &WorkData)> = run
             .works
             .iter()
             .filter_map(|work| {
@@ -219,11 +219,11 @@ fn uncached(run: &Run) -> Vec<Table> {
         let sides = sides(run, "client", "client-uncached");
         let (columns, mut rows) = across(&sides, &works);
         if let Some((_, full)) = works.last() {
-            let of = |figure: fn(&Row) -> Option<f64>| {
+            let of = |figure: fn(&RowData) -> Option<f64>| {
                 with_difference(&sides, |target| vec![full.row(target).and_then(figure)])
             };
             let row = |figure| of(figure).into_iter().map(|(_, cell)| cell[0]).collect();
-            let kswapd: fn(&Row) -> Option<f64> =
+            let kswapd: fn(&RowData) -> Option<f64> =
                 |row| Some(row.kswapd_cpu_us?.median * rate(row)? / 1e4);
             rows.push(("CPU of all, % of one".into(), row(busy)));
             rows.push(("kswapd, % of a CPU".into(), row(kswapd)));
@@ -243,7 +243,7 @@ fn uncached(run: &Run) -> Vec<Table> {
 
 fn wakeup(run: &Run) -> Vec<Table> {
     let named = [("Create", "create"), ("Read", "read"), ("Delete", "unlink")];
-    let works: Vec<(&str, &Work)> = named
+    let works: Vec<(&str, &WorkData)> = named
         .into_iter()
         .filter_map(|(column, name)| Some((column, work(run, name)?)))
         .collect();
@@ -251,7 +251,7 @@ fn wakeup(run: &Run) -> Vec<Table> {
         .iter()
         .flat_map(|(column, _)| [format!("{column} /s"), "% CPU".into(), "99% µs".into()]);
     let cells = |target: &str| {
-        let figures = |(_, work): &(&str, &Work)| match work.row(target) {
+        let figures = |(_, work): &(&str, &WorkData)| match work.row(target) {
             None => [None; 3],
             Some(row) => [rate(row), busy(row), row.latency_p99_us.map(|s| s.median)],
         };
@@ -284,9 +284,9 @@ fn is_uvfs(run: &Run, target: &str) -> bool {
 }
 
 fn check(run: &Run) -> Vec<Table> {
-    let seconds = |row: &Row| row.run_seconds.map(|s| s.median);
+    let seconds = |row: &RowData| row.run_seconds.map(|s| s.median);
     let cells = |target: &str| {
-        let figures = |work: &Work| match work.row(target) {
+        let figures = |work: &WorkData| match work.row(target) {
             None => [None; 2],
             Some(row) => [seconds(row), row.memory_mib.map(|s| s.median)],
         };

@@ -1,6 +1,7 @@
 //! `uvfs bench programs`: real programs on a source tree.
 
 mod digest;
+mod process;
 mod suite;
 mod tree;
 
@@ -8,24 +9,24 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{ExitCode, Stdio};
+use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
 use indicatif::ProgressBar;
-use rustix::process::Signal;
 use serde_json::json;
 
-use super::child::{Process, ended_cpu_seconds};
-use super::client::Measured;
+use super::child::ended_cpu_seconds;
 use super::common::Common;
 use super::interrupt;
-use super::report::{JSON_HELP, Report, Unit, Work};
+use super::measure::Measured;
+use super::report::{JSON_HELP, Report, Unit, WorkInfo};
 use super::runner::{Sample, interleave};
 use super::server::{Running, Target, raise_file_limit};
 use super::sides::{Side, Sides};
 use super::workspace::Workspace;
 use digest::Digest;
+use process::{OUTPUT, TMP, run};
 use suite::Program;
 use tree::Size;
 use uvfs_cli::{Context, Error, Result};
@@ -63,15 +64,6 @@ the tree and, as `missing`, the programs that are left out.";
 /// The directory in the source where the programs work.
 const WORK: &str = "work";
 
-/// The files for a program's standard output and error, beside the source.
-const OUTPUT: [&str; 2] = ["program.out", "program.err"];
-
-/// The programs' directory for temporary files and home, beside the source.
-const TMP: &str = "tmp";
-
-/// A program that takes longer is stuck.
-const LIMIT: Duration = Duration::from_secs(300);
-
 /// The measurements and their options.
 #[derive(clap::Args)]
 #[command(
@@ -108,39 +100,6 @@ fn programs(only: &[String]) -> Result<(Vec<&'static Program>, Vec<&'static str>
         return Err(Error::new("no program is left to measure"));
     }
     Ok((there, missing.iter().map(|p| p.name).collect()))
-}
-
-/// Runs a program to its end, in an environment that is the same everywhere. What it prints goes to
-/// files beside the source.
-fn run(workspace: &Workspace, command: &mut Command, server: Option<&Process>) -> Result<()> {
-    let [out, err] = OUTPUT.map(|name| workspace.beside(name));
-    let what = || "a program's output".to_string();
-    command
-        .stdout(File::create(out).context(what)?)
-        .stderr(File::create(&err).context(what)?);
-    let tmp = workspace.beside(TMP);
-    command
-        .envs([("LC_ALL", "C"), ("TZ", "UTC"), ("GIT_CONFIG_NOSYSTEM", "1")])
-        .envs([("HOME", &tmp), ("XDG_CONFIG_HOME", &tmp), ("TMPDIR", &tmp)]);
-    for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "MAKEFLAGS"] {
-        command.env_remove(name);
-    }
-    let mut process = Process::spawn(command, Signal::KILL)?;
-    process.finish(server, LIMIT)?;
-    process.wait(LIMIT);
-    match process.status() {
-        Some(status) if status.success() => Ok(()),
-        status => Err(failure(status, &err)),
-    }
-}
-
-/// The last words of a program that failed.
-fn failure(status: Option<ExitStatus>, err: &Path) -> Error {
-    let said = fs::read(err).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    let line = said.lines().rfind(|line| !line.trim().is_empty());
-    let status = status.map(|status| status.to_string()).unwrap_or_default();
-    Error::new(format!("{status}: {}", line.unwrap_or("no word")))
 }
 
 /// The output of a program's run, and the tree that it left.
@@ -274,8 +233,8 @@ fn total(samples: &[Sample]) -> Sample {
 }
 
 /// The programs' runs and their sum as the report shows them.
-fn works(programs: &[&Program]) -> Vec<Work> {
-    let work = |name: String, title: &str| Work {
+fn works(programs: &[&Program]) -> Vec<WorkInfo> {
+    let work = |name: String, title: &str| WorkInfo {
         name,
         title: title.into(),
         unit: Unit::Run,
@@ -313,14 +272,11 @@ pub fn bench(args: Args) -> Result<ExitCode> {
     let round = |_, target: &Target, progress: &ProgressBar| suite.round(target, progress);
     let outcomes = interleave(common.rounds(), &targets, works.len(), round)?;
     drop(workspace);
-    let settings = json!({
-        "rounds": common.rounds(),
-        "pinned": false,
-        "quick": common.quick,
+    let settings = common.settings(json!({
         "files": size.files,
         "commits": size.commits + 1,
         "missing": missing,
-    });
+    }));
     let report = Report::new("programs", settings, targets, works, &outcomes);
     common.finish(&report)
 }

@@ -9,9 +9,10 @@ use std::process::{Command, Stdio};
 
 use uvfs_cli::{Context, Result};
 
-use super::super::client::Random;
+use super::super::random::Random;
 use super::super::workspace::Workspace;
-use super::{run, suite};
+use super::process::run;
+use super::suite;
 
 /// The directory beside the source with the tree that each side gets a copy of.
 const TEMPLATE: &str = "template";
@@ -184,7 +185,7 @@ impl Text {
     }
 }
 
-/// What `git fast-import` makes the repository from.
+/// The input from which `git fast-import` makes the repository.
 fn history(size: &Size, text: &mut Text) -> Vec<u8> {
     const ENDINGS: [&str; 8] = ["c", "c", "c", "c", "h", "h", "txt", "py"];
     let mut files: Vec<(String, String)> = Vec::new();

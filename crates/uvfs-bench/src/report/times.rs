@@ -1,7 +1,8 @@
 //! The table of a benchmark whose works are runs of programs: a line for each program.
 
 use super::super::server::{Kind, Target};
-use super::{Report, Row, WorkReport, columns, digits};
+use super::rows::{Row, TargetReport, WorkReport};
+use super::text::{columns, digits};
 
 /// Compares the time that each target took with that of each other.
 pub fn compare(rows: &mut [Row]) {
@@ -19,8 +20,8 @@ pub fn compare(rows: &mut [Row]) {
 }
 
 /// Milliseconds of each program on each target, and how they compare.
-pub fn table(report: &Report) -> String {
-    let measured = report.targets.iter().filter(|t| t.error.is_none());
+pub fn table(targets: &[TargetReport], works: &[WorkReport]) -> String {
+    let measured = targets.iter().filter(|t| t.error.is_none());
     let targets: Vec<&Target> = measured.map(|t| &t.target).collect();
     let pairs = pairs(&targets);
     let mut times = vec![vec![String::new()]];
@@ -29,7 +30,7 @@ pub fn table(report: &Report) -> String {
     }
     let mut ratios = vec![vec![String::new()]];
     ratios[0].extend(pairs.iter().map(|(a, b)| format!("{a}/{b}")));
-    for work in &report.works {
+    for work in works {
         times.push(times_of(work, &targets));
         ratios.push(ratios_of(work, &pairs));
     }
@@ -41,7 +42,7 @@ pub fn table(report: &Report) -> String {
     text
 }
 
-/// Which targets are compared in the table: each with native, `uvfs run` with a mount of uvfs, and
+/// The targets that the table compares: each with native, `uvfs run` with a mount of uvfs, and
 /// a mount of uvfs with each peer.
 fn pairs<'t>(targets: &[&'t Target]) -> Vec<(&'t str, &'t str)> {
     let compared = |a: &Target, b: &Target| match (&a.kind, &b.kind) {
@@ -93,12 +94,13 @@ fn milliseconds(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::client::Measured;
+    use super::super::super::measure::Measured;
     use super::super::super::runner::{Outcome, Sample};
     use super::super::super::server::Peer;
-    use super::super::{Unit, Work};
+    use super::super::{Report, Unit, WorkInfo};
     use super::*;
 
+    /// The table of `uvfs bench programs` would show wrong times or compare the wrong sides.
     #[test]
     fn the_table_has_a_line_for_each_program_and_compares_the_sides() {
         let target = |name: &str, kind| Target {
@@ -126,7 +128,7 @@ mod tests {
             samples: vec![[1.0, 2.0, 4.0].map(|n| sample(n * seconds)).into()],
             error: None,
         });
-        let work = Work {
+        let work = WorkInfo {
             name: "make".into(),
             title: "make".into(),
             unit: Unit::Run,

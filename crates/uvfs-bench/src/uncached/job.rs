@@ -14,7 +14,7 @@ use uvfs_client::{Client, Config, File, Flags, LocalStore, OpenOptions};
 use uvfs_io::ops::{DONTCACHE, cached_bytes};
 
 use super::super::child::cpu_seconds;
-use super::super::client::{Measured, Watch};
+use super::super::measure::{Measured, Watch};
 
 /// Bytes of a call.
 pub const CALL: usize = 64 << 10;
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How the files are reached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "way", rename_all = "kebab-case")]
-pub enum Way {
+pub enum UncachedAccess {
     /// By the host's system calls.
     Host {
         /// The directory.
@@ -42,11 +42,11 @@ pub enum Way {
     },
 }
 
-/// What to do.
+/// The streams, and how long they go on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct UncachedJob {
     /// How.
-    pub way: Way,
+    pub way: UncachedAccess,
     /// Writes, not reads.
     pub write: bool,
     /// The source, whose page cache is looked at.
@@ -110,7 +110,7 @@ impl Machine {
     }
 }
 
-impl Job {
+impl UncachedJob {
     /// Does it; answers each second, and then all but the first together: the caches are full. With
     /// each comes the CPU time in seconds that the rest of the machine took meanwhile.
     pub fn run(&self) -> io::Result<Vec<(Measured, f64)>> {
@@ -183,7 +183,7 @@ impl Job {
 
     fn open(&self) -> io::Result<(Vec<Stream>, Option<Client>)> {
         match &self.way {
-            Way::Host { dir, dontcache } => {
+            UncachedAccess::Host { dir, dontcache } => {
                 let flags = if *dontcache { DONTCACHE } else { 0 };
                 let flags = ReadWriteFlags::from_bits_retain(flags);
                 let open = |name: &String| {
@@ -196,7 +196,7 @@ impl Job {
                     None,
                 ))
             }
-            Way::Client { memory, dontcache } => {
+            UncachedAccess::Client { memory, dontcache } => {
                 let config = Config {
                     memory: *memory,
                     ..Config::default()
@@ -243,7 +243,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// What all processors have worked since boot (/proc/stat, proc(5)), in seconds.
+/// Seconds that all processors have worked since boot (/proc/stat, proc(5)).
 fn machine_cpu_seconds() -> io::Result<f64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let ticks: Vec<f64> = text
@@ -285,6 +285,7 @@ fn sum(sum: Measured, one: &Measured) -> Measured {
 mod tests {
     use super::*;
 
+    /// `uvfs bench uncached` would leave out a second, or measure a cache that holds everything.
     #[test]
     fn each_second_and_the_rest_are_answered_and_uncached_holds_little() {
         let dir = tempfile::tempdir().unwrap();
@@ -292,11 +293,11 @@ mod tests {
         for name in &files {
             std::fs::write(dir.path().join(name), vec![1; 8 << 20]).unwrap();
         }
-        let host = Way::Host {
+        let host = UncachedAccess::Host {
             dir: dir.path().into(),
             dontcache: false,
         };
-        let client = Way::Client {
+        let client = UncachedAccess::Client {
             memory: 4 << 20,
             dontcache: true,
         };
@@ -305,7 +306,7 @@ mod tests {
             (client.clone(), true),
             (host, false),
         ] {
-            let job = Job {
+            let job = UncachedJob {
                 way: way.clone(),
                 write,
                 source: dir.path().into(),

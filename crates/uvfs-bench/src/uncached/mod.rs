@@ -10,13 +10,14 @@ use serde_json::json;
 use uvfs_cli::{Context, Result};
 
 use super::common::Common;
-use super::report::{JSON_HELP, Report, Unit, Work};
+use super::measure::Measured;
+use super::report::{JSON_HELP, Report, Unit, WorkInfo};
 use super::runner::{Sample, interleave};
 use super::server::{Kind, Target};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
 use super::{client, interrupt};
-use job::{CALL, Job, Way, has_dontcache};
+use job::{CALL, UncachedAccess, UncachedJob, has_dontcache};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,7 +47,7 @@ Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 1
 /// How many files there are.
 const FILES: u64 = 32;
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
 pub struct Args {
@@ -85,7 +86,7 @@ fn targets(sides: &Sides, native_too: bool) -> Result<Vec<Target>> {
 }
 
 /// The benchmark while it runs.
-struct Bench<'w> {
+struct UncachedBench<'w> {
     workspace: &'w Workspace,
     files: Vec<String>,
     /// Of a file.
@@ -93,7 +94,7 @@ struct Bench<'w> {
     seconds: usize,
 }
 
-impl Bench<'_> {
+impl UncachedBench<'_> {
     fn round(&self, target: &Target, progress: &ProgressBar) -> Result<Vec<Sample>> {
         let running = target.start(self.workspace)?;
         let dontcache = target.name.ends_with(UNCACHED);
@@ -102,16 +103,16 @@ impl Bench<'_> {
             interrupt::check()?;
             progress.set_message(format!("{} {}", target.name, verb(write)));
             let way = match target.kind {
-                Kind::Client { .. } => Way::Client {
+                Kind::Client { .. } => UncachedAccess::Client {
                     memory: (FILES * self.bytes / 4) as usize,
                     dontcache,
                 },
-                _ => Way::Host {
+                _ => UncachedAccess::Host {
                     dir: running.path().into(),
                     dontcache: dontcache && target.kind == Kind::Native,
                 },
             };
-            let job = client::Job::Uncached(Job {
+            let job = client::Job::Uncached(UncachedJob {
                 way,
                 write,
                 source: self.workspace.source(),
@@ -119,7 +120,7 @@ impl Bench<'_> {
                 bytes: self.bytes,
                 seconds: self.seconds,
             });
-            let measured: Result<Vec<(client::Measured, f64)>> = job.run(running.process());
+            let measured: Result<Vec<(Measured, f64)>> = job.run(running.process());
             let measured = measured.map_err(|e| running.blame(e))?;
             samples.extend(measured.into_iter().map(|(client, others)| Sample {
                 client,
@@ -149,7 +150,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         eprintln!("uvfs: native-uncached: left out: this file system has no RWF_DONTCACHE");
     }
     let targets = targets(&args.sides, native_too)?;
-    let bench = Bench {
+    let bench = UncachedBench {
         workspace: &workspace,
         files,
         bytes,
@@ -162,23 +163,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
         |_, target, progress| bench.round(target, progress),
     )?;
     drop(workspace);
-    let settings = json!({
-        "rounds": common.rounds(),
-        "pinned": false,
-        "quick": common.quick,
+    let settings = common.settings(json!({
         "seconds": seconds,
         "files": FILES,
         "bytes": bytes,
         "call": CALL,
-    });
+    }));
     let works = [true, false].into_iter().flat_map(|write| {
         let verb = verb(write);
-        let second = move |n| Work {
+        let second = move |n| WorkInfo {
             name: format!("{verb}-second-{n}"),
             title: format!("{FILES} streams of 64 KiB {verb}s, second {n}"),
             unit: Unit::MiB,
         };
-        (1..=seconds).map(second).chain([Work {
+        (1..=seconds).map(second).chain([WorkInfo {
             name: format!("{verb}-full"),
             title: format!("{FILES} streams of 64 KiB {verb}s, all but the first second"),
             unit: Unit::MiB,

@@ -8,17 +8,17 @@ use std::thread;
 use serde::{Deserialize, Serialize};
 use uvfs_client::{Client, Config, File, Flags, LocalStore, Server};
 
-use super::super::client::{Measured, Watch};
+use super::super::measure::{Measured, Watch};
 use super::copying::Copying;
 use super::discard::Discard;
 
-/// What every byte is.
+/// The value of every byte.
 pub const FILL: u8 = 0x5a;
 
 /// How the files are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum WritebackAccess {
     /// By system calls, in a directory.
     Host,
     /// By `uvfs-client` over its in-process store of a directory.
@@ -29,11 +29,11 @@ pub enum Way {
     Served,
 }
 
-/// What to do.
+/// The writers and their files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct WritebackJob {
     /// How.
-    pub way: Way,
+    pub way: WritebackAccess,
     /// The directory or the socket.
     pub path: PathBuf,
     /// A file for each writer, which must not be there yet.
@@ -74,7 +74,7 @@ impl Output {
     }
 }
 
-impl Job {
+impl WritebackJob {
     fn store(&self) -> io::Result<LocalStore> {
         LocalStore::open(&self.path)
     }
@@ -86,18 +86,20 @@ impl Job {
             ..Config::default()
         };
         let client = match self.way {
-            Way::Host => None,
-            Way::Local if self.discard => Some(Client::new(Discard(self.store()?), config)?),
-            Way::Local => Some(Client::new(self.store()?, config)?),
-            Way::Copying if self.discard => {
+            WritebackAccess::Host => None,
+            WritebackAccess::Local if self.discard => {
+                Some(Client::new(Discard(self.store()?), config)?)
+            }
+            WritebackAccess::Local => Some(Client::new(self.store()?, config)?),
+            WritebackAccess::Copying if self.discard => {
                 let store = Copying::new(Discard(self.store()?), self.memory);
                 Some(Client::new(store, config)?)
             }
-            Way::Copying => {
+            WritebackAccess::Copying => {
                 let store = Copying::new(self.store()?, self.memory);
                 Some(Client::new(store, config)?)
             }
-            Way::Served => Some(Client::new(Server::connect(&self.path)?, config)?),
+            WritebackAccess::Served => Some(Client::new(Server::connect(&self.path)?, config)?),
         };
         let open = |name: &String| match &client {
             None if self.discard => HostFile::options()
@@ -129,16 +131,17 @@ impl Job {
 mod tests {
     use super::*;
 
+    /// `uvfs bench writeback` would measure a way that loses bytes.
     #[test]
     fn every_way_without_a_server_writes_all_bytes() {
         for (way, block) in [
-            (Way::Host, 1000),
-            (Way::Local, 4096),
-            (Way::Copying, 4096),
-            (Way::Copying, 1000),
+            (WritebackAccess::Host, 1000),
+            (WritebackAccess::Local, 4096),
+            (WritebackAccess::Copying, 4096),
+            (WritebackAccess::Copying, 1000),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            let job = Job {
+            let job = WritebackJob {
                 way,
                 path: dir.path().into(),
                 files: vec!["a".into(), "b".into()],
@@ -156,11 +159,12 @@ mod tests {
         }
     }
 
+    /// The benchmark that discards data would measure the store instead of the client.
     #[test]
     fn a_store_that_discards_keeps_nothing() {
-        for way in [Way::Local, Way::Copying] {
+        for way in [WritebackAccess::Local, WritebackAccess::Copying] {
             let dir = tempfile::tempdir().unwrap();
-            let job = Job {
+            let job = WritebackJob {
                 way,
                 path: dir.path().into(),
                 files: vec!["a".into()],

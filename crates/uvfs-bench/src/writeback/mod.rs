@@ -12,13 +12,13 @@ use serde_json::json;
 use uvfs_cli::{Context, Error, Result};
 
 use super::common::Common;
-use super::report::{JSON_HELP, Report, Unit, Work};
+use super::report::{JSON_HELP, Report, Unit, WorkInfo};
 use super::runner::{Sample, interleave, measure};
 use super::server::{Kind, Running, Target, raise_file_limit, start_store};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
 use super::{client, interrupt, store};
-use job::{FILL, Job, Way};
+use job::{FILL, WritebackAccess, WritebackJob};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,7 +55,7 @@ const MEMORY: usize = 64 << 20;
 /// Bytes of a write, and their name.
 const BLOCKS: [(usize, &str); 3] = [(1 << 10, "1k"), (4 << 10, "4k"), (1 << 20, "1m")];
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
 pub struct Args {
@@ -66,12 +66,12 @@ pub struct Args {
 }
 
 /// How the client reaches a target.
-fn way(kind: &Kind) -> Way {
+fn way(kind: &Kind) -> WritebackAccess {
     match kind {
-        Kind::Native | Kind::Uvfs { .. } | Kind::Run | Kind::Peer { .. } => Way::Host,
-        Kind::Client { served: true, .. } => Way::Served,
-        Kind::Client { base: true, .. } => Way::Copying,
-        Kind::Client { .. } => Way::Local,
+        Kind::Native | Kind::Uvfs { .. } | Kind::Run | Kind::Peer { .. } => WritebackAccess::Host,
+        Kind::Client { served: true, .. } => WritebackAccess::Served,
+        Kind::Client { base: true, .. } => WritebackAccess::Copying,
+        Kind::Client { .. } => WritebackAccess::Local,
     }
 }
 
@@ -87,7 +87,7 @@ fn one(
     for file in &files {
         workspace.clear(file)?;
     }
-    let job = client::Job::Writeback(Job {
+    let job = client::Job::Writeback(WritebackJob {
         way: way(&target.kind),
         path: running.path().into(),
         files: files.clone(),
@@ -123,7 +123,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
     let running = match &target.kind {
         Kind::Uvfs { options } => start_store(
             workspace,
-            store::Job {
+            store::StoreJob {
                 mountpoint: workspace.mountpoint(),
                 data: None,
                 bytes,
@@ -137,7 +137,7 @@ fn discarded(workspace: &Workspace, target: &Target, bytes: u64) -> Result<Optio
         }
         _ => return Ok(None),
     };
-    let job = client::Job::Writeback(Job {
+    let job = client::Job::Writeback(WritebackJob {
         way: way(&target.kind),
         path: running.path().into(),
         files: files.clone(),
@@ -188,20 +188,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
         },
     )?;
     drop(workspace);
-    let settings = json!({
-        "rounds": common.rounds(),
-        "pinned": false,
-        "quick": common.quick,
+    let settings = common.settings(json!({
         "bytes": bytes,
         "writers": WRITERS,
         "memory": MEMORY,
-    });
-    let work = |name: String, title: String| Work {
+    }));
+    let work = |name: String, title: String| WorkInfo {
         name,
         title,
         unit: Unit::MiB,
     };
-    let mut works: Vec<Work> = BLOCKS
+    let mut works: Vec<WorkInfo> = BLOCKS
         .iter()
         .map(|(block, name)| {
             let title =

@@ -1,19 +1,21 @@
 //! `uvfs bench wakeup`: what going to a file server and back costs.
 
-use std::path::PathBuf;
+pub mod job;
+
 use std::process::ExitCode;
 
 use indicatif::ProgressBar;
 use serde_json::json;
 use uvfs_cli::Result;
 
-use super::client::{Job, Work};
-use super::common::finish;
+use super::client::Job;
+use super::common::Common;
 use super::report::{JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave, measure};
 use super::server::{Kind, Peer, Running, Target, check_names, raise_file_limit};
 use super::workspace::Workspace;
 use super::{interrupt, report};
+use job::{WakeupJob, WakeupWork};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,7 +42,7 @@ const OUT: &str = "out";
 /// The directory of the small files of the present work.
 const SMALL: &str = "small";
 
-/// What it measures and how.
+/// The measurements and their options.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n", JSON_HELP].concat())]
 pub struct Args {
@@ -67,35 +69,25 @@ pub struct Args {
     /// process's CPU time that counts, not its children's), and is unmounted at the end
     #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
     peer: Vec<Peer>,
-    /// What the client does
+    /// Works that the client does
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "read-1,read-16,create,stat,read,unlink,seqread,seqwrite",
         value_name = "LIST"
     )]
-    work: Vec<Work>,
-    /// How many times each target is measured [default: 5, with --quick 3]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: Option<u32>,
+    work: Vec<WakeupWork>,
     /// How many small files a work uses [default: 3000, with --quick 1000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     files: Option<u32>,
-    /// Measure for a shorter time, on less data
-    #[arg(long)]
-    quick: bool,
     /// Keep the client on one CPU
     #[arg(long)]
     pin: bool,
     /// Leave it to the scheduler where the client runs (the default)
     #[arg(long, conflicts_with = "pin")]
     unpinned: bool,
-    /// Where to make the private directory to work in [default: /dev/shm, a tmpfs]
-    #[arg(long)]
-    dir: Option<PathBuf>,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -119,8 +111,7 @@ fn name(value: impl clap::ValueEnum) -> String {
 
 /// How long and how much.
 struct Plan {
-    rounds: usize,
-    works: Vec<Work>,
+    works: Vec<WakeupWork>,
     seconds: f64,
     files: u64,
     bytes: u64,
@@ -129,18 +120,15 @@ struct Plan {
 
 impl Plan {
     fn new(args: &Args) -> Self {
-        let pick = |given: Option<u32>, quick, full| {
-            given.unwrap_or(if args.quick { quick } else { full })
-        };
+        let common = &args.common;
         Self {
-            rounds: pick(args.rounds, 3, 5) as usize,
-            works: Work::ALL
+            works: WakeupWork::ALL
                 .into_iter()
                 .filter(|work| args.work.contains(work))
                 .collect(),
-            seconds: if args.quick { 0.15 } else { 0.5 },
-            files: pick(args.files, 1000, 3000).into(),
-            bytes: if args.quick { 64 << 20 } else { 256 << 20 },
+            seconds: common.pick(0.15, 0.5),
+            files: args.files.unwrap_or(common.pick(1000, 3000)).into(),
+            bytes: common.pick(64 << 20, 256 << 20),
             cpu: args.pin.then(first_cpu).flatten(),
         }
     }
@@ -164,29 +152,29 @@ impl Plan {
         Ok(samples)
     }
 
-    /// Measures one work. What it needs is prepared, and cleared away, behind the server's back.
+    /// Measures one work. Its files are prepared, and cleared away, behind the server's back.
     fn one(
         &self,
         workspace: &Workspace,
         round: usize,
         running: &Running<'_>,
-        work: Work,
+        work: WakeupWork,
     ) -> Result<Sample> {
         // A new name each time: the mount must not know it yet.
         let small = format!("{SMALL}-{}-{round}", work.name());
         let used = match work {
-            Work::Read1 | Work::Read16 | Work::Seqread => DATA,
-            Work::Seqwrite => OUT,
-            Work::Create => {
+            WakeupWork::Read1 | WakeupWork::Read16 | WakeupWork::Seqread => DATA,
+            WakeupWork::Seqwrite => OUT,
+            WakeupWork::Create => {
                 workspace.populate(&small, 0)?;
                 &small
             }
-            Work::Stat | Work::Read | Work::Unlink => {
+            WakeupWork::Stat | WakeupWork::Read | WakeupWork::Unlink => {
                 workspace.populate(&small, self.files)?;
                 &small
             }
         };
-        let job = Job::Work {
+        let job = Job::Wakeup(WakeupJob {
             work,
             path: running.path().join(used),
             seconds: self.seconds,
@@ -194,7 +182,7 @@ impl Plan {
             bytes: self.bytes,
             cpu: self.cpu,
             seed: round as u64,
-        };
+        });
         let sample = measure(running, &job);
         if used != DATA {
             workspace.clear(used)?;
@@ -241,14 +229,14 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
 }
 
 /// A work as the report shows it.
-fn describe(work: Work) -> report::Work {
+fn describe(work: WakeupWork) -> report::WorkInfo {
     let unit = match work {
-        Work::Seqread | Work::Seqwrite => Unit::MiB,
+        WakeupWork::Seqread | WakeupWork::Seqwrite => Unit::MiB,
         _ => Unit::Op,
     };
     let help = clap::ValueEnum::to_possible_value(&work)
         .and_then(|v| v.get_help().map(|help| help.to_string()));
-    report::Work {
+    report::WorkInfo {
         name: work.name().into(),
         title: help.unwrap_or_default(),
         unit,
@@ -262,24 +250,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     interrupt::install()?;
     raise_file_limit()?;
     // The source, what is written to it, and the page cache of the mount over both.
-    let workspace = Workspace::new(args.dir.as_deref(), 4 * plan.bytes)?;
+    let workspace = Workspace::new(args.common.dir.as_deref(), 4 * plan.bytes)?;
     workspace.fill(DATA, plan.bytes)?;
     let outcomes = interleave(
-        plan.rounds,
+        args.common.rounds(),
         &targets,
         plan.works.len(),
         |round, target, progress| plan.round(&workspace, round, target, progress),
     )?;
     drop(workspace);
-    let settings = json!({
-        "rounds": plan.rounds,
+    let settings = args.common.settings(json!({
         "pinned": plan.cpu.is_some(),
-        "quick": args.quick,
         "seconds": plan.seconds,
         "files": plan.files,
         "bytes": plan.bytes,
-    });
+    }));
     let works = plan.works.iter().copied().map(describe).collect();
     let report = Report::new("wakeup", settings, targets, works, &outcomes);
-    finish(&report, args.json)
+    args.common.finish(&report)
 }

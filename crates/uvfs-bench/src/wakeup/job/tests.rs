@@ -1,31 +1,36 @@
+use super::super::super::client::Job;
 use super::*;
 use clap::ValueEnum;
+use std::fs;
 
+/// A client process would do another job than the benchmark asked for.
 #[test]
 fn a_job_survives_its_json() {
-    let job = Job::Work {
-        work: Work::Read16,
+    let job = Job::Wakeup(WakeupJob {
+        work: WakeupWork::Read16,
         path: "/a b/\"c\"".into(),
         seconds: 0.5,
         files: 3,
         bytes: 4,
         cpu: Some(1),
         seed: u64::MAX,
-    };
+    });
     let json = serde_json::to_string(&job).unwrap();
     assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
 }
 
+/// A name that `--work` takes would differ from the one in the JSON, so that runs can't be compared.
 #[test]
 fn a_work_has_one_name() {
-    for work in Work::ALL {
+    for work in WakeupWork::ALL {
         let value = work.to_possible_value().unwrap();
         assert_eq!(value.get_name(), work.name());
         assert_eq!(serde_json::to_value(work).unwrap(), work.name());
     }
-    assert_eq!(Work::value_variants(), Work::ALL);
+    assert_eq!(WakeupWork::value_variants(), WakeupWork::ALL);
 }
 
+/// A work would skip files, or use some twice and find them in a cache.
 #[test]
 fn shuffled_numbers_are_all_there() {
     let mut numbers = Random(7).shuffled(100);
@@ -34,6 +39,7 @@ fn shuffled_numbers_are_all_there() {
     assert_eq!(numbers, (0..100).collect::<Vec<_>>());
 }
 
+/// A work on small files would count calls that it did not make, or not notice wrong contents.
 #[test]
 fn small_file_works_do_what_they_say() {
     let dir = tempfile::tempdir().unwrap();
@@ -47,6 +53,7 @@ fn small_file_works_do_what_they_say() {
     assert_eq!(fs::read_dir(path).unwrap().count(), 0);
 }
 
+/// The rate of streams would be in another unit than the report says.
 #[test]
 fn streams_count_mebibytes() {
     let dir = tempfile::tempdir().unwrap();
@@ -55,6 +62,7 @@ fn streams_count_mebibytes() {
     assert_eq!(stream_in(&path).unwrap().amount, 3.0);
 }
 
+/// Reads at a queue depth would be counted though they returned wrong bytes, or get lost.
 #[test]
 fn reads_at_a_depth_come_back_whole() {
     let dir = tempfile::tempdir().unwrap();
