@@ -43,9 +43,9 @@ const MOST_CROSSINGS: usize = 1024;
 /// A handler's error that has it called again on another thread. No system call gives it.
 const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
 
-/// What stands for the mount of files that programs of the host have leases of, wherever they are.
+/// Stands for the mount of files that programs of the host have leases of, wherever they are.
 const LEASED: u64 = u64::MAX - 1;
-/// What stands for the mount that is at a name, as nobody knows yet which that is.
+/// Stands for the mount that is at a name, as nobody knows yet which that is.
 const UNKNOWN: u64 = u64::MAX;
 
 thread_local! {
@@ -53,28 +53,6 @@ thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(false) };
     /// The mount that a handler was to look at when it ended with [`ELSEWHERE`].
     static WHERE: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Whether others answer for a file system of this type (statfs(2)'s f_type): FUSE, NFS, CIFS, 9P, Ceph,
-/// AFS (two of them), autofs, Coda, OCFS2, GFS2, Lustre, or one that did not even say.
-pub(crate) fn is_remote(fs_type: i64) -> bool {
-    matches!(
-        fs_type,
-        0x6573_5546
-            | 0x6969
-            | 0xff53_4d42
-            | 0xfe53_4d42
-            | 0x0102_1997
-            | 0x00c3_6400
-            | 0x5346_414f
-            | 0x6b41_4653
-            | 0x0187
-            | 0x7375_7245
-            | 0x7461_636f
-            | 0x0116_1970
-            | 0x0bd0_0bd0
-            | 0
-    )
 }
 
 /// Opens a file, which may wait for a program of the host that has a lease of it: in this thread only where
@@ -276,7 +254,7 @@ impl Source {
                 if let Some(name) = name
                     && self.apart.is_crossing(node, name)
                 {
-                    // Which mount is there now only a call that may wait can tell.
+                    // Only a call that may wait can tell which mount is there now.
                     WHERE.set(UNKNOWN);
                     return None;
                 }

@@ -217,7 +217,7 @@ impl Creds {
         Ok(caller)
     }
 
-    /// Who takes the space for what a caller writes, where that is not the server. `from_cache`: the kernel's page
+    /// The user who takes the space for a caller's data, where that is not the server. `from_cache`: the kernel's page
     /// cache writes, and does not tell for whom.
     pub(crate) fn spender(
         &self,
@@ -284,7 +284,7 @@ impl Spender {
         })
     }
 
-    /// What `work` gives, which does all that it does as the caller: here, and on the ring.
+    /// Runs `work` as the caller, in this thread and on the ring, and gives its result.
     pub(crate) async fn spends<T>(self, work: impl Future<Output = T>) -> T {
         let personality = self.personality().unwrap_or(0);
         let mut work = pin!(work);
@@ -329,6 +329,7 @@ impl Drop for Caller {
 mod tests {
     use super::*;
 
+    /// A caller would get the groups or capabilities of another process.
     #[test]
     fn a_callers_groups_and_capabilities_are_read() {
         let text = "Name:\tx\nUid:\t1\t2\t3\t7\nGroups:\t5 3000 \nCapEff:\t0000000000000010\n";

@@ -2,9 +2,6 @@
 
 mod backing;
 mod open;
-mod writers;
-
-pub(crate) use writers::Writers;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +15,7 @@ use uvfs_server::fs::{Context, CopyRange, Handle, IoHow, Node, Payload, Seek};
 
 use crate::inode::Inode;
 use crate::io;
+use crate::open_file::{By, OpenFile};
 use crate::sys::{self, FileIoctl, Result};
 use crate::{Backed, Source, apart, meta};
 
@@ -26,54 +24,6 @@ const SHORT_COPY: u64 = 256 << 10;
 /// Files up to this many bytes are read as they are opened for reading: that costs less than the
 /// request by which they would be.
 const SMALL_FILE: u64 = 32 << 10;
-
-/// An open file.
-pub(crate) struct OpenFile {
-    pub(crate) fd: Arc<File>,
-    pub(crate) inode: Arc<Inode>,
-    /// The flags that the caller opened it with.
-    asked: OFlags,
-    by: By,
-    /// The thread that opened it through the kernel for writing only.
-    writer: Option<u32>,
-    /// Bytes that WRITE requests brought.
-    written: AtomicU64,
-    /// The kernel sends each read and write as it is made, and no FSYNC after one that is to be synchronous.
-    pub(crate) direct: bool,
-}
-
-/// The user of an open file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    /// The kernel, which reads and writes it at the inode's backing file.
-    Backed,
-    /// The kernel, which asks for what it reads and writes.
-    Plain,
-    /// A client.
-    Client,
-}
-
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        self.inode.opens.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl AsFd for OpenFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl OpenFile {
-    /// Whether a write is to be followed by a sync, because of the call (RWF_DSYNC) or of the mount: then of the data
-    /// only, or of all. The host sees to an open file's own flags.
-    pub(crate) fn syncs_after(&self, how: &IoHow) -> Option<bool> {
-        let synchronous = how.flags & (OFlags::SYNC | OFlags::DSYNC);
-        let syncs = self.direct && !self.asked.contains(synchronous);
-        syncs.then(|| !synchronous.contains(OFlags::SYNC))
-    }
-}
 
 /// Whether a caller opens with O_DIRECT.
 fn asked_direct(flags: OFlags) -> bool {
@@ -106,7 +56,8 @@ impl Source {
         self.end_use(&file);
         {
             let mut state = file.inode.state();
-            if std::ptr::eq(state.open.as_ptr(), &*file) {
+            let last = Arc::strong_count(&file.fd) == 1;
+            if last && std::ptr::eq(state.open.as_ptr(), Arc::as_ptr(&file.fd)) {
                 // It would keep the memory, if not the file.
                 state.open = Weak::new();
             }

@@ -7,20 +7,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use uvfs_server::fs::{Entry, Node, ROOT};
 
 use crate::Source;
 use crate::inode::born;
-use crate::sys::{self, FileHandle, ProcPath, Result};
+use crate::sys::{self, BENEATH, FileHandle, ProcPath, Result};
 
 /// Bytes of device, inode number, time of birth, kind and length of the handle.
 const FIXED: usize = 4 + 4 + 8 + 8 + 4 + 4 + 4;
-/// Never out of the source.
-pub(crate) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
-    .union(ResolveFlags::NO_SYMLINKS)
-    .union(ResolveFlags::NO_MAGICLINKS);
 
 fn identity(
     device: (u32, u32),

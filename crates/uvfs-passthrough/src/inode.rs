@@ -5,59 +5,33 @@
 //! an O_PATH descriptor, which also keeps its inode number from being used again.
 
 mod find;
+mod kept;
 mod key;
 mod mounts;
+mod path_fds;
 mod removed;
+mod table;
 
-use std::collections::{HashSet, VecDeque};
-use std::hash::BuildHasherDefault;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{OFlags, Statx};
-use rustix::io::Errno;
-use uvfs_server::fs::{Node, ROOT};
+use uvfs_io::ops::File;
+use uvfs_server::fs::Node;
 
-use crate::handle::OpenFile;
-use crate::lock::Owners;
-use crate::rules::Copy;
-use crate::slots::{SHARDS, Slab, shard_of};
-use crate::sys::{self, Result};
-use crate::watch::FsId;
+use crate::mount::Mount;
+use crate::owners::Owners;
+use crate::sys;
+pub(crate) use find::root;
+use kept::Kept;
 pub(crate) use key::Key;
-use key::{AsIs, ByKey};
 pub(crate) use mounts::Mounts;
-pub(crate) use removed::{Kept, Removed};
+pub(crate) use path_fds::PathFds;
+pub(crate) use removed::Removed;
+pub(crate) use table::Inodes;
 use uvfs_sys::lock;
-
-/// A mount below the source.
-pub(crate) struct Mount {
-    /// As in `/proc/self/mountinfo`.
-    pub(crate) id: u64,
-    /// A descriptor that handles of this mount are opened through; `None` when it has none that
-    /// can be opened.
-    pub(crate) fd: Option<OwnedFd>,
-    /// A private copy with rules for access times of its own, once there was a need.
-    pub(crate) private: OnceLock<Option<Copy>>,
-    /// statfs(2)'s f_type.
-    pub(crate) fs_type: i64,
-    /// Its device, of all its files where handles tell the inode's number.
-    pub(crate) device: (u32, u32),
-    /// Its file system, if changes there are watched for.
-    pub(crate) watched: OnceLock<FsId>,
-    /// It keeps blocks for root.
-    pub(crate) reserves: bool,
-    /// Its data is in memory.
-    pub(crate) in_memory: bool,
-    /// Others answer for it, and may not do so.
-    pub(crate) remote: bool,
-    /// Its file system has no uncached I/O (RWF_DONTCACHE).
-    pub(crate) no_dontcache: AtomicBool,
-    /// Its files can't be backing files.
-    pub(crate) no_backing: AtomicBool,
-}
 
 /// A file that changed no longer ago than this may change again without its time changing.
 const TIME_GRAIN: Duration = Duration::from_millis(50);
@@ -114,8 +88,8 @@ pub(crate) struct State {
     fd: Option<Arc<OwnedFd>>,
     /// Of an inode that has lost its last name.
     kept: Option<Arc<Kept>>,
-    /// The file as it was last opened. Reaches it when its last name is gone, at no cost.
-    pub(crate) open: Weak<OpenFile>,
+    /// The descriptor of the file as it was last opened. Reaches it when its last name is gone, at no cost.
+    pub(crate) open: Weak<File>,
     /// None when it has none cached.
     pub(crate) told: Option<Told>,
     /// A change since `told` would show in the file's time.
@@ -222,290 +196,7 @@ impl Inode {
     }
 }
 
-struct Known {
-    inode: Arc<Inode>,
-    /// How often the kernel was given the node; it takes them back with FORGET.
-    lookups: u64,
-}
-
-#[derive(Default)]
-struct Shard {
-    by_key: HashSet<ByKey, BuildHasherDefault<AsIs>>,
-    slots: Slab<Known>,
-}
-
-/// All inodes that the kernel knows, by node number and by key. A key and the number given to it
-/// are in the same shard, so that a count changes under the lock that finds it: a lookup and a
-/// forget of the same inode come one after the other.
-pub(crate) struct Inodes {
-    shards: [Mutex<Shard>; SHARDS],
-    root: Arc<Inode>,
-}
-
-impl Inodes {
-    pub(crate) fn new(root: Arc<Inode>) -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            root,
-        }
-    }
-
-    /// The root's inode.
-    pub(crate) fn root(&self) -> &Arc<Inode> {
-        &self.root
-    }
-
-    /// The inode of a node number.
-    pub(crate) fn get(&self, node: Node) -> Result<Arc<Inode>> {
-        if node == ROOT {
-            return Ok(self.root.clone());
-        }
-        let known = &mut lock(&self.shards[shard_of(node.0)]).slots;
-        known
-            .get(node.0)
-            .map(|known| known.inode.clone())
-            .ok_or(Errno::STALE)
-    }
-
-    fn shard(key: &Key) -> usize {
-        // Bits in the middle; a set uses the lowest and the highest ones.
-        (key.hash >> 32) as usize % SHARDS
-    }
-
-    /// Counts a lookup of the inode with this key, if there is one.
-    fn find(&self, key: &Key) -> Option<Arc<Inode>> {
-        if self.root.key == *key {
-            return Some(self.root.clone());
-        }
-        let mut shard = lock(&self.shards[Self::shard(key)]);
-        let inode = shard.by_key.get(key)?.inode.clone();
-        shard.slots.get(inode.node.0)?.lookups += 1;
-        Some(inode)
-    }
-
-    /// The inode with this key, if the kernel knows it. Counts nothing.
-    fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
-        let shard = lock(&self.shards[Self::shard(key)]);
-        shard.by_key.get(key).map(|known| known.inode.clone())
-    }
-
-    /// The inode with this key, the root's as well. Counts nothing.
-    pub(crate) fn known(&self, key: &Key) -> Option<Arc<Inode>> {
-        match self.root.key == *key {
-            true => Some(self.root.clone()),
-            false => self.peek(key),
-        }
-    }
-
-    /// The numbers of all nodes.
-    pub(crate) fn nodes(&self) -> Vec<Node> {
-        let mut nodes = vec![ROOT];
-        for shard in &self.shards {
-            let shard = lock(shard);
-            nodes.extend(shard.by_key.iter().map(|known| known.inode.node));
-        }
-        nodes
-    }
-
-    /// Counts a lookup of the inode with this key and makes it with `make` if there is none.
-    fn find_or_insert(
-        &self,
-        key: Key,
-        make: impl FnOnce(Node, Key) -> Arc<Inode>,
-    ) -> Result<Arc<Inode>> {
-        if self.root.key == key {
-            return Ok(self.root.clone());
-        }
-        let index = Self::shard(&key);
-        let mut shard = lock(&self.shards[index]);
-        let shard = &mut *shard;
-        if let Some(known) = shard.by_key.get(&key) {
-            let inode = known.inode.clone();
-            shard.slots.get(inode.node.0).ok_or(Errno::IO)?.lookups += 1;
-            return Ok(inode);
-        }
-        let node = shard
-            .slots
-            .insert(index, |node| Known {
-                inode: make(Node(node), key),
-                lookups: 1,
-            })
-            .ok_or(Errno::NFILE)?;
-        let inode = shard.slots.get(node).ok_or(Errno::IO)?.inode.clone();
-        let added = shard.by_key.insert(ByKey {
-            hash: inode.key.hash,
-            inode: inode.clone(),
-        });
-        debug_assert!(added, "it was not there under the same lock");
-        Ok(inode)
-    }
-
-    /// Counts one more lookup of a node.
-    pub(crate) fn remember(&self, node: Node) -> Result<()> {
-        if node == ROOT {
-            return Ok(());
-        }
-        let mut shard = lock(&self.shards[shard_of(node.0)]);
-        shard.slots.get(node.0).ok_or(Errno::STALE)?.lookups += 1;
-        Ok(())
-    }
-
-    /// How many lookups of a node are counted.
-    pub(crate) fn lookups(&self, node: Node) -> Option<u64> {
-        let mut shard = lock(&self.shards[shard_of(node.0)]);
-        Some(shard.slots.get(node.0)?.lookups)
-    }
-
-    /// Takes back lookups of a node.
-    pub(crate) fn forget(&self, node: Node, lookups: u64) {
-        if node == ROOT {
-            return;
-        }
-        let gone = {
-            let mut shard = lock(&self.shards[shard_of(node.0)]);
-            let Some(known) = shard.slots.get(node.0) else {
-                tracing::warn!(%node, "the kernel forgot a node that it did not know");
-                return;
-            };
-            if lookups > known.lookups {
-                tracing::warn!(
-                    %node,
-                    lookups,
-                    counted = known.lookups,
-                    "forgotten too often"
-                );
-            }
-            known.lookups = known.lookups.saturating_sub(lookups);
-            if known.lookups > 0 {
-                return;
-            }
-            let gone = shard.slots.remove(node.0);
-            if let Some(gone) = &gone {
-                shard.by_key.remove(&gone.inode.key);
-            }
-            gone
-        };
-        // Its descriptors close without the lock.
-        drop(gone);
-    }
-
-    /// How many inodes the kernel knows, the root not counted.
-    pub(crate) fn len(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|shard| lock(shard).slots.len())
-            .sum()
-    }
-
-    /// Forgets everything, after the mount has ended.
-    pub(crate) fn clear(&self) {
-        for shard in &self.shards {
-            let old = std::mem::take(&mut *lock(shard));
-            drop(old);
-        }
-    }
-}
-
-/// The bounded cache of O_PATH descriptors. The descriptors are in the inodes; this is the order in
-/// which they go, oldest first unless used since.
-pub(crate) struct PathFds {
-    queue: Mutex<VecDeque<Weak<Inode>>>,
-    capacity: usize,
-}
-
-impl PathFds {
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            queue: Mutex::new(VecDeque::with_capacity(capacity + 1)),
-            capacity,
-        }
-    }
-
-    fn insert(&self, inode: &Arc<Inode>, fd: Arc<OwnedFd>) {
-        {
-            let mut state = inode.state();
-            if state.fd.is_some() {
-                return;
-            }
-            state.fd = Some(fd);
-        }
-        let mut queue = lock(&self.queue);
-        queue.push_back(Arc::downgrade(inode));
-        // Each round drops an entry or clears a flag, so this ends within two rounds of the queue
-        // even while others set the flags again.
-        for _ in 0..2 * queue.len() {
-            if queue.len() <= self.capacity {
-                return;
-            }
-            let Some(oldest) = queue.pop_front() else {
-                return;
-            };
-            let Some(oldest) = oldest.upgrade() else {
-                continue;
-            };
-            if oldest.used.swap(false, Ordering::Relaxed) {
-                queue.push_back(Arc::downgrade(&oldest));
-                continue;
-            }
-            oldest.drop_fd();
-        }
-    }
-
-    /// Closes all that no call uses at the moment, when descriptors run out.
-    fn clear(&self) {
-        let queue = std::mem::take(&mut *lock(&self.queue));
-        for inode in queue.iter().filter_map(Weak::upgrade) {
-            inode.drop_fd();
-        }
-    }
-}
-
-/// A descriptor that stands for an inode, O_PATH or not, for the length of a call.
-pub(crate) enum PathFd {
-    Held(Arc<Inode>),
-    Cached(Arc<OwnedFd>),
-    Kept(Arc<Kept>),
-    Open(Arc<OpenFile>),
-}
-
-impl AsFd for PathFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            PathFd::Held(inode) => match &inode.held {
-                Some(fd) => fd.as_fd(),
-                None => unreachable!("only made of an inode that holds one"),
-            },
-            PathFd::Cached(fd) => fd.as_fd(),
-            PathFd::Kept(kept) => kept.as_fd(),
-            PathFd::Open(file) => file.as_fd(),
-        }
-    }
-}
-
 /// A file's time of birth.
 pub(crate) fn born(st: &Statx) -> (i64, u32) {
     (st.stx_btime.tv_sec, st.stx_btime.tv_nsec)
-}
-
-/// The root's inode.
-pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
-    let st = sys::stat(source.as_fd())?;
-    let kind = u32::from(st.stx_mode) & libc::S_IFMT;
-    let mount = Arc::new(Mount::new(st.stx_mnt_id, source.as_fd(), &st));
-    mounts.add(&mount);
-    let handle = match mount.fd {
-        Some(_) => Some(sys::handle_at(source.as_fd(), c"")?.0),
-        None => None,
-    };
-    Ok(Arc::new(Inode {
-        node: ROOT,
-        key: Key::new(st.stx_mnt_id, &st, handle),
-        kind,
-        born: born(&st),
-        mount,
-        held: Some(source),
-        used: AtomicBool::new(false),
-        opens: AtomicUsize::new(0),
-        state: Mutex::default(),
-    }))
 }

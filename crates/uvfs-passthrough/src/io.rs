@@ -8,7 +8,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use uvfs_io::Payload;
 use uvfs_io::ops;
 
-use crate::handle::OpenFile;
+use crate::open_file::OpenFile;
 use crate::sys::Result;
 
 /// RWF_APPEND of pwritev2(2): write at the end of the file, wherever that is.

@@ -13,14 +13,19 @@ mod inode;
 mod io;
 mod lock;
 mod meta;
+mod mount;
 mod mounted;
 mod namespace;
+mod open_file;
 mod options;
+mod owners;
 mod rules;
 mod serve;
 mod slots;
 mod sys;
 mod watch;
+mod watcher;
+mod writers;
 mod xattr;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,14 +41,16 @@ use rustix::process::Resource;
 use crate::apart::Apart;
 use crate::creds::Creds;
 use crate::dir::OpenDir;
-use crate::handle::{OpenFile, Writers};
 use crate::inode::{Inodes, Mounts, PathFds, Removed};
 use crate::mounted::Mounted;
+use crate::open_file::OpenFile;
 use crate::rules::Rules;
 use crate::slots::Table;
 use crate::sys::Result;
-use crate::watch::Watcher;
-pub use crate::watch::{Report, can_watch};
+pub use crate::watch::Report;
+use crate::watcher::Watcher;
+pub use crate::watcher::can_watch;
+use crate::writers::Writers;
 pub use options::{Backed, Backing, Error, KeepCache, Options, Register};
 
 /// Most O_PATH descriptors kept open for inodes that are known by handle.
@@ -112,7 +119,7 @@ impl Passthrough {
     /// When it is not a directory that can be read, or /proc is missing.
     pub fn new(source: OwnedFd, options: Options) -> std::result::Result<Self, Error> {
         let source = match options.xdev {
-            true => rules::alone(source.as_fd()).unwrap_or(source),
+            true => mount::alone(source.as_fd()).unwrap_or(source),
             false => source,
         };
         let read = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -190,7 +197,7 @@ impl Source {
         let mounted = Mounted::new(self.root.clone());
         let mounted = mounted.map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
         let (inodes, mounts) = (self.inodes.clone(), self.mounts.clone());
-        let started = watcher.clone().start(inodes, mounts, mounted, report);
+        let started = watch::start(watcher.clone(), inodes, mounts, mounted, report);
         started.map_err(|error| format!("no thread: {error}"))?;
         Ok(watcher)
     }

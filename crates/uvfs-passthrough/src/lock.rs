@@ -5,7 +5,6 @@
 //! on it: these conflict with other owners' and with locks of host programs. A wait tries again and
 //! again, as a call that waits in the kernel would hold a thread for as long.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +15,9 @@ use uvfs_io::ops;
 use uvfs_server::fs::{Handle, Lock, LockHow, LockOwner};
 
 use crate::Source;
-use crate::handle::OpenFile;
 use crate::inode::Inode;
+use crate::open_file::OpenFile;
+use crate::owners::Owner;
 use crate::sys::{self, Result};
 
 /// Between the first two tries of a lock that is held, and at most between later ones.
@@ -27,36 +27,6 @@ const LAST_WAIT: Duration = Duration::from_millis(10);
 /// The kernel does not wait for the answer to a last close. The locks that go with it are free for
 /// whoever asks next, though that request may be served first: so look again before refusing.
 const GRACE: Duration = Duration::from_millis(5);
-
-/// An owner of POSIX locks of an inode.
-struct Owner {
-    /// Its own open file description; closing it gives back what it holds.
-    fd: Arc<OwnedFd>,
-    /// The process that last locked by it.
-    pid: u32,
-    /// The handle that it last locked by.
-    fh: Handle,
-}
-
-/// The owners of an inode's POSIX locks. Most inodes have none, and then no room for the map either.
-#[derive(Default)]
-#[allow(clippy::box_collection)]
-pub(crate) struct Owners(Option<Box<HashMap<LockOwner, Owner>>>);
-
-impl Owners {
-    fn get(&self, owner: LockOwner) -> Option<Arc<OwnedFd>> {
-        Some(self.0.as_ref()?.get(&owner)?.fd.clone())
-    }
-
-    fn remove(&mut self, owner: LockOwner) -> Option<Owner> {
-        let owners = self.0.as_mut()?;
-        let removed = owners.remove(&owner);
-        if owners.is_empty() {
-            self.0 = None;
-        }
-        removed
-    }
-}
 
 /// As fcntl(2) has it.
 fn flock_of(lock: &Lock) -> Result<libc::flock> {
@@ -235,6 +205,7 @@ impl Source {
 mod tests {
     use super::*;
 
+    /// A lock through the mount would cover another range for programs of the host.
     #[test]
     fn ranges_are_inclusive_on_the_wire_and_lengths_on_the_host() {
         let to_end = Lock {

@@ -14,7 +14,7 @@ use crate::Source;
 use crate::creds;
 use crate::inode::{Inode, Told};
 use crate::sys::{self, Result};
-use crate::watch::FOREVER;
+use crate::watcher::FOREVER;
 use rustix::fs::OFlags;
 
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
@@ -342,6 +342,7 @@ impl Source {
 mod tests {
     use super::*;
 
+    /// A device file would show, or be made with, another device number.
     #[test]
     fn device_numbers_survive_their_encoding() {
         for (major, minor) in [(0, 0), (1, 3), (8, 255), (259, 70_000), (0xfff, 0xf_ffff)] {

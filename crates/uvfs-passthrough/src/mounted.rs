@@ -12,9 +12,8 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use uvfs_server::mount::{self, MountLine};
 
-use crate::identity::BENEATH;
 use crate::inode::{Inode, Inodes, Key};
-use crate::sys::{self, ProcPath};
+use crate::sys::{self, BENEATH, ProcPath};
 
 const TABLE: &str = "/proc/self/mountinfo";
 

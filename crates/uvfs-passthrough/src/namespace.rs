@@ -220,6 +220,7 @@ impl Source {
 mod tests {
     use super::*;
 
+    /// A name such as `..` would lead out of the source.
     #[test]
     fn only_plain_names_are_names() {
         for bad in [c"", c".", c"..", c"a/b", c"/", c"a/"] {

@@ -28,7 +28,7 @@ pub struct Options {
     pub uncached: bool,
     /// Reads and writes bypass the kernel's page cache of the mount.
     pub direct_io: bool,
-    /// Which opens get a backing file, so that reads and writes go from the kernel straight to the
+    /// The opens that get a backing file, so that reads and writes go from the kernel straight to the
     /// host's file (FUSE passthrough, Linux 6.9), where the kernel allows it. See
     /// [`Passthrough::set_backing`](super::Passthrough::set_backing).
     pub passthrough: Backed,
@@ -51,7 +51,7 @@ pub struct Options {
     pub negative_ttl: Duration,
 }
 
-/// Which opens of the kernel's get the host's file as their backing file.
+/// The kernel's opens that get the host's file as their backing file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backed {
     /// None.

@@ -9,18 +9,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{OFlags, StatVfsMountFlags};
-use rustix::mount::{MountFlags, OpenTreeFlags};
+use rustix::fs::OFlags;
+use rustix::mount::MountFlags;
 
 use crate::Source;
-use crate::inode::{Inode, Mount};
-use crate::sys::{self, Result};
-
-/// MOUNT_ATTR_NOATIME, MOUNT_ATTR_STRICTATIME and the mask of their field; MOUNT_ATTR_NODIRATIME.
-const NOATIME: u64 = 0x10;
-const STRICTATIME: u64 = 0x20;
-const ATIME: u64 = 0x70;
-const NODIRATIME: u64 = 0x80;
+use crate::inode::Inode;
 
 /// The flags about access times.
 const TIMES: MountFlags = MountFlags::NOATIME
@@ -63,69 +56,6 @@ impl Rules {
     }
 }
 
-/// A private copy of a host's mount.
-pub(crate) struct Copy {
-    /// As it was made, which keeps it a mount whose rules can be changed.
-    tree: OwnedFd,
-    /// The descriptor that handles are opened through; that can't be the other.
-    root: OwnedFd,
-}
-
-/// A private copy of the mount that `fd` is on, without those mounted below it, beginning at `fd`.
-pub(crate) fn alone(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_EMPTY_PATH;
-    rustix::mount::open_tree(fd, c"", flags)
-}
-
-/// Has access times move by these rules in a private copy of `host`.
-fn apply(copy: BorrowedFd<'_>, host: BorrowedFd<'_>, rules: MountFlags) -> Result<()> {
-    let host = rustix::fs::fstatvfs(host)?.f_flag;
-    let mut set = if rules.contains(MountFlags::STRICTATIME) {
-        STRICTATIME
-    } else if rules.contains(MountFlags::NOATIME) || host.contains(StatVfsMountFlags::NOATIME) {
-        NOATIME
-    } else if host.contains(StatVfsMountFlags::RELATIME) {
-        0
-    } else {
-        STRICTATIME
-    };
-    if rules.contains(MountFlags::NODIRATIME) || host.contains(StatVfsMountFlags::NODIRATIME) {
-        set |= NODIRATIME;
-    }
-    sys::mount_setattr(copy, set, ATIME | NODIRATIME)
-}
-
-impl Mount {
-    /// The private copy, made when it is first needed. `None` where the server may not make one, or the file
-    /// system has no handles that files could be opened by.
-    fn private(&self, rules: MountFlags) -> Option<BorrowedFd<'_>> {
-        let made = self.private.get_or_init(|| {
-            let host = self.fd.as_ref()?.as_fd();
-            let made = alone(host).and_then(|tree| {
-                apply(tree.as_fd(), host, rules)?;
-                let root = sys::reopen(tree.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK)?;
-                Ok(Copy { tree, root })
-            });
-            made.inspect_err(|errno| {
-                tracing::info!(mount = self.id, %errno, "access times move as on the host");
-            })
-            .ok()
-        });
-        made.as_ref().map(|copy| copy.root.as_fd())
-    }
-
-    /// Has access times of what is open move by these rules.
-    pub(crate) fn follow(&self, rules: MountFlags) {
-        if let (Some(Some(copy)), Some(host)) = (self.private.get(), &self.fd)
-            && let Err(errno) = apply(copy.tree.as_fd(), host.as_fd(), rules)
-        {
-            tracing::warn!(mount = self.id, %errno, "access times move by the old rules");
-        }
-    }
-}
-
 impl Source {
     /// The descriptor that a handle of this inode is opened through with these flags.
     pub(crate) fn mount_for<'a>(&self, inode: &'a Inode, flags: OFlags) -> Option<BorrowedFd<'a>> {
@@ -137,7 +67,7 @@ impl Source {
         private.or(inode.mount.fd.as_ref().map(AsFd::as_fd))
     }
 
-    /// Whether the rules for access times hold for whoever reads at the host's file itself.
+    /// Whether the rules for access times hold for a reader of the host's file itself.
     pub(crate) fn keeps_times(&self, inode: &Inode) -> bool {
         !self.rules.own_times() || inode.mount.private(self.rules.now()).is_some()
     }

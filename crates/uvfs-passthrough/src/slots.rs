@@ -123,6 +123,7 @@ impl<T> Table<T> {
 mod tests {
     use super::*;
 
+    /// A stale handle would reach another open file.
     #[test]
     fn a_number_dies_with_its_thing() {
         let table = Table::default();

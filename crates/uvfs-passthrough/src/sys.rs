@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, XattrFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
@@ -16,6 +16,13 @@ const MAX_HANDLE: usize = 128;
 pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS
     .union(StatxFlags::BTIME)
     .union(StatxFlags::MNT_ID);
+
+/// Opens a name or an inode for its identity only, and no symbolic link's target.
+pub(crate) const O_PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Never out of the source.
+pub(crate) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
 
 /// The result of name_to_handle_at(2): names an inode of a file system for as long as it exists, and
 /// never a later inode with the same number.
@@ -345,6 +352,7 @@ mod tests {
 
     use super::*;
 
+    /// A lookup would take one file for another whose handle looks alike.
     #[test]
     fn a_handle_tells_its_number_or_nothing() {
         let file = tempfile::tempfile().unwrap();

@@ -1,286 +1,112 @@
 //! Watches the source for what programs of the host change, with fanotify(7), so that the kernel of the
 //! mount may cache names, attributes and data until they change.
 //!
-//! Events carry file handles, and inodes are known by those. What this process changes itself is
+//! Events carry file handles, and inodes are known by those. Changes by this process itself are
 //! left out: the kernel knows what is done through the mount, and the server what clients do.
 //!
 //! Not seen: stores through a mapping, and what the kernel (a loop device) or libaio writes, until the
 //! file is closed.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
-use rustix::fs::{Mode, OFlags};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use uvfs_server::fs::{HostChange, Watch};
+use uvfs_server::fs::HostChange;
 
-use crate::inode::{Inode, Inodes, Key, Mount, Mounts, Stale};
+use crate::inode::{Inode, Inodes, Key, Mounts, Stale};
+use crate::mount::{FsId, Mount};
 use crate::mounted::Mounted;
-use crate::sys::{self, FileHandle, Result};
+use crate::sys::{FileHandle, Result};
+use crate::watcher::{CONTENTS, NAMES, Watcher};
 
-/// How long names, attributes and data are cached where the kernel is told of changes.
-pub(crate) const FOREVER: Duration = Duration::from_secs(1 << 30);
 /// Bytes of events read at once.
 const BUFFER: usize = 64 << 10;
 /// After a batch of events the next one gathers for so long: the kernel merges what is alike.
 const GATHER: Duration = Duration::from_millis(2);
-/// FUSE_NOTIFY_INC_EPOCH, which drops all names, came with this version of the protocol (Linux 6.16).
-const EPOCH_MINOR: u32 = 44;
-
-/// Events that are waited for: of names, and of the inodes themselves.
-const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
-const CONTENTS: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE;
-pub(crate) const MASK: u64 = NAMES | CONTENTS | libc::FAN_ATTRIB | libc::FAN_ONDIR;
-
 /// Says what has changed.
 pub type Report = dyn Fn(HostChange<'_>) + Send + Sync;
 
-/// A file system's number: f_fsid of statfs(2).
-pub(crate) type FsId = [u8; 8];
-
-/// A fanotify group, and counts of what it reported.
-pub(crate) struct Watcher {
-    events: OwnedFd,
-    /// Told when the mount ends.
-    stop: OwnedFd,
-    /// Batches that were begun, and events that they had.
-    batches: AtomicU64,
-    count: AtomicU64,
-    unwatched: AtomicU64,
-}
-
-/// A watcher, or why there is none; nothing before the mount begins.
-#[derive(Default)]
-pub(crate) struct Watching(OnceLock<std::result::Result<Arc<Watcher>, String>>);
-
-impl Watching {
-    pub(crate) fn get(&self) -> Option<&Arc<Watcher>> {
-        self.0.get()?.as_ref().ok()
-    }
-
-    /// Notes why there is no watcher, or that there is one.
-    pub(crate) fn set(&self, watcher: std::result::Result<Arc<Watcher>, String>) {
-        let _ = self.0.set(watcher);
-    }
-
-    /// Moves with what the host changes. An inode that became known since this was read last may have
-    /// changed without having been found: attributes that were read before then are to be read
-    /// again.
-    pub(crate) fn batches(&self) -> u64 {
-        self.get()
-            .map_or(0, |watcher| watcher.batches.load(Ordering::SeqCst))
-    }
-
-    pub(crate) fn report(&self) -> Option<Watch> {
-        Some(match self.0.get()? {
-            Ok(watcher) => Watch {
-                why_not: None,
-                unwatched: watcher.unwatched.load(Ordering::Relaxed),
-                events: watcher.count.load(Ordering::Relaxed),
-            },
-            Err(why) => Watch {
-                why_not: Some(why.clone()),
-                ..Watch::default()
-            },
-        })
-    }
-
-    pub(crate) fn stop(&self) {
-        if let Some(watcher) = self.get() {
-            let _ = rustix::io::write(&watcher.stop, &1u64.to_ne_bytes());
-        }
-    }
-}
-
-/// Whether everything that changes on a file system of this type (statfs(2)'s f_type) changes through
-/// this kernel and is reported, with handles that lead to inodes: ext2 to ext4, tmpfs and XFS.
-///
-/// Network file systems and FUSE report only what is changed here; overlayfs not what is changed
-/// below it; btrfs tells of other subvolumes with other ids.
-pub(crate) fn is_local(fs_type: i64) -> bool {
-    matches!(fs_type, 0xef53 | 0x0102_1994 | 0x5846_5342)
-}
-
-/// Why a mark, or a watcher, can't be had, for people.
-fn why_not(errno: Errno) -> String {
-    let why = match errno {
-        Errno::PERM => "the server lacks CAP_SYS_ADMIN, which fanotify takes",
-        Errno::NOSYS | Errno::INVAL => "the kernel lacks fanotify with file handles (Linux 5.17)",
-        Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV => {
-            "the source's file system has no file handles, or no id, for fanotify"
-        }
-        Errno::MFILE | Errno::NOSPC => {
-            "there are too many watchers (fs.fanotify.max_user_groups, max_user_marks)"
-        }
-        _ => "fanotify fails",
-    };
-    format!("{why}: {errno}")
-}
-
-/// Tries whether this process may watch file systems for changes. Whether a source can be watched
-/// depends on its file system as well.
-///
-/// # Errors
-/// The reason why not, as a text.
-pub fn can_watch() -> std::result::Result<(), String> {
-    let watch = || {
-        let events = sys::fanotify_init(0)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open("/", flags, Mode::empty())?;
-        sys::fanotify_mark(events.as_fd(), root.as_fd(), MASK)
-    };
-    match watch() {
-        // The root's own file system can't be watched; others may.
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV) => Ok(()),
-        Err(errno) => Err(why_not(errno)),
-    }
-}
-
-impl Watcher {
-    /// Watches the file system of the source's mount. `minor` is the kernel's version of the
-    /// protocol.
-    pub(crate) fn new(root: &Mount, minor: u32) -> std::result::Result<Arc<Self>, String> {
-        // Where names can't all be dropped no event may be lost.
-        let unlimited = match minor < EPOCH_MINOR {
-            true => libc::FAN_UNLIMITED_QUEUE,
-            false => 0,
-        };
-        let events = sys::fanotify_init(unlimited).map_err(why_not)?;
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| format!("eventfd: {errno}"))?;
-        let watcher = Self {
-            events,
-            stop,
-            batches: AtomicU64::new(0),
-            count: AtomicU64::new(0),
-            unwatched: AtomicU64::new(0),
-        };
-        watcher.mark(root)?;
-        Ok(Arc::new(watcher))
-    }
-
-    /// Watches the file system of a mount.
-    fn mark(&self, mount: &Mount) -> std::result::Result<(), String> {
-        let fd = match &mount.fd {
-            Some(fd) if is_local(mount.fs_type) => fd.as_fd(),
-            Some(_) => {
-                return Err(format!(
-                    "file systems of type {:#x} may change unseen: not one of ext2 to ext4, XFS, tmpfs",
-                    mount.fs_type
-                ));
+/// Reports what the host changes until it is stopped.
+pub(crate) fn start(
+    watcher: Arc<Watcher>,
+    inodes: Arc<Inodes>,
+    mounts: Arc<Mounts>,
+    mut mounted: Mounted,
+    report: Box<Report>,
+) -> std::io::Result<()> {
+    std::thread::Builder::new()
+        .name("uvfs-watch".into())
+        .spawn(move || {
+            let mut buf = vec![0; BUFFER];
+            while let Err(errno) = run(&watcher, &mut buf, &inodes, &mounts, &mut mounted, &report)
+            {
+                tracing::warn!(%errno, "watching for changes");
+                report(HostChange::Anything(inodes.nodes()));
+                std::thread::sleep(Duration::from_millis(100));
             }
-            None => {
-                return Err(
-                    "the server can't open files of the source by handle, which takes \
-                    CAP_DAC_READ_SEARCH and a file system that has handles"
-                        .into(),
-                );
-            }
-        };
-        let id = fs_id(fd).map_err(why_not)?;
-        sys::fanotify_mark(self.events.as_fd(), fd, MASK).map_err(why_not)?;
-        let _ = mount.watched.set(id);
-        Ok(())
-    }
+        })?;
+    Ok(())
+}
 
-    /// Watches the file system of a further mount, if it can.
-    pub(crate) fn add(&self, mount: &Mount) {
-        if let Err(why) = self.mark(mount) {
-            tracing::info!(mount = mount.id, why, "changes are not watched for");
-            self.unwatched.fetch_add(1, Ordering::Relaxed);
+fn run(
+    watcher: &Watcher,
+    buf: &mut [u8],
+    inodes: &Inodes,
+    mounts: &Mounts,
+    mounted: &mut Mounted,
+    report: &Report,
+) -> Result<()> {
+    let own = std::process::id() as i32;
+    loop {
+        let mut fds = [
+            PollFd::new(&watcher.events, PollFlags::IN),
+            PollFd::new(&watcher.stop, PollFlags::IN),
+            PollFd::new(&*mounted, PollFlags::PRI),
+        ];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
         }
-    }
-
-    /// Reports what the host changes until it is stopped.
-    pub(crate) fn start(
-        self: Arc<Self>,
-        inodes: Arc<Inodes>,
-        mounts: Arc<Mounts>,
-        mut mounted: Mounted,
-        report: Box<Report>,
-    ) -> std::io::Result<()> {
-        std::thread::Builder::new()
-            .name("uvfs-watch".into())
-            .spawn(move || {
-                let mut buf = vec![0; BUFFER];
-                while let Err(errno) = self.run(&mut buf, &inodes, &mounts, &mut mounted, &report) {
-                    tracing::warn!(%errno, "watching for changes");
-                    report(HostChange::Anything(inodes.nodes()));
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-            })?;
-        Ok(())
-    }
-
-    fn run(
-        &self,
-        buf: &mut [u8],
-        inodes: &Inodes,
-        mounts: &Mounts,
-        mounted: &mut Mounted,
-        report: &Report,
-    ) -> Result<()> {
-        let own = std::process::id() as i32;
+        if !fds[1].revents().is_empty() {
+            return Ok(());
+        }
+        if !fds[2].revents().is_empty() {
+            watcher.batches.fetch_add(1, Ordering::SeqCst);
+            for (directory, name) in mounted.changed(inodes) {
+                report(HostChange::Name(directory.node, &name));
+            }
+        }
         loop {
-            let mut fds = [
-                PollFd::new(&self.events, PollFlags::IN),
-                PollFd::new(&self.stop, PollFlags::IN),
-                PollFd::new(&*mounted, PollFlags::PRI),
-            ];
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
+            let len = match rustix::io::read(&watcher.events, &mut *buf) {
+                Ok(0) | Err(Errno::AGAIN) => break,
+                Ok(len) => len,
+                Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
+            };
+            // Before any inode is looked for; see `Watching::batches`.
+            let mut found = None;
+            let events = Events {
+                bytes: &buf[..len],
+                own,
+            };
+            for event in events {
+                let found = found.get_or_insert_with(|| {
+                    watcher.batches.fetch_add(1, Ordering::SeqCst);
+                    Found {
+                        inodes,
+                        // Now: inodes of mounts that come later were read after these changes.
+                        mounts: mounts.watched(),
+                    }
+                });
+                watcher.count.fetch_add(1, Ordering::Relaxed);
+                found.tell(&event, report);
             }
-            if !fds[1].revents().is_empty() {
-                return Ok(());
-            }
-            if !fds[2].revents().is_empty() {
-                self.batches.fetch_add(1, Ordering::SeqCst);
-                for (directory, name) in mounted.changed(inodes) {
-                    report(HostChange::Name(directory.node, &name));
-                }
-            }
-            loop {
-                let len = match rustix::io::read(&self.events, &mut *buf) {
-                    Ok(0) | Err(Errno::AGAIN) => break,
-                    Ok(len) => len,
-                    Err(Errno::INTR) => continue,
-                    Err(errno) => return Err(errno),
-                };
-                // Before any inode is looked for; see `Watching::batches`.
-                let mut found = None;
-                let events = Events {
-                    bytes: &buf[..len],
-                    own,
-                };
-                for event in events {
-                    let found = found.get_or_insert_with(|| {
-                        self.batches.fetch_add(1, Ordering::SeqCst);
-                        Found {
-                            inodes,
-                            // Now: inodes of mounts that come later were read after these changes.
-                            mounts: mounts.watched(),
-                        }
-                    });
-                    self.count.fetch_add(1, Ordering::Relaxed);
-                    found.tell(&event, report);
-                }
-            }
-            std::thread::sleep(GATHER);
         }
+        std::thread::sleep(GATHER);
     }
-}
-
-/// The id of the file system of `fd`, as events have it.
-fn fs_id(fd: BorrowedFd<'_>) -> Result<FsId> {
-    // Two words, the first one low.
-    let id = rustix::fs::fstatvfs(fd)?.f_fsid;
-    let (a, b) = ((id as u32).to_ne_bytes(), ((id >> 32) as u32).to_ne_bytes());
-    Ok(std::array::from_fn(|i| if i < 4 { a[i] } else { b[i - 4] }))
 }
 
 /// Finds inodes by what an event says.
@@ -360,7 +186,7 @@ const METADATA: usize = 24;
 const RECORD: usize = 4;
 const HANDLE: usize = RECORD + 8 + 8;
 
-/// The events in what was read, but for those of the process `own`. What is malformed ends them.
+/// The events in what was read, but for those of the process `own`. A malformed one ends them.
 struct Events<'a> {
     bytes: &'a [u8],
     own: i32,
@@ -492,6 +318,7 @@ mod tests {
         Events { bytes, own: -7 }
     }
 
+    /// Each change through the mount would drop the kernel's cache of it.
     #[test]
     fn own_events_are_left_out() {
         let bytes = two_events();
@@ -502,6 +329,7 @@ mod tests {
         }
     }
 
+    /// Changes of the host would go unseen, so that programs read old data.
     #[test]
     fn events_are_parsed_within_bounds() {
         let bytes = two_events();
@@ -539,6 +367,7 @@ mod tests {
     }
 
     proptest! {
+        /// Malformed events would crash the server or make it loop.
         #[test]
         fn no_bytes_are_too_bad(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),

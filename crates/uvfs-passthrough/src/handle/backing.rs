@@ -1,4 +1,4 @@
-//! Which open files the kernel reads and writes by itself: see docs/backing-files.md.
+//! Open files that the kernel reads and writes by itself: see docs/backing-files.md.
 
 use crate::inode::{BackingUse, Inode};
 use crate::{Backed, Source, creds};
@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-use super::{By, OpenFile, asked_direct, takes_direct};
+use super::{asked_direct, takes_direct};
+use crate::open_file::{By, OpenFile};
 
 /// Files of so many bytes get a backing file when they are opened for reading only or for writing only.
 const LARGE_FILE: u64 = 1 << 20;
@@ -129,7 +130,7 @@ impl Source {
             && !inode.mount.no_backing.load(Ordering::Relaxed)
     }
 
-    /// Registers a file with the kernel. What can't be otherwise next time is not tried again.
+    /// Registers a file with the kernel. After a refusal that will stay one it is not tried again.
     fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: OFlags) -> Option<i32> {
         let hooks = self.backing.get()?;
         let all = self.options.passthrough == Backed::All;

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uvfs_io::ops::File;
 use uvfs_server::fs::{Context, Entry, Handle, NewNode, Node, OpenFlags, OpenHow, Opened, Origin};
 
-use super::{By, OpenFile, SMALL_FILE, asked_direct, reads_far};
+use super::{SMALL_FILE, asked_direct, reads_far};
+use crate::open_file::{By, OpenFile};
 
 impl Source {
     /// The flags that a file of the host is opened with for a caller who asks for `asked`.
@@ -139,7 +140,7 @@ impl Source {
             && self.options.keep_cache != KeepCache::Always
     }
 
-    /// Gives an open file a number. What the kernel has cached of it stays with `keep`.
+    /// Gives an open file a number. With `keep` the kernel's cached pages of it stay.
     fn opened(
         &self,
         cx: &Context,
@@ -184,7 +185,7 @@ impl Source {
             written: AtomicU64::new(0),
             direct: flags.contains(OpenFlags::DIRECT_IO),
         });
-        inode.state().open = Arc::downgrade(&file);
+        inode.state().open = Arc::downgrade(&file.fd);
         match self.files.insert(file.clone()) {
             Some(fh) => Ok(Opened {
                 fh,

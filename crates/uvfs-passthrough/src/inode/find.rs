@@ -2,23 +2,48 @@
 
 use crate::Source;
 use crate::apart::open_leased;
-use crate::sys::{self, Result};
+use crate::mount::Mount;
+use crate::sys::{self, O_PATH, Result};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use uvfs_server::fs::Node;
+use uvfs_server::fs::{Node, ROOT};
 
-use super::{Inode, Key, Mount, PathFd, born};
-
-pub(super) const O_PATH: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+use super::key::Key;
+use super::mounts::Mounts;
+use super::path_fds::PathFd;
+use super::{Inode, born};
 
 /// Whether handles of what is in a directory say which inode they are of.
 pub(super) fn tells_number(directory: &Inode) -> bool {
     let handle = directory.key.handle();
     handle.is_some_and(|handle| handle.ino(directory.mount.fs_type).is_some())
+}
+
+/// The root's inode.
+pub(crate) fn root(source: OwnedFd, mounts: &Mounts) -> Result<Arc<Inode>> {
+    let st = sys::stat(source.as_fd())?;
+    let kind = u32::from(st.stx_mode) & libc::S_IFMT;
+    let mount = Arc::new(Mount::new(st.stx_mnt_id, source.as_fd(), &st));
+    mounts.add(&mount);
+    let handle = match mount.fd {
+        Some(_) => Some(sys::handle_at(source.as_fd(), c"")?.0),
+        None => None,
+    };
+    Ok(Arc::new(Inode {
+        node: ROOT,
+        key: Key::new(st.stx_mnt_id, &st, handle),
+        kind,
+        born: born(&st),
+        mount,
+        held: Some(source),
+        used: AtomicBool::new(false),
+        opens: AtomicUsize::new(0),
+        state: Mutex::default(),
+    }))
 }
 
 impl Source {

@@ -2,11 +2,8 @@
 
 use crate::sys::FileHandle;
 use rustix::fs::Statx;
-use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-use std::sync::{Arc, LazyLock};
-
-use super::Inode;
+use std::sync::LazyLock;
 
 /// The key of an inode of the host.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,33 +56,6 @@ impl Key {
 }
 
 impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
-    }
-}
-
-/// An inode in its set, found by its key.
-pub(super) struct ByKey {
-    /// The key's, at hand when the set grows.
-    pub(super) hash: u64,
-    pub(super) inode: Arc<Inode>,
-}
-
-impl Borrow<Key> for ByKey {
-    fn borrow(&self) -> &Key {
-        &self.inode.key
-    }
-}
-
-impl PartialEq for ByKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.inode.key == other.inode.key
-    }
-}
-
-impl Eq for ByKey {}
-
-impl Hash for ByKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
     }

@@ -7,14 +7,16 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use uvfs_server::fs::Unlinked;
 use uvfs_sys::lock;
 
+use super::Inode;
 use super::find::tells_number;
-use super::{Inode, Key};
+use super::kept::{Kept, OpenCount};
+use super::key::Key;
 
 /// Descriptors of inodes whose last name was removed through the mount, kept for those who still
 /// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
@@ -24,42 +26,6 @@ pub(crate) struct Removed {
     /// How many the queue may hold, forgotten ones included.
     capacity: usize,
     open: Arc<OpenCount>,
-}
-
-/// How many descriptors are open, told when one has closed.
-#[derive(Default)]
-struct OpenCount {
-    count: Mutex<usize>,
-    closed: Condvar,
-    /// The number of threads that wait for that. Only changed under the lock.
-    waiting: AtomicUsize,
-}
-
-/// An O_PATH descriptor of an inode that has lost its last name.
-pub(crate) struct Kept {
-    /// Always there until it is dropped.
-    fd: Option<OwnedFd>,
-    open: Arc<OpenCount>,
-}
-
-impl AsFd for Kept {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.fd {
-            Some(fd) => fd.as_fd(),
-            None => unreachable!("only dropping takes it"),
-        }
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        // Counted until it has closed, which is when its file's space is free.
-        self.fd = None;
-        *lock(&self.open.count) -= 1;
-        if self.open.waiting.load(Ordering::Relaxed) > 0 {
-            self.open.closed.notify_all();
-        }
-    }
 }
 
 /// How long to wait for others to close descriptors, where space is wanted.
@@ -74,7 +40,7 @@ impl Removed {
         }
     }
 
-    /// Keeps a descriptor of an inode. What is not needed closes without a lock.
+    /// Keeps a descriptor of an inode. A second one closes without a lock.
     fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
         let cached = {
             let mut state = inode.state();
@@ -82,11 +48,7 @@ impl Removed {
                 drop(state);
                 return;
             }
-            *lock(&self.open.count) += 1;
-            state.kept = Some(Arc::new(Kept {
-                fd: Some(fd),
-                open: self.open.clone(),
-            }));
+            state.kept = Some(Arc::new(Kept::new(fd, &self.open)));
             state.fd.take()
         };
         drop(cached);

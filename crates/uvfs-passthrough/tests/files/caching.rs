@@ -1,4 +1,4 @@
-//! What the kernel may keep of a file, and what it reads and writes by itself.
+//! The pages that the kernel may keep of a file, and its own reads and writes.
 
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

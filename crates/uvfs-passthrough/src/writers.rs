@@ -28,14 +28,14 @@ impl Writers {
 
     /// Whether the file that this thread now opens for writing may become large: the thread's first file
     /// may, and others may if the last one did.
-    pub(super) fn begin(&self, thread: u32) -> bool {
+    pub(crate) fn begin(&self, thread: u32) -> bool {
         // Until this file is closed, the thread's next ones count as small.
         let last = self.slot(thread).swap(thread << 1, Ordering::Relaxed);
         last >> 1 != thread || last & WAS_LARGE != 0
     }
 
     /// This thread's file has been closed, after so many bytes were written to it.
-    pub(super) fn end(&self, thread: u32, written: u64) {
+    pub(crate) fn end(&self, thread: u32, written: u64) {
         let large = u32::from(written >= LARGE) * WAS_LARGE;
         self.slot(thread)
             .store(thread << 1 | large, Ordering::Relaxed);

@@ -1,0 +1,187 @@
+//! The fanotify group that watches the source's file systems, and whether there is one.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use uvfs_server::fs::Watch;
+
+use crate::mount::{FsId, Mount};
+use crate::sys::{self, Result};
+
+/// How long names, attributes and data are cached where the kernel is told of changes.
+pub(crate) const FOREVER: Duration = Duration::from_secs(1 << 30);
+/// FUSE_NOTIFY_INC_EPOCH, which drops all names, came with this version of the protocol (Linux 6.16).
+const EPOCH_MINOR: u32 = 44;
+
+/// Events that are waited for: of names, and of the inodes themselves.
+pub(crate) const NAMES: u64 =
+    libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
+pub(crate) const CONTENTS: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE;
+pub(crate) const MASK: u64 = NAMES | CONTENTS | libc::FAN_ATTRIB | libc::FAN_ONDIR;
+
+/// A fanotify group, and counts of what it reported.
+pub(crate) struct Watcher {
+    pub(crate) events: OwnedFd,
+    /// Told when the mount ends.
+    pub(crate) stop: OwnedFd,
+    /// Batches that were begun, and events that they had.
+    pub(crate) batches: AtomicU64,
+    pub(crate) count: AtomicU64,
+    unwatched: AtomicU64,
+}
+
+/// A watcher, or why there is none; nothing before the mount begins.
+#[derive(Default)]
+pub(crate) struct Watching(OnceLock<std::result::Result<Arc<Watcher>, String>>);
+
+impl Watching {
+    pub(crate) fn get(&self) -> Option<&Arc<Watcher>> {
+        self.0.get()?.as_ref().ok()
+    }
+
+    /// Notes why there is no watcher, or that there is one.
+    pub(crate) fn set(&self, watcher: std::result::Result<Arc<Watcher>, String>) {
+        let _ = self.0.set(watcher);
+    }
+
+    /// Moves with what the host changes. An inode that became known since this was read last may have
+    /// changed without having been found: attributes that were read before then are to be read
+    /// again.
+    pub(crate) fn batches(&self) -> u64 {
+        self.get()
+            .map_or(0, |watcher| watcher.batches.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn report(&self) -> Option<Watch> {
+        Some(match self.0.get()? {
+            Ok(watcher) => Watch {
+                why_not: None,
+                unwatched: watcher.unwatched.load(Ordering::Relaxed),
+                events: watcher.count.load(Ordering::Relaxed),
+            },
+            Err(why) => Watch {
+                why_not: Some(why.clone()),
+                ..Watch::default()
+            },
+        })
+    }
+
+    pub(crate) fn stop(&self) {
+        if let Some(watcher) = self.get() {
+            let _ = rustix::io::write(&watcher.stop, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Whether everything that changes on a file system of this type (statfs(2)'s f_type) changes through
+/// this kernel and is reported, with handles that lead to inodes: ext2 to ext4, tmpfs and XFS.
+///
+/// Network file systems and FUSE report only what is changed here; overlayfs not what is changed
+/// below it; btrfs tells of other subvolumes with other ids.
+pub(crate) fn is_local(fs_type: i64) -> bool {
+    matches!(fs_type, 0xef53 | 0x0102_1994 | 0x5846_5342)
+}
+
+/// Why a mark, or a watcher, can't be had, for people.
+fn why_not(errno: Errno) -> String {
+    let why = match errno {
+        Errno::PERM => "the server lacks CAP_SYS_ADMIN, which fanotify takes",
+        Errno::NOSYS | Errno::INVAL => "the kernel lacks fanotify with file handles (Linux 5.17)",
+        Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV => {
+            "the source's file system has no file handles, or no id, for fanotify"
+        }
+        Errno::MFILE | Errno::NOSPC => {
+            "there are too many watchers (fs.fanotify.max_user_groups, max_user_marks)"
+        }
+        _ => "fanotify fails",
+    };
+    format!("{why}: {errno}")
+}
+
+/// Tries whether this process may watch file systems for changes. Whether a source can be watched
+/// depends on its file system as well.
+///
+/// # Errors
+/// The reason why not, as a text.
+pub fn can_watch() -> std::result::Result<(), String> {
+    let watch = || {
+        let events = sys::fanotify_init(0)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty())?;
+        sys::fanotify_mark(events.as_fd(), root.as_fd(), MASK)
+    };
+    match watch() {
+        // The root's own file system can't be watched; others may.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV) => Ok(()),
+        Err(errno) => Err(why_not(errno)),
+    }
+}
+
+impl Watcher {
+    /// Watches the file system of the source's mount. `minor` is the kernel's version of the
+    /// protocol.
+    pub(crate) fn new(root: &Mount, minor: u32) -> std::result::Result<Arc<Self>, String> {
+        // Where names can't all be dropped no event may be lost.
+        let unlimited = match minor < EPOCH_MINOR {
+            true => libc::FAN_UNLIMITED_QUEUE,
+            false => 0,
+        };
+        let events = sys::fanotify_init(unlimited).map_err(why_not)?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| format!("eventfd: {errno}"))?;
+        let watcher = Self {
+            events,
+            stop,
+            batches: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+            unwatched: AtomicU64::new(0),
+        };
+        watcher.mark(root)?;
+        Ok(Arc::new(watcher))
+    }
+
+    /// Watches the file system of a mount.
+    fn mark(&self, mount: &Mount) -> std::result::Result<(), String> {
+        let fd = match &mount.fd {
+            Some(fd) if is_local(mount.fs_type) => fd.as_fd(),
+            Some(_) => {
+                return Err(format!(
+                    "file systems of type {:#x} may change unseen: not one of ext2 to ext4, XFS, tmpfs",
+                    mount.fs_type
+                ));
+            }
+            None => {
+                return Err(
+                    "the server can't open files of the source by handle, which takes \
+                    CAP_DAC_READ_SEARCH and a file system that has handles"
+                        .into(),
+                );
+            }
+        };
+        let id = fs_id(fd).map_err(why_not)?;
+        sys::fanotify_mark(self.events.as_fd(), fd, MASK).map_err(why_not)?;
+        let _ = mount.watched.set(id);
+        Ok(())
+    }
+
+    /// Watches the file system of a further mount, if it can.
+    pub(crate) fn add(&self, mount: &Mount) {
+        if let Err(why) = self.mark(mount) {
+            tracing::info!(mount = mount.id, why, "changes are not watched for");
+            self.unwatched.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The id of the file system of `fd`, as events have it.
+fn fs_id(fd: BorrowedFd<'_>) -> Result<FsId> {
+    // Two words, the first one low.
+    let id = rustix::fs::fstatvfs(fd)?.f_fsid;
+    let (a, b) = ((id as u32).to_ne_bytes(), ((id >> 32) as u32).to_ne_bytes());
+    Ok(std::array::from_fn(|i| if i < 4 { a[i] } else { b[i - 4] }))
+}
