@@ -1,4 +1,4 @@
-//! Open files. What can be done with them is in a module each.
+//! Open files. Each kind of operation has a module of its own.
 
 use std::cell::Cell;
 use std::io;

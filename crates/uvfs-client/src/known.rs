@@ -363,6 +363,7 @@ mod tests {
         }
     }
 
+    /// After a restart of the server an open file would reach another file.
     #[test]
     fn numbers_stay_when_the_server_changes() {
         let mut known = Known::default();
@@ -397,6 +398,8 @@ mod tests {
         assert_eq!(known.closed(1, 7, 3), Some(4));
     }
 
+    /// A client would reopen files that are closed, or fail to reopen one that is open, after a restart of
+    /// the server.
     #[test]
     fn an_identity_goes_with_the_last_handle_or_with_its_node() {
         let mut known = Known::default();
@@ -435,6 +438,7 @@ mod tests {
         assert!(known.open.is_empty());
     }
 
+    /// A server without privileges would not find a client's open files after a restart.
     #[test]
     fn an_identity_ends_with_the_path_that_led_there() {
         let mut known = Known::default();

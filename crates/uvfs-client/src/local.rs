@@ -51,9 +51,6 @@ struct Nodes {
     next_handle: u64,
 }
 
-/// Leaves nothing in the host's page cache (Linux 6.14).
-const RWF_DONTCACHE: i32 = 0x80;
-
 impl std::fmt::Debug for LocalStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LocalStore").finish_non_exhaustive()

@@ -62,6 +62,8 @@ mod tests {
 
     const BOUND: Duration = Duration::from_secs(2);
 
+    /// A client that was stopped for a while would take its server for dead, or wait for ever for one that
+    /// is.
     #[test]
     fn only_time_without_answers_counts_and_that_in_steps() {
         let (silence, start) = (Silence::default(), Instant::now());

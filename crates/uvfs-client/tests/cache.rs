@@ -213,8 +213,8 @@ fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
             let len = 1 + i * 37 % 9000;
             let data = vec![i as u8 | 1; len];
             let flags = [Flags::empty(), Flags::DONTCACHE, Flags::DIRECT][i % 3];
-            // A write may fail; what it says it wrote must be there. What a failed direct write
-            // leaves is unknown, so that is written again until it works.
+            // A write may fail; what it says it wrote must be there. The result of a failed direct write
+            // is unknown, so it is written again until it works.
             for attempt in 0.. {
                 assert!(attempt < 100);
                 let n = file.write_at(&data, at as u64, flags).unwrap_or(0);

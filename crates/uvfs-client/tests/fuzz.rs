@@ -1,5 +1,5 @@
 //! The fuzz targets of `fuzz/` that need a server, driven by random bytes in an ordinary test: for three
-//! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million). What is found is printed,
+//! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million). A finding is printed,
 //! to be put into [`FOUND`].
 
 mod common;

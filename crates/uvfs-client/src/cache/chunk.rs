@@ -228,6 +228,7 @@ impl Chunks {
 mod tests {
     use super::*;
 
+    /// The client would lose track of dirty or cached pages, and so lose data.
     #[test]
     fn masks_and_searches() {
         let mut bits = Bits::default();
@@ -246,6 +247,7 @@ mod tests {
         assert_eq!(bits.iter().count(), 512);
     }
 
+    /// The client would not find cached pages of sparse files.
     #[test]
     fn chunks_near_and_far() {
         let mut chunks = Chunks::default();

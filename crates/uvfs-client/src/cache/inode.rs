@@ -13,8 +13,8 @@ use uvfs_queue::arena::{PAGE_SIZE, Span};
 use uvfs_queue::pair::Seg;
 
 use super::chunk::{CHUNK_PAGES, Chunks};
-use super::lease::Leased;
-use super::writeback::{ErrSeq, InFlight};
+use super::errseq::ErrSeq;
+use super::leased::Leased;
 use super::{Cache, Handle};
 use crate::backend::{Lease, NodeId};
 use crate::event::Event;
@@ -54,6 +54,14 @@ impl std::fmt::Debug for Inode {
             .field("node", &self.node)
             .finish_non_exhaustive()
     }
+}
+
+/// A writeback request under way.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) id: u64,
+    pub(super) first: u64,
+    pub(super) last: u64,
 }
 
 #[derive(Debug)]

@@ -9,63 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::inode::{Inode, State};
+use super::leased::{FIRST_PAUSE, LONGEST_PAUSE, SOON};
 use super::{Cache, errno};
 use crate::backend::{Attr, Grant, Lease, Reattached, Recall};
 use uvfs_sys::lock;
 
-/// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// A lease that was held for less was not worth asking for.
-const SOON: Duration = Duration::from_millis(100);
 /// How long an append waits for a lease, without which it can't know the end of the file.
 const APPEND_PATIENCE: Duration = Duration::from_secs(10);
-
-/// This client's lease of an inode.
-#[derive(Debug)]
-pub(super) struct Leased {
-    pub(super) mode: Lease,
-    /// The lease's number.
-    pub(super) seq: u64,
-    /// Leases up to this number were recalled.
-    recalled: u64,
-    /// A recall is being answered.
-    recalling: bool,
-    granted: Instant,
-    /// Not asked for before.
-    again: Instant,
-    /// Nor to be waited for: it was refused because somebody uses the file without leases.
-    taken: bool,
-    pause: Duration,
-    /// The dirty pages were written under a lease of a server that is gone.
-    pub(super) orphan: bool,
-    /// Counts the changes that did not go through the cache.
-    changes: u64,
-}
-
-impl Leased {
-    /// Of a new inode; where nobody else uses the files, everything may always be cached.
-    pub(super) fn new(shared: bool) -> Self {
-        let now = Instant::now();
-        Self {
-            mode: if shared { Lease::None } else { Lease::Write },
-            seq: 0,
-            recalled: 0,
-            recalling: false,
-            granted: now,
-            again: now,
-            taken: false,
-            pause: FIRST_PAUSE,
-            orphan: false,
-            changes: 0,
-        }
-    }
-
-    /// The file was changed past the cache: attributes that were read before are old.
-    pub(super) fn changed(&mut self) {
-        self.changes += 1;
-    }
-}
 
 impl State {
     /// Whether the size is known here, if not better than the server: under a lease, or because of
@@ -206,8 +156,8 @@ impl Inode {
             .map(|attr| attr.size)
     }
 
-    /// The attributes now: the server's, with the size that this client knows better. What is dirty
-    /// is written first, as the times come with it.
+    /// The attributes now: the server's, with the size that this client knows better. Dirty pages
+    /// are written first, as the times come with it.
     ///
     /// # Errors
     /// The backend's error.
@@ -246,8 +196,8 @@ impl Inode {
         done
     }
 
-    /// A server came back. Nothing is leased any more, and what is clean goes. What is dirty gets the
-    /// numbers that the new server knows, or goes where it can't or must not be written.
+    /// A server came back. Nothing is leased any more, and what is clean goes. Dirty pages get the
+    /// numbers that the new server knows, or go where they can't or must not be written.
     fn reattached(self: &Arc<Self>, found: &Reattached<'_>) {
         let again = found.nodes.get(&self.node).copied();
         let again = again.unwrap_or(Err(libc::ESTALE));

@@ -173,6 +173,7 @@ pub(crate) fn descriptors() -> Vec<RawFd> {
 mod tests {
     use super::*;
 
+    /// A client's cache would take memory that the machine does not have, or get none and hang.
     #[test]
     fn pages_are_handed_out_in_their_order_and_some_always() {
         let mut cold = Cold::new(2000, false);

@@ -6,8 +6,10 @@
 
 mod chunk;
 mod direct;
+mod errseq;
 mod inode;
 mod lease;
+mod leased;
 pub(crate) mod memory;
 mod writeback;
 

@@ -2,14 +2,15 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uvfs_queue::arena::{PAGE_SIZE, Span};
+use uvfs_queue::pair::Seg;
 
 use super::Handle;
-use super::chunk::CHUNK_PAGES;
-use super::inode::{Inode, State, push_seg};
+use super::chunk::{Bits, CHUNK_PAGES, Chunk};
+use super::inode::{InFlight, Inode, State, push_seg};
 use crate::backend::{Op, Request};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -22,54 +23,6 @@ const STREAM_REQUESTS: usize = 4;
 const STREAM_PATIENCE: Duration = Duration::from_millis(1);
 /// The most requests that [`Inode::write_full`] starts at once: dirty pages may lie far apart.
 const FULL_BATCH: usize = 16;
-
-/// A writeback request under way.
-#[derive(Debug)]
-pub(super) struct InFlight {
-    id: u64,
-    first: u64,
-    last: u64,
-}
-
-/// An error that every open file is to hear of once, as the kernel's errseq: a count of errors,
-/// whether anybody has seen the last one, and its errno.
-#[derive(Debug, Default)]
-pub(crate) struct ErrSeq(AtomicU64);
-
-const SEEN: u64 = 1 << 16;
-
-impl ErrSeq {
-    pub(super) fn set(&self, errno: i32) {
-        let _ = self
-            .0
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
-                let count = old >> 17;
-                Some((count + 1) << 17 | u64::try_from(errno).unwrap_or(0) & (SEEN - 1))
-            });
-    }
-
-    /// Where a file that is opened now begins: an error that nobody has heard of is news to it.
-    pub(crate) fn sample(&self) -> u64 {
-        let now = self.0.load(Ordering::Acquire);
-        if now != 0 && now & SEEN == 0 {
-            0
-        } else {
-            now & !SEEN
-        }
-    }
-
-    /// The error since `since`, if there is one; moves `since` on.
-    pub(crate) fn check(&self, since: &AtomicU64) -> Option<i32> {
-        let now = self.0.load(Ordering::Acquire);
-        if now & !SEEN == since.load(Ordering::Acquire) {
-            return None;
-        }
-        // Of two threads with the same file, one hears of it.
-        let old = since.swap(now & !SEEN, Ordering::AcqRel);
-        self.0.fetch_or(SEEN, Ordering::AcqRel);
-        (old != now & !SEEN).then_some((now & (SEEN - 1)) as i32)
-    }
-}
 
 /// A [`Inode::write_and_wait`] of everything that does not block.
 #[derive(Debug)]
@@ -91,6 +44,16 @@ struct Started {
     batch: Vec<Request>,
     /// Dirty pages that could not be taken: they are being written, read, or truncated.
     busy: bool,
+}
+
+/// Pages of a chunk whose dirty bytes follow one another.
+struct Run {
+    /// The last page.
+    to: usize,
+    /// Where the bytes begin in the chunk, and how many they are.
+    start: u64,
+    len: usize,
+    segs: Vec<Seg>,
 }
 
 /// The fate of pages once they are written.
@@ -130,7 +93,6 @@ impl Inode {
         let Some(handle) = st.writer.clone() else {
             return started;
         };
-        let max_pages = self.cache.request_pages();
         let mut pages = 0;
         let mut next = st.chunks.next(first / CHUNK_PAGES as u64);
         'chunks: while let Some(ci) = next {
@@ -151,38 +113,10 @@ impl Inode {
                 if started.batch.len() >= max || pages >= budget {
                     break 'chunks;
                 }
-                // A run of pages whose dirty bytes meet, and that stay or go alike.
                 let dontcache = chunk.dropbehind.get(from);
-                let mut to = from;
-                let mut segs = Vec::new();
-                let (mut len, mut offset) = (0, 0);
-                loop {
-                    let page = chunk.pages[to];
-                    let mut ranges = self.cache.arena.ranges(page);
-                    let span = ranges.dirty;
-                    debug_assert!(!span.is_empty() && ranges.writeback.is_empty());
-                    if to == from {
-                        offset = (base + to as u64) * PAGE + u64::from(span.start);
-                    }
-                    ranges.writeback = span;
-                    ranges.dirty = Span::default();
-                    self.cache.arena.set_ranges(page, ranges);
-                    push_seg(
-                        &mut segs,
-                        self.cache.arena.seg(page, span.start.into(), span.len()),
-                    );
-                    len += span.len();
-                    let more = usize::from(span.end) == PAGE_SIZE
-                        && to < hi
-                        && to + 1 - from < max_pages
-                        && ready.get(to + 1)
-                        && chunk.dropbehind.get(to + 1) == dontcache
-                        && self.cache.arena.ranges(chunk.pages[to + 1]).dirty.start == 0;
-                    if !more {
-                        break;
-                    }
-                    to += 1;
-                }
+                let run = self.take_run(chunk, &ready, from, hi);
+                let (to, len) = (run.to, run.len);
+                let offset = base * PAGE + run.start;
                 chunk.writeback.set_range(from, to);
                 chunk.dirty.clear_range(from, to);
                 let count = (to - from + 1) as u64;
@@ -202,7 +136,7 @@ impl Inode {
                     handle: handle.fh,
                     offset,
                     len,
-                    segs,
+                    segs: run.segs,
                     dontcache,
                     writeback: true,
                     done: Box::new(move |result| {
@@ -224,6 +158,45 @@ impl Inode {
             .writeback_requests(started.batch.len() as u64);
         self.cache.counters.writeback_pages(pages);
         started
+    }
+
+    /// Takes a run of ready pages, from `from` to at most `hi`, whose dirty bytes meet, and that stay or
+    /// go alike: their dirty bytes are under writeback then.
+    fn take_run(&self, chunk: &Chunk, ready: &Bits, from: usize, hi: usize) -> Run {
+        let arena = &self.cache.arena;
+        let max_pages = self.cache.request_pages();
+        let dontcache = chunk.dropbehind.get(from);
+        let mut run = Run {
+            to: from,
+            start: from as u64 * PAGE + u64::from(arena.ranges(chunk.pages[from]).dirty.start),
+            len: 0,
+            segs: Vec::new(),
+        };
+        loop {
+            let page = chunk.pages[run.to];
+            let mut ranges = arena.ranges(page);
+            let span = ranges.dirty;
+            debug_assert!(!span.is_empty() && ranges.writeback.is_empty());
+            ranges.writeback = span;
+            ranges.dirty = Span::default();
+            arena.set_ranges(page, ranges);
+            push_seg(
+                &mut run.segs,
+                arena.seg(page, span.start.into(), span.len()),
+            );
+            run.len += span.len();
+            let next = run.to + 1;
+            let more = usize::from(span.end) == PAGE_SIZE
+                && next <= hi
+                && next - from < max_pages
+                && ready.get(next)
+                && chunk.dropbehind.get(next) == dontcache
+                && arena.ranges(chunk.pages[next]).dirty.start == 0;
+            if !more {
+                return run;
+            }
+            run.to = next;
+        }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -439,7 +412,7 @@ impl Inode {
     /// Starts writing everything that is dirty.
     pub(crate) fn start_flush(self: &Arc<Self>) -> Flush {
         let mut flush = Flush {
-            errors: self.errors.0.load(Ordering::Acquire) & !SEEN,
+            errors: self.errors.count(),
             unsent: self.unsent.load(Ordering::Acquire),
             before: 0,
             busy: false,
@@ -466,9 +439,7 @@ impl Inode {
             if Self::in_flight(&self.read_state(), 0, u64::MAX, flush.before) {
                 return None;
             }
-            let now = self.errors.0.load(Ordering::Acquire);
-            if now & !SEEN != flush.errors {
-                let code = (now & (SEEN - 1)) as i32;
+            if let Some(code) = self.errors.after(flush.errors) {
                 return Some(Err(io::Error::from_raw_os_error(code)));
             }
             if self.unsent.load(Ordering::Acquire) != flush.unsent {
@@ -499,7 +470,7 @@ impl Inode {
     /// That of the last request that failed meanwhile, `ENOTCONN` when the server went. The pages stay
     /// dirty.
     pub(crate) fn write_and_wait(self: &Arc<Self>, first: u64, last: u64) -> io::Result<()> {
-        let errors = AtomicU64::new(self.errors.0.load(Ordering::Acquire) & !SEEN);
+        let errors = self.errors.count();
         let unsent = self.unsent.load(Ordering::Acquire);
         let mut pass = 0;
         loop {
@@ -510,9 +481,8 @@ impl Inode {
             }
             let before = self.read_state().next_request;
             self.wait_in_flight(first, last, before);
-            if self.errors.0.load(Ordering::Acquire) & !SEEN != errors.load(Ordering::Relaxed)
-                || self.unsent.load(Ordering::Acquire) != unsent
-            {
+            let went = self.unsent.load(Ordering::Acquire) != unsent;
+            if went || self.errors.after(errors).is_some() {
                 break;
             }
             // A page that was busy at first was dirtied again during its writeback: the second pass
@@ -531,14 +501,12 @@ impl Inode {
             }
             pass += 1;
         }
-        let now = self.errors.0.load(Ordering::Acquire);
-        if now & !SEEN == errors.load(Ordering::Relaxed) {
-            return match self.unsent.load(Ordering::Acquire) == unsent {
-                true => Ok(()),
-                false => Err(io::Error::from_raw_os_error(libc::ENOTCONN)),
-            };
-        }
-        Err(io::Error::from_raw_os_error((now & (SEEN - 1)) as i32))
+        let code = match self.errors.after(errors) {
+            Some(code) => code,
+            None if self.unsent.load(Ordering::Acquire) == unsent => return Ok(()),
+            None => libc::ENOTCONN,
+        };
+        Err(io::Error::from_raw_os_error(code))
     }
 }
 
@@ -567,33 +535,5 @@ impl State {
             next = self.chunks.next(ci + 1);
         }
         false
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_is_heard_once_by_everybody() {
-        let errors = ErrSeq::default();
-        let (a, b) = (
-            AtomicU64::new(errors.sample()),
-            AtomicU64::new(errors.sample()),
-        );
-        assert_eq!(errors.check(&a), None);
-        errors.set(28);
-        assert_eq!(errors.check(&a), Some(28));
-        assert_eq!(errors.check(&a), None);
-        // Opened after somebody heard: not told.
-        let c = AtomicU64::new(errors.sample());
-        assert_eq!(errors.check(&c), None);
-        assert_eq!(errors.check(&b), Some(28));
-        errors.set(5);
-        // Opened before anybody heard: told.
-        let d = AtomicU64::new(errors.sample());
-        assert_eq!(errors.check(&d), Some(5));
-        assert_eq!(errors.check(&c), Some(5));
-        assert_eq!(errors.check(&d), None);
     }
 }

@@ -172,6 +172,7 @@ impl FileInner {
 mod tests {
     use super::*;
 
+    /// A lock on a range would cover a byte too many or too few.
     #[test]
     fn ranges_have_a_first_and_a_last_byte() {
         assert_eq!(bounds(..).unwrap(), (0, LAST));

@@ -99,7 +99,7 @@ impl File {
             && f.inode.direct_round(len) == len
     }
 
-    /// Gets ready for such a write. What is answered keeps the size where it is, and is to be held
+    /// Gets ready for such a write. The guard that it returns keeps the size where it is, and is to be held
     /// until the pieces are sent; `None` when the write would make the file longer.
     pub(super) fn prepare_write(
         &self,

@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use uvfs_queue::arena::Arena;
 use uvfs_sys::lock;
 
-use super::RWF_DONTCACHE;
+/// Leaves nothing in the host's page cache (Linux 6.14).
+const RWF_DONTCACHE: i32 = 0x80;
 
 /// A request and its file.
 type Task = (Request, Arc<OwnedFd>);

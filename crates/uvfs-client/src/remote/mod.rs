@@ -7,12 +7,12 @@
 
 mod backend;
 mod codec;
+mod file_ops;
 mod reconnect;
 mod session;
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +31,7 @@ use crate::cache::errno;
 use crate::known::Known;
 use codec::{entry_of, joined};
 use reconnect::Ready;
+pub use session::OnDescriptor;
 use session::{NEVER_WAITS, Reply, Session, process_name};
 use uvfs_sys::lock;
 
@@ -52,7 +53,7 @@ const SEQ_BITS: u32 = 48;
 ///
 /// When the server dies, or is ended, calls wait for one that serves the same source at the same
 /// path: [`Server::reconnect_within`] says how long. That one is attached to, open files are opened
-/// there again, and what is dirty is written. What can't be carried over fails: files that are gone
+/// there again, and what is dirty is written. Files that can't be carried over fail: those that are gone
 /// with `ESTALE`, files whose locks somebody else has by now, or that somebody else has changed while
 /// they were dirty here, with `EIO`. Files that a guest imported are its no more (`ESTALE`). Changes of
 /// names that were under way fail with `ENOTCONN`, and may have been made.
@@ -76,10 +77,6 @@ pub struct Server {
     inner: Arc<Connection>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
-
-/// Is told of descriptors of a server's sessions: of those that were opened as one came back (true),
-/// and of all that are about to be closed (false).
-pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
 
 /// State that outlives a session.
 struct Connection {
@@ -156,8 +153,8 @@ impl Server {
 
     /// How long calls wait for a server that went to come back (5 s unless this is said): counted
     /// from when it was first missed. Later ones fail with `ENOTCONN`, or `ESTALE` when another
-    /// source is served at the path, after a look whether it is there now. What is dirty stays, and
-    /// is written when it comes back.
+    /// source is served at the path, after a look whether it is there now. Dirty pages stay, and
+    /// are written when it comes back.
     #[must_use]
     pub fn reconnect_within(self, bound: Duration) -> Self {
         let _ = self.inner.patience.set(bound);

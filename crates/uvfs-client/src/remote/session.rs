@@ -16,13 +16,16 @@ use uvfs_queue::pair::{ClientQueue, Direction, INLINE_SIZE, Published, Seg};
 use uvfs_queue::wait::Patience;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::OnDescriptor;
 use super::codec::recall_of;
 use crate::backend::{Done, Figures, NodeId, Op, ROOT, Recall};
 use crate::cache::errno;
 use crate::event::Event;
 use crate::silence::{Sign, Silence};
 use uvfs_sys::lock;
+
+/// Is told of descriptors of a server's sessions: of those that were opened as one came back (true),
+/// and of all that are about to be closed (false).
+pub type OnDescriptor = Arc<dyn Fn(RawFd, bool) + Send + Sync>;
 
 /// Requests under way at most.
 pub(super) const DEPTH: u32 = 64;

@@ -202,7 +202,7 @@ impl PageIo for Single {
 
     fn submit(&self, batch: &mut Vec<Request>) {
         for request in batch.drain(..) {
-            // Writes go through the one thread. What that thread reads itself is answered at
+            // Writes go through the one thread. A read by that thread itself is answered at
             // once, as by a store of its own.
             if request.op == Op::Write {
                 self.0.queue.send(request).unwrap();

@@ -1,0 +1,56 @@
+//! The lease that this client has of an inode.
+
+use std::time::{Duration, Instant};
+
+use crate::backend::Lease;
+
+/// After a recall an inode stays uncached for so long, and longer if it was recalled soon again.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(5);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// A lease that was held for less was not worth asking for.
+pub(super) const SOON: Duration = Duration::from_millis(100);
+/// This client's lease of an inode.
+#[derive(Debug)]
+pub(super) struct Leased {
+    pub(super) mode: Lease,
+    /// The lease's number.
+    pub(super) seq: u64,
+    /// Leases up to this number were recalled.
+    pub(super) recalled: u64,
+    /// A recall is being answered.
+    pub(super) recalling: bool,
+    pub(super) granted: Instant,
+    /// Not asked for before.
+    pub(super) again: Instant,
+    /// Nor to be waited for: it was refused because somebody uses the file without leases.
+    pub(super) taken: bool,
+    pub(super) pause: Duration,
+    /// The dirty pages were written under a lease of a server that is gone.
+    pub(super) orphan: bool,
+    /// Counts the changes that did not go through the cache.
+    pub(super) changes: u64,
+}
+
+impl Leased {
+    /// Of a new inode; where nobody else uses the files, everything may always be cached.
+    pub(super) fn new(shared: bool) -> Self {
+        let now = Instant::now();
+        Self {
+            mode: if shared { Lease::None } else { Lease::Write },
+            seq: 0,
+            recalled: 0,
+            recalling: false,
+            granted: now,
+            again: now,
+            taken: false,
+            pause: FIRST_PAUSE,
+            orphan: false,
+            changes: 0,
+        }
+    }
+
+    /// The file was changed past the cache: attributes that were read before are old.
+    pub(super) fn changed(&mut self) {
+        self.changes += 1;
+    }
+}
