@@ -194,6 +194,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// Uncached I/O would drop pages that are still in use, or leave old ones in the cache.
     #[test]
     fn the_oldest_goes_first_and_neighbours_are_one() {
         let mut queue = Ranges::default();
@@ -213,6 +214,7 @@ mod tests {
         assert_eq!(queue.ranges.len(), 2);
     }
 
+    /// A mount with uncached I/O would use more and more memory.
     #[test]
     fn what_is_remembered_is_bounded() {
         let mut queue = Ranges::default();

@@ -25,6 +25,22 @@ thread_local! {
 
 /// Whether the caller of the request that is being handled was interrupted. A handler that waits
 /// asks this each time that it is resumed, and ends with EINTR.
+///
+/// ```
+/// use std::time::Duration;
+/// use uvfs_server::fs::{Errno, Result};
+/// use uvfs_server::interrupt::interrupted;
+///
+/// async fn wait_until(ready: impl Fn() -> bool) -> Result<()> {
+///     while !ready() {
+///         if interrupted() {
+///             return Err(Errno::INTR);
+///         }
+///         uvfs_io::ops::sleep(Duration::from_millis(10)).await;
+///     }
+///     Ok(())
+/// }
+/// ```
 pub fn interrupted() -> bool {
     POLLED.with(|polled| {
         polled
@@ -247,6 +263,7 @@ mod tests {
         }
     }
 
+    /// A client that ends would interrupt another client's calls, or leave its own waiting.
     #[test]
     fn a_client_that_ends_interrupts_its_own_requests_alone() {
         let table = Interrupts::default();
@@ -267,6 +284,7 @@ mod tests {
         assert_eq!(ended, [true, true, false, false]);
     }
 
+    /// Ctrl-C would not end a program that waits for the mount, or a panic would end the server.
     #[test]
     fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
         let table = Interrupts::default();

@@ -1,6 +1,25 @@
 //! Serving a file system: the [`FileSystem`] trait, sessions and transports.
 //!
-//! To write a file system, begin with the [`guide`].
+//! To write a file system, begin with the [`guide`]. The smallest one is an empty directory:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use uvfs_server::{FileSystem, Options, fs::*};
+//!
+//! struct Empty;
+//!
+//! impl FileSystem for Empty {
+//!     async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
+//!         let attr = attr(node, FileType::Directory, 0o755);
+//!         Ok(Attributes::new(attr, Duration::from_secs(1)))
+//!     }
+//! }
+//!
+//! fn main() -> std::io::Result<()> {
+//!     uvfs_server::mount(Empty, "/mnt", Options::named("empty"))?.wait();
+//!     Ok(())
+//! }
+//! ```
 //!
 //! A [`Session`] is one mount. Its [`Server`] has a thread for each queue of the transport
 //! (`transport/`), which hands the bytes of every request to the pipeline (`pipeline.rs`): there it is

@@ -395,6 +395,7 @@ pub fn subtype(kind: &str) -> &str {
 mod tests {
     use super::*;
 
+    /// A server would start without any queue.
     #[test]
     fn there_are_cores() {
         assert!(possible_cores().unwrap() >= 1);

@@ -24,7 +24,21 @@ pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
 /// Makes known, or takes back, who waits for a retrieval.
 pub(crate) type Register = Arc<dyn Fn(u64, Option<Retrieved>) + Send + Sync>;
 
-/// Sends notifications.
+/// Tells the kernel that it is to drop, or to take, something that it caches.
+///
+/// ```no_run
+/// use uvfs_server::{FileSystem, Options, fs::Node};
+///
+/// # struct Hello;
+/// # impl FileSystem for Hello {}
+/// # fn main() -> std::io::Result<()> {
+/// let mounted = uvfs_server::mount(Hello, "/mnt", Options::named("hello"))?;
+/// let notifier = mounted.session().notifier();
+/// // The file has other contents now.
+/// notifier.invalidate_inode(Node(2), 0, 0)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,

@@ -6,7 +6,7 @@
 //! 3. It waits until no lease is in its way (`coherence/`), which goes by its access set.
 //! 4. The file system's handler is called (`dispatch.rs`).
 //! 5. The kernel is told what a client has changed, and the reply is mended where it may be old.
-//! 6. What the reply gives to a client, or takes from it, is accounted (`client/account.rs`).
+//! 6. Nodes and handles that the reply gives to a client, or takes from it, are accounted (`client/account.rs`).
 //! 7. The transport encodes the reply, once, into the memory that it is sent from (`reply.rs`).
 
 use std::cell::Cell;

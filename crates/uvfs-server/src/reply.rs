@@ -66,7 +66,7 @@ impl Reply {
         }
     }
 
-    /// The body, in two pieces. What a READ gave is not in them: it lies in the room already.
+    /// The body, in two pieces. The data of a READ is not in them: it lies in the room already.
     pub(crate) fn parts(&self) -> [&[u8]; 2] {
         match self {
             Self::None | Self::Empty | Self::Read(_) => [&[], &[]],

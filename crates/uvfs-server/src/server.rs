@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -183,80 +183,20 @@ impl<F: FileSystem> Server<F> {
         } else {
             options.wait
         };
-        let cores = placement::allowed_cores()?;
         let (end, ended) = channel();
-        let mut threads = Vec::new();
-        let mut start = |name: String, run: Box<dyn FnOnce() -> io::Result<()> + Send>| {
-            let end = end.clone();
-            let thread = std::thread::Builder::new().name(name).spawn(move || {
-                let _ends = EndsWithIt;
-                if let Err(error) = run() {
-                    tracing::error!(%error, "a queue ended");
-                }
-                let _ = end.send(());
-            })?;
-            threads.push(thread);
-            io::Result::Ok(())
+        let mut queues = QueueThreads {
+            session: &session,
+            cores: placement::allowed_cores()?,
+            wait,
+            watchdog: watchdog.as_ref(),
+            end,
+            threads: Vec::new(),
         };
-        if uring {
-            let queues = mount::possible_cores()?;
-            let (registered, all_registered) = channel();
-            let crew = uring::Crew::new(&session, cores.len());
-            for (index, &core) in cores.iter().enumerate() {
-                // A core that this process may not use is served by another's thread.
-                let ids: Vec<u16> = (0..queues)
-                    .filter(|queue| match cores.iter().position(|core| core == queue) {
-                        Some(own) => own == index,
-                        None => queue % cores.len() == index,
-                    })
-                    .map(|queue| queue as u16)
-                    .collect();
-                let (crew, registered) = (crew.clone(), registered.clone());
-                let watched = watchdog.as_ref().map(Watchdog::handle);
-                start(
-                    format!("uvfs-queue-{core}"),
-                    Box::new(move || {
-                        placement::bind_to_core(core)?;
-                        let runtime = Runtime::new(wait)?;
-                        let members = crew.clone();
-                        uring::run(&runtime, crew, index, ids, move || {
-                            let _ = registered.send(());
-                            if let Some(relieved) = watched.and_then(|one| hand_over_to(&one)) {
-                                members.watched(index, relieved);
-                            }
-                        })
-                    }),
-                )?;
-            }
-            // Forgets, interrupts and what comes before the ring is complete.
-            let device = session.device().try_clone_to_owned()?;
-            let other = session.clone();
-            start(
-                "uvfs-device".into(),
-                Box::new(move || dev::run(&Runtime::new(wait)?, other, device, wait, true)),
-            )?;
-            for _ in &cores {
-                if all_registered.recv_timeout(START).is_err() {
-                    return Err(io::Error::other("a queue's thread did not start"));
-                }
-            }
-        } else {
-            for (core, device) in devices(&session, &cores)? {
-                let session = session.clone();
-                let watched = watchdog.as_ref().map(Watchdog::handle);
-                start(
-                    format!("uvfs-worker-{core}"),
-                    Box::new(move || {
-                        placement::bind_to_core(core)?;
-                        let runtime = Runtime::new(wait)?;
-                        if let Some(watched) = watched {
-                            hand_over_to(&watched);
-                        }
-                        dev::run(&runtime, session, device, wait, false)
-                    }),
-                )?;
-            }
+        match uring {
+            true => queues.start_uring()?,
+            false => queues.start_dev()?,
         }
+        let threads = queues.threads;
         Ok(Self {
             session,
             threads,
@@ -294,6 +234,99 @@ impl<F: FileSystem> Server<F> {
         // The clients' nodes and handles are taken back before the file system ends.
         drop(self.clients);
         self.session.fs.destroy();
+    }
+}
+
+/// The threads of the queues, as they are started.
+struct QueueThreads<'a, F: FileSystem> {
+    session: &'a Arc<Session<F>>,
+    cores: Vec<usize>,
+    wait: WaitConfig,
+    watchdog: Option<&'a Watchdog>,
+    /// Told when a queue ends.
+    end: Sender<()>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<F: FileSystem> QueueThreads<'_, F> {
+    fn start(
+        &mut self,
+        name: String,
+        run: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        let end = self.end.clone();
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            let _ends = EndsWithIt;
+            if let Err(error) = run() {
+                tracing::error!(%error, "a queue ended");
+            }
+            let _ = end.send(());
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// A thread for each core's io_uring queue, and one for `/dev/fuse`; waits until all queues are
+    /// registered with the kernel.
+    fn start_uring(&mut self) -> io::Result<()> {
+        let queues = mount::possible_cores()?;
+        let (registered, all_registered) = channel();
+        let cores = self.cores.clone();
+        let crew = uring::Crew::new(self.session, cores.len());
+        let wait = self.wait;
+        for (index, &core) in cores.iter().enumerate() {
+            // A core that this process may not use is served by another's thread.
+            let ids: Vec<u16> = (0..queues)
+                .filter(|queue| match cores.iter().position(|core| core == queue) {
+                    Some(own) => own == index,
+                    None => queue % cores.len() == index,
+                })
+                .map(|queue| queue as u16)
+                .collect();
+            let (crew, registered) = (crew.clone(), registered.clone());
+            let watched = self.watchdog.map(Watchdog::handle);
+            self.start(format!("uvfs-queue-{core}"), move || {
+                placement::bind_to_core(core)?;
+                let runtime = Runtime::new(wait)?;
+                let members = crew.clone();
+                uring::run(&runtime, crew, index, ids, move || {
+                    let _ = registered.send(());
+                    if let Some(relieved) = watched.and_then(|one| hand_over_to(&one)) {
+                        members.watched(index, relieved);
+                    }
+                })
+            })?;
+        }
+        // Forgets, interrupts and what comes before the ring is complete.
+        let device = self.session.device().try_clone_to_owned()?;
+        let session = self.session.clone();
+        self.start("uvfs-device".into(), move || {
+            dev::run(&Runtime::new(wait)?, session, device, wait, true)
+        })?;
+        for _ in &cores {
+            if all_registered.recv_timeout(START).is_err() {
+                return Err(io::Error::other("a queue's thread did not start"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread for each core that reads requests from `/dev/fuse`.
+    fn start_dev(&mut self) -> io::Result<()> {
+        let wait = self.wait;
+        for (core, device) in devices(self.session, &self.cores)? {
+            let session = self.session.clone();
+            let watched = self.watchdog.map(Watchdog::handle);
+            self.start(format!("uvfs-worker-{core}"), move || {
+                placement::bind_to_core(core)?;
+                let runtime = Runtime::new(wait)?;
+                if let Some(watched) = watched {
+                    hand_over_to(&watched);
+                }
+                dev::run(&runtime, session, device, wait, false)
+            })?;
+        }
+        Ok(())
     }
 }
 

@@ -259,7 +259,7 @@ impl<F: FileSystem> Session<F> {
     }
 
     /// Tells the kernel what goes with the answer to an open of its own, which was read since
-    /// `since`. What fails is asked for later.
+    /// `since`. A notification that fails is asked for later.
     pub(crate) fn tell_of_open(&self, origin: Origin, node: u64, file: &Opened, since: Since) {
         if origin != Origin::Kernel {
             return;
@@ -578,7 +578,7 @@ impl<F: FileSystem> Session<F> {
             lost: self.coherence.host.lost.load(Ordering::Relaxed),
         });
         report.leases = self.coherence.leases();
-        report.stuck = stuck::stuck(self);
+        report.stuck = stuck::stuck(&self.interrupts, &self.slow, self.options.slow);
         report.uptime_s = self.began.elapsed().as_secs();
         report
     }

@@ -424,6 +424,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
 mod tests {
     use super::*;
 
+    /// A client's name could send control characters to the terminal of `uvfs stats`.
     #[test]
     fn a_client_may_say_anything_of_itself() {
         use std::os::fd::AsFd;
@@ -456,6 +457,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<ClientReport>(&text).unwrap(), report);
     }
 
+    /// `uvfs stats` would show wrong counts.
     #[test]
     fn queues_are_summed() {
         let (a, b) = (QueueStats::default(), QueueStats::default());

@@ -112,6 +112,7 @@ impl Tokens {
 mod tests {
     use super::*;
 
+    /// A token could be used twice, or long after the file was handed over.
     #[test]
     fn good_once_and_not_for_long_and_not_too_many() {
         let (table, now) = (Tokens::default(), Instant::now());

@@ -20,7 +20,7 @@ struct Inode {
     lookups: u64,
 }
 
-/// What a lookup of the node gives; it is counted.
+/// The answer to a lookup of the node, which is counted.
 fn entry(node: &mut Inode) -> Entry {
     node.lookups += 1;
     Entry::new(node.attr, TTL)

@@ -1,5 +1,5 @@
 //! Whether a client may make a request: numbers of nodes and handles can be guessed, and others use
-//! the same file system. What it may make is made no more than its handle and its sender allow.
+//! the same file system. An allowed request is cut down to what its handle and its sender allow.
 
 use uvfs_proto::abi::{ForgetOne, GetattrFlags, LkIn, SetattrIn, SetattrValid, WriteFlags};
 use uvfs_proto::request::Operation;

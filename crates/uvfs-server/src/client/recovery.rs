@@ -1,11 +1,11 @@
 //! The end of a client: what it left dirty is written, and what it had is taken back.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
 
 use foldhash::HashMap;
-use uvfs_io::{Payload, runtime};
+use futures_util::future::join_all;
+use uvfs_io::Payload;
 use uvfs_proto::abi::{self, WriteFlags};
 use uvfs_proto::request::Operation;
 use uvfs_queue::arena::DirtyBytes;
@@ -20,46 +20,9 @@ use crate::transport::{contained, yield_now};
 /// in between.
 const AT_ONCE: usize = 256;
 
-/// Tasks that have not ended, and who waits for that.
-#[derive(Default)]
-struct Left {
-    count: Cell<usize>,
-    waker: RefCell<Option<Waker>>,
-}
-
-/// One of them; also when it panics.
-struct Ends(Rc<Left>);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.count.set(self.0.count.get() - 1);
-        if self.0.count.get() == 0
-            && let Some(waker) = self.0.waker.take()
-        {
-            waker.wake();
-        }
-    }
-}
-
-/// Runs tasks on this thread until all have ended; none waits for another.
-async fn side_by_side<T: Future<Output = ()> + 'static>(tasks: impl Iterator<Item = T>) {
-    let left = Rc::new(Left::default());
-    for task in tasks {
-        left.count.set(left.count.get() + 1);
-        let ends = Ends(left.clone());
-        runtime::spawn(async move {
-            let _ends = ends;
-            contained(task).await;
-        });
-    }
-    std::future::poll_fn(|cx| {
-        if left.count.get() == 0 {
-            return Poll::Ready(());
-        }
-        *left.waker.borrow_mut() = Some(cx.waker().clone());
-        Poll::Pending
-    })
-    .await;
+/// Runs tasks until all have ended; none waits for another, and one that panics ends alone.
+async fn side_by_side(tasks: impl Iterator<Item: Future<Output = ()>>) {
+    join_all(tasks.map(contained)).await;
 }
 
 impl<F: FileSystem> Client<F> {

@@ -256,6 +256,7 @@ mod tests {
         assert_eq!(first(Opcode::Link, OTHER), linked);
     }
 
+    /// The kernel would keep a name that a client has changed.
     #[test]
     fn requests_say_which_names_they_change() {
         let made = set(Opcode::Symlink, &[], b"name\0target\0").1;

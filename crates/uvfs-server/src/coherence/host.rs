@@ -264,6 +264,7 @@ mod tests {
         again: false,
     };
 
+    /// The kernel would not be told of one of several changes of the host, or too often.
     #[test]
     fn what_is_to_be_told_is_merged() {
         let mut pending = Pending::default();
@@ -296,6 +297,7 @@ mod tests {
         assert!(pending.next().is_none() && pending.pop().is_none());
     }
 
+    /// A file that the host changes all the time would flood the kernel with invalidations.
     #[test]
     fn a_stage_is_bounded_and_postpones_what_changes_again() {
         let mut stage = Stage::default();

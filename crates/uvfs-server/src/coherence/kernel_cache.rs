@@ -237,6 +237,7 @@ impl KernelCache {
 mod tests {
     use super::*;
 
+    /// The kernel would keep an old entry, or be told of a change that it does not care about.
     #[test]
     fn what_was_given_is_told_once() {
         let given = KernelCache::default();
@@ -265,6 +266,7 @@ mod tests {
         assert!(given.change(name).is_some());
     }
 
+    /// The kernel would cache an answer that was overtaken by a change.
     #[test]
     fn a_change_shows_in_answers_that_began_before() {
         let given = KernelCache::default();
@@ -277,6 +279,7 @@ mod tests {
         assert!(!given.changed_since(key, given.last()));
     }
 
+    /// A change of the host would not reach the kernel's cache.
     #[test]
     fn the_host_changes_what_was_given_lately_or_before() {
         let mut given = KernelCache::default();

@@ -281,7 +281,7 @@ impl Table {
         seq
     }
 
-    /// A lease comes back, down to `keep`. What is not (or no longer) held changes nothing.
+    /// A lease comes back, down to `keep`. A lease that is not (or no longer) held changes nothing.
     pub(crate) fn returned(&mut self, node: u64, who: Holder, seq: u64, keep: Option<LeaseMode>) {
         let Some(n) = self.nodes.get_mut(&node) else {
             return;
@@ -301,7 +301,7 @@ impl Table {
         self.tidy(node);
     }
 
-    /// Whatever `who` has of the node is gone. It may be another file's number next, so it is not
+    /// All that `who` has of the node is gone. Its number may be another file's next, so it is not
     /// hidden any more either.
     pub(crate) fn forget(&mut self, node: u64, who: Holder) {
         let Entry::Occupied(mut entry) = self.nodes.entry(node) else {

@@ -532,6 +532,7 @@ mod tests {
     const NODE: u64 = 40;
     const OTHER: u64 = 50;
 
+    /// The kernel would cache attributes or names that a client is changing.
     #[test]
     fn the_kernel_is_given_no_lifetime_of_what_a_client_changes() {
         let coherence = Coherence::default();

@@ -1,4 +1,4 @@
-//! Which lifetimes the kernel may be given in a reply.
+//! The lifetimes that the kernel may be given in a reply.
 
 use crate::reply::Reply;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ impl Coherence {
         !given.changed_since(key, since.last)
     }
 
-    /// An entry is about to be given to the kernel, under the name that it may be kept by. What may
+    /// An entry is about to be given to the kernel, under the name that it may be kept by. An answer that may
     /// be old already loses its lifetime.
     pub(crate) fn shows_entry(
         &self,
@@ -73,7 +73,7 @@ impl Coherence {
         }
     }
 
-    /// A request of the kernel's is about to be answered. What may be old already loses its lifetime.
+    /// A request of the kernel's is about to be answered. An answer that may be old already loses its lifetime.
     pub(crate) fn shows(
         &self,
         node: u64,

@@ -8,7 +8,10 @@ use crate::session::Session;
 use uvfs_proto::abi::{self};
 use uvfs_proto::reply::DirBuf;
 
-use super::{LISTING_MAX, entry_out};
+use super::wire::entry_out;
+
+/// A listing is sent in pieces of at most this, whatever the kernel has room for.
+const LISTING_MAX: usize = 1 << 20;
 
 struct Listing<'a, F: FileSystem> {
     session: &'a Session<F>,

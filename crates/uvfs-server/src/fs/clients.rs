@@ -2,7 +2,10 @@
 
 use std::pin::Pin;
 
-use super::{Bytes, Context, Entry, Errno, Handle, Node, OFlags, Result};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::types::{Bytes, Context, Entry, Handle, Node, Result};
 
 /// A future that stays on the thread of its queue.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;

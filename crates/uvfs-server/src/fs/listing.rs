@@ -1,6 +1,9 @@
 //! Listings of directories, and reads of contents that are in memory.
 
-use super::{Entry, FileType, Node, Payload, ROOT};
+use rustix::fs::FileType;
+use uvfs_io::Payload;
+
+use super::types::{Entry, Node, ROOT};
 
 /// One entry of a directory listing.
 #[derive(Clone, Copy, Debug)]

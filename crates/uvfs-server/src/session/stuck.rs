@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use uvfs_sys::lock;
 
-use super::Session;
-use crate::fs::FileSystem;
+use crate::interrupt::Interrupts;
 use crate::stats::{StuckRequest, opcode_name};
 
 /// The most requests that a report lists, and that are logged at a time.
@@ -15,14 +15,13 @@ pub(crate) const MOST: usize = 64;
 /// Paths of the nodes that slow requests are about; `None` while a path is not known.
 pub(crate) type Names = Mutex<HashMap<u64, Option<String>>>;
 
-/// Lists a session's requests that have waited for longer than [`slow`](crate::SessionOptions::slow).
-pub(crate) fn stuck<F: FileSystem>(session: &Session<F>) -> Vec<StuckRequest> {
-    let slow = session.options.slow;
+/// Lists requests that have waited for longer than `slow`, unless that is zero.
+pub(crate) fn stuck(interrupts: &Interrupts, names: &Names, slow: Duration) -> Vec<StuckRequest> {
     if slow.is_zero() {
         return Vec::new();
     }
-    let waiting = session.interrupts.longer_than(slow, MOST);
-    let names = lock(&session.slow);
+    let waiting = interrupts.longer_than(slow, MOST);
+    let names = lock(names);
     let told = waiting.into_iter().map(|(waits, since)| StuckRequest {
         opcode: opcode_name(waits.opcode),
         node: waits.node,

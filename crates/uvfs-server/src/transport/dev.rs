@@ -44,7 +44,7 @@ enum Mode {
     Polling,
 }
 
-struct Worker<F> {
+struct DevWorker<F> {
     session: Arc<Session<F>>,
     stats: Arc<QueueStats>,
     device: Arc<File>,
@@ -78,7 +78,7 @@ pub(crate) fn run<F: FileSystem>(
     gathers: bool,
 ) -> io::Result<()> {
     let stats = session.add_queue();
-    let worker = Rc::new(Worker {
+    let worker = Rc::new(DevWorker {
         session,
         stats,
         device: Arc::new(File::from(device)),
@@ -132,7 +132,7 @@ fn is_forget(opcode: u32) -> bool {
     )
 }
 
-impl<F: FileSystem> Worker<F> {
+impl<F: FileSystem> DevWorker<F> {
     /// Everybody waiting finds that it is over.
     fn end(&self) {
         self.over.set(true);

@@ -1,4 +1,4 @@
-//! Which of several tasks takes requests: the one that has the lead.
+//! Of several tasks the one that has the lead takes requests.
 //!
 //! It takes a request and answers it itself; only when that has to wait for something, the lead passes
 //! on ([`Lead::pass`]), to a task that rests or to a new one. So a request that waits for nothing costs
@@ -133,6 +133,7 @@ mod tests {
         lead.resting.borrow().iter().map(|&(n, _)| n).collect()
     }
 
+    /// Nobody would take requests, or each request would start a new task.
     #[test]
     fn one_has_it_and_the_next_is_made_only_when_none_rests() {
         let lead = Lead::default();
@@ -154,6 +155,7 @@ mod tests {
         assert_eq!(lead.tasks.get(), 2);
     }
 
+    /// A request would wait for a task that is busy with another one.
     #[test]
     fn who_is_woken_for_something_else_may_take_it_and_is_not_listed_then() {
         let lead = Lead::default();
@@ -167,12 +169,13 @@ mod tests {
         assert_eq!((lead.pass(), early.woken(), late.woken()), (None, 0, 1));
         assert!(early.takes(), "it is free");
         assert!(!late.takes(), "it was taken");
-        // It is busy from now on. What comes is left to the one that rests, not to it.
+        // It is busy from now on. New requests are left to the one that rests, not to it.
         assert_eq!(numbers(&lead), [2]);
         assert_eq!((lead.pass(), early.woken(), late.woken()), (None, 0, 2));
         assert!(late.takes() && numbers(&lead).is_empty());
     }
 
+    /// A burst of requests would start more tasks than the queue has use for.
     #[test]
     fn no_more_tasks_are_made_while_one_that_was_called_is_yet_to_come() {
         let lead = Lead::default();
@@ -317,6 +320,7 @@ mod tests {
         assert_eq!(polled, Poll::Ready(false));
     }
 
+    /// Two tasks would take requests at a time.
     #[test]
     #[should_panic(expected = "who passes the lead has it")]
     fn it_is_passed_once() {

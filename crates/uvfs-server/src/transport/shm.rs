@@ -112,7 +112,7 @@ pub(super) struct Channel<F: FileSystem> {
     inline: IoBuf,
     /// Requests that were taken and are not answered.
     busy: Cell<usize>,
-    /// Which of the tasks that answer requests takes them, see [`Channel::work`].
+    /// Decides which of the tasks that answer requests takes them, see [`Channel::work`].
     lead: Lead,
     /// How often a request was looked for since other tasks could run.
     looked: Cell<u32>,
@@ -164,7 +164,7 @@ impl<F: FileSystem> Channel<F> {
     }
 
     /// Serves the client until it goes or breaks the protocol, and all that it had asked for is
-    /// answered. Those that wait for locks wait for nobody.
+    /// answered. A request that waits for a lock holds this up for nobody.
     pub(super) async fn serve(self: Rc<Self>) {
         // The session may end before its socket is closed, and closes it then.
         let (me, socket) = (Rc::downgrade(&self), self.client.socket.clone());

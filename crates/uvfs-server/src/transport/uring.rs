@@ -1,8 +1,8 @@
 //! FUSE-over-io_uring (Linux 6.14): a queue for each core, entries that the kernel puts requests
 //! into, and one command that hands an answer over and waits for the next request.
 //!
-//! Each entry is a task. What a queue's tasks submit, answers and the I/O of handlers alike, leaves
-//! in one system call, which also waits for what comes next.
+//! Each entry is a task. All that a queue's tasks submit, answers and the I/O of handlers alike,
+//! leaves in one system call, which also waits for the next event.
 //!
 //! An entry belongs to the ring that its last command came by, so tasks can move. They do while a
 //! caller streams through the page cache: its thread copies what it has read while the kernel asks
@@ -137,7 +137,7 @@ impl<F: FileSystem> Crew<F> {
         let _ = self.members[thread].relieved.set(relieved);
     }
 
-    /// Which thread is to serve a request of a queue.
+    /// The thread that is to serve a request of a queue.
     fn place(&self, queue: &Queue, request: &Message) -> usize {
         if request.is_large_writeback(LARGE) {
             return self.turn.fetch_add(1, Ordering::Relaxed) % self.members.len();
@@ -155,9 +155,9 @@ impl<F: FileSystem> Crew<F> {
     fn hand_over(
         self: &Arc<Self>,
         to: usize,
-        entry: &Arc<Entry>,
-        request: Request,
-    ) -> Option<Request> {
+        entry: &Arc<QueueEntry>,
+        request: Received,
+    ) -> Option<Received> {
         let member = &self.members[to];
         // A thread that has not begun yet, or has ended, would not run it.
         let Some(remote) = member.remote.get() else {
@@ -199,14 +199,14 @@ impl Queue {
 }
 
 /// One of a queue's entries.
-struct Entry {
+struct QueueEntry {
     queue: Arc<Queue>,
     header: IoBuf,
     payload: IoBuf,
 }
 
 /// A request as an entry brought it, and what its answer is committed by.
-struct Request {
+struct Received {
     slot: Message,
     commit_id: u64,
 }
@@ -235,7 +235,7 @@ pub(crate) fn run<F: FileSystem>(
             streak: AtomicU32::new(0),
         });
         for _ in 0..DEPTH {
-            entries.push(Arc::new(Entry {
+            entries.push(Arc::new(QueueEntry {
                 queue: queue.clone(),
                 header: IoBuf::alloc(size_of::<UringReqHeader>())?,
                 payload: IoBuf::alloc(size)?,
@@ -288,8 +288,8 @@ fn command(
 async fn serve_entry<F: FileSystem>(
     crew: Arc<Crew<F>>,
     here: usize,
-    entry: Arc<Entry>,
-    handed: Option<Request>,
+    entry: Arc<QueueEntry>,
+    handed: Option<Received>,
 ) {
     let Member { stats, .. } = &crew.members[here];
     let session = &crew.session;
@@ -298,7 +298,7 @@ async fn serve_entry<F: FileSystem>(
     let mut request = handed;
     loop {
         let (next, registration) = match request {
-            Some(Request { slot, commit_id }) => {
+            Some(Received { slot, commit_id }) => {
                 let outcome = serve(session, stats, &slot).await;
                 give_answer(&entry, slot.header.unique, &outcome);
                 let commit = IO_URING_CMD_COMMIT_AND_FETCH;
@@ -355,7 +355,7 @@ async fn serve_entry<F: FileSystem>(
 }
 
 /// The request that the kernel has put into an entry.
-fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
+fn take_apart<F: FileSystem>(session: &Session<F>, memory: &QueueEntry) -> Received {
     let mut bytes = [0; size_of::<UringReqHeader>()];
     memory.header.copy_out(0, &mut bytes);
     let (header, _) = InHeader::read_from_prefix(&bytes).expect("128 bytes hold a header");
@@ -372,13 +372,13 @@ fn take_apart<F: FileSystem>(session: &Session<F>, memory: &Entry) -> Request {
         input: room.slice(0..len),
         room,
     };
-    Request {
+    Received {
         slot,
         commit_id: entry.commit_id,
     }
 }
 
-fn give_answer(memory: &Entry, unique: u64, outcome: &Outcome) {
+fn give_answer(memory: &QueueEntry, unique: u64, outcome: &Outcome) {
     let (error, len) = header_of(outcome);
     if let Ok(reply) = outcome {
         let [first, second] = reply.parts();
@@ -399,6 +399,7 @@ fn give_answer(memory: &Entry, unique: u64, outcome: &Outcome) {
 mod tests {
     use super::*;
 
+    /// A request would move to a thread that has ended, and hang.
     #[test]
     fn no_task_comes_to_a_thread_that_has_ended() {
         for _ in 0..2000 {

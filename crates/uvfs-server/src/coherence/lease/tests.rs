@@ -12,6 +12,7 @@ fn granted(table: &mut Table, who: Holder, mode: LeaseMode) -> u64 {
     }
 }
 
+/// A client's first open would wait for the kernel, or a forgotten node keep its note for ever.
 #[test]
 fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     let mut t = Table::default();
@@ -50,6 +51,7 @@ fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     assert_eq!((t.nodes.len(), t.hidden), (2, 1));
 }
 
+/// Two clients would cache the same file while one of them writes it.
 #[test]
 fn one_writes_or_several_read() {
     let mut t = Table::default();
@@ -91,6 +93,7 @@ fn one_writes_or_several_read() {
     );
 }
 
+/// A program that reads with O_DIRECT would miss data that a client still holds.
 #[test]
 fn a_direct_open_recalls_all_leases() {
     let mut t = Table::default();
@@ -118,6 +121,7 @@ fn a_direct_open_recalls_all_leases() {
     granted(&mut t, 1, LeaseMode::Read);
 }
 
+/// A client would cache a file that the kernel writes without asking the server.
 #[test]
 fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
     let mut t = Table::default();
@@ -140,6 +144,7 @@ fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
     assert!(t.is_free(NODE));
 }
 
+/// A client would get a lease though the kernel has just cached the file.
 #[test]
 fn what_the_kernel_does_meanwhile_spoils_a_grant() {
     let mut t = Table::default();
@@ -495,6 +500,7 @@ impl World {
     }
 }
 
+/// Some order of reads, writes, grants and recalls would show a program old data.
 #[test]
 fn no_order_of_steps_shows_old_data() {
     let client = Client {

@@ -1,0 +1,489 @@
+//! Requests whose way to the handler, or back to the wire, takes several steps.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+
+use uvfs_proto::abi::{self, InitFlags, ReadFlags, WriteFlags};
+use uvfs_proto::import::TokenOut;
+use uvfs_proto::reply;
+use uvfs_proto::request::Records;
+use zerocopy::IntoBytes;
+
+use super::wire::{created, data_only, lock, new_node, open_out, sized, type_of, with_fh};
+use crate::fs::*;
+use crate::reply::{Body, Outcome, Reply};
+use crate::request::{DEPTH, Request};
+use crate::session::Session;
+
+/// The extended attribute of the root that names the control socket.
+pub const CONTROL_XATTR: &str = "user.uvfs.control";
+
+/// The extended attribute of the root that names the socket that clients attach to.
+pub const SOCKET_XATTR: &str = "user.uvfs.socket";
+
+/// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
+const IOC_WRITE: u32 = 1 << 30;
+
+/// The two ways of lseek(2) that the kernel can't answer by itself.
+const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
+const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
+
+/// FUSE_SETXATTR_ACL_KILL_SGID.
+const ACL_KILL_SGID: u32 = 1;
+
+/// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those
+/// of our own clients that ask for it. The flag means nothing in a request of the kernel.
+fn uncached<F: FileSystem>(session: &Session<F>, request: &Request<'_>, asked: bool) -> bool {
+    let asked = asked && matches!(request.origin, Origin::Client(_));
+    (session.options.uncached || asked) && session.takes_uncached()
+}
+
+/// The kernel may have cached what a request of its own moved.
+fn moved<F: FileSystem>(session: &Session<F>, request: &Request<'_>, offset: u64, len: usize) {
+    if let Some(recent) = session.recent.get()
+        && matches!(request.origin, Origin::Kernel)
+    {
+        recent.add(request.node, offset, len);
+    }
+}
+
+/// A request on its way to its handler.
+pub(super) struct Call<'a, F: FileSystem> {
+    pub(super) session: &'a Session<F>,
+    pub(super) request: &'a Request<'a>,
+}
+
+impl<F: FileSystem> Call<'_, F> {
+    fn fs(&self) -> &F {
+        &self.session.fs
+    }
+
+    fn cx(&self) -> &Context {
+        &self.request.cx
+    }
+
+    fn node(&self) -> Node {
+        Node(self.request.node)
+    }
+
+    fn origin(&self) -> Origin<()> {
+        self.request.origin.map(|_| ())
+    }
+
+    /// How a file or directory is opened.
+    fn how(&self, flags: u32, open_flags: u32) -> OpenHow {
+        OpenHow {
+            flags: OFlags::from_bits_retain(flags),
+            kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
+            origin: self.origin(),
+        }
+    }
+
+    pub(super) fn forget(&self, arg: &abi::ForgetIn) -> Reply {
+        self.fs().forget(self.node(), arg.nlookup);
+        Reply::None
+    }
+
+    pub(super) fn batch_forget(&self, records: Records<'_, abi::ForgetOne>) -> Reply {
+        for one in records.iter() {
+            self.fs().forget(Node(one.nodeid), one.nlookup);
+        }
+        Reply::None
+    }
+
+    pub(super) async fn getattr(&self, arg: &abi::GetattrIn) -> Result<Attributes> {
+        let fh = with_fh(arg.getattr_flags, arg.fh);
+        self.fs().getattr(self.cx(), self.node(), fh).await
+    }
+
+    pub(super) async fn readlink(&self) -> Outcome {
+        let target = self.fs().readlink(self.cx(), self.node()).await?;
+        Ok(Reply::Bytes(Body::from_vec(target)))
+    }
+
+    pub(super) async fn mknod(&self, arg: &abi::MknodIn, name: &CStr) -> Result<Entry> {
+        let new = new_node(type_of(arg.mode), arg.mode, arg.umask, arg.rdev);
+        self.fs().mknod(self.cx(), self.node(), name, &new).await
+    }
+
+    pub(super) async fn mkdir(&self, arg: &abi::MkdirIn, name: &CStr) -> Result<Entry> {
+        let new = new_node(FileType::Directory, arg.mode, arg.umask, 0);
+        self.fs().mkdir(self.cx(), self.node(), name, &new).await
+    }
+
+    pub(super) async fn rename(
+        &self,
+        name: &CStr,
+        (to, new_name): (Node, &CStr),
+        flags: RenameFlags,
+    ) -> Result<Unlinked> {
+        self.fs()
+            .rename(self.cx(), self.node(), name, to, new_name, flags)
+            .await
+    }
+
+    pub(super) async fn link(&self, arg: &abi::LinkIn, name: &CStr) -> Result<Entry> {
+        self.fs()
+            .link(self.cx(), Node(arg.oldnodeid), self.node(), name)
+            .await
+    }
+
+    pub(super) async fn statfs(&self) -> Outcome {
+        let st = self.fs().statfs(self.cx(), self.node()).await?;
+        Ok(Reply::of(&abi::StatfsOut { st }))
+    }
+
+    pub(super) async fn flush(&self, arg: &abi::FlushIn) -> Result<()> {
+        let (fh, owner) = (Handle(arg.fh), LockOwner(arg.lock_owner));
+        self.fs().flush(self.cx(), self.node(), fh, owner).await
+    }
+
+    pub(super) async fn fsync(&self, arg: &abi::FsyncIn) -> Result<()> {
+        let (fh, data_only) = (Handle(arg.fh), data_only(arg));
+        self.fs().fsync(self.cx(), self.node(), fh, data_only).await
+    }
+
+    pub(super) async fn fsyncdir(&self, arg: &abi::FsyncIn) -> Result<()> {
+        let (fh, data_only) = (Handle(arg.fh), data_only(arg));
+        self.fs()
+            .fsyncdir(self.cx(), self.node(), fh, data_only)
+            .await
+    }
+
+    pub(super) async fn opendir(&self, arg: &abi::OpenIn) -> Outcome {
+        let how = self.how(arg.flags, arg.open_flags);
+        let opened = self.fs().opendir(self.cx(), self.node(), &how).await?;
+        Ok(Reply::Opened(open_out(&opened)))
+    }
+
+    pub(super) async fn releasedir(&self, arg: &abi::ReleaseIn) -> Result<()> {
+        let (fh, opened) = (Handle(arg.fh), OFlags::from_bits_retain(arg.flags));
+        self.fs()
+            .releasedir(self.cx(), self.node(), fh, opened)
+            .await
+    }
+
+    pub(super) async fn access(&self, arg: &abi::AccessIn) -> Result<()> {
+        let mask = Access::from_bits_retain(arg.mask);
+        self.fs().access(self.cx(), self.node(), mask).await
+    }
+
+    pub(super) async fn fallocate(&self, arg: &abi::FallocateIn) -> Result<()> {
+        let (fh, mode) = (Handle(arg.fh), FallocateFlags::from_bits_retain(arg.mode));
+        let (offset, len) = (arg.offset, arg.length);
+        self.fs()
+            .fallocate(self.cx(), self.node(), fh, offset, len, mode)
+            .await
+    }
+
+    pub(super) async fn bmap(&self, arg: &abi::BmapIn) -> Outcome {
+        let (block, size) = (arg.block, arg.blocksize);
+        let block = self.fs().bmap(self.cx(), self.node(), block, size).await?;
+        Ok(Reply::of(&abi::BmapOut { block }))
+    }
+
+    pub(super) async fn statx(&self, arg: &abi::StatxIn) -> Outcome {
+        let fh = with_fh(arg.getattr_flags, arg.fh);
+        let (stat, ttl) = self
+            .fs()
+            .statx(self.cx(), self.node(), fh, arg.sx_mask)
+            .await?;
+        let (attr_valid, attr_valid_nsec) = reply::ttl(ttl);
+        Ok(Reply::Statx(Box::new(abi::StatxOut {
+            attr_valid,
+            attr_valid_nsec,
+            stat,
+            ..Default::default()
+        })))
+    }
+
+    pub(super) async fn open(&self, arg: &abi::OpenIn) -> Outcome {
+        let since = self.session.coherence.now();
+        let how = self.how(arg.flags, arg.open_flags);
+        let file = self.fs().open(self.cx(), self.node(), &how).await?;
+        self.session
+            .tell_of_open(self.origin(), self.request.node, &file, since);
+        self.session.count_open(&file);
+        Ok(Reply::Opened(open_out(&file)))
+    }
+
+    pub(super) async fn create(&self, arg: &abi::CreateIn, name: &CStr) -> Outcome {
+        let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
+        let how = self.how(arg.flags, arg.open_flags);
+        let made = self
+            .fs()
+            .create(self.cx(), self.node(), name, &new, &how)
+            .await?;
+        self.session.count_open(&made.1);
+        Ok(created(&made))
+    }
+
+    pub(super) async fn tmpfile(&self, arg: &abi::CreateIn) -> Outcome {
+        let new = new_node(FileType::RegularFile, arg.mode, arg.umask, 0);
+        let how = self.how(arg.flags, 0);
+        let made = self
+            .fs()
+            .tmpfile(self.cx(), self.node(), &new, &how)
+            .await?;
+        self.session.count_open(&made.1);
+        Ok(created(&made))
+    }
+
+    pub(super) async fn read(&self, arg: &abi::ReadIn) -> Outcome {
+        let size = arg.size as usize;
+        let room = self.request.room.len();
+        if size > room {
+            tracing::warn!(size, room, "refused: a READ without room");
+            return Err(Errno::INVAL);
+        }
+        let flags = ReadFlags::from_bits_retain(arg.read_flags);
+        let how = IoHow {
+            fh: Handle(arg.fh),
+            offset: arg.offset,
+            flags: OFlags::from_bits_retain(arg.flags),
+            owner: flags
+                .contains(ReadFlags::LOCKOWNER)
+                .then_some(LockOwner(arg.lock_owner)),
+            uncached: uncached(
+                self.session,
+                self.request,
+                flags.contains(ReadFlags::DONTCACHE),
+            ),
+            ..IoHow::default()
+        };
+        let data = self.request.room.slice(0..size);
+        let read = self
+            .fs()
+            .read(self.cx(), self.node(), &how, &data)
+            .await?
+            .min(size);
+        moved(self.session, self.request, arg.offset, read);
+        Ok(Reply::Read(read))
+    }
+
+    pub(super) async fn write(&self, arg: &abi::WriteIn) -> Outcome {
+        let flags = WriteFlags::from_bits_retain(arg.write_flags);
+        let how = IoHow {
+            fh: Handle(arg.fh),
+            offset: arg.offset,
+            flags: OFlags::from_bits_retain(arg.flags),
+            from_cache: flags.contains(WriteFlags::CACHE),
+            kill_suidgid: flags.contains(WriteFlags::KILL_SUIDGID),
+            owner: flags
+                .contains(WriteFlags::LOCKOWNER)
+                .then_some(LockOwner(arg.lock_owner)),
+            uncached: uncached(
+                self.session,
+                self.request,
+                flags.contains(WriteFlags::DONTCACHE),
+            ),
+        };
+        let data = &self.request.data;
+        let written = self
+            .fs()
+            .write(self.cx(), self.node(), &how, data)
+            .await?
+            .min(data.len());
+        moved(self.session, self.request, arg.offset, written);
+        Ok(Reply::Written(abi::WriteOut {
+            size: written as u32,
+            padding: 0,
+        }))
+    }
+
+    /// The kernel's answer to a notification that asked for its cached pages.
+    pub(super) fn retrieved(&self, arg: &abi::NotifyRetrieveIn) -> Reply {
+        let mut bytes = vec![0; (arg.size as usize).min(self.request.data.len())];
+        self.request.data.copy_out(0, &mut bytes);
+        self.session.retrieved(self.cx().unique, arg.offset, bytes);
+        Reply::None
+    }
+
+    pub(super) async fn release(&self, arg: &abi::ReleaseIn) -> Result<()> {
+        let flags = abi::ReleaseFlags::from_bits_retain(arg.release_flags);
+        let flock = flags
+            .contains(abi::ReleaseFlags::FLOCK_UNLOCK)
+            .then_some(LockOwner(arg.lock_owner));
+        let opened = OFlags::from_bits_retain(arg.flags);
+        let fh = Handle(arg.fh);
+        self.fs()
+            .release(self.cx(), self.node(), fh, opened, flock)
+            .await
+    }
+
+    pub(super) async fn setxattr(
+        &self,
+        arg: &abi::SetxattrIn,
+        name: &CStr,
+        value: &[u8],
+    ) -> Result<()> {
+        let extended = self
+            .session
+            .negotiated()
+            .flags
+            .contains(InitFlags::SETXATTR_EXT);
+        let kill_sgid = extended && arg.setxattr_flags & ACL_KILL_SGID != 0;
+        let flags = XattrFlags::from_bits_retain(arg.flags);
+        self.fs()
+            .setxattr(self.cx(), self.node(), name, value, flags, kill_sgid)
+            .await
+    }
+
+    pub(super) async fn getxattr(&self, arg: &abi::GetxattrIn, name: &CStr) -> Outcome {
+        let own = match name.to_str() {
+            Ok(CONTROL_XATTR) => self.session.control_path(),
+            Ok(SOCKET_XATTR) => self.session.socket_path(),
+            _ => None,
+        };
+        if let Some(path) = own.filter(|_| self.node() == ROOT) {
+            return sized(path.as_os_str().as_encoded_bytes(), arg.size);
+        }
+        sized(
+            &self.fs().getxattr(self.cx(), self.node(), name).await?,
+            arg.size,
+        )
+    }
+
+    pub(super) async fn getlk(&self, arg: &abi::LkIn) -> Outcome {
+        let (how, wanted) = lock(arg, false);
+        let found = self
+            .fs()
+            .getlk(self.cx(), self.node(), &how, &wanted)
+            .await?;
+        let lk = abi::FileLock {
+            start: found.start,
+            end: found.end,
+            r#type: found.kind,
+            pid: found.pid,
+        };
+        Ok(Reply::of(&abi::LkOut { lk }))
+    }
+
+    pub(super) async fn setlk(&self, arg: &abi::LkIn, wait: bool) -> Result<()> {
+        let _place = if wait { Some(LockWait::begin()?) } else { None };
+        let (how, wanted) = lock(arg, wait);
+        self.fs().setlk(self.cx(), self.node(), &how, &wanted).await
+    }
+
+    pub(super) async fn lseek(&self, arg: &abi::LseekIn) -> Outcome {
+        let seek = match arg.whence {
+            SEEK_DATA => Seek::Data,
+            SEEK_HOLE => Seek::Hole,
+            _ => return Err(Errno::INVAL),
+        };
+        let fh = Handle(arg.fh);
+        let offset = self
+            .fs()
+            .lseek(self.cx(), self.node(), fh, arg.offset, seek)
+            .await?;
+        Ok(Reply::of(&abi::LseekOut { offset }))
+    }
+
+    pub(super) async fn copy(&self, arg: &abi::CopyFileRangeIn) -> Outcome {
+        // Its answer has 32 bits.
+        let copied = self.copy_most(arg, u64::from(!4095u32)).await?;
+        Ok(Reply::of(&abi::WriteOut {
+            size: copied as u32,
+            padding: 0,
+        }))
+    }
+
+    pub(super) async fn copy_64(&self, arg: &abi::CopyFileRangeIn) -> Outcome {
+        let bytes_copied = self.copy_most(arg, u64::MAX).await?;
+        Ok(Reply::of(&abi::CopyFileRangeOut { bytes_copied }))
+    }
+
+    async fn copy_most(&self, arg: &abi::CopyFileRangeIn, most: u64) -> Result<u64> {
+        let copy = CopyRange {
+            fh_in: Handle(arg.fh_in),
+            offset_in: arg.off_in,
+            node_out: Node(arg.nodeid_out),
+            fh_out: Handle(arg.fh_out),
+            offset_out: arg.off_out,
+            len: arg.len.min(most),
+            flags: arg.flags,
+        };
+        let copied = self
+            .fs()
+            .copy_file_range(self.cx(), self.node(), &copy)
+            .await?;
+        Ok(copied.min(copy.len))
+    }
+
+    /// Gives a client a token of an open file.
+    pub(super) fn token(&self, arg: &abi::IoctlIn) -> Outcome {
+        let body = self
+            .session
+            .token_for(self.node(), Handle(arg.fh), self.cx().uid)?;
+        let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
+        let room = size_of::<TokenOut>().min(arg.out_size as usize);
+        answer.extend_from_slice(&body.as_bytes()[..room]);
+        Ok(Reply::Bytes(answer))
+    }
+
+    pub(super) async fn ioctl(&self, arg: &abi::IoctlIn, input: &[u8]) -> Outcome {
+        let ioctl = Ioctl {
+            fh: Handle(arg.fh),
+            cmd: arg.cmd,
+            arg: arg.arg,
+            flags: arg.flags,
+            input,
+            out_size: arg.out_size,
+        };
+        let (result, data) = self.fs().ioctl(self.cx(), self.node(), &ioctl).await?;
+        if arg.cmd & IOC_WRITE != 0 {
+            // It changed attributes that the kernel has, such as the time of a change.
+            self.session
+                .drop_attributes(self.origin(), self.request.node);
+        }
+        let out = abi::IoctlOut {
+            result,
+            ..Default::default()
+        };
+        let mut body = Body::from_slice(out.as_bytes());
+        body.extend_from_slice(&data[..data.len().min(arg.out_size as usize)]);
+        Ok(Reply::Bytes(body))
+    }
+
+    pub(super) async fn poll(&self, arg: &abi::PollIn) -> Outcome {
+        let flags = abi::PollFlags::from_bits_retain(arg.flags);
+        let poll = Poll {
+            fh: Handle(arg.fh),
+            kh: arg.kh,
+            events: arg.events,
+            notify: flags.contains(abi::PollFlags::SCHEDULE_NOTIFY),
+        };
+        let revents = self.fs().poll(self.cx(), self.node(), &poll).await?;
+        Ok(Reply::of(&abi::PollOut {
+            revents,
+            padding: 0,
+        }))
+    }
+}
+
+/// One of the requests of this thread's queue that wait for locks. They are bounded below what the
+/// queue can have under way, so that the others, and the unlock that they wait for, still get through.
+struct LockWait;
+
+thread_local! {
+    static LOCK_WAITS: Cell<usize> = const { Cell::new(0) };
+}
+
+impl LockWait {
+    /// ENOLCK when too many wait already.
+    fn begin() -> Result<Self> {
+        let waits = LOCK_WAITS.get();
+        if waits >= DEPTH * 3 / 4 {
+            tracing::warn!(waits, "too many wait for locks on one queue: ENOLCK");
+            return Err(Errno::NOLCK);
+        }
+        LOCK_WAITS.set(waits + 1);
+        Ok(Self)
+    }
+}
+
+impl Drop for LockWait {
+    fn drop(&mut self) {
+        LOCK_WAITS.set(LOCK_WAITS.get() - 1);
+    }
+}
