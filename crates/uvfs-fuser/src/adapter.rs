@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use uvfs_proto::abi;
 use uvfs_server::fs::{self, Context, Result};
 use uvfs_server::notify;
 
@@ -48,6 +49,32 @@ impl<FS: Filesystem> Adapter<FS> {
             owner: rustix::process::geteuid().as_raw(),
             failed: Arc::default(),
         })
+    }
+
+    /// Has the program choose from what the kernel offers.
+    pub(crate) fn negotiate(&self, config: &mut fs::Config) -> Result<()> {
+        // The transport needs these; the program chooses the others.
+        let needed = fs::InitFlags::INIT_EXT | fs::InitFlags::ABORT_ERROR;
+        let offered = InitFlags::from_bits_retain(config.offered.bits());
+        let version = Version(abi::KERNEL_VERSION, config.minor);
+        let mut wanted = KernelConfig::new(offered, config.max_readahead, version);
+        let request = Request::new(&Context::default());
+        let done = (self.held).with_mut(|fs| fs.init(&request, &mut wanted));
+        if let Some(Err(error)) = done {
+            let answer = errno(Errno::from_i32(error.raw_os_error().unwrap_or_default()));
+            *uvfs_sys::lock(&self.failed) = Some(error);
+            return Err(answer);
+        }
+        config.wanted = fs::InitFlags::from_bits_retain(wanted.requested.bits()) | needed;
+        config.max_readahead = wanted.max_readahead;
+        if let Some(most) = wanted.max_background {
+            config.max_background = most;
+        }
+        config.congestion_threshold = wanted.congestion_below(config.max_background);
+        config.max_write = config.max_write.min(wanted.max_write);
+        config.time_gran = wanted.time_gran.as_nanos() as u32;
+        config.max_stack_depth = wanted.max_stack_depth;
+        Ok(())
     }
 
     /// Calls a handler and waits for its reply.
@@ -122,6 +149,8 @@ mod tests {
 
     use super::*;
 
+    /// Programs would see wrong times of files from before 1970, or a file system with a wild time would
+    /// panic.
     #[test]
     fn times_before_the_epoch_survive() {
         for (secs, nanos) in [(0, 0), (5, 7), (-1, 0), (-2, 999_999_999), (-1, 1)] {
@@ -132,6 +161,7 @@ mod tests {
         time(i64::MAX, u32::MAX);
     }
 
+    /// The kernel would get an errno from a file system that is reserved for the kernel itself.
     #[test]
     fn only_errors_that_programs_know_get_out() {
         assert_eq!(errno(Errno::ENOENT), fs::Errno::NOENT);

@@ -10,20 +10,13 @@ use uvfs_server::FileSystem;
 use uvfs_server::fs::{self, Context, Handle, Node, Payload, Result};
 
 use crate::adapter::*;
+use crate::data::{lock_owner, open_flags};
 use crate::reply::{Data, XATTR_MAX};
 use crate::*;
 
 /// Clients would be told of the file that lost a name. Here are none, and the kernel knows by itself.
 fn unlinked((): ()) -> fs::Unlinked {
     fs::Unlinked::default()
-}
-
-fn lock_owner(owner: fs::LockOwner) -> LockOwner {
-    LockOwner(owner.0)
-}
-
-fn open_flags(flags: fs::OFlags) -> OpenFlags {
-    OpenFlags(flags.bits() as i32)
 }
 
 /// The mode and umask of a new node as fuser has them, the mode with the type in it or without.
@@ -34,28 +27,7 @@ fn modes(new: &fs::NewNode, with_type: bool) -> (u32, u32) {
 
 impl<FS: Filesystem> FileSystem for Adapter<FS> {
     fn init(&self, config: &mut fs::Config) -> Result<()> {
-        // The transport needs these; the program chooses the others.
-        let needed = fs::InitFlags::INIT_EXT | fs::InitFlags::ABORT_ERROR;
-        let offered = InitFlags::from_bits_retain(config.offered.bits());
-        let version = Version(abi::KERNEL_VERSION, config.minor);
-        let mut wanted = KernelConfig::new(offered, config.max_readahead, version);
-        let request = Request::new(&Context::default());
-        let done = (self.held).with_mut(|fs| fs.init(&request, &mut wanted));
-        if let Some(Err(error)) = done {
-            let answer = errno(Errno::from_i32(error.raw_os_error().unwrap_or_default()));
-            *uvfs_sys::lock(&self.failed) = Some(error);
-            return Err(answer);
-        }
-        config.wanted = fs::InitFlags::from_bits_retain(wanted.requested.bits()) | needed;
-        config.max_readahead = wanted.max_readahead;
-        if let Some(most) = wanted.max_background {
-            config.max_background = most;
-        }
-        config.congestion_threshold = wanted.congestion_below(config.max_background);
-        config.max_write = config.max_write.min(wanted.max_write);
-        config.time_gran = wanted.time_gran.as_nanos() as u32;
-        config.max_stack_depth = wanted.max_stack_depth;
-        Ok(())
+        self.negotiate(config)
     }
 
     fn destroy(&self) {
@@ -270,25 +242,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         how: &fs::IoHow,
         data: &Payload,
     ) -> Result<usize> {
-        in_range([how.offset])?;
-        let (how, room) = (*how, data.clone());
-        let read = self.ask(cx, move |fs, req, sender| {
-            let size = room.len() as u32;
-            fs.read(
-                req,
-                INodeNo(node.0),
-                FileHandle(how.fh.0),
-                how.offset,
-                size,
-                open_flags(how.flags),
-                how.owner.map(lock_owner),
-                ReplyData::new(sender, Some(room)),
-            );
-        });
-        match read.await? {
-            Data::Placed(read) => Ok(read),
-            Data::Bytes(_) => Err(fs::Errno::IO),
-        }
+        self.read_file(cx, node, how, data).await
     }
 
     async fn write(
@@ -298,44 +252,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         how: &fs::IoHow,
         data: &Payload,
     ) -> Result<usize> {
-        in_range([how.offset])?;
-        let (how, data, buffers) = (*how, data.clone(), self.buffers.clone());
-        // A handler on a thread of its own may read the data after its reply, when the kernel may already have
-        // the memory for the next request.
-        let copied = self.calls.are_elsewhere() || data.parts().len() != 1;
-        let copy = copied.then(|| {
-            let mut bytes = buffers.take(data.len());
-            data.copy_out(0, &mut bytes[..data.len()]);
-            bytes
-        });
-        let written = self.ask(cx, move |fs, req, reply| {
-            let bytes = match &copy {
-                Some(copy) => &copy[..data.len()],
-                // SAFETY: the kernel has filled this memory, which belongs to this process alone as adapters
-                // serve no clients. It writes there again only once the request is answered. That is done by
-                // this thread, which is in the handler as long as the slice is used.
-                None => unsafe { data.bytes() }.unwrap_or_default(),
-            };
-            let mut flags = WriteFlags::empty();
-            flags.set(WriteFlags::FUSE_WRITE_CACHE, how.from_cache);
-            flags.set(WriteFlags::FUSE_WRITE_LOCKOWNER, how.owner.is_some());
-            flags.set(WriteFlags::FUSE_WRITE_KILL_SUIDGID, how.kill_suidgid);
-            fs.write(
-                req,
-                INodeNo(node.0),
-                FileHandle(how.fh.0),
-                how.offset,
-                bytes,
-                flags,
-                open_flags(how.flags),
-                how.owner.map(lock_owner),
-                reply,
-            );
-            if let Some(copy) = copy {
-                buffers.give_back(copy);
-            }
-        });
-        Ok(written.await? as usize)
+        self.write_file(cx, node, how, data).await
     }
 
     async fn flush(

@@ -4,6 +4,7 @@ mod adapter;
 mod backing;
 mod buffers;
 mod calls;
+mod data;
 #[cfg(feature = "experimental")]
 pub mod experimental;
 mod filesystem;

@@ -130,6 +130,7 @@ mod tests {
         Pin::new(receiver).poll(&mut Context::from_waker(&waker))
     }
 
+    /// A request that a program answers on another thread would hang.
     #[test]
     fn an_answer_from_another_thread_wakes_once() {
         let counts = Arc::new(Counts::default());
@@ -142,6 +143,7 @@ mod tests {
         assert_eq!(poll(&mut receiver, &counts), Poll::Ready(Ok(7)));
     }
 
+    /// A request that a program answers at once would hang.
     #[test]
     fn an_answer_that_came_first_is_there() {
         let (sender, mut receiver) = slot(1);
@@ -153,6 +155,7 @@ mod tests {
         );
     }
 
+    /// A program that forgets to reply would hang the caller.
     #[test]
     fn a_dropped_reply_is_an_io_error() {
         let (sender, mut receiver) = slot::<()>(1);
@@ -163,6 +166,7 @@ mod tests {
         );
     }
 
+    /// A late reply would write into the memory of another request.
     #[test]
     fn nothing_is_written_for_a_request_that_is_over() {
         let (sender, receiver) = slot::<()>(1);

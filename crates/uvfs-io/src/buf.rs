@@ -302,6 +302,7 @@ impl Payload {
 mod tests {
     use super::*;
 
+    /// Data of a request whose memory is in pieces would be mixed up.
     #[test]
     fn a_payload_is_its_parts_in_order() {
         let buf = IoBuf::alloc(10_000).unwrap();
@@ -319,6 +320,7 @@ mod tests {
         assert_eq!(payload.slice(7..7).len(), 0);
     }
 
+    /// A wrong offset would read or write memory outside of a buffer.
     #[test]
     #[should_panic]
     fn a_slice_outside_is_refused() {

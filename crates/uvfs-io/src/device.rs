@@ -336,6 +336,7 @@ fn refuse_mounted(
 mod tests {
     use super::*;
 
+    /// An image file would open with a wrong size, or the error would not say which file is missing.
     #[test]
     fn image_files() {
         let dir = tempfile::tempdir().unwrap();
@@ -359,6 +360,7 @@ mod tests {
         assert!(error.to_string().contains("none: looking it up"), "{error}");
     }
 
+    /// `uvfs repair` would change an image that is mounted for writing.
     #[test]
     fn mounts_are_found() {
         let text = "\

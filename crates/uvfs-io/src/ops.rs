@@ -440,6 +440,7 @@ mod tests {
             .unwrap()
     }
 
+    /// A read or write in several pieces of memory would move wrong bytes.
     #[test]
     fn what_is_written_is_read_in_pieces() {
         let file = tempfile::tempfile().unwrap();
@@ -463,6 +464,7 @@ mod tests {
         });
     }
 
+    /// A large transfer would block the thread that serves everybody else, or move wrong bytes.
     #[test]
     fn large_transfers_are_handed_over() {
         let file = tempfile::tempfile().unwrap();
@@ -483,6 +485,7 @@ mod tests {
         });
     }
 
+    /// The kernel would write into memory that was freed when a request was given up.
     #[test]
     fn an_abandoned_read_keeps_its_memory_until_the_kernel_is_done() {
         let (reader, mut writer) = std::io::pipe().unwrap();
@@ -504,6 +507,7 @@ mod tests {
         });
     }
 
+    /// A call from another thread would wait until the next request comes, or for ever.
     #[test]
     fn other_threads_wake_a_sleeping_runtime() {
         for mode in [WaitMode::Adaptive, WaitMode::Spin, WaitMode::Sleep] {
@@ -537,6 +541,7 @@ mod tests {
         }
     }
 
+    /// Memory and descriptors of a server that ended would leak.
     #[test]
     fn a_runtime_that_is_gone_keeps_no_calls() {
         let runtime = Runtime::new(WaitConfig::default()).unwrap();

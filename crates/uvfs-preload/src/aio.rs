@@ -1,6 +1,6 @@
 //! Asynchronous I/O: the functions of libaio.
 //!
-//! A context stays the kernel's, and what isn't served here goes on to it. What is served ends here,
+//! A context stays the kernel's, and what isn't served here goes on to it. A served request ends here,
 //! in a list of its own beside the kernel's ring; io_getevents(2) takes from both. To wait for both
 //! it sleeps in the kernel's own call, so that timeouts, signals and masks mean what they mean, with
 //! a *bell* among the context's requests: a poll of an eventfd, which rings when something served
@@ -65,7 +65,7 @@ const RING_TAIL: usize = 12;
 const RING_MAGIC: usize = 16;
 const MAGIC: u32 = 0xa10a_10a1;
 
-/// Which the libc crate does not have on every machine.
+/// The libc crate does not have it on every machine.
 #[cfg(target_arch = "x86_64")]
 #[allow(non_upper_case_globals)] // As C has it.
 const SYS_io_pgetevents: c_long = 333;

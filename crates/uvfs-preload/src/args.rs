@@ -12,8 +12,8 @@ const VECTORS: c_int = 1024;
 /// RWF_DONTCACHE of linux/fs.h, which the libc crate does not have yet.
 const RWF_DONTCACHE: c_int = 0x80;
 
-/// Whether memory can be there at all; else the kernel is asked, which gives EFAULT. What is merely
-/// not mapped is not seen here and faults in the program: finding out would cost every call a system
+/// Whether memory can be there at all; else the kernel is asked, which gives EFAULT. An address that is
+/// merely not mapped is not seen here and faults in the program: finding out would cost every call a system
 /// call.
 #[inline]
 pub(crate) fn is_plausible(at: *const u8, len: usize) -> bool {

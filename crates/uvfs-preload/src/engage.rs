@@ -236,6 +236,7 @@ mod tests {
     const SYNCER: c_int = 60_002;
     const SECOND: c_int = 60_003;
 
+    /// `uvfs run` would attach short-lived programs and make them slower.
     #[test]
     fn a_descriptor_pays_once_it_has_written_enough() {
         let not = || false;
@@ -259,6 +260,7 @@ mod tests {
         assert_eq!(shared().written.load(Ordering::Relaxed), 0);
     }
 
+    /// A file would be imported while another thread's call moves its position.
     #[test]
     fn a_call_under_way_is_seen() {
         let fd = 60_004;

@@ -449,8 +449,8 @@ pub(crate) fn stats() -> Vec<Stats> {
         .collect()
 }
 
-/// Positions are in the kernel, and nothing is imported while this lives. What is dirty stays so:
-/// a child asks the kernel for it, or a session of its own, and both recall the lease.
+/// Positions are in the kernel, and nothing is imported while this lives. Dirty pages stay so:
+/// a child asks the kernel for them, or a session of its own, and both recall the lease.
 pub(crate) struct Hold(Guard<'static, Servers, { crate::rank::SERVERS }>);
 
 impl Hold {

@@ -11,15 +11,15 @@
 //! position here (`table.rs`); before a fork, an exec, or anything else that lets the kernel or
 //! another process use it, the position goes to the kernel, and stays there: read(2) and write(2) on
 //! it are the kernel's from then on, while pread(2) and pwrite(2) are still served. The same holds
-//! for descriptors that were inherited, and for O_APPEND. What can't be seen here, io_uring and
-//! system calls made without the C library, sees a position that is only as new as the last of
+//! for descriptors that were inherited, and for O_APPEND. Calls that can't be seen here, by io_uring or
+//! without the C library, see a position that is only as new as the last of
 //! those moments.
 //!
 //! *Paths* go to the kernel. Opening functions are intercepted only to note that nobody else has the
 //! new descriptor yet.
 //!
 //! *Signals* that come during a served call are handled at its end, as with the kernel's calls on
-//! files (`signals.rs`). What interrupts one all the same, and is called, goes to the kernel. The
+//! files (`signals.rs`). A call by a handler that interrupts one all the same goes to the kernel. The
 //! library has an allocator of its own, so that it never enters the program's.
 //!
 //! *State* lies in one structure, [`State`], in a part for each module.

@@ -285,7 +285,7 @@ pub trait Engine: Send + Sync {
     fn stats(&self) -> EngineStats;
 }
 
-/// Which engine.
+/// The kind of engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EngineKind {
     /// System calls that block.

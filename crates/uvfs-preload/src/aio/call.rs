@@ -1,6 +1,6 @@
 //! One request of a context that this library serves.
 
-use crate::calls::{self};
+use crate::calls::next;
 use crate::import::{self};
 use crate::real::errno;
 use crate::report;
@@ -107,10 +107,10 @@ impl Call {
         // SAFETY: the program's buffers, which are this request's until it ends.
         let done = unsafe {
             match self.opcode {
-                PREAD | PREADV => calls::next::preadv64(fd, list, count, at),
-                PWRITE | PWRITEV => calls::next::pwritev64(fd, list, count, at),
-                FDSYNC => calls::next::fdatasync(fd) as isize,
-                _ => calls::next::fsync(fd) as isize,
+                PREAD | PREADV => next::preadv64(fd, list, count, at),
+                PWRITE | PWRITEV => next::pwritev64(fd, list, count, at),
+                FDSYNC => next::fdatasync(fd) as isize,
+                _ => next::fsync(fd) as isize,
             }
         };
         usize::try_from(done).map_err(|_| errno())
