@@ -61,7 +61,7 @@ impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
     }
 }
 
-/// The outcome of printing. Whoever reads may have seen enough and be gone: that is no failure.
+/// The outcome of printing. A reader may have seen enough and be gone: that is no failure.
 ///
 /// # Errors
 /// When standard output could not be written.

@@ -465,7 +465,7 @@ impl Arena {
     }
 
     /// Memory for `len` bytes (not zero), aligned to its size class (at least 512 bytes, at most
-    /// 4 KiB is promised). What it holds at first is arbitrary.
+    /// 4 KiB is promised). Its first contents are arbitrary.
     ///
     /// # Errors
     /// [`NoMemory`] at the limit: evict something and try again.

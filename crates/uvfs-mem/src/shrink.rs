@@ -77,6 +77,7 @@ mod tests {
         }
     }
 
+    /// A cache that is gone would keep memory, or take part in shrinking.
     #[test]
     fn the_dropped_are_forgotten() {
         let shrinkers = Shrinkers::new();

@@ -282,7 +282,7 @@ bitflags! {
         const PASSTHROUGH = 1 << 7;
     }
 
-    /// Which fields of [`SetattrIn`] are valid (`FATTR_*`).
+    /// The valid fields of [`SetattrIn`] (`FATTR_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SetattrValid: u32 {
         /// `mode`.
@@ -460,7 +460,7 @@ wire! {
 
     /// Attributes of an inode as statx(2) has them.
     Statx, 256 {
-        /// Which fields are valid (`STATX_*`).
+        /// The valid fields (`STATX_*`).
         mask: u32,
         blksize: u32,
         attributes: u64,
@@ -997,6 +997,7 @@ pub enum NotifyCode {
 mod tests {
     use super::*;
 
+    /// A request of the kernel would be taken for another one.
     #[test]
     fn opcodes_are_their_numbers() {
         for &op in Opcode::ALL {
@@ -1007,6 +1008,7 @@ mod tests {
         assert_eq!(Opcode::try_from(7), Err(UnknownOpcode(7)));
     }
 
+    /// Capabilities of newer kernels would be lost in the negotiation.
     #[test]
     fn init_flags_keep_unknown_bits() {
         let flags = InitFlags::from_words(1 << 30, 0x8000_0200);

@@ -16,7 +16,7 @@ pub const LEASE_RETURN: u32 = 8193;
 /// which the client found the file, if it knows one; the header's node is the root's. Answered as
 /// LOOKUP, and counts as one; ESTALE when what had the identity is gone, EOPNOTSUPP when the file
 /// system has none. Answers to OPEN and CREATE of clients end with the file's identity: what finds the
-/// same file again when the server was restarted. Those to IMPORT end with identity and path.
+/// same file again when the server was restarted. Answers to IMPORT end with identity and path.
 pub const FIND: u32 = 8195;
 /// The longest identity and path together, in bytes.
 pub const IDENTITY_MAX: usize = 2048;
@@ -118,6 +118,7 @@ impl<'a> ExtOperation<'a> {
 mod tests {
     use super::*;
 
+    /// A malformed request of a client would crash the server.
     #[test]
     fn requests_are_parsed_or_refused_whatever_they_say() {
         let parse = |opcode, op: &[u8], payload| ExtOperation::parse(opcode, op, payload);

@@ -164,6 +164,7 @@ fn records<T: FromBytes + Immutable>(
 mod tests {
     use super::*;
 
+    /// The kernel would cache answers for a wrong time.
     #[test]
     fn times_are_seconds_and_nanoseconds() {
         assert_eq!(ttl(Duration::from_millis(1500)), (1, 500_000_000));
@@ -175,6 +176,7 @@ mod tests {
         assert_eq!(ttl(Duration::MAX), (u64::MAX, 999_999_999));
     }
 
+    /// The kernel would refuse a directory listing, or programs see wrong names.
     #[test]
     fn entries_are_aligned_and_read_back() {
         let mut buf = [0xff; 128];
@@ -214,6 +216,7 @@ mod tests {
         assert_eq!(cut[2], Err(Errno::IO));
     }
 
+    /// A listing would give the kernel wrong attributes of its entries.
     #[test]
     fn plus_entries_carry_attributes() {
         let mut buf = [0; 512];
@@ -238,6 +241,7 @@ mod tests {
         );
     }
 
+    /// The kernel would refuse every reply.
     #[test]
     fn a_header_counts_itself() {
         assert_eq!(

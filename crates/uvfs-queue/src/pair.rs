@@ -180,7 +180,7 @@ impl Published {
     }
 }
 
-/// Which way a request's segments go.
+/// The direction of a request's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// The server reads them (a write's data).

@@ -358,6 +358,7 @@ fn watch(shared: &Shared) {
 mod tests {
     use super::*;
 
+    /// Queue threads would run on other cores than those of their queues.
     #[test]
     fn a_thread_is_bound_and_comes_back() {
         let core = allowed_cores().unwrap()[0];
@@ -370,6 +371,7 @@ mod tests {
         assert!(bind_to_core(CpuSet::MAX_CPU).is_err());
     }
 
+    /// A mount would hang while another program keeps a core busy.
     #[test]
     fn a_starving_thread_is_relieved() {
         if !can_hand_over() {
@@ -406,6 +408,7 @@ mod tests {
         hog.join().unwrap();
     }
 
+    /// A mount would stay slow beside a busy program, or switch its threads back and forth.
     #[test]
     fn a_thread_that_never_gets_its_core_is_seen_to_starve() {
         let mut judge = Judge::default();
@@ -437,6 +440,7 @@ mod tests {
         assert_eq!(ticks(&mut judge, 1000), Some(RELIEF));
     }
 
+    /// An idle server would be woken again and again, or its first request wait behind busy programs.
     #[test]
     fn while_the_watchdog_sleeps_threads_are_ordinary_ones() {
         if !can_hand_over() {

@@ -166,6 +166,7 @@ mod tests {
         }
     }
 
+    /// Requests would get lost or come twice once the ring has gone around.
     #[test]
     fn values_come_out_in_order_over_many_laps() {
         let cells = Heap::new(4);
@@ -183,6 +184,7 @@ mod tests {
         assert_eq!(tx.pushed(), rx.popped());
     }
 
+    /// A mount would hang after four billion requests.
     #[test]
     fn the_sequence_number_wraps() {
         let cells = Heap::new(2);
@@ -196,6 +198,7 @@ mod tests {
         }
     }
 
+    /// The other side's leftovers in memory would be taken for a request.
     #[test]
     fn a_stale_or_foreign_cell_is_not_a_value() {
         let cells = Heap::new(2);

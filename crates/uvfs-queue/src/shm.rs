@@ -202,6 +202,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+    /// The two sides would not see each other's data.
     #[test]
     fn a_sealed_memfd_is_accepted_and_shared() {
         let a = SharedMemory::create(c"test", 5000).unwrap();
@@ -217,6 +218,7 @@ mod tests {
         assert_eq!(got, [0; 5]);
     }
 
+    /// A client could shrink its memory later, which kills the server with SIGBUS.
     #[test]
     fn unsealed_too_large_and_foreign_descriptors_are_refused() {
         let fd = memfd_create(c"t", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -231,6 +233,7 @@ mod tests {
         assert!(SharedMemory::open(null.into(), 4096).is_err());
     }
 
+    /// A wrong offset would reach memory behind the mapping.
     #[test]
     #[should_panic(expected = "outside")]
     fn ranges_are_checked() {

@@ -177,6 +177,7 @@ mod tests {
         spinner
     }
 
+    /// An idle server would burn a core, or a busy one sleep between requests.
     #[test]
     fn adaptive_spins_once_gaps_are_short_and_stops_when_they_grow() {
         let mut spinner = adaptive();
@@ -191,6 +192,7 @@ mod tests {
         assert_eq!(spinner.budget(), Duration::ZERO);
     }
 
+    /// A client of a slow server would burn a core.
     #[test]
     fn spins_without_an_answer_make_the_next_waits_sleep() {
         let longest = Duration::from_micros(50);
@@ -210,6 +212,7 @@ mod tests {
         assert_eq!(sleeps(&patience), 2);
     }
 
+    /// Queue threads, which are bound to one core each, would never spin.
     #[test]
     fn a_thread_bound_to_one_core_of_several_may_spin() {
         let cores = crate::placement::allowed_cores().unwrap();
@@ -221,6 +224,7 @@ mod tests {
         assert_eq!(bound.join().unwrap(), process.count() as usize);
     }
 
+    /// On a machine with one core a spinning thread would keep the other side from running.
     #[test]
     fn on_one_core_nobody_spins() {
         let mut spinner = Spinner::new(WaitConfig {

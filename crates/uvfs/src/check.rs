@@ -85,7 +85,7 @@ pub enum Strategy {
     Large,
     /// Many small reads
     Exact,
-    /// What suits the device: 32 reads of 4 KiB in flight are timed against 1 MiB in reads of 256 KiB, and
+    /// The way that suits the device: 32 reads of 4 KiB in flight are timed against 1 MiB in reads of 256 KiB, and
     /// large reads are chosen if a byte costs less than an eighth with them
     Auto,
 }
@@ -312,6 +312,7 @@ fn lines(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// `--memory 64M` would be misread.
     #[test]
     fn sizes() {
         assert_eq!(parse_size("64M"), Ok(64 << 20));

@@ -166,6 +166,7 @@ mod tests {
 
     use super::*;
 
+    /// A malicious image that takes over the check could open files or start programs.
     #[test]
     fn a_confined_thread_opens_no_file_and_starts_no_program() {
         let confined = std::thread::spawn(|| {

@@ -44,7 +44,7 @@ fn system_log() -> io::Result<File> {
 /// The report of the process in the background to the one that was started.
 pub struct Report(Option<File>);
 
-/// Which side of the fork this is.
+/// The side of the fork that this is.
 pub enum Side {
     /// In the background.
     Child(Report),

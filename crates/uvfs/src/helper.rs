@@ -222,7 +222,7 @@ fn change(mountpoint: &Path, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The restrictions that hold for the source, as for a bind mount of it. What is mounted below the source
+/// The restrictions that hold for the source, as for a bind mount of it. A mount below the source
 /// may be there for others to fill, and shows in the mount: it is not given more than it has either.
 fn inherited(source: &Path, xdev: bool) -> Result<MountFlags> {
     let mut flags = MountFlags::empty();
@@ -266,6 +266,7 @@ mod tests {
         words.iter().map(OsString::from).collect()
     }
 
+    /// mount(8) and fstab could not mount uvfs.
     #[test]
     fn the_helper_is_called_as_mount_does() {
         let argv = words(&[

@@ -114,6 +114,7 @@ fn sections(notes: &str) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
+    /// Man pages would lack sections of the commands' help.
     #[test]
     fn notes_become_sections() {
         let notes = "Options (-o, one):\n  ro  read\n\nExamples:\n  uvfs x\n\nOne.\nTwo.\n\nThree.\n\n\

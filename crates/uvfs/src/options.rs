@@ -336,6 +336,7 @@ impl Options {
 mod tests {
     use super::*;
 
+    /// A mount option would be ignored, or misspelt ones accepted.
     #[test]
     fn a_later_word_wins_and_nonsense_is_refused() {
         let mut options = Options::default();

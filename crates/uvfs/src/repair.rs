@@ -67,7 +67,7 @@ pub struct Args {
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
-    /// Most memory to use, such as 256M. What was found may need more than that to be mended: then it
+    /// Most memory to use, such as 256M. The mending of the findings may need more: then it
     /// says how much, and does nothing [default: no bound]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     memory: Option<u64>,

@@ -171,6 +171,7 @@ fn is_static(head: &[u8]) -> Option<bool> {
 mod tests {
     use super::*;
 
+    /// `uvfs run` would not warn that a static program can't be served.
     #[test]
     fn static_programs_are_told_from_others() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();

@@ -226,6 +226,7 @@ fn thread(bench: &str, targets: &[&str], works: &[(&str, &str)]) -> (Vec<String>
     (rows.collect(), all("figcaption").map(text).collect())
 }
 
+/// The HTML report would lack a table or plot that it promises.
 #[test]
 fn the_page_has_the_table_of_each_thread_and_its_plots() {
     let holds = |found: &[String], wanted: &str| {

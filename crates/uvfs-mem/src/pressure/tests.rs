@@ -47,6 +47,7 @@ fn machine(dir: &Path) -> (MonitorConfig, Arc<Shrinkers>, Arc<Pool>) {
     (config, shrinkers, pool)
 }
 
+/// On a kernel without PSI caches would not shrink when memory gets short.
 #[test]
 fn without_psi_available_memory_is_looked_at() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,6 +65,7 @@ fn without_psi_available_memory_is_looked_at() {
     until("counted", || monitor.stats().freed > 0);
 }
 
+/// A server in a container would be killed instead of shrinking its caches.
 #[test]
 fn a_cgroup_near_its_limit_is_pressure() {
     for files in [
@@ -96,6 +98,7 @@ fn a_cgroup_near_its_limit_is_pressure() {
     }
 }
 
+/// A cache would take more memory than its control group, or the machine, has left.
 #[test]
 fn room_is_what_the_group_and_the_machine_leave() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,6 +124,7 @@ fn room_is_what_the_group_and_the_machine_leave() {
     assert_eq!(Room::new(&config).bytes(), u64::MAX);
 }
 
+/// Memory pressure would be noticed late on kernels that report it.
 #[test]
 fn psi_is_used_where_the_kernel_has_it() {
     let config = MonitorConfig::default();
@@ -135,6 +139,7 @@ fn psi_is_used_where_the_kernel_has_it() {
     assert_ne!(monitor.sources().contains(&Source::MemAvailable), usable);
 }
 
+/// The limit of the process's own control group would not be found.
 #[test]
 fn cgroup_paths() {
     let dir = tempfile::tempdir().unwrap();

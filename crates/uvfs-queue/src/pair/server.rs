@@ -31,7 +31,7 @@ pub struct Submission {
     pub inline_len: usize,
     /// The payload in the arena, each segment inside it.
     pub segs: Vec<Seg>,
-    /// Which way the segments go.
+    /// The direction of its data.
     pub direction: Direction,
 }
 

@@ -14,6 +14,7 @@ fn pair(depth: u32) -> (ClientQueue, ServerQueue) {
     (client, server)
 }
 
+/// A client's request would reach the server changed, or without its reply coming back.
 #[test]
 fn a_request_travels_and_its_reply_comes_back() {
     let (client, server) = pair(4);
@@ -46,6 +47,7 @@ fn a_request_travels_and_its_reply_comes_back() {
     client.release(id);
 }
 
+/// A client would send more requests than the rings hold.
 #[test]
 fn entries_are_bounded() {
     let (client, _server) = pair(2);
@@ -56,6 +58,7 @@ fn entries_are_bounded() {
     assert_eq!(client.reserve(), Some(a));
 }
 
+/// A request would get lost or hang when both sides go to sleep.
 #[test]
 fn threads_on_both_sides_lose_nothing_and_sleep_when_idle() {
     const EACH: u32 = 5_000;
@@ -108,6 +111,7 @@ fn threads_on_both_sides_lose_nothing_and_sleep_when_idle() {
     assert_eq!(server_side.join().unwrap(), 2 * EACH);
 }
 
+/// A recall would not reach a client, or overwrite an earlier one.
 #[test]
 fn notifications_are_bounded_and_arrive() {
     let (client, server) = pair(2);
@@ -125,6 +129,7 @@ fn notifications_are_bounded_and_arrive() {
     assert!(server.notify(b"again"));
 }
 
+/// A client could make the server read or write outside of the client's arena.
 #[test]
 fn a_hostile_client_is_found_out() {
     let segs = |s: Seg| {
@@ -168,6 +173,7 @@ fn a_hostile_client_is_found_out() {
     }
 }
 
+/// A server could crash its clients.
 #[test]
 fn a_hostile_server_is_found_out() {
     let (client, server) = pair(2);
@@ -179,6 +185,7 @@ fn a_hostile_server_is_found_out() {
     client.pop_notification().unwrap_err();
 }
 
+/// A client could hand over memory that crashes the server.
 #[test]
 fn memory_that_is_no_queue_pair_is_refused() {
     let mem = SharedMemory::create(c"t", 1 << 20).unwrap();

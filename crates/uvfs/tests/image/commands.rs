@@ -267,7 +267,7 @@ fn errors_are_one_line() {
         assert_eq!(outcome.status.code(), Some(2), "{outcome}");
     }
 
-    // What is cut off is warned of; what is there can be read.
+    // There is a warning of the part that is cut off; the rest can be read.
     let cut = fs::OpenOptions::new()
         .write(true)
         .open(&image.path)

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::harness::*;
 
-/// What an image takes besides a mount.
+/// The needs of an image besides a mount.
 pub const NEEDS: [Need; 7] = [
     Need::Mount(Transport::Dev),
     Need::Uvfs,

@@ -1,4 +1,4 @@
-//! What happens when something else breaks: the server dies, the source is full, read-only or
+//! A mount when something else breaks: the server dies, the source is full, read-only or
 //! changed behind the mount's back, or everybody waits for a lock.
 
 use std::fs::{self, File};
@@ -45,7 +45,7 @@ fn server_killed(transport: Transport) {
         .server
         .wait(SOON)
         .expect("a killed server ends");
-    // What was under way when the connection ended may fail with ECONNABORTED.
+    // A call that was under way when the connection ended may fail with ECONNABORTED.
     let (gone, aborted) = (
         "Transport endpoint is not connected",
         "Software caused connection abort",

@@ -56,7 +56,7 @@ fn create(path: &Path) -> File {
     options.open(path).unwrap()
 }
 
-/// What a client reads and writes and what the kernel does are one file.
+/// Reads and writes of a client and of the kernel reach the same file.
 pub fn one_file(dir: &Path, _: &str) -> String {
     let path = dir.join("file");
     let mut kernel = create(&path);
@@ -163,7 +163,7 @@ impl Raw {
     }
 }
 
-/// What a client must not be able to do.
+/// Requests that a client must not be able to make.
 pub fn hostile(dir: &Path, _: &str) -> String {
     let path = dir.join("file");
     fs::write(&path, [7; 200]).unwrap();
@@ -248,7 +248,7 @@ pub fn guest(dir: &Path, _: &str) -> String {
     let token = Token::of(file.as_fd()).unwrap();
     let imported = client.import_token(&token).unwrap();
     assert_eq!(read(&imported, 6, 0), b"shared");
-    // What it may change it changes as itself.
+    // It changes as itself the files that it may change.
     assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o6777);
     imported.write_at(b"SHARED", 0, Flags::empty()).unwrap();
     assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o777);

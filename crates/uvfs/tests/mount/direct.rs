@@ -1,4 +1,4 @@
-//! What is opened with O_DIRECT: the kernel reads and writes the host's file itself, where it may,
+//! Files that are opened with O_DIRECT: the kernel reads and writes the host's file itself, where it may,
 //! and nobody sees anything but the one file.
 
 mod agreement;
@@ -88,7 +88,7 @@ fn the_kernel_reads_and_writes_by_itself() {
             ("noatime", 2),
         ] {
             let served = Served::new(&Serve::over(transport).option(option));
-            // What was open for writing by now may not be closed yet.
+            // A file that was open for writing by now may not be closed yet.
             fs::write(served.source.join("from"), [7; 1 << 20]).unwrap();
             let script = "cd \"$1\"; dd if=from of=to bs=64k iflag=direct oflag=direct status=none";
             served
@@ -423,7 +423,7 @@ pub fn holder(dir: &Path, flag: &str) -> String {
         let (open, stat) = (errno(File::open(&path)), errno(fs::metadata(dir)));
         [open, stat] == [libc::ENOTCONN; 2]
     });
-    // What was written is with the host; the kernel may still serve it.
+    // The data is with the host; the kernel may still serve the write.
     let _ = file.write_at(&pages.0[..PAGE], 0);
     assert!(file.as_raw_fd() > 0);
     "ok".into()

@@ -41,7 +41,7 @@ enum Way {
     Run,
 }
 
-/// What a script prints about the file "file".
+/// The output of a script about the file "file".
 fn python(way: Way, served: &Served, script: &str) -> String {
     let mut command = match way {
         Way::Run => {
@@ -61,7 +61,7 @@ fn python(way: Way, served: &Served, script: &str) -> String {
     outcome.ok()
 }
 
-/// What [`WRITES`] prints when it writes to this file.
+/// The output of [`WRITES`] on this file.
 fn writes(way: Way, served: &Served) -> Vec<u64> {
     let words = python(way, served, WRITES);
     words
@@ -389,73 +389,72 @@ const READS: &str = "import os, sys\n\
 /// lost with the bad one.
 #[test]
 fn a_bad_place_of_the_hosts_disk_is_no_end_of_a_file() {
-    if !can() {
-        return;
-    }
-    // With the second all calls are short.
-    for most in [usize::MAX, 3000] {
-        for (way, option) in [
-            (Way::Host, ""),
-            (Way::Mount, ""),
-            (Way::Mount, "direct_io"),
-            (Way::Mount, "writeback"),
-            (Way::Mount, "uncached"),
-            (Way::Run, ""),
-        ] {
-            let what = format!("{way:?} {option} {most}");
-            let (served, mut host) = failing_host(option, most);
-            let saw = python(way, &served, READS);
-            let whole = format!(" [({BAD_PAGE}, 5)] {}\n", PAGES * PAGE);
-            let had = saw
-                .strip_prefix("5 ")
-                .unwrap_or_else(|| panic!("{what}: {saw}"));
-            let had: u64 = had.split(' ').next().unwrap().parse().unwrap();
-            assert!(had <= BAD.start, "{what}: {saw}");
-            let no_other = match (way, most) {
-                (Way::Host, 3000) => true,
-                _ => saw.ends_with(&whole),
-            };
-            assert!(no_other, "{what}: {saw}");
-            // Through the page cache of a kernel a program has all that is before the bad place.
-            assert!(way != Way::Run || had == BAD.start, "{what}: {saw}");
-            drop(served);
-            host.wait(SOON).expect("it ends with its mount").ok();
-        }
-    }
+    let ways = [
+        (Way::Host, ""),
+        (Way::Mount, ""),
+        (Way::Mount, "direct_io"),
+        (Way::Mount, "writeback"),
+        (Way::Mount, "uncached"),
+        (Way::Run, ""),
+    ];
+    on_failing_hosts(&ways, |what, (way, _), most, served| {
+        let saw = python(way, served, READS);
+        let whole = format!(" [({BAD_PAGE}, 5)] {}\n", PAGES * PAGE);
+        let had = saw
+            .strip_prefix("5 ")
+            .unwrap_or_else(|| panic!("{what}: {saw}"));
+        let had: u64 = had.split(' ').next().unwrap().parse().unwrap();
+        assert!(had <= BAD.start, "{what}: {saw}");
+        let no_other = match (way, most) {
+            (Way::Host, 3000) => true,
+            _ => saw.ends_with(&whole),
+        };
+        assert!(no_other, "{what}: {saw}");
+        // Through the page cache of a kernel a program has all that is before the bad place.
+        assert!(way != Way::Run || had == BAD.start, "{what}: {saw}");
+    });
 }
 
 /// If an error or a short write of the host were lost on its way, a program would take its data for safe.
 #[test]
 fn a_write_to_a_bad_place_fails_and_one_that_is_short_is_gone_on_with() {
+    let ways = [
+        (Way::Mount, ""),
+        (Way::Mount, "direct_io"),
+        (Way::Mount, "writeback"),
+        (Way::Mount, "sync"),
+        (Way::Run, ""),
+    ];
+    on_failing_hosts(&ways, |what, (way, option), _, served| {
+        let saw = writes(way, served);
+        let caches = way == Way::Run || option == "writeback";
+        assert_eq!(saw[0], libc::EIO as u64, "{what}: {saw:?}");
+        // The sync fails for what was written into a cache. A write that comes in part to the bad place may fail
+        // as a whole, by the rules of the host's kernel.
+        let most = if caches { 300_000 } else { BAD.start };
+        assert!(
+            saw[1] == most || !caches && saw[1] < most,
+            "{what}: {saw:?}"
+        );
+        // All acknowledged bytes were taken.
+        let taken = if caches { 0 } else { saw[1] };
+        let mut bytes = Vec::new();
+        let file = fs::File::open(served.source.join("file")).unwrap();
+        file.take(taken).read_to_end(&mut bytes).unwrap();
+        assert!(bytes == vec![b'a'; taken as usize], "{what}");
+    });
+}
+
+/// Runs a test each way on a host with a bad place, first with whole calls of the host, then with short ones.
+fn on_failing_hosts(ways: &[(Way, &str)], test: impl Fn(&str, (Way, &str), usize, &Served)) {
     if !can() {
         return;
     }
     for most in [usize::MAX, 3000] {
-        for (way, option) in [
-            (Way::Mount, ""),
-            (Way::Mount, "direct_io"),
-            (Way::Mount, "writeback"),
-            (Way::Mount, "sync"),
-            (Way::Run, ""),
-        ] {
-            let what = format!("{way:?} {option} {most}");
+        for &(way, option) in ways {
             let (served, mut host) = failing_host(option, most);
-            let saw = writes(way, &served);
-            let caches = way == Way::Run || option == "writeback";
-            assert_eq!(saw[0], libc::EIO as u64, "{what}: {saw:?}");
-            // The sync fails for what was written into a cache. A write that comes in part to the bad place may fail
-            // as a whole, by the rules of the host's kernel.
-            let most = if caches { 300_000 } else { BAD.start };
-            assert!(
-                saw[1] == most || !caches && saw[1] < most,
-                "{what}: {saw:?}"
-            );
-            // What was acknowledged was taken.
-            let taken = if caches { 0 } else { saw[1] };
-            let mut bytes = Vec::new();
-            let file = fs::File::open(served.source.join("file")).unwrap();
-            file.take(taken).read_to_end(&mut bytes).unwrap();
-            assert!(bytes == vec![b'a'; taken as usize], "{what}");
+            let what = format!("{way:?} {option} {most}");
+            test(&what, (way, option), most, &served);
             drop(served);
             host.wait(SOON).expect("it ends with its mount").ok();
         }

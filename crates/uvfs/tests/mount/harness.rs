@@ -1,4 +1,4 @@
-//! What all tests share: scratch directories, running programs with a deadline, and the mount.
+//! Shared by all tests: scratch directories, running programs with a deadline, and the mount.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -52,7 +52,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What a test cannot do without.
+/// Something that a test cannot do without.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
     /// A mount over this transport; implies root and /dev/fuse.
@@ -184,7 +184,7 @@ pub fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// What a program did.
+/// The outcome of a program.
 #[derive(Debug)]
 pub struct Outcome {
     pub what: String,
@@ -257,12 +257,12 @@ impl Running {
         let _ = rustix::process::kill_process(pid, signal);
     }
 
-    /// What it has written to standard output so far.
+    /// Its standard output so far.
     pub fn stdout(&self) -> String {
         self.read("out")
     }
 
-    /// What it has written to standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         self.read("err")
     }

@@ -57,7 +57,7 @@ pub fn while_changed(dir: &Path, _: &str) -> String {
             fs::write(&passing, "x").unwrap();
             let new = dir.join(format!("moved{:04}", at % FILES));
             fs::rename(&passing, &new).unwrap();
-            // What a listing said of it before must not come afterwards.
+            // The answer of an earlier listing about it must not come afterwards.
             for _ in 0..5 {
                 let found = fs::metadata(&file).unwrap();
                 assert_eq!((found.mode() & 0o777, found.len()), (mode, len), "{file:?}");

@@ -169,7 +169,7 @@ const RULES: &[(&str, MountFlags)] = &[
     ("strictatime", MountFlags::STRICTATIME),
 ];
 
-/// Which access times reads move, below a directory.
+/// The access times that reads move, below a directory.
 pub fn access_times(dir: &Path, _: &str) -> String {
     let mut report = String::new();
     let at = |path: &Path| {

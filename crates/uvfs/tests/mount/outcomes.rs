@@ -27,7 +27,7 @@ pub const STRANGER: u32 = 2000;
 /// Larger than what comes with its open.
 pub const SIZE: usize = 40_000;
 
-/// Who calls: name, user, group, supplementary groups.
+/// The callers: name, user, group, supplementary groups.
 const USERS: &[(&str, u32, u32, &[u32])] = &[
     ("root", 0, 0, &[]),
     ("owner", OWNER, OWNER, &[]),

@@ -30,10 +30,10 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// What `uvfs run` serves: most tests have it serve everything.
+/// The calls that `uvfs run` serves: most tests have it serve everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// What pays, as people run it.
+    /// The calls that pay, as people run it.
     AsItPays,
     /// Every read and write.
     Eager,
@@ -347,7 +347,7 @@ fn exit_statuses_and_words() {
     assert!(run_it(&["--help"]).ok().contains("--report"));
 }
 
-/// What `uvfs stats` says of a program that is attached, while it is.
+/// `uvfs stats` would not show a program while it is attached, or show wrong figures of it.
 #[test]
 fn stats_of_each_client() {
     if !can() || !has(&[Need::Program("python3")]) {

@@ -75,7 +75,7 @@ fn programs_cost_few_requests(transport: Transport) {
     if !has(&[Need::Mount(transport), Need::Uvfs]) {
         return;
     }
-    // What is not named may not come at all, but for releases, which come late.
+    // No other request may come, but for releases, which come late.
     let expected: [(&str, &[(&str, u64)]); 3] = [
         (
             "git",
@@ -122,7 +122,7 @@ fn programs_cost_few_requests(transport: Transport) {
             }
             let came = count - before.get(&kind).copied().unwrap_or(0);
             let each = kinds.iter().find(|it| it.0 == kind).map_or(0, |it| it.1);
-            // What starts and ends the program, and asks for the counts, costs a few.
+            // Starting and ending the program, and asking for the counts, costs a few.
             let most = each * u64::from(FILES) + 12;
             assert!(came <= most, "{program}: {came} {kind}, not {most}");
         }
@@ -151,7 +151,7 @@ fn programs_cost_few_requests_uring() {
     programs_cost_few_requests(Transport::Uring);
 }
 
-/// What one writes by a descriptor for writing only, others see by all other means, at once, and the
+/// Data written through a descriptor for writing only shows at once by all other means, and the
 /// other way round.
 pub fn beside(dir: &Path, host: &str) -> String {
     let path = dir.join("file");

@@ -1,4 +1,4 @@
-//! What a small file holds comes with its open; it must still be what the host's file holds.
+//! The contents of a small file come with its open; they must still be what the host's file holds.
 
 use std::fs;
 use std::process::Command;

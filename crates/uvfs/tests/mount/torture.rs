@@ -1,4 +1,4 @@
-//! Rounds of kill -9: the program, the server or both end in the middle of a mixed load. What a call
+//! Rounds of kill -9: the program, the server or both end in the middle of a mixed load. Data that a call
 //! acknowledged is then there to the byte; what was under way is there, or not, or in part.
 //!
 //! The program notes in a file of the host what it begins and what has ended. Calls on a mount are

@@ -62,7 +62,7 @@ impl Drop for Namespace {
     }
 }
 
-/// What any user does with files of their own.
+/// Calls that any user makes on files of their own.
 const WORK: &str = r#"
 cd "$1"; umask 022
 echo one >a; mkdir d; mv a d/b; ln d/b c; ln -s c l; chmod 600 c; cat l

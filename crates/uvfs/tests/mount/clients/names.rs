@@ -8,7 +8,7 @@ fn names_in(dir: &Path) -> BTreeSet<String> {
     names.map(|name| name.into_string().unwrap()).collect()
 }
 
-/// Whatever a client does to names, the kernel sees at once, whatever it had cached.
+/// The kernel sees at once each change of names by a client, whatever it had cached.
 pub fn names(dir: &Path, _: &str) -> String {
     let client = client_of(dir);
     let at = |name: &str| dir.join(name);
@@ -20,7 +20,7 @@ pub fn names(dir: &Path, _: &str) -> String {
         assert_eq!(gone, Err(ErrorKind::NotFound), "{name}");
     };
     for round in 0..30 {
-        // What was not there, twice: the second time it is cached.
+        // A missing name, twice: the second time it is cached.
         missing("new");
         missing("new");
         drop(client.create("new").unwrap());
@@ -135,7 +135,7 @@ pub fn names(dir: &Path, _: &str) -> String {
     "ok".into()
 }
 
-/// What the names in some directories should be, with each file's number and kind.
+/// The names that some directories should have, with each file's number and kind.
 type Names = BTreeMap<(usize, usize), (u64, bool)>;
 
 /// Clients and the kernel change names in the same directories, one after the other and at random,

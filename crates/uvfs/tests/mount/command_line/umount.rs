@@ -1,8 +1,8 @@
-//! What ends a mount: `uvfs umount`, and signals.
+//! The end of a mount: `uvfs umount`, and signals.
 
 use super::*;
 
-/// What a killed server left behind is told from a mount that works, and from none.
+/// `uvfs umount` would not tell the mount of a killed server from one that works, or from none.
 #[test]
 fn dead_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a process wrote is there when it is killed, whenever that is.
+/// Data that a process wrote would be lost when it is killed.
 #[test]
 fn killed() {
     if !can() || !has(&[Need::Program("python3")]) {

@@ -36,7 +36,7 @@ pub fn fallocate(s: &mut Scene) {
     }
     let file = s.file("large", "");
     s.done("more than there is", fs::fallocate(&file, all, 0, 1 << 40));
-    // What a file system may have allocated of it would be missing in the other scenes.
+    // The space that a file system may have allocated for it would be missing in the other scenes.
     drop(file);
     fs::unlink(s.at("large")).unwrap();
     let file = s.open("plain", OFlags::RDONLY).unwrap();
@@ -230,7 +230,7 @@ pub fn truncate(s: &mut Scene) {
             s.note(&format!("content {size}"), read_all(&file));
         }
     }
-    // What is cut off does not come back.
+    // The part that is cut off does not come back.
     io::pwrite(&file, &[b'z'; 8192], 0).unwrap();
     fs::ftruncate(&file, 10).unwrap();
     fs::ftruncate(&file, 8192).unwrap();

@@ -171,7 +171,7 @@ pub fn direct_alone(s: &mut Scene) {
     s.note("cut", cut.as_ref().map_err(|e| *e).and_then(size));
 }
 
-/// What is opened while a direct one is open, and after.
+/// Files that are opened while a direct one is open, and after.
 pub fn direct_and_others(s: &mut Scene) {
     use OFlags as O;
     let mut page = Box::new(Aligned([0; 16384]));
@@ -201,7 +201,7 @@ pub fn direct_and_others(s: &mut Scene) {
     drop(direct);
     s.note("after the last direct one", s.content("file"));
     s.note("other reads", read_all(&other));
-    // What was cached meanwhile is not what is there.
+    // The data that was cached meanwhile is not the data that is there.
     page.0.fill(b'c');
     let again = s.open("file", O::WRONLY | O::DIRECT).unwrap();
     s.note("direct again", io::pwrite(&again, &page.0[..4096], 0));
@@ -229,7 +229,7 @@ fn cut_to(path: &Path, size: u64) -> io::Result<()> {
     fs::ftruncate(fs::open(path, OFlags::WRONLY, Mode::empty())?, size)
 }
 
-/// Who writes decides what is left of a file's mode.
+/// The writer decides what is left of a file's mode.
 pub fn direct_owners(s: &mut Scene) {
     use OFlags as O;
     let page = Box::new(Aligned([b'x'; 16384]));

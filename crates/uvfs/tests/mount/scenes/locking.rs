@@ -46,7 +46,7 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).expect("an errno")
 }
 
-/// Who holds what keeps this range from a write lock: type, start, length.
+/// The lock that keeps this range from a write lock: type, start, length.
 fn holder(file: &OwnedFd, start: i64, len: i64) -> io::Result<(i16, i64, i64, bool)> {
     // SAFETY: flock is plain data, for which zero is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -126,7 +126,7 @@ impl Scene<'_> {
         .map(|(s, ns)| s as i128 * 1_000_000_000 + ns as i128)
     }
 
-    /// Which of the modification and change times a call moves.
+    /// Notes which of the modification and change times a call moves.
     fn moves(&mut self, step: &str, name: &str, call: impl FnOnce(&Self)) {
         let before = self.times(name);
         // Longer than the tick of file times.

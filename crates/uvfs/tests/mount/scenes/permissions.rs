@@ -1,4 +1,4 @@
-//! Who may do what: modes, groups, access control lists.
+//! Permissions: modes, groups, access control lists.
 
 use super::*;
 

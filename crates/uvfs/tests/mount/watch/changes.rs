@@ -99,7 +99,7 @@ pub fn change(both: &mut Both<'_>, number: usize) {
             });
         }
         9 => {
-            // What came to be is opened by its name alone.
+            // The new file is opened by its name alone.
             fs::write(at(&new), &text).unwrap();
             both.seen(&what, shows(&new));
             both.cache(&[&new]);
