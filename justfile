@@ -25,9 +25,9 @@ lint:
     target/tools/bin/cargo-machete crates fuzz
     shellcheck -S warning test .ci/run fuzz/*.sh packaging/deb packaging/check-deb crates/uvfs/tests/mount/programs/*.sh
 
-# Licences and sources of the dependencies (cargo install cargo-deny)
+# Licences and sources of the dependencies (`./test --install` installs what this needs)
 deny:
-    cargo deny check licenses bans sources
+    target/tools/bin/cargo-deny check licenses bans sources
 
 # Every interleaving of the lock-free parts
 loom:
@@ -40,6 +40,10 @@ fuzz TARGET *ARGS:
 # Every benchmark in two minutes, as a page
 bench REPORT="report.html":
     cargo run --release -p uvfs -- bench all --quick --report {{REPORT}}
+
+# The benchmarks of the parts, or one of them; criterion's options may follow
+bench-parts NAME="*" *ARGS:
+    cargo bench -p uvfs-bench --bench '{{NAME}}' -- {{ARGS}}
 
 # The documentation of the libraries
 doc:
