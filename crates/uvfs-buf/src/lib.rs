@@ -26,14 +26,19 @@
 //! buffer while it holds a guard of that buffer's content.
 
 mod buffer;
+mod config;
 mod error;
+mod index;
+mod inner;
 mod queue;
+mod shared;
 mod target;
 
 pub use buffer::{Buffer, Pinned, ReadGuard, WriteGuard};
+pub use config::{Config, Prefetch, Stats};
 pub use error::{BufError, Corrupt};
 pub use queue::WriteQueue;
-pub use target::{Config, Prefetch, Stats, Target};
+pub use target::Target;
 
 /// The unit of disk addresses and of the lengths of extents, in bytes, whatever the device's
 /// own block size.

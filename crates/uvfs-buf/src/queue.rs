@@ -1,12 +1,16 @@
 //! Delayed writes.
 
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use smallvec::SmallVec;
+use uvfs_io::engine::Io;
 use uvfs_mem::Block;
+use uvfs_sys::lock;
 
-use crate::buffer::{Buffer, Inner, Phase};
-use crate::target::{Plug, Target, count};
+use crate::buffer::Buffer;
+use crate::inner::{Inner, Phase};
+use crate::shared::{InFlight, count};
+use crate::target::{Plug, Target};
 use crate::{BufError, SECTOR};
 
 /// The longest I/O that neighbours are merged into, in sectors (1 MiB).
@@ -212,6 +216,37 @@ impl Drop for WriteQueue {
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
             tracing::error!(%error, "a write queue was dropped with unwritten buffers");
+        }
+    }
+}
+
+impl Target {
+    /// Writes all changed buffers and makes them, and all that was written before, durable.
+    ///
+    /// # Errors
+    /// The first one; the buffers that could not be written stay dirty.
+    pub fn sync(&self) -> Result<(), BufError> {
+        let mut queue = WriteQueue::new(self);
+        for buffer in self.shared.dirty() {
+            queue.push(buffer);
+        }
+        queue.flush()?;
+        drop(queue);
+        let shared = &self.shared;
+        let result = Arc::new(Mutex::new(None));
+        let tag = lock(&shared.in_flight).insert(InFlight::Flush(result.clone())) as u64;
+        let mut plug = Plug::default();
+        plug.ios.push(Io::flush(tag));
+        shared.submit(&mut plug);
+        shared.wait_until(|| lock(&result).is_some());
+        match lock(&result).flatten() {
+            Some(errno) => Err(BufError::Io {
+                what: "flushing after",
+                daddr: 0,
+                len: self.sectors(),
+                errno,
+            }),
+            None => Ok(()),
         }
     }
 }

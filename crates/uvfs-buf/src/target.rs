@@ -1,99 +1,26 @@
 //! The target: index, memory, I/O and waiting.
 
-mod config;
 mod find;
-mod index;
 mod readahead;
 mod transfer;
 mod wait;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::time::Duration;
 use uvfs_sys::lock;
 
-use rustix::io::Errno;
-use slab::Slab;
 use smallvec::SmallVec;
 use uvfs_io::device::{Device, Geometry};
 use uvfs_io::engine::{self, Engine, EngineKind, EngineStats, Io};
-use uvfs_mem::{Arena, ArenaStats, Block, Lru, Shrinker, Verdict};
+use uvfs_mem::{Arena, ArenaStats, Block, Shrinker, Verdict};
 
-use crate::buffer::{Buffer, Inner, OVERHEAD, Phase};
+use crate::buffer::Buffer;
+use crate::config::{Config, Prefetch, Stats};
+use crate::index::{Index, key};
+use crate::inner::{Inner, OVERHEAD, Phase};
+use crate::shared::{Counters, Shared, count};
 use crate::{BufError, Extent, MAX_EXTENTS, MAX_SECTORS, SECTOR, Verifier};
-pub use config::{Config, Prefetch, Stats};
-use index::{Index, key};
-
-macro_rules! counters {
-    ($($name:ident),*) => {
-        #[derive(Default)]
-        pub(crate) struct Counters { $(pub $name: AtomicU64),* }
-        impl Counters {
-            fn snapshot(&self) -> Stats {
-                Stats { $($name: self.$name.load(Ordering::Relaxed)),* }
-            }
-        }
-    };
-}
-counters!(
-    hits,
-    misses,
-    reads,
-    read_bytes,
-    readahead,
-    gap_bytes,
-    uncached,
-    evictions,
-    verify_errors,
-    read_errors,
-    writes,
-    write_ios,
-    written_bytes,
-    write_errors,
-    memory_waits
-);
-
-pub(crate) fn count(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
-}
-
-/// Whose memory an I/O has: one entry per block. These hold their buffers by count alone,
-/// because a handle here would keep the target alive for ever.
-pub(crate) enum InFlight {
-    /// `None`: a gap.
-    Read(SmallVec<[Option<Arc<Inner>>; 1]>),
-    Write(SmallVec<[Arc<Inner>; 1]>),
-    Flush(Arc<Mutex<Option<Option<Errno>>>>),
-}
-
-#[derive(Default)]
-struct Progress {
-    round: u64,
-    sleepers: usize,
-}
-
-pub(crate) struct Shared {
-    engine: Arc<dyn Engine>,
-    geometry: Geometry,
-    arena: Arena,
-    memory_wait: Duration,
-    index: RwLock<Index>,
-    lru: Mutex<Lru<Arc<Inner>>>,
-    in_flight: Mutex<Slab<InFlight>>,
-    /// Evicted buffers without content, so that a busy cache allocates nothing.
-    spare: Mutex<Vec<Arc<Inner>>>,
-    /// Held by the thread that collects completions for all.
-    leader: Mutex<Vec<Io>>,
-    /// Counts rounds of completions and submissions; changes with `changed`.
-    progress: Mutex<Progress>,
-    changed: Condvar,
-    /// Threads that wait for a buffer to be released.
-    starving: AtomicUsize,
-    /// Bytes of readahead in flight.
-    ahead: AtomicUsize,
-    pub(crate) counters: Counters,
-}
 
 /// I/O that is submitted together.
 #[derive(Default)]
@@ -503,35 +430,6 @@ impl Target {
     pub fn invalidate_all(&self) {
         self.shared.forget(|_| true);
         self.shared.arena.trim();
-    }
-
-    /// Writes all changed buffers and makes them, and all that was written before, durable.
-    ///
-    /// # Errors
-    /// The first one; the buffers that could not be written stay dirty.
-    pub fn sync(&self) -> Result<(), BufError> {
-        let mut queue = crate::WriteQueue::new(self);
-        for buffer in self.shared.dirty() {
-            queue.push(buffer);
-        }
-        queue.flush()?;
-        drop(queue);
-        let shared = &self.shared;
-        let result = Arc::new(Mutex::new(None));
-        let tag = lock(&shared.in_flight).insert(InFlight::Flush(result.clone())) as u64;
-        let mut plug = Plug::default();
-        plug.ios.push(Io::flush(tag));
-        shared.submit(&mut plug);
-        shared.wait_until(|| lock(&result).is_some());
-        match lock(&result).flatten() {
-            Some(errno) => Err(BufError::Io {
-                what: "flushing after",
-                daddr: 0,
-                len: self.sectors(),
-                errno,
-            }),
-            None => Ok(()),
-        }
     }
 
     /// The shrinker that gives this target's memory back under pressure; for [`uvfs_mem::Shrinkers`].

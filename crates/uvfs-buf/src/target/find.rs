@@ -1,11 +1,13 @@
 //! Finds a buffer, or reads and verifies it.
 
-use crate::buffer::{Buffer, Phase};
+use crate::buffer::Buffer;
+use crate::index::{Key, key};
+use crate::inner::Phase;
+use crate::shared::{Shared, count};
 use crate::{BufError, Extent, Verifier};
 use std::sync::{Arc, PoisonError};
 
-use super::index::{Key, key};
-use super::{Found, MAX_REFERENCES, Plug, Shared, count};
+use super::{Found, MAX_REFERENCES, Plug};
 use uvfs_sys::lock;
 
 impl Shared {

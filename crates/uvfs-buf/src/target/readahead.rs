@@ -1,6 +1,9 @@
 //! Reads buffers ahead, those that lie together in one request.
 
-use crate::buffer::{Buffer, Inner};
+use crate::buffer::Buffer;
+use crate::config::Prefetch;
+use crate::inner::Inner;
+use crate::shared::{InFlight, Shared, count};
 use crate::{Extent, SECTOR, Verifier};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -9,8 +12,7 @@ use std::sync::atomic::Ordering;
 use uvfs_io::engine::{self, Op};
 use uvfs_mem::Block;
 
-use super::config::Prefetch;
-use super::{Found, InFlight, Plug, Shared, count};
+use super::{Found, Plug};
 
 pub(super) struct Span {
     range: Range<u64>,

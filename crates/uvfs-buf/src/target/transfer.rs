@@ -1,6 +1,7 @@
 //! Reads and writes of buffers, from their submission to their end.
 
-use crate::buffer::{Inner, OVERHEAD, Phase};
+use crate::inner::{Inner, OVERHEAD, Phase};
+use crate::shared::{InFlight, Shared, count};
 use crate::{BufError, Extent, SECTOR};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use uvfs_io::engine::{Io, IoExtent, Op};
 use uvfs_mem::Block;
 
-use super::{InFlight, Plug, Shared, count};
+use super::Plug;
 use uvfs_sys::lock;
 
 impl Shared {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::Shared;
+use crate::shared::Shared;
 use uvfs_sys::lock;
 
 impl Shared {

@@ -1,6 +1,6 @@
 //! The table that finds a buffer by its address: a lock for each group of sectors.
 
-use crate::buffer::Inner;
+use crate::inner::Inner;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 /// Disk addresses are multiples of the block size and near each other: multiply, and fold the
 /// high half in.
 #[derive(Default)]
-pub(super) struct DaddrHasher(u64);
+pub(crate) struct DaddrHasher(u64);
 
 impl Hasher for DaddrHasher {
     fn finish(&self) -> u64 {
@@ -28,20 +28,20 @@ impl Hasher for DaddrHasher {
 }
 
 /// First address and length in sectors.
-pub(super) type Key = (u64, u64);
+pub(crate) type Key = (u64, u64);
 
-pub(super) type Group = Mutex<HashMap<Key, Arc<Inner>, BuildHasherDefault<DaddrHasher>>>;
+pub(crate) type Group = Mutex<HashMap<Key, Arc<Inner>, BuildHasherDefault<DaddrHasher>>>;
 
-pub(super) struct Index {
-    pub(super) sectors_per_group: u64,
-    pub(super) groups: Vec<Group>,
+pub(crate) struct Index {
+    pub(crate) sectors_per_group: u64,
+    pub(crate) groups: Vec<Group>,
 }
 
 impl Index {
     /// The most groups; a device with more shares them.
     const MAX_GROUPS: u64 = 4096;
 
-    pub(super) fn new(sectors_per_group: u64, sectors: u64) -> Index {
+    pub(crate) fn new(sectors_per_group: u64, sectors: u64) -> Index {
         let sectors_per_group = sectors_per_group.max(1);
         let count = sectors
             .div_ceil(sectors_per_group)
@@ -52,12 +52,12 @@ impl Index {
         }
     }
 
-    pub(super) fn group(&self, daddr: u64) -> &Group {
+    pub(crate) fn group(&self, daddr: u64) -> &Group {
         let number = daddr / self.sectors_per_group % self.groups.len() as u64;
         &self.groups[number as usize]
     }
 }
 
-pub(super) fn key(inner: &Inner) -> Key {
+pub(crate) fn key(inner: &Inner) -> Key {
     (inner.daddr(), inner.sectors)
 }
