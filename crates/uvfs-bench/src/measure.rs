@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::stats::{Histogram, Latency};
 
-/// What a client measured.
+/// The figures of a client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Operations, or MiB for the streams.

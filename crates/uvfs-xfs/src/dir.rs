@@ -2,7 +2,7 @@
 //!
 //! A directory is one of: short form (entries inside the inode), block (entries and hash index
 //! in one block), leaf (data blocks and one index block), node (data blocks and an index tree).
-//! Which of the last three it is, its blocks' magic numbers say.
+//! The magic numbers of its blocks tell the last three apart.
 
 use crate::blocks::Block;
 use crate::error::{Error, Result};

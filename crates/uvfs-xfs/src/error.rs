@@ -32,7 +32,7 @@ pub enum Error {
     /// A structure is damaged.
     #[error("{place}: {fault} (run a check of the image)")]
     Corrupt {
-        /// Which structure, and where.
+        /// The structure, and where it is.
         place: Place,
         /// The defect.
         fault: Fault,

@@ -139,7 +139,7 @@ impl XfsFs {
         })
     }
 
-    /// Runs `op`, which reads metadata. What is not in the cache is fetched while other requests
+    /// Runs `op`, which reads metadata. A block that is not in the cache is fetched while other requests
     /// of this thread go on; then `op` runs again.
     async fn look<T>(&self, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
         for _ in 0..MISSES {

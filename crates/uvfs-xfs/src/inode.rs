@@ -19,7 +19,7 @@ pub struct Time {
     pub nsec: u32,
 }
 
-/// Which of an inode's two forks.
+/// One of an inode's two forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fork {
     /// Contents.

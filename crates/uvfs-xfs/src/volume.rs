@@ -36,7 +36,7 @@ pub struct Space {
 
 impl Volume {
     /// Opens a file system: checks its superblock, takes its geometry and looks whether its log
-    /// is clean. What the caller should tell the user is in [`Volume::warnings`].
+    /// is clean. The caller should show the user [`Volume::warnings`].
     pub fn open(blocks: impl Blocks + 'static) -> Result<Volume> {
         let (sb, geometry) = read_superblock(&blocks)?;
         let mut warnings = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! The reader is ordinary code that blocks when a block is not in the cache. A server's thread has
 //! other requests to go on with: it runs the reader by [`without_waiting`], has what was missing
-//! fetched, and runs it again. What it found the first time is in the cache by then.
+//! fetched, and runs it again. The blocks of the first time are in the cache by then.
 
 use crate::blocks::DiskExtent;
 use std::cell::RefCell;

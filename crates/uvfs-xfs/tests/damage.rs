@@ -37,7 +37,7 @@ fn check_file(path: &Path, options: &Options) -> uvfs_xfs::Result<Outcome> {
     check_blocks(Arc::new(FileBlocks::open(path).unwrap()), options)
 }
 
-/// Which damages are done: each that is a multiple of this. `UVFS_DAMAGE` is `full` or a number.
+/// The damages that are done: each whose number is a multiple of this. `UVFS_DAMAGE` is `full` or a number.
 fn step() -> usize {
     match std::env::var("UVFS_DAMAGE").as_deref() {
         Ok("full") => 1,
@@ -491,6 +491,7 @@ fn small() -> Option<&'static (MemImage, Vec<mutate::Region>)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// A damaged image would crash or hang `uvfs check` or a mount of it.
     #[test]
     fn no_panic_no_hang(seed: u64, count in 1usize..6) {
         if let Some((mem, regions)) = small() {

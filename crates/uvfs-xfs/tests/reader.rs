@@ -53,6 +53,7 @@ fn fill_and_compare(image: &Image, args: &[&str]) {
 
 macro_rules! combinations {
     ($($name:ident: $args:expr,)*) => {$(
+        /// uvfs would read an image of this shape otherwise than the kernel does.
         #[test]
         fn $name() {
             through_kernel($args);
@@ -62,6 +63,7 @@ macro_rules! combinations {
 
 macro_rules! more_combinations {
     ($($name:ident: $args:expr,)*) => {$(
+        /// As above, for the less common shapes.
         #[test]
         fn $name() {
             if full() {

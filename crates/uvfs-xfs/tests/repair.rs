@@ -487,8 +487,8 @@ impl Blocks for Watched {
     }
 }
 
-/// What the check has seen is enough to mend a directory, or the inode tree of a group: the inodes are
-/// read once, those of other groups too, and what is written is sound.
+/// Repair of a directory, or of the inode tree of a group, would read all inodes again, though the check
+/// has seen them, or write what is not sound.
 #[test]
 fn inodes_are_read_once_for_damage_beside_them() {
     let Some(image) = base() else { return };

@@ -47,7 +47,7 @@ pub fn short_form(attrs: &[NewAttr]) -> Option<Vec<u8>> {
 #[derive(Debug)]
 struct Entry {
     hash: u32,
-    /// Which of the attributes.
+    /// Its place among the attributes.
     attr: usize,
     /// Blocks of its value, 0 if that is in the leaf.
     value_blocks: usize,

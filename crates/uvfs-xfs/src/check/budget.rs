@@ -8,8 +8,8 @@
 //!
 //! Beside that there is a share for what is read ahead, one for the entries of a directory (a large
 //! one is gone through several times, see `dir`), and one for the ids of quota (see
-//! [`super::quota::Class`]). Which directory is in which goes to a temporary file if there are
-//! several windows. Whole stay the lists of inode chunks, a quarter of a byte for each inode, and
+//! [`super::quota::Class`]). With several windows a temporary file says which directory is in
+//! which. Whole stay the lists of inode chunks, a quarter of a byte for each inode, and
 //! the extents of one directory for each thread.
 
 use super::Run;
@@ -295,6 +295,7 @@ impl Cutter {
 mod tests {
     use super::*;
 
+    /// A check within a memory limit would leave out blocks, or count them twice.
     #[test]
     fn windows_of_groups() {
         let cuts = [(0, 0), (0, 30), (2, 0), (2, 99), (4, 0)];
@@ -315,6 +316,7 @@ mod tests {
         assert!(Window::NOTHING.of(0, 50).is_empty());
     }
 
+    /// A check would exceed its memory limit in a pass.
     #[test]
     fn cuts() {
         let mut c = Cutter::new(100, 1000);

@@ -248,7 +248,7 @@ pub(crate) struct Ctx<'a> {
     /// Where the log ends, if it is clean.
     pub head_lsn: Option<u64>,
     pub usage: Option<Mutex<Usage>>,
-    /// What is looked at was counted before and is to count no more.
+    /// Everything that is looked at was counted before and is to count no more.
     pub undo: bool,
 }
 

@@ -1,7 +1,7 @@
-//! What a check has counted, kept for a repair that changes little: only what it changed is looked at
+//! The counts of a check, kept for a repair that changes little: only what it changed is looked at
 //! again.
 //!
-//! Everything that a check counts is a sum over groups and inodes. What one of them adds is taken back
+//! Everything that a check counts is a sum over groups and inodes. The part of one of them is taken back
 //! by looking at it as it was, with [`Ctx::undo`]; then it is looked at as it is now. At the end stands
 //! what a check of everything would have counted.
 
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The structures that say which inodes there are.
 pub(crate) const TREES: [&str; 4] = ["AGI", "inobt", "finobt", "inode chunk"];
 
-/// What a check of all inodes in one pass has counted.
+/// The counts of a check of all inodes in one pass.
 pub(crate) struct Kept {
     g: Geometry,
     sb: Superblock,
@@ -41,7 +41,7 @@ pub(crate) struct Kept {
     pub stopped: bool,
 }
 
-/// What was changed since.
+/// The inodes and blocks that were changed since.
 pub(crate) struct Changed<'c> {
     pub sb: Superblock,
     pub inodes: &'c BTreeSet<u64>,
@@ -113,7 +113,7 @@ impl Kept {
         ag.is_none_or(|ag| ag.is_shared.load(Ordering::Relaxed))
     }
 
-    /// What is known of an inode.
+    /// The facts about an inode.
     pub fn fact(&self, ino: u64) -> Option<Fact> {
         let (agno, slot) = self.place(ino)?;
         self.ags[agno].facts.get()?.get(slot)
@@ -149,7 +149,7 @@ impl Kept {
         Ok(raw)
     }
 
-    /// Takes back what directories have added, as they are in `blocks`. What is known of themselves stays.
+    /// Takes back what directories have added, as they are in `blocks`. The facts about themselves stay.
     pub fn forget(&mut self, blocks: &dyn Blocks, dirs: &[u64]) -> io::Result<()> {
         let raws: io::Result<Vec<Vec<u8>>> = dirs.iter().map(|d| self.raw(blocks, *d)).collect();
         let raws = raws?;

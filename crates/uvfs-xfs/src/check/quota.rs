@@ -25,7 +25,7 @@ const TYPES: [(u8, &str); 3] = [
 /// Blocks and inodes of each user, group and project.
 type Ids = BTreeMap<u32, (u64, u64)>;
 
-/// Which ids are counted in a pass, and which in others: those whose hash has this remainder. When
+/// The ids that are counted in a pass: those whose hash has this remainder. When
 /// there are too many, half of them are left to another pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Class {
@@ -190,6 +190,7 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
 mod tests {
     use super::*;
 
+    /// A check of quotas with little memory would miss an id, or count it twice.
     #[test]
     fn classes_cover_all_ids_once() {
         let first = Class {

@@ -108,7 +108,7 @@ impl<'a> Reader<'a> {
         self.want(at, u64::from(n) << g.blocklog);
     }
 
-    /// Starts reading what is wanted, as far as there is room. What is near each other is read
+    /// Starts reading what is wanted, as far as there is room; neighbours are read
     /// together.
     pub fn go(&mut self) {
         let Some(stream) = &mut self.stream else {

@@ -293,6 +293,7 @@ mod tests {
         v
     }
 
+    /// Blocks with two owners would go unnoticed.
     #[test]
     fn claims_and_conflicts() {
         let blocks = 3 * PAGE_BLOCKS + 77;
@@ -320,6 +321,7 @@ mod tests {
         );
     }
 
+    /// A sound image would be called damaged because two trees cut an extent in different places.
     #[test]
     fn fingerprints_do_not_see_cuts() {
         let f = Fingerprint::new(100_000);

@@ -132,7 +132,7 @@ pub struct DaBlockInfo: 12 {
     pub forw: Be32,
     /// Previous block on the same level, 0 for none.
     pub back: Be32,
-    /// Which kind of block.
+    /// The kind of block.
     pub magic: Be16,
     /// Zero.
     pub pad: Be16,

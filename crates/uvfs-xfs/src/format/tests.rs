@@ -1,5 +1,6 @@
 use super::*;
 
+/// File data would be read from wrong blocks.
 #[test]
 fn extent_records_unpack() {
     let rec = ExtentRecord {
@@ -26,6 +27,7 @@ fn extent_records_unpack() {
     assert!(!all.unwritten);
 }
 
+/// Names would not be found in large directories.
 #[test]
 fn name_hashes() {
     assert_eq!(da_hashname(b"."), 0x2e);
@@ -34,6 +36,7 @@ fn name_hashes() {
     assert_eq!(da_hashname_ci(b"ABC"), da_hashname_ci(b"abc"));
 }
 
+/// Files would show wrong times, most of all those before 1970 and after 2038.
 #[test]
 fn times() {
     assert_eq!(timestamp(0, false), (0, 0));
@@ -42,6 +45,7 @@ fn times() {
     assert_eq!(timestamp((1u64 << 31) * 1_000_000_000 + 7, true), (0, 7));
 }
 
+/// Repair and mkfs would write records that the kernel reads differently.
 #[test]
 fn records_pack_as_they_unpack() {
     for e in [
@@ -80,6 +84,7 @@ fn records_pack_as_they_unpack() {
     assert_eq!(bigtime_stamp(i64::MAX, 5), bigtime_stamp(1 << 60, 0));
 }
 
+/// Inodes of sparse chunks would be read from blocks that hold none.
 #[test]
 fn sparse_chunks() {
     let r = InobtRecord {
@@ -93,6 +98,7 @@ fn sparse_chunks() {
     assert_eq!(r.unpack(false).count, 64);
 }
 
+/// Damaged blocks would pass as sound ones.
 #[test]
 fn crcs() {
     let mut b = vec![7u8; 512];

@@ -25,7 +25,7 @@ const MIN_ATTR_ROOM: usize = 40;
 /// The least room for a data fork: a B-tree root with three pointers, rounded up.
 const MIN_DATA_ROOM: usize = 56;
 
-/// Which times the new inodes get.
+/// The times that new inodes get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Times {
     /// The times of the source.

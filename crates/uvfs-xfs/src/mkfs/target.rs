@@ -144,7 +144,7 @@ impl Place {
         options.size.or((self.bytes > 0).then_some(self.bytes))
     }
 
-    /// Gives it its size and opens it. What of the new file system is expected to be zeros is.
+    /// Gives it its size and opens it. The parts that the new file system expects to be zeros are zeros then.
     pub fn open(
         &self,
         options: &Options,

@@ -1,4 +1,4 @@
-//! Which chunks of inodes there are.
+//! Finds the chunks of inodes.
 
 use super::Mend;
 use super::space::{Chunk, UNSEEN};
@@ -70,7 +70,7 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
         free: c.free,
     };
     let mut chunks: Vec<Chunk> = known.iter().map(chunk).collect();
-    // What lies in the gaps may be listed in the other tree, which says how chunks are cut.
+    // Chunks in the gaps may be listed in the other tree, which says how chunks are cut.
     if !gaps.is_empty() && g.features.finobt {
         known.extend(records(m, agno, Btree::Fino, fino).0);
         known.sort_unstable_by_key(|c| c.startino);

@@ -314,8 +314,8 @@ fn fixed(m: &Mend<'_>, agno: u32, plans: &[Plan]) -> Vec<(u32, u32, u64, u64)> {
     out
 }
 
-/// Plans the trees of free space and owners, which take blocks from what they describe. What is
-/// taken and not needed goes to the free list.
+/// Plans the trees of free space and owners, which take blocks from what they describe. Blocks that
+/// are taken and not needed go to the free list.
 fn space_trees(
     m: &Mend<'_>,
     agno: u32,
@@ -507,6 +507,7 @@ fn write(
 mod tests {
     use super::*;
 
+    /// Repair would write reference counts that free blocks which reflinked files still share.
     #[test]
     fn references_of_shared_runs() {
         assert_eq!(references(&[]), []);
@@ -518,6 +519,7 @@ mod tests {
         assert_eq!(references(&[(10, 10), (20, 4)]), [(10, 14, 2)]);
     }
 
+    /// Repair would write an owner tree that xfs_repair refuses.
     #[test]
     fn owners_that_go_on_are_one() {
         let ino = 131;

@@ -343,7 +343,7 @@ pub(crate) struct Mend<'a> {
     hurt: HashSet<(&'static str, u32)>,
     /// Inodes of which the findings say that they share blocks.
     pub sharing: HashSet<u64>,
-    /// Which structures of an inode the findings are about.
+    /// The structures of an inode that the findings are about.
     pub about: HashMap<u64, HashSet<&'static str>>,
     /// Runs of blocks that more than one claims: group, first block, blocks.
     pub contested: Vec<(u32, u32, u32)>,
@@ -470,8 +470,8 @@ impl<'a> Mend<'a> {
             chunks::collect(self, agno);
         }
         space::begin(self);
-        // Damage of a group's own structures is mended first. What it hid of inodes and directories,
-        // the next check finds.
+        // Damage of a group's own structures is mended first. The next check finds what it
+        // hid of inodes and directories.
         if !self.bad.is_empty() || self.all_bad || !self.only_groups() {
             let tree = inode::all(self);
             links::settle(self, tree);

@@ -132,7 +132,7 @@ impl Overlay {
         out
     }
 
-    /// These blocks will be asked for next. Those before that nobody has asked for are dropped.
+    /// These blocks will be asked for next. Earlier ones that nobody has asked for are dropped.
     pub fn expect(&self, blocks: Fetched) {
         *self.ahead.lock().expect("no holder panics") = blocks;
     }
@@ -306,6 +306,7 @@ mod tests {
     use super::*;
     use crate::blocks::FileBlocks;
 
+    /// A repair with little memory would write back wrong blocks.
     #[test]
     fn what_goes_to_the_file_comes_back() {
         let file = tempfile::tempfile().unwrap();

@@ -22,15 +22,15 @@ const SPACE: [&str; 5] = ["AGF", "AGFL", "bnobt", "cntbt", "free space"];
 /// Further owners of shared blocks in a group: a tree with more is not unfolded.
 const MAX_SHARED: u64 = 1 << 22;
 
-/// What came of it.
+/// The outcome of a quick repair.
 pub(crate) enum Quick {
     /// The file system is sound now.
     Mended,
-    /// Nothing was mended. What the check of all said, if it was of the image as it is.
+    /// Nothing was mended. The result of the check of all, if it was of the image as it is.
     Not(Option<Outcome>),
 }
 
-/// What is told of a repair.
+/// The messages about a repair.
 #[derive(Default)]
 pub(crate) struct Told {
     pub found: Vec<Finding>,
@@ -166,7 +166,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &Outcome) -> bool {
     let broken = outcome.findings.iter().filter(|f| !whole(f));
     m.broken = broken.filter_map(|f| f.ag).collect();
     for agno in m.touched.clone() {
-        // What its trees say of blocks does not count, only what inodes do.
+        // Only the inodes count for the use of blocks, not its trees.
         kept.forget_group(m.disk, agno);
         let old = space::old_blocks(m, agno);
         m.ags[agno as usize].avoid.extend(old);
@@ -255,7 +255,7 @@ fn inode_trees(m: &mut Mend<'_>, kept: &Kept, outcome: &Outcome) -> bool {
     touched(m, kept)
 }
 
-/// Builds the groups anew that were changed. What their sound trees say of blocks stays as it is.
+/// Builds the groups anew that were changed. The use of blocks stays as their sound trees have it.
 fn touched(m: &mut Mend<'_>, kept: &Kept) -> bool {
     let (mut icount, mut ifree, mut fdblocks) = (0, 0, 0);
     for agno in 0..m.g.agcount {

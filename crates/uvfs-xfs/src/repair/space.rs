@@ -295,6 +295,7 @@ impl Mend<'_> {
 mod tests {
     use super::*;
 
+    /// Repair would count used blocks as free.
     #[test]
     fn runs_less_other_runs() {
         assert_eq!(

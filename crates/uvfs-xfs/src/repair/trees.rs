@@ -12,7 +12,7 @@ pub(crate) struct Walked {
     pub blocks: HashSet<u32>,
     /// Nothing was in the way.
     pub whole: bool,
-    /// What could not be followed, by its first keys and those of what comes after it.
+    /// The parts that could not be followed, by their first keys and those of what comes after them.
     pub gaps: Vec<(u32, u32)>,
 }
 

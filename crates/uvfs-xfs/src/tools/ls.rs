@@ -23,7 +23,7 @@ pub struct LsOptions {
     pub all: bool,
 }
 
-/// Lists `path` as `ls` does: a directory's entries by name, or one file. What cannot be read
+/// Lists `path` as `ls` does: a directory's entries by name, or one file. A path that cannot be read
 /// further down is handed to `report` (path and error), and listing goes on; gives how often that
 /// was.
 pub fn ls(

@@ -1,4 +1,4 @@
-//! What the test images hold.
+//! The contents of the test images.
 
 use super::*;
 

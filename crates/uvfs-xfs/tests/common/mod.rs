@@ -218,7 +218,7 @@ pub fn filled_after(args: &[&str], empty: impl FnOnce(&Path)) -> Option<Image> {
     Some(image)
 }
 
-/// What `xfs_repair -n` says of an image, unless it finds it sound.
+/// The complaint of `xfs_repair -n` about an image, unless it finds it sound.
 pub fn xfs_repair_n(path: &Path) -> Option<String> {
     let args = ["60", "xfs_repair", "-n", "-f"].map(OsStr::new);
     let out = output("timeout", &[&args[..], &[path.as_os_str()]].concat()).unwrap();

@@ -141,7 +141,7 @@ fn check(volume: &Volume, path: &str, inode: &Inode, node: &Node) {
 }
 
 /// Sets attributes with xfs_db and checks that they are read back: (name, length) pairs; the value
-/// is the letter v throughout. Those that xfs_db fails to set are left out. Gives how many were
+/// is the letter v throughout. Fields that xfs_db fails to set are left out. Gives how many were
 /// set.
 pub fn attributes(image: &Image, file: &str, attributes: &[(&str, usize)]) -> usize {
     let volume = image.open();

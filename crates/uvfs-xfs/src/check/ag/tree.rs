@@ -276,8 +276,8 @@ pub(super) fn walk(
     }
 }
 
-/// Where the chunks of inodes and the records of shared blocks of a group begin, in order. What is
-/// wrong with the trees is for [`check`] to find.
+/// Where the chunks of inodes and the records of shared blocks of a group begin, in order. It is for
+/// [`check`] to find what is wrong with the trees.
 pub(crate) fn positions(
     ctx: &Ctx<'_>,
     rd: &mut Reader<'_>,

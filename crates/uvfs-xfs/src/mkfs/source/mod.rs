@@ -46,7 +46,7 @@ impl Meta {
     }
 }
 
-/// Which parts of a file hold data.
+/// The parts of a file that hold data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Data {
     /// All of it.

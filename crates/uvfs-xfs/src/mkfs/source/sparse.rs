@@ -130,6 +130,7 @@ mod tests {
         s.parts(&mut &contents[..])
     }
 
+    /// Sparse files of a tar archive would get their data in wrong places.
     #[test]
     fn maps_of_each_version() {
         let want = vec![(0, 512), (4096, 100)];
@@ -152,6 +153,7 @@ mod tests {
         assert_eq!(of(&[("name", "x")], b"").unwrap(), None);
     }
 
+    /// A malformed archive would crash mkfs or make it allocate without bound.
     #[test]
     fn maps_without_sense_are_refused() {
         for map in [

@@ -435,6 +435,7 @@ impl TarDir {
 mod tests {
     use super::*;
 
+    /// Files from an archive would get wrong times.
     #[test]
     fn times_have_fractions() {
         let t = |sec, nsec| Some(Time { sec, nsec });
@@ -445,6 +446,7 @@ mod tests {
         assert_eq!(pax_time("x"), None);
     }
 
+    /// An archive could name files outside of the new image's root.
     #[test]
     fn names_stay_inside() {
         assert_eq!(names(b"./a//b/"), Some(vec![&b"a"[..], b"b"]));
