@@ -13,7 +13,7 @@ use copies::superblock_copy;
 use inodes::inodes;
 use std::sync::Arc;
 use tree::walk;
-pub(crate) use tree::{CHILDREN_AHEAD, Walked, positions};
+pub(crate) use tree::{Walked, positions};
 
 /// Checks everything of an allocation group but its inodes.
 pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {

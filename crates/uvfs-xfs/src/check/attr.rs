@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::ctx::Ctx;
 use super::da::DaTree;
-use super::inode::read_run;
 use super::reader::Reader;
 use super::report::Place;
+use super::runs::read_run;
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 

@@ -8,18 +8,18 @@
 //!
 //! Beside that there is a share for what is read ahead, one for the entries of a directory (a large
 //! one is gone through several times, see `dir`), and one for the ids of quota (see
-//! [`super::quota::Class`]). With several windows a temporary file says which directory is in
+//! [`super::usage::Class`]). With several windows a temporary file says which directory is in
 //! which. Whole stay the lists of inode chunks, a quarter of a byte for each inode, and
 //! the extents of one directory for each thread.
 
 use super::Run;
 use super::ag;
 use super::ctx::FACT_BYTES;
-use super::quota::USAGE_BYTES;
 use super::reader::{MAX_AHEAD, MIN_AHEAD, Reader};
 use super::report::Report;
 use super::space::BlockMap;
 use super::superblock;
+use super::usage::USAGE_BYTES;
 use crate::blocks::Blocks;
 use crate::error::Result;
 use crate::format::*;

@@ -1,9 +1,10 @@
 //! The shared state of all parts of a check: the image, the findings, and the facts about each allocation
 //! group.
 
+use super::progress::Progress;
 use super::report::{Place, Report};
 use super::space::{BlockMap, Fingerprint, Use, class};
-use super::{Progress, quota::Usage};
+use super::usage::Usage;
 use crate::blocks::Blocks;
 use crate::format::*;
 use crate::geometry::Geometry;
@@ -217,6 +218,20 @@ pub(crate) fn ino_of(g: &Geometry, bases: &[u32], ags: &[Ag], index: u32) -> Opt
 
 /// A directory and one that it names or that names it, as inode indices.
 pub(crate) type Pair = (u32, u32);
+
+/// The results that one thread gathers from the inodes that it looks at.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pub dotdot: Vec<Pair>,
+    pub parent: Vec<Pair>,
+}
+
+impl Gathered {
+    pub fn merge(&mut self, tree: &mut Tree) {
+        tree.dotdot.append(&mut self.dotdot);
+        tree.parent.append(&mut self.parent);
+    }
+}
 
 /// The facts about the directories in the pass.
 #[derive(Default)]

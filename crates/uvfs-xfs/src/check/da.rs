@@ -1,10 +1,9 @@
 //! The hash-ordered trees of directories and attribute forks.
 
-use super::ag::CHILDREN_AHEAD;
 use super::ctx::Ctx;
-use super::inode::{read_run, want_run};
-use super::reader::Reader;
+use super::reader::{CHILDREN_AHEAD, Reader};
 use super::report::Place;
+use super::runs::{read_run, want_run};
 use crate::format::*;
 use crate::geometry::AgBlock;
 use std::collections::HashSet;

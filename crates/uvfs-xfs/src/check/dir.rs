@@ -1,17 +1,19 @@
 //! Directories: entries, hash index, free index.
 
 mod index;
+mod order;
 mod short;
 
 use super::ctx::Ctx;
-use super::inode::{Gathered, read_run, want_run};
+use super::ctx::Gathered;
 use super::reader::Reader;
 use super::report::Place;
+use super::runs::{read_run, want_run};
 use super::space::mix;
 use crate::dir::data_record;
 use crate::format::*;
 use crate::inode::{Fork, Inode};
-use index::leaf_order;
+use order::leaf_order;
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 

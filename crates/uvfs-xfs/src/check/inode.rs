@@ -3,14 +3,14 @@
 mod fork;
 mod scan;
 
-use super::ctx::{Ctx, KIND_BAD, Pair, Tree};
+use super::ctx::{Ctx, Gathered, KIND_BAD};
 use super::reader::Reader;
 use super::report::Place;
+use super::runs::read_run;
 use super::{attr, dir, quota};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 use fork::ForkWalk;
-pub(crate) use fork::{read_run, want_run};
 pub(crate) use scan::scan;
 use std::collections::HashSet;
 
@@ -20,22 +20,6 @@ const READS_AHEAD: usize = 96;
 const SURVEYED: usize = 48;
 /// Blocks of one fork that are read ahead; more are when they are gone through.
 const FORK_AHEAD: u32 = 16;
-/// Extents of a fork that are kept; no directory or attribute fork comes near.
-const MAX_EXTENTS: usize = 1 << 20;
-
-/// The results that one thread gathers from the inodes that it looks at.
-#[derive(Default)]
-pub(crate) struct Gathered {
-    pub dotdot: Vec<Pair>,
-    pub parent: Vec<Pair>,
-}
-
-impl Gathered {
-    pub fn merge(&mut self, tree: &mut Tree) {
-        tree.dotdot.append(&mut self.dotdot);
-        tree.parent.append(&mut self.parent);
-    }
-}
 
 fn place(ino: u64) -> Place {
     Place::inode("inode", ino)
@@ -239,7 +223,18 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
             }
         }
     }
-    let Some(v3) = v3 else { return };
+    if let Some(v3) = v3 {
+        core_v3(ctx, i, d, v3);
+    }
+}
+
+/// Checks the part of a core that only version 3 has.
+fn core_v3(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, v3: &Dinode) {
+    let (g, report) = (ctx.g, ctx.report);
+    let (f, place) = (&g.features, place(i.ino));
+    let kind = i.file_type();
+    let (dir, regular) = (kind == FileType::Directory, kind == FileType::Regular);
+    let realtime = i.flags & DIFLAG_REALTIME != 0;
     let flag2 = |bit: u64, name: &str, fits: bool| {
         if i.flags2 & bit != 0 && !fits {
             report.bad(place, format!("di_flags2: {name} does not fit this inode"));
@@ -248,18 +243,19 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     let known =
         DIFLAG2_DAX | DIFLAG2_REFLINK | DIFLAG2_COWEXTSIZE | DIFLAG2_BIGTIME | DIFLAG2_NREXT64;
     if i.flags2 & !known != 0 {
-        report.differ(place, "di_flags2", "no unknown bits", hex(i.flags2));
+        let found = format!("{:#x}", i.flags2);
+        report.differ(place, "di_flags2", "no unknown bits", found);
     }
     flag2(DIFLAG2_DAX, "dax", regular || dir);
     flag2(
         DIFLAG2_REFLINK,
         "reflink",
-        f.reflink && regular && !flag(DIFLAG_REALTIME),
+        f.reflink && regular && !realtime,
     );
     flag2(
         DIFLAG2_COWEXTSIZE,
         "cowextsize",
-        f.reflink && (regular || dir) && !flag(DIFLAG_REALTIME),
+        f.reflink && (regular || dir) && !realtime,
     );
     flag2(DIFLAG2_BIGTIME, "bigtime", f.bigtime);
     flag2(DIFLAG2_NREXT64, "nrext64", f.nrext64);

@@ -5,12 +5,13 @@
 //! by looking at it as it was, with [`Ctx::undo`]; then it is looked at as it is now. At the end stands
 //! what a check of everything would have counted.
 
+use super::ctx::Gathered;
 use super::ctx::{Ag, Chunk, Ctx, Fact, KIND_FREE, Tree, ino_of};
-use super::inode::{Gathered, free_inode, used_inode};
+use super::inode::{free_inode, used_inode};
 use super::links::{self, Ups};
-use super::quota::Usage;
 use super::reader::{MAX_AHEAD, Reader};
 use super::report::{Finding, Report};
+use super::usage::Usage;
 use super::{Progress, ag, space, superblock};
 use crate::blocks::Blocks;
 use crate::format::*;

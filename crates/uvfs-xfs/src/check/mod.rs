@@ -24,11 +24,14 @@ mod kept;
 mod links;
 mod paths;
 mod probe;
+mod progress;
 mod quota;
 mod reader;
 mod report;
+mod runs;
 pub(crate) mod space;
 pub(crate) mod superblock;
+mod usage;
 
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
@@ -39,13 +42,14 @@ use crate::remember::remembered;
 use budget::{Budget, Window};
 use ctx::{Ag, Chunk, Ctx, Facts, Tree};
 use links::Ups;
-use quota::{Class, Usage};
+pub use progress::Progress;
 use reader::Reader;
 use report::{Place, Report};
 use space::{BlockMap, Fingerprint, Use};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use usage::{Class, Usage};
 
 pub use budget::least_memory;
 pub(crate) use budget::repair_tables;
@@ -81,31 +85,6 @@ pub struct Options {
     pub path_dirs: Option<usize>,
 }
 
-/// How far a check has come, for whoever watches.
-#[derive(Debug, Default)]
-pub struct Progress {
-    done: AtomicU64,
-    total: AtomicU64,
-}
-
-impl Progress {
-    /// Inodes looked at, and how many there are as far as is known.
-    pub fn get(&self) -> (u64, u64) {
-        (
-            self.done.load(Ordering::Relaxed),
-            self.total.load(Ordering::Relaxed),
-        )
-    }
-
-    pub(crate) fn add_done(&self, n: u64) {
-        self.done.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn add_total(&self, n: u64) {
-        self.total.fetch_add(n, Ordering::Relaxed);
-    }
-}
-
 /// The result of a check.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -138,6 +117,29 @@ pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) ->
     Ok(keeping(blocks, options, progress, false)?.0)
 }
 
+/// The state of the log, whose damage is reported.
+fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> LogState {
+    let log = log::state(blocks, g);
+    if let LogState::Unreadable(why) = &log {
+        report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
+    }
+    if let Some(why) = log::damage(blocks, g, &log) {
+        report.bad(Place::fs("log"), why);
+    }
+    log
+}
+
+/// The number of threads to check with.
+fn threads(options: &Options, blocks: &dyn Blocks) -> usize {
+    match options.threads {
+        0 => {
+            let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
+            if blocks.waits() { cpus * 2 } else { cpus }
+        }
+        n => n,
+    }
+}
+
 /// Checks as [`check`] does, and keeps what was counted, if one pass was enough. With `stop` it ends
 /// before the inodes if only the inode trees of some groups are damaged: most of the work is to be done
 /// again when they are mended.
@@ -149,29 +151,16 @@ pub(crate) fn keeping(
 ) -> Result<(Outcome, Option<Kept>)> {
     let report = Report::default();
     let (sb, mut g) = superblock::find(&*blocks, &report)?;
-    let log = log::state(&blocks, &g);
+    let log = log_state(&blocks, &g, &report);
     let head_lsn = log.is_clean().then(|| log::head_lsn(&blocks, &g)).flatten();
-    if let LogState::Unreadable(why) = &log {
-        report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
-    }
-    if let Some(why) = log::damage(&blocks, &g, &log) {
-        report.bad(Place::fs("log"), why);
-    }
     superblock::fields(&sb, &g, &report);
     fit(&mut g, blocks.size(), &report);
-    let threads = match options.threads {
-        0 => {
-            let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
-            if blocks.waits() { cpus * 2 } else { cpus }
-        }
-        n => n,
-    };
     let large = match options.prefetch {
         Prefetch::Large => true,
         Prefetch::Exact => false,
         Prefetch::Auto => probe::suits_large(&*blocks),
     };
-    let budget = Budget::new(&g, &*blocks, options.memory, threads);
+    let budget = Budget::new(&g, &*blocks, options.memory, threads(options, &*blocks));
     let mut run = Run {
         g: &g,
         sb: &sb,
@@ -244,10 +233,9 @@ pub(crate) fn keeping(
         inodes,
         directories: ups.len() as u64,
         passes,
-        prefetch: if large {
-            Prefetch::Large
-        } else {
-            Prefetch::Exact
+        prefetch: match large {
+            true => Prefetch::Large,
+            false => Prefetch::Exact,
         },
     };
     Ok((outcome, kept))

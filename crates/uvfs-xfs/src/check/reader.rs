@@ -8,6 +8,9 @@ use std::ops::{Deref, Range};
 
 use super::ctx::Ctx;
 
+/// Blocks below a node of a tree that are read ahead together.
+pub(crate) const CHILDREN_AHEAD: usize = 32;
+
 /// Most bytes of a thread that are held or in flight; beyond that nothing is read ahead.
 pub(crate) const MAX_AHEAD: usize = 8 << 20;
 /// As many are always allowed.

@@ -1,7 +1,7 @@
 //! Extended attributes: those that can be read, built anew.
 
+use super::Mend;
 use super::fork::{self, Map};
-use super::{Mend, inode};
 use crate::bulk::attr::{NewAttr, Plan, short_form};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
@@ -236,7 +236,7 @@ fn put(m: &mut Mend<'_>, inode: &Inode, attrs: &[NewAttr]) -> bool {
         d.v2.nblocks.set(data + blocks);
         d.put(&mut raw, 0);
     }
-    inode::set_extents(&mut raw, Fork::Attr, extents);
+    fork::set_extents(&mut raw, Fork::Attr, extents);
     m.put_inode(ino, &mut raw);
     true
 }

@@ -1,7 +1,7 @@
 //! Directories: all entries read, and those with damage built anew.
 
 use super::fork::{self, Map};
-use super::{Mend, inode, reader};
+use super::{Mend, reader};
 use crate::bulk::dir::{DirLayout, NewEntry, Owner, fill, layout};
 use crate::dir::data_record;
 use crate::format::*;
@@ -410,7 +410,7 @@ fn try_build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) -> bool
         d.v2.nblocks.set(blocks + attr);
         d.put(&mut raw, 0);
     }
-    inode::set_extents(&mut raw, Fork::Data, extents);
+    fork::set_extents(&mut raw, Fork::Data, extents);
     m.put_inode(ino, &mut raw);
     m.moved = true;
     true

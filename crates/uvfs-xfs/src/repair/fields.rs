@@ -277,10 +277,10 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     };
     let end = attr_at(d, raw.len());
     if matches!(d.v2.format, FORMAT_LOCAL | FORMAT_DEV) {
-        super::inode::set_extents(raw, Fork::Data, 0);
+        fork::set_extents(raw, Fork::Data, 0);
     }
     if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_LOCAL {
-        super::inode::set_extents(raw, Fork::Attr, 0);
+        fork::set_extents(raw, Fork::Attr, 0);
     }
     let data = match d.v2.format {
         FORMAT_EXTENTS => plausible(g, &raw[DINODE_V3_SIZE..end]),
@@ -294,11 +294,11 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
         // Too many to be in the inode are cut off.
         let fits = ((end - DINODE_V3_SIZE) / ExtentRecord::SIZE) as u64;
         if d.v2.format == FORMAT_EXTENTS && n > fits {
-            super::inode::set_extents(raw, Fork::Data, fits);
+            fork::set_extents(raw, Fork::Data, fits);
         }
         let fits = ((raw.len() - end) / ExtentRecord::SIZE) as u64;
         if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_EXTENTS && an > fits {
-            super::inode::set_extents(raw, Fork::Attr, fits);
+            fork::set_extents(raw, Fork::Attr, fits);
         }
         return;
     }
@@ -321,10 +321,10 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     }
     let _ = ino;
     if d.v2.format == FORMAT_EXTENTS {
-        super::inode::set_extents(raw, Fork::Data, best.0 as u64);
+        fork::set_extents(raw, Fork::Data, best.0 as u64);
     }
     if d.v2.forkoff != 0 && d.v2.aformat == FORMAT_EXTENTS {
-        super::inode::set_extents(raw, Fork::Attr, best.1 as u64);
+        fork::set_extents(raw, Fork::Attr, best.1 as u64);
     }
 }
 

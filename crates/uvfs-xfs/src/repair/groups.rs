@@ -5,7 +5,7 @@ use super::{Mend, fork, reader};
 use crate::bulk::btree::{Shape, build};
 use crate::check::space::{BlockMap, Use};
 use crate::format::*;
-use crate::geometry::AgBlock;
+use crate::geometry::{AgBlock, Geometry};
 use crate::inode::{Fork, Inode};
 
 /// Blocks that the free list begins with.
@@ -397,6 +397,34 @@ fn space_trees(
     Some(())
 }
 
+/// Notes the root, the levels and the blocks of a tree in the headers of its group.
+fn set_root(g: &Geometry, p: &Plan, agf: &mut Agf, agi: &mut Agi) {
+    let be = Be32::new;
+    let n = p.records.len() / p.tree.record_len();
+    let levels = be(Shape::new(p.tree, g.block_size as usize, n).levels() as u32);
+    let (root, blocks) = (be(p.at[0]), be(p.at.len() as u32));
+    match p.tree {
+        Btree::Bno => (agf.bno_root, agf.bno_level) = (root, levels),
+        Btree::Cnt => (agf.cnt_root, agf.cnt_level) = (root, levels),
+        Btree::Rmap => {
+            (agf.rmap_root, agf.rmap_level) = (root, levels);
+            agf.rmap_blocks = blocks;
+        }
+        Btree::Refcount => {
+            (agf.refcount_root, agf.refcount_level) = (root, levels);
+            agf.refcount_blocks = blocks;
+        }
+        Btree::Ino => {
+            (agi.root, agi.level) = (root, levels);
+            agi.iblocks = blocks;
+        }
+        _ => {
+            (agi.free_root, agi.free_level) = (root, levels);
+            agi.fblocks = blocks;
+        }
+    }
+}
+
 /// Writes a group's trees and headers.
 fn write(
     m: &mut Mend<'_>,
@@ -416,29 +444,7 @@ fn write(
             list = p.at;
             continue;
         }
-        let n = p.records.len() / p.tree.record_len();
-        let levels = be(Shape::new(p.tree, g.block_size as usize, n).levels() as u32);
-        let (root, blocks) = (be(p.at[0]), be(p.at.len() as u32));
-        match p.tree {
-            Btree::Bno => (agf.bno_root, agf.bno_level) = (root, levels),
-            Btree::Cnt => (agf.cnt_root, agf.cnt_level) = (root, levels),
-            Btree::Rmap => {
-                (agf.rmap_root, agf.rmap_level) = (root, levels);
-                agf.rmap_blocks = blocks;
-            }
-            Btree::Refcount => {
-                (agf.refcount_root, agf.refcount_level) = (root, levels);
-                agf.refcount_blocks = blocks;
-            }
-            Btree::Ino => {
-                (agi.root, agi.level) = (root, levels);
-                agi.iblocks = blocks;
-            }
-            _ => {
-                (agi.free_root, agi.free_level) = (root, levels);
-                agi.fblocks = blocks;
-            }
-        }
+        set_root(&g, &p, &mut agf, &mut agi);
         if matches!(p.tree, Btree::Bno | Btree::Cnt | Btree::Rmap) {
             tree_blocks += p.at.len() as u32 - 1;
         }

@@ -297,7 +297,7 @@ fn finish(
         };
         if map.extents.len() as u64 != n {
             counted = false;
-            set_extents(&mut raw, f, map.extents.len() as u64);
+            fork::set_extents(&mut raw, f, map.extents.len() as u64);
         }
         if bad && f == Fork::Data && kind == FileType::Regular {
             file_size(m, &mut raw, &map);
@@ -409,19 +409,6 @@ fn put_fork(
     map.tree = made.tree;
     m.moved = true;
     true
-}
-
-/// Sets the number of extents of a fork.
-pub(crate) fn set_extents(raw: &mut [u8], f: Fork, n: u64) {
-    let Ok(d) = Dinode::at(raw, 0) else { return };
-    let mut d = *d;
-    match (f, d.flags2.get() & DIFLAG2_NREXT64 != 0) {
-        (Fork::Data, true) => d.v2.big_nextents.set(n),
-        (Fork::Data, false) => d.v2.nextents.set(n as u32),
-        (Fork::Attr, true) => d.v2.nextents.set(n as u32),
-        (Fork::Attr, false) => d.v2.anextents.set(n as u16),
-    }
-    d.put(raw, 0);
 }
 
 /// A size that makes no sense is that of the extents.

@@ -1,15 +1,12 @@
 //! Walks a B-tree of an allocation group: each block once, its keys in order.
 
 use super::super::ctx::Ctx;
-use super::super::reader::Reader;
+use super::super::reader::{CHILDREN_AHEAD, Reader};
 use super::super::report::Place;
 use crate::format::*;
 use std::collections::HashSet;
 
 use super::sector;
-
-/// Blocks below a node of a tree that are read ahead together.
-pub(crate) const CHILDREN_AHEAD: usize = 32;
 
 /// A tree of an allocation group being walked.
 struct Walk<'c, 'a> {

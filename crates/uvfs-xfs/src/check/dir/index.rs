@@ -2,31 +2,12 @@
 
 use super::super::ctx::Ctx;
 use super::super::da::DaTree;
-use super::super::inode::read_run;
 use super::super::reader::Reader;
 use super::super::report::Place;
+use super::super::runs::read_run;
 use crate::format::*;
 
 use super::{Dir, Parts};
-
-/// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
-pub(super) fn leaf_order(
-    ctx: &Ctx<'_>,
-    place: Place,
-    entries: &[Dir2LeafEntry],
-    previous: &mut u32,
-) -> u32 {
-    let mut stale = 0;
-    for (i, e) in entries.iter().enumerate() {
-        let hash = e.hashval.get();
-        if hash < *previous {
-            ctx.report.bad(place, format!("entry {i} is out of order"));
-        }
-        *previous = hash;
-        stale += u32::from(e.address.get() == DIR2_NULL_DATAPTR);
-    }
-    stale
-}
 
 /// What the leaves of an index have.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! Checks a directory whose entries lie in its inode.
 
-use super::super::inode::Gathered;
+use super::super::ctx::Gathered;
 use super::super::report::Place;
 use crate::format::*;
 use crate::inode::Inode;

@@ -1,8 +1,7 @@
 //! Checks the extents of a fork, in the inode or in a B-tree.
 
-use super::super::ag::CHILDREN_AHEAD;
 use super::super::ctx::Ctx;
-use super::super::reader::{Bytes, Reader};
+use super::super::reader::{CHILDREN_AHEAD, Reader};
 use super::super::report::Place;
 use super::super::space::Use;
 use crate::format::*;
@@ -10,7 +9,8 @@ use crate::geometry::AgBlock;
 use crate::inode::{Fork, Inode};
 use std::collections::HashSet;
 
-use super::MAX_EXTENTS;
+/// Extents of a fork that are kept; no directory or attribute fork comes near.
+const MAX_EXTENTS: usize = 1 << 20;
 
 /// A fork's extents being walked.
 pub(super) struct ForkWalk<'c, 'a> {
@@ -293,78 +293,5 @@ impl ForkWalk<'_, '_> {
         }
         rd.release(mark);
         keys.first().map(|k| k.get())
-    }
-}
-
-/// Where a run of file blocks is on disk, as (group, block, blocks): `None` if part of it is a
-/// hole.
-pub(crate) fn map_run(
-    ctx: &Ctx<'_>,
-    extents: &[Extent],
-    start: u64,
-    count: u64,
-) -> Option<Vec<(AgBlock, u32)>> {
-    let mut out = Vec::new();
-    let (mut at, end) = (start, start + count);
-    let mut i = extents.partition_point(|e| e.startoff + u64::from(e.blockcount) <= start);
-    while at < end {
-        let e = extents.get(i).filter(|e| e.startoff <= at)?;
-        let skip = at - e.startoff;
-        let n = (u64::from(e.blockcount).checked_sub(skip)?).min(end - at);
-        let a = ctx.g.fsb_run(e.startblock + skip, n as u32)?;
-        out.push((a, n as u32));
-        at += n;
-        i += 1;
-    }
-    Some(out)
-}
-
-/// Reads a run of file blocks; with its first block's place.
-pub(crate) fn read_run(
-    ctx: &Ctx<'_>,
-    rd: &mut Reader<'_>,
-    place: Place,
-    extents: &[Extent],
-    start: u64,
-    count: u64,
-) -> Option<(Bytes, AgBlock)> {
-    let Some(runs) = map_run(ctx, extents, start, count) else {
-        ctx.report
-            .bad(place, format!("file block {start} is a hole"));
-        return None;
-    };
-    let first = runs.first()?.0;
-    let mut bytes: Option<Bytes> = None;
-    for (a, n) in &runs {
-        match rd.blocks(ctx.g, a.agno, a.agbno, *n) {
-            Ok(b) => {
-                bytes = Some(match bytes.take() {
-                    None => b,
-                    Some(first) => {
-                        let mut all = first.into_vec();
-                        all.extend_from_slice(&b);
-                        Bytes::Own(all)
-                    }
-                });
-            }
-            Err(e) => {
-                ctx.io(place.at(a.agno, a.agbno), &e);
-                return None;
-            }
-        }
-    }
-    Some((bytes?, first))
-}
-
-/// Says that a run of file blocks will be needed.
-pub(crate) fn want_run(
-    ctx: &Ctx<'_>,
-    rd: &mut Reader<'_>,
-    extents: &[Extent],
-    start: u64,
-    count: u64,
-) {
-    for (a, n) in map_run(ctx, extents, start, count).unwrap_or_default() {
-        rd.want_blocks(ctx.g, a.agno, a.agbno, n);
     }
 }

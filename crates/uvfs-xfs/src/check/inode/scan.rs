@@ -8,7 +8,8 @@ use crate::geometry::AgBlock;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{FORK_AHEAD, Gathered, READS_AHEAD, SURVEYED, free_inode, used_inode};
+use super::super::ctx::Gathered;
+use super::{FORK_AHEAD, READS_AHEAD, SURVEYED, free_inode, used_inode};
 
 /// Some chunks of an allocation group that are read at once.
 #[derive(Clone, Copy)]
