@@ -33,7 +33,7 @@ pub enum Error {
     #[error("{place}: {fault} (run a check of the image)")]
     Corrupt {
         /// The structure, and where it is.
-        place: Place,
+        place: Location,
         /// The defect.
         fault: Fault,
     },
@@ -64,7 +64,7 @@ pub enum Error {
 impl Error {
     pub(crate) fn corrupt(what: &'static str, at: At, fault: Fault) -> Error {
         Error::Corrupt {
-            place: Place { what, at },
+            place: Location { what, at },
             fault,
         }
     }
@@ -128,14 +128,14 @@ pub enum At {
 
 /// A structure and where it is, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The structure.
     pub what: &'static str,
     /// Where it is.
     pub at: At,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
             At::Disk(daddr) => write!(f, "{} at sector {daddr}", self.what),

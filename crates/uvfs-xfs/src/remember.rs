@@ -17,13 +17,13 @@ const MOST: usize = 16 << 20;
 
 /// Sectors that were read.
 #[derive(Default)]
-struct Sectors {
+struct ImageSectors {
     /// The place of each in `bytes`.
     places: HashMap<u64, usize>,
     bytes: Vec<u8>,
 }
 
-impl Sectors {
+impl ImageSectors {
     /// Copies what is kept of a range; gives the parts of `buf` that are not.
     fn get(&self, offset: u64, buf: &mut [u8]) -> Vec<Range<usize>> {
         let mut missing: Vec<Range<usize>> = Vec::new();
@@ -64,7 +64,7 @@ impl Sectors {
 /// An image of which the sectors that were read are kept.
 pub(crate) struct Remembered {
     base: Arc<dyn Blocks>,
-    sectors: Mutex<Sectors>,
+    sectors: Mutex<ImageSectors>,
     /// More was read than is kept.
     full: AtomicBool,
 }
@@ -85,7 +85,7 @@ impl Remembered {
     /// Gives up what is kept, and keeps nothing from now on.
     fn forget(&self) {
         self.full.store(true, Ordering::Relaxed);
-        *self.sectors.lock().expect("no holder panics") = Sectors::default();
+        *self.sectors.lock().expect("no holder panics") = ImageSectors::default();
     }
 
     fn is_full(&self) -> bool {

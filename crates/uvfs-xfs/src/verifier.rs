@@ -8,7 +8,7 @@ use uvfs_buf::{Corrupt, Verifier};
 
 /// A buffer whose first structure starts with one of these magic numbers and has its checksum at
 /// this offset, over the whole buffer.
-struct Block {
+struct Checksummed {
     name: &'static str,
     magics: &'static [u32],
     /// Where the magic number is, and how many bits of the word there are its own.
@@ -18,7 +18,7 @@ struct Block {
     references: u8,
 }
 
-impl Verifier for Block {
+impl Verifier for Checksummed {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -53,7 +53,7 @@ fn fault(f: Fault) -> Corrupt {
 macro_rules! blocks {
     ($($(#[$meta:meta])* $name:ident: $text:literal, $magics:expr, $at:literal, $bits:literal, $crc:expr, $refs:literal;)*) => {$(
         $(#[$meta])*
-        pub static $name: &dyn Verifier = &Block {
+        pub static $name: &dyn Verifier = &Checksummed {
             name: $text,
             magics: &$magics,
             magic_at: $at,

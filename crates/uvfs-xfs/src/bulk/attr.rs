@@ -45,7 +45,7 @@ pub fn short_form(attrs: &[NewAttr]) -> Option<Vec<u8>> {
 
 /// An attribute's place in the leaves.
 #[derive(Debug)]
-struct Entry {
+struct LeafEntry {
     hash: u32,
     /// Its place among the attributes.
     attr: usize,
@@ -57,9 +57,9 @@ struct Entry {
 
 /// Attributes laid out in blocks of the attribute fork.
 #[derive(Debug)]
-pub struct Plan {
+pub struct AttrPlan {
     /// In the order of hashes.
-    entries: Vec<Entry>,
+    entries: Vec<LeafEntry>,
     /// The entries of each leaf.
     leaves: Vec<Range<usize>>,
     /// Nodes other than the root.
@@ -67,11 +67,11 @@ pub struct Plan {
     values: usize,
 }
 
-impl Plan {
+impl AttrPlan {
     /// Lays out attributes.
-    pub fn new(g: &Geometry, attrs: &[NewAttr]) -> Plan {
+    pub fn new(g: &Geometry, attrs: &[NewAttr]) -> AttrPlan {
         let block = g.block_size as usize;
-        let mut entries: Vec<Entry> = attrs
+        let mut entries: Vec<LeafEntry> = attrs
             .iter()
             .enumerate()
             .map(|(attr, a)| {
@@ -81,7 +81,7 @@ impl Plan {
                 let inside = local < block / 2 + block / 4;
                 // In C the head's size is rounded up from 9 to 12, less one byte of the name.
                 let remote = (AttrNameRemote::SIZE + 2 + a.name.len()).next_multiple_of(4);
-                Entry {
+                LeafEntry {
                     hash: da_hashname(&a.name),
                     attr,
                     value_blocks: match inside {
@@ -112,7 +112,7 @@ impl Plan {
             n = n.div_ceil(per_node);
             nodes += n;
         }
-        Plan {
+        AttrPlan {
             values: entries.iter().map(|e| e.value_blocks).sum(),
             entries,
             leaves,

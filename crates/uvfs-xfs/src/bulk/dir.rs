@@ -26,12 +26,12 @@ pub enum DirLayout {
     /// The fork's bytes in the inode.
     Short(Vec<u8>),
     /// Blocks.
-    Blocks(Plan),
+    Blocks(DirPlan),
 }
 
 /// The layout of a directory in blocks.
 #[derive(Debug)]
-pub struct Plan {
+pub struct DirPlan {
     /// For each data block, the range of entries in it; "." and ".." come before the first.
     data: Vec<std::ops::Range<usize>>,
     form: Form,
@@ -55,7 +55,7 @@ struct Room {
     len: usize,
 }
 
-impl Plan {
+impl DirPlan {
     /// Directory blocks of entries.
     pub fn data_blocks(&self) -> usize {
         self.data.len()
@@ -166,7 +166,7 @@ pub fn layout(g: &Geometry, parent: u64, entries: &[NewEntry<'_>], room: usize) 
             free: data.len().div_ceil(per_free_block(g)),
         }
     };
-    DirLayout::Blocks(Plan { data, form })
+    DirLayout::Blocks(DirPlan { data, form })
 }
 
 /// The owner of the blocks.
@@ -185,7 +185,7 @@ pub fn fill<E>(
     g: &Geometry,
     owner: Owner,
     entries: &[NewEntry<'_>],
-    plan: &Plan,
+    plan: &DirPlan,
     daddr: &dyn Fn(u64) -> u64,
     put: &mut Put<'_, E>,
 ) -> Result<(), E> {

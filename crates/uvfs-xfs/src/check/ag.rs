@@ -4,7 +4,7 @@ mod copies;
 mod inodes;
 mod tree;
 
-use super::ctx::{AgSums, Ctx, Shared};
+use super::ctx::{AgSums, Ctx, SharedExtent};
 use super::reader::{Bytes, Reader};
 use super::report::Place;
 use super::space::{Use, class, mix};
@@ -13,7 +13,7 @@ use copies::superblock_copy;
 use inodes::inodes;
 use std::sync::Arc;
 use tree::walk;
-pub(crate) use tree::{Walked, positions};
+pub(crate) use tree::{AgTreeResult, positions};
 
 /// Checks everything of an allocation group but its inodes.
 pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
@@ -81,7 +81,7 @@ struct Listed {
 }
 
 /// The tree of free space by block.
-fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (Walked, Listed) {
+fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeResult, Listed) {
     let (max, report) = (ctx.g.ag_blocks(agno), ctx.report);
     // In order, no overlaps. The claims find what else is there.
     let (mut listed, mut end) = (Listed::default(), 0u32);
@@ -129,7 +129,7 @@ fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (Walked
 }
 
 /// The tree of free space by size, and the sum of its extents.
-fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (Walked, u64) {
+fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeResult, u64) {
     let (max, report) = (ctx.g.ag_blocks(agno), ctx.report);
     let (mut sum, mut last) = (0u64, (0u32, 0u32));
     let walked = walk(
@@ -317,7 +317,7 @@ fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
     true
 }
 
-fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> Walked {
+fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> AgTreeResult {
     let (g, report) = (ctx.g, ctx.report);
     let max = g.ag_blocks(agno);
     let mut last = (0u32, 0u64, 0u64);
@@ -374,10 +374,10 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
     )
 }
 
-fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> Walked {
+fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> AgTreeResult {
     let (g, report) = (ctx.g, ctx.report);
     let max = g.ag_blocks(agno);
-    let mut shared: Vec<Shared> = Vec::new();
+    let mut shared: Vec<SharedExtent> = Vec::new();
     // Sharing and staging records are ordered apart: the mark is the key's top bit.
     let (mut end, mut last_key, mut last_count) = ([0u32; 2], 0u32, 0u32);
     let w = walk(
@@ -433,7 +433,7 @@ fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
                     }
                     let window = &ctx.ags[agno as usize].window;
                     if s < window.end && s + l > window.start {
-                        shared.push(Shared {
+                        shared.push(SharedExtent {
                             start: s,
                             len: l,
                             count,

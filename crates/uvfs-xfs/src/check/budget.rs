@@ -12,7 +12,7 @@
 //! which. Whole stay the lists of inode chunks, a quarter of a byte for each inode, and
 //! the extents of one directory for each thread.
 
-use super::Run;
+use super::CheckRun;
 use super::ag;
 use super::ctx::FACT_BYTES;
 use super::reader::{MAX_AHEAD, MIN_AHEAD, Reader};
@@ -194,7 +194,7 @@ impl Window {
 }
 
 /// The windows that the passes are about.
-pub(crate) fn windows(run: &Run<'_>) -> Vec<Window> {
+pub(crate) fn windows(run: &CheckRun<'_>) -> Vec<Window> {
     let (g, blocks) = (run.g, run.blocks);
     let mut cuts: Vec<(u32, u32)> = Vec::new();
     if let Some(room) = run.budget.room {
@@ -229,9 +229,9 @@ pub(crate) fn windows(run: &Run<'_>) -> Vec<Window> {
 }
 
 /// Where to cut a group that needs more than there is room for.
-fn split(run: &Run<'_>, agno: u32, room: u64) -> Vec<u32> {
+fn split(run: &CheckRun<'_>, agno: u32, room: u64) -> Vec<u32> {
     let report = Report::default();
-    let quiet = Run {
+    let quiet = CheckRun {
         report: &report,
         groups: Vec::new(),
         ..*run

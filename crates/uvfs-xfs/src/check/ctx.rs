@@ -156,7 +156,7 @@ impl Facts {
 
 /// A sharing record of the refcountbt.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shared {
+pub(crate) struct SharedExtent {
     pub start: u32,
     pub len: u32,
     pub count: u32,
@@ -171,7 +171,7 @@ pub(crate) struct AgSums {
 }
 
 /// The facts about one allocation group.
-pub(crate) struct Ag {
+pub(crate) struct AgFacts {
     /// The blocks that this pass looks at.
     pub window: Range<u32>,
     /// Uses of the blocks of the window; `None` if there are none.
@@ -183,7 +183,7 @@ pub(crate) struct Ag {
     pub chunks: OnceLock<Arc<Vec<Chunk>>>,
     pub free: OnceLock<Arc<Vec<u64>>>,
     pub facts: OnceLock<Facts>,
-    pub shared: OnceLock<Vec<Shared>>,
+    pub shared: OnceLock<Vec<SharedExtent>>,
     /// Heads of the unlinked lists.
     pub unlinked: OnceLock<Vec<u32>>,
     pub sums: OnceLock<AgSums>,
@@ -193,7 +193,7 @@ pub(crate) struct Ag {
     pub inodes_known: AtomicBool,
 }
 
-impl Ag {
+impl AgFacts {
     /// The chunk that has an inode and its place in the list, if it is there.
     pub fn find_chunk(&self, agino: u32) -> Option<(usize, usize)> {
         let chunks = self.chunks.get()?;
@@ -207,7 +207,7 @@ impl Ag {
 }
 
 /// The inode of an index among all; `bases` has the first chunk of each group.
-pub(crate) fn ino_of(g: &Geometry, bases: &[u32], ags: &[Ag], index: u32) -> Option<u64> {
+pub(crate) fn ino_of(g: &Geometry, bases: &[u32], ags: &[AgFacts], index: u32) -> Option<u64> {
     let agno = bases.partition_point(|b| *b <= index / 64).checked_sub(1)?;
     // Groups without chunks share their base with the next one; partition_point gives the
     // last, which is the one that has them.
@@ -227,7 +227,7 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    pub fn merge(&mut self, tree: &mut Tree) {
+    pub fn merge(&mut self, tree: &mut DirectoryFacts) {
         tree.dotdot.append(&mut self.dotdot);
         tree.parent.append(&mut self.parent);
     }
@@ -235,7 +235,7 @@ impl Gathered {
 
 /// The facts about the directories in the pass.
 #[derive(Default)]
-pub(crate) struct Tree {
+pub(crate) struct DirectoryFacts {
     /// (directory, inode that its ".." names).
     pub dotdot: Vec<Pair>,
     /// (directory, directory that has an entry for it).
@@ -248,12 +248,12 @@ pub(crate) struct Ctx<'a> {
     pub blocks: &'a dyn Blocks,
     pub report: &'a Report,
     pub progress: &'a Progress,
-    pub ags: Vec<Ag>,
+    pub ags: Vec<AgFacts>,
     /// The first pass: nothing is known of the groups yet.
     pub first: bool,
     /// First chunk of each allocation group in the order of all chunks.
     pub bases: OnceLock<Vec<u32>>,
-    pub tree: Mutex<Tree>,
+    pub tree: Mutex<DirectoryFacts>,
     pub large: bool,
     /// Bytes that a thread may read ahead.
     pub ahead: usize,

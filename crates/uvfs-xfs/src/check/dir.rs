@@ -24,7 +24,7 @@ const MAX_ROUNDS: u64 = 4096;
 
 /// A directory being checked. If it has more entries than there is room for, it is gone through in
 /// rounds, each for the entries whose hashes have one remainder.
-struct Dir<'c, 'a> {
+struct DirCheck<'c, 'a> {
     ctx: &'c Ctx<'a>,
     ino: u64,
     index: Option<u32>,
@@ -80,7 +80,7 @@ pub(crate) fn check(
     extents: &[Extent],
     out: &mut Gathered,
 ) {
-    let mut d = Dir {
+    let mut d = DirCheck {
         ctx,
         ino: inode.ino,
         index: ctx.index(inode.ino),
@@ -102,7 +102,7 @@ pub(crate) fn check(
     }
 }
 
-impl Dir<'_, '_> {
+impl DirCheck<'_, '_> {
     /// Counts an entry for the inode that it names.
     fn link(&self, name: &[u8], ino: u64, kind: FileType, out: &mut Gathered) {
         let ctx = self.ctx;

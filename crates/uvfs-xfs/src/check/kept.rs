@@ -6,7 +6,7 @@
 //! what a check of everything would have counted.
 
 use super::ctx::Gathered;
-use super::ctx::{Ag, Chunk, Ctx, Fact, KIND_FREE, Tree, ino_of};
+use super::ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Fact, KIND_FREE, ino_of};
 use super::inode::{free_inode, used_inode};
 use super::links::{self, Ups};
 use super::reader::{MAX_AHEAD, Reader};
@@ -28,9 +28,9 @@ pub(crate) const TREES: [&str; 4] = ["AGI", "inobt", "finobt", "inode chunk"];
 pub(crate) struct Kept {
     g: Geometry,
     sb: Superblock,
-    pub ags: Vec<Ag>,
+    pub ags: Vec<AgFacts>,
     bases: OnceLock<Vec<u32>>,
-    pub tree: Tree,
+    pub tree: DirectoryFacts,
     usage: Option<Usage>,
     log_clean: bool,
     head_lsn: Option<u64>,
@@ -43,7 +43,7 @@ pub(crate) struct Kept {
 }
 
 /// The inodes and blocks that were changed since.
-pub(crate) struct Changed<'c> {
+pub(crate) struct ChangedSince<'c> {
     pub sb: Superblock,
     pub inodes: &'c BTreeSet<u64>,
     pub groups: &'c BTreeSet<u32>,
@@ -173,7 +173,7 @@ impl Kept {
         mut self,
         before: &dyn Blocks,
         now: &dyn Blocks,
-        changed: &Changed<'_>,
+        changed: &ChangedSince<'_>,
     ) -> io::Result<Option<(Vec<Finding>, u64)>> {
         let mut old = Vec::new();
         let mut new: Vec<(u64, Vec<u8>)> = Vec::new();

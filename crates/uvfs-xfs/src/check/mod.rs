@@ -40,7 +40,7 @@ use crate::geometry::Geometry;
 use crate::log::{self, LogState};
 use crate::remember::remembered;
 use budget::{Budget, Window};
-use ctx::{Ag, Chunk, Ctx, Facts, Tree};
+use ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Facts};
 use links::Ups;
 pub use progress::Progress;
 use reader::Reader;
@@ -54,7 +54,7 @@ use usage::{Class, Usage};
 pub use budget::least_memory;
 pub(crate) use budget::repair_tables;
 pub use device::DeviceBlocks;
-pub(crate) use kept::{Changed, Kept};
+pub(crate) use kept::{ChangedSince, Kept};
 pub use report::Finding;
 
 /// Chunks of inodes that are one piece of work.
@@ -161,7 +161,7 @@ pub(crate) fn keeping(
         Prefetch::Auto => probe::suits_large(&*blocks),
     };
     let budget = Budget::new(&g, &*blocks, options.memory, threads(options, &*blocks));
-    let mut run = Run {
+    let mut run = CheckRun {
         g: &g,
         sb: &sb,
         blocks: &*blocks,
@@ -249,7 +249,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(ag: &Ag) -> Known {
+    fn of(ag: &AgFacts) -> Known {
         Known {
             chunks: ag.chunks.get().cloned().unwrap_or_default(),
             free: ag.free.get().cloned().unwrap_or_default(),
@@ -259,7 +259,7 @@ impl Known {
 }
 
 /// The common state of the passes of a check.
-struct Run<'a> {
+struct CheckRun<'a> {
     g: &'a Geometry,
     sb: &'a Superblock,
     blocks: &'a dyn Blocks,
@@ -273,7 +273,7 @@ struct Run<'a> {
     groups: Vec<Known>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> CheckRun<'a> {
     /// A pass for the blocks and inodes of `window`.
     fn context(&self, window: Window, usage: Option<Usage>) -> Ctx<'a> {
         let g = self.g;
@@ -288,7 +288,7 @@ impl<'a> Run<'a> {
                     let _ = chunks.set(k.chunks.clone());
                     let _ = free.set(k.free.clone());
                 }
-                Ag {
+                AgFacts {
                     map: here.then(|| Mutex::new(BlockMap::new(window.end - window.start))),
                     owners: (here && g.features.rmapbt).then(|| Fingerprint::new(n)),
                     refs: (here && g.features.reflink).then(|| Fingerprint::new(n)),
@@ -313,7 +313,7 @@ impl<'a> Run<'a> {
             ags,
             first: self.groups.is_empty(),
             bases: OnceLock::new(),
-            tree: Mutex::new(Tree::default()),
+            tree: Mutex::new(DirectoryFacts::default()),
             large: self.large,
             ahead: self.budget.ahead,
             directory: self.budget.directory,

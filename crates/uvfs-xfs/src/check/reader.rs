@@ -50,14 +50,14 @@ impl Deref for Bytes {
 }
 
 /// A read that was started.
-struct Piece {
+struct PendingRead {
     len: usize,
     /// The number of users; with none it goes when it has arrived.
     refs: u32,
-    state: State,
+    state: PendingState,
 }
 
-enum State {
+enum PendingState {
     InFlight,
     Here(Block),
     Failed,
@@ -70,7 +70,7 @@ pub(crate) struct Reader<'a> {
     gap: u64,
     /// Bytes that may be held.
     room: usize,
-    pieces: BTreeMap<u64, Piece>,
+    pieces: BTreeMap<u64, PendingRead>,
     /// Bytes of all pieces.
     held: usize,
     /// Asked for since the last [`Reader::go`]: (offset, end).
@@ -154,10 +154,10 @@ impl<'a> Reader<'a> {
             }
             self.held += len;
             self.log.push(start);
-            let piece = Piece {
+            let piece = PendingRead {
                 len,
                 refs: 1,
-                state: State::InFlight,
+                state: PendingState::InFlight,
             };
             self.pieces.insert(start, piece);
         }
@@ -213,7 +213,7 @@ impl<'a> Reader<'a> {
     pub fn forget(&mut self, at: u64) {
         if let Some(p) = self.pieces.get_mut(&at) {
             p.refs -= 1;
-            if p.refs == 0 && !matches!(p.state, State::InFlight) {
+            if p.refs == 0 && !matches!(p.state, PendingState::InFlight) {
                 self.held -= p.len;
                 self.pieces.remove(&at);
             }
@@ -227,8 +227,8 @@ impl<'a> Reader<'a> {
         };
         while matches!(
             self.pieces.get(&at),
-            Some(Piece {
-                state: State::InFlight,
+            Some(PendingRead {
+                state: PendingState::InFlight,
                 ..
             })
         ) {
@@ -244,9 +244,9 @@ impl<'a> Reader<'a> {
                 continue;
             }
             p.state = match result {
-                Ok(block) => State::Here(block),
+                Ok(block) => PendingState::Here(block),
                 // Each reads its own again: one bad sector must not hide its neighbours.
-                Err(_) => State::Failed,
+                Err(_) => PendingState::Failed,
             };
         }
     }
@@ -256,8 +256,8 @@ impl<'a> Reader<'a> {
         let end = offset.saturating_add(len as u64);
         if let Some(at) = covering(&self.pieces, offset, end) {
             self.arrive(at);
-            if let Some(Piece {
-                state: State::Here(block),
+            if let Some(PendingRead {
+                state: PendingState::Here(block),
                 ..
             }) = self.pieces.get(&at)
             {
@@ -278,7 +278,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The piece that has these bytes, if there is one.
-fn covering(pieces: &BTreeMap<u64, Piece>, offset: u64, end: u64) -> Option<u64> {
+fn covering(pieces: &BTreeMap<u64, PendingRead>, offset: u64, end: u64) -> Option<u64> {
     let (at, p) = pieces.range(..=offset).next_back()?;
     (end <= at + p.len as u64).then_some(*at)
 }

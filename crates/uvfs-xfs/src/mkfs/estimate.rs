@@ -1,8 +1,8 @@
 //! How large a file system has to be for a source, and what is told of a source before it is copied.
 
 use super::fill::{AttrForm, block_runs, divide};
-use super::layout::{MIN_ORDINARY_BYTES, Plan};
-use super::pool::{Pool, Walk};
+use super::layout::{FixedBlocks, MIN_ORDINARY_BYTES};
+use super::pool::{SourceWalk, WorkPool};
 use super::source::{Root, Time};
 use super::{MkfsError, Options};
 use crate::bulk::btree::{Shape, fork_root_room};
@@ -48,7 +48,7 @@ impl Digest {
 /// Walks a source without reading any contents. `last`: no later change of contents counts.
 pub(crate) fn sum(
     g: &Geometry,
-    pool: &Pool<'_>,
+    pool: &WorkPool<'_>,
     root: &Root,
     last: Option<Time>,
 ) -> Result<Sum, MkfsError> {
@@ -59,7 +59,7 @@ pub(crate) fn sum(
     };
     let mut digest = Digest::new();
     let mut seen = HashSet::new();
-    let mut walk = Walk::new(pool, root.dir.clone(), root.attrs.clone());
+    let mut walk = SourceWalk::new(pool, root.dir.clone(), root.attrs.clone());
     while let Some(((dir, entries), attrs)) = walk.next()? {
         let names: Vec<NewEntry<'_>> = entries
             .iter()
@@ -144,7 +144,7 @@ pub(crate) fn size(o: &Options, sum: &Sum) -> Result<u64, MkfsError> {
     let mut bytes = MIN_ORDINARY_BYTES;
     // The log and the number of groups follow from the size, which they are part of.
     for _ in 0..8 {
-        let l = Plan::new(o, bytes, [0; 16])?;
+        let l = FixedBlocks::new(o, bytes, [0; 16])?;
         let log = u64::from(l.g.logblocks) * block;
         let groups = u64::from(l.g.agcount);
         // The unused part of regions that are not full, and the B-trees.

@@ -4,11 +4,11 @@
 mod write;
 
 use super::inode::{ForkData, device};
-use super::layout::Plan;
+use super::layout::FixedBlocks;
 use super::meta::Metadata;
-use super::pool::{Below, Pool, Walk};
-use super::source::{Data, Dir, Entry, Meta, Root, Time};
-use super::space::{Full, Space};
+use super::pool::{Below, SourceWalk, WorkPool};
+use super::source::{Data, Meta, Root, SourceDir, SourceEntry, Time};
+use super::space::{Full, SpaceMap};
 use super::{MkfsError, Progress};
 use crate::bulk::attr::{self, NewAttr, remote_header};
 use crate::bulk::dir::{self, DirLayout, NewEntry, Owner};
@@ -47,7 +47,7 @@ impl Times {
 pub(crate) enum AttrForm {
     None,
     Short(Vec<u8>),
-    Blocks(attr::Plan),
+    Blocks(attr::AttrPlan),
 }
 
 /// How the space of an inode is divided: the attributes' form, and the bytes of the data fork.
@@ -64,7 +64,7 @@ pub(crate) fn divide(g: &Geometry, attrs: &[NewAttr], device: bool) -> (AttrForm
     let data = if device { 8 } else { all - room };
     match short {
         Some(s) => (AttrForm::Short(s), data),
-        None => (AttrForm::Blocks(attr::Plan::new(g, attrs)), data),
+        None => (AttrForm::Blocks(attr::AttrPlan::new(g, attrs)), data),
     }
 }
 
@@ -118,10 +118,10 @@ pub(crate) fn generation(g: &Geometry, ino: u64) -> u32 {
 
 /// Everything that the walk works on.
 pub(crate) struct Filler<'p, 'a> {
-    pub l: &'a Plan,
-    pub space: &'p mut Space,
+    pub l: &'a FixedBlocks,
+    pub space: &'p mut SpaceMap,
     pub meta: &'p mut Metadata<'a>,
-    pub pool: &'p Pool<'a>,
+    pub pool: &'p WorkPool<'a>,
     pub progress: &'a Progress,
     pub times: Times,
     batches: HashMap<u32, Batch>,
@@ -134,10 +134,10 @@ pub(crate) struct Filler<'p, 'a> {
 
 impl<'p, 'a> Filler<'p, 'a> {
     pub fn new(
-        l: &'a Plan,
-        space: &'p mut Space,
+        l: &'a FixedBlocks,
+        space: &'p mut SpaceMap,
         meta: &'p mut Metadata<'a>,
-        pool: &'p Pool<'a>,
+        pool: &'p WorkPool<'a>,
         progress: &'a Progress,
         times: Times,
     ) -> Filler<'p, 'a> {
@@ -171,7 +171,7 @@ impl<'p, 'a> Filler<'p, 'a> {
             meta,
             attrs,
         };
-        let mut walk = Walk::new(self.pool, dir, pending);
+        let mut walk = SourceWalk::new(self.pool, dir, pending);
         while let Some(((dir, entries), pending)) = walk.next()? {
             let below = self.directory(&dir, entries, pending)?;
             walk.descend(&dir, below);
@@ -204,8 +204,8 @@ impl<'p, 'a> Filler<'p, 'a> {
     /// subdirectories.
     fn directory(
         &mut self,
-        dir: &Arc<dyn Dir>,
-        entries: Vec<Entry>,
+        dir: &Arc<dyn SourceDir>,
+        entries: Vec<SourceEntry>,
         pending: Pending,
     ) -> Result<Below<Pending>, MkfsError> {
         let agno = self.space.choose(pending.agno);
@@ -273,7 +273,7 @@ impl<'p, 'a> Filler<'p, 'a> {
     /// Writes a directory's blocks and inode.
     fn directory_inode(
         &mut self,
-        dir: &Arc<dyn Dir>,
+        dir: &Arc<dyn SourceDir>,
         p: &Pending,
         entries: &[NewEntry<'_>],
         agno: u32,
@@ -328,8 +328,8 @@ impl<'p, 'a> Filler<'p, 'a> {
     /// Writes a file that is no directory, and has its contents copied.
     fn file(
         &mut self,
-        dir: &Arc<dyn Dir>,
-        e: Entry,
+        dir: &Arc<dyn SourceDir>,
+        e: SourceEntry,
         ino: u64,
         agno: u32,
         nlink: u32,

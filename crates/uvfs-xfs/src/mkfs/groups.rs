@@ -1,9 +1,9 @@
 //! The headers and B-trees of the allocation groups, once everything is allocated.
 
 use super::MkfsError;
-use super::layout::Plan;
+use super::layout::FixedBlocks;
 use super::meta::Metadata;
-use super::space::{Finished, Full, Space};
+use super::space::{Finished, Full, SpaceMap};
 use crate::bulk::btree::{Shape, build};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -20,8 +20,8 @@ pub(crate) struct Counts {
 /// Writes the B-trees of all groups, and gives the counts and, for each group, its headers less the
 /// superblock.
 pub(crate) fn trees(
-    l: &Plan,
-    space: &mut Space,
+    l: &FixedBlocks,
+    space: &mut SpaceMap,
     meta: &mut Metadata<'_>,
 ) -> Result<(Counts, Vec<Vec<u8>>), MkfsError> {
     let mut counts = Counts::default();
@@ -81,7 +81,7 @@ fn put_trees(
 }
 
 fn group(
-    l: &Plan,
+    l: &FixedBlocks,
     agno: u32,
     f: &Finished,
     meta: &mut Metadata<'_>,

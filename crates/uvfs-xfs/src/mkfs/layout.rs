@@ -21,7 +21,7 @@ const LOG_RATIO: u64 = 2048;
 
 /// The blocks of a new file system that are at fixed places.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct FixedBlocks {
     /// The superblock, with counters of 0; not in progress.
     pub sb: Superblock,
     /// The geometry of that.
@@ -101,7 +101,7 @@ pub(crate) const ROOTS: [Btree; 5] = [
     Btree::Refcount,
 ];
 
-impl Plan {
+impl FixedBlocks {
     /// The block of the root of a tree, in its allocation group.
     pub fn root(&self, tree: Btree) -> u32 {
         let i = ROOTS.iter().position(|t| *t == tree).unwrap_or(0);
@@ -140,7 +140,7 @@ impl Plan {
     }
 
     /// Chooses all sizes for a file system of `bytes` bytes.
-    pub fn new(o: &Options, bytes: u64, uuid: Uuid) -> Result<Plan, MkfsError> {
+    pub fn new(o: &Options, bytes: u64, uuid: Uuid) -> Result<FixedBlocks, MkfsError> {
         let bad = |why: String| MkfsError::Options(why);
         check_options(o)?;
         let (block, sector, inode) = (o.block_size, o.sector_size, o.inode_size);
@@ -232,7 +232,7 @@ impl Plan {
         sb.rbmino.set(root + 1);
         sb.rsumino.set(root + 2);
         let g = Geometry::new(&sb).map_err(|e| bad(e.to_string()))?;
-        Ok(Plan {
+        Ok(FixedBlocks {
             sb,
             g,
             header_blocks,

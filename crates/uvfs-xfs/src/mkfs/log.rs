@@ -1,6 +1,6 @@
 //! A clean log: a record that says that the file system was unmounted, and zeros.
 
-use super::layout::Plan;
+use super::layout::FixedBlocks;
 use crate::format::*;
 use crate::geometry::Geometry;
 use uvfs_io::device::Geometry as Sizes;
@@ -17,7 +17,7 @@ const FORMAT_LITTLE_ENDIAN: u32 = 1;
 
 /// The first blocks of the log, with the unmount record. Its length is a multiple of the file system's
 /// block and of what the device takes.
-pub(crate) fn start(l: &Plan, sizes: &Sizes) -> Vec<u8> {
+pub(crate) fn start(l: &FixedBlocks, sizes: &Sizes) -> Vec<u8> {
     of_cycle(&l.g, CYCLE, sizes.block.max(1) as usize)
 }
 

@@ -1,7 +1,7 @@
 //! Metadata on its way to the device: buffers of the cache, written sorted and merged.
 
 use super::MkfsError;
-use super::layout::Plan;
+use super::layout::FixedBlocks;
 use crate::format::Layout as _;
 use crate::geometry::{AgBlock, BBSIZE};
 use crate::verifier;
@@ -25,7 +25,7 @@ struct Unit {
 
 /// Writes metadata.
 pub(crate) struct Metadata<'a> {
-    l: &'a Plan,
+    l: &'a FixedBlocks,
     target: Target,
     queue: WriteQueue,
     queued: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    pub fn new(l: &'a Plan, target: Target, image: PathBuf) -> Metadata<'a> {
+    pub fn new(l: &'a FixedBlocks, target: Target, image: PathBuf) -> Metadata<'a> {
         Metadata {
             l,
             queue: WriteQueue::new(&target),

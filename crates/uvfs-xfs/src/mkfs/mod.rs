@@ -44,11 +44,11 @@ use crate::format::*;
 use crate::geometry::AgBlock;
 use fill::{Filler, Times};
 use inode::{ForkData, NewInode};
-use layout::Plan;
+use layout::FixedBlocks;
 use meta::Metadata;
-use pool::{Output, Pool};
+use pool::{Output, WorkPool};
 use source::{HostDir, Meta, Root, Time};
-use space::Space;
+use space::SpaceMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -248,7 +248,7 @@ pub fn mkfs(
     from: From,
     progress: &Progress,
 ) -> Result<Made, MkfsError> {
-    let place = target::Place::prepare(image, options)?;
+    let place = target::Destination::prepare(image, options)?;
     let made = make(&place, options, from, progress);
     match made {
         Ok(_) => place.await_release(),
@@ -258,7 +258,7 @@ pub fn mkfs(
 }
 
 fn make(
-    place: &target::Place,
+    place: &target::Destination,
     options: &Options,
     from: From,
     progress: &Progress,
@@ -293,9 +293,9 @@ fn make(
             log_size: None,
             ..options.clone()
         };
-        let l = Plan::new(&any, 1 << 40, [0; 16])?;
+        let l = FixedBlocks::new(&any, 1 << 40, [0; 16])?;
         let idle = Progress::default();
-        let pool = Pool::new(threads, &idle);
+        let pool = WorkPool::new(threads, &idle);
         sum = pool.run(None, || estimate::sum(&l.g, &pool, root, epoch))?;
     }
     let bytes = match (known, &root) {
@@ -320,7 +320,7 @@ fn make(
         None if options.reproducible => derived_uuid(&options, bytes, now, &sum),
         None => random_uuid().map_err(|error| place.failed("getting a random UUID", error))?,
     };
-    let l = Plan::new(&options, bytes, uuid)?;
+    let l = FixedBlocks::new(&options, bytes, uuid)?;
     let (output, direct) = place.open(&options, bytes, &l)?;
 
     let config = uvfs_buf::Config {
@@ -351,7 +351,7 @@ fn make(
 /// Writes everything.
 #[expect(clippy::too_many_arguments, reason = "one call")]
 fn write<'a>(
-    l: &'a Plan,
+    l: &'a FixedBlocks,
     root: Option<Root>,
     times: Times,
     now: Time,
@@ -372,7 +372,7 @@ fn write<'a>(
 
     /// Inodes in use besides those of the source: root directory, realtime bitmap and summary.
     const FIXED: u32 = 3;
-    let mut space = Space::new(l, FIXED);
+    let mut space = SpaceMap::new(l, FIXED);
     meta.new_unit(g.rootino, |i| fill::generation(g, i))?;
     for (ino, flags) in [(g.rbmino, DIFLAG_NEWRTBM), (g.rsumino, 0)] {
         let file = Meta {
@@ -382,7 +382,7 @@ fn write<'a>(
         };
         inode_without_contents(l, meta, ino, &file, 1, flags, ForkData::empty())?;
     }
-    let pool = Pool::new(threads, progress);
+    let pool = WorkPool::new(threads, progress);
     let (inodes, has_attrs) = match root {
         None => {
             // The short form of a directory without entries: no entries, and the parent.
@@ -431,7 +431,7 @@ fn write<'a>(
 }
 
 fn inode_without_contents(
-    l: &Plan,
+    l: &FixedBlocks,
     meta: &mut Metadata<'_>,
     ino: u64,
     m: &Meta,
@@ -527,4 +527,4 @@ pub fn parse_uuid(text: &str) -> Option<Uuid> {
 }
 
 /// The device that is shared by all that write.
-type Shared = Arc<uvfs_io::device::Device>;
+type SharedDevice = Arc<uvfs_io::device::Device>;

@@ -1,7 +1,7 @@
 //! The threads that read the source: they list directories ahead of the walk, and copy contents to
 //! the device.
 
-use super::source::{Dir, Entry, Reader};
+use super::source::{SourceDir, SourceEntry, SourceReader};
 use super::{MkfsError, Progress};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -23,22 +23,22 @@ const DIRS_AHEAD: usize = 32;
 
 /// A file that several jobs read.
 pub(crate) struct SharedFile {
-    dir: Arc<dyn Dir>,
+    dir: Arc<dyn SourceDir>,
     name: Box<[u8]>,
-    reader: OnceLock<Reader>,
+    reader: OnceLock<SourceReader>,
 }
 
 /// Whose contents a piece is.
 #[derive(Clone)]
 pub(crate) enum FileRef {
     /// A file that is opened for this piece alone.
-    Once(Arc<dyn Dir>, Box<[u8]>),
+    Once(Arc<dyn SourceDir>, Box<[u8]>),
     /// One that is opened once for all its pieces.
     Shared(Arc<SharedFile>),
 }
 
 impl FileRef {
-    pub fn shared(dir: Arc<dyn Dir>, name: Box<[u8]>) -> FileRef {
+    pub fn shared(dir: Arc<dyn SourceDir>, name: Box<[u8]>) -> FileRef {
         FileRef::Shared(Arc::new(SharedFile {
             dir,
             name,
@@ -51,7 +51,7 @@ impl FileRef {
             FileRef::Once(dir, name) => (dir, name),
             FileRef::Shared(f) => (&f.dir, &f.name),
         };
-        let read = |r: &Reader, buf: &mut [u8]| {
+        let read = |r: &SourceReader, buf: &mut [u8]| {
             r.read_exact_at(offset, buf).map_err(|e| {
                 let what = match e.kind() {
                     std::io::ErrorKind::UnexpectedEof => "it became shorter while it was read",
@@ -74,7 +74,7 @@ impl FileRef {
 }
 
 /// A part of a file that goes to a part of a job's range; the rest of the range becomes zeros.
-pub(crate) struct Piece {
+pub(crate) struct FilePiece {
     pub file: FileRef,
     /// In the file.
     pub offset: u64,
@@ -88,11 +88,11 @@ pub(crate) struct Job {
     pub offset: u64,
     pub len: usize,
     /// In order, apart from each other.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<FilePiece>,
 }
 
 /// A listed directory.
-pub(crate) type Listing = (Arc<dyn Dir>, Vec<Entry>);
+pub(crate) type Listing = (Arc<dyn SourceDir>, Vec<SourceEntry>);
 
 /// Subdirectories by name, with what the walk carries for each.
 pub(crate) type Below<T> = Vec<(Box<[u8]>, T)>;
@@ -106,7 +106,7 @@ enum Slot {
 
 /// A directory to be listed.
 pub(crate) struct Ticket {
-    parent: Arc<dyn Dir>,
+    parent: Arc<dyn SourceDir>,
     /// Empty: `parent` itself.
     name: Box<[u8]>,
     slot: Mutex<Slot>,
@@ -114,7 +114,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    pub fn new(parent: Arc<dyn Dir>, name: Box<[u8]>) -> Arc<Ticket> {
+    pub fn new(parent: Arc<dyn SourceDir>, name: Box<[u8]>) -> Arc<Ticket> {
         Arc::new(Ticket {
             parent,
             name,
@@ -150,7 +150,7 @@ impl Ticket {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Directories to be listed ahead, the next one last.
     scans: Vec<Arc<Ticket>>,
     jobs: VecDeque<Job>,
@@ -160,8 +160,8 @@ struct State {
 }
 
 /// The work that the threads share.
-pub(crate) struct Pool<'a> {
-    state: Mutex<State>,
+pub(crate) struct WorkPool<'a> {
+    state: Mutex<PoolState>,
     /// There is work, or the end.
     work: Condvar,
     /// There is room for jobs, or an error.
@@ -179,9 +179,9 @@ pub(crate) struct Output {
     pub image: PathBuf,
 }
 
-impl<'a> Pool<'a> {
-    pub fn new(threads: usize, progress: &'a Progress) -> Pool<'a> {
-        Pool {
+impl<'a> WorkPool<'a> {
+    pub fn new(threads: usize, progress: &'a Progress) -> WorkPool<'a> {
+        WorkPool {
             state: Mutex::default(),
             work: Condvar::new(),
             room: Condvar::new(),
@@ -339,7 +339,7 @@ impl<'a> Pool<'a> {
     }
 }
 
-struct Close<'p, 'a>(&'p Pool<'a>);
+struct Close<'p, 'a>(&'p WorkPool<'a>);
 
 impl Drop for Close<'_, '_> {
     fn drop(&mut self) {
@@ -443,15 +443,15 @@ impl Writer {
 
 /// A walk over all directories of a source, in depth and in the order of names, while the next ones
 /// are listed ahead. Each directory carries a `T`.
-pub(crate) struct Walk<'p, 'a, T> {
-    pool: &'p Pool<'a>,
+pub(crate) struct SourceWalk<'p, 'a, T> {
+    pool: &'p WorkPool<'a>,
     /// The next one last.
     stack: Vec<(Arc<Ticket>, T)>,
 }
 
-impl<'p, 'a, T> Walk<'p, 'a, T> {
-    pub fn new(pool: &'p Pool<'a>, root: Arc<dyn Dir>, with: T) -> Walk<'p, 'a, T> {
-        Walk {
+impl<'p, 'a, T> SourceWalk<'p, 'a, T> {
+    pub fn new(pool: &'p WorkPool<'a>, root: Arc<dyn SourceDir>, with: T) -> SourceWalk<'p, 'a, T> {
+        SourceWalk {
             pool,
             stack: vec![(Ticket::new(root, Box::default()), with)],
         }
@@ -469,7 +469,7 @@ impl<'p, 'a, T> Walk<'p, 'a, T> {
     }
 
     /// Adds the subdirectories of the directory that was given last, in the order of names.
-    pub fn descend(&mut self, dir: &Arc<dyn Dir>, below: Below<T>) {
+    pub fn descend(&mut self, dir: &Arc<dyn SourceDir>, below: Below<T>) {
         let tickets = below
             .into_iter()
             .rev()

@@ -5,7 +5,7 @@
 //! together and goes to the device in large writes. At the end what is left of a region is free
 //! again. A part of each group is held back for its B-trees, whose size is known last.
 
-use super::layout::Plan;
+use super::layout::FixedBlocks;
 use crate::bulk::btree::Shape;
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -16,13 +16,13 @@ pub(crate) const REGION_BYTES: u32 = 1 << 20;
 
 /// Consecutive blocks of an allocation group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct BlockRun {
     pub agno: u32,
     pub agbno: u32,
     pub len: u32,
 }
 
-impl Run {
+impl BlockRun {
     pub fn start(&self) -> AgBlock {
         AgBlock {
             agno: self.agno,
@@ -147,7 +147,7 @@ impl Free {
 
 /// All space of the file system.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct SpaceMap {
     groups: Vec<Group>,
     region: u32,
     unit_blocks: u32,
@@ -160,13 +160,13 @@ pub(crate) struct Space {
 #[derive(Debug)]
 pub(crate) struct Full;
 
-impl Space {
+impl SpaceMap {
     /// All space but what is at fixed places; the root directory's unit of inodes is allocated, with
     /// `used` inodes in use.
-    pub fn new(l: &Plan, used: u32) -> Space {
+    pub fn new(l: &FixedBlocks, used: u32) -> SpaceMap {
         let g = &l.g;
         let align = g.inoalignmt.max(1);
-        let mut space = Space {
+        let mut space = SpaceMap {
             groups: Vec::new(),
             region: (REGION_BYTES >> g.blocklog).max(16),
             unit_blocks: l.unit_blocks(),
@@ -295,7 +295,12 @@ impl Space {
     }
 
     /// `blocks` blocks for metadata, in runs that are multiples of `granule`.
-    pub fn metadata(&mut self, near: u32, blocks: u32, granule: u32) -> Result<Vec<Run>, Full> {
+    pub fn metadata(
+        &mut self,
+        near: u32,
+        blocks: u32,
+        granule: u32,
+    ) -> Result<Vec<BlockRun>, Full> {
         let region = self.region;
         if blocks <= region / 4 {
             let group = &mut self.groups[near as usize];
@@ -307,7 +312,7 @@ impl Space {
                 }
             }
             if group.metadata.left >= blocks {
-                return Ok(vec![Run {
+                return Ok(vec![BlockRun {
                     agno: near,
                     agbno: group.metadata.take(blocks),
                     len: blocks,
@@ -318,7 +323,7 @@ impl Space {
     }
 
     /// `blocks` blocks in few runs, each a multiple of `granule`, the first ones in `near`.
-    pub fn runs(&mut self, near: u32, blocks: u64, granule: u32) -> Result<Vec<Run>, Full> {
+    pub fn runs(&mut self, near: u32, blocks: u64, granule: u32) -> Result<Vec<BlockRun>, Full> {
         let longest = MAX_EXTENT_BLOCKS / granule * granule;
         let mut left = blocks;
         let mut runs = Vec::new();
@@ -327,7 +332,7 @@ impl Space {
             let want = left.min(longest.into()) as u32;
             match self.groups[agno as usize].free.take(want, granule) {
                 Some((agbno, len)) => {
-                    runs.push(Run { agno, agbno, len });
+                    runs.push(BlockRun { agno, agbno, len });
                     left -= u64::from(len);
                 }
                 None => {
@@ -346,23 +351,23 @@ impl Space {
     }
 
     /// A region for the data of small files.
-    pub fn data_region(&mut self, near: u32) -> Result<Run, Full> {
+    pub fn data_region(&mut self, near: u32) -> Result<BlockRun, Full> {
         for agno in [near, self.emptiest()] {
             if let Some((agbno, len)) = self.groups[agno as usize].free.take(self.region, 1) {
-                return Ok(Run { agno, agbno, len });
+                return Ok(BlockRun { agno, agbno, len });
             }
         }
         Err(Full)
     }
 
     /// Makes blocks free again.
-    pub fn give(&mut self, r: Run) {
+    pub fn give(&mut self, r: BlockRun) {
         self.groups[r.agno as usize].free.give(r.agbno, r.len);
     }
 
     /// Ends the allocation in a group: everything that was held back is free. Takes what its trees
     /// need and gives their blocks, roots first, with what is free then.
-    pub fn finish(&mut self, l: &Plan, agno: u32) -> Result<Finished, Full> {
+    pub fn finish(&mut self, l: &FixedBlocks, agno: u32) -> Result<Finished, Full> {
         let size = l.g.block_size as usize;
         let group = &mut self.groups[agno as usize];
         for r in [&mut group.inodes, &mut group.metadata] {
@@ -438,7 +443,7 @@ pub(crate) struct Finished {
 }
 
 /// The inode chunks of a group, in order.
-fn chunks(group: &Group, l: &Plan) -> Vec<InodeChunk> {
+fn chunks(group: &Group, l: &FixedBlocks) -> Vec<InodeChunk> {
     let unit = l.unit_inodes();
     let mut chunks = Vec::new();
     for (i, at) in group.units.iter().enumerate() {

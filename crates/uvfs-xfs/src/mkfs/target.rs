@@ -1,8 +1,8 @@
 //! The file or device that becomes a file system: looked at, made ready, opened.
 
-use super::layout::Plan;
+use super::layout::FixedBlocks;
 use super::pool::Output;
-use super::{MkfsError, Options, Shared};
+use super::{MkfsError, Options, SharedDevice};
 use crate::format::{Layout as _, Superblock};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
@@ -40,7 +40,7 @@ const SIGNATURES: &[(u64, &[u8], &str)] = &[
 
 /// Where a file system is to be made.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Destination {
     pub image: PathBuf,
     /// Device and inode.
     pub id: (u64, u64),
@@ -53,9 +53,9 @@ pub(crate) struct Place {
     created: bool,
 }
 
-impl Place {
+impl Destination {
     /// Looks at what is there, and makes a file if nothing is.
-    pub fn prepare(image: &Path, options: &Options) -> Result<Place, MkfsError> {
+    pub fn prepare(image: &Path, options: &Options) -> Result<Destination, MkfsError> {
         let failed = |what| {
             move |error: io::Error| MkfsError::Image {
                 image: image.into(),
@@ -74,7 +74,7 @@ impl Place {
         if !block_device && !meta.file_type().is_file() {
             return Err(OpenError::Kind(image.into()).into());
         }
-        let mut place = Place {
+        let mut place = Destination {
             image: image.into(),
             id: (meta.dev(), meta.ino()),
             sector: 512,
@@ -149,7 +149,7 @@ impl Place {
         &self,
         options: &Options,
         bytes: u64,
-        l: &Plan,
+        l: &FixedBlocks,
     ) -> Result<(Output, bool), MkfsError> {
         if self.block_device {
             if bytes > self.bytes {
@@ -207,7 +207,7 @@ impl Place {
     }
 
     /// Opens it past the page cache, or through it where that cannot be.
-    fn device(&self, options: &Options) -> Result<(Shared, bool), MkfsError> {
+    fn device(&self, options: &Options) -> Result<(SharedDevice, bool), MkfsError> {
         let open = |direct| {
             let how = DeviceOptions {
                 write: true,

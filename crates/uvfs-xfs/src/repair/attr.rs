@@ -2,7 +2,7 @@
 
 use super::Mend;
 use super::fork::{self, Map};
-use crate::bulk::attr::{NewAttr, Plan, short_form};
+use crate::bulk::attr::{AttrPlan, NewAttr, short_form};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 
@@ -202,7 +202,7 @@ fn put(m: &mut Mend<'_>, inode: &Inode, attrs: &[NewAttr]) -> bool {
     } else if let Some(b) = short_form(attrs).filter(|b| b.len() <= room) {
         (format, bytes, extents, blocks) = (FORMAT_LOCAL, b, 0, 0);
     } else {
-        let plan = Plan::new(&g, attrs);
+        let plan = AttrPlan::new(&g, attrs);
         let near = g.inode(ino).map_or(0, |a| a.agno);
         let Some(runs) = m.allocate(near, plan.blocks() as u32, 1) else {
             return false;

@@ -1,7 +1,7 @@
 //! Finds the chunks of inodes.
 
 use super::Mend;
-use super::space::{Chunk, UNSEEN};
+use super::space::{FoundChunk, UNSEEN};
 use super::trees::walk;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -64,12 +64,12 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
     });
     let (ino, fino) = roots.unwrap_or_default();
     let (mut known, gaps) = records(m, agno, Btree::Ino, ino);
-    let chunk = |c: &InodeChunk| Chunk {
+    let chunk = |c: &InodeChunk| FoundChunk {
         start: c.startino,
         holemask: c.holemask,
         free: c.free,
     };
-    let mut chunks: Vec<Chunk> = known.iter().map(chunk).collect();
+    let mut chunks: Vec<FoundChunk> = known.iter().map(chunk).collect();
     // Chunks in the gaps may be listed in the other tree, which says how chunks are cut.
     if !gaps.is_empty() && g.features.finobt {
         known.extend(records(m, agno, Btree::Fino, fino).0);
@@ -82,7 +82,7 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
             chunks = found;
             break;
         }
-        let inside = |c: &Chunk| (first..end).contains(&c.start);
+        let inside = |c: &FoundChunk| (first..end).contains(&c.start);
         chunks.extend(found.into_iter().filter(inside));
     }
     chunks.sort_unstable_by_key(|c| c.start);
@@ -112,10 +112,10 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
     let doubt = ["AGI", "inobt", "finobt", "inode chunk"]
         .iter()
         .any(|w| m.hurt(w, agno));
-    let chunks: Vec<Chunk> = if gaps.is_empty() && header && !doubt {
+    let chunks: Vec<FoundChunk> = if gaps.is_empty() && header && !doubt {
         chunks
             .iter()
-            .map(|c| Chunk {
+            .map(|c| FoundChunk {
                 start: c.startino,
                 holemask: c.holemask,
                 free: c.free,
@@ -181,7 +181,7 @@ fn near(known: &[InodeChunk], agino: u32) -> &[InodeChunk] {
 
 /// Looks through the blocks of a group where inodes of these numbers would be, for those of inodes that name
 /// themselves, and puts them together to chunks.
-fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Vec<Chunk> {
+fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Vec<FoundChunk> {
     let (g, disk) = (&*m.g, m.disk);
     let inodes = match g.features.rmapbt {
         true => runs(m, agno, Btree::Rmap),
@@ -268,7 +268,7 @@ fn search(m: &Mend<'_>, agno: u32, known: &[InodeChunk], inos: (u32, u32)) -> Ve
 }
 
 /// Puts blocks of inodes together to chunks. Each block comes with its inodes that are in use.
-fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec<Chunk> {
+fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec<FoundChunk> {
     let g = &*m.g;
     // Of each chunk the inodes that are there, and those in use.
     let mut found: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
@@ -286,7 +286,7 @@ fn together(m: &Mend<'_>, at: Vec<(u32, Vec<u64>)>, known: &[InodeChunk]) -> Vec
     }
     found
         .into_iter()
-        .map(|(start, (there, used))| Chunk {
+        .map(|(start, (there, used))| FoundChunk {
             start,
             holemask: (0..16).fold(0, |h, i| match there >> (i * 4) & 0xf {
                 0 => h | 1 << i,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 
 /// An entry that was read.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct FoundEntry {
     pub name: Vec<u8>,
     pub ino: u64,
     pub kind: FileType,
@@ -19,7 +19,7 @@ pub(crate) struct Entry {
 
 /// How the directories lead to each other.
 #[derive(Default)]
-pub(crate) struct Tree {
+pub(crate) struct DirectoryTree {
     /// The directory that each names as its parent.
     pub dotdot: BTreeMap<u64, u64>,
     /// (directory, one that has an entry for it), as they were found.
@@ -231,7 +231,7 @@ impl Mend<'_> {
 
     /// The entries of a directory that are to stay: what they lead to is there, and of its type.
     /// Gives whether all are as they are on disk.
-    pub fn entries(&self, dir: &Inode, lenient: bool) -> (Vec<Entry>, bool) {
+    pub fn entries(&self, dir: &Inode, lenient: bool) -> (Vec<FoundEntry>, bool) {
         let mut out = Vec::new();
         let mut names: HashSet<Vec<u8>> = HashSet::new();
         let mut fine = true;
@@ -246,7 +246,7 @@ impl Mend<'_> {
                 return;
             }
             fine &= kind == actual;
-            out.push(Entry {
+            out.push(FoundEntry {
                 name: name.to_vec(),
                 ino,
                 kind: actual,
@@ -257,8 +257,8 @@ impl Mend<'_> {
 }
 
 /// Reads all directories, when the kinds of all inodes are known.
-pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
-    let mut tree = Tree::default();
+pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
+    let mut tree = DirectoryTree::default();
     let directory = FileType::Directory as u8;
     for ag in &mut m.ags {
         ag.seen.fill(0);
@@ -277,7 +277,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
 }
 
 /// Reads a directory: counts what its entries lead to.
-pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut Tree) {
+pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut DirectoryTree) {
     let ino = dir.ino;
     let lenient = m.is_bad(ino);
     let mut dotdot = None;
@@ -315,7 +315,7 @@ pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut Tree) {
 }
 
 /// Counts an entry.
-fn count(m: &mut Mend<'_>, to: u64, kind: FileType, from: u64, tree: &mut Tree) {
+fn count(m: &mut Mend<'_>, to: u64, kind: FileType, from: u64, tree: &mut DirectoryTree) {
     if kind == FileType::Directory {
         tree.entries.push((to, from));
         return;
@@ -328,14 +328,14 @@ fn count(m: &mut Mend<'_>, to: u64, kind: FileType, from: u64, tree: &mut Tree) 
 }
 
 /// Builds a directory anew. Gives whether there was space for it.
-pub(crate) fn build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) -> bool {
+pub(crate) fn build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[FoundEntry]) -> bool {
     let done = try_build(m, ino, parent, entries);
     // Blocks that were allocated for it are not in use.
     m.recount |= !done;
     done
 }
 
-fn try_build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[Entry]) -> bool {
+fn try_build(m: &mut Mend<'_>, ino: u64, parent: u64, entries: &[FoundEntry]) -> bool {
     let g = m.g.clone();
     let Some(mut raw) = m.raw(ino) else {
         return false;

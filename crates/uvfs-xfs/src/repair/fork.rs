@@ -93,7 +93,7 @@ impl Map {
     }
 }
 
-struct Reader<'m, 'a> {
+struct ForkReader<'m, 'a> {
     m: &'m Mend<'a>,
     ino: u64,
     /// Extents may be unwritten.
@@ -105,7 +105,7 @@ struct Reader<'m, 'a> {
 
 /// Follows a fork of extents or a tree.
 pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
-    let mut r = Reader {
+    let mut r = ForkReader {
         m,
         ino: inode.ino,
         data: fork == Fork::Data && inode.file_type() == FileType::Regular,
@@ -131,7 +131,7 @@ pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
     r.map
 }
 
-impl Reader<'_, '_> {
+impl ForkReader<'_, '_> {
     fn extent(&mut self, e: Extent) {
         let g = &self.m.g;
         let end = e.startoff + u64::from(e.blockcount);
@@ -207,21 +207,26 @@ impl Reader<'_, '_> {
 }
 
 /// A fork that was made: its format, its bytes in the inode, and the blocks of its tree.
-pub(crate) struct Made {
+pub(crate) struct MadeFork {
     pub format: u8,
     pub bytes: Vec<u8>,
     pub tree: Vec<u64>,
 }
 
 /// Makes a fork of `room` bytes with these extents; `None` if there is no space for its tree.
-pub(crate) fn make(m: &mut Mend<'_>, ino: u64, extents: &[Extent], room: usize) -> Option<Made> {
+pub(crate) fn make(
+    m: &mut Mend<'_>,
+    ino: u64,
+    extents: &[Extent],
+    room: usize,
+) -> Option<MadeFork> {
     if extents.len() * ExtentRecord::SIZE <= room {
         let mut bytes = vec![0; extents.len() * ExtentRecord::SIZE];
         for (i, e) in extents.iter().enumerate() {
             ExtentRecord::pack(e).put(&mut bytes, i * ExtentRecord::SIZE);
         }
         let format = FORMAT_EXTENTS;
-        return Some(Made {
+        return Some(MadeFork {
             format,
             bytes,
             tree: Vec::new(),
@@ -240,7 +245,7 @@ pub(crate) fn make(m: &mut Mend<'_>, ino: u64, extents: &[Extent], room: usize) 
         let daddr = g.fsb(b.at).map_or(0, |a| g.daddr(a));
         m.put_block(daddr, &b.bytes, BTREE_LONG_CRC_OFFSET);
     }
-    Some(Made {
+    Some(MadeFork {
         format: FORMAT_BTREE,
         bytes: tree.root,
         tree: at,

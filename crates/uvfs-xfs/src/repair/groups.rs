@@ -24,7 +24,7 @@ pub(crate) struct Owned {
 }
 
 /// A tree to be built.
-struct Plan {
+struct TreePlan {
     tree: Btree,
     records: Vec<u8>,
     at: Vec<u32>,
@@ -68,7 +68,7 @@ pub(crate) fn counters(m: &mut Mend<'_>, icount: u64, ifree: u64, fdblocks: u64)
 }
 
 /// The blocks and inodes of a group that were seen in use.
-pub(crate) fn owned(ag: &mut space::Ag) -> Owned {
+pub(crate) fn owned(ag: &mut space::AgToMend) -> Owned {
     let mut runs = std::mem::take(&mut ag.released);
     if let Some(map) = &ag.map {
         map.runs(Use::Unknown, &mut |s, n| runs.push((s, n)));
@@ -199,14 +199,14 @@ fn joined(mut owners: Vec<(u32, u32, u64, u64)>) -> Vec<(u32, u32, u64, u64)> {
 }
 
 /// Free runs that blocks of trees are taken from.
-struct Pool {
+struct FreeRuns {
     free: Vec<(u32, u32)>,
     /// Taken from in this order: the first ones were not in use before.
     usable: Vec<(u32, u32)>,
     taken: Vec<(u32, u32)>,
 }
 
-impl Pool {
+impl FreeRuns {
     fn take(&mut self, n: usize) -> Option<Vec<u32>> {
         let mut out = Vec::with_capacity(n);
         while out.len() < n {
@@ -240,7 +240,7 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, 
     before.extend(ag.avoid.iter().chain(&ag.old));
     let fresh = subtract(&free, &normal(before));
     let reused = subtract(&free, &fresh);
-    let mut pool = Pool {
+    let mut pool = FreeRuns {
         usable: [fresh, reused].concat(),
         free,
         taken: Vec::new(),
@@ -269,10 +269,10 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, 
         out
     };
     let mut plans = Vec::new();
-    let mut plan = |tree: Btree, records: Vec<u8>, pool: &mut Pool| {
+    let mut plan = |tree: Btree, records: Vec<u8>, pool: &mut FreeRuns| {
         let n = records.len() / tree.record_len();
         let at = pool.take(Shape::new(tree, size, n).blocks())?;
-        plans.push(Plan { tree, records, at });
+        plans.push(TreePlan { tree, records, at });
         Some(())
     };
     plan(Btree::Ino, pack(&mut chunks.iter()), &mut pool)?;
@@ -294,7 +294,7 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, 
 }
 
 /// The owners that are no inodes.
-fn fixed(m: &Mend<'_>, agno: u32, plans: &[Plan]) -> Vec<(u32, u32, u64, u64)> {
+fn fixed(m: &Mend<'_>, agno: u32, plans: &[TreePlan]) -> Vec<(u32, u32, u64, u64)> {
     let g = &m.g;
     let headers = (4 * g.sector_size).div_ceil(g.block_size);
     let mut out = vec![(0, headers, RMAP_OWN_FS, 0)];
@@ -320,8 +320,8 @@ fn space_trees(
     m: &Mend<'_>,
     agno: u32,
     mut owners: Vec<(u32, u32, u64, u64)>,
-    pool: &mut Pool,
-    plans: &mut Vec<Plan>,
+    pool: &mut FreeRuns,
+    plans: &mut Vec<TreePlan>,
 ) -> Option<()> {
     let g = &m.g;
     let size = g.block_size as usize;
@@ -364,12 +364,12 @@ fn space_trees(
     let mut at = own.into_iter();
     let mut some = |n: usize| at.by_ref().take(n).collect::<Vec<u32>>();
     let (bno, cnt, rm) = (some(each), some(each), some(wide));
-    plans.push(Plan {
+    plans.push(TreePlan {
         tree: Btree::Bno,
         records: pack(&rest),
         at: bno,
     });
-    plans.push(Plan {
+    plans.push(TreePlan {
         tree: Btree::Cnt,
         records: pack(&sorted),
         at: cnt,
@@ -382,14 +382,14 @@ fn space_trees(
             bytes.extend_from_slice(&owner.to_be_bytes());
             bytes.extend_from_slice(&offset.to_be_bytes());
         }
-        plans.push(Plan {
+        plans.push(TreePlan {
             tree: Btree::Rmap,
             records: bytes,
             at: rm,
         });
     }
     // The free list, as a plan without a tree.
-    plans.push(Plan {
+    plans.push(TreePlan {
         tree: Btree::Bmap,
         records: Vec::new(),
         at: at.collect(),
@@ -398,7 +398,7 @@ fn space_trees(
 }
 
 /// Notes the root, the levels and the blocks of a tree in the headers of its group.
-fn set_root(g: &Geometry, p: &Plan, agf: &mut Agf, agi: &mut Agi) {
+fn set_root(g: &Geometry, p: &TreePlan, agf: &mut Agf, agi: &mut Agi) {
     let be = Be32::new;
     let n = p.records.len() / p.tree.record_len();
     let levels = be(Shape::new(p.tree, g.block_size as usize, n).levels() as u32);
@@ -430,8 +430,8 @@ fn write(
     m: &mut Mend<'_>,
     agno: u32,
     chunks: &[InodeChunk],
-    pool: &Pool,
-    plans: Vec<Plan>,
+    pool: &FreeRuns,
+    plans: Vec<TreePlan>,
 ) -> (u64, u64, u64) {
     let g = m.g.clone();
     let be = Be32::new;

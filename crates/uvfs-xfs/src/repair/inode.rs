@@ -2,7 +2,7 @@
 
 use super::Mend;
 use super::contest::{self, Claim};
-use super::dir::{self, Tree};
+use super::dir::{self, DirectoryTree};
 use super::fork::{self, Map};
 use super::reader::each;
 use super::space::{EXPECTED, UNSEEN};
@@ -14,11 +14,11 @@ use crate::mkfs::free_inode;
 /// Looks at all inodes, and mends those that need it; reads all directories on the way.
 ///
 /// Nothing is built that takes blocks until every inode has claimed its own.
-pub(crate) fn all(m: &mut Mend<'_>) -> Tree {
+pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
     let mut later: Vec<(Claim, u64, usize)> = Vec::new();
     let mut changed: Vec<u64> = Vec::new();
     let mut unbuilt = Unbuilt::default();
-    let mut tree = Tree::default();
+    let mut tree = DirectoryTree::default();
     let owners = contest::owners(m);
     (m.recount, m.again) = (false, false);
     for agno in 0..m.g.agcount {

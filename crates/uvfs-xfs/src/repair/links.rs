@@ -1,7 +1,7 @@
 //! Links: one parent for each directory, link counts, and lost+found.
 
 use super::Mend;
-use super::dir::{self, Entry, Tree};
+use super::dir::{self, DirectoryTree, FoundEntry};
 use crate::format::*;
 use crate::mkfs::free_inode;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,9 +10,9 @@ const LOST: &[u8] = b"lost+found";
 
 /// Gives each directory one parent, builds those anew that need it, and moves what nothing leads
 /// to into lost+found.
-pub(crate) fn settle(m: &mut Mend<'_>, tree: Tree) {
+pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
     let root = m.g.rootino;
-    let Tree {
+    let DirectoryTree {
         dotdot,
         mut entries,
         mut rebuild,
@@ -110,7 +110,7 @@ fn one(m: &mut Mend<'_>, ino: u64, parent: &BTreeMap<u64, u64>, orphans: &[u64])
         while !names.insert(name.clone()) {
             name.extend_from_slice(b".1");
         }
-        entries.push(Entry {
+        entries.push(FoundEntry {
             name,
             ino: *o,
             kind: m.kind_of(*o),
@@ -120,7 +120,7 @@ fn one(m: &mut Mend<'_>, ino: u64, parent: &BTreeMap<u64, u64>, orphans: &[u64])
         && let Some(lost) = m.lost
         && !entries.iter().any(|e| e.ino == lost)
     {
-        entries.push(Entry {
+        entries.push(FoundEntry {
             name: LOST.to_vec(),
             ino: lost,
             kind: FileType::Directory,

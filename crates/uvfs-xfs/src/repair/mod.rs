@@ -68,7 +68,7 @@ use crate::geometry::{AgBlock, Geometry};
 use crate::log::LogState;
 use crate::remember::remembered;
 use overlay::Overlay;
-use space::Ag;
+use space::AgToMend;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -335,7 +335,7 @@ pub(crate) struct Mend<'a> {
     pub disk: &'a Overlay,
     pub g: Arc<Geometry>,
     pub sb: Superblock,
-    pub ags: Vec<Ag>,
+    pub ags: Vec<AgToMend>,
     /// Inodes with findings; all of them, if there were too many to tell.
     bad: HashSet<u64>,
     all_bad: bool,
@@ -382,7 +382,7 @@ impl<'a> Mend<'a> {
     ) -> (Mend<'a>, u64) {
         let mut m = Mend {
             disk,
-            ags: (0..g.agcount).map(|_| Ag::default()).collect(),
+            ags: (0..g.agcount).map(|_| AgToMend::default()).collect(),
             g: Arc::new(g),
             sb,
             bad: HashSet::new(),

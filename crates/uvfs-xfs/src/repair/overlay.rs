@@ -17,7 +17,7 @@ const MAX_WRITE: usize = 1 << 20;
 
 /// A changed sector.
 #[derive(Clone)]
-enum Changed {
+enum ChangedSector {
     Here(Box<[u8; SECTOR]>),
     /// In the temporary file, at this place.
     Spilled(u32),
@@ -26,7 +26,7 @@ enum Changed {
 /// Changed sectors.
 #[derive(Default)]
 struct Sectors {
-    map: BTreeMap<u64, Changed>,
+    map: BTreeMap<u64, ChangedSector>,
     /// Sectors that are kept in memory; further ones go to the file.
     room: u64,
     file: Option<File>,
@@ -37,12 +37,15 @@ impl Sectors {
     fn put(&mut self, at: u64, bytes: &[u8; SECTOR]) {
         let full = self.map.len() as u64 - u64::from(self.spilled) >= self.room;
         let changed = match self.map.get(&at) {
-            Some(Changed::Spilled(place)) => self.spill(*place, bytes),
+            Some(ChangedSector::Spilled(place)) => self.spill(*place, bytes),
             None if full => self.spill(self.spilled, bytes),
             _ => None,
         };
         self.spilled += u32::from(changed == Some(self.spilled));
-        let changed = changed.map_or_else(|| Changed::Here(Box::new(*bytes)), Changed::Spilled);
+        let changed = changed.map_or_else(
+            || ChangedSector::Here(Box::new(*bytes)),
+            ChangedSector::Spilled,
+        );
         self.map.insert(at, changed);
     }
 
@@ -56,10 +59,10 @@ impl Sectors {
         written.ok().map(|()| place)
     }
 
-    fn get(&self, changed: &Changed) -> io::Result<[u8; SECTOR]> {
+    fn get(&self, changed: &ChangedSector) -> io::Result<[u8; SECTOR]> {
         match changed {
-            Changed::Here(bytes) => Ok(**bytes),
-            Changed::Spilled(place) => {
+            ChangedSector::Here(bytes) => Ok(**bytes),
+            ChangedSector::Spilled(place) => {
                 let mut bytes = [0; SECTOR];
                 let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
                 file.read_exact_at(&mut bytes, u64::from(*place) * SECTOR as u64)?;
@@ -101,7 +104,7 @@ impl Overlay {
         let here = sectors
             .map
             .iter()
-            .filter(|(_, c)| matches!(c, Changed::Here(_)));
+            .filter(|(_, c)| matches!(c, ChangedSector::Here(_)));
         let copy = Overlay::new(self.base.clone(), u64::MAX);
         copy.sectors.write().expect("just made").map =
             here.map(|(at, c)| (*at, c.clone())).collect();
@@ -328,7 +331,7 @@ mod tests {
             let here = sectors
                 .map
                 .values()
-                .filter(|c| matches!(c, Changed::Here(_)));
+                .filter(|c| matches!(c, ChangedSector::Here(_)));
             assert!(here.count() as u64 <= keep / 512);
         }
     }

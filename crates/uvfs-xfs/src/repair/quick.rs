@@ -6,12 +6,12 @@
 //! inodes before the inodes are checked. Trees that are sound say whose all other blocks are. Whenever the
 //! outcome is not a sound file system, all of it is thrown away, and the repair mends everything in rounds.
 
-use super::dir::{self, Tree};
-use super::space::{self, Ag, Chunk};
+use super::dir::{self, DirectoryTree};
+use super::space::{self, AgToMend, FoundChunk};
 use super::trees::walk;
 use super::{Mend, Overlay, chunks, groups, links, local};
 use crate::check::space::{BlockMap, Use};
-use crate::check::{self, Changed, Finding, Kept, Outcome, Progress};
+use crate::check::{self, ChangedSince, Finding, Kept, Outcome, Progress};
 use crate::error::Result;
 use crate::format::*;
 use std::collections::BTreeSet;
@@ -126,15 +126,15 @@ fn is_simple(kept: &Kept, outcome: &Outcome) -> bool {
 fn begin(m: &mut Mend<'_>, kept: &Kept, all: bool) {
     for (agno, k) in kept.ags.iter().enumerate() {
         let ag = &mut m.ags[agno];
-        *ag = Ag {
+        *ag = AgToMend {
             avoid: std::mem::take(&mut ag.avoid),
-            ..Ag::default()
+            ..AgToMend::default()
         };
         let chunks = k.chunks.get().into_iter().flat_map(|c| c.iter());
         let free = k.free.get().into_iter().flat_map(|f| f.iter());
         ag.chunks = chunks
             .zip(free)
-            .map(|(c, free)| Chunk {
+            .map(|(c, free)| FoundChunk {
                 start: c.start,
                 holemask: c.holemask,
                 free: *free,
@@ -203,7 +203,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &Outcome) -> bool {
             (ag.seen[slot], ag.nlink[slot]) = (f.seen, f.nlink);
         }
     }
-    let mut tree = Tree::default();
+    let mut tree = DirectoryTree::default();
     let ino = |index: u32| kept.ino_of(index).unwrap_or(0);
     for (dir, up) in &kept.tree.dotdot {
         tree.dotdot.insert(ino(*dir), ino(*up));
@@ -224,7 +224,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &Outcome) -> bool {
     if m.recount || !touched(m, &kept) {
         return false;
     }
-    let changed = Changed {
+    let changed = ChangedSince {
         sb: m.sb,
         inodes: &m.changed,
         groups: &m.touched,

@@ -2,7 +2,7 @@
 
 use super::Mend;
 use super::overlay::{Fetched, Overlay};
-use super::space::Chunk;
+use super::space::FoundChunk;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use std::sync::mpsc;
@@ -15,7 +15,7 @@ const MAX_AHEAD: usize = 2 << 20;
 const READERS: usize = 4;
 
 /// The bytes of a run of inodes, and blocks of its directories.
-type Run = (Vec<u8>, Option<Fetched>);
+type InodeRun = (Vec<u8>, Option<Fetched>);
 
 /// Is given an inode's number, its place in the lists, and its bytes.
 type Visit<'v> = &'v mut dyn FnMut(&mut Mend<'_>, u64, usize, &[u8]);
@@ -53,7 +53,7 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
     let runs: Vec<((usize, usize), u64)> = runs.iter().copied().zip(starts).collect();
     std::thread::scope(|s| {
         // Reader k has the runs k, k + READERS and so on: they are taken in order.
-        let readers: Vec<mpsc::Receiver<Run>> = (0..READERS.min(runs.len()))
+        let readers: Vec<mpsc::Receiver<InodeRun>> = (0..READERS.min(runs.len()))
             .map(|k| {
                 let (give, take) = mpsc::sync_channel(0);
                 let (read, mine) = (&read, runs[k..].iter().step_by(READERS));
@@ -89,7 +89,7 @@ pub(crate) fn each(m: &mut Mend<'_>, agno: u32, ahead: bool, visit: Visit<'_>) {
 }
 
 /// Runs of chunks that lie one after another: the first, and how many.
-fn runs(chunks: &[Chunk], g: &Geometry) -> Vec<(usize, usize)> {
+fn runs(chunks: &[FoundChunk], g: &Geometry) -> Vec<(usize, usize)> {
     let most = (MAX_READ >> (g.inodelog + 6)).max(1) as usize;
     let mut out: Vec<(usize, usize)> = Vec::new();
     for (i, c) in chunks.iter().enumerate() {

@@ -8,14 +8,14 @@ use crate::geometry::{AgBlock, Geometry};
 
 /// A chunk of 64 inodes, less the holes of a sparse one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Chunk {
+pub(crate) struct FoundChunk {
     pub start: u32,
     pub holemask: u16,
     /// Bit set: free, or in a hole.
     pub free: u64,
 }
 
-impl Chunk {
+impl FoundChunk {
     pub fn has(&self, slot: u32) -> bool {
         self.holemask >> (slot / INODES_PER_HOLEMASK_BIT) & 1 == 0
     }
@@ -28,8 +28,8 @@ pub(crate) const EXPECTED: u8 = 0x80;
 
 /// An allocation group.
 #[derive(Default)]
-pub(crate) struct Ag {
-    pub chunks: Vec<Chunk>,
+pub(crate) struct AgToMend {
+    pub chunks: Vec<FoundChunk>,
     /// For each slot of each chunk: the kind of inode, 0 for a free one; [`UNSEEN`] and
     /// [`EXPECTED`] before it was looked at.
     pub kind: Vec<u8>,
@@ -52,7 +52,7 @@ pub(crate) struct Ag {
     pub free: Option<Vec<(u32, u32)>>,
 }
 
-impl Ag {
+impl AgToMend {
     /// The place of an inode in the lists of the group.
     pub fn slot(&self, agino: u32) -> Option<usize> {
         let i = self
@@ -136,7 +136,7 @@ pub(crate) fn begin(m: &mut Mend<'_>) {
 }
 
 /// A map of a group with what is at fixed places and the chunks of inodes.
-pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[Chunk], blocks: u32) -> BlockMap {
+pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[FoundChunk], blocks: u32) -> BlockMap {
     let mut map = BlockMap::new(blocks);
     let headers = (4 * g.sector_size).div_ceil(g.block_size);
     map.claim(0, headers.min(blocks), Use::Meta);
@@ -154,7 +154,7 @@ pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[Chunk], blocks: u32) -> B
 }
 
 /// The blocks of chunks, in order.
-pub(crate) fn chunk_runs(g: &Geometry, chunks: &[Chunk]) -> Vec<(u32, u32)> {
+pub(crate) fn chunk_runs(g: &Geometry, chunks: &[FoundChunk]) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     let per = 1u32 << g.inopblog;
     for c in chunks {

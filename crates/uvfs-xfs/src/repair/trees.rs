@@ -16,7 +16,7 @@ pub(crate) struct Walked {
     pub gaps: Vec<(u32, u32)>,
 }
 
-struct Walk<'a> {
+struct TreeWalk<'a> {
     disk: &'a Overlay,
     g: &'a Geometry,
     agno: u32,
@@ -34,7 +34,7 @@ pub(crate) fn walk(
     visit: &mut dyn FnMut(&[u8], usize),
 ) -> Walked {
     let (root, levels) = root;
-    let mut w = Walk {
+    let mut w = TreeWalk {
         disk,
         g,
         agno,
@@ -50,7 +50,7 @@ pub(crate) fn walk(
     w.out
 }
 
-impl Walk<'_> {
+impl TreeWalk<'_> {
     /// Follows what begins with keys in this range.
     fn node(
         &mut self,

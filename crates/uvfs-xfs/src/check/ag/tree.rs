@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use super::sector;
 
 /// A tree of an allocation group being walked.
-struct Walk<'c, 'a> {
+struct AgTreeWalk<'c, 'a> {
     ctx: &'c Ctx<'a>,
     agno: u32,
     tree: Btree,
@@ -41,12 +41,12 @@ fn low_key(tree: Btree, b: &[u8]) -> Result<u128, Fault> {
 }
 
 /// The result of a walk.
-pub(crate) struct Walked {
+pub(crate) struct AgTreeResult {
     pub blocks: u32,
     pub whole: bool,
 }
 
-impl Walk<'_, '_> {
+impl AgTreeWalk<'_, '_> {
     fn place(&self, agbno: u32) -> Place {
         Place::block(self.tree.name(), self.agno, agbno)
     }
@@ -241,18 +241,18 @@ pub(super) fn walk(
     root: u32,
     levels: u32,
     visit: &mut dyn FnMut(u32, &[u8], usize),
-) -> Walked {
+) -> AgTreeResult {
     let place = Place::ag(tree.name(), agno);
     if levels == 0 || levels > u32::from(BTREE_MAXLEVELS) {
         ctx.report.incomplete();
         ctx.report
             .differ(place, "levels", "at least 1 and what fits", levels);
-        return Walked {
+        return AgTreeResult {
             blocks: 0,
             whole: false,
         };
     }
-    let mut w = Walk {
+    let mut w = AgTreeWalk {
         ctx,
         agno,
         tree,
@@ -267,7 +267,7 @@ pub(super) fn walk(
                 .differ(w.tree_place(b), "bb_rightsib", "none", right);
         }
     }
-    Walked {
+    AgTreeResult {
         blocks: w.seen.len() as u32,
         whole: w.whole,
     }

@@ -1,13 +1,13 @@
 //! Checks the index of a directory: the leaf blocks and the free index.
 
-use super::super::ctx::Ctx;
 use super::super::da::DaTree;
 use super::super::reader::Reader;
 use super::super::report::Place;
 use super::super::runs::read_run;
 use crate::format::*;
 
-use super::{Dir, Parts};
+use super::order::leaf_order;
+use super::{DirCheck, Parts};
 
 /// What the leaves of an index have.
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct Leaves {
     previous: u32,
 }
 
-impl Dir<'_, '_> {
+impl DirCheck<'_, '_> {
     /// Checks the index of a directory with more than one block, and its free index.
     pub(super) fn leaves(&mut self, rd: &mut Reader<'_>, parts: &Parts) {
         let (ctx, extents) = (self.ctx, self.extents);

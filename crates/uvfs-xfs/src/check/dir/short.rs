@@ -5,9 +5,9 @@ use super::super::report::Place;
 use crate::format::*;
 use crate::inode::Inode;
 
-use super::{Dir, show};
+use super::{DirCheck, show};
 
-impl Dir<'_, '_> {
+impl DirCheck<'_, '_> {
     pub(super) fn shortform(&mut self, inode: &Inode, out: &mut Gathered) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);

@@ -24,7 +24,7 @@ struct Span {
 }
 
 /// A span, and what was asked for ahead for it.
-struct Run {
+struct ChunkRun {
     span: Span,
     /// The pieces of the span itself.
     pieces: Vec<u64>,
@@ -88,7 +88,7 @@ pub(crate) fn scan(
         }
         item = Some(next()?);
     };
-    let mut queue: VecDeque<Run> = VecDeque::with_capacity(READS_AHEAD);
+    let mut queue: VecDeque<ChunkRun> = VecDeque::with_capacity(READS_AHEAD);
     let mut more = true;
     loop {
         while more && queue.len() < READS_AHEAD && (queue.is_empty() || rd.has_room()) {
@@ -99,7 +99,7 @@ pub(crate) fn scan(
             let mark = rd.mark();
             rd.want(span.offset, span.len as u64);
             rd.go();
-            queue.push_back(Run {
+            queue.push_back(ChunkRun {
                 span,
                 pieces: rd.since(mark),
                 batches: VecDeque::new(),
@@ -150,7 +150,7 @@ fn inodes_of<'c>(
 
 /// Asks for what the inodes of a run lead to, as far as there is room. Gives whether that was all. Nothing
 /// here is believed: what makes no sense is found when the inode is checked.
-fn survey(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut Run) -> bool {
+fn survey(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut ChunkRun) -> bool {
     let span = run.span;
     let frees = ctx.ags[span.agno as usize].free.get();
     // A run that was not asked for ahead is read when its turn comes.
@@ -243,7 +243,7 @@ fn survey_fork(ctx: &Ctx<'_>, rd: &mut Reader<'_>, format: u8, n: u64, fork: Opt
     }
 }
 
-fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut Run, out: &mut Gathered) {
+fn scan_run(ctx: &Ctx<'_>, rd: &mut Reader<'_>, run: &mut ChunkRun, out: &mut Gathered) {
     let span = run.span;
     match rd.bytes(span.offset, span.len) {
         Ok(bytes) => scan_inodes(ctx, rd, run, &bytes, out),
@@ -268,7 +268,7 @@ fn scan_chunks(ctx: &Ctx<'_>, rd: &mut Reader<'_>, span: Span, out: &mut Gathere
             offset: span.offset + skip,
             len: (span.len as u64 - skip).min(chunk_bytes(ctx)) as usize,
         };
-        let mut one = Run {
+        let mut one = ChunkRun {
             span,
             pieces: Vec::new(),
             batches: VecDeque::new(),
@@ -295,7 +295,7 @@ fn scan_chunks(ctx: &Ctx<'_>, rd: &mut Reader<'_>, span: Span, out: &mut Gathere
 fn scan_inodes(
     ctx: &Ctx<'_>,
     rd: &mut Reader<'_>,
-    run: &mut Run,
+    run: &mut ChunkRun,
     bytes: &[u8],
     out: &mut Gathered,
 ) {

@@ -2,9 +2,9 @@
 
 use super::super::MkfsError;
 use super::super::inode::{ForkData, NewInode, put};
-use super::super::pool::{FileRef, Job, Piece};
-use super::super::source::{Dir, Entry, Meta};
-use super::super::space::{Full, REGION_BYTES, Run};
+use super::super::pool::{FilePiece, FileRef, Job};
+use super::super::source::{Meta, SourceDir, SourceEntry};
+use super::super::space::{BlockRun, Full, REGION_BYTES};
 use crate::bulk::attr::NewAttr;
 use crate::bulk::btree::{Shape, build_fork, fork_root_room};
 use crate::format::*;
@@ -18,14 +18,14 @@ use super::{AttrForm, Filler, block_runs, generation};
 
 /// A region that small files' data is put into.
 pub(super) struct Batch {
-    run: Run,
+    run: BlockRun,
     used: u32,
-    pieces: Vec<Piece>,
+    pieces: Vec<FilePiece>,
 }
 
 /// Adds runs of blocks to a list of extents from block `at` of the file on; those that go on where
 /// the last one ends become one.
-pub(super) fn append(g: &Geometry, extents: &mut Vec<Extent>, mut at: u64, runs: &[Run]) {
+pub(super) fn append(g: &Geometry, extents: &mut Vec<Extent>, mut at: u64, runs: &[BlockRun]) {
     for r in runs {
         let startblock = g.fsbno(r.start());
         match extents.last_mut() {
@@ -63,8 +63,8 @@ impl<'p, 'a> Filler<'p, 'a> {
     /// Allocates a file's blocks and has them filled.
     pub(super) fn contents(
         &mut self,
-        dir: &Arc<dyn Dir>,
-        e: &Entry,
+        dir: &Arc<dyn SourceDir>,
+        e: &SourceEntry,
         agno: u32,
         path: &dyn Fn() -> PathBuf,
     ) -> Result<Vec<Extent>, MkfsError> {
@@ -99,11 +99,11 @@ impl<'p, 'a> Filler<'p, 'a> {
                     let n = (r.len - done).min(region.max(1));
                     let len = (n as usize) << g.blocklog;
                     let part = (end - at).min(len as u64) as usize;
-                    let run = Run {
+                    let run = BlockRun {
                         agbno: r.agbno + done,
                         ..r
                     };
-                    let pieces = vec![Piece {
+                    let pieces = vec![FilePiece {
                         file: file.clone(),
                         offset: at,
                         at: 0,
@@ -118,7 +118,7 @@ impl<'p, 'a> Filler<'p, 'a> {
         Ok(extents)
     }
 
-    fn job(&self, run: Run, len: usize, pieces: Vec<Piece>) -> Result<(), MkfsError> {
+    fn job(&self, run: BlockRun, len: usize, pieces: Vec<FilePiece>) -> Result<(), MkfsError> {
         let offset = self.l.g.daddr(run.start()) << 9;
         self.pool.push(Job {
             offset,
@@ -158,13 +158,13 @@ impl<'p, 'a> Filler<'p, 'a> {
             };
             let n = left.min(b.run.len - b.used);
             let offset = at << g.blocklog;
-            b.pieces.push(Piece {
+            b.pieces.push(FilePiece {
                 file: file.clone(),
                 offset,
                 at: (b.used as usize) << g.blocklog,
                 len: (end - offset).min(u64::from(n) << g.blocklog) as usize,
             });
-            let run = Run {
+            let run = BlockRun {
                 agno: b.run.agno,
                 agbno: b.run.agbno + b.used,
                 len: n,
@@ -184,7 +184,7 @@ impl<'p, 'a> Filler<'p, 'a> {
 
     /// Has a region filled, and gives back what is left of it.
     pub(super) fn flush(&mut self, b: Batch) -> Result<(), MkfsError> {
-        self.space.give(Run {
+        self.space.give(BlockRun {
             agbno: b.run.agbno + b.used,
             len: b.run.len - b.used,
             ..b.run

@@ -1,6 +1,6 @@
 //! A directory of the host as a source.
 
-use super::{Data, Dir, Entry, Meta, Reader, Root, Time, as_path};
+use super::{Data, Meta, Root, SourceDir, SourceEntry, SourceReader, Time, as_path};
 use crate::bulk::attr::{NewAttr, acl_from_xattr};
 use crate::format::*;
 use crate::mkfs::MkfsError;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The state that all directories of a tree share.
 #[derive(Debug)]
-struct Tree {
+struct HostTree {
     path: PathBuf,
     /// A file that is not to be seen: the image itself (device and inode).
     hidden: Option<(u64, u64)>,
@@ -25,7 +25,7 @@ struct Tree {
 /// A directory of the host. It keeps a descriptor, so that the length of paths has no bound.
 #[derive(Debug)]
 pub struct HostDir {
-    tree: Arc<Tree>,
+    tree: Arc<HostTree>,
     fd: OwnedFd,
     parent: Option<Arc<HostDir>>,
     name: Box<[u8]>,
@@ -49,7 +49,7 @@ impl HostDir {
         let fd = rfs::open(path, flags, Mode::empty()).map_err(failed("opening it"))?;
         let stat = rfs::statx(&fd, c"", AtFlags::EMPTY_PATH, STATX).map_err(failed("stat"))?;
         let dir = HostDir {
-            tree: Arc::new(Tree {
+            tree: Arc::new(HostTree {
                 path: path.into(),
                 hidden,
                 noatime: AtomicBool::new(true),
@@ -122,7 +122,7 @@ impl HostDir {
         Ok(attrs)
     }
 
-    fn entry(&self, name: &[u8]) -> Result<Option<Entry>, MkfsError> {
+    fn entry(&self, name: &[u8]) -> Result<Option<SourceEntry>, MkfsError> {
         let stat = rfs::statx(
             &self.fd,
             name,
@@ -157,7 +157,7 @@ impl HostDir {
         };
         let attrs = self.attrs(name)?;
         let several = kind != FileType::Directory && stat.stx_nlink > 1;
-        Ok(Some(Entry {
+        Ok(Some(SourceEntry {
             name: name.into(),
             meta,
             links: several.then_some(id),
@@ -212,8 +212,8 @@ impl HostDir {
     }
 }
 
-impl Dir for HostDir {
-    fn list(&self) -> Result<Vec<Entry>, MkfsError> {
+impl SourceDir for HostDir {
+    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError> {
         let failed = |e| self.failed(b"", "listing it", e);
         let mut names = Vec::new();
         for e in rfs::Dir::read_from(&self.fd).map_err(failed)? {
@@ -233,7 +233,7 @@ impl Dir for HostDir {
         Ok(entries)
     }
 
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError> {
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError> {
         let flags = OPEN | OFlags::DIRECTORY;
         let fd = rfs::openat(&self.fd, name, flags, Mode::empty())
             .map_err(|e| self.failed(name, "opening it", e))?;
@@ -245,8 +245,8 @@ impl Dir for HostDir {
         }))
     }
 
-    fn open(&self, name: &[u8]) -> Result<Reader, MkfsError> {
-        self.open_fd(name).map(Reader::Host)
+    fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError> {
+        self.open_fd(name).map(SourceReader::Host)
     }
 
     fn path(&self, name: &[u8]) -> PathBuf {

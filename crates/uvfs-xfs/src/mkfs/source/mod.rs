@@ -57,7 +57,7 @@ pub enum Data {
 
 /// A name in a directory, with the inode that it leads to.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct SourceEntry {
     /// The name: 1 to 255 bytes.
     pub name: Box<[u8]>,
     /// The inode.
@@ -73,24 +73,24 @@ pub struct Entry {
 }
 
 /// A directory of a source.
-pub trait Dir: Send + Sync {
+pub trait SourceDir: Send + Sync {
     /// All entries in the order of their names' bytes, without "." and "..".
     ///
     /// # Errors
     /// [`MkfsError::Source`], which names the path.
-    fn list(&self) -> Result<Vec<Entry>, MkfsError>;
+    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError>;
 
     /// The directory `name` in this one.
     ///
     /// # Errors
     /// As [`Dir::list`].
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError>;
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError>;
 
     /// The regular file `name` in this directory.
     ///
     /// # Errors
     /// As [`Dir::list`].
-    fn open(&self, name: &[u8]) -> Result<Reader, MkfsError>;
+    fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError>;
 
     /// The path of the entry `name`, or of the directory itself if that is empty, for messages.
     fn path(&self, name: &[u8]) -> PathBuf;
@@ -100,7 +100,7 @@ pub trait Dir: Send + Sync {
 #[derive(Clone)]
 pub struct Root {
     /// The directory.
-    pub dir: Arc<dyn Dir>,
+    pub dir: Arc<dyn SourceDir>,
     /// Its inode.
     pub meta: Meta,
     /// Its extended attributes.
@@ -109,7 +109,7 @@ pub struct Root {
 
 /// An open file of a source.
 #[derive(Debug)]
-pub enum Reader {
+pub enum SourceReader {
     /// A file of the host.
     Host(OwnedFd),
     /// Parts of another file.
@@ -122,15 +122,15 @@ pub enum Reader {
     },
 }
 
-impl Reader {
+impl SourceReader {
     /// Reads all of `buf` from `offset`; an error if the file ends before.
     ///
     /// # Errors
     /// The kernel's error, or `UnexpectedEof`.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
         match self {
-            Reader::Host(fd) => pread(fd, offset, buf),
-            Reader::Parts { file, parts } => {
+            SourceReader::Host(fd) => pread(fd, offset, buf),
+            SourceReader::Parts { file, parts } => {
                 buf.fill(0);
                 let end = offset + buf.len() as u64;
                 let first = parts.partition_point(|(start, len, _)| start + len <= offset);

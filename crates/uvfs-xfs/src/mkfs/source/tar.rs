@@ -4,7 +4,7 @@
 //! first: names and attributes into memory, contents into a temporary file without a name.
 
 use super::sparse::Sparse;
-use super::{Data, Dir, Entry, Meta, Reader, Root, Time, as_path};
+use super::{Data, Meta, Root, SourceDir, SourceEntry, SourceReader, Time, as_path};
 use crate::bulk::attr::NewAttr;
 use crate::mkfs::MkfsError;
 use std::collections::BTreeMap;
@@ -34,14 +34,14 @@ struct Node {
 }
 
 #[derive(Debug)]
-struct Tree {
+struct TarTree {
     nodes: Vec<Node>,
     contents: Arc<File>,
 }
 
 #[derive(Debug)]
 struct TarDir {
-    tree: Arc<Tree>,
+    tree: Arc<TarTree>,
     node: usize,
     path: PathBuf,
 }
@@ -79,7 +79,7 @@ fn directory() -> Node {
 /// [`MkfsError::Source`] and [`MkfsError::Unfit`], which name the member.
 pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
     let contents = tempfile::tempfile_in(beside).map_err(failed("making a temporary file"))?;
-    let mut tree = Tree {
+    let mut tree = TarTree {
         nodes: vec![directory()],
         contents: Arc::new(contents),
     };
@@ -176,7 +176,7 @@ fn extended(
     Ok(())
 }
 
-impl Tree {
+impl TarTree {
     /// The directory that these names lead to, made where it is missing.
     fn directory(&mut self, names: &[&[u8]]) -> Option<usize> {
         let mut at = 0;
@@ -373,12 +373,12 @@ impl Tree {
     }
 }
 
-impl Dir for TarDir {
-    fn list(&self) -> Result<Vec<Entry>, MkfsError> {
+impl SourceDir for TarDir {
+    fn list(&self) -> Result<Vec<SourceEntry>, MkfsError> {
         let below = &self.tree.nodes[self.node].below;
         let entries = below.iter().map(|(name, node)| {
             let n = &self.tree.nodes[*node];
-            Entry {
+            SourceEntry {
                 name: name.clone(),
                 meta: n.meta.clone(),
                 links: (n.names > 1).then_some((0, *node as u64)),
@@ -393,7 +393,7 @@ impl Dir for TarDir {
         Ok(entries.collect())
     }
 
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn Dir>, MkfsError> {
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError> {
         let node = self.node_of(name)?;
         Ok(Arc::new(TarDir {
             tree: self.tree.clone(),
@@ -402,9 +402,9 @@ impl Dir for TarDir {
         }))
     }
 
-    fn open(&self, name: &[u8]) -> Result<Reader, MkfsError> {
+    fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError> {
         let node = self.node_of(name)?;
-        Ok(Reader::Parts {
+        Ok(SourceReader::Parts {
             file: self.tree.contents.clone(),
             parts: self.tree.nodes[node].parts.as_slice().into(),
         })
