@@ -95,7 +95,7 @@ struct Seen {
     ino: u64,
     slot: usize,
     inode: Inode,
-    /// What it is to be.
+    /// The bytes that it is to have.
     raw: Vec<u8>,
     /// It has findings.
     bad: bool,

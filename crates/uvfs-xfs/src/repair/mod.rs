@@ -43,6 +43,7 @@ mod chunks;
 mod commit;
 mod contest;
 mod dir;
+mod error;
 mod fields;
 mod fork;
 mod groups;
@@ -59,6 +60,7 @@ mod superblock;
 mod trees;
 
 pub use commit::{DeviceSink, Sink};
+pub use error::RepairError;
 
 use crate::blocks::Blocks;
 use crate::check::{self, Finding, Progress};
@@ -71,7 +73,6 @@ use overlay::Overlay;
 use space::AgToMend;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io;
 use std::sync::Arc;
 
 /// Rounds of checking and mending.
@@ -118,42 +119,6 @@ pub struct Outcome {
     pub rounds: usize,
     /// Bytes written.
     pub written: u64,
-}
-
-/// Why a repair could not be done or finished.
-#[derive(Debug)]
-pub enum RepairError {
-    /// It could not begin.
-    Check(Error),
-    /// The bound on memory is too small for what has to be mended; this would do. Nothing was done.
-    Memory(u64),
-    /// The image could not be written to. A later repair goes on from there.
-    Write(io::Error),
-}
-
-impl std::fmt::Display for RepairError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            RepairError::Check(e) => e.fmt(f),
-            RepairError::Memory(least) => write!(
-                f,
-                "--memory: to mend what was found at least {}M are needed; nothing was written",
-                least.div_ceil(1 << 20)
-            ),
-            RepairError::Write(e) => write!(
-                f,
-                "writing: {e}; the file system is half mended and marked as needing repair: repair it again"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for RepairError {}
-
-impl From<Error> for RepairError {
-    fn from(e: Error) -> RepairError {
-        RepairError::Check(e)
-    }
 }
 
 /// Repairs the file system in `blocks`, with `sink` to write to the same image.

@@ -9,7 +9,7 @@ use crate::format::*;
 use super::order::leaf_order;
 use super::{DirCheck, Parts};
 
-/// What the leaves of an index have.
+/// The contents of the leaves of an index.
 #[derive(Default)]
 struct Leaves {
     /// (hash, address) of the entries that belong to the round.

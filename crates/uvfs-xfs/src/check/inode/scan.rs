@@ -28,7 +28,7 @@ struct ChunkRun {
     span: Span,
     /// The pieces of the span itself.
     pieces: Vec<u64>,
-    /// What its inodes lead to: the number of the inode after the last one, and the pieces.
+    /// The blocks that its inodes lead to: the number of the inode after the last one, and the pieces.
     batches: VecDeque<(usize, Vec<u64>)>,
     /// Inodes whose forks were looked at for that.
     surveyed: usize,
