@@ -294,12 +294,17 @@ pub(crate) fn one(m: &mut Mend<'_>, dir: &Inode, tree: &mut DirectoryTree) {
         }
     } else {
         let mut links = Vec::new();
-        let whole = read(m, dir, false, &mut |name, to, kind| match name {
-            b".." => dotdot = dotdot.or(Some(to)),
-            b"." => {}
-            _ => links.push((to, kind)),
+        let mut dots = true;
+        let whole = read(m, dir, false, &mut |name, to, kind| {
+            if !matches!(name, b"." | b"..") {
+                return links.push((to, kind));
+            }
+            dots &= kind == FileType::Directory;
+            if name == b".." {
+                dotdot = dotdot.or(Some(to));
+            }
         });
-        let mut fine = whole;
+        let mut fine = whole && dots;
         for (to, kind) in links {
             let actual = m.expect(to, kind);
             fine &= actual != FileType::Unknown && kind == actual;

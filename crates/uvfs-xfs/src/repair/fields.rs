@@ -355,7 +355,9 @@ fn target(m: &Mend<'_>, inode: &Inode, visit: &mut dyn FnMut(u64, Vec<u8>)) -> O
 /// The length of a symbolic link's target, as its blocks say.
 pub(crate) fn link_size(m: &Mend<'_>, inode: &Inode) -> Option<u64> {
     let len = target(m, inode, &mut |_, _| {})?.len();
-    (len > 0 && len <= SYMLINK_MAXLEN).then_some(len as u64)
+    // A shorter target would be in the inode.
+    let room = inode.fork_bytes(Fork::Data).len();
+    (len > room && len <= SYMLINK_MAXLEN).then_some(len as u64)
 }
 
 /// Whether a symbolic link's target can be read.
