@@ -178,6 +178,16 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
         .into_iter()
         .filter(|r| g.inode(*r).is_some())
         .max_by_key(|r| (agree(*r) > 1, is_root(m, *r)));
+    // Some of the copies have it, too.
+    let copies = (1..g.agcount.min(MAX_VOTES)).filter_map(|agno| {
+        let offset = g.ag_header_daddr(agno, 0) << 9;
+        let copy = at(m.disk, offset, g.sector_size as usize)?;
+        Some(copy.rootino.get()).filter(|r| is_root(m, *r))
+    });
+    let best = best
+        .filter(|r| is_root(m, *r))
+        .or_else(|| copies.min())
+        .or(best);
     if let Some(r) = best
         && (root, rbm, rsum) != (r, r + 1, r + 2)
     {
