@@ -358,7 +358,7 @@ fn no_thread_that_serves_others_closes_what_a_client_sent() {
             let (bad, peer) = lingers();
             send(&bad);
             peers.push(peer);
-            // Whoever closes it last waits: the server, unless it was fast.
+            // The last one to close it waits: the server, unless it was fast.
             let closes = std::thread::spawn(move || drop(bad));
             for _ in 0..100 {
                 if !closes.is_finished() {
