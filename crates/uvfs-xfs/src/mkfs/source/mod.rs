@@ -83,13 +83,13 @@ pub trait SourceDir: Send + Sync {
     /// The directory `name` in this one.
     ///
     /// # Errors
-    /// As [`Dir::list`].
+    /// As [`SourceDir::list`].
     fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError>;
 
     /// The regular file `name` in this directory.
     ///
     /// # Errors
-    /// As [`Dir::list`].
+    /// As [`SourceDir::list`].
     fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError>;
 
     /// The path of the entry `name`, or of the directory itself if that is empty, for messages.
