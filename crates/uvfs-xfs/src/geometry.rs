@@ -363,6 +363,18 @@ impl Geometry {
         u64::from(agno) << (self.agblklog + self.inopblog) | u64::from(agino)
     }
 
+    /// Whether the holes of a sparse chunk may be: inodes are allocated in clusters of `spino_align` blocks,
+    /// so each cluster is there as a whole, or in a hole as a whole.
+    pub fn holes_fit(&self, holemask: u16) -> bool {
+        let inodes = self.spino_align.clamp(1, 64) << self.inopblog;
+        let bits = (inodes / INODES_PER_HOLEMASK_BIT).clamp(1, 16);
+        let cluster = u16::MAX >> (16 - bits);
+        let mut parts = (0..16)
+            .step_by(bits as usize)
+            .map(|i| holemask >> i & cluster);
+        parts.all(|hole| hole == 0 || hole == cluster)
+    }
+
     /// Blocks of an inode chunk (64 inodes), at least 1.
     pub fn chunk_blocks(&self) -> u32 {
         (INODES_PER_CHUNK >> self.inopblog).max(1)

@@ -36,7 +36,7 @@ fn records(
             let order = out
                 .last()
                 .is_none_or(|l| u64::from(l.startino) + 64 <= start);
-            if inside && aligned && order {
+            if inside && aligned && order && g.holes_fit(c.holemask) {
                 out.push(c);
             } else {
                 fine = false;

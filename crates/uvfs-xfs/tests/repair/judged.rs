@@ -162,7 +162,7 @@ fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tall
 }
 
 /// Does `damage` for each number up to `count` to copies of the image, and repairs them.
-fn each(image: &Image, count: usize, damage: &(dyn Fn(usize, &Path) -> Option<String> + Sync)) {
+pub fn each(image: &Image, count: usize, damage: &(dyn Fn(usize, &Path) -> Option<String> + Sync)) {
     let before = files(&image.path());
     let tally = Mutex::new(Tally::default());
     let next = AtomicUsize::new(0);

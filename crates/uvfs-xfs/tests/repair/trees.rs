@@ -1,7 +1,7 @@
 //! Inode trees damaged together with what their inodes lead to.
 
 use super::*;
-use uvfs_xfs::format::BTREE_LONG_CRC_OFFSET;
+use uvfs_xfs::format::{BTREE_LONG_CRC_OFFSET, BTREE_SHORT_CRC_OFFSET};
 
 /// Trees that are damaged together with what their inodes lead to are mended in rounds, and no inode in
 /// them is lost: what only the inodes say is not taken for free.
@@ -37,6 +37,28 @@ fn a_tree_and_a_directory_damaged_together() {
             assert!(lost.len() <= most, "{what:?}: {lost:?}");
         }
     }
+}
+
+/// A hole of a part of a cluster would stay in the inode tree. For xfs_repair the whole cluster is then a hole, and
+/// the inodes in it are lost.
+#[test]
+fn a_hole_is_whole_clusters() {
+    const HOLEMASK: usize = 60;
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let trees: Vec<_> = regions.iter().filter(|r| r.kind == "inobt").collect();
+    judged::each(&image, trees.len(), &|i, path| {
+        let mut block = vec![0; trees[i].len];
+        assert!(mem.get(trees[i].offset, &mut block));
+        // Four inodes, of a cluster of 32.
+        block[HOLEMASK] ^= 1;
+        store_crc(&mut block, BTREE_SHORT_CRC_OFFSET);
+        let mut damaged = mem.clone();
+        damaged.put(trees[i].offset, &block);
+        damages::write_regions(path, &damaged, &regions);
+        Some(format!("a hole of four inodes in {:#x}", trees[i].offset))
+    });
 }
 
 /// A walk over inodes that the check could not see builds the extent tree of a file that claims a directory's

@@ -142,6 +142,10 @@ fn unpack(
         );
         return None;
     }
+    if !g.holes_fit(c.holemask) {
+        report.bad(place, format!("record {i}: a hole of a part of a cluster"));
+        return None;
+    }
     let align = if g.features.sparse && c.holemask != 0 {
         g.spino_align
     } else {
