@@ -4,6 +4,7 @@ mod metrics;
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -78,7 +79,8 @@ fn socket_of_server(mountpoint: &Path) -> Option<PathBuf> {
         let name = socket.file_name();
         let pid = (name.to_str()).and_then(|name| name.strip_suffix(".sock")?.split('-').next());
         let pid = pid.and_then(|pid| pid.parse().ok());
-        pid.is_some_and(|pid| serves(pid, minor))
+        // A killed server leaves its sockets, and another process may have its number now.
+        pid.is_some_and(|pid| serves(pid, minor)) && UnixStream::connect(socket.path()).is_ok()
     });
     // Of a process with several mounts each has a socket.
     let one = serving.next()?;
