@@ -213,8 +213,8 @@ pub fn repair(
     finish(m, out, options, sink)
 }
 
-/// Of the superblocks that a repair may go by the one with which the check sees most inodes, and then finds least,
-/// less what is said of the copies.
+/// Of the superblocks that a repair may go by the one whose UUID most group headers have, then the one with which
+/// the check sees most inodes, and then finds least, less what is said of the copies.
 fn better(
     choices: Vec<superblock::Choice>,
     blocks: &Arc<dyn Blocks>,
@@ -239,9 +239,9 @@ fn better(
     };
     let ranks = choices.iter().enumerate().map(|(i, choice)| {
         let (inodes, count) = findings(choice);
-        (Reverse(inodes), count, i)
+        (Reverse((choice.headers(&**blocks), inodes)), count, i)
     });
-    let best = ranks.min().map_or(0, |(_, _, i)| i);
+    let best = ranks.min().map_or(0, |(.., i)| i);
     let mut choices = choices;
     match choices.is_empty() {
         true => Err(Error::NotXfs { found: 0 }),

@@ -77,6 +77,26 @@ pub(crate) struct Choice {
     pub as_is: bool,
 }
 
+impl Choice {
+    /// How many group headers have the UUID of this superblock, damaged ones as well.
+    pub(crate) fn headers(&self, blocks: &dyn Blocks) -> usize {
+        let g = &self.g;
+        let uuid = |agno, sector| {
+            let mut bytes = vec![0; g.sector_size as usize];
+            let at = g.ag_header_daddr(agno, sector) << 9;
+            blocks.read_data(at, &mut bytes).ok()?;
+            match sector {
+                AGF_SECTOR => Agf::at(&bytes, 0).ok().map(|agf| agf.uuid),
+                _ => Agi::at(&bytes, 0).ok().map(|agi| agi.uuid),
+            }
+        };
+        (0..g.agcount)
+            .flat_map(|agno| [(agno, AGF_SECTOR), (agno, AGI_SECTOR)])
+            .filter(|(agno, sector)| uuid(*agno, *sector) == Some(g.meta_uuid))
+            .count()
+    }
+}
+
 /// The superblock to go by. There are two if as many superblocks speak for the primary one as for another; the
 /// primary one comes first.
 pub(crate) fn settle(blocks: &dyn Blocks) -> Result<Vec<Choice>> {

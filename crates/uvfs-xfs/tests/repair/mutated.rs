@@ -27,8 +27,9 @@ fn outcome(mem: &MemImage, regions: &[mutate::Region], seed: u64) -> Result<(), 
 }
 
 /// Seeds whose damage was left once: the type of an entry ".." in a directory block, a symbolic link whose
-/// block says that its target is shorter than what the inode holds, and a superblock without the root's number.
-const FOUND: [u64; 6] = [22662, 61526, 56176, 80498, 84156, 58925];
+/// block says that its target is shorter than what the inode holds, a superblock without the root's number, and a
+/// copy of the superblock with another UUID beside a broken inode tree.
+const FOUND: [u64; 7] = [22662, 61526, 56176, 80498, 84156, 58925, 23020];
 
 /// A repair would say that it has mended an image in which the check still finds something; or panic, or hang.
 /// `UVFS_MUTATED` says how many images, and `UVFS_MUTATED_FROM` the first seed.
