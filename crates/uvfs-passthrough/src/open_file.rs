@@ -32,6 +32,8 @@ pub(crate) enum By {
     Backed,
     /// The kernel, which asks for what it reads and writes.
     Plain,
+    /// The kernel, which asks for each read and write past its page cache, so the inode's mode does not matter.
+    Around,
     /// A client.
     Client,
 }

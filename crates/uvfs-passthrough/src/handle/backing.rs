@@ -24,6 +24,12 @@ fn has_room(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
+/// Whether a file has no set-user-id and set-group-id bits. Whether a write leaves them depends on the writer, whom
+/// the host does not know.
+fn has_no_set_id(file: &Statx) -> bool {
+    u32::from(file.stx_mode) & (libc::S_ISUID | libc::S_ISGID) == 0
+}
+
 impl Source {
     /// Counts an open of the kernel's, and decides whether it gets a backing file; which.
     ///
@@ -43,6 +49,10 @@ impl Source {
         let writes = asked & OFlags::ACCMODE == OFlags::WRONLY;
         let writes_much = writes && self.writers.begin(thread);
         let mut state = inode.state();
+        // RELEASE comes late: the kernel may have closed the backed file before this one got its set-user-id bits.
+        if state.backing.is_some() && writes && !has_no_set_id(file) {
+            return (By::Around, 0);
+        }
         let mappable = asked & OFlags::ACCMODE == OFlags::RDWR;
         if let Some(backing) = &mut state.backing {
             backing.opens += 1;
@@ -75,14 +85,14 @@ impl Source {
         if let Some(thread) = file.writer {
             let written = match file.by {
                 By::Backed => rustix::fs::seek(file, SeekFrom::End(0)).unwrap_or(0),
-                By::Plain | By::Client => file.written.load(Ordering::Relaxed),
+                By::Plain | By::Around | By::Client => file.written.load(Ordering::Relaxed),
             };
             self.writers.end(thread, written);
         }
         let inode = &file.inode;
         let mut state = inode.state();
         match file.by {
-            By::Client => {}
+            By::Around | By::Client => {}
             By::Plain => {
                 assert!(state.backing.is_none() && state.plain > 0, "it was open");
                 state.plain -= 1;
@@ -106,9 +116,6 @@ impl Source {
     /// Whether an open of this file is one to begin with a backing file.
     fn wants_backing(&self, inode: &Inode, asked: OFlags, file: &Statx, writes_much: bool) -> bool {
         let (direct, appends) = (asked_direct(asked), asked.contains(OFlags::APPEND));
-        // Whether a write leaves set-user-id as it is depends on who writes, which the host would not
-        // know.
-        let plain = u32::from(file.stx_mode) & (libc::S_ISUID | libc::S_ISGID) == 0;
         let wanted = match self.options.passthrough {
             Backed::Off => false,
             Backed::Auto if direct => {
@@ -122,7 +129,7 @@ impl Source {
             Backed::All => true,
         };
         wanted
-            && plain
+            && has_no_set_id(file)
             && self.passes_through.load(Ordering::Relaxed)
             && inode.is_regular()
             && self.keeps_times(inode)

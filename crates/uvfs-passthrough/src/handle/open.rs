@@ -164,7 +164,7 @@ impl Source {
             // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
             // cost the kernel less than the asynchronous ones that it makes of them otherwise.
             flags |= OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
-        } else if by == By::Plain && self.writes_around(asked) {
+        } else if by == By::Around || by == By::Plain && self.writes_around(asked) {
             flags |= OpenFlags::DIRECT_IO;
         } else {
             // Once after backing files: whatever is cached is older than what went to them.
