@@ -1,4 +1,4 @@
-//! The fuzz targets of `fuzz/` that need a server, driven by random bytes in an ordinary test: for three
+//! The fuzz targets of `fuzz/` that need a server, driven by random bytes in an ordinary test: for ten
 //! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million). A finding is printed,
 //! to be put into [`FOUND`].
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::Random;
 
 /// The time that a target has where no number of runs is given.
-const TIME: Duration = Duration::from_secs(3);
+const TIME: Duration = Duration::from_secs(10);
 /// Inputs that were kept to be changed.
 const KEPT: usize = 64;
 
