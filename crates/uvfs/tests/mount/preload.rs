@@ -397,3 +397,31 @@ while os.path.exists(sys.argv[2]): time.sleep(0.01)
     );
     wait_for("its end", || json()["clients"] == serde_json::json!([]));
 }
+
+/// If the client did not know of it, a write to a mount that is to be synchronous would only be in the
+/// memory of the program that `uvfs run` serves.
+#[test]
+fn a_synchronous_mount_holds_nothing_back_under_uvfs_run() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("python3"),
+    ]) {
+        return;
+    }
+    // The host's file, before this one is closed or synced.
+    let script = "import os, sys\n\
+        fd = os.open(sys.argv[1] + '/file', os.O_CREAT | os.O_RDWR)\n\
+        os.write(fd, b'first')\n\
+        os.pwrite(fd, b'second', 5)\n\
+        print(open(sys.argv[2] + '/file').read())";
+    for (option, expected) in [("async", ""), ("sync", "firstsecond")] {
+        let served = Served::new(&Serve::for_clients(Transport::Dev).option(option));
+        let mut command = uvfs_run(How::Eager);
+        command.args(["--", "python3", "-c", script]);
+        command.arg(&served.mount.at).arg(&served.source);
+        let outcome = served.mount.run(&mut command);
+        assert!(served_any(&outcome), "{option}: {outcome}");
+        assert_eq!(outcome.ok().trim(), expected, "{option}");
+    }
+}

@@ -1,0 +1,202 @@
+//! What users of a mount, and other users of the machine, may not have.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::ANY;
+use crate::harness::*;
+
+/// Somebody who has nothing to do with the server.
+const USER: u32 = 54_321;
+
+/// If the server kept the capability to exceed quotas (CAP_SYS_RESOURCE), every user of its mount would
+/// exceed theirs; the others are of no use to it, and of much to who takes it over. The effect on quotas
+/// itself is not seen here: kernels without them are common.
+#[test]
+fn no_thread_of_a_server_keeps_what_it_does_not_need() {
+    const GIVEN_UP: [(u32, &str); 7] = [
+        (5, "CAP_KILL"),
+        (12, "CAP_NET_ADMIN"),
+        (16, "CAP_SYS_MODULE"),
+        (17, "CAP_SYS_RAWIO"),
+        (19, "CAP_SYS_PTRACE"),
+        (24, "CAP_SYS_RESOURCE"),
+        (25, "CAP_SYS_TIME"),
+    ];
+    if !has(&[Need::Mount(ANY), Need::Uvfs]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(ANY));
+    let tasks = format!("/proc/{}/task", served.mount.server.pid());
+    let mut threads = 0;
+    for task in fs::read_dir(tasks).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        for set in ["CapPrm:", "CapEff:", "CapInh:"] {
+            let line = status.lines().find_map(|line| line.strip_prefix(set));
+            let bits = u64::from_str_radix(line.unwrap().trim(), 16).unwrap();
+            for (bit, name) in GIVEN_UP {
+                assert_eq!(bits >> bit & 1, 0, "{name} in {set} {status}");
+            }
+        }
+        threads += 1;
+    }
+    assert!(threads > 1, "workers among them");
+}
+
+/// If the helper led to a file that a user may replace, mount(8) would run that user's program as root.
+#[test]
+fn the_helper_leads_only_to_what_root_alone_can_change() {
+    if !has(&[Need::Mount(ANY), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (bin, sbin) = (scratch.dir("bin"), scratch.dir("sbin"));
+    let program = bin.join("uvfs");
+    fs::copy(env!("CARGO_BIN_EXE_uvfs"), &program).unwrap();
+    let install = || {
+        run(Command::new(&program)
+            .args(["install-helper", "--dir"])
+            .arg(&sbin))
+    };
+    let link = sbin.join("mount.fuse.uvfs");
+    let refused = |why: &str| {
+        let outcome = install();
+        assert_eq!(outcome.status.code(), Some(1), "{why}: {outcome}");
+        assert!(outcome.stderr.contains("bin"), "{why}: {outcome}");
+        assert!(fs::symlink_metadata(&link).is_err(), "{why}");
+    };
+    chown(&program, Some(1234), None).unwrap();
+    refused("another user's file");
+    chown(&program, Some(0), None).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o775)).unwrap();
+    refused("a file that a group may write");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&bin, fs::Permissions::from_mode(0o777)).unwrap();
+    refused("a directory that all may write");
+    fs::set_permissions(&bin, fs::Permissions::from_mode(0o755)).unwrap();
+    install().ok();
+    assert_eq!(fs::read_link(&link).unwrap(), program);
+}
+
+/// If the mode of the control socket alone kept others out, they could ask before it is set.
+#[test]
+fn the_control_socket_answers_no_other_user() {
+    let needs = [Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")];
+    if !has(&needs) || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    const ASKS: &str = "import socket, sys\n\
+        s = socket.socket(socket.AF_UNIX)\n\
+        s.connect(sys.argv[1])\n\
+        answer = b''\n\
+        try:\n\
+        \x20 s.sendall(b'stats\\n')\n\
+        \x20 answer = s.recv(100)\n\
+        except OSError: pass\n\
+        print(len(answer))";
+    let served = Served::new(&Serve::over(ANY));
+    let path = run(Command::new("getfattr")
+        .args(["--only-values", "-n", "user.uvfs.control"])
+        .arg(&served.mount.at))
+    .ok();
+    let path = path.trim_end_matches('\0');
+    fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    for (user, answered) in [(0, true), (USER, false)] {
+        let mut asks = Command::new("python3");
+        asks.args(["-c", ASKS, path]).uid(user).gid(user);
+        let answer = run(&mut asks).ok();
+        assert_eq!(answer.trim() != "0", answered, "{user}: {answer}");
+    }
+}
+
+/// Takes space of the directory `$1` in one way until there is none left, and prints how much it got.
+const FILLS: &str = "import os, sys\n\
+    dir, way = sys.argv[1:3]\n\
+    how = os.O_RDWR if way == 'update' else os.O_WRONLY\n\
+    fd = os.open(dir + '/own', os.O_CREAT | how)\n\
+    model = os.open(dir + '/model', os.O_RDONLY)\n\
+    at = 0\n\
+    for size in 1 << 20, 4096:\n\
+    \x20 try:\n\
+    \x20\x20 while at < 64 << 20:\n\
+    \x20\x20\x20 if way == 'fallocate': os.posix_fallocate(fd, at, size)\n\
+    \x20\x20\x20 if way == 'copy': got = os.copy_file_range(model, fd, size, 0, at)\n\
+    \x20\x20\x20 elif way == 'fallocate': got = size\n\
+    \x20\x20\x20 else: got = os.pwrite(fd, b'x' * size, at)\n\
+    \x20\x20\x20 at += got\n\
+    \x20 except OSError as e: assert e.errno == 28, e\n\
+    try: os.fsync(fd)\n\
+    except OSError as e: assert e.errno == 28, e\n\
+    print(at)";
+
+/// If the server took space as root for everybody, every user of its mount could take the blocks that the host's
+/// file system keeps for root, who then could not even log in.
+#[test]
+fn blocks_that_are_kept_for_root_are_not_the_users() {
+    let needs = [Need::Mount(ANY), Need::Uvfs, Need::Program("mkfs.ext4")];
+    if !has(&needs) || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.ext4("source"), scratch.dir("mount"));
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(source.join("model"), vec![b'm'; 1 << 20]).unwrap();
+    run(Command::new("sync").arg("-f").arg(&source)).ok();
+    let space = || rustix::fs::statvfs(&source).unwrap();
+    let now = space();
+    let (kept, block) = (now.f_bfree - now.f_bavail, now.f_frsize);
+    assert!(kept * block > 8 << 20, "{kept} blocks of {block}");
+    // Little is left for the users.
+    let filler = fs::File::create(source.join("filler")).unwrap();
+    let most = (now.f_bavail * block).saturating_sub(8 << 20);
+    rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, most).unwrap();
+    let fills = |dir: &Path, way: &str, user: u32| {
+        let mut fills = Command::new("python3");
+        fills.args(["-c", FILLS]).arg(dir).arg(way);
+        fills.uid(user).gid(user);
+        fills
+    };
+    for transport in [Transport::Dev, Transport::Uring] {
+        if !has(&[Need::Mount(transport)]) {
+            continue;
+        }
+        for option in ["host", "", "nopassthrough", "direct_io", "writeback"] {
+            for way in ["write", "update", "fallocate", "copy"] {
+                let what = format!("{transport} {option} {way}");
+                let mount = (option != "host").then(|| {
+                    let serve = Serve::over(transport).option(option);
+                    Mount::new(&serve, &source, &at)
+                });
+                let dir = mount.as_ref().map_or(&source, |mount| &mount.at);
+                let got = run(&mut fills(dir, way, USER)).ok();
+                let got: u64 = got.trim().parse().unwrap();
+                run(Command::new("sync").arg("-f").arg(&source)).ok();
+                let left = space().f_bfree;
+                assert!(left >= kept / 10 * 9, "{what}: {left} blocks of {kept}");
+                assert!(
+                    got > 1 << 20 && (got < 16 << 20 || option == "writeback"),
+                    "{what}: {got}"
+                );
+                // They are root's, where the host knows who writes.
+                if way == "write" && option == "nopassthrough" {
+                    let got = run(&mut fills(dir, way, 0)).ok();
+                    assert!(
+                        got.trim().parse::<u64>().unwrap() > 8 << 20,
+                        "{what}: {got}"
+                    );
+                    run(Command::new("sync").arg("-f").arg(&source)).ok();
+                    let left = space().f_bfree;
+                    assert!(left < kept / 2, "{what}: {left} blocks of {kept}");
+                }
+                fs::remove_file(dir.join("own")).unwrap();
+                if let Some(mount) = mount {
+                    mount.unmount().ok();
+                }
+                run(Command::new("sync").arg("-f").arg(&source)).ok();
+            }
+        }
+    }
+}
