@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use uvfs_client::{Client, Config, Flags, Server as Socket};
+use uvfs_testing::{Need, has};
 
 use common::{DEADLINE, eventually, rw};
 use server::Server;
@@ -166,9 +167,8 @@ fn without_descriptors_a_client_is_refused_and_nothing_is_kept() {
 /// If a thread that can't be made left its fellows behind, or nobody told the client, the same.
 #[test]
 fn without_threads_a_client_is_refused_and_nothing_is_kept() {
-    if !rustix::process::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "needs root");
-        eprintln!("skipped: needs root, to have a server of another user");
+    // The server runs as another user.
+    if !has(&[Need::Root]) {
         return;
     }
     let mut refused = 0;

@@ -100,8 +100,7 @@ fn program_in_the_group() {
 #[test]
 fn a_cache_above_the_limit_of_its_control_group_gives_way() {
     let Some(group) = Group::new() else {
-        eprintln!("skipped: needs root and memory control groups");
-        return;
+        return uvfs_testing::skip("needs root and memory control groups");
     };
     // In memory that the group does not pay for, as who touches a page first does: a disk that others
     // keep busy writes back too slowly for a group of version 1, which is killed then.

@@ -17,14 +17,11 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 fn skipped() -> bool {
     let full = std::env::var_os("UVFS_TEST_FULL").is_some_and(|full| !full.is_empty());
     if !full {
-        eprintln!("skipped: needs UVFS_TEST_FULL=1");
+        uvfs_testing::say("needs UVFS_TEST_FULL=1");
         return true;
     }
-    let root = rustix::process::geteuid().is_root();
-    assert!(
-        root && Path::new("/dev/fuse").exists(),
-        "needs root and /dev/fuse"
-    );
+    // Asked for, so it fails without them.
+    assert_eq!(uvfs_testing::Need::Fuse.missing(), None);
     false
 }
 

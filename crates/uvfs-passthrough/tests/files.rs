@@ -20,6 +20,7 @@ use uvfs_server::fs::{
     CopyRange, Entry, Errno, FallocateFlags, FileType, InitFlags, IoHow, Mode, NewNode, Node,
     OFlags, OpenFlags, OpenHow, Origin, ROOT, RenameFlags, Seek, SetAttr, SetTime, XattrFlags,
 };
+use uvfs_testing::{Need, has};
 
 /// The simplest use of a served directory would fail.
 #[test]
@@ -359,8 +360,7 @@ fn what_cannot_be_served_is_said_clearly() {
 /// A file system that is mounted below the source would show what it covers.
 #[test]
 fn submounts_are_crossed_or_looked_below() {
-    if !is_root() {
-        eprintln!("not root: no mounts");
+    if !has(&[Need::Root]) {
         return;
     }
     let test = || {

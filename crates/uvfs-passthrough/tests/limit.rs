@@ -6,14 +6,15 @@ use common::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uvfs_passthrough::Options;
 use uvfs_server::fs::{Node, ROOT};
+use uvfs_testing::{Need, has};
 
 const LIMIT: u64 = 200;
 
 /// The server would run out of descriptors on a large tree.
 #[test]
 fn a_tree_has_ten_times_more_files_than_there_may_be_descriptors() {
-    if !is_root() {
-        eprintln!("not root: each inode takes a descriptor");
+    // Without root each inode takes a descriptor.
+    if !has(&[Need::Root]) {
         return;
     }
     let old = getrlimit(Resource::Nofile);

@@ -12,6 +12,7 @@ use uvfs_server::fs::{
     Context, Errno, FallocateFlags, FileType, IoHow, Mode, NewNode, Node, OFlags, OpenHow, Origin,
     ROOT, SetAttr, XattrFlags,
 };
+use uvfs_testing::{Need, has};
 
 fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -20,8 +21,7 @@ fn chmod(path: &Path, mode: u32) {
 /// New files would belong to the server's user.
 #[test]
 fn what_is_made_is_the_callers() {
-    if !is_root() {
-        eprintln!("not root: nothing is made for others");
+    if !has(&[Need::Root]) {
         return;
     }
     on_each_store(|store, source| {
@@ -103,8 +103,7 @@ fn what_is_made_is_the_callers() {
 /// New files would have other permissions than on the host.
 #[test]
 fn groups_and_default_acls_come_from_the_directory() {
-    if !is_root() {
-        eprintln!("not root: no other groups");
+    if !has(&[Need::Root]) {
         return;
     }
     on_each_store(|store, source| {
@@ -252,8 +251,8 @@ fn truncating_takes_privileges_when_it_is_said_to() {
 /// A new owner would run as the old one, and a capability would outlive the program that it was given to.
 #[test]
 fn a_new_owner_and_new_contents_take_privileges() {
-    if !is_root() {
-        eprintln!("skipped: only root gives files away");
+    // Only root gives files away.
+    if !has(&[Need::Root]) {
         return;
     }
     on_each_store(|store, source| {

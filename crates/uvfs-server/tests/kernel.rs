@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,6 +21,7 @@ use uvfs_server::fs::{
 use uvfs_server::interrupt::interrupted;
 use uvfs_server::mount::unmount;
 use uvfs_server::{FileSystem, Options, Session, Transport, mount};
+use uvfs_testing::{Need, has};
 
 const FILE: Node = Node(2);
 const PANICS: Node = Node(3);
@@ -196,23 +197,13 @@ struct Mounted {
 }
 
 impl Mounted {
-    /// Nothing where this machine can't do it; in CI that is a failure.
+    /// Nothing where this machine can't do it.
     fn over(transport: &str) -> Option<Self> {
-        let lacks = if !rustix::process::geteuid().is_root() {
-            Some("needs root")
-        } else if !Path::new("/dev/fuse").exists() {
-            Some("needs /dev/fuse")
-        } else if transport == "uring" && uvfs_server::mount::uring_parameter() != Some(true) {
-            Some("needs FUSE-over-io_uring (/sys/module/fuse/parameters/enable_uring)")
-        } else {
-            None
+        let need = match transport {
+            "uring" => Need::Uring,
+            _ => Need::Fuse,
         };
-        if let Some(lacks) = lacks {
-            assert!(
-                std::env::var_os("CI").is_none(),
-                "in CI nothing is skipped: {lacks}"
-            );
-            eprintln!("skipped: {lacks}");
+        if !has(&[need]) {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();

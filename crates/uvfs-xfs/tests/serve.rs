@@ -18,6 +18,7 @@ use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{Server, ServerOptions, Session, SessionOptions, Transport};
+use uvfs_testing::{Need, has};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{Options, Progress, check};
 use uvfs_xfs::{Blocks, CachedBlocks, Volume, XfsFs};
@@ -123,9 +124,7 @@ fn image(args: &[&str]) -> Option<Image> {
 #[test]
 fn served_like_the_kernel() {
     let Some(image) = image(&[]) else { return };
-    if !Path::new("/dev/fuse").exists() {
-        assert!(std::env::var_os("CI").is_none(), "no /dev/fuse in CI");
-        eprintln!("skipped: no /dev/fuse");
+    if !has(&[Need::Fuse]) {
         return;
     }
     // Past the page cache, where data cannot be read straight into an answer.

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
+
+use uvfs_testing::{Need, has};
 
 fn uvfs(arguments: &[&str]) -> Vec<u8> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uvfs"));
@@ -10,25 +12,6 @@ fn uvfs(arguments: &[&str]) -> Vec<u8> {
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
     output.stdout
-}
-
-/// Whether a program is installed; in CI it has to be.
-fn has(program: &str) -> bool {
-    let mut command = Command::new(program);
-    let found = command
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok();
-    assert!(
-        found || std::env::var_os("CI").is_none(),
-        "{program} is missing"
-    );
-    if !found {
-        eprintln!("skipped: {program} is missing");
-    }
-    found
 }
 
 /// The names of the subcommands, as the help lists them.
@@ -60,7 +43,7 @@ fn every_command_has_a_manual_page() {
     for page in fs::read_dir(&man).unwrap() {
         check_page(&page.unwrap().path());
     }
-    if !has("man") {
+    if !has(&[Need::Program("man")]) {
         return;
     }
     let shown = Command::new("man")
@@ -83,7 +66,7 @@ fn every_command_has_a_manual_page() {
 
 /// groff finds nothing wrong in a page, and mandb(8) finds its name.
 fn check_page(page: &Path) {
-    if has("groff") {
+    if has(&[Need::Program("groff")]) {
         let mut command = Command::new("groff");
         command.args(["-man", "-Tutf8", "-ww", "-z"]).arg(page);
         let output = command.output().unwrap();
@@ -92,7 +75,7 @@ fn check_page(page: &Path) {
             "{page:?}: {output:?}"
         );
     }
-    if has("lexgrog") {
+    if has(&[Need::Program("lexgrog")]) {
         let output = Command::new("lexgrog").arg(page).output().unwrap();
         let name = page.file_stem().unwrap().to_str().unwrap();
         let found = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -115,7 +98,7 @@ fn shells_take_their_completions() {
         }
         let path = dir.path().join(shell);
         fs::write(&path, &script).unwrap();
-        if has(shell) {
+        if has(&[Need::Program(shell)]) {
             let output = Command::new(shell).arg("-n").arg(&path).output().unwrap();
             assert!(
                 output.status.success() && output.stderr.is_empty(),
@@ -124,7 +107,7 @@ fn shells_take_their_completions() {
         }
     }
     let completes = "source \"$0\"; COMP_WORDS=(uvfs mo); COMP_CWORD=1; _uvfs uvfs mo uvfs; echo \"${COMPREPLY[@]}\"";
-    if has("bash") {
+    if has(&[Need::Program("bash")]) {
         let mut bash = Command::new("bash");
         bash.args(["-c", completes]).arg(dir.path().join("bash"));
         let output = bash.output().unwrap();

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 
 use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
+use uvfs_testing::{Need, has};
 
 /// Names as somebody could choose them to take over the page.
 const HOSTILE: &str = "<script>alert('1')</script>\"><img src=x onerror=\"alert(1)\">&amp;";
@@ -311,19 +312,6 @@ fn nothing_is_loaded_and_names_stay_names() {
     assert!(times > 20, "the names are shown as they are: {times}");
 }
 
-/// Whether the browser is there; in CI it has to be.
-fn has_chromium() -> bool {
-    let found = Command::new("chromium").arg("--version").output().is_ok();
-    assert!(
-        found || std::env::var_os("CI").is_none(),
-        "chromium is missing"
-    );
-    if !found {
-        eprintln!("skipped: chromium is missing (the Debian package chromium)");
-    }
-    found
-}
-
 /// The page in a browser: red, green and blue of each pixel.
 fn screenshot(page: &Path, dark: bool, dir: &Path) -> Vec<[u8; 3]> {
     let path = dir.join(if dark { "dark.png" } else { "light.png" });
@@ -360,7 +348,7 @@ fn screenshot(page: &Path, dark: bool, dir: &Path) -> Vec<[u8; 3]> {
 /// Text of the page would be unreadable, or run over its plot.
 #[test]
 fn a_browser_shows_it_in_light_and_dark() {
-    if !has_chromium() {
+    if !has(&[Need::Program("chromium")]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

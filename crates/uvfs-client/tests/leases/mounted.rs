@@ -1,5 +1,7 @@
 //! Clients beside a mount of the same directory.
 
+use uvfs_testing::{Need, has};
+
 use super::*;
 
 /// Not a test by itself: serves a mount, and clients beside it.
@@ -56,21 +58,11 @@ struct Mounted {
 
 impl Mounted {
     fn over(transport: &str) -> Option<Self> {
-        let lacks = if !rustix::process::geteuid().is_root() {
-            Some("needs root")
-        } else if !Path::new("/dev/fuse").exists() {
-            Some("needs /dev/fuse")
-        } else if transport == "uring" && uvfs_server::mount::uring_parameter() != Some(true) {
-            Some("needs FUSE-over-io_uring (/sys/module/fuse/parameters/enable_uring)")
-        } else {
-            None
+        let need = match transport {
+            "uring" => Need::Uring,
+            _ => Need::Fuse,
         };
-        if let Some(lacks) = lacks {
-            assert!(
-                std::env::var_os("CI").is_none(),
-                "in CI nothing is skipped: {lacks}"
-            );
-            eprintln!("skipped: {lacks}");
+        if !has(&[need]) {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();

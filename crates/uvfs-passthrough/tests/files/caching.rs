@@ -228,8 +228,8 @@ impl Kernel {
 /// The kernel would read past what others wrote through their page caches, or refuse every later open.
 #[test]
 fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root registers backing files");
+    // Only root registers backing files.
+    if !has(&[Need::Root]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

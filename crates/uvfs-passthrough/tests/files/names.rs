@@ -260,8 +260,8 @@ fn a_name_says_who_loses_it_if_that_is_known() {
 /// Removed files that the kernel never forgets would use up all descriptors.
 #[test]
 fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
-    if !is_root() {
-        eprintln!("skipped: needs root, to mount a small tmpfs");
+    // The test mounts a small tmpfs.
+    if !has(&[Need::Root]) {
         return;
     }
     let test = || {

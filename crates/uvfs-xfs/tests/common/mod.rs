@@ -19,6 +19,7 @@ use std::os::unix::fs::{DirEntryExt, FileExt, FileTypeExt, MetadataExt, Permissi
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, Weak};
+use uvfs_testing::{Need, has};
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::format::FileType;
 use uvfs_xfs::{Error, Fork, Inode, Volume};
@@ -45,20 +46,16 @@ pub fn run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Whether images can be made and mounted here; says why not, and fails in CI.
+/// Whether images can be made and mounted here.
 pub fn can_run() -> bool {
-    let why = if !rustix::process::geteuid().is_root() {
-        "not root"
-    } else if Command::new("mkfs.xfs").arg("-V").output().is_err() {
-        "no mkfs.xfs"
-    } else if !Path::new("/dev/loop-control").exists() {
-        "no loop devices"
-    } else {
-        return true;
-    };
-    assert!(std::env::var_os("CI").is_none(), "cannot run in CI: {why}");
-    eprintln!("skipped: {why} (needs root, loop devices and mkfs.xfs)");
-    false
+    if !has(&[Need::Root, Need::Program("mkfs.xfs")]) {
+        return false;
+    }
+    let loop_devices = Path::new("/dev/loop-control").exists();
+    if !loop_devices {
+        uvfs_testing::skip("needs loop devices");
+    }
+    loop_devices
 }
 
 /// Whether the whole set of feature combinations was asked for.
@@ -190,16 +187,7 @@ pub fn formats(volume: &Volume, root: &Path) -> BTreeMap<(bool, u8), usize> {
 
 /// Whether images can be made, mounted and compared here.
 pub fn can_compare() -> bool {
-    if !can_run() {
-        return false;
-    }
-    let there = |p| std::process::Command::new(p).arg("-V").output().is_ok();
-    if there("xfs_repair") && there("xfs_db") {
-        return true;
-    }
-    assert!(std::env::var_os("CI").is_none(), "no xfs_repair or xfs_db");
-    eprintln!("skipped: no xfs_repair or xfs_db");
-    false
+    can_run() && has(&[Need::Program("xfs_repair"), Need::Program("xfs_db")])
 }
 
 /// A filled image, looked at by `empty` before it was filled; `None` if this kernel does not mount such.

@@ -227,7 +227,7 @@ fn wrong_options_are_2_and_errors_are_one_line() {
 /// Files would be missing in the image, and nobody would know.
 #[test]
 fn a_source_that_cannot_be_read_is_named() {
-    if !has(&[Need::Uvfs]) || !rustix::process::geteuid().is_root() {
+    if !has(&[Need::Uvfs]) || !uvfs_testing::has(&[uvfs_testing::Need::Root]) {
         return;
     }
     let scratch = Scratch::new();
