@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use uvfs_cli::{Result, printed};
 
+use super::interrupt;
 use super::report::Report;
+use super::server::raise_file_limit;
+use super::workspace::Workspace;
 
 /// Options of every benchmark.
 #[derive(clap::Args)]
@@ -20,7 +23,7 @@ pub struct Common {
     pub quick: bool,
     /// Where to make the private directory to work in [default: /dev/shm, a tmpfs]
     #[arg(long)]
-    pub dir: Option<PathBuf>,
+    dir: Option<PathBuf>,
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -35,6 +38,13 @@ impl Common {
     /// One of two values, by `--quick`.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
+    }
+
+    /// Prepares for a run, and makes the directory to work in; `bytes` is the room that it needs.
+    pub fn workspace(&self, bytes: u64) -> Result<Workspace> {
+        interrupt::install()?;
+        raise_file_limit()?;
+        Workspace::new(self.dir.as_deref(), bytes)
     }
 
     /// The settings of a run, in its JSON: those of all benchmarks, and the benchmark's own.

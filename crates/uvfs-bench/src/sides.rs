@@ -6,16 +6,31 @@ use uvfs_cli::{Error, Result};
 
 use super::server::{Kind, Peer, Target, check_names};
 
+/// Servers of others.
+#[derive(clap::Args)]
+pub struct Peers {
+    /// Another file server: it is run without a shell, has to stay in the foreground, and is
+    /// unmounted at the end
+    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
+    peer: Vec<Peer>,
+}
+
+impl Peers {
+    /// Adds a target for each, whose name has to be a new one.
+    pub fn add_to(&self, targets: &mut Vec<Target>) -> Result<()> {
+        targets.extend(self.peer.iter().cloned().map(Target::from));
+        check_names(targets)
+    }
+}
+
 /// The targets to measure.
 #[derive(clap::Args)]
 pub struct Sides {
     /// The sides to measure [default: all that the benchmark has but mount-dev]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     sides: Vec<Side>,
-    /// Another file server: it is run without a shell, has to stay in the foreground, and is
-    /// unmounted at the end
-    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
-    peer: Vec<Peer>,
+    #[command(flatten)]
+    peers: Peers,
 }
 
 /// One side, which may have several targets.
@@ -95,8 +110,7 @@ impl Sides {
                 _ => targets.push(side.target(options)),
             }
         }
-        targets.extend(self.peer.iter().cloned().map(Target::from));
-        check_names(&targets)?;
+        self.peers.add_to(&mut targets)?;
         Ok(targets)
     }
 }

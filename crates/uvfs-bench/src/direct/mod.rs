@@ -208,8 +208,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             calls,
         }));
     }
-    interrupt::install()?;
-    let workspace = Workspace::new(common.dir.as_deref(), 2 * bytes)?;
+    let workspace = common.workspace(2 * bytes)?;
     workspace.fill(DATA, bytes)?;
     let works: Vec<WorkInfo> = points.iter().map(DirectPoint::describe).collect();
     let bench = DirectBench {

@@ -21,7 +21,7 @@ use super::interrupt;
 use super::measure::Measured;
 use super::report::{self, JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave};
-use super::server::{Running, Target, raise_file_limit};
+use super::server::{Running, Target};
 use super::sides::{Side, Sides};
 use super::stats::{Histogram, Latency};
 use super::workspace::Workspace;
@@ -311,13 +311,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let points = points(&args);
     let most = points.iter().map(|p| p.processes).max().unwrap_or(0);
     let bytes: u64 = common.pick(8 << 20, 64 << 20);
-    interrupt::install()?;
-    raise_file_limit()?;
     // The files, and the page cache of the mount over them.
-    let workspace = Workspace::new(
-        common.dir.as_deref(),
-        2 * (u64::from(most) * bytes + FILES * 4096),
-    )?;
+    let workspace = common.workspace(2 * (u64::from(most) * bytes + FILES * 4096))?;
     for number in 0..most {
         workspace.fill(&format!("{DATA}-{number}"), bytes)?;
         workspace.populate(&format!("{OWN}-{number}"), 0)?;

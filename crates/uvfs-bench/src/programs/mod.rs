@@ -22,7 +22,7 @@ use super::interrupt;
 use super::measure::Measured;
 use super::report::{JSON_HELP, Report, Unit, WorkInfo};
 use super::runner::{Sample, interleave};
-use super::server::{Running, Target, raise_file_limit};
+use super::server::{Running, Target};
 use super::sides::{Side, Sides};
 use super::workspace::Workspace;
 use digest::Digest;
@@ -258,10 +258,8 @@ pub fn bench(args: Args) -> Result<ExitCode> {
     }
     let size = common.pick(Size::QUICK, Size::FULL);
     let works = works(&programs);
-    interrupt::install()?;
-    raise_file_limit()?;
     // The copies, and the page cache of the mount over them.
-    let workspace = Workspace::new(common.dir.as_deref(), 2 * size.bytes())?;
+    let workspace = common.workspace(2 * size.bytes())?;
     fs::create_dir(workspace.beside(TMP)).context(|| "creating a directory".into())?;
     tree::generate(&workspace, &size)?;
     let mut suite = Suite {

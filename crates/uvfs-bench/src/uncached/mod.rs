@@ -137,9 +137,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let seconds = args.seconds.unwrap_or(common.pick(3, 6)) as usize;
     let bytes = args.mib.unwrap_or(common.pick(256, 1024)) << 20;
     let bytes = bytes / FILES / CALL as u64 * CALL as u64;
-    interrupt::install()?;
     let files: Vec<String> = (0..FILES).map(|number| format!("data-{number}")).collect();
-    let workspace = Workspace::new(common.dir.as_deref(), 2 * FILES * bytes)?;
+    let workspace = common.workspace(2 * FILES * bytes)?;
     for name in &files {
         workspace.fill(name, bytes)?;
     }

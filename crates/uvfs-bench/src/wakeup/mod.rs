@@ -12,7 +12,8 @@ use super::client::Job;
 use super::common::Common;
 use super::report::{JSON_HELP, Report, Unit};
 use super::runner::{Sample, interleave, measure};
-use super::server::{Kind, Peer, Running, Target, check_names, raise_file_limit};
+use super::server::{Kind, Running, Target};
+use super::sides::Peers;
 use super::workspace::Workspace;
 use super::{interrupt, report};
 use job::{WakeupJob, WakeupWork};
@@ -26,7 +27,7 @@ Examples:
 
 Each round starts every target once, begins with another one each time, and gives each work a
 client process of its own. CPU time is given for the client's and the server's process
-separately, in microseconds for an operation or a MiB. Small files have 4 KiB, and each of them is
+separately (without the server's children), in microseconds for an operation or a MiB. Small files have 4 KiB, and each of them is
 seen by the mount for the first time; a round uses at most four times --files of them, which
 matters for a server that keeps a descriptor for each.
 
@@ -65,10 +66,8 @@ pub struct Args {
     /// Measure only native and the peers
     #[arg(long, conflicts_with_all = ["transport", "wait"])]
     no_uvfs: bool,
-    /// Another file server: it is run without a shell, has to stay in the foreground (it is this
-    /// process's CPU time that counts, not its children's), and is unmounted at the end
-    #[arg(long, value_name = "NAME='COMMAND {source} {mountpoint}'")]
-    peer: Vec<Peer>,
+    #[command(flatten)]
+    peers: Peers,
     /// Works that the client does
     #[arg(
         long,
@@ -223,8 +222,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
             }
         }
     }
-    targets.extend(args.peer.iter().cloned().map(Target::from));
-    check_names(&targets)?;
+    args.peers.add_to(&mut targets)?;
     Ok(targets)
 }
 
@@ -247,10 +245,8 @@ fn describe(work: WakeupWork) -> report::WorkInfo {
 pub fn run(args: Args) -> Result<ExitCode> {
     let targets = targets(&args)?;
     let plan = Plan::new(&args);
-    interrupt::install()?;
-    raise_file_limit()?;
     // The source, what is written to it, and the page cache of the mount over both.
-    let workspace = Workspace::new(args.common.dir.as_deref(), 4 * plan.bytes)?;
+    let workspace = args.common.workspace(4 * plan.bytes)?;
     workspace.fill(DATA, plan.bytes)?;
     let outcomes = interleave(
         args.common.rounds(),

@@ -14,7 +14,7 @@ use uvfs_cli::{Context, Error, Result};
 use super::common::Common;
 use super::report::{JSON_HELP, Report, Unit, WorkInfo};
 use super::runner::{Sample, interleave, measure};
-use super::server::{Kind, Running, Target, raise_file_limit, start_store};
+use super::server::{Kind, Running, Target, start_store};
 use super::sides::{self, Side, Sides};
 use super::workspace::Workspace;
 use super::{client, interrupt, store};
@@ -164,10 +164,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let options = ["-o", "writeback"];
     let targets = args.sides.targets(&Side::CALLS, &options, &clients)?;
     let bytes = common.pick(128 << 20, 512 << 20);
-    interrupt::install()?;
-    raise_file_limit()?;
     // The files, and the kernel's cache of them over a mount.
-    let workspace = Workspace::new(common.dir.as_deref(), 2 * WRITERS as u64 * bytes)?;
+    let workspace = common.workspace(2 * WRITERS as u64 * bytes)?;
     let outcomes = interleave(
         common.rounds(),
         &targets,
