@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use uvfs_client::{Client, Config, Flags, LocalStore, OpenOptions};
+use uvfs_client::{Client, Config, Flags, OpenOptions};
+use uvfs_local::LocalStore;
 
 const PAGE: usize = 4096;
 const FILE: u64 = 64 << 20;

@@ -279,12 +279,12 @@ pub trait SharedServer: Send + Sync {
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 /// use uvfs_client::backend::{Backend, Entry, FileOps, NodeId, PageIo, SharedServer};
-/// use uvfs_client::{Client, Config, LocalStore};
+/// use uvfs_client::{Client, Config};
 ///
 /// /// Counts lookups, and passes everything else on.
-/// struct Counting(LocalStore, Arc<AtomicUsize>);
+/// struct Counting<B>(B, Arc<AtomicUsize>);
 ///
-/// impl Backend for Counting {
+/// impl<B: Backend> Backend for Counting<B> {
 ///     fn pages(&self) -> &dyn PageIo {
 ///         self.0.pages()
 ///     }
@@ -300,7 +300,8 @@ pub trait SharedServer: Send + Sync {
 /// # fn main() -> std::io::Result<()> {
 /// # let dir = tempfile::tempdir()?;
 /// let calls = Arc::new(AtomicUsize::new(0));
-/// let client = Client::new(Counting(LocalStore::open(dir.path())?, calls.clone()), Config::default())?;
+/// # let store = uvfs_local::LocalStore::open(dir.path())?;
+/// let client = Client::new(Counting(store, calls.clone()), Config::default())?;
 /// client.mkdir("dir", 0o755)?;
 /// assert!(calls.load(Ordering::Relaxed) > 0);
 /// # Ok(())

@@ -24,11 +24,11 @@ const MAX_LINKS: usize = 40;
 /// root; a leading `/` means the same.
 ///
 /// ```
-/// use uvfs_client::{Client, Config, LocalStore};
+/// # use uvfs_client::{Client, Config};
 ///
 /// # fn main() -> std::io::Result<()> {
 /// # let dir = tempfile::tempdir()?;
-/// let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+/// # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
 /// client.mkdir("a", 0o755)?;
 /// client.create("a/b")?.close()?;
 /// client.rename("a/b", "c", 0)?;

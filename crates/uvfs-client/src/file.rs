@@ -48,10 +48,10 @@ bitflags::bitflags! {
 /// An open file. Clones are the same open file.
 ///
 /// ```
-/// # use uvfs_client::{Client, Config, Flags, LocalStore};
+/// # use uvfs_client::{Client, Config, Flags};
 /// # fn main() -> std::io::Result<()> {
 /// # let dir = tempfile::tempdir()?;
-/// # let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+/// # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
 /// let file = client.create("data")?;
 /// // Into the cache, past it, and through it without leaving anything there.
 /// file.write_at(&[1; 4096], 0, Flags::empty())?;

@@ -1,26 +1,8 @@
 //! Files with a page cache in user space.
 //!
-//! A [`Client`] speaks to a file system through a [`Backend`]: [`LocalStore`] (a host directory,
-//! in this process) or a uvfs server over a shared-memory queue pair. Its [`File`]s are read and
-//! written through the page [`cache`]: buffered, uncached ([`Flags::DONTCACHE`]) or direct
-//! ([`Flags::DIRECT`]), per call.
-//!
-//! ```
-//! use uvfs_client::{Client, Config, Flags, LocalStore, OpenOptions};
-//!
-//! # fn main() -> std::io::Result<()> {
-//! # let dir = tempfile::tempdir()?;
-//! let store = LocalStore::open(dir.path())?;
-//! let client = Client::new(store, Config::default())?;
-//! let file = client.open("hello", OpenOptions::new().read(true).write(true).create(true))?;
-//! file.write_at(b"hello, world", 0, Flags::empty())?;
-//! let mut buf = [0; 5];
-//! assert_eq!(file.read_at(&mut buf, 7, Flags::empty())?, 5);
-//! assert_eq!(&buf, b"world");
-//! file.sync_all()?;
-//! # Ok(())
-//! # }
-//! ```
+//! A [`Client`] speaks to a file system through a [`Backend`], which is a uvfs server behind a shared-memory queue
+//! pair. Its [`File`]s are read and written through the page [`cache`]: buffered, uncached ([`Flags::DONTCACHE`]) or
+//! direct ([`Flags::DIRECT`]), per call.
 //!
 //! A server is reached through its socket, [`Server::connect`]; or it is in the same program, with
 //! a file system that is a value of it:
@@ -38,8 +20,11 @@
 //! let session = Arc::new(Session::unmounted(fs, SessionOptions::default())?);
 //! let (_serving, socket) = in_process(&session, ClientLimits::default())?;
 //! let client = Client::new(Server::from(socket), Config::default())?;
-//! let file = client.open("hello", OpenOptions::new().write(true).create(true))?;
+//! let file = client.open("hello", OpenOptions::new().read(true).write(true).create(true))?;
 //! file.write_at(b"hello, world", 0, Flags::empty())?;
+//! let mut buf = [0; 5];
+//! assert_eq!(file.read_at(&mut buf, 7, Flags::empty())?, 5);
+//! assert_eq!(&buf, b"world");
 //! file.close()?;
 //! assert_eq!(std::fs::read(dir.path().join("hello"))?, b"hello, world");
 //! # Ok(())
@@ -49,10 +34,10 @@
 //! Calls can be submitted and awaited, on any executor:
 //!
 //! ```
-//! # use uvfs_client::{Client, Config, File, Flags, LocalStore, OpenOptions};
+//! # use uvfs_client::{Client, Config, File, Flags, OpenOptions};
 //! # fn main() -> std::io::Result<()> {
 //! # let dir = tempfile::tempdir()?;
-//! # let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+//! # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
 //! # let file = client.open("f", OpenOptions::new().read(true).write(true).create(true))?;
 //! async fn log(file: &File, line: &[u8]) -> std::io::Result<()> {
 //!     file.submit_write_at(line, 0, Flags::empty()).await?;
@@ -73,10 +58,8 @@ pub mod backend;
 pub mod cache;
 mod client;
 mod event;
-mod faulty;
 mod file;
 mod known;
-mod local;
 mod pending;
 mod remote;
 mod shared;
@@ -89,9 +72,7 @@ pub use backend::{
 };
 pub use cache::Config;
 pub use client::Client;
-pub use faulty::{Fault, Faulty};
 pub use file::{Advice, AllocateMode, Driver, File, Flags, Landed, OpenOptions};
-pub use local::LocalStore;
 pub use pending::Pending;
 pub use remote::Server;
 pub use stats::Stats;

@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
-use uvfs_client::{
-    AllocateMode, Client, Config, Faulty, File, Flags, LocalStore, OpenOptions, SetAttr,
-};
+use uvfs_client::{AllocateMode, Client, Config, File, Flags, OpenOptions, SetAttr};
+use uvfs_local::{Faulty, LocalStore};
 use uvfs_queue::arena::Arena;
 
 use common::{eventually, rw};

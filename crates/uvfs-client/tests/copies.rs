@@ -6,7 +6,8 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use uvfs_client::{Client, Config, Flags, LocalStore, Server};
+use uvfs_client::{Client, Config, Flags, Server};
+use uvfs_local::LocalStore;
 use uvfs_server::{ClientLimits, in_process};
 
 use common::{rw, session};

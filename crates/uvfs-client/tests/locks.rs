@@ -12,9 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use uvfs_client::{
-    Backend, Client, Config, Faulty, File, Flags, LocalStore, LockKind, OpenOptions, Server,
-};
+use uvfs_client::{Backend, Client, Config, File, Flags, LockKind, OpenOptions, Server};
+use uvfs_local::{Faulty, LocalStore};
 use uvfs_server::{ClientLimits, Clients, in_process};
 
 use common::{eventually, rw, session};

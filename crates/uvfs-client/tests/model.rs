@@ -7,7 +7,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
-use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags, LocalStore};
+use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags};
+use uvfs_local::LocalStore;
 
 use common::rw;
 

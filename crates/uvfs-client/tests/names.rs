@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
-use uvfs_client::{Backend, Client, Config, Flags, LocalStore, OpenOptions, Server, SetAttr};
+use uvfs_client::{Backend, Client, Config, Flags, OpenOptions, Server, SetAttr};
+use uvfs_local::LocalStore;
 use uvfs_server::{ClientLimits, in_process};
 
 use common::session;

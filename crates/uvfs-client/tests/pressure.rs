@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use uvfs_client::{Client, Config, Flags, LocalStore};
+use uvfs_client::{Client, Config, Flags};
+use uvfs_local::LocalStore;
 
 use common::rw;
 

@@ -10,10 +10,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uvfs_client::{Backend, Client, Config, Flags, LocalStore, OpenOptions, Server};
+use uvfs_client::{Backend, Client, Config, Flags, OpenOptions, Server};
 use uvfs_io::ops::{self, DONTCACHE, cached_bytes};
 use uvfs_io::runtime::Runtime;
 use uvfs_io::{IoBuf, Payload};
+use uvfs_local::LocalStore;
 use uvfs_queue::wait::WaitConfig;
 use uvfs_server::{ClientLimits, Clients};
 

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
-use uvfs_client::{Client, Config, Faulty, File, Flags, LocalStore, OpenOptions};
+use uvfs_client::{Client, Config, File, Flags, OpenOptions};
+use uvfs_local::{Faulty, LocalStore};
 
 use super::super::aio;
 use super::super::files::{BLOCK, Page};

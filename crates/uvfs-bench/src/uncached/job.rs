@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
-use uvfs_client::{Client, Config, File, Flags, LocalStore, OpenOptions};
+use uvfs_client::{Client, Config, File, Flags, OpenOptions};
 use uvfs_io::ops::{DONTCACHE, cached_bytes};
+use uvfs_local::LocalStore;
 
 use super::super::child::cpu_seconds;
 use super::super::measure::{Measured, Watch};

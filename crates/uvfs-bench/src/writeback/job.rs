@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
-use uvfs_client::{Client, Config, File, Flags, LocalStore, Server};
+use uvfs_client::{Client, Config, File, Flags, Server};
+use uvfs_local::LocalStore;
 
 use super::super::measure::{Measured, Watch};
 use super::copying::Copying;

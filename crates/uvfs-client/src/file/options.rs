@@ -3,10 +3,10 @@
 /// How a file is opened; as [`std::fs::OpenOptions`].
 ///
 /// ```
-/// # use uvfs_client::{Client, Config, LocalStore, OpenOptions};
+/// # use uvfs_client::{Client, Config, OpenOptions};
 /// # fn main() -> std::io::Result<()> {
 /// # let dir = tempfile::tempdir()?;
-/// # let client = Client::new(LocalStore::open(dir.path())?, Config::default())?;
+/// # let client = Client::new(uvfs_local::LocalStore::open(dir.path())?, Config::default())?;
 /// let file = client.open("log", OpenOptions::new().append(true).create(true))?;
 /// assert_eq!(file.size(), 0);
 /// assert!(client.open("log", OpenOptions::new().write(true).create_new(true)).is_err());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use uvfs_queue::arena::Arena;
 
-use crate::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
+use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
 
 /// The faults to inject. All can be changed while requests are under way.
 #[derive(Debug, Default)]

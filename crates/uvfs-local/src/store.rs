@@ -16,16 +16,16 @@ use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
     XattrFlags,
 };
-use uvfs_queue::arena::Arena;
-
-use crate::backend::{
+use uvfs_client::backend::{
     Attr, Backend, DirEntry, Entry, FileOps, Limits, LockKind, LockRequest, NewFile, NodeId, Op,
     PageIo, ROOT, RangeLock, Request, SetAttr, SharedServer, StatFs,
 };
-use crate::cache::errno;
+use uvfs_queue::arena::Arena;
+use uvfs_sys::lock;
+
+use crate::errno;
 use engine::Engine;
 use sys::{attr_of, check, flags, ofd_lock, proc_path};
-use uvfs_sys::lock;
 
 /// A host directory, served in this process. Reads and writes go from and to the arena's pages by
 /// preadv(2) and pwritev(2), on worker threads or in the thread that submits them.

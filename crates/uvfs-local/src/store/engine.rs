@@ -1,12 +1,12 @@
 //! Threads that carry out reads and writes.
 
-use crate::backend::{NodeId, Op, Request};
-use crate::cache::errno;
+use crate::errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use uvfs_client::backend::{NodeId, Op, Request};
 use uvfs_queue::arena::Arena;
 use uvfs_sys::lock;
 

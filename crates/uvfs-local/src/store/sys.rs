@@ -1,12 +1,12 @@
 //! Calls of the host.
 
-use crate::backend::{Attr, LockKind, LockRequest};
-use crate::cache::errno;
+use crate::errno;
 use rustix::fs::OFlags;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use uvfs_client::backend::{Attr, LockKind, LockRequest};
 
 /// One name: anything else would leave the directory.
 pub(super) fn check(name: &OsStr) -> io::Result<&OsStr> {
