@@ -13,8 +13,8 @@ use mutate::{Bytes, Choose, MemImage, Region};
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use uvfs_xfs::Blocks;
-use uvfs_xfs::check::{self, Progress, check};
-use uvfs_xfs::repair::{Options, Sink, repair};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
+use uvfs_xfs::repair::{RepairOptions, Sink, repair};
 
 fn base() -> &'static (MemImage, Vec<Region>) {
     static BASE: OnceLock<(MemImage, Vec<Region>)> = OnceLock::new();
@@ -45,24 +45,25 @@ fuzz_target!(|input: &[u8]| {
     for _ in 0..1 + choose.below(8) {
         mutate::damage(&mut damaged, regions, &mut choose);
     }
-    let one = check::Options {
+    let one = CheckOptions {
         threads: 1,
-        ..check::Options::default()
+        ..CheckOptions::default()
     };
-    let options = Options {
+    let options = RepairOptions {
         zero_log: true,
         check: one.clone(),
-        ..Options::default()
+        ..RepairOptions::default()
     };
     let sink = MemSink(Mutex::new(damaged.clone()));
     let blocks: Arc<dyn Blocks> = Arc::new(damaged);
-    let Ok(outcome) = repair(blocks, &sink, &options, &Progress::default()) else {
+    let Ok(outcome) = repair(blocks, &sink, &options, &CheckProgress::default()) else {
         return;
     };
     if outcome.left_count > 0 {
         return;
     }
     let blocks: Arc<dyn Blocks> = Arc::new(sink.0.into_inner().unwrap());
-    let after = check(blocks, &one, &Progress::default()).expect("a mended image can be checked");
+    let after =
+        check(blocks, &one, &CheckProgress::default()).expect("a mended image can be checked");
     assert_eq!(after.count, 0, "{:?}", after.findings);
 });

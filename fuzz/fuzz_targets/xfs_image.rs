@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use uvfs_xfs::check::{Options, Prefetch, Progress, check};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, Prefetch, check};
 use uvfs_xfs::{Blocks, Volume};
 
 fn make(path: &Path) {
@@ -131,15 +131,15 @@ fuzz_target!(|input: &[u8]| {
     };
     // In as little memory as can be: parts of groups, rounds through directories.
     let memory = (choose.below(8) == 7).then_some(1);
-    let options = Options {
+    let options = CheckOptions {
         threads: 1,
         prefetch,
         memory,
-        ..Options::default()
+        ..CheckOptions::default()
     };
     let blocks: Arc<dyn Blocks> = Arc::new(damaged);
     let start = cpu_time();
-    let _ = check(blocks.clone(), &options, &Progress::default());
+    let _ = check(blocks.clone(), &options, &CheckProgress::default());
     read(&blocks);
     // Not the clock's: other programs may hold us up.
     let took = cpu_time() - start;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use uvfs_buf::{Config, Target};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
-use uvfs_xfs::check::{DeviceBlocks, Options, Prefetch, Progress, check};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, DeviceBlocks, Prefetch, check};
 use uvfs_xfs::{Blocks, CachedBlocks};
 
 /// Bytes of a group of the cache's index: the index has a lock for each.
@@ -30,9 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         Device::open(Path::new(image), options).map(Arc::new)
     };
-    let options = Options {
+    let options = CheckOptions {
         prefetch: Prefetch::Exact,
-        ..Options::default()
+        ..CheckOptions::default()
     };
     let mut took = [Vec::new(), Vec::new()];
     for round in 0..2 * rounds {
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         };
         let start = Instant::now();
-        let outcome = check(blocks, &options, &Progress::default())?;
+        let outcome = check(blocks, &options, &CheckProgress::default())?;
         let seconds = start.elapsed().as_secs_f64();
         if outcome.count > 0 {
             return Err(format!("{image} is damaged").into());

@@ -24,16 +24,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use uvfs_xfs::blocks::FileBlocks;
-use uvfs_xfs::check::{Options, Outcome, Prefetch, Progress, check};
+use uvfs_xfs::check::{CheckOptions, CheckOutcome, CheckProgress, Prefetch, check};
 use uvfs_xfs::format::LOG_RECORD_MAGIC;
 use uvfs_xfs::{Blocks, LogState, Volume};
 use verdicts::{How, Tally, judge};
 
-fn check_blocks(blocks: Arc<dyn Blocks>, options: &Options) -> uvfs_xfs::Result<Outcome> {
-    check(blocks, options, &Progress::default())
+fn check_blocks(blocks: Arc<dyn Blocks>, options: &CheckOptions) -> uvfs_xfs::Result<CheckOutcome> {
+    check(blocks, options, &CheckProgress::default())
 }
 
-fn check_file(path: &Path, options: &Options) -> uvfs_xfs::Result<Outcome> {
+fn check_file(path: &Path, options: &CheckOptions) -> uvfs_xfs::Result<CheckOutcome> {
     check_blocks(Arc::new(FileBlocks::open(path).unwrap()), options)
 }
 
@@ -47,7 +47,7 @@ fn step() -> usize {
 }
 
 fn assert_clean(path: &Path, what: &str) {
-    let outcome = check_file(path, &Options::default()).unwrap();
+    let outcome = check_file(path, &CheckOptions::default()).unwrap();
     for f in &outcome.findings {
         eprintln!("{f}");
     }
@@ -130,11 +130,11 @@ fn clean_quota() {
 fn same_findings_in_every_way() {
     let Some(image) = base() else { return };
     let path = image.path();
-    let options = |prefetch, threads, memory| Options {
+    let options = |prefetch, threads, memory| CheckOptions {
         threads,
         prefetch,
         memory,
-        ..Options::default()
+        ..CheckOptions::default()
     };
     let once = check_file(&path, &options(Prefetch::Large, 1, None)).unwrap();
     assert_eq!((once.passes, once.count), (1, 0));
@@ -149,7 +149,7 @@ fn same_findings_in_every_way() {
         let mut damaged = mem.clone();
         let what = mutate::damage(&mut damaged, &regions, &mut random);
         let blocks: Arc<dyn Blocks> = Arc::new(damaged);
-        let run = |o: Options| {
+        let run = |o: CheckOptions| {
             check_blocks(blocks.clone(), &o).map_or_else(
                 |e| vec![e.to_string()],
                 |o| o.findings.iter().map(|f| f.to_string()).collect(),
@@ -189,10 +189,10 @@ fn reading_ahead_hides_nothing() {
                 bad: bad.clone(),
                 ahead,
             };
-            let options = Options {
+            let options = CheckOptions {
                 threads: 1,
                 prefetch,
-                ..Options::default()
+                ..CheckOptions::default()
             };
             check_blocks(Arc::new(blocks), &options).map_or_else(
                 |e| vec![e.to_string()],
@@ -414,7 +414,7 @@ fn damaged_records_of_the_log() {
         panic!("{:?}", state(crashed));
     };
     let about_log = |path: &Path| {
-        let outcome = check_file(path, &Options::default()).unwrap();
+        let outcome = check_file(path, &CheckOptions::default()).unwrap();
         let about: Vec<String> = outcome.findings.iter().map(|f| f.to_string()).collect();
         about.into_iter().find(|f| f.starts_with("log: "))
     };
@@ -505,7 +505,7 @@ proptest! {
             }
             let blocks: Arc<dyn Blocks> = Arc::new(damaged);
             let start = Instant::now();
-            let options = Options { threads: 1, ..Options::default() };
+            let options = CheckOptions { threads: 1, ..CheckOptions::default() };
             let _ = check_blocks(blocks.clone(), &options);
             read_everything(&blocks);
             prop_assert!(start.elapsed() < Duration::from_secs(120));

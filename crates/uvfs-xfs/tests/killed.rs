@@ -23,8 +23,8 @@ use uvfs_io::device::{Device, Geometry, OpenOptions};
 use uvfs_io::engine::{self, Engine, EngineConfig, EngineKind, EngineStats, Io, Op};
 use uvfs_xfs::Blocks;
 use uvfs_xfs::blocks::FileBlocks;
-use uvfs_xfs::check::{self, Progress, check};
-use uvfs_xfs::repair::{DeviceSink, Options, repair};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
+use uvfs_xfs::repair::{DeviceSink, RepairOptions, repair};
 
 /// Kills the process once this many writes are done.
 struct Killing {
@@ -106,12 +106,12 @@ fn victim() {
     };
     let target = Target::with_engine(Arc::new(engine), uvfs_buf::Config::default()).unwrap();
     let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(Path::new(&image)).unwrap());
-    let options = Options {
+    let options = RepairOptions {
         zero_log: true,
-        ..Options::default()
+        ..RepairOptions::default()
     };
     let sink = DeviceSink::through(target);
-    let outcome = repair(blocks, &sink, &options, &Progress::default()).unwrap();
+    let outcome = repair(blocks, &sink, &options, &CheckProgress::default()).unwrap();
     assert_eq!(outcome.left_count, 0, "{:?}", outcome.left);
 }
 
@@ -133,7 +133,7 @@ fn killed_after(image: &Path, (kind, threads): Kind, writes: usize) -> ExitStatu
 
 fn findings(path: &Path) -> Vec<String> {
     let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
-    let outcome = check(blocks, &check::Options::default(), &Progress::default()).unwrap();
+    let outcome = check(blocks, &CheckOptions::default(), &CheckProgress::default()).unwrap();
     outcome.findings.iter().map(|f| f.to_string()).collect()
 }
 

@@ -14,9 +14,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use uvfs_xfs::blocks::FileBlocks;
-use uvfs_xfs::check::{self, Progress, check};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
 use uvfs_xfs::format::LOG_RECORD_MAGIC;
-use uvfs_xfs::repair::{Options, repair};
+use uvfs_xfs::repair::{RepairOptions, repair};
 use uvfs_xfs::{Blocks, LogState, Volume};
 
 fn use_it(path: &Path, from: usize, files: usize) {
@@ -40,15 +40,20 @@ fn theirs(path: &Path) -> (bool, bool) {
 /// The same of ours; and what is found is mended.
 fn ours(path: &Path) -> (bool, bool) {
     let blocks = || Arc::new(FileBlocks::open(path).unwrap()) as Arc<dyn Blocks>;
-    let outcome = check(blocks(), &check::Options::default(), &Progress::default()).unwrap();
+    let outcome = check(
+        blocks(),
+        &CheckOptions::default(),
+        &CheckProgress::default(),
+    )
+    .unwrap();
     let dirty = matches!(outcome.log, LogState::Dirty { .. });
     if dirty || outcome.count > 0 {
-        let options = Options {
+        let options = RepairOptions {
             zero_log: true,
-            ..Options::default()
+            ..RepairOptions::default()
         };
         let sink = FileSink::open(path);
-        let mended = repair(blocks(), &sink, &options, &Progress::default()).unwrap();
+        let mended = repair(blocks(), &sink, &options, &CheckProgress::default()).unwrap();
         assert_eq!(mended.left_count, 0, "{:?}", mended.left);
         assert_eq!(theirs(path), (false, false));
         drop(Mount::new(path, "rw,nouuid").expect("the kernel mounts what was mended"));

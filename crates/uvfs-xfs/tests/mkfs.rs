@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use uvfs_xfs::blocks::FileBlocks;
-use uvfs_xfs::check::{self, check};
-use uvfs_xfs::mkfs::{From, Made, MkfsError, Options, Progress, mkfs};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
+use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs};
 use uvfs_xfs::{Inode, Volume};
 
 /// A directory for an image and a source, removed at the end.
@@ -26,15 +26,15 @@ fn scratch() -> tempfile::TempDir {
         .unwrap()
 }
 
-fn make(image: &Path, options: &Options, from: From) -> Result<Made, MkfsError> {
-    mkfs(image, options, from, &Progress::default())
+fn make(image: &Path, options: &MkfsOptions, from: From) -> Result<Made, MkfsError> {
+    mkfs(image, options, from, &MkfsProgress::default())
 }
 
 /// The findings of the checker.
 fn findings(image: &Path) -> Vec<String> {
     let blocks = Arc::new(FileBlocks::open(image).unwrap());
-    let progress = check::Progress::default();
-    let outcome = check(blocks, &check::Options::default(), &progress).unwrap();
+    let progress = CheckProgress::default();
+    let outcome = check(blocks, &CheckOptions::default(), &progress).unwrap();
     outcome.findings.iter().map(|f| f.to_string()).collect()
 }
 
@@ -58,17 +58,17 @@ fn sound(image: &Path, what: &str) {
     }
 }
 
-fn sized(bytes: u64) -> Options {
-    Options {
+fn sized(bytes: u64) -> MkfsOptions {
+    MkfsOptions {
         size: Some(bytes),
-        ..Options::default()
+        ..MkfsOptions::default()
     }
 }
 
 /// Option sets that the format allows, and their names.
-fn sweep() -> Vec<(&'static str, Options)> {
+fn sweep() -> Vec<(&'static str, MkfsOptions)> {
     let base = sized(400 << 20);
-    let with = |change: &dyn Fn(&mut Options)| {
+    let with = |change: &dyn Fn(&mut MkfsOptions)| {
         let mut o = base.clone();
         change(&mut o);
         o
@@ -168,7 +168,7 @@ fn sizes_are_those_of_mkfs_xfs() {
             (65536, 512, 512),
             (4096, 2048, 4096),
         ] {
-            let options = Options {
+            let options = MkfsOptions {
                 block_size: block,
                 inode_size: inode,
                 sector_size: sector,
@@ -381,10 +381,10 @@ fn the_same_input_gives_the_same_bytes() {
         }
         at
     };
-    let options = Options {
+    let options = MkfsOptions {
         reproducible: true,
         epoch: Some(1_500_000_000),
-        ..Options::default()
+        ..MkfsOptions::default()
     };
     let images: Vec<Vec<u8>> = ["one", "two"]
         .iter()
@@ -392,7 +392,7 @@ fn the_same_input_gives_the_same_bytes() {
             let image = dir.path().join("image");
             let source = source(name);
             for threads in [1, 7] {
-                let options = Options {
+                let options = MkfsOptions {
                     threads,
                     force: true,
                     ..options.clone()
@@ -415,7 +415,7 @@ fn what_is_there_is_not_overwritten_unasked() {
     make(&image, &sized(300 << 20), From::Nothing).unwrap();
     let again = make(&image, &sized(300 << 20), From::Nothing);
     assert!(matches!(again, Err(MkfsError::Exists { .. })), "{again:?}");
-    let force = Options {
+    let force = MkfsOptions {
         force: true,
         ..sized(300 << 20)
     };
@@ -447,7 +447,7 @@ fn errors_name_the_path_and_leave_no_file() {
     assert!(unfit.to_string().contains("long"), "{unfit}");
     assert!(!image.exists());
     let none = From::Directory(dir.path().join("none"));
-    let missing = make(&image, &Options::default(), none).unwrap_err();
+    let missing = make(&image, &MkfsOptions::default(), none).unwrap_err();
     assert!(missing.to_string().contains("none"), "{missing}");
     assert!(!image.exists());
 }
@@ -471,7 +471,7 @@ fn the_longest_file_keeps_its_holes() {
         std::os::unix::fs::FileExt::write_all_at(&file, b"here!", at).unwrap();
     }
     let image = dir.path().join("image");
-    make(&image, &Options::default(), From::Directory(source)).unwrap();
+    make(&image, &MkfsOptions::default(), From::Directory(source)).unwrap();
     sound(&image, "the longest file");
     let v = Volume::open(FileBlocks::open(&image).unwrap()).unwrap();
     let ino = v.lookup(&v.root().unwrap(), b"long").unwrap();
@@ -540,7 +540,7 @@ fn an_archive_becomes_an_image() {
         );
         let image = dir.path().join("image");
         let from = From::Tar(Box::new(fs::File::open(&archive).unwrap()));
-        make(&image, &Options::default(), from).unwrap();
+        make(&image, &MkfsOptions::default(), from).unwrap();
         sound(&image, format);
         let mount = Mount::new(&image, "ro,norecovery").unwrap();
         // Other formats have no fractions of seconds.

@@ -33,12 +33,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use uvfs_xfs::blocks::FileBlocks;
-use uvfs_xfs::check::{self, Progress, check};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
 use uvfs_xfs::format::{
     DIFLAG2_NREXT64, DINODE_CRC_OFFSET, DINODE_V3_SIZE, Dinode, ExtentRecord, FileType,
     Layout as _, store_crc,
 };
-use uvfs_xfs::repair::{Options, Outcome, RepairError, Sink, repair};
+use uvfs_xfs::repair::{RepairError, RepairOptions, RepairOutcome, Sink, repair};
 use uvfs_xfs::{Blocks, Volume};
 
 /// Takes nothing.
@@ -53,19 +53,19 @@ impl Sink for NoSink {
     }
 }
 
-fn options() -> Options {
-    Options::default()
+fn options() -> RepairOptions {
+    RepairOptions::default()
 }
 
-fn repair_file(path: &Path, options: &Options) -> Result<Outcome, RepairError> {
+fn repair_file(path: &Path, options: &RepairOptions) -> Result<RepairOutcome, RepairError> {
     let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
     let sink = FileSink::open(path);
-    repair(blocks, &sink, options, &Progress::default())
+    repair(blocks, &sink, options, &CheckProgress::default())
 }
 
 fn findings(path: &Path) -> Vec<String> {
     let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
-    match check(blocks, &check::Options::default(), &Progress::default()) {
+    match check(blocks, &CheckOptions::default(), &CheckProgress::default()) {
         Ok(o) => o.findings.iter().map(|f| f.to_string()).collect(),
         Err(e) => vec![e.to_string()],
     }
@@ -145,17 +145,17 @@ impl Sink for MemSink {
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-fn repair_mem(image: &MemImage, sink: &dyn Sink) -> Result<Outcome, RepairError> {
+fn repair_mem(image: &MemImage, sink: &dyn Sink) -> Result<RepairOutcome, RepairError> {
     let blocks: Arc<dyn Blocks> = Arc::new(image.clone());
-    let one = Options {
+    let one = RepairOptions {
         zero_log: true,
-        check: check::Options {
+        check: CheckOptions {
             threads: 1,
-            ..check::Options::default()
+            ..CheckOptions::default()
         },
-        ..Options::default()
+        ..RepairOptions::default()
     };
-    repair(blocks, sink, &one, &Progress::default())
+    repair(blocks, sink, &one, &CheckProgress::default())
 }
 
 /// Repairs an image in memory completely; gives it and how many writes that took, or what is left.
@@ -311,7 +311,7 @@ fn a_dirty_log_is_refused() {
     let refused = repair_file(&path, &options()).unwrap();
     assert!(refused.dirty_log.is_some());
     assert!(before.same(&MemImage::load(&path).unwrap()));
-    let dry = Options {
+    let dry = RepairOptions {
         zero_log: true,
         dry_run: true,
         ..options()
@@ -319,7 +319,7 @@ fn a_dirty_log_is_refused() {
     let o = repair_file(&path, &dry).unwrap();
     assert!(o.found_count > 0 && o.left_count == 0, "{:?}", o.left);
     assert!(before.same(&MemImage::load(&path).unwrap()));
-    let zero = Options {
+    let zero = RepairOptions {
         zero_log: true,
         ..options()
     };
@@ -443,15 +443,15 @@ fn memory_of_the_sink_counts() {
     damaged.put(agf.offset + 52, &[0xff; 4]);
     let bounded = |memory: u64, takes: u64| {
         let blocks: Arc<dyn Blocks> = Arc::new(damaged.clone());
-        let options = Options {
-            check: check::Options {
+        let options = RepairOptions {
+            check: CheckOptions {
                 memory: Some(memory),
-                ..check::Options::default()
+                ..CheckOptions::default()
             },
-            ..Options::default()
+            ..RepairOptions::default()
         };
         let sink = Heavy(MemSink::new(&damaged, usize::MAX, EIO), takes);
-        repair(blocks, &sink, &options, &Progress::default())
+        repair(blocks, &sink, &options, &CheckProgress::default())
     };
     let least = |takes| match bounded(25 << 20, takes) {
         Err(RepairError::Memory(least)) => least,
@@ -528,16 +528,16 @@ fn inodes_are_read_once_for_damage_beside_them() {
             at,
             reads: AtomicUsize::new(0),
         });
-        let options = Options {
-            check: check::Options {
+        let options = RepairOptions {
+            check: CheckOptions {
                 threads: 1,
                 path_dirs: Some(0),
-                ..check::Options::default()
+                ..CheckOptions::default()
             },
-            ..Options::default()
+            ..RepairOptions::default()
         };
         let sink = MemSink::new(&damaged, usize::MAX, EIO);
-        let outcome = repair(watched.clone(), &sink, &options, &Progress::default()).unwrap();
+        let outcome = repair(watched.clone(), &sink, &options, &CheckProgress::default()).unwrap();
         assert!(
             outcome.found_count > 0 && outcome.left_count == 0,
             "{kind}: {outcome:?}"
@@ -548,7 +548,7 @@ fn inodes_are_read_once_for_damage_beside_them() {
             "{kind}: {outcome:?}"
         );
         let after = Arc::new(sink.state.into_inner().unwrap().image);
-        let found = check(after, &options.check, &Progress::default()).unwrap();
+        let found = check(after, &options.check, &CheckProgress::default()).unwrap();
         assert_eq!(found.count, 0, "{kind}: {:?}", found.findings);
     }
 }

@@ -20,7 +20,7 @@ use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{Server, ServerOptions, Session, SessionOptions, Transport};
 use uvfs_testing::{Need, has};
 use uvfs_xfs::blocks::FileBlocks;
-use uvfs_xfs::check::{Options, Progress, check};
+use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
 use uvfs_xfs::{Blocks, CachedBlocks, Volume, XfsFs};
 
 /// A FUSE mount of an image, undone when dropped.
@@ -194,7 +194,7 @@ fn checked_through_the_cache() {
     let Some(image) = image(&[]) else { return };
     let path = image.path();
     let found = |blocks: Arc<dyn Blocks>| {
-        let o = check(blocks, &Options::default(), &Progress::default()).unwrap();
+        let o = check(blocks, &CheckOptions::default(), &CheckProgress::default()).unwrap();
         let all: Vec<String> = o.findings.iter().map(|f| f.to_string()).collect();
         (o.inodes, all)
     };

@@ -14,7 +14,7 @@ use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
 use uvfs_xfs::check::{
-    DeviceBlocks, Finding, Options, Outcome, Prefetch, Progress, check, least_memory,
+    CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks, Finding, Prefetch, check, least_memory,
 };
 
 /// Exit status: corruption was found.
@@ -151,8 +151,8 @@ pub(crate) fn enough(
 }
 
 /// Does some work; a terminal shows meanwhile how far it is, unless it is `quiet`.
-pub(crate) fn shown<T>(quiet: bool, work: impl FnOnce(&Progress) -> T) -> T {
-    let progress = Progress::default();
+pub(crate) fn shown<T>(quiet: bool, work: impl FnOnce(&CheckProgress) -> T) -> T {
+    let progress = CheckProgress::default();
     if quiet || !io::stderr().is_terminal() {
         return work(&progress);
     }
@@ -167,7 +167,7 @@ pub(crate) fn shown<T>(quiet: bool, work: impl FnOnce(&Progress) -> T) -> T {
 }
 
 /// Shows how far some work is, until it is done.
-fn watch(progress: &Progress, done: &AtomicBool) {
+fn watch(progress: &CheckProgress, done: &AtomicBool) {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} inodes {elapsed}") {
         bar.set_style(style);
@@ -214,7 +214,7 @@ pub(crate) fn peak_memory() -> Option<u64> {
 }
 
 /// The verdict and its exit status.
-fn verdict(outcome: &Outcome) -> (&'static str, u8) {
+fn verdict(outcome: &CheckOutcome) -> (&'static str, u8) {
     match (&outcome.log, outcome.count) {
         (LogState::Dirty { .. }, _) => ("dirty-log", DIRTY),
         (_, 0) => ("clean", 0),
@@ -239,11 +239,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let blocks = Arc::new(blocks);
     enough(args.memory, &blocks).map_err(failed)?;
-    let options = Options {
+    let options = CheckOptions {
         threads: args.threads.map_or(0, |n| n as usize),
         prefetch: args.prefetch.into(),
         memory: args.memory,
-        ..Options::default()
+        ..CheckOptions::default()
     };
     let outcome = shown(args.json, |progress| {
         check(blocks.clone(), &options, progress)
@@ -288,7 +288,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-fn lines(out: &mut impl Write, outcome: &Outcome) -> io::Result<()> {
+fn lines(out: &mut impl Write, outcome: &CheckOutcome) -> io::Result<()> {
     for f in &outcome.findings {
         writeln!(out, "{f}")?;
     }

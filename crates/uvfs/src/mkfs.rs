@@ -11,7 +11,7 @@ use serde_json::json;
 use uvfs_cli::{Error, Result, printed};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
-use uvfs_xfs::mkfs::{From, Made, MkfsError, Options, Progress, mkfs, parse_uuid};
+use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid};
 
 use crate::check::{parse_size, peak_memory};
 
@@ -137,8 +137,8 @@ fn small(option: char, name: &str, value: &str) -> Result<u32> {
     u32::try_from(n).map_err(|_| Error::usage(format!("-{option} {name}={value}: too much")))
 }
 
-fn options(args: &Args) -> Result<Options> {
-    let mut o = Options {
+fn options(args: &Args) -> Result<MkfsOptions> {
+    let mut o = MkfsOptions {
         size: args.size,
         label: args.label.clone().into_bytes(),
         force: args.force,
@@ -146,7 +146,7 @@ fn options(args: &Args) -> Result<Options> {
         buffered: args.buffered,
         engine: args.engine,
         threads: args.threads.map_or(0, |n| n as usize),
-        ..Options::default()
+        ..MkfsOptions::default()
     };
     for (name, value) in parts('b', &args.block)? {
         match name {
@@ -202,7 +202,7 @@ fn options(args: &Args) -> Result<Options> {
 }
 
 /// Shows on a terminal how far it is, until `done`.
-fn watch(progress: &Progress, done: &AtomicBool) {
+fn watch(progress: &MkfsProgress, done: &AtomicBool) {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         bar.set_style(style);
@@ -225,7 +225,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(dir) if dir.as_os_str() == "-" => From::Tar(Box::new(io::stdin())),
         Some(dir) => From::Directory(dir.clone()),
     };
-    let progress = Progress::default();
+    let progress = MkfsProgress::default();
     let done = AtomicBool::new(false);
     let shown = !args.json && !args.quiet && io::stderr().is_terminal();
     let made = std::thread::scope(|s| {

@@ -9,8 +9,8 @@ use std::time::Instant;
 use serde_json::json;
 use uvfs_cli::{Error, Result, printed};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
-use uvfs_xfs::check::{self, DeviceBlocks, Finding};
-use uvfs_xfs::repair::{DeviceSink, Options, Outcome, RepairError, repair};
+use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
+use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
 use crate::check::{enough, finding_json, open, parse_size, peak_memory, shown};
 
@@ -74,7 +74,7 @@ pub struct Args {
 }
 
 /// The verdict and its exit status.
-fn verdict(outcome: &Outcome, dry_run: bool) -> (&'static str, u8) {
+fn verdict(outcome: &RepairOutcome, dry_run: bool) -> (&'static str, u8) {
     match outcome {
         o if o.dirty_log.is_some() => ("dirty-log", DIRTY),
         o if o.left_count > 0 => ("damaged", DAMAGED),
@@ -111,12 +111,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let blocks = Arc::new(blocks.map_err(|e| failed(e.to_string()))?);
     enough(args.memory, &blocks).map_err(failed)?;
-    let options = Options {
+    let options = RepairOptions {
         zero_log: args.zero_log,
         dry_run: args.dry_run,
-        check: check::Options {
+        check: CheckOptions {
             memory: args.memory,
-            ..check::Options::default()
+            ..CheckOptions::default()
         },
     };
     let nowhere = Nowhere;
@@ -180,7 +180,7 @@ impl uvfs_xfs::repair::Sink for Nowhere {
     }
 }
 
-fn lines(out: &mut impl Write, o: &Outcome, dry_run: bool) -> io::Result<()> {
+fn lines(out: &mut impl Write, o: &RepairOutcome, dry_run: bool) -> io::Result<()> {
     if o.dirty_log.is_some() {
         return Ok(());
     }

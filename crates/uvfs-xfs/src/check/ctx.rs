@@ -1,7 +1,7 @@
 //! The shared state of all parts of a check: the image, the findings, and the facts about each allocation
 //! group.
 
-use super::progress::Progress;
+use super::progress::CheckProgress;
 use super::report::{Place, Report};
 use super::space::{BlockMap, Fingerprint, Use, class};
 use super::usage::Usage;
@@ -247,7 +247,7 @@ pub(crate) struct Ctx<'a> {
     pub sb: &'a Superblock,
     pub blocks: &'a dyn Blocks,
     pub report: &'a Report,
-    pub progress: &'a Progress,
+    pub progress: &'a CheckProgress,
     pub ags: Vec<AgFacts>,
     /// The first pass: nothing is known of the groups yet.
     pub first: bool,

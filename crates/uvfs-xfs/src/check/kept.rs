@@ -12,7 +12,7 @@ use super::links::{self, Ups};
 use super::reader::{MAX_AHEAD, Reader};
 use super::report::{Finding, Report};
 use super::usage::Usage;
-use super::{Progress, ag, space, superblock};
+use super::{CheckProgress, ag, space, superblock};
 use crate::blocks::Blocks;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -75,7 +75,7 @@ impl Kept {
         undo: bool,
         work: impl FnOnce(&mut Ctx<'_>) -> R,
     ) -> R {
-        let (g, sb, progress) = (self.g.clone(), self.sb, Progress::default());
+        let (g, sb, progress) = (self.g.clone(), self.sb, CheckProgress::default());
         let mut ctx = Ctx {
             g: &g,
             sb: &sb,

@@ -42,7 +42,7 @@ use crate::remember::remembered;
 use budget::{Budget, Window};
 use ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Facts};
 use links::Ups;
-pub use progress::Progress;
+pub use progress::CheckProgress;
 use reader::Reader;
 use report::{Place, Report};
 use space::{BlockMap, Fingerprint, Use};
@@ -73,7 +73,7 @@ pub enum Prefetch {
 
 /// How to check.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct CheckOptions {
     /// Threads; 0 is one for each CPU, or two where reading waits for the device.
     pub threads: usize,
     /// How metadata is read.
@@ -87,7 +87,7 @@ pub struct Options {
 
 /// The result of a check.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct CheckOutcome {
     /// The findings: at most 10,000 in full.
     pub findings: Vec<Finding>,
     /// How many findings there were.
@@ -112,7 +112,11 @@ pub struct Outcome {
 /// Fails with [`Error::NotXfs`] if there is no trace of XFS, [`Error::Unsupported`] for features
 /// that cannot be checked, [`Error::Io`] if the start of the image cannot be read. Damage is never
 /// an error but a finding.
-pub fn check(blocks: Arc<dyn Blocks>, options: &Options, progress: &Progress) -> Result<Outcome> {
+pub fn check(
+    blocks: Arc<dyn Blocks>,
+    options: &CheckOptions,
+    progress: &CheckProgress,
+) -> Result<CheckOutcome> {
     let blocks = remembered(blocks, options.memory);
     Ok(keeping(blocks, options, progress, false)?.0)
 }
@@ -130,7 +134,7 @@ fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> LogStat
 }
 
 /// The number of threads to check with.
-fn threads(options: &Options, blocks: &dyn Blocks) -> usize {
+fn threads(options: &CheckOptions, blocks: &dyn Blocks) -> usize {
     match options.threads {
         0 => {
             let cpus = std::thread::available_parallelism().map_or(2, |n| n.get());
@@ -145,10 +149,10 @@ fn threads(options: &Options, blocks: &dyn Blocks) -> usize {
 /// again when they are mended.
 pub(crate) fn keeping(
     blocks: Arc<dyn Blocks>,
-    options: &Options,
-    progress: &Progress,
+    options: &CheckOptions,
+    progress: &CheckProgress,
     stop: bool,
-) -> Result<(Outcome, Option<Kept>)> {
+) -> Result<(CheckOutcome, Option<Kept>)> {
     let report = Report::default();
     let (sb, mut g) = superblock::find(&*blocks, &report)?;
     let log = log_state(&blocks, &g, &report);
@@ -225,7 +229,7 @@ pub(crate) fn keeping(
     let (mut findings, count) = report.take();
     let dirs = options.path_dirs.unwrap_or(usize::MAX);
     paths::name(&blocks, &mut findings, dirs.min(budget.path_dirs));
-    let outcome = Outcome {
+    let outcome = CheckOutcome {
         findings,
         count,
         log,
@@ -264,7 +268,7 @@ struct CheckRun<'a> {
     sb: &'a Superblock,
     blocks: &'a dyn Blocks,
     report: &'a Report,
-    progress: &'a Progress,
+    progress: &'a CheckProgress,
     large: bool,
     budget: &'a Budget,
     log_clean: bool,

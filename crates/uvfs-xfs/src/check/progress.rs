@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How far a check has come, for whoever watches.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct CheckProgress {
     done: AtomicU64,
     total: AtomicU64,
 }
 
-impl Progress {
+impl CheckProgress {
     /// Inodes looked at, and how many there are as far as is known.
     pub fn get(&self) -> (u64, u64) {
         (

@@ -4,7 +4,7 @@ use super::fill::{AttrForm, block_runs, divide};
 use super::layout::{FixedBlocks, MIN_ORDINARY_BYTES};
 use super::pool::{SourceWalk, WorkPool};
 use super::source::{Root, Time};
-use super::{MkfsError, Options};
+use super::{MkfsError, MkfsOptions};
 use crate::bulk::btree::{Shape, fork_root_room};
 use crate::bulk::dir::{DirLayout, NewEntry, layout};
 use crate::format::*;
@@ -135,7 +135,7 @@ fn attr_blocks(form: &AttrForm) -> u64 {
 
 /// The size in bytes for a source that comes to `sum`: everything, a twentieth of that for later,
 /// and the file system's own blocks; at least what mkfs.xfs makes.
-pub(crate) fn size(o: &Options, sum: &Sum) -> Result<u64, MkfsError> {
+pub(crate) fn size(o: &MkfsOptions, sum: &Sum) -> Result<u64, MkfsError> {
     const ROUND: u64 = 4 << 20;
     let block = u64::from(o.block_size);
     let inodes = sum.inodes.next_multiple_of(64) * u64::from(o.inode_size);

@@ -9,7 +9,7 @@ use super::meta::Metadata;
 use super::pool::{Below, SourceWalk, WorkPool};
 use super::source::{Data, Meta, Root, SourceDir, SourceEntry, Time};
 use super::space::{Full, SpaceMap};
-use super::{MkfsError, Progress};
+use super::{MkfsError, MkfsProgress};
 use crate::bulk::attr::{self, NewAttr, remote_header};
 use crate::bulk::dir::{self, DirLayout, NewEntry, Owner};
 use crate::format::*;
@@ -122,7 +122,7 @@ pub(crate) struct Filler<'p, 'a> {
     pub space: &'p mut SpaceMap,
     pub meta: &'p mut Metadata<'a>,
     pub pool: &'p WorkPool<'a>,
-    pub progress: &'a Progress,
+    pub progress: &'a MkfsProgress,
     pub times: Times,
     batches: HashMap<u32, Batch>,
     links: HashMap<(u64, u64), Linked>,
@@ -138,7 +138,7 @@ impl<'p, 'a> Filler<'p, 'a> {
         space: &'p mut SpaceMap,
         meta: &'p mut Metadata<'a>,
         pool: &'p WorkPool<'a>,
-        progress: &'a Progress,
+        progress: &'a MkfsProgress,
         times: Times,
     ) -> Filler<'p, 'a> {
         Filler {

@@ -1,6 +1,6 @@
 //! The sizes of a new file system: chosen as mkfs.xfs of xfsprogs 6.1 chooses them (mkfs.xfs(8)).
 
-use super::{MkfsError, Options};
+use super::{MkfsError, MkfsOptions};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 
@@ -35,7 +35,7 @@ pub(crate) struct FixedBlocks {
 }
 
 /// Checks the sizes of blocks, sectors and inodes, and the label.
-fn check_options(o: &Options) -> Result<(), MkfsError> {
+fn check_options(o: &MkfsOptions) -> Result<(), MkfsError> {
     let block = o.block_size;
     if !block.is_power_of_two() || !(1024..=65536).contains(&block) {
         return Err(MkfsError::Options(format!(
@@ -63,7 +63,7 @@ fn check_options(o: &Options) -> Result<(), MkfsError> {
 }
 
 /// How many percent of the blocks may hold inodes.
-fn max_pct(o: &Options, bytes: u64) -> Result<u8, MkfsError> {
+fn max_pct(o: &MkfsOptions, bytes: u64) -> Result<u8, MkfsError> {
     match o.max_pct {
         Some(p) if p > 100 => Err(MkfsError::Options(format!("maxpct={p}: at most 100"))),
         Some(p) => Ok(p),
@@ -140,7 +140,7 @@ impl FixedBlocks {
     }
 
     /// Chooses all sizes for a file system of `bytes` bytes.
-    pub fn new(o: &Options, bytes: u64, uuid: Uuid) -> Result<FixedBlocks, MkfsError> {
+    pub fn new(o: &MkfsOptions, bytes: u64, uuid: Uuid) -> Result<FixedBlocks, MkfsError> {
         let bad = |why: String| MkfsError::Options(why);
         check_options(o)?;
         let (block, sector, inode) = (o.block_size, o.sector_size, o.inode_size);
@@ -258,7 +258,7 @@ impl Superblock {
 }
 
 /// Blocks of each allocation group and their number. The last one may be smaller.
-fn groups(o: &Options, dblocks: u64, blocklog: u32) -> Result<(u64, u64), MkfsError> {
+fn groups(o: &MkfsOptions, dblocks: u64, blocklog: u32) -> Result<(u64, u64), MkfsError> {
     let most = (MAX_AG_BYTES >> blocklog) - 1;
     let least = MIN_AG_BYTES >> blocklog;
     let agblocks = match (o.agcount, o.agsize) {
@@ -316,7 +316,7 @@ fn alloc_levels(agblocks: u32, block: u32) -> u32 {
 /// (what mkfs.xfs 6.1 says for these features, rounded up to the next multiple of 64).
 const LEAST_LOG: [u32; 7] = [4224, 2496, 1984 + 64, 1152, 1024, 960, 960];
 
-fn log_blocks(o: &Options, dblocks: u64, blocklog: u32, most: u32) -> Result<u32, MkfsError> {
+fn log_blocks(o: &MkfsOptions, dblocks: u64, blocklog: u32, most: u32) -> Result<u32, MkfsError> {
     let least = LEAST_LOG[(blocklog - 10) as usize];
     let blocks = match o.log_size {
         Some(bytes) => {

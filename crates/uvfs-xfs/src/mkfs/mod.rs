@@ -60,7 +60,7 @@ use uvfs_io::engine::EngineKind;
 
 /// The choices of a caller; sizes are in bytes.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct MkfsOptions {
     /// Size of the file system; `None`: that of the device or of a file that is not empty, otherwise
     /// what the source needs.
     pub size: Option<u64>,
@@ -97,9 +97,9 @@ pub struct Options {
     pub threads: usize,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for MkfsOptions {
+    fn default() -> MkfsOptions {
+        MkfsOptions {
             size: None,
             block_size: 4096,
             sector_size: 512,
@@ -122,12 +122,12 @@ impl Default for Options {
 
 /// How far [`mkfs`] is; read by other threads.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct MkfsProgress {
     pub(crate) inodes: AtomicU64,
     pub(crate) bytes: AtomicU64,
 }
 
-impl Progress {
+impl MkfsProgress {
     /// Inodes made and bytes of contents copied.
     pub fn get(&self) -> (u64, u64) {
         (
@@ -244,9 +244,9 @@ pub enum From {
 /// [`MkfsError`]. A file that did not exist before is removed then.
 pub fn mkfs(
     image: &Path,
-    options: &Options,
+    options: &MkfsOptions,
     from: From,
-    progress: &Progress,
+    progress: &MkfsProgress,
 ) -> Result<Made, MkfsError> {
     let place = target::Destination::prepare(image, options)?;
     let made = make(&place, options, from, progress);
@@ -259,9 +259,9 @@ pub fn mkfs(
 
 fn make(
     place: &target::Destination,
-    options: &Options,
+    options: &MkfsOptions,
     from: From,
-    progress: &Progress,
+    progress: &MkfsProgress,
 ) -> Result<Made, MkfsError> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match options.threads {
@@ -287,14 +287,14 @@ fn make(
         && (known.is_none() || options.reproducible)
     {
         // Only the sizes of blocks and inodes count here.
-        let any = Options {
+        let any = MkfsOptions {
             agcount: None,
             agsize: None,
             log_size: None,
             ..options.clone()
         };
         let l = FixedBlocks::new(&any, 1 << 40, [0; 16])?;
-        let idle = Progress::default();
+        let idle = MkfsProgress::default();
         let pool = WorkPool::new(threads, &idle);
         sum = pool.run(None, || estimate::sum(&l.g, &pool, root, epoch))?;
     }
@@ -358,7 +358,7 @@ fn write<'a>(
     meta: &mut Metadata<'a>,
     output: &Output,
     threads: usize,
-    progress: &'a Progress,
+    progress: &'a MkfsProgress,
 ) -> Result<(Superblock, u64), MkfsError> {
     let g = &l.g;
     // From here on nobody takes it for what it was before, nor for a file system.
@@ -492,7 +492,7 @@ fn random_uuid() -> io::Result<Uuid> {
 }
 
 /// A UUID that follows from what the file system is made of, but for contents.
-fn derived_uuid(o: &Options, bytes: u64, now: Time, sum: &estimate::Sum) -> Uuid {
+fn derived_uuid(o: &MkfsOptions, bytes: u64, now: Time, sum: &estimate::Sum) -> Uuid {
     let mut d = estimate::Digest::new();
     for word in [
         bytes,

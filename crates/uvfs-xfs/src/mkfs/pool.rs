@@ -2,7 +2,7 @@
 //! the device.
 
 use super::source::{SourceDir, SourceEntry, SourceReader};
-use super::{MkfsError, Progress};
+use super::{MkfsError, MkfsProgress};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -169,7 +169,7 @@ pub(crate) struct WorkPool<'a> {
     threads: usize,
     /// Entries that were listed ahead and not yet taken.
     ahead: AtomicUsize,
-    progress: &'a Progress,
+    progress: &'a MkfsProgress,
 }
 
 /// Where jobs write.
@@ -180,7 +180,7 @@ pub(crate) struct Output {
 }
 
 impl<'a> WorkPool<'a> {
-    pub fn new(threads: usize, progress: &'a Progress) -> WorkPool<'a> {
+    pub fn new(threads: usize, progress: &'a MkfsProgress) -> WorkPool<'a> {
         WorkPool {
             state: Mutex::default(),
             work: Condvar::new(),

@@ -2,7 +2,7 @@
 
 use super::layout::FixedBlocks;
 use super::pool::Output;
-use super::{MkfsError, Options, SharedDevice};
+use super::{MkfsError, MkfsOptions, SharedDevice};
 use crate::format::{Layout as _, Superblock};
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
@@ -55,7 +55,7 @@ pub(crate) struct Destination {
 
 impl Destination {
     /// Looks at what is there, and makes a file if nothing is.
-    pub fn prepare(image: &Path, options: &Options) -> Result<Destination, MkfsError> {
+    pub fn prepare(image: &Path, options: &MkfsOptions) -> Result<Destination, MkfsError> {
         let failed = |what| {
             move |error: io::Error| MkfsError::Image {
                 image: image.into(),
@@ -140,14 +140,14 @@ impl Destination {
     }
 
     /// The size of the file system if that does not depend on what comes into it.
-    pub fn size(&self, options: &Options) -> Option<u64> {
+    pub fn size(&self, options: &MkfsOptions) -> Option<u64> {
         options.size.or((self.bytes > 0).then_some(self.bytes))
     }
 
     /// Gives it its size and opens it. The parts that the new file system expects to be zeros are zeros then.
     pub fn open(
         &self,
-        options: &Options,
+        options: &MkfsOptions,
         bytes: u64,
         l: &FixedBlocks,
     ) -> Result<(Output, bool), MkfsError> {
@@ -207,7 +207,7 @@ impl Destination {
     }
 
     /// Opens it past the page cache, or through it where that cannot be.
-    fn device(&self, options: &Options) -> Result<(SharedDevice, bool), MkfsError> {
+    fn device(&self, options: &MkfsOptions) -> Result<(SharedDevice, bool), MkfsError> {
         let open = |direct| {
             let how = DeviceOptions {
                 write: true,

@@ -34,7 +34,7 @@
 //!
 //! Memory: a repair keeps ten bytes for each inode, four bits for each block, a record for each run of
 //! blocks if there is a reverse mapping tree, and 160 bytes for each directory. With
-//! [`check::Options::memory`] the checks get what these and the sink leave, and if they leave too little
+//! [`CheckOptions::memory`] the checks get what these and the sink leave, and if they leave too little
 //! the repair says so before it begins; changed sectors beyond an eighth go to a temporary file. The
 //! entries of one directory, and the references to shared blocks, come on top.
 
@@ -63,7 +63,7 @@ pub use commit::{DeviceSink, Sink};
 pub use error::RepairError;
 
 use crate::blocks::Blocks;
-use crate::check::{self, Finding, Progress};
+use crate::check::{self, CheckOptions, CheckProgress, Finding};
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -87,18 +87,18 @@ const MAX_CHANGES: usize = 10_000;
 
 /// How to repair.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct RepairOptions {
     /// Throw the log away if it is dirty: what it holds is lost.
     pub zero_log: bool,
     /// Only say what would be done.
     pub dry_run: bool,
     /// How the checks are done.
-    pub check: check::Options,
+    pub check: CheckOptions,
 }
 
 /// The result of a repair.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct RepairOutcome {
     /// The findings of the first check.
     pub found: Vec<Finding>,
     /// How many findings that were.
@@ -125,15 +125,15 @@ pub struct Outcome {
 pub fn repair(
     blocks: Arc<dyn Blocks>,
     sink: &dyn Sink,
-    options: &Options,
-    progress: &Progress,
-) -> std::result::Result<Outcome, RepairError> {
+    options: &RepairOptions,
+    progress: &CheckProgress,
+) -> std::result::Result<RepairOutcome, RepairError> {
     let bound = options.check.memory;
     let blocks = remembered(blocks, bound);
     let choices = superblock::settle(&*blocks)?;
     let superblock::Choice { sb, g, as_is } = better(choices, &blocks, options)?;
     refuse(&g, &*blocks)?;
-    let mut out = Outcome {
+    let mut out = RepairOutcome {
         found: Vec::new(),
         found_count: 0,
         changes: Vec::new(),
@@ -150,7 +150,7 @@ pub fn repair(
         out.dirty_log = Some(state);
         return Ok(out);
     }
-    let mut checking = check::Options {
+    let mut checking = CheckOptions {
         path_dirs: options.check.path_dirs.or(Some(PATH_DIRS)),
         ..options.check.clone()
     };
@@ -218,7 +218,7 @@ pub fn repair(
 fn better(
     choices: Vec<superblock::Choice>,
     blocks: &Arc<dyn Blocks>,
-    options: &Options,
+    options: &RepairOptions,
 ) -> Result<superblock::Choice> {
     let findings = |choice: &superblock::Choice| {
         if choices.len() == 1 || refuse(&choice.g, blocks).is_err() {
@@ -227,11 +227,11 @@ fn better(
         let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
         let state = crate::log::state(&*disk, &choice.g);
         Mend::new(&disk, choice.sb, choice.g.clone(), choice.as_is, &state);
-        let checking = check::Options {
+        let checking = CheckOptions {
             path_dirs: Some(0),
             ..options.check.clone()
         };
-        let found = check::keeping(disk.clone(), &checking, &Progress::default(), false);
+        let found = check::keeping(disk.clone(), &checking, &CheckProgress::default(), false);
         found.map_or((0, u64::MAX), |(o, _)| {
             let copies = o.findings.iter().filter(|f| f.what == "superblock copy");
             (o.inodes, o.count - copies.count() as u64)
@@ -252,10 +252,10 @@ fn better(
 /// Tells what was changed, and writes it if that is all that there was to mend.
 fn finish(
     mut m: Mend<'_>,
-    mut out: Outcome,
-    options: &Options,
+    mut out: RepairOutcome,
+    options: &RepairOptions,
     sink: &dyn Sink,
-) -> std::result::Result<Outcome, RepairError> {
+) -> std::result::Result<RepairOutcome, RepairError> {
     let known = out
         .found
         .iter()

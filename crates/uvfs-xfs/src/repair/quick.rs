@@ -11,7 +11,7 @@ use super::space::{self, AgToMend, FoundChunk};
 use super::trees::walk;
 use super::{Mend, Overlay, chunks, groups, links, local};
 use crate::check::space::{BlockMap, Use};
-use crate::check::{self, ChangedSince, Finding, Kept, Outcome, Progress};
+use crate::check::{self, ChangedSince, CheckOptions, CheckOutcome, CheckProgress, Finding, Kept};
 use crate::error::Result;
 use crate::format::*;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ pub(crate) enum Quick {
     /// The file system is sound now.
     Mended,
     /// Nothing was mended. The result of the check of all, if it was of the image as it is.
-    Not(Option<Outcome>),
+    Not(Option<CheckOutcome>),
 }
 
 /// The messages about a repair.
@@ -43,8 +43,8 @@ pub(crate) struct Told {
 pub(crate) fn mend(
     m: &mut Mend<'_>,
     disk: &Arc<Overlay>,
-    options: &check::Options,
-    progress: &Progress,
+    options: &CheckOptions,
+    progress: &CheckProgress,
     told: &mut Told,
 ) -> Result<Quick> {
     let (mut outcome, mut kept) = check::keeping(disk.clone(), options, progress, true)?;
@@ -86,14 +86,14 @@ fn is_lost_space(f: &Finding) -> bool {
 }
 
 /// Groups whose free space has to be told anew.
-fn space_of(outcome: &Outcome) -> BTreeSet<u32> {
+fn space_of(outcome: &CheckOutcome) -> BTreeSet<u32> {
     let about = |f: &&Finding| f.inode.is_none() && SPACE.contains(&f.what);
     let groups = outcome.findings.iter().filter(about);
     groups.filter_map(|f| f.ag).collect()
 }
 
 /// Whether all findings are about the contents of directories, or follow from these; or about free space.
-fn is_simple(kept: &Kept, outcome: &Outcome) -> bool {
+fn is_simple(kept: &Kept, outcome: &CheckOutcome) -> bool {
     outcome.count == outcome.findings.len() as u64
         && outcome.findings.iter().all(|f| match (f.what, f.inode) {
             (
@@ -158,7 +158,7 @@ fn begin(m: &mut Mend<'_>, kept: &Kept, all: bool) {
 }
 
 /// Mends directories.
-fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &Outcome) -> bool {
+fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool {
     let before = m.disk.snapshot();
     m.read_findings(&outcome.findings);
     m.touched = space_of(outcome);
@@ -234,7 +234,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &Outcome) -> bool {
 }
 
 /// Builds damaged inode trees anew from the inodes in their groups.
-fn inode_trees(m: &mut Mend<'_>, kept: &Kept, outcome: &Outcome) -> bool {
+fn inode_trees(m: &mut Mend<'_>, kept: &Kept, outcome: &CheckOutcome) -> bool {
     m.read_findings(&outcome.findings);
     begin(m, kept, false);
     m.touched = outcome.findings.iter().filter_map(|f| f.ag).collect();

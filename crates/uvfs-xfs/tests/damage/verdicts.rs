@@ -165,7 +165,7 @@ pub enum How {
 
 /// Compares the verdicts on an image.
 pub fn judge(path: &Path, name: String, how: How, tally: &Mutex<Tally>) {
-    let ours = std::panic::catch_unwind(|| check_file(path, &Options::default()));
+    let ours = std::panic::catch_unwind(|| check_file(path, &CheckOptions::default()));
     let (findings, log): (Vec<String>, _) = match ours {
         Ok(Ok(o)) => (
             o.findings.iter().map(|f| f.to_string()).collect(),

@@ -163,9 +163,9 @@ fn random_trees_are_read_back() {
             fs::create_dir(&source).unwrap();
             build(&source, &nodes);
             let image = dir.path().join("image");
-            let options = Options {
+            let options = MkfsOptions {
                 block_size,
-                ..Options::default()
+                ..MkfsOptions::default()
             };
             make(&image, &options, From::Directory(source.clone())).unwrap();
             assert_eq!(findings(&image), Vec::<String>::new());

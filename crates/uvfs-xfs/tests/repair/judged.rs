@@ -72,13 +72,13 @@ fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tall
     let theirs = dir.join("theirs");
     copy(path, &theirs);
     let same = MemImage::load(path).unwrap();
-    let dry = Options {
+    let dry = RepairOptions {
         dry_run: true,
         ..options()
     };
     let dry = std::panic::catch_unwind(|| {
         let blocks: Arc<dyn Blocks> = Arc::new(FileBlocks::open(path).unwrap());
-        repair(blocks, &NoSink, &dry, &Progress::default())
+        repair(blocks, &NoSink, &dry, &CheckProgress::default())
     });
     let ours = std::panic::catch_unwind(|| repair_file(path, &options()));
     let mut t = tally.lock().unwrap();

@@ -17,11 +17,12 @@ fn outcome(mem: &MemImage, regions: &[mutate::Region], seed: u64) -> Result<(), 
         return Err(format!("{what:?}: left: {:?}", o.left));
     }
     let after = Arc::new(sink.state.into_inner().unwrap().image);
-    let one = check::Options {
+    let one = CheckOptions {
         threads: 1,
-        ..check::Options::default()
+        ..CheckOptions::default()
     };
-    let o = check(after, &one, &Progress::default()).unwrap_or_else(|e| panic!("{what:?}: {e}"));
+    let o =
+        check(after, &one, &CheckProgress::default()).unwrap_or_else(|e| panic!("{what:?}: {e}"));
     assert_eq!(o.count, 0, "{what:?}: {:?}", o.findings);
     Ok(())
 }

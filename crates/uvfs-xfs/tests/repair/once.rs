@@ -59,24 +59,24 @@ fn a_small_file_system_is_read_once() {
         let hit = regions.iter().rfind(|r| r.kind == kind).unwrap();
         damaged.put(hit.offset + 70, &[0xff; 100]);
     }
-    let one = check::Options {
+    let one = CheckOptions {
         threads: 1,
-        ..check::Options::default()
+        ..CheckOptions::default()
     };
     for ahead in [false, true] {
         let counted = Arc::new(Counted::new(&mem, ahead));
-        let outcome = check(counted.clone(), &one, &Progress::default()).unwrap();
+        let outcome = check(counted.clone(), &one, &CheckProgress::default()).unwrap();
         assert_eq!(outcome.count, 0);
         let (read, twice) = counted.counts();
         assert!(read > 1000 && twice.is_empty(), "check: {read}, {twice:?}");
 
         let counted = Arc::new(Counted::new(&damaged, ahead));
-        let dry = Options {
+        let dry = RepairOptions {
             dry_run: true,
             check: one.clone(),
             ..options()
         };
-        let outcome = repair(counted.clone(), &NoSink, &dry, &Progress::default()).unwrap();
+        let outcome = repair(counted.clone(), &NoSink, &dry, &CheckProgress::default()).unwrap();
         assert!(outcome.rounds > 0 && outcome.left_count == 0);
         let (read, twice) = counted.counts();
         assert!(read > 1000 && twice.is_empty(), "repair: {read}, {twice:?}");
