@@ -115,7 +115,24 @@ pub fn write_regions(path: &Path, image: &MemImage, regions: &[mutate::Region]) 
     }
 }
 
-/// Every damage by xfs_db: what leads to a structure, its fields, and values for each.
+/// Takes what leads to a structure, its fields, and values for each.
+type Add<'a> = dyn FnMut(&[&str], &[&str], &[&str]) + 'a;
+
+/// Values for a field.
+const FEW: &[&str] = &["0", "1", "77777"];
+/// The same, for fields of which there are many.
+const TWO: &[&str] = &["0", "3"];
+
+fn words(list: &str) -> Vec<&str> {
+    list.split_whitespace().collect()
+}
+
+/// The way to the inode of a path.
+fn inode(v: &Volume, path: &str) -> String {
+    format!("inode {}", v.resolve(path.as_bytes(), false).unwrap().ino)
+}
+
+/// Every damage by xfs_db.
 pub fn db_damages(v: &Volume) -> Vec<Damage> {
     let mut out = Vec::new();
     let mut add = |go: &[&str], fields: &[&str], values: &[&str]| {
@@ -129,8 +146,15 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
             }
         }
     };
-    let few = &["0", "1", "77777"][..];
-    let two = &["0", "3"][..];
+    group_damages(&mut add);
+    inode_damages(v, &mut add);
+    directory_damages(v, &mut add);
+    attribute_damages(v, &mut add);
+    out
+}
+
+/// Superblocks, headers and B-trees of allocation groups.
+fn group_damages(add: &mut Add<'_>) {
     let sb = "magicnum blocksize dblocks rblocks rextents uuid logstart rootino rbmino rsumino \
               rextsize agblocks agcount rbmblocks logblocks versionnum sectsize inodesize \
               inopblock blocklog sectlog inodelog inopblog agblklog rextslog inprogress imax_pct \
@@ -138,22 +162,21 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
               inoalignmt unit width dirblklog logsectlog logsectsize logsunit features2 \
               bad_features2 features_compat features_ro_compat features_incompat \
               features_log_incompat spino_align meta_uuid";
-    let words = |s: &'static str| s.split_whitespace().collect::<Vec<_>>();
     add(&["sb 0"], &words(sb), &["0", "3"]);
     add(&["sb 1"], &words(sb), &["0", "77"]);
     let agf = "magicnum versionnum seqno length bnoroot cntroot rmaproot refcntroot bnolevel \
                cntlevel rmaplevel refcntlevel rmapblocks refcntblocks flfirst fllast flcount \
                freeblks longest btreeblks uuid";
-    add(&["agf 1"], &words(agf), few);
+    add(&["agf 1"], &words(agf), FEW);
     let agi = "magicnum versionnum seqno length count root level freecount newino dirino \
                unlinked[0] unlinked[63] uuid free_root free_level ino_blocks fino_blocks";
-    add(&["agi 1"], &words(agi), few);
+    add(&["agi 1"], &words(agi), FEW);
     add(
         &["agfl 1"],
         &[
             "magicnum", "seqno", "uuid", "bno[0]", "bno[1]", "bno[2]", "bno[3]",
         ],
-        few,
+        FEW,
     );
     // B-trees of an allocation group: root and leaf.
     let node = words(
@@ -176,11 +199,15 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
         ("agi 0", "addr root"),
         ("agi 0", "addr free_root"),
     ] {
-        add(&[header, root], &node, two);
-        add(&[header, root], &leaf, two);
-        add(&[header, root, "addr ptrs[1]"], &leaf, two);
+        add(&[header, root], &node, TWO);
+        add(&[header, root], &leaf, TWO);
+        add(&[header, root, "addr ptrs[1]"], &leaf, TWO);
     }
-    let ino = |path: &str| format!("inode {}", v.resolve(path.as_bytes(), false).unwrap().ino);
+}
+
+/// Inodes, and what they hold themselves.
+fn inode_damages(v: &Volume, add: &mut Add<'_>) {
+    let ino = |path: &str| inode(v, path);
     let core = words(
         "core.magic core.mode core.version core.format core.uid core.nlinkv2 core.projid_lo \
          core.projid_hi core.size core.nblocks core.extsize core.nextents core.naextents \
@@ -223,7 +250,7 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
         add(&[&ino(f)], &bmx, &["0", "1", "999999999"]);
     }
     let bmbt = words("u3.bmbt.level u3.bmbt.numrecs u3.bmbt.keys[1].startoff u3.bmbt.ptrs[1]");
-    add(&[&ino("/files/many-extents")], &bmbt, few);
+    add(&[&ino("/files/many-extents")], &bmbt, FEW);
     add(
         &[&ino("/files/many-extents"), "addr u3.bmbt.ptrs[1]"],
         &words(
@@ -231,7 +258,7 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
              recs[1].startoff recs[1].startblock recs[1].blockcount recs[1].extentflag \
              recs[2].startoff recs[2].startblock recs[2].blockcount",
         ),
-        few,
+        FEW,
     );
     let sf = words(
         "u3.sfdir3.hdr.count u3.sfdir3.hdr.i8count u3.sfdir3.hdr.parent.i4 \
@@ -248,7 +275,11 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
          a.sfattr.list[0].name a.sfattr.list[1].namelen a.sfattr.list[1].valuelen",
     );
     add(&[&ino("/attrs/small")], &sfattr, &["0", "1", "7"]);
-    // Directory blocks.
+}
+
+/// Blocks of directories.
+fn directory_damages(v: &Volume, add: &mut Add<'_>) {
+    let ino = |path: &str| inode(v, path);
     let per_leaf = 1u64 << (35 - v.geometry().blocklog);
     let data = words(
         "bhdr.hdr.magic bhdr.hdr.uuid bhdr.hdr.owner bhdr.hdr.bno bhdr.bestfree[0].offset \
@@ -274,9 +305,14 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
     );
     for f in ["/dir500", "/dir6000", "/holes"] {
         for at in [per_leaf, per_leaf + 1, 2 * per_leaf] {
-            add(&[&ino(f), &format!("dblock {at}")], &leaf, two);
+            add(&[&ino(f), &format!("dblock {at}")], &leaf, TWO);
         }
     }
+}
+
+/// Blocks of attributes and of long symbolic links.
+fn attribute_damages(v: &Volume, add: &mut Add<'_>) {
+    let ino = |path: &str| inode(v, path);
     let attr = words(
         "hdr.info.hdr.forw hdr.info.hdr.back hdr.info.hdr.magic hdr.info.uuid hdr.info.owner \
          hdr.info.bno hdr.count hdr.usedbytes hdr.firstused hdr.holes hdr.freemap[0].base \
@@ -292,10 +328,9 @@ pub fn db_damages(v: &Volume) -> Vec<Damage> {
         }
     }
     let remote = words("magic offset bytes owner uuid bno");
-    add(&[&ino("/special/link-1000"), "dblock 0"], &remote, two);
+    add(&[&ino("/special/link-1000"), "dblock 0"], &remote, TWO);
     let ahead = ["0x700000000000"];
     add(&[&ino("/special/link-1000"), "dblock 0"], &["lsn"], &ahead);
-    out
 }
 
 /// All damages to an image.

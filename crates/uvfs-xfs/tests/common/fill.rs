@@ -62,7 +62,14 @@ pub fn fill_dir(dir: &Path, count: usize) {
 
 /// Fills a mounted file system with files of every kind and shape.
 pub fn fill(root: &Path, block_size: u64) {
-    // Directories of every form, some with holes where entries were.
+    fill_directories(root);
+    fill_files(root, block_size);
+    fill_attributes(&root.join("attrs"));
+    fill_special(&root.join("special"));
+}
+
+/// Directories of every form, some with holes where entries were.
+fn fill_directories(root: &Path) {
     for count in [0, 5, 60, 500, 6000] {
         fill_dir(&root.join(format!("dir{count}")), count);
     }
@@ -96,8 +103,10 @@ pub fn fill(root: &Path, block_size: u64) {
     fs::write(names.join(OsStr::from_bytes(&odd)), b"odd").unwrap();
     fs::write(names.join(OsStr::from_bytes(b"\xff\xfe")), b"not text").unwrap();
     fs::write(names.join("x"), b"").unwrap();
+}
 
-    // Files: sizes, holes, unwritten space, many extents.
+/// Files: sizes, holes, unwritten space, many extents.
+fn fill_files(root: &Path, block_size: u64) {
     let files = root.join("files");
     fs::create_dir(&files).unwrap();
     for (i, len) in [0usize, 1, 511, 4096, 4097, 70_000, 1 << 20]
@@ -142,10 +151,11 @@ pub fn fill(root: &Path, block_size: u64) {
     }
     fs::hard_link(files.join("plain-4097"), files.join("link")).unwrap();
     fs::hard_link(files.join("plain-4097"), root.join("dir5").join("link")).unwrap();
+}
 
-    // Attributes: in the inode, in a leaf, in a tree, in blocks of their own.
-    let attrs = root.join("attrs");
-    fs::create_dir(&attrs).unwrap();
+/// Attributes: in the inode, in a leaf, in a tree, in blocks of their own.
+fn fill_attributes(attrs: &Path) {
+    fs::create_dir(attrs).unwrap();
     let file = |name: &str| {
         let p = attrs.join(name);
         fs::write(&p, name).unwrap();
@@ -191,7 +201,7 @@ pub fn fill(root: &Path, block_size: u64) {
             &pattern(50 + i as u64, len),
         );
     }
-    set_xattr(&attrs, "user.on-a-directory", b"yes");
+    set_xattr(attrs, "user.on-a-directory", b"yes");
     // u::rwx, user 7 r--, g::r-x, mask rwx, o::r--
     let acl: Vec<u8> = [
         (1u16, 7u16, u32::MAX),
@@ -208,18 +218,19 @@ pub fn fill(root: &Path, block_size: u64) {
         v
     });
     for (path, name) in [
-        (&small, "system.posix_acl_access"),
-        (&attrs, "system.posix_acl_default"),
+        (&*small, "system.posix_acl_access"),
+        (attrs, "system.posix_acl_default"),
     ] {
         match rfs::lsetxattr(path, name, &acl, XattrFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
             Err(e) => panic!("{name}: {e}"),
         }
     }
+}
 
-    // Links, devices, owners, modes, times.
-    let special = root.join("special");
-    fs::create_dir(&special).unwrap();
+/// Links, devices, owners, modes, times.
+fn fill_special(special: &Path) {
+    fs::create_dir(special).unwrap();
     for len in [1usize, 60, 100, 500, 1000, 1023] {
         symlink(
             "t/".repeat(len)[..len].trim_end_matches('/'),

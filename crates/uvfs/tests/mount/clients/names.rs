@@ -8,131 +8,173 @@ fn names_in(dir: &Path) -> BTreeSet<String> {
     names.map(|name| name.into_string().unwrap()).collect()
 }
 
-/// The kernel sees at once each change of names by a client, whatever it had cached.
-pub fn names(dir: &Path, _: &str) -> String {
-    let client = client_of(dir);
-    let at = |name: &str| dir.join(name);
-    let stat = |name: &str| fs::symlink_metadata(at(name)).unwrap();
-    let missing = |name: &str| {
-        let gone = fs::symlink_metadata(at(name))
+/// A client, and the mount on which the kernel has to see what it does.
+struct Both<'a> {
+    dir: &'a Path,
+    client: Client,
+}
+
+impl Both<'_> {
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn stat(&self, name: &str) -> fs::Metadata {
+        fs::symlink_metadata(self.at(name)).unwrap()
+    }
+
+    fn missing(&self, name: &str) {
+        let gone = fs::symlink_metadata(self.at(name))
             .map(drop)
             .map_err(|e| e.kind());
         assert_eq!(gone, Err(ErrorKind::NotFound), "{name}");
-    };
-    for round in 0..30 {
-        // A missing name, twice: the second time it is cached.
-        missing("new");
-        missing("new");
-        drop(client.create("new").unwrap());
-        assert!(stat("new").is_file());
-        assert!(names_in(dir).contains("new"));
-        client.unlink("new").unwrap();
-        missing("new");
-        assert!(!names_in(dir).contains("new"));
-        client.symlink("target", "new").unwrap();
-        assert_eq!(fs::read_link(at("new")).unwrap(), Path::new("target"));
-        client.unlink("new").unwrap();
-        missing("new");
+    }
+}
 
-        // One file's name goes to another.
-        fs::write(at("one"), "1").unwrap();
-        fs::write(at("two"), "22").unwrap();
-        let open = File::open(at("two")).unwrap();
-        let (one, two) = (stat("one").ino(), stat("two").ino());
-        assert_eq!(open.metadata().unwrap().nlink(), 1);
-        client.rename("one", "two", 0).unwrap();
-        missing("one");
-        assert_eq!(stat("two").ino(), one);
-        assert_eq!(fs::read_to_string(at("two")).unwrap(), "1");
-        let old = open.metadata().unwrap();
-        assert_eq!((old.ino(), old.nlink()), (two, 0));
-        fs::write(at("one"), "333").unwrap();
-        let new = stat("one").ino();
-        client.rename("one", "two", libc::RENAME_EXCHANGE).unwrap();
-        assert_eq!((stat("one").ino(), stat("two").ino()), (one, new));
-        client.unlink("one").unwrap();
-        client.unlink("two").unwrap();
-        missing("one");
-        missing("two");
-
-        // A name that the kernel moved, and one that it made and removed.
-        fs::write(at("from"), "").unwrap();
-        stat("from");
-        fs::rename(at("from"), at("to")).unwrap();
-        client.unlink("to").unwrap();
-        missing("to");
-        missing("from");
-        drop(client.create("to").unwrap());
-        fs::remove_file(at("to")).unwrap();
-        missing("to");
-        drop(client.create("to").unwrap());
-        assert!(stat("to").is_file());
-        client.unlink("to").unwrap();
-
-        // Links.
-        fs::write(at("file"), "").unwrap();
-        let open = File::open(at("file")).unwrap();
-        assert_eq!(stat("file").nlink(), 1);
-        client.link("file", "other").unwrap();
-        assert_eq!(stat("file").nlink(), 2);
-        assert_eq!(open.metadata().unwrap().nlink(), 2);
-        assert_eq!(stat("other").nlink(), 2);
-        client.unlink("file").unwrap();
-        assert_eq!(stat("other").nlink(), 1);
-        assert_eq!(open.metadata().unwrap().nlink(), 1);
-        client.unlink("other").unwrap();
-        assert_eq!(open.metadata().unwrap().nlink(), 0);
-
-        // Of two names a client looked at one, and forgets the file with it.
-        fs::write(at("file"), "data").unwrap();
-        fs::hard_link(at("file"), at("other")).unwrap();
-        let open = File::open(at("other")).unwrap();
-        assert_eq!(client.lstat("file").unwrap().nlink, 2);
-        assert_eq!(stat("other").nlink(), 2);
-        client.unlink("file").unwrap();
-        missing("file");
-        assert_eq!(open.metadata().unwrap().nlink(), 1);
-        assert_eq!(stat("other").nlink(), 1);
-        assert_eq!(client.lstat("other").unwrap().nlink, 1);
-        client.unlink("other").unwrap();
-        missing("other");
-        assert_eq!(open.metadata().unwrap().nlink(), 0);
-        let mut data = [0; 5];
-        assert_eq!(open.read_at(&mut data, 0).unwrap(), 4);
-        assert_eq!(&data[..4], b"data");
-
-        // Directories: their own attributes, and what is below one that moves.
-        let (links, time) = (stat(".").nlink(), stat(".").modified().unwrap());
-        client.mkdir("dir", 0o700).unwrap();
-        assert_eq!(stat(".").nlink(), links + 1);
-        assert!(stat(".").modified().unwrap() >= time);
-        fs::create_dir(at("dir/sub")).unwrap();
-        fs::write(at("dir/sub/child"), "child").unwrap();
-        assert_eq!(stat("dir").nlink(), 3);
-        std::env::set_current_dir(at("dir/sub")).unwrap();
-        assert!(Path::new("child").exists());
-        client.rename("dir", "moved", 0).unwrap();
-        missing("dir");
-        missing("dir/sub/child");
-        assert_eq!(fs::read_to_string(at("moved/sub/child")).unwrap(), "child");
-        assert_eq!(fs::read_to_string("child").unwrap(), "child");
-        assert_eq!(std::env::current_dir().unwrap(), at("moved/sub"));
-        client.rename("moved/sub/child", "moved/child", 0).unwrap();
-        assert!(!Path::new("child").exists());
-        assert!(Path::new("../child").exists());
-        assert!(names_in(Path::new(".")).is_empty());
-        client.unlink("moved/child").unwrap();
-        assert!(!Path::new("../child").exists());
-        client.rmdir("moved/sub").unwrap();
-        assert_eq!(fs::metadata(".").unwrap().nlink(), 0);
-        missing("moved/sub");
-        assert_eq!(stat("moved").nlink(), 2);
-        std::env::set_current_dir(dir).unwrap();
-        client.rmdir("moved").unwrap();
-        missing("moved");
-        assert_eq!(stat(".").nlink(), links, "{round}");
+/// The kernel sees at once each change of names by a client, whatever it had cached.
+pub fn names(dir: &Path, _: &str) -> String {
+    let client = client_of(dir);
+    let both = Both { dir, client };
+    for _ in 0..30 {
+        created_and_removed(&both);
+        renamed(&both);
+        of_the_kernel(&both);
+        linked(&both);
+        forgotten(&both);
+        directories(&both);
     }
     "ok".into()
+}
+
+/// A missing name is asked for twice: the second time it is cached.
+fn created_and_removed(both: &Both<'_>) {
+    both.missing("new");
+    both.missing("new");
+    drop(both.client.create("new").unwrap());
+    assert!(both.stat("new").is_file());
+    assert!(names_in(both.dir).contains("new"));
+    both.client.unlink("new").unwrap();
+    both.missing("new");
+    assert!(!names_in(both.dir).contains("new"));
+    both.client.symlink("target", "new").unwrap();
+    assert_eq!(fs::read_link(both.at("new")).unwrap(), Path::new("target"));
+    both.client.unlink("new").unwrap();
+    both.missing("new");
+}
+
+/// One file's name goes to another.
+fn renamed(both: &Both<'_>) {
+    fs::write(both.at("one"), "1").unwrap();
+    fs::write(both.at("two"), "22").unwrap();
+    let open = File::open(both.at("two")).unwrap();
+    let (one, two) = (both.stat("one").ino(), both.stat("two").ino());
+    assert_eq!(open.metadata().unwrap().nlink(), 1);
+    both.client.rename("one", "two", 0).unwrap();
+    both.missing("one");
+    assert_eq!(both.stat("two").ino(), one);
+    assert_eq!(fs::read_to_string(both.at("two")).unwrap(), "1");
+    let old = open.metadata().unwrap();
+    assert_eq!((old.ino(), old.nlink()), (two, 0));
+    fs::write(both.at("one"), "333").unwrap();
+    let new = both.stat("one").ino();
+    both.client
+        .rename("one", "two", libc::RENAME_EXCHANGE)
+        .unwrap();
+    assert_eq!((both.stat("one").ino(), both.stat("two").ino()), (one, new));
+    both.client.unlink("one").unwrap();
+    both.client.unlink("two").unwrap();
+    both.missing("one");
+    both.missing("two");
+}
+
+/// A name that the kernel moved, and one that it made and removed.
+fn of_the_kernel(both: &Both<'_>) {
+    fs::write(both.at("from"), "").unwrap();
+    both.stat("from");
+    fs::rename(both.at("from"), both.at("to")).unwrap();
+    both.client.unlink("to").unwrap();
+    both.missing("to");
+    both.missing("from");
+    drop(both.client.create("to").unwrap());
+    fs::remove_file(both.at("to")).unwrap();
+    both.missing("to");
+    drop(both.client.create("to").unwrap());
+    assert!(both.stat("to").is_file());
+    both.client.unlink("to").unwrap();
+}
+
+/// Links are counted.
+fn linked(both: &Both<'_>) {
+    fs::write(both.at("file"), "").unwrap();
+    let open = File::open(both.at("file")).unwrap();
+    assert_eq!(both.stat("file").nlink(), 1);
+    both.client.link("file", "other").unwrap();
+    assert_eq!(both.stat("file").nlink(), 2);
+    assert_eq!(open.metadata().unwrap().nlink(), 2);
+    assert_eq!(both.stat("other").nlink(), 2);
+    both.client.unlink("file").unwrap();
+    assert_eq!(both.stat("other").nlink(), 1);
+    assert_eq!(open.metadata().unwrap().nlink(), 1);
+    both.client.unlink("other").unwrap();
+    assert_eq!(open.metadata().unwrap().nlink(), 0);
+}
+
+/// Of two names a client looked at one, and forgets the file with it.
+fn forgotten(both: &Both<'_>) {
+    fs::write(both.at("file"), "data").unwrap();
+    fs::hard_link(both.at("file"), both.at("other")).unwrap();
+    let open = File::open(both.at("other")).unwrap();
+    assert_eq!(both.client.lstat("file").unwrap().nlink, 2);
+    assert_eq!(both.stat("other").nlink(), 2);
+    both.client.unlink("file").unwrap();
+    both.missing("file");
+    assert_eq!(open.metadata().unwrap().nlink(), 1);
+    assert_eq!(both.stat("other").nlink(), 1);
+    assert_eq!(both.client.lstat("other").unwrap().nlink, 1);
+    both.client.unlink("other").unwrap();
+    both.missing("other");
+    assert_eq!(open.metadata().unwrap().nlink(), 0);
+    let mut data = [0; 5];
+    assert_eq!(open.read_at(&mut data, 0).unwrap(), 4);
+    assert_eq!(&data[..4], b"data");
+}
+
+/// Directories: their own attributes, and what is below one that moves.
+fn directories(both: &Both<'_>) {
+    let (links, time) = (both.stat(".").nlink(), both.stat(".").modified().unwrap());
+    both.client.mkdir("dir", 0o700).unwrap();
+    assert_eq!(both.stat(".").nlink(), links + 1);
+    assert!(both.stat(".").modified().unwrap() >= time);
+    fs::create_dir(both.at("dir/sub")).unwrap();
+    fs::write(both.at("dir/sub/child"), "child").unwrap();
+    assert_eq!(both.stat("dir").nlink(), 3);
+    std::env::set_current_dir(both.at("dir/sub")).unwrap();
+    assert!(Path::new("child").exists());
+    both.client.rename("dir", "moved", 0).unwrap();
+    both.missing("dir");
+    both.missing("dir/sub/child");
+    assert_eq!(
+        fs::read_to_string(both.at("moved/sub/child")).unwrap(),
+        "child"
+    );
+    assert_eq!(fs::read_to_string("child").unwrap(), "child");
+    assert_eq!(std::env::current_dir().unwrap(), both.at("moved/sub"));
+    both.client
+        .rename("moved/sub/child", "moved/child", 0)
+        .unwrap();
+    assert!(!Path::new("child").exists());
+    assert!(Path::new("../child").exists());
+    assert!(names_in(Path::new(".")).is_empty());
+    both.client.unlink("moved/child").unwrap();
+    assert!(!Path::new("../child").exists());
+    both.client.rmdir("moved/sub").unwrap();
+    assert_eq!(fs::metadata(".").unwrap().nlink(), 0);
+    both.missing("moved/sub");
+    assert_eq!(both.stat("moved").nlink(), 2);
+    std::env::set_current_dir(both.dir).unwrap();
+    both.client.rmdir("moved").unwrap();
+    both.missing("moved");
+    assert_eq!(both.stat(".").nlink(), links);
 }
 
 /// The names that some directories should have, with each file's number and kind.

@@ -107,29 +107,7 @@ pub fn direct_alone(s: &mut Scene) {
     ];
     s.note("vectored", io::pwritev(&synced, &vectored, 16384));
 
-    // SAFETY: a new mapping.
-    let map = |file: &OwnedFd, how| unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            8192,
-            ProtFlags::READ | ProtFlags::WRITE,
-            how,
-            file,
-            0,
-        )
-    };
-    let shared = map(&file, MapFlags::SHARED).unwrap().cast::<u8>();
-    // SAFETY: the mapping has 8192 bytes, backed by the file.
-    unsafe { shared.add(100).write_volatile(b'm') };
-    s.note("content with a mapping", s.content("file"));
-    page.0.fill(b'd');
-    io::pwrite(&file, &page.0[..4096], 4096).unwrap();
-    // SAFETY: as above.
-    s.value("the mapping sees", unsafe {
-        shared.add(5000).read_volatile()
-    });
-    // SAFETY: mapped above and not used again.
-    unsafe { rustix::mm::munmap(shared.cast(), 8192).unwrap() };
+    shared_mapping(s, &file, &mut page);
 
     s.done(
         "lock",
@@ -159,16 +137,49 @@ pub fn direct_alone(s: &mut Scene) {
     drop((file, append, synced, other));
     s.note("names", s.names("."));
 
-    let unnamed = fs::open(&s.dir, O::TMPFILE | O::RDWR | O::DIRECT, Mode::from(0o644));
-    if let Ok(unnamed) = unnamed {
+    unnamed(s, &page);
+    let cut = s.open("named", O::RDWR | O::CREATE | O::TRUNC | O::DIRECT);
+    s.note("cut", cut.as_ref().map_err(|e| *e).and_then(size));
+}
+
+/// A shared mapping and direct calls see each other's bytes.
+fn shared_mapping(s: &mut Scene, file: &OwnedFd, page: &mut Aligned) {
+    // SAFETY: a new mapping.
+    let map = |file: &OwnedFd, how| unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            8192,
+            ProtFlags::READ | ProtFlags::WRITE,
+            how,
+            file,
+            0,
+        )
+    };
+    let shared = map(file, MapFlags::SHARED).unwrap().cast::<u8>();
+    // SAFETY: the mapping has 8192 bytes, backed by the file.
+    unsafe { shared.add(100).write_volatile(b'm') };
+    s.note("content with a mapping", s.content("file"));
+    page.0.fill(b'd');
+    io::pwrite(file, &page.0[..4096], 4096).unwrap();
+    // SAFETY: as above.
+    s.value("the mapping sees", unsafe {
+        shared.add(5000).read_volatile()
+    });
+    // SAFETY: mapped above and not used again.
+    unsafe { rustix::mm::munmap(shared.cast(), 8192).unwrap() };
+}
+
+/// A direct file that gets its name late.
+fn unnamed(s: &mut Scene, page: &Aligned) {
+    use OFlags as O;
+    let made = fs::open(&s.dir, O::TMPFILE | O::RDWR | O::DIRECT, Mode::from(0o644));
+    if let Ok(unnamed) = made {
         s.note("write unnamed", io::write(&unnamed, &page.0[..4096]));
         let name = format!("/proc/self/fd/{}", unnamed.as_raw_fd());
         let link = fs::linkat(CWD, name, CWD, s.at("named"), AtFlags::SYMLINK_FOLLOW);
         s.done("link unnamed", link);
         s.note("content of it", s.content("named"));
     }
-    let cut = s.open("named", O::RDWR | O::CREATE | O::TRUNC | O::DIRECT);
-    s.note("cut", cut.as_ref().map_err(|e| *e).and_then(size));
 }
 
 /// Files that are opened while a direct one is open, and after.

@@ -68,6 +68,23 @@ fn errno(result: io::Result<()>) -> u8 {
 }
 
 pub fn locks(s: &mut Scene) {
+    flocks(s);
+    for open in [false, true] {
+        range_locks(s, open);
+    }
+    let read_only = s.open("file", OFlags::RDONLY).unwrap();
+    s.done(
+        "write lock of read-only",
+        range_lock(&read_only, libc::F_WRLCK, 0, 1, false),
+    );
+    s.done(
+        "negative",
+        range_lock(&read_only, libc::F_RDLCK, -1, 1, false),
+    );
+}
+
+/// Locks of the whole file.
+fn flocks(s: &mut Scene) {
     let file = s.file("file", "content");
     let path = s.at("file");
     let other = || fs::open(&path, OFlags::RDWR, Mode::empty()).unwrap();
@@ -114,64 +131,60 @@ pub fn locks(s: &mut Scene) {
         "unlock the child's",
         fs::flock(&child, F::NonBlockingUnlock),
     );
+}
 
+/// Locks of ranges: of a process, or of an open file.
+fn range_locks(s: &mut Scene, open: bool) {
+    let path = s.at("file");
+    let other = || fs::open(&path, OFlags::RDWR, Mode::empty()).unwrap();
     let (read, write, none) = (libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK);
-    for open in [false, true] {
-        let kind = if open { "open" } else { "posix" };
-        let step = |what: &str| format!("{kind} {what}");
-        let (file, same) = (other(), other());
-        s.done(&step("write 0+10"), range_lock(&file, write, 0, 10, open));
-        s.done(&step("read 20+10"), range_lock(&file, read, 20, 10, open));
-        s.done(
-            &step("other descriptor"),
-            range_lock(&same, write, 5, 1, open),
-        );
-        for (what, lock, start, len) in [
-            ("child writes 5+1", write, 5, 1),
-            ("child writes 10+10", write, 10, 10),
-            ("child reads 20+10", read, 20, 10),
-            ("child writes 25+0", write, 25, 0),
-        ] {
-            let code = forked(|| {
-                let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
-                errno(range_lock(&own, lock, start, len, open))
-            });
-            s.value(&step(what), code);
-        }
-        let code = forked(|| {
-            let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
-            match holder(&own, 0, 100) {
-                Ok((kind, start, len, parent)) => {
-                    u8::from(i32::from(kind) == write && start == 0 && len == 10)
-                        + 2 * u8::from(parent)
-                }
-                Err(e) => e.raw_os_error() as u8,
-            }
-        });
-        s.value(&step("child asks who"), code);
-        s.done(&step("split"), range_lock(&file, none, 3, 3, open));
-        let code = forked(|| {
-            let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
-            errno(range_lock(&own, write, 3, 3, open)) + errno(range_lock(&own, write, 2, 1, open))
-        });
-        s.value(&step("child takes the middle"), code);
-        drop(same);
-        let code = forked(|| {
-            let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
-            errno(range_lock(&own, write, 0, 1, open))
-        });
-        s.value(&step("after another close"), code);
-        drop(file);
-        let code = forked(|| {
-            let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
-            errno(range_lock(&own, write, 0, 100, open))
-        });
-        s.value(&step("after all closed"), code);
-    }
-    let read_only = s.open("file", OFlags::RDONLY).unwrap();
+    let kind = if open { "open" } else { "posix" };
+    let step = |what: &str| format!("{kind} {what}");
+    let (file, same) = (other(), other());
+    s.done(&step("write 0+10"), range_lock(&file, write, 0, 10, open));
+    s.done(&step("read 20+10"), range_lock(&file, read, 20, 10, open));
     s.done(
-        "write lock of read-only",
-        range_lock(&read_only, write, 0, 1, false),
+        &step("other descriptor"),
+        range_lock(&same, write, 5, 1, open),
     );
-    s.done("negative", range_lock(&read_only, read, -1, 1, false));
+    for (what, lock, start, len) in [
+        ("child writes 5+1", write, 5, 1),
+        ("child writes 10+10", write, 10, 10),
+        ("child reads 20+10", read, 20, 10),
+        ("child writes 25+0", write, 25, 0),
+    ] {
+        let code = forked(|| {
+            let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
+            errno(range_lock(&own, lock, start, len, open))
+        });
+        s.value(&step(what), code);
+    }
+    let code = forked(|| {
+        let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
+        match holder(&own, 0, 100) {
+            Ok((kind, start, len, parent)) => {
+                u8::from(i32::from(kind) == write && start == 0 && len == 10) + 2 * u8::from(parent)
+            }
+            Err(e) => e.raw_os_error() as u8,
+        }
+    });
+    s.value(&step("child asks who"), code);
+    s.done(&step("split"), range_lock(&file, none, 3, 3, open));
+    let code = forked(|| {
+        let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
+        errno(range_lock(&own, write, 3, 3, open)) + errno(range_lock(&own, write, 2, 1, open))
+    });
+    s.value(&step("child takes the middle"), code);
+    drop(same);
+    let code = forked(|| {
+        let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
+        errno(range_lock(&own, write, 0, 1, open))
+    });
+    s.value(&step("after another close"), code);
+    drop(file);
+    let code = forked(|| {
+        let own = fs::open(s.at("file"), OFlags::RDWR, Mode::empty()).unwrap();
+        errno(range_lock(&own, write, 0, 100, open))
+    });
+    s.value(&step("after all closed"), code);
 }

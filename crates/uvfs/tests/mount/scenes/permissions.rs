@@ -2,32 +2,69 @@
 
 use super::*;
 
+/// The file of nobody with a mode and a capability.
+fn fresh(s: &Scene, mode: u32) {
+    let file = s.file("file", "content");
+    fs::fchown(
+        &file,
+        Some(Uid::from_raw(NOBODY)),
+        Some(Gid::from_raw(NOBODY)),
+    )
+    .unwrap();
+    s.chmod("file", mode).unwrap();
+    // No capability outlives another user's write either.
+    let capability = b"\x01\0\0\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    fs::setxattr(
+        s.at("file"),
+        "security.capability",
+        capability,
+        XattrFlags::empty(),
+    )
+    .unwrap();
+}
+
+/// Notes what is left of both.
+fn look(s: &mut Scene, step: &str) {
+    s.note(step, s.who("file"));
+    let mut value = [0; 64];
+    let capability = fs::getxattr(s.at("file"), "security.capability", &mut value[..]);
+    s.note(&format!("{step} (capability)"), capability);
+}
+
+/// What each kind of fallocate leaves.
+fn setuid_clearing_by_fallocate(s: &mut Scene, mode: u32) {
+    let path = s.at("file");
+    let step = |what: &str| format!("{what} {mode:o}");
+    fresh(s, mode);
+    s.done(
+        &step("fallocate call"),
+        as_nobody(|| {
+            fs::open(&path, OFlags::WRONLY, Mode::empty())
+                .and_then(|f| fs::fallocate(&f, FallocateFlags::empty(), 0, 100))
+        }),
+    );
+    look(s, &step("fallocate"));
+    let keep = FallocateFlags::KEEP_SIZE;
+    for (name, flags) in [
+        ("keep", keep),
+        ("punch", FallocateFlags::PUNCH_HOLE | keep),
+        ("zero", FallocateFlags::ZERO_RANGE),
+    ] {
+        fresh(s, mode);
+        let done = as_nobody(|| {
+            fs::open(&path, OFlags::WRONLY, Mode::empty())
+                .and_then(|f| fs::fallocate(&f, flags, 0, 3))
+        });
+        s.done(&step(&format!("fallocate {name} call")), done);
+        match done {
+            Ok(()) => look(s, &step(&format!("fallocate {name}"))),
+            // FUSE takes capabilities before it asks whether the host can do it.
+            Err(_) => s.note(&step(&format!("refused fallocate {name}")), s.who("file")),
+        }
+    }
+}
+
 pub fn setuid_clearing(s: &mut Scene) {
-    let fresh = |s: &Scene, mode| {
-        let file = s.file("file", "content");
-        fs::fchown(
-            &file,
-            Some(Uid::from_raw(NOBODY)),
-            Some(Gid::from_raw(NOBODY)),
-        )
-        .unwrap();
-        s.chmod("file", mode).unwrap();
-        // No capability outlives another user's write either.
-        let capability = b"\x01\0\0\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-        fs::setxattr(
-            s.at("file"),
-            "security.capability",
-            capability,
-            XattrFlags::empty(),
-        )
-        .unwrap();
-    };
-    let look = |s: &mut Scene, step: &str| {
-        s.note(step, s.who("file"));
-        let mut value = [0; 64];
-        let capability = fs::getxattr(s.at("file"), "security.capability", &mut value[..]);
-        s.note(&format!("{step} (capability)"), capability);
-    };
     for mode in [0o6777, 0o6755, 0o2767, 0o4666, 0o2666] {
         let path = s.at("file");
         let step = |what: &str| format!("{what} {mode:o}");
@@ -73,33 +110,7 @@ pub fn setuid_clearing(s: &mut Scene) {
             fs::chown(&path, Some(Uid::from_raw(1)), None),
         );
         look(s, &step("chown as root"));
-        fresh(s, mode);
-        s.done(
-            &step("fallocate call"),
-            as_nobody(|| {
-                fs::open(&path, OFlags::WRONLY, Mode::empty())
-                    .and_then(|f| fs::fallocate(&f, FallocateFlags::empty(), 0, 100))
-            }),
-        );
-        look(s, &step("fallocate"));
-        let keep = FallocateFlags::KEEP_SIZE;
-        for (name, flags) in [
-            ("keep", keep),
-            ("punch", FallocateFlags::PUNCH_HOLE | keep),
-            ("zero", FallocateFlags::ZERO_RANGE),
-        ] {
-            fresh(s, mode);
-            let done = as_nobody(|| {
-                fs::open(&path, OFlags::WRONLY, Mode::empty())
-                    .and_then(|f| fs::fallocate(&f, flags, 0, 3))
-            });
-            s.done(&step(&format!("fallocate {name} call")), done);
-            match done {
-                Ok(()) => look(s, &step(&format!("fallocate {name}"))),
-                // FUSE takes capabilities before it asks whether the host can do it.
-                Err(_) => s.note(&step(&format!("refused fallocate {name}")), s.who("file")),
-            }
-        }
+        setuid_clearing_by_fallocate(s, mode);
         fresh(s, mode);
         s.done(
             &step("chmod call"),
@@ -216,17 +227,19 @@ pub fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     bytes
 }
 
+/// Makes a file; its mode and owners.
+fn created(s: &Scene, name: &str, mode: u32) -> io::Result<String> {
+    let flags = OFlags::CREATE | OFlags::WRONLY;
+    fs::open(s.at(name), flags, Mode::from_raw_mode(mode)).unwrap();
+    s.who(name)
+}
+
 pub fn umask_and_acls(s: &mut Scene) {
-    let create = |s: &Scene, name: &str, mode: u32| {
-        let flags = OFlags::CREATE | OFlags::WRONLY;
-        fs::open(s.at(name), flags, Mode::from_raw_mode(mode)).unwrap();
-        s.who(name)
-    };
     for mask in [0, 0o027, 0o777] {
         rustix::process::umask(Mode::from(mask));
         s.note(
             &format!("file under {mask:o}"),
-            create(s, &format!("f{mask:o}"), 0o666),
+            created(s, &format!("f{mask:o}"), 0o666),
         );
         let dir = format!("d{mask:o}");
         fs::mkdir(s.at(&dir), Mode::from(0o777)).unwrap();
@@ -235,6 +248,10 @@ pub fn umask_and_acls(s: &mut Scene) {
         fs::mknodat(CWD, s.at(&fifo), FileType::Fifo, Mode::from(0o666), 0).unwrap();
         s.note(&format!("fifo under {mask:o}"), s.who(&fifo));
     }
+    acls(s);
+}
+
+fn acls(s: &mut Scene) {
     rustix::process::umask(Mode::from(0o077));
     const NONE: u32 = u32::MAX;
     let (user, group) = ((1, 7, NONE), (4, 5, NONE));
@@ -266,7 +283,7 @@ pub fn umask_and_acls(s: &mut Scene) {
         .map(|n| value[..n].to_vec())
     };
     s.done("set default", set(s, "acl", "default", &default));
-    s.note("inherited mode", create(s, "acl/file", 0o666));
+    s.note("inherited mode", created(s, "acl/file", 0o666));
     s.note("inherited", get(s, "acl/file", "access"));
     fs::mkdir(s.at("acl/sub"), Mode::from(0o777)).unwrap();
     s.note("directory", s.who("acl/sub"));
@@ -302,7 +319,7 @@ pub fn umask_and_acls(s: &mut Scene) {
         "remove default",
         fs::removexattr(s.at("acl"), "system.posix_acl_default"),
     );
-    s.note("without default", create(s, "acl/file2", 0o666));
+    s.note("without default", created(s, "acl/file2", 0o666));
     let set_as_nobody = as_nobody(|| {
         fs::setxattr(
             &path,
