@@ -18,7 +18,7 @@ use crate::guard::aside;
 use crate::import::{self, Wants, described};
 pub(crate) use crate::real::is_borrowed;
 use crate::real::{errno, is_inside, set_errno};
-use crate::report;
+use crate::report::{self, Why};
 use crate::table::{self, Known, Opened, Position, Use};
 use uvfs_sys::lock;
 
@@ -66,7 +66,7 @@ fn with<T>(
                 // has become of it.
                 Some(libc::ENOTCONN | libc::ESTALE) => {
                     import::trouble("the server's session", &error);
-                    import::give_up(fd, &one);
+                    import::give_up(fd, &one, Why::NoSession);
                     None
                 }
                 code => Some(Err(code.unwrap_or(libc::EIO))),
@@ -153,7 +153,10 @@ fn noted(fd: c_int) -> c_int {
     match is_inside() {
         true => out_of_reach(fd),
         false => {
-            aside(|| table::opened(fd));
+            aside(|| {
+                table::opened(fd);
+                report::opened(fd);
+            });
             fd
         }
     }

@@ -13,7 +13,7 @@ use uvfs_client::{Client, Config, Server, Stats, Token};
 use crate::engage::{self, Moves};
 use crate::ranked::{Guard, Ranked};
 use crate::real::{SignalMask, stat};
-use crate::report::{self, say};
+use crate::report::{self, Why, say};
 use crate::table::{self, Known, Opened, Position, Use};
 use uvfs_sys::lock;
 
@@ -139,6 +139,11 @@ fn candidate(state: &mut Servers, fd: c_int) -> Option<(u64, u64)> {
     Some((st.st_dev, st.st_ino))
 }
 
+/// Whether a descriptor that was just opened is a regular file of a FUSE mount; for the report.
+pub(crate) fn is_on_mount(fd: c_int) -> bool {
+    candidate(&mut shared().servers.lock(), fd).is_some()
+}
+
 fn forget_device(state: &mut Servers, device: u64) {
     if state.foreign.len() == DEVICES {
         state.foreign.remove(0);
@@ -162,6 +167,7 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
     }
     let inode = candidate(state, fd)?;
     if state.mapped.len() == MAPPED || state.mapped.contains(&inode) {
+        report::refused(Why::Mapped);
         return None;
     }
     // SAFETY: without a third argument.
@@ -171,6 +177,7 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
     }
     // SIGXFSZ and EFBIG are the kernel's to give.
     if flags & libc::O_ACCMODE != libc::O_RDONLY && limited() {
+        report::refused(Why::Limited);
         return None;
     }
     // SAFETY: it is the caller's, and open: fcntl has just answered.
@@ -179,16 +186,23 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
     let token = match Token::of(borrowed) {
         Ok(token) => token,
         Err(error) => {
-            // This one alone: too many are out, or the kernel reads and writes it without the server.
-            if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) {
+            // EBUSY: the kernel reads and writes this one without the server.
+            let backed = error.raw_os_error() == Some(libc::EBUSY);
+            report::refused(if backed { Why::Backed } else { Why::NoSession });
+            // EAGAIN: too many are out. Neither says anything of other files.
+            if !backed && error.raw_os_error() != Some(libc::EAGAIN) {
                 forget_device(state, inode.0);
             }
             return None;
         }
     };
-    let index = server(state, token.socket())?;
-    let Some(client) = &state.attached[index].client else {
-        forget_device(state, inode.0);
+    let index = server(state, token.socket());
+    let client = index.and_then(|index| state.attached[index].client.as_ref());
+    let Some(client) = client else {
+        report::refused(Why::NoSession);
+        if index.is_some() {
+            forget_device(state, inode.0);
+        }
         return None;
     };
     match client.import_token(&token) {
@@ -200,6 +214,7 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
         }
         Err(error) => {
             trouble("importing a file", &error);
+            report::refused(Why::NoSession);
             // A server that did not come back while this waited for it.
             if error.raw_os_error() == Some(libc::ENOTCONN) {
                 forget_device(state, inode.0);
@@ -294,7 +309,9 @@ fn import(fd: c_int, one: &Use, wants: Wants) {
     }
     match open(&mut state, fd) {
         Some((opened, flags)) => settle(fd, one, opened, flags, wants),
-        None => one.give_to_kernel(),
+        None => {
+            one.give_to_kernel();
+        }
     }
 }
 
@@ -307,6 +324,7 @@ fn settle(fd: c_int, one: &Use, opened: Opened, flags: c_int, wants: Wants) {
     let mut position = lock(&one.position);
     one.set_opened(opened);
     if here && engage::others_pass(fd, one, own) {
+        report::returned(Why::Position);
         one.give_to_kernel();
     } else if here {
         // SAFETY: no pointers.
@@ -359,15 +377,17 @@ pub(crate) fn all_to_kernel() {
             && let Some(opened) = one.opened()
         {
             let _ = opened.file.write_back(0, u64::MAX, true);
-            give_up(fd, &one);
+            give_up(fd, &one, Why::Limited);
         }
     }
 }
 
 /// Leaves an imported description to the kernel.
-pub(crate) fn give_up(fd: c_int, one: &Use) {
+pub(crate) fn give_up(fd: c_int, one: &Use, why: Why) {
     publish(fd, one);
-    one.give_to_kernel();
+    if one.give_to_kernel() {
+        report::returned(why);
+    }
 }
 
 /// A file is mapped so that writes to memory reach it: what is dirty there no server sees.
@@ -388,7 +408,7 @@ pub(crate) fn mapped(fd: c_int) {
                 .is_some_and(|opened| all || opened.inode == inode)
         {
             let _ = one.opened().map(|opened| opened.file.sync_data());
-            give_up(fd, &one);
+            give_up(fd, &one, Why::Mapped);
         }
     }
 }
@@ -415,7 +435,7 @@ pub(crate) fn retire() {
     shared().over.store(true, Ordering::Relaxed);
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
-            give_up(fd, &one);
+            give_up(fd, &one, Why::NoSession);
             drop(table::Closing::begin(fd));
         }
     }

@@ -95,7 +95,7 @@ extern "C" fn begin() {
 
 /// Does the last work of the process before it ends.
 pub(crate) fn ending() {
-    if !import::any_session() {
+    if !import::any_session() && !report::is_on() {
         return;
     }
     aside(|| {

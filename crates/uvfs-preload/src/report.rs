@@ -1,13 +1,43 @@
 //! The lines that `--report` prints at exit.
 
+use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use uvfs_client::Stats;
 
+use crate::import;
 use crate::real::is_set;
 use crate::table;
+
+/// Why the kernel serves a file of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The server refused, because the kernel reads and writes the file by itself.
+    Backed,
+    /// It is mapped shared and writable, and the kernel can't tell when a store changes it.
+    Mapped,
+    /// The process has a limit on the size of files.
+    Limited,
+    /// Another thread was in a call that uses its position.
+    Position,
+    /// The process has no session with the server.
+    NoSession,
+    /// The program switched O_APPEND or O_DIRECT.
+    Changed,
+}
+
+impl Why {
+    const ALL: [(Self, &str); 6] = [
+        (Self::Backed, "with a backing file"),
+        (Self::Mapped, "mapped shared and writable"),
+        (Self::Limited, "under a limit on file size"),
+        (Self::Position, "in use by another thread"),
+        (Self::NoSession, "without a session"),
+        (Self::Changed, "with changed flags"),
+    ];
+}
 
 /// The state of this module.
 pub(crate) struct Counts {
@@ -20,6 +50,11 @@ pub(crate) struct Counts {
     files: AtomicU64,
     read: AtomicU64,
     written: AtomicU64,
+    /// Files of mounts that the process opened.
+    opened: AtomicU64,
+    /// Those of them that the kernel serves, by [`Why`]: never imported, and given back later.
+    refused: [AtomicU64; Why::ALL.len()],
+    returned: [AtomicU64; Why::ALL.len()],
 }
 
 impl Counts {
@@ -33,6 +68,9 @@ impl Counts {
             files: AtomicU64::new(0),
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
+            opened: AtomicU64::new(0),
+            refused: [const { AtomicU64::new(0) }; Why::ALL.len()],
+            returned: [const { AtomicU64::new(0) }; Why::ALL.len()],
         }
     }
 }
@@ -68,13 +106,16 @@ pub(crate) fn begin() {
 
 /// In a child: it counts for itself.
 pub(crate) fn forget() {
-    for counter in [
-        &shared().served,
-        &shared().passed,
-        &shared().files,
-        &shared().read,
-        &shared().written,
-    ] {
+    let one = shared();
+    let whole = [
+        &one.served,
+        &one.passed,
+        &one.files,
+        &one.read,
+        &one.written,
+        &one.opened,
+    ];
+    for counter in whole.into_iter().chain(&one.refused).chain(&one.returned) {
         counter.store(0, Ordering::Relaxed);
     }
     let to = shared().to.load(Ordering::Relaxed);
@@ -106,27 +147,58 @@ pub(crate) fn served(read: usize, written: usize) {
     }
 }
 
+/// Whether there is a report.
+pub(crate) fn is_on() -> bool {
+    shared().on.load(Ordering::Relaxed)
+}
+
+/// The program opened a descriptor.
+pub(crate) fn opened(fd: c_int) {
+    if is_on() && import::is_on_mount(fd) {
+        shared().opened.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A file of a mount was not imported.
+pub(crate) fn refused(why: Why) {
+    shared().refused[why as usize].fetch_add(1, Ordering::Relaxed);
+}
+
+/// A file was imported, and went back to the kernel.
+pub(crate) fn returned(why: Why) {
+    shared().returned[why as usize].fetch_add(1, Ordering::Relaxed);
+}
+
 /// Prints, once, if this process used a mount; `stats` gives the statistics of its caches.
 pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>) {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    if !shared().on.load(Ordering::Relaxed)
-        || shared().done.swap(true, Ordering::Relaxed)
-        || get(&shared().files) == 0
-    {
+    if !is_on() || shared().done.swap(true, Ordering::Relaxed) {
         return;
     }
+    let name = std::env::current_exe().unwrap_or_default();
+    let name = name.file_name().unwrap_or_default().to_string_lossy();
+    let name = format!("{name} (pid {})", std::process::id());
+    if get(&shared().files) > 0 {
+        say_served(&name, &stats());
+    }
+    if let Some(left) = left_to_kernel(shared()) {
+        say(format_args!("uvfs run: {name}: {left}"));
+    }
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn say_served(name: &str, stats: &[Stats]) {
     let (mut hits, mut requests, mut waited) = (0, 0, 0);
-    for stats in stats() {
+    for stats in stats {
         hits += stats.hits;
         waited += stats.waited_ns;
         requests += stats.read_requests + stats.direct_requests + stats.writeback_requests;
     }
-    let name = std::env::current_exe().unwrap_or_default();
-    let name = name.file_name().unwrap_or_default().to_string_lossy();
     say(format_args!(
-        "uvfs run: {name} (pid {}): {} files, {} calls served, {} passed on, {hits} cache hits, \
+        "uvfs run: {name}: {} files, {} calls served, {} passed on, {hits} cache hits, \
          {requests} requests, {} bytes read, {} written, {:?} waited",
-        std::process::id(),
         get(&shared().files),
         get(&shared().served),
         get(&shared().passed),
@@ -134,4 +206,55 @@ pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>) {
         get(&shared().written),
         Duration::from_nanos(waited),
     ));
+}
+
+/// How many files the kernel served, and why; nothing if there were none.
+fn left_to_kernel(counts: &Counts) -> Option<String> {
+    let sum = |each: &[AtomicU64]| each.iter().map(get).sum::<u64>();
+    let (refused, returned) = (sum(&counts.refused), sum(&counts.returned));
+    // A process also imports and refuses descriptors that it inherited.
+    let unused = get(&counts.opened).saturating_sub(get(&counts.files) + refused);
+    let all = unused + refused + returned;
+    if all == 0 {
+        return None;
+    }
+    let mut text = format!("{all} files left to the kernel:");
+    let mut add = |n: u64, why: std::fmt::Arguments<'_>| {
+        if n > 0 {
+            let comma = if text.ends_with(':') { "" } else { "," };
+            let _ = write!(text, "{comma} {n} {why}");
+        }
+    };
+    add(unused, format_args!("used too little to gain"));
+    for (why, words) in Why::ALL {
+        add(get(&counts.refused[why as usize]), format_args!("{words}"));
+        let back = get(&counts.returned[why as usize]);
+        add(back, format_args!("{words} later"));
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `--report` would name another reason than the one that was counted, or count a file twice.
+    #[test]
+    fn each_file_has_one_reason() {
+        let counts = Counts::new();
+        assert_eq!(left_to_kernel(&counts), None);
+        for (index, (why, _)) in Why::ALL.into_iter().enumerate() {
+            assert_eq!(why as usize, index);
+        }
+        counts.opened.store(9, Ordering::Relaxed);
+        counts.files.store(2, Ordering::Relaxed);
+        counts.refused[Why::Backed as usize].store(3, Ordering::Relaxed);
+        counts.returned[Why::Mapped as usize].store(1, Ordering::Relaxed);
+        let text = left_to_kernel(&counts).unwrap();
+        assert_eq!(
+            text,
+            "8 files left to the kernel: 4 used too little to gain, 3 with a backing file, \
+             1 mapped shared and writable later"
+        );
+    }
 }

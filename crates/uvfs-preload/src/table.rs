@@ -223,9 +223,9 @@ impl Use {
         self.kernel.load(Ordering::Acquire)
     }
 
-    /// All goes through the kernel from now on.
-    pub(crate) fn give_to_kernel(&self) {
-        self.kernel.store(true, Ordering::Release);
+    /// All goes through the kernel from now on; false if it did so already.
+    pub(crate) fn give_to_kernel(&self) -> bool {
+        !self.kernel.swap(true, Ordering::AcqRel)
     }
 
     fn into_word(self) -> u64 {

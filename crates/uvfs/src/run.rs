@@ -47,7 +47,7 @@ pub struct Args {
     /// Serve every file from its first call on, also where that does not pay
     #[arg(long)]
     eager: bool,
-    /// Say on standard error, at the end of each process, what was served
+    /// Say on standard error, at the end of each process, what was served and why the rest was not
     #[arg(long)]
     report: bool,
     /// The program and its arguments

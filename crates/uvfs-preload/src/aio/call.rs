@@ -1,9 +1,9 @@
 //! One request of a context that this library serves.
 
 use crate::calls::next;
-use crate::import::{self};
+use crate::import;
 use crate::real::errno;
-use crate::report;
+use crate::report::{self, Why};
 use crate::table::{self, Known, Opened, Use};
 use std::ffi::{c_int, c_void};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -90,7 +90,7 @@ impl Call {
         );
         match table::look(self.fd) {
             Known::Described(one) if std::ptr::eq::<table::Description>(&*one, &*self.one) => {
-                import::give_up(self.fd, &one);
+                import::give_up(self.fd, &one, Why::NoSession);
             }
             _ => return Err(libc::ENOTCONN),
         }

@@ -2,8 +2,9 @@
 
 use super::next;
 use crate::engage::Passing;
-use crate::import::{self};
+use crate::import;
 use crate::real::{is_inside, set_errno};
+use crate::report::Why;
 use crate::table::{self, Known, Opened};
 use libc::{FILE, mode_t, msghdr};
 use libc::{iovec, off_t, size_t, ssize_t};
@@ -408,7 +409,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
                     && (arg as c_int ^ opened.flags) & Opened::SWITCHED != 0
                 {
                     // It was imported as something else.
-                    import::give_up(fd, &one);
+                    import::give_up(fd, &one, Why::Changed);
                 }
             });
             done

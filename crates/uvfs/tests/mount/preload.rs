@@ -150,7 +150,8 @@ fn short_programs_are_left_to_the_kernel() {
         cp -a numbers copy; grep -c 7 all; tail -n 1 copy; wc -c numbers all
     "#;
     let outcome = same_as_host(How::AsItPays, Transport::Dev, &[], script);
-    assert!(!outcome.stderr.contains("uvfs run:"), "{outcome}");
+    assert!(!outcome.stderr.contains("calls served"), "{outcome}");
+    assert!(!outcome.stderr.contains("going on"), "{outcome}");
 }
 
 /// sqlite or git would corrupt its files under `uvfs run`.
@@ -345,6 +346,54 @@ fn exit_statuses_and_words() {
     let outcome = run(&mut missing);
     assert_eq!(outcome.status.code(), Some(1), "{outcome}");
     assert!(run_it(&["--help"]).ok().contains("--report"));
+}
+
+/// `uvfs run --report` would not say which files the kernel served, or name a wrong reason.
+#[test]
+fn the_report_says_why_the_kernel_served_a_file() {
+    if !can() || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let reports = |how, options: &str, program: &str| {
+        let served = Served::new(&Serve::over(Transport::Dev).option(options));
+        fs::write(served.source.join("file"), [7; 8192]).unwrap();
+        let script = r#"exec python3 -c "$1" "$2"/file"#;
+        let mut command = under(how, script, &[Path::new(program), &served.mount.at]);
+        let outcome = served.mount.run_within(LATER, &mut command);
+        assert!(outcome.status.success(), "{outcome}");
+        let python = |line: &&str| line.starts_with("uvfs run: python3");
+        let lines: Vec<_> = outcome.stderr.lines().filter(python).collect();
+        lines.join("\n")
+    };
+    let open = "import os, sys, mmap, fcntl; f = os.open(sys.argv[1], os.O_RDWR); ";
+    let says = |program: &str, how, options, expected: &str| {
+        let report = reports(how, options, &format!("{open}{program}"));
+        assert!(report.contains(expected), "{program}: {report}");
+        report
+    };
+    let none = "nopassthrough";
+    let little = "1 files left to the kernel: 1 used too little to gain";
+    let report = says("os.read(f, 100)", How::AsItPays, none, little);
+    assert!(!report.contains("calls served"), "{report}");
+    let backed = "1 files left to the kernel: 1 with a backing file";
+    says("os.read(f, 100)", How::Eager, "passthrough=auto", backed);
+    let report = says(
+        "os.read(f, 100)",
+        How::Eager,
+        none,
+        "1 files, 1 calls served",
+    );
+    assert!(!report.contains("left to the kernel"), "{report}");
+    let mapped = "1 files left to the kernel: 1 mapped shared and writable later";
+    says(
+        "os.read(f, 100); mmap.mmap(f, 4096)",
+        How::Eager,
+        none,
+        mapped,
+    );
+    let program = "os.read(f, 100); fcntl.fcntl(f, fcntl.F_SETFL, os.O_APPEND)";
+    let switched = "1 files left to the kernel: 1 with changed flags later";
+    says(program, How::Eager, none, switched);
 }
 
 /// `uvfs stats` would not show a program while it is attached, or show wrong figures of it.
