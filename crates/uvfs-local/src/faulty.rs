@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use uvfs_queue::arena::Arena;
 
 use uvfs_client::backend::{Backend, FileOps, Limits, Op, PageIo, Request, SharedServer};
+use uvfs_sys::lock;
 
 /// The faults to inject. All can be changed while requests are under way.
 #[derive(Debug, Default)]
@@ -83,7 +84,7 @@ impl<B: Backend> Faulty<B> {
 }
 
 fn deliver<B: Backend>(inner: &B, delay: &Delay) {
-    let mut heap = delay.heap.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut heap = lock(&delay.heap);
     loop {
         let now = Instant::now();
         let mut batch = Vec::new();
@@ -93,7 +94,7 @@ fn deliver<B: Backend>(inner: &B, delay: &Delay) {
         if !batch.is_empty() {
             drop(heap);
             inner.pages().submit(&mut batch);
-            heap = delay.heap.lock().unwrap_or_else(PoisonError::into_inner);
+            heap = lock(&delay.heap);
             continue;
         }
         if heap.1 {
@@ -110,11 +111,7 @@ fn deliver<B: Backend>(inner: &B, delay: &Delay) {
 
 impl<B> Drop for Faulty<B> {
     fn drop(&mut self) {
-        self.delay
-            .heap
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .1 = true;
+        lock(&self.delay.heap).1 = true;
         self.delay.more.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -193,11 +190,7 @@ impl<B: Backend> PageIo for Faulty<B> {
             return;
         }
         let due = Instant::now() + latency;
-        let mut heap = self
-            .delay
-            .heap
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut heap = lock(&self.delay.heap);
         let first = heap.0.peek().is_none_or(|next| due < next.0);
         heap.0.extend(pass.into_iter().map(|r| Delayed(due, r)));
         drop(heap);
