@@ -199,11 +199,7 @@ struct Mounted {
 impl Mounted {
     /// Nothing where this machine can't do it.
     fn over(transport: &str) -> Option<Self> {
-        let need = match transport {
-            "uring" => Need::Uring,
-            _ => Need::Fuse,
-        };
-        if !has(&[need]) {
+        if !has(&[Need::mount_over(transport)]) {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();

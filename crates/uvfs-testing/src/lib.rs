@@ -23,7 +23,15 @@ pub enum Need {
 }
 
 impl Need {
-    /// What this machine lacks of it.
+    /// The need of a test that mounts over a transport: "dev" or "uring".
+    pub fn mount_over(transport: &str) -> Self {
+        match transport {
+            "uring" => Need::Uring,
+            _ => Need::Fuse,
+        }
+    }
+
+    /// What is missing, if the machine does not meet this need.
     pub fn missing(self) -> Option<String> {
         match self {
             Need::Root => {
@@ -72,17 +80,19 @@ pub fn has(needs: &[Need]) -> bool {
 /// # Panics
 /// Where the environment has `CI`.
 pub fn skip(why: impl Display) {
-    let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
     let in_ci = std::env::var_os("CI").is_some();
-    assert!(!in_ci, "in CI no test is skipped: {test}: {why}");
+    assert!(!in_ci, "in CI no test is skipped: {}: {why}", test());
     say(why);
 }
 
 /// As [`skip`], but in CI too, for a test that is to run only on some machines, or when it is asked for.
 pub fn say(why: impl Display) {
-    let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
     // Not eprintln!, whose output the test runner drops when the test passes.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", test());
+}
+
+/// The name of the test that calls this: its thread has the same.
+fn test() -> String {
+    let thread = std::thread::current();
+    thread.name().unwrap_or("a test").to_owned()
 }

@@ -58,11 +58,7 @@ struct Mounted {
 
 impl Mounted {
     fn over(transport: &str) -> Option<Self> {
-        let need = match transport {
-            "uring" => Need::Uring,
-            _ => Need::Fuse,
-        };
-        if !has(&[need]) {
+        if !has(&[Need::mount_over(transport)]) {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
