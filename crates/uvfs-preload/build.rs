@@ -25,13 +25,13 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// The version of this machine's C library, the first that reads such a bitmap being 2.36.
+/// The version of the C library of the machine that builds. 2.36 is the first that reads such a bitmap.
 #[cfg(target_env = "gnu")]
 fn glibc() -> (u32, u32) {
     unsafe extern "C" {
         safe fn gnu_get_libc_version() -> *const c_char;
     }
-    // SAFETY: a string of the C library's own, which stays.
+    // SAFETY: the C library returns a string of its own that is never freed.
     let version = unsafe { CStr::from_ptr(gnu_get_libc_version()) };
     let version = version.to_string_lossy();
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));

@@ -12,7 +12,7 @@ use crate::real::is_set;
 use crate::table;
 
 /// Why the kernel serves a file of a mount.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Why {
     /// The server refused, because the kernel reads and writes the file by itself.
     Backed,
@@ -52,8 +52,9 @@ pub(crate) struct Counts {
     written: AtomicU64,
     /// Files of mounts that the process opened.
     opened: AtomicU64,
-    /// Those of them that the kernel serves, by [`Why`]: never imported, and given back later.
+    /// Files that could not be imported, by [`Why`].
     refused: [AtomicU64; Why::ALL.len()],
+    /// Files that were imported and went back to the kernel, by [`Why`].
     returned: [AtomicU64; Why::ALL.len()],
 }
 
@@ -131,14 +132,14 @@ pub(crate) fn imported() {
 /// A call went to the kernel.
 #[inline]
 pub(crate) fn passed() {
-    if shared().on.load(Ordering::Relaxed) {
+    if is_on() {
         shared().passed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// A call was served, with so many bytes read and written.
 pub(crate) fn served(read: usize, written: usize) {
-    if shared().on.load(Ordering::Relaxed) {
+    if is_on() {
         shared().served.fetch_add(1, Ordering::Relaxed);
         shared().read.fetch_add(read as u64, Ordering::Relaxed);
         shared()
@@ -148,6 +149,7 @@ pub(crate) fn served(read: usize, written: usize) {
 }
 
 /// Whether there is a report.
+#[inline]
 pub(crate) fn is_on() -> bool {
     shared().on.load(Ordering::Relaxed)
 }
@@ -219,17 +221,16 @@ fn left_to_kernel(counts: &Counts) -> Option<String> {
         return None;
     }
     let mut text = format!("{all} files left to the kernel:");
-    let mut add = |n: u64, why: std::fmt::Arguments<'_>| {
+    let mut add = |n: u64, why: &str, when: &str| {
         if n > 0 {
             let comma = if text.ends_with(':') { "" } else { "," };
-            let _ = write!(text, "{comma} {n} {why}");
+            let _ = write!(text, "{comma} {n} {why}{when}");
         }
     };
-    add(unused, format_args!("used too little to gain"));
+    add(unused, "used too little to gain", "");
     for (why, words) in Why::ALL {
-        add(get(&counts.refused[why as usize]), format_args!("{words}"));
-        let back = get(&counts.returned[why as usize]);
-        add(back, format_args!("{words} later"));
+        add(get(&counts.refused[why as usize]), words, "");
+        add(get(&counts.returned[why as usize]), words, " later");
     }
     Some(text)
 }

@@ -354,20 +354,18 @@ fn the_report_says_why_the_kernel_served_a_file() {
     if !can() || !has(&[Need::Program("python3")]) {
         return;
     }
-    let reports = |how, options: &str, program: &str| {
+    let open = "import os, sys, mmap, fcntl; f = os.open(sys.argv[1], os.O_RDWR); ";
+    let says = |program: &str, how, options, expected: &str| {
         let served = Served::new(&Serve::over(Transport::Dev).option(options));
         fs::write(served.source.join("file"), [7; 8192]).unwrap();
         let script = r#"exec python3 -c "$1" "$2"/file"#;
-        let mut command = under(how, script, &[Path::new(program), &served.mount.at]);
+        let program = format!("{open}{program}");
+        let mut command = under(how, script, &[Path::new(&program), &served.mount.at]);
         let outcome = served.mount.run_within(LATER, &mut command);
         assert!(outcome.status.success(), "{outcome}");
         let python = |line: &&str| line.starts_with("uvfs run: python3");
         let lines: Vec<_> = outcome.stderr.lines().filter(python).collect();
-        lines.join("\n")
-    };
-    let open = "import os, sys, mmap, fcntl; f = os.open(sys.argv[1], os.O_RDWR); ";
-    let says = |program: &str, how, options, expected: &str| {
-        let report = reports(how, options, &format!("{open}{program}"));
+        let report = lines.join("\n");
         assert!(report.contains(expected), "{program}: {report}");
         report
     };
