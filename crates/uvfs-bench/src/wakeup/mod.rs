@@ -27,9 +27,9 @@ Examples:
 
 Each round starts every target once, begins with another one each time, and gives each work a
 client process of its own. CPU time is given for the client's and the server's process
-separately (without the server's children), in microseconds for an operation or a MiB. Small files have 4 KiB, and each of them is
-seen by the mount for the first time; a round uses at most four times --files of them, which
-matters for a server that keeps a descriptor for each.
+separately (without the server's children), in microseconds for an operation or a MiB. Small
+files have 4 KiB, and each of them is seen by the mount for the first time; a round uses at most
+four times --files of them, which matters for a server that keeps a descriptor for each.
 
 Exit status: 0 all measured, 1 something could not be measured, 2 wrong usage, 130 interrupted.
 ";

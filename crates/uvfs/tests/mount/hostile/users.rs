@@ -1,4 +1,4 @@
-//! What users of a mount, and other users of the machine, may not have.
+//! Users of a mount get no more than their share, and other users of the machine get nothing.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};

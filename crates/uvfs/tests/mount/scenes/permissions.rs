@@ -31,7 +31,7 @@ fn look(s: &mut Scene, step: &str) {
     s.note(&format!("{step} (capability)"), capability);
 }
 
-/// What each kind of fallocate leaves.
+/// Notes which set-id bits and capabilities each kind of fallocate leaves.
 fn setuid_clearing_by_fallocate(s: &mut Scene, mode: u32) {
     let path = s.at("file");
     let step = |what: &str| format!("{what} {mode:o}");
