@@ -94,6 +94,8 @@ pub(crate) struct State {
     pub(crate) told: Option<Told>,
     /// A change since `told` would show in the file's time.
     pub(crate) settled: bool,
+    /// The kernel may have cached set-user-id or set-group-id bits of the file.
+    pub(crate) set_id: bool,
     /// The file's size and time when the kernel was given its contents, unasked.
     pub(crate) given: Option<Box<Told>>,
     /// Of the kernel's opens those with a backing file, and how many there are without: never both

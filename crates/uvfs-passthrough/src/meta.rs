@@ -81,6 +81,10 @@ fn sx(st: &Statx) -> abi::Statx {
     }
 }
 
+pub(crate) fn has_set_id(file: &Statx) -> bool {
+    u32::from(file.stx_mode) & (libc::S_ISUID | libc::S_ISGID) != 0
+}
+
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
 /// host clears by itself, whoever writes. Says whether there were any bits to clear.
 pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<bool> {
@@ -183,9 +187,10 @@ impl Source {
     /// set-group-id by writes.
     fn tell(&self, inode: &Inode, st: &Statx) -> Duration {
         if inode.is_regular() {
-            let set_id = u32::from(st.stx_mode) & (libc::S_ISUID | libc::S_ISGID) != 0;
+            let set_id = has_set_id(st);
             let now = Told::of(st);
             let mut state = inode.state();
+            state.set_id |= set_id;
             if state.is_mappable() || set_id && state.backing.is_some() {
                 state.told = None;
                 return Duration::ZERO;

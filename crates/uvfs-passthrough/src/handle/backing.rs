@@ -1,6 +1,7 @@
 //! Open files that the kernel reads and writes by itself: see docs/backing-files.md.
 
 use crate::inode::{BackingUse, Inode};
+use crate::meta::has_set_id;
 use crate::{Backed, Source, creds};
 use rustix::fs::{OFlags, SeekFrom, Statx};
 use rustix::io::Errno;
@@ -24,12 +25,6 @@ fn has_room(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
-/// Whether a file has no set-user-id and set-group-id bits. Whether a write leaves them depends on the writer, whom
-/// the host does not know.
-fn has_no_set_id(file: &Statx) -> bool {
-    u32::from(file.stx_mode) & (libc::S_ISUID | libc::S_ISGID) == 0
-}
-
 impl Source {
     /// Counts an open of the kernel's, and decides whether it gets a backing file; which.
     ///
@@ -50,7 +45,7 @@ impl Source {
         let writes_much = writes && self.writers.begin(thread);
         let mut state = inode.state();
         // RELEASE comes late: the kernel may have closed the backed file before this one got its set-user-id bits.
-        if state.backing.is_some() && writes && !has_no_set_id(file) {
+        if state.backing.is_some() && writes && has_set_id(file) {
             return (By::Around, 0);
         }
         let mappable = asked & OFlags::ACCMODE == OFlags::RDWR;
@@ -129,7 +124,8 @@ impl Source {
             Backed::All => true,
         };
         wanted
-            && has_no_set_id(file)
+            // Whether a write leaves set-user-id bits depends on the writer, whom the host does not know.
+            && !has_set_id(file)
             && self.passes_through.load(Ordering::Relaxed)
             && inode.is_regular()
             && self.keeps_times(inode)

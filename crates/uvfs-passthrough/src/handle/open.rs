@@ -2,6 +2,7 @@
 
 use crate::inode::{Inode, Told};
 use crate::io;
+use crate::meta::has_set_id;
 use crate::namespace::name_ok;
 use crate::sys::{self, Result};
 use crate::{KeepCache, Source, meta};
@@ -16,6 +17,16 @@ use uvfs_server::fs::{Context, Entry, Handle, NewNode, Node, OpenFlags, OpenHow,
 
 use super::{SMALL_FILE, asked_direct, reads_far};
 use crate::open_file::{By, OpenFile};
+
+/// The kernel opens a file to execute it (include/linux/fs.h).
+const FMODE_EXEC: u32 = 0x20;
+
+/// Whether the kernel may be about to execute a file with set-user-id bits that the file has lost. Before the
+/// kernel executes a file it asks for the mode, but it ignores the answer if a notification comes before it
+/// (fs/fuse/inode.c, `attr_version`). After ESTALE it asks again.
+fn executes_old_mode(inode: &Inode, file: &Statx) -> bool {
+    !has_set_id(file) && std::mem::take(&mut inode.state().set_id)
+}
 
 impl Source {
     /// The flags that a file of the host is opened with for a caller who asks for `asked`.
@@ -54,6 +65,9 @@ impl Source {
             self.mode_changed(node, meta::kill_suidgid(cx, fd.as_fd())?);
         }
         let st = sys::stat(fd.as_fd())?;
+        if asked.bits() & FMODE_EXEC != 0 && executes_old_mode(&inode, &st) {
+            return Err(Errno::STALE);
+        }
         let now = Told::of(&st);
         let (told, settled) = {
             let state = inode.state();
