@@ -195,6 +195,23 @@ struct Client {
     alive: bool,
 }
 
+impl Client {
+    fn new() -> Self {
+        Self {
+            step: Step::Idle,
+            lease: None,
+            cached: None,
+            dirty: false,
+            alive: true,
+        }
+    }
+}
+
+/// The number that the table knows a client by.
+fn holder(i: usize) -> Holder {
+    i as Holder + 1
+}
+
 #[derive(Clone, Debug)]
 struct World {
     table: Table,
@@ -252,90 +269,102 @@ impl World {
         );
     }
 
+    /// Adds the world that a step leads to.
+    fn then(&self, out: &mut Vec<World>, step: impl FnOnce(&mut World)) {
+        let mut world = self.clone();
+        step(&mut world);
+        out.push(world);
+    }
+
     /// All worlds that one step of client `i` leads to.
     fn client_steps(&self, i: usize, out: &mut Vec<World>) {
-        let who = i as Holder + 1;
+        if self.clients[i].alive {
+            self.cached_steps(i, out);
+            self.flush_steps(i, out);
+            self.then(out, |w| w.dies(i));
+            self.request_steps(i, out);
+        }
+    }
+
+    /// Calls that the cache serves, which take no time, and the one that fills it.
+    fn cached_steps(&self, i: usize, out: &mut Vec<World>) {
         let c = &self.clients[i];
-        let mut go = |f: &mut dyn FnMut(&mut World)| {
-            let mut w = self.clone();
-            f(&mut w);
-            out.push(w);
-        };
-        if !c.alive {
-            return;
-        }
-        let mode = c.lease.map(|l| l.0);
-        // Cached calls take no time.
-        if let (Some(_), Some(value)) = (mode, c.cached) {
+        let Some((mode, _)) = c.lease else { return };
+        if let Some(value) = c.cached {
             self.read(value, self.acked, "a client");
+        } else {
+            // In one step: the server takes it in one.
+            self.then(out, |w| {
+                match w.table.begin(NODE, Origin::Client(holder(i)), Access::Look) {
+                    Begin::Wait(_) => panic!("a holder waits for its own read: {w:#?}"),
+                    _ => w.clients[i].cached = Some(w.server),
+                }
+            });
         }
-        if mode == Some(LeaseMode::Write) && self.last < WRITES {
-            go(&mut |w| {
+        if mode == LeaseMode::Write && self.last < WRITES {
+            self.then(out, |w| {
                 w.last += 1;
                 w.acked = w.acked.max(w.last);
                 w.clients[i].cached = Some(w.last);
                 w.clients[i].dirty = true;
             });
         }
-        // Writeback, a recall that came, or a lease given up: flush, drop, return.
+    }
+
+    /// Writeback, a recall that came, or a lease given up: flush, drop, return.
+    fn flush_steps(&self, i: usize, out: &mut Vec<World>) {
+        let (c, who) = (&self.clients[i], holder(i));
         if c.dirty {
-            go(&mut |w| {
-                assert_eq!(
-                    w.table.begin(NODE, Origin::Client(who), Access::Change),
-                    Begin::Own
-                );
+            self.then(out, |w| {
+                let began = w.table.begin(NODE, Origin::Client(who), Access::Change);
+                assert_eq!(began, Begin::Own);
                 w.server = w.clients[i].cached.unwrap();
                 w.clients[i].dirty = false;
                 w.table.ended(NODE);
             });
         } else if let Some((mode, seq)) = c.lease {
-            go(&mut |w| {
+            self.then(out, |w| {
                 w.clients[i].lease = None;
                 w.clients[i].cached = None;
                 w.table.returned(NODE, who, seq, None);
             });
             if mode == LeaseMode::Write {
-                go(&mut |w| {
+                self.then(out, |w| {
                     w.clients[i].lease = Some((LeaseMode::Read, seq));
                     w.table.returned(NODE, who, seq, Some(LeaseMode::Read));
                 });
             }
         }
-        // It fills its cache in one step: the server takes it in one.
-        if c.lease.is_some() && c.cached.is_none() {
-            go(
-                &mut |w| match w.table.begin(NODE, Origin::Client(who), Access::Look) {
-                    Begin::Wait(_) => panic!("a holder waits for its own read: {w:#?}"),
-                    _ => w.clients[i].cached = Some(w.server),
-                },
-            );
+    }
+
+    /// The server writes what is dirty, then drops the leases.
+    fn dies(&mut self, i: usize) {
+        match self.clients[i].step {
+            Step::Changes { .. } => self.table.ended(NODE),
+            Step::Wants(_, true) => self.table.waited(NODE),
+            _ => {}
         }
-        // Death: the server writes what is dirty, then drops the leases.
-        go(&mut |w| {
-            match w.clients[i].step {
-                Step::Changes { .. } => w.table.ended(NODE),
-                Step::Wants(_, true) => w.table.waited(NODE),
-                _ => {}
-            }
-            let c = &mut w.clients[i];
-            if c.dirty {
-                assert!(w.table.writes(NODE, who));
-                w.server = c.cached.unwrap();
-            }
-            *c = Client {
-                step: Step::Idle,
-                lease: None,
-                cached: None,
-                dirty: false,
-                alive: false,
-            };
-            w.table.forget(NODE, who);
-        });
+        let c = &mut self.clients[i];
+        if c.dirty {
+            assert!(self.table.writes(NODE, holder(i)));
+            self.server = c.cached.unwrap();
+        }
+        *c = Client {
+            alive: false,
+            ..Client::new()
+        };
+        self.table.forget(NODE, holder(i));
+    }
+
+    /// Requests to the server: the next one, or the next step of the one that is under way.
+    fn request_steps(&self, i: usize, out: &mut Vec<World>) {
+        let (c, who) = (&self.clients[i], holder(i));
         match c.step {
             Step::Idle => {
+                let mode = c.lease.map(|l| l.0);
                 for want in [LeaseMode::Read, LeaseMode::Write] {
                     if mode.is_none_or(|m| m < want) {
-                        go(&mut |w| match w.table.ask(NODE, who, want, true) {
+                        self.then(out, |w| match w.table.ask(NODE, who, want, true) {
                             Ask::Granted(seq) => w.clients[i].lease = Some((want, seq)),
                             Ask::Invalidate => {
                                 w.clients[i].step = Step::Invalidates { done: false };
@@ -345,14 +374,15 @@ impl World {
                     }
                 }
                 if mode.is_none() {
-                    go(&mut |w| w.clients[i].step = Step::Wants(Access::Look, false));
-                    go(&mut |w| w.clients[i].step = Step::Wants(Access::Change, false));
+                    for access in [Access::Look, Access::Change] {
+                        self.then(out, |w| w.clients[i].step = Step::Wants(access, false));
+                    }
                 }
             }
-            Step::Wants(access, waits) => go(&mut |w| {
+            Step::Wants(access, waits) => self.then(out, |w| {
                 w.clients[i].step = w.enter(Origin::Client(who), access, waits);
             }),
-            Step::Looks { since } => go(&mut |w| {
+            Step::Looks { since } => self.then(out, |w| {
                 w.read(w.server, since, "a client's request");
                 w.clients[i].step = Step::Idle;
             }),
@@ -360,7 +390,7 @@ impl World {
                 value,
                 applied: false,
                 own,
-            } => go(&mut |w| {
+            } => self.then(out, |w| {
                 w.server = value;
                 w.clients[i].step = Step::Changes {
                     value,
@@ -371,27 +401,12 @@ impl World {
             // Invalidation waits for what the kernel has under way: its pages are locked.
             Step::Changes { own: false, .. } | Step::Invalidates { done: false }
                 if matches!(self.kernel, Step::Looks { .. } | Step::Changes { .. }) => {}
-            Step::Changes { value, own, .. } => go(&mut |w| {
-                // The kernel is told, then the change ends, then the client drops its page.
-                if !own {
-                    w.kernel_cached = None;
-                }
-                w.table.ended(NODE);
-                w.acked = w.acked.max(w.server.min(value));
-                if w.clients[i]
-                    .lease
-                    .is_none_or(|(mode, _)| mode == LeaseMode::Read)
-                {
-                    w.clients[i].cached = None;
-                }
-                w.clients[i].step = Step::Idle;
+            Step::Changes { value, own, .. } => self.then(out, |w| w.change_ends(i, value, own)),
+            Step::Invalidates { done: false } => self.then(out, |w| {
+                w.kernel_cached = None;
+                w.clients[i].step = Step::Invalidates { done: true };
             }),
-            Step::Invalidates { done } => go(&mut |w| {
-                if !done {
-                    w.kernel_cached = None;
-                    w.clients[i].step = Step::Invalidates { done: true };
-                    return;
-                }
+            Step::Invalidates { done: true } => self.then(out, |w| {
                 if let Some(seq) = w.table.granted(NODE, who) {
                     assert_eq!(w.kernel_cached, None, "the kernel knows: {w:#?}");
                     w.clients[i].lease = Some((LeaseMode::Write, seq));
@@ -401,12 +416,21 @@ impl World {
         }
     }
 
+    /// The kernel is told of a client's change, then the change ends, then the client drops its page.
+    fn change_ends(&mut self, i: usize, value: u8, own: bool) {
+        if !own {
+            self.kernel_cached = None;
+        }
+        self.table.ended(NODE);
+        self.acked = self.acked.max(self.server.min(value));
+        let c = &mut self.clients[i];
+        if c.lease.is_none_or(|(mode, _)| mode == LeaseMode::Read) {
+            c.cached = None;
+        }
+        c.step = Step::Idle;
+    }
+
     fn kernel_steps(&self, out: &mut Vec<World>) {
-        let mut go = |f: &mut dyn FnMut(&mut World)| {
-            let mut w = self.clone();
-            f(&mut w);
-            out.push(w);
-        };
         if let Some(value) = self.kernel_cached {
             self.read(value, self.acked, "the kernel");
         }
@@ -417,12 +441,12 @@ impl World {
             self.read(self.server, self.acked, "the kernel");
             let changing = self.table.nodes.get(&NODE).is_some_and(|n| n.changes > 0);
             if !changing && self.last < WRITES {
-                go(&mut |w| {
+                self.then(out, |w| {
                     w.last += 1;
                     (w.server, w.acked) = (w.last, w.acked.max(w.last));
                 });
             }
-            go(&mut |w| {
+            self.then(out, |w| {
                 w.table.passed(NODE);
                 w.passing = false;
             });
@@ -431,27 +455,27 @@ impl World {
         match self.kernel {
             Step::Idle => {
                 // Its opens without one are closed, and it drops its pages.
-                go(&mut |w| {
+                self.then(out, |w| {
                     w.passing = w.table.pass(NODE);
                     if w.passing {
                         w.kernel_cached = None;
                     }
                 });
                 if self.kernel_cached.is_none() {
-                    go(&mut |w| w.kernel = Step::Wants(Access::Look, false));
+                    self.then(out, |w| w.kernel = Step::Wants(Access::Look, false));
                 }
-                go(&mut |w| w.kernel = Step::Wants(Access::Change, false));
-                go(&mut |w| w.kernel = Step::Wants(Access::Direct, false));
+                self.then(out, |w| w.kernel = Step::Wants(Access::Change, false));
+                self.then(out, |w| w.kernel = Step::Wants(Access::Direct, false));
             }
-            Step::Wants(access, waits) => go(&mut |w| {
+            Step::Wants(access, waits) => self.then(out, |w| {
                 w.kernel = w.enter(Origin::Kernel, access, waits);
             }),
-            Step::Looks { since } => go(&mut |w| {
+            Step::Looks { since } => self.then(out, |w| {
                 w.read(w.server, since, "the kernel's request");
                 w.kernel_cached = Some(w.server);
                 w.kernel = Step::Idle;
             }),
-            Step::Changes { value, .. } => go(&mut |w| {
+            Step::Changes { value, .. } => self.then(out, |w| {
                 w.server = value;
                 w.kernel_cached = Some(value);
                 w.acked = w.acked.max(value);
@@ -503,16 +527,9 @@ impl World {
 /// Some order of reads, writes, grants and recalls would show a program old data.
 #[test]
 fn no_order_of_steps_shows_old_data() {
-    let client = Client {
-        step: Step::Idle,
-        lease: None,
-        cached: None,
-        dirty: false,
-        alive: true,
-    };
     let first = World {
         table: Table::default(),
-        clients: [client.clone(), client],
+        clients: [Client::new(), Client::new()],
         kernel: Step::Idle,
         kernel_cached: None,
         passing: false,
