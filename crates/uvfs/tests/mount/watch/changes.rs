@@ -2,204 +2,261 @@
 
 use super::*;
 
-pub const CHANGES: usize = 18;
+/// Of the files that changes work on, the one that is neither `file` nor `new`.
+const OTHER: &str = "e/other";
 
-/// Makes the change with this number, all of whose files are in `d`, `e` and below.
-pub fn change(both: &mut Both<'_>, number: usize) {
-    let host = both.host.to_owned();
-    let at = |name: &str| host.join(name);
-    let (file, other) = (format!("d/file{}", number % 7), "e/other".to_owned());
-    let new = format!("d/new{number}");
-    both.cache(&[&file, &other, &new, "d", "e", "d/tree/below/leaf"]);
-    let text = format!("{number:<4096}").into_bytes();
-    let shows = |name: &str| {
-        let (name, text) = (name.to_owned(), text.clone());
-        move |root: &Path| fs::read(root.join(&name)).is_ok_and(|it| it == text)
-    };
-    let what = format!("change {number} ({})", number % CHANGES);
-    let opened = |path: PathBuf| OpenOptions::new().write(true).open(path).expect("a file");
-    match number % CHANGES {
-        0 => {
-            fs::write(at(&file), &text).unwrap();
-            both.seen(&what, shows(&file));
-        }
-        1 => {
-            // Of the same length and time.
-            let mut old = fs::read(at(&file)).unwrap();
-            old[1000] = old[1000].wrapping_add(1);
-            let time = fs::metadata(at(&file)).unwrap().modified().unwrap();
-            let opened = opened(at(&file));
-            opened.write_all_at(&old[1000..1001], 1000).unwrap();
-            opened
-                .set_times(FileTimes::new().set_modified(time))
-                .unwrap();
-            both.seen(&what, |root| {
-                fs::read(root.join(&file)).is_ok_and(|it| it == old)
-            });
-        }
-        2 => {
-            let mut options = OpenOptions::new();
-            let mut opened = options.append(true).open(at(&other)).unwrap();
-            let len = opened.metadata().unwrap().len();
-            opened.write_all(b"more").unwrap();
-            both.seen(&what, |root| {
-                let read = fs::read(root.join("e/other")).unwrap_or_default();
-                read.len() as u64 == len + 4 && read.ends_with(b"more")
-            });
-        }
-        3 => {
-            let len = (number % 4000) as u64 + 10;
-            opened(at(&file)).set_len(len).unwrap();
-            both.seen(&what, |root| {
-                let len_of = |path: &Path| fs::metadata(path).is_ok_and(|it| it.len() == len);
-                len_of(&root.join(&file)) && fs::read(root.join(&file)).unwrap().len() as u64 == len
-            });
-            fs::write(at(&file), &text).unwrap();
-            both.seen(&what, shows(&file));
-        }
-        4 => {
-            let wanted = 0o600 | (number / CHANGES % 0o100) as u32;
-            fs::set_permissions(at(&file), Permissions::from_mode(wanted)).unwrap();
-            both.seen(&what, |root| mode(&root.join(&file)) == Some(wanted));
-        }
-        5 => {
-            let uid = number as u32;
-            chown(at(&file), Some(uid), Some(uid)).unwrap();
-            both.seen(&what, |root| {
-                fs::metadata(root.join(&file)).is_ok_and(|it| it.uid() == uid && it.gid() == uid)
-            });
-        }
-        6 => {
-            let time = SystemTime::UNIX_EPOCH + Duration::new(number as u64, 5000);
-            let opened = opened(at(&file));
-            opened
-                .set_times(FileTimes::new().set_modified(time))
-                .unwrap();
-            both.seen(&what, |root| {
-                let shown = fs::metadata(root.join(&file)).and_then(|it| it.modified());
-                shown.is_ok_and(|it| it == time)
-            });
-        }
-        7 => {
-            rustix::fs::setxattr(at(&file), "user.test", &text[..9], XattrFlags::empty()).unwrap();
-            let changed = |root: &Path| {
-                let it = fs::metadata(root.join(&file)).unwrap();
-                (it.ctime(), it.ctime_nsec())
-            };
-            let now = changed(&host);
-            both.seen(&what, |root| changed(root) == now);
-        }
-        8 => {
-            fs::write(at(&new), &text).unwrap();
-            both.seen(&what, |root| listed(&root.join(&new)));
-            both.seen(&what, shows(&new));
-            fs::remove_file(at(&new)).unwrap();
-            both.seen(&what, |root| {
-                !root.join(&new).exists() && !listed(&root.join(&new))
-            });
-        }
-        9 => {
-            // The new file is opened by its name alone.
-            fs::write(at(&new), &text).unwrap();
-            both.seen(&what, shows(&new));
-            both.cache(&[&new]);
-            fs::remove_file(at(&new)).unwrap();
-            both.seen(&what, |root| File::open(root.join(&new)).is_err());
-        }
-        10 => {
-            let (from, to) = (at(&file), at(&new));
-            let ino = fs::metadata(&from).unwrap().ino();
-            fs::rename(&from, &to).unwrap();
-            both.seen(&what, |root| {
-                let found = fs::metadata(root.join(&new)).is_ok_and(|it| it.ino() == ino);
-                found && !root.join(&file).exists()
-            });
-            both.cache(&[&file, &new]);
-            fs::rename(&to, &from).unwrap();
-            both.seen(&what, |root| {
-                let found = fs::metadata(root.join(&file)).is_ok_and(|it| it.ino() == ino);
-                found && !root.join(&new).exists() && !listed(&root.join(&new))
-            });
-        }
-        11 => {
-            fs::rename(at("d/tree"), at("e/moved")).unwrap();
-            fs::write(at("e/moved/below/leaf"), &text).unwrap();
-            both.seen(&what, shows("e/moved/below/leaf"));
-            both.seen(&what, |root| !root.join("d/tree/below/leaf").exists());
-            both.cache(&["e/moved/below/leaf", "d/tree/below"]);
-            fs::rename(at("e/moved"), at("d/tree")).unwrap();
-            both.seen(&what, shows("d/tree/below/leaf"));
-            both.seen(&what, |root| !root.join("e/moved").exists());
-        }
-        12 => {
-            fs::write(at("e/over"), &text).unwrap();
-            both.cache(&["e/over", &file]);
-            fs::rename(at("e/over"), at(&file)).unwrap();
-            both.seen(&what, shows(&file));
-        }
-        13 => {
-            // By a name in another directory, which the mount was never asked for.
-            fs::hard_link(at(&file), at("unseen/link")).unwrap();
-            let links = |count| {
-                let file = file.clone();
-                move |root: &Path| {
-                    fs::metadata(root.join(&file)).is_ok_and(|it| it.nlink() == count)
-                }
-            };
-            both.seen(&what, links(2));
-            both.cache(&[&file]);
-            fs::write(at("unseen/link"), &text).unwrap();
-            both.seen(&what, shows(&file));
-            both.cache(&[&file]);
-            fs::remove_file(at("unseen/link")).unwrap();
-            both.seen(&what, links(1));
-        }
-        14 => {
-            let byte = number as u8;
-            store(&at(&file), byte);
-            both.seen(&what, |root| {
-                fs::read(root.join(&file)).is_ok_and(|it| it[0] == byte)
-            });
-        }
-        15 => {
-            let target = format!("target{number}");
-            symlink(&target, at("e/new")).unwrap();
-            both.cache(&["e/link", "e/new"]);
-            fs::rename(at("e/new"), at("e/link")).unwrap();
-            both.seen(&what, |root| {
-                fs::read_link(root.join("e/link")).is_ok_and(|it| it == Path::new(&target))
-            });
-        }
-        16 => {
-            let links = |root: &Path| fs::metadata(root.join("d")).unwrap().nlink();
-            fs::create_dir(at(&new)).unwrap();
-            let now = links(&host);
-            both.seen(&what, |root| root.join(&new).is_dir() && links(root) == now);
-            both.cache(&[&new, &format!("{new}/inside")]);
-            fs::write(at(&format!("{new}/inside")), &text).unwrap();
-            both.seen(&what, shows(&format!("{new}/inside")));
-            fs::remove_dir_all(at(&new)).unwrap();
-            both.seen(&what, |root| {
-                !root.join(&new).exists() && links(root) == now - 1
-            });
-        }
-        _ => {
-            let (a, b) = (at(&file), at(&other));
-            let numbers = |root: &Path| {
-                [&file, &other].map(|name| fs::metadata(root.join(name)).unwrap().ino())
-            };
-            let cwd = rustix::fs::CWD;
-            renameat_with(cwd, &a, cwd, &b, RenameFlags::EXCHANGE).unwrap();
-            let now = numbers(&host);
-            both.seen(&what, |root| numbers(root) == now);
-            both.seen(&what, |root| {
-                fs::read(root.join(&file)).unwrap() == fs::read(&a).unwrap()
-            });
-            fs::write(&a, &text).unwrap();
-            fs::write(&b, &text).unwrap();
-            both.seen(&what, shows(&other));
-        }
+/// A change that the host makes, and what it is made with.
+struct Change<'a, 'b> {
+    both: &'a mut Both<'b>,
+    number: usize,
+    /// For messages.
+    what: &'a str,
+    /// A file that is there.
+    file: &'a str,
+    /// A name that is not.
+    new: &'a str,
+    /// Bytes that no file has yet.
+    text: &'a [u8],
+}
+
+/// Every kind of change. Each works on the tree of [`plant`], and leaves it with the same names.
+const CHANGES: [(&str, fn(&mut Change<'_, '_>)); 18] = [
+    ("rewritten", rewritten),
+    ("same length and time", same_length_and_time),
+    ("appended", appended),
+    ("cut", cut),
+    ("mode", mode_set),
+    ("owner", owner_set),
+    ("time", time_set),
+    ("extended attribute", attribute_set),
+    ("made and removed", made_and_removed),
+    ("opened by name", opened_by_name),
+    ("renamed", renamed),
+    ("directory renamed", directory_renamed),
+    ("replaced", replaced),
+    ("linked", linked),
+    ("stored by a mapping", stored_by_mapping),
+    ("symbolic link replaced", symlink_replaced),
+    ("directory made", directory_made),
+    ("exchanged", exchanged),
+];
+
+/// Makes the change with this number.
+fn change(both: &mut Both<'_>, number: usize) {
+    let (name, make) = CHANGES[number % CHANGES.len()];
+    let file = &format!("d/file{}", number % 7);
+    let new = &format!("d/new{number}");
+    both.cache(&[file, OTHER, new, "d", "e", "d/tree/below/leaf"]);
+    make(&mut Change {
+        both,
+        number,
+        what: &format!("change {number} ({name})"),
+        file,
+        new,
+        text: format!("{number:<4096}").as_bytes(),
+    });
+}
+
+impl Change<'_, '_> {
+    fn on_host(&self, name: &str) -> PathBuf {
+        self.both.host.join(name)
     }
+
+    /// Opens the file for writing, on the host.
+    fn opened(&self) -> File {
+        let path = self.on_host(self.file);
+        OpenOptions::new().write(true).open(path).expect("a file")
+    }
+
+    fn seen(&mut self, done: impl Fn(&Path) -> bool) {
+        self.both.seen(self.what, done);
+    }
+
+    /// The file with this name has the new text.
+    fn text_seen(&mut self, name: &str) {
+        let text = self.text;
+        self.seen(|root| fs::read(root.join(name)).is_ok_and(|it| it == text));
+    }
+}
+
+/// Whether a file's attributes are as wanted.
+fn shows(path: &Path, wanted: impl Fn(&fs::Metadata) -> bool) -> bool {
+    fs::metadata(path).is_ok_and(|it| wanted(&it))
+}
+
+fn rewritten(c: &mut Change<'_, '_>) {
+    fs::write(c.on_host(c.file), c.text).unwrap();
+    c.text_seen(c.file);
+}
+
+fn same_length_and_time(c: &mut Change<'_, '_>) {
+    let path = c.on_host(c.file);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[1000] = bytes[1000].wrapping_add(1);
+    let time = fs::metadata(&path).unwrap().modified().unwrap();
+    let opened = c.opened();
+    opened.write_all_at(&bytes[1000..1001], 1000).unwrap();
+    opened
+        .set_times(FileTimes::new().set_modified(time))
+        .unwrap();
+    let file = c.file;
+    c.seen(|root| fs::read(root.join(file)).is_ok_and(|it| it == bytes));
+}
+
+fn appended(c: &mut Change<'_, '_>) {
+    let mut options = OpenOptions::new();
+    let mut opened = options.append(true).open(c.on_host(OTHER)).unwrap();
+    let len = opened.metadata().unwrap().len();
+    opened.write_all(b"more").unwrap();
+    c.seen(|root| {
+        let read = fs::read(root.join(OTHER)).unwrap_or_default();
+        read.len() as u64 == len + 4 && read.ends_with(b"more")
+    });
+}
+
+fn cut(c: &mut Change<'_, '_>) {
+    let (file, len) = (c.file, (c.number % 4000) as u64 + 10);
+    c.opened().set_len(len).unwrap();
+    c.seen(|root| {
+        let path = root.join(file);
+        shows(&path, |it| it.len() == len) && fs::read(&path).unwrap().len() as u64 == len
+    });
+    rewritten(c);
+}
+
+fn mode_set(c: &mut Change<'_, '_>) {
+    let (file, wanted) = (c.file, 0o600 | (c.number / CHANGES.len() % 0o100) as u32);
+    fs::set_permissions(c.on_host(file), Permissions::from_mode(wanted)).unwrap();
+    c.seen(|root| mode(&root.join(file)) == Some(wanted));
+}
+
+fn owner_set(c: &mut Change<'_, '_>) {
+    let (file, id) = (c.file, c.number as u32);
+    chown(c.on_host(file), Some(id), Some(id)).unwrap();
+    c.seen(|root| shows(&root.join(file), |it| it.uid() == id && it.gid() == id));
+}
+
+fn time_set(c: &mut Change<'_, '_>) {
+    let (file, time) = (
+        c.file,
+        SystemTime::UNIX_EPOCH + Duration::new(c.number as u64, 5000),
+    );
+    let times = FileTimes::new().set_modified(time);
+    c.opened().set_times(times).unwrap();
+    c.seen(|root| shows(&root.join(file), |it| it.modified().unwrap() == time));
+}
+
+fn attribute_set(c: &mut Change<'_, '_>) {
+    let (file, path) = (c.file, c.on_host(c.file));
+    rustix::fs::setxattr(&path, "user.test", &c.text[..9], XattrFlags::empty()).unwrap();
+    let now = fs::metadata(&path).unwrap();
+    let now = (now.ctime(), now.ctime_nsec());
+    c.seen(|root| shows(&root.join(file), |it| (it.ctime(), it.ctime_nsec()) == now));
+}
+
+fn made_and_removed(c: &mut Change<'_, '_>) {
+    let new = c.new;
+    fs::write(c.on_host(new), c.text).unwrap();
+    c.seen(|root| listed(&root.join(new)));
+    c.text_seen(new);
+    fs::remove_file(c.on_host(new)).unwrap();
+    c.seen(|root| !root.join(new).exists() && !listed(&root.join(new)));
+}
+
+/// The new file is opened by its name alone.
+fn opened_by_name(c: &mut Change<'_, '_>) {
+    let new = c.new;
+    fs::write(c.on_host(new), c.text).unwrap();
+    c.text_seen(new);
+    c.both.cache(&[new]);
+    fs::remove_file(c.on_host(new)).unwrap();
+    c.seen(|root| File::open(root.join(new)).is_err());
+}
+
+fn renamed(c: &mut Change<'_, '_>) {
+    let (file, new) = (c.file, c.new);
+    let (from, to) = (c.on_host(file), c.on_host(new));
+    let ino = fs::metadata(&from).unwrap().ino();
+    fs::rename(&from, &to).unwrap();
+    c.seen(|root| shows(&root.join(new), |it| it.ino() == ino) && !root.join(file).exists());
+    c.both.cache(&[file, new]);
+    fs::rename(&to, &from).unwrap();
+    c.seen(|root| {
+        let found = shows(&root.join(file), |it| it.ino() == ino);
+        found && !root.join(new).exists() && !listed(&root.join(new))
+    });
+}
+
+fn directory_renamed(c: &mut Change<'_, '_>) {
+    fs::rename(c.on_host("d/tree"), c.on_host("e/moved")).unwrap();
+    fs::write(c.on_host("e/moved/below/leaf"), c.text).unwrap();
+    c.text_seen("e/moved/below/leaf");
+    c.seen(|root| !root.join("d/tree/below/leaf").exists());
+    c.both.cache(&["e/moved/below/leaf", "d/tree/below"]);
+    fs::rename(c.on_host("e/moved"), c.on_host("d/tree")).unwrap();
+    c.text_seen("d/tree/below/leaf");
+    c.seen(|root| !root.join("e/moved").exists());
+}
+
+fn replaced(c: &mut Change<'_, '_>) {
+    fs::write(c.on_host("e/over"), c.text).unwrap();
+    c.both.cache(&["e/over", c.file]);
+    fs::rename(c.on_host("e/over"), c.on_host(c.file)).unwrap();
+    c.text_seen(c.file);
+}
+
+/// By a name in another directory, which the mount was never asked for.
+fn linked(c: &mut Change<'_, '_>) {
+    let (file, link) = (c.file, c.on_host("unseen/link"));
+    fs::hard_link(c.on_host(file), &link).unwrap();
+    c.seen(|root| shows(&root.join(file), |it| it.nlink() == 2));
+    c.both.cache(&[file]);
+    fs::write(&link, c.text).unwrap();
+    c.text_seen(file);
+    c.both.cache(&[file]);
+    fs::remove_file(&link).unwrap();
+    c.seen(|root| shows(&root.join(file), |it| it.nlink() == 1));
+}
+
+fn stored_by_mapping(c: &mut Change<'_, '_>) {
+    let (file, byte) = (c.file, c.number as u8);
+    store(&c.on_host(file), byte);
+    c.seen(|root| fs::read(root.join(file)).is_ok_and(|it| it[0] == byte));
+}
+
+fn symlink_replaced(c: &mut Change<'_, '_>) {
+    let target = format!("target{}", c.number);
+    symlink(&target, c.on_host("e/new")).unwrap();
+    c.both.cache(&["e/link", "e/new"]);
+    fs::rename(c.on_host("e/new"), c.on_host("e/link")).unwrap();
+    c.seen(|root| fs::read_link(root.join("e/link")).is_ok_and(|it| it == Path::new(&target)));
+}
+
+fn directory_made(c: &mut Change<'_, '_>) {
+    let (new, inside) = (c.new, &format!("{}/inside", c.new));
+    let links = |root: &Path| fs::metadata(root.join("d")).unwrap().nlink();
+    fs::create_dir(c.on_host(new)).unwrap();
+    let now = links(c.both.host);
+    c.seen(|root| root.join(new).is_dir() && links(root) == now);
+    c.both.cache(&[new, inside]);
+    fs::write(c.on_host(inside), c.text).unwrap();
+    c.text_seen(inside);
+    fs::remove_dir_all(c.on_host(new)).unwrap();
+    c.seen(|root| !root.join(new).exists() && links(root) == now - 1);
+}
+
+fn exchanged(c: &mut Change<'_, '_>) {
+    let file = c.file;
+    let (a, b) = (c.on_host(file), c.on_host(OTHER));
+    let numbers = |root: &Path| [file, OTHER].map(|it| fs::metadata(root.join(it)).unwrap().ino());
+    let cwd = rustix::fs::CWD;
+    renameat_with(cwd, &a, cwd, &b, RenameFlags::EXCHANGE).unwrap();
+    let now = numbers(c.both.host);
+    c.seen(|root| numbers(root) == now);
+    c.seen(|root| fs::read(root.join(file)).unwrap() == fs::read(&a).unwrap());
+    fs::write(&a, c.text).unwrap();
+    fs::write(&b, c.text).unwrap();
+    c.text_seen(OTHER);
 }
 
 /// The tree that [`change`] works on.
