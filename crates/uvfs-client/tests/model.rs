@@ -7,6 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
+use rustix::fs::FallocateFlags;
 use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags};
 use uvfs_local::LocalStore;
 
@@ -168,9 +169,9 @@ fn host_read(host: &std::fs::File, at: u64, len: usize) -> Vec<u8> {
     buf
 }
 
-fn host_allocate(host: &std::fs::File, mode: rustix::fs::FallocateFlags, at: u64, len: u64) {
+fn host_allocate(host: &std::fs::File, mode: FallocateFlags, at: u64, len: u64) {
     // tmpfs has no FALLOC_FL_ZERO_RANGE: what it means can be said otherwise.
-    if mode == rustix::fs::FallocateFlags::ZERO_RANGE {
+    if mode == FallocateFlags::ZERO_RANGE {
         host.write_all_at(&vec![0; len as usize], at).unwrap();
         return;
     }
@@ -212,182 +213,224 @@ fn seek(file: &File, host: &std::fs::File, at: u64) {
     }
 }
 
-fn run(calls: &[Call], workers: usize, config: Config) {
-    let dir = tempfile::tempdir().unwrap();
-    let host = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(dir.path().join("host"))
-        .unwrap();
-    let store = LocalStore::with(dir.path(), workers, 16 << 10).unwrap();
-    let client = Client::new(store, config).unwrap();
-    let mut file = open(&client);
-    for (i, call) in calls.iter().enumerate() {
+/// A client's file, and a file of the host that every call is made on too.
+struct Both {
+    dir: tempfile::TempDir,
+    client: Client,
+    file: File,
+    host: std::fs::File,
+}
+
+impl Both {
+    fn new(workers: usize, config: Config) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(dir.path().join("host"))
+            .unwrap();
+        let store = LocalStore::with(dir.path(), workers, 16 << 10).unwrap();
+        let client = Client::new(store, config).unwrap();
+        let file = open(&client);
+        Self {
+            dir,
+            client,
+            file,
+            host,
+        }
+    }
+
+    /// Makes the call with this number on both, and compares the results.
+    fn make(mut self, i: usize, call: &Call) -> Self {
+        let file = &self.file;
         match *call {
-            Call::WriteVectored {
-                at,
-                ref lens,
-                flags,
-            } => {
-                let data = pattern(i, lens.iter().sum());
-                let mut rest = &data[..];
-                let slices: Vec<IoSlice<'_>> = lens
-                    .iter()
-                    .map(|&len| {
-                        let (part, tail) = rest.split_at(len);
-                        rest = tail;
-                        IoSlice::new(part)
-                    })
-                    .collect();
-                let n = file.write_vectored_at(&slices, at, flags).unwrap();
-                assert_eq!(n, data.len());
-                host.write_all_at(&data, at).unwrap();
-            }
-            Call::ReadVectored {
-                at,
-                ref lens,
-                flags,
-            } => {
-                let want = host_read(&host, at, lens.iter().sum());
-                let mut parts: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0xee; len]).collect();
-                let mut slices: Vec<IoSliceMut<'_>> =
-                    parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
-                let n = file.read_vectored_at(&mut slices, at, flags).unwrap();
-                let mut got = parts.concat();
-                got.truncate(n);
-                assert!(got == want, "call {i} {call:?}");
-            }
-            Call::Seek { at } => seek(&file, &host, at),
-            Call::SubmitSync { data_only, wait } => {
-                let pending = file.submit_sync(data_only);
-                if wait {
-                    pending.wait().unwrap();
-                    let real = std::fs::read(dir.path().join("file")).unwrap();
-                    let want = std::fs::read(dir.path().join("host")).unwrap();
-                    assert!(real == want, "after the sync of call {i}");
-                }
-            }
-            Call::Advise(advice, at, len) => file.advise(advice, at, len).unwrap(),
-            Call::Stat => {
-                let (name, host) = (client.stat("file").unwrap(), host.metadata().unwrap());
-                assert_eq!(
-                    (name.size, file.stat().unwrap().size),
-                    (host.len(), host.len())
-                );
-                assert_eq!((name.mode & libc::S_IFMT, name.nlink), (libc::S_IFREG, 1));
-            }
             Call::Write {
                 at,
                 len,
                 flags,
                 submit,
-            } => {
-                let data = pattern(i, len);
-                let n = if submit {
-                    file.submit_write_at(&data, at, flags).wait().unwrap()
-                } else {
-                    file.write_at(&data, at, flags).unwrap()
-                };
-                assert_eq!(n, len);
-                host.write_all_at(&data, at).unwrap();
-            }
-            Call::Append { len, flags } => {
-                let data = pattern(i, len);
-                let end = host.metadata().unwrap().len();
-                assert_eq!(file.append(&data, flags).unwrap(), end);
-                host.write_all_at(&data, end).unwrap();
-            }
+            } => self.write(&pattern(i, len), at, flags, submit),
+            Call::WriteVectored {
+                at,
+                ref lens,
+                flags,
+            } => self.write_vectored(&pattern(i, lens.iter().sum()), lens, at, flags),
+            Call::Append { len, flags } => self.append(&pattern(i, len), flags),
             Call::Read {
                 at,
                 len,
                 flags,
                 submit,
             } => {
-                let want = host_read(&host, at, len);
-                let got = if submit {
-                    file.submit_read_at(vec![0xee; len], at, flags)
-                        .wait()
-                        .unwrap()
-                } else {
-                    let mut buf = vec![0xee; len];
-                    let n = file.read_at(&mut buf, at, flags).unwrap();
-                    buf.truncate(n);
-                    buf
-                };
-                assert_eq!(got.len(), want.len(), "length of call {i} {call:?}");
-                if let Some(bad) = (0..got.len()).find(|&k| got[k] != want[k]) {
-                    panic!(
-                        "call {i} {call:?}: byte {bad} is {} not {}",
-                        got[bad], want[bad]
-                    );
+                let got = self.read(at, len, flags, submit);
+                same(
+                    &format!("call {i} {call:?}"),
+                    &got,
+                    &self.host_read(at, len),
+                );
+            }
+            Call::ReadVectored {
+                at,
+                ref lens,
+                flags,
+            } => {
+                let got = self.read_vectored(lens, at, flags);
+                let want = self.host_read(at, lens.iter().sum());
+                same(&format!("call {i} {call:?}"), &got, &want);
+            }
+            Call::Seek { at } => seek(file, &self.host, at),
+            Call::SubmitSync { data_only, wait } => {
+                let pending = file.submit_sync(data_only);
+                if wait {
+                    pending.wait().unwrap();
+                    same_on_disk(&self.dir, &format!("after the sync of call {i}"));
                 }
             }
+            Call::Advise(advice, at, len) => file.advise(advice, at, len).unwrap(),
+            Call::DontNeed { at, len } => file.advise(Advice::DontNeed, at, len).unwrap(),
+            Call::Stat => self.stat(),
             Call::SetLen(size) => {
                 file.set_len(size).unwrap();
-                host.set_len(size).unwrap();
+                self.host.set_len(size).unwrap();
             }
-            Call::Punch { at, len } => {
-                file.allocate(AllocateMode::PunchHole, at, len).unwrap();
-                let mode =
-                    rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-                host_allocate(&host, mode, at, len);
-            }
-            Call::Zero { at, len } => match file.allocate(AllocateMode::ZeroRange, at, len) {
-                Ok(()) => {
-                    host_allocate(&host, rustix::fs::FallocateFlags::ZERO_RANGE, at, len);
-                }
-                Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP)),
-            },
-            Call::Allocate { at, len, keep } => {
-                let (mode, flags) = if keep {
-                    (
-                        AllocateMode::KeepSize,
-                        rustix::fs::FallocateFlags::KEEP_SIZE,
-                    )
-                } else {
-                    (AllocateMode::Extend, rustix::fs::FallocateFlags::empty())
-                };
-                file.allocate(mode, at, len).unwrap();
-                host_allocate(&host, flags, at, len);
-            }
+            Call::Punch { at, len } => self.allocate(AllocateMode::PunchHole, at, len),
+            Call::Zero { at, len } => self.allocate(AllocateMode::ZeroRange, at, len),
+            Call::Allocate {
+                at,
+                len,
+                keep: true,
+            } => self.allocate(AllocateMode::KeepSize, at, len),
+            Call::Allocate { at, len, .. } => self.allocate(AllocateMode::Extend, at, len),
             Call::SyncData => file.sync_data().unwrap(),
             Call::Reopen => {
+                // Else the file is dropped, with its writeback perhaps still under way.
                 if i % 2 == 0 {
-                    file.close().unwrap();
-                    file = open(&client);
-                } else {
-                    // Dropped, with its writeback perhaps still under way.
-                    file = open(&client);
+                    self.file.close().unwrap();
                 }
+                self.file = open(&self.client);
             }
-            Call::DontNeed { at, len } => file.advise(Advice::DontNeed, at, len).unwrap(),
             Call::Shrink => {
-                client.shrink(1 << 20);
+                self.client.shrink(1 << 20);
             }
             Call::Size => {}
         }
-        assert_eq!(
-            file.size(),
-            host.metadata().unwrap().len(),
-            "size after call {i} {call:?}"
-        );
+        let size = self.host.metadata().unwrap().len();
+        assert_eq!(self.file.size(), size, "size after call {i} {call:?}");
+        self
     }
-    // An earlier open file's writes may still be under way, which a close of this one, if it has
-    // written nothing, does not wait for.
-    file.sync_all().unwrap();
-    file.close().unwrap();
-    let real = std::fs::read(dir.path().join("file")).unwrap();
-    let want = std::fs::read(dir.path().join("host")).unwrap();
-    assert_eq!(real.len(), want.len());
-    if let Some(bad) = (0..real.len()).find(|&k| real[k] != want[k]) {
-        let n = (bad..real.len())
-            .take_while(|&k| real[k] != want[k])
-            .count();
-        let (real, want) = (real[bad], want[bad]);
-        panic!("after the last close byte {bad} and {n} more: {real} not {want}");
+
+    fn write(&self, data: &[u8], at: u64, flags: Flags, submit: bool) {
+        let n = match submit {
+            true => self.file.submit_write_at(data, at, flags).wait().unwrap(),
+            false => self.file.write_at(data, at, flags).unwrap(),
+        };
+        assert_eq!(n, data.len());
+        self.host.write_all_at(data, at).unwrap();
     }
-    assert_eq!(client.stats().dirty_pages, 0);
+
+    fn write_vectored(&self, data: &[u8], lens: &[usize], at: u64, flags: Flags) {
+        let mut rest = data;
+        let parts = lens.iter().map(|&len| {
+            let (part, tail) = rest.split_at(len);
+            rest = tail;
+            IoSlice::new(part)
+        });
+        let parts: Vec<_> = parts.collect();
+        let n = self.file.write_vectored_at(&parts, at, flags).unwrap();
+        assert_eq!(n, data.len());
+        self.host.write_all_at(data, at).unwrap();
+    }
+
+    fn append(&self, data: &[u8], flags: Flags) {
+        let end = self.host.metadata().unwrap().len();
+        assert_eq!(self.file.append(data, flags).unwrap(), end);
+        self.host.write_all_at(data, end).unwrap();
+    }
+
+    fn read(&self, at: u64, len: usize, flags: Flags, submit: bool) -> Vec<u8> {
+        let mut buf = vec![0xee; len];
+        if submit {
+            return self.file.submit_read_at(buf, at, flags).wait().unwrap();
+        }
+        let n = self.file.read_at(&mut buf, at, flags).unwrap();
+        buf.truncate(n);
+        buf
+    }
+
+    fn read_vectored(&self, lens: &[usize], at: u64, flags: Flags) -> Vec<u8> {
+        let mut parts: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0xee; len]).collect();
+        let slices = parts.iter_mut().map(|part| IoSliceMut::new(part));
+        let mut slices: Vec<_> = slices.collect();
+        let n = self.file.read_vectored_at(&mut slices, at, flags).unwrap();
+        let mut got = parts.concat();
+        got.truncate(n);
+        got
+    }
+
+    fn host_read(&self, at: u64, len: usize) -> Vec<u8> {
+        host_read(&self.host, at, len)
+    }
+
+    fn stat(&self) {
+        let name = self.client.stat("file").unwrap();
+        let size = self.host.metadata().unwrap().len();
+        assert_eq!((name.size, self.file.stat().unwrap().size), (size, size));
+        assert_eq!((name.mode & libc::S_IFMT, name.nlink), (libc::S_IFREG, 1));
+    }
+
+    fn allocate(&self, mode: AllocateMode, at: u64, len: u64) {
+        let host = match mode {
+            AllocateMode::Extend => FallocateFlags::empty(),
+            AllocateMode::KeepSize => FallocateFlags::KEEP_SIZE,
+            AllocateMode::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            AllocateMode::ZeroRange => FallocateFlags::ZERO_RANGE,
+        };
+        match self.file.allocate(mode, at, len) {
+            // Where the host lacks it, the client does too.
+            Err(e) if host == FallocateFlags::ZERO_RANGE => {
+                assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP));
+            }
+            result => {
+                result.unwrap();
+                host_allocate(&self.host, host, at, len);
+            }
+        }
+    }
+
+    fn end(self) {
+        // An earlier open file's writes may still be under way, which a close of this one, if it has
+        // written nothing, does not wait for.
+        self.file.sync_all().unwrap();
+        let Self {
+            dir, client, file, ..
+        } = self;
+        file.close().unwrap();
+        same_on_disk(&dir, "after the last close");
+        assert_eq!(client.stats().dirty_pages, 0);
+    }
+}
+
+fn same_on_disk(dir: &tempfile::TempDir, when: &str) {
+    let read = |name| std::fs::read(dir.path().join(name)).unwrap();
+    same(when, &read("file"), &read("host"));
+}
+
+fn same(when: &str, got: &[u8], want: &[u8]) {
+    assert_eq!(got.len(), want.len(), "{when}: length");
+    if let Some(bad) = (0..got.len()).find(|&k| got[k] != want[k]) {
+        let n = (bad..got.len()).take_while(|&k| got[k] != want[k]).count();
+        let (got, want) = (got[bad], want[bad]);
+        panic!("{when}: byte {bad} and {n} more: {got} not {want}");
+    }
+}
+
+fn run(calls: &[Call], workers: usize, config: Config) {
+    let mut both = Both::new(workers, config);
+    for (i, call) in calls.iter().enumerate() {
+        both = both.make(i, call);
+    }
+    both.end();
 }
 
 fn small() -> Config {
