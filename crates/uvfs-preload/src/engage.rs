@@ -13,9 +13,10 @@
 //! - *Direct reads.* They are requests as well. Files whose direct I/O the kernel does without the
 //!   server refuse to be imported.
 //!
-//! The first import of a process attaches it, so a process pays for that from what it has moved in
-//! all, within a few seconds: a daemon that logs a line now and then never attaches. `uvfs run
-//! --eager` (`UVFS_RUN_EAGER`) imports every file at its first call.
+//! The first import of a process attaches it. A process pays for that from the score that its descriptors
+//! reach beyond their own import, within a few seconds. So a daemon that logs a line now and then never
+//! attaches, and neither does a program that writes many small files. `uvfs run --eager`
+//! (`UVFS_RUN_EAGER`) imports every file at its first call.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,7 +30,7 @@ use crate::traffic::of;
 
 /// The score of one descriptor that pays for its import.
 const IMPORT: u64 = 16;
-/// The score of all descriptors of a process that pays for attaching it.
+/// The score that pays for attaching a process: what its descriptors have beyond [`IMPORT`].
 const ATTACH: u64 = 2_000;
 /// Seconds within which a process has to reach that score.
 const WINDOW: u64 = 3;
@@ -42,9 +43,9 @@ const REPEATED_READS: u32 = 1 << 14;
 
 /// The state of this module.
 pub(crate) struct Scores {
-    /// The score of all descriptors since `began`.
+    /// What descriptors have gained beyond [`IMPORT`] since `began`.
     written: AtomicU64,
-    /// When the first write was counted, in seconds of the monotonic clock.
+    /// When the first of that was counted, in seconds of the monotonic clock.
     began: AtomicU64,
     eager: AtomicBool,
 }
@@ -119,13 +120,16 @@ pub(crate) fn count(fd: c_int, moves: Moves, attached: impl FnOnce() -> bool) ->
     match moves {
         Moves::Write(bytes) => {
             let score = 1 + bytes as u64 / BYTES;
-            let before = shared().written.fetch_add(score, Ordering::Relaxed);
+            let one = traffic.written.fetch_add(score, Ordering::Relaxed) + score;
+            if one <= IMPORT {
+                return false;
+            }
+            let gain = score.min(one - IMPORT);
+            let before = shared().written.fetch_add(gain, Ordering::Relaxed);
             if before == 0 {
                 shared().began.store(now(), Ordering::Relaxed);
             }
-            let all = before + score;
-            let one = traffic.written.fetch_add(score, Ordering::Relaxed) + score;
-            one >= IMPORT && (all >= ATTACH || attached())
+            before + gain >= ATTACH || attached()
         }
         Moves::Read(bytes) => {
             traffic.read.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -235,16 +239,23 @@ mod tests {
     const WRITER: c_int = 60_001;
     const SYNCER: c_int = 60_002;
     const SECOND: c_int = 60_003;
+    const SMALL: c_int = 60_005;
 
     /// `uvfs run` would attach short-lived programs and make them slower.
     #[test]
     fn a_descriptor_pays_once_it_has_written_enough() {
         let not = || false;
-        let calls = (0..).take_while(|_| !count(WRITER, Moves::Write(100), not));
-        assert!(calls.count() < ATTACH as usize);
+        // Small files cost their imports, and gain nothing.
+        for _ in 0..ATTACH {
+            let calls = (0..IMPORT).map(|_| count(SMALL, Moves::Write(100), not));
+            assert_eq!(calls.filter(|pays| *pays).count(), 0);
+            crate::traffic::forget(SMALL);
+        }
+        let calls = (1..).take_while(|_| !count(WRITER, Moves::Write(100), not));
+        assert_eq!(calls.count() as u64, IMPORT + ATTACH - 1);
         // The process has paid for attaching: the next descriptor pays for itself alone.
         let calls = (1..).take_while(|_| !count(SECOND, Moves::Write(100), not));
-        assert_eq!(calls.count() as u64, IMPORT - 1);
+        assert_eq!(calls.count() as u64, IMPORT);
         for _ in 0..100 {
             assert!(!count(SYNCER, Moves::Write(100), || true));
             synced(SYNCER);
