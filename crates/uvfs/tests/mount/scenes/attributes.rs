@@ -2,95 +2,106 @@
 
 use super::*;
 
+fn set_xattr(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+    fs::lsetxattr(path, name, value, XattrFlags::empty())
+}
+
+/// The first 50 bytes of a value, as text.
+fn get_xattr(path: &Path, name: &str) -> io::Result<String> {
+    let mut value = vec![0; 70000];
+    fs::lgetxattr(path, name, &mut value[..]).map(|n| value[..n.min(50)].escape_ascii().to_string())
+}
+
+/// The sorted names of a file's attributes, without the label that SELinux adds.
+fn list_xattrs(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = vec![0; 4096];
+    fs::llistxattr(path, &mut names[..]).map(|n| {
+        let mut names: Vec<_> = names[..n]
+            .split(|b| *b == 0)
+            .map(|n| String::from_utf8_lossy(n).into_owned())
+            .filter(|n| n != "security.selinux")
+            .collect();
+        names.sort();
+        names
+    })
+}
+
 pub fn xattrs(s: &mut Scene) {
     let file = s.file("file", "x");
     fs::symlink("file", s.at("link")).unwrap();
-    let set =
-        |path: &Path, name: &str, value: &[u8], flags| fs::lsetxattr(path, name, value, flags);
-    let get = |path: &Path, name: &str| {
-        let mut value = vec![0; 70000];
-        fs::lgetxattr(path, name, &mut value[..])
-            .map(|n| value[..n.min(50)].escape_ascii().to_string())
-    };
-    let list = |path: &Path| {
-        let mut names = vec![0; 4096];
-        fs::llistxattr(path, &mut names[..]).map(|n| {
-            let mut names: Vec<_> = names[..n]
-                .split(|b| *b == 0)
-                .map(|n| String::from_utf8_lossy(n).into_owned())
-                .filter(|n| n != "security.selinux")
-                .collect();
-            names.sort();
-            names
-        })
-    };
-    let (path, link) = (s.at("file"), s.at("link"));
-    let (any, create) = (XattrFlags::empty(), XattrFlags::CREATE);
-    for space in ["user", "trusted", "security", "system", "other"] {
-        let name = format!("{space}.test");
-        for (where_, path) in [("file", &path), ("link", &link)] {
-            let step = |what: &str| format!("{space} {where_} {what}");
-            s.done(&step("set"), set(path, &name, b"value\0binary", any));
-            s.note(&step("get"), get(path, &name));
-            s.done(&step("create again"), set(path, &name, b"v", create));
-            let (p, n) = (path.clone(), name.clone());
-            s.note(&step("get as nobody"), as_nobody(move || get(&p, &n)));
-            let (p, n) = (path.clone(), name.clone());
-            s.done(
-                &step("set as nobody"),
-                as_nobody(move || set(&p, &n, b"x", any)),
-            );
-            let p = path.clone();
-            s.note(&step("list as nobody"), as_nobody(move || list(&p)));
-        }
-    }
-    s.note("list", list(&path));
-    s.note("list of link", list(&link));
+    let path = s.at("file");
+    xattrs_by_namespace(s);
+    let replace = XattrFlags::REPLACE;
     s.done(
         "replace missing",
-        set(&path, "user.none", b"v", XattrFlags::REPLACE),
+        fs::lsetxattr(&path, "user.none", b"v", replace),
     );
-    s.note("get missing", get(&path, "user.none"));
+    s.note("get missing", get_xattr(&path, "user.none"));
     s.done("remove missing", fs::lremovexattr(&path, "user.none"));
-    s.done("empty value", set(&path, "user.empty", b"", any));
-    s.note("get empty", get(&path, "user.empty"));
-    let mut none: [u8; 0] = [];
-    s.note(
-        "size alone",
-        fs::getxattr(&path, "user.test", &mut none[..]),
+    s.done("empty value", set_xattr(&path, "user.empty", b""));
+    s.note("get empty", get_xattr(&path, "user.empty"));
+    sizes_of_xattrs(s, &path);
+    s.done(
+        "by descriptor",
+        fs::fsetxattr(&file, "user.fd", b"fd", XattrFlags::empty()),
     );
+    s.note("got", get_xattr(&path, "user.fd"));
+    s.done("remove", fs::fremovexattr(&file, "user.fd"));
+    s.note("list at the end", list_xattrs(&path));
+    fs::mknodat(CWD, s.at("fifo"), FileType::Fifo, Mode::from(0o644), 0).unwrap();
+    s.done("user of fifo", set_xattr(&s.at("fifo"), "user.x", b"y"));
+    s.moves("set", "file", |s| {
+        set_xattr(&s.at("file"), "user.test", b"new").unwrap()
+    });
+}
+
+/// Who may set and see attributes of each namespace, on a file and on a symbolic link.
+fn xattrs_by_namespace(s: &mut Scene) {
+    let (file, link) = (&s.at("file"), &s.at("link"));
+    for space in ["user", "trusted", "security", "system", "other"] {
+        let name = format!("{space}.test");
+        for (where_, path) in [("file", file), ("link", link)] {
+            let step = |what: &str| format!("{space} {where_} {what}");
+            s.done(&step("set"), set_xattr(path, &name, b"value\0binary"));
+            s.note(&step("get"), get_xattr(path, &name));
+            s.done(
+                &step("create again"),
+                fs::lsetxattr(path, &name, b"v", XattrFlags::CREATE),
+            );
+            let got = as_nobody(|| get_xattr(path, &name));
+            s.note(&step("get as nobody"), got);
+            let set = as_nobody(|| set_xattr(path, &name, b"x"));
+            s.done(&step("set as nobody"), set);
+            s.note(&step("list as nobody"), as_nobody(|| list_xattrs(path)));
+        }
+    }
+    s.note("list", list_xattrs(file));
+    s.note("list of link", list_xattrs(link));
+}
+
+/// Buffers that are too small, and the largest values and names.
+fn sizes_of_xattrs(s: &mut Scene, path: &Path) {
+    let mut none: [u8; 0] = [];
+    s.note("size alone", fs::getxattr(path, "user.test", &mut none[..]));
     s.note(
         "size of list",
-        fs::listxattr(&path, &mut none[..]).map(|n| n > 0),
+        fs::listxattr(path, &mut none[..]).map(|n| n > 0),
     );
     s.note(
         "buffer too small",
-        fs::getxattr(&path, "user.test", &mut [0; 3][..]),
+        fs::getxattr(path, "user.test", &mut [0; 3][..]),
     );
     s.note(
         "list buffer too small",
-        fs::listxattr(&path, &mut [0; 3][..]),
+        fs::listxattr(path, &mut [0; 3][..]),
     );
-    s.done("large", set(&path, "user.large", &[b'l'; 3000], any));
-    s.note("get large", get(&path, "user.large").map(|v| v.len()));
-    s.done("too large", set(&path, "user.huge", &[0; 65537], any));
-    s.done(
-        "long name",
-        set(&path, &format!("user.{}", "n".repeat(250)), b"v", any),
-    );
-    s.done(
-        "too long name",
-        set(&path, &format!("user.{}", "n".repeat(251)), b"v", any),
-    );
-    s.done("by descriptor", fs::fsetxattr(&file, "user.fd", b"fd", any));
-    s.note("got", get(&path, "user.fd"));
-    s.done("remove", fs::fremovexattr(&file, "user.fd"));
-    s.note("list at the end", list(&path));
-    fs::mknodat(CWD, s.at("fifo"), FileType::Fifo, Mode::from(0o644), 0).unwrap();
-    s.done("user of fifo", set(&s.at("fifo"), "user.x", b"y", any));
-    s.moves("set", "file", |s| {
-        set(&s.at("file"), "user.test", b"new", any).unwrap()
-    });
+    s.done("large", set_xattr(path, "user.large", &[b'l'; 3000]));
+    s.note("get large", get_xattr(path, "user.large").map(|v| v.len()));
+    s.done("too large", set_xattr(path, "user.huge", &[0; 65537]));
+    for (step, length) in [("long name", 250), ("too long name", 251)] {
+        let name = format!("user.{}", "n".repeat(length));
+        s.done(step, set_xattr(path, &name, b"v"));
+    }
 }
 
 /// A file that may only be appended to (`chattr +a`).
@@ -187,34 +198,24 @@ pub fn statx(s: &mut Scene) {
 
 pub fn utimens(s: &mut Scene) {
     let file = s.file("file", "x");
-    let exact = |ns| Timespec {
-        tv_sec: 1_000_000_000,
-        tv_nsec: ns,
+    let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let exact = |ns| at(1_000_000_000, ns);
+    let (omit, current) = (at(0, UTIME_OMIT), at(0, UTIME_NOW));
+    let both = |last_access, last_modification| Timestamps {
+        last_access,
+        last_modification,
     };
-    let set = |s: &Scene, a, m| {
-        let times = Timestamps {
-            last_access: a,
-            last_modification: m,
-        };
+    let set = |s: &Scene, access, modification| {
+        let times = both(access, modification);
         fs::utimensat(CWD, s.at("file"), &times, AtFlags::empty())
     };
-    let omit = Timespec {
-        tv_sec: 0,
-        tv_nsec: UTIME_OMIT,
-    };
-    let current = Timespec {
-        tv_sec: 0,
-        tv_nsec: UTIME_NOW,
-    };
+    let are = |s: &Scene| format!("{:?}", &s.times("file")[..2]);
     s.done("exact", set(s, exact(123_456_789), exact(987_654_321)));
-    s.value("are", format!("{:?}", &s.times("file")[..2]));
+    s.value("are", are(s));
     s.done("omit access", set(s, omit, exact(5)));
-    s.value("omit access are", format!("{:?}", &s.times("file")[..2]));
+    s.value("omit access are", are(s));
     s.done("omit modification", set(s, exact(6), omit));
-    s.value(
-        "omit modification are",
-        format!("{:?}", &s.times("file")[..2]),
-    );
+    s.value("omit modification are", are(s));
     s.done("omit both", set(s, omit, omit));
     s.done("now", set(s, omit, current));
     s.value(
@@ -222,56 +223,29 @@ pub fn utimens(s: &mut Scene) {
         s.times("file")[1] > 1_700_000_000_000_000_000,
     );
     s.value("access stays", s.times("file")[0]);
-    let far = Timespec {
-        tv_sec: -1_000_000,
-        tv_nsec: 999_999_999,
-    };
-    s.done("before 1970", set(s, far, far));
-    s.value("before 1970 are", format!("{:?}", &s.times("file")[..2]));
-    let late = Timespec {
-        tv_sec: 5_000_000_000,
-        tv_nsec: 1,
-    };
-    s.done("after 2038", set(s, late, late));
-    s.value("after 2038 are", format!("{:?}", &s.times("file")[..2]));
-    let bad = Timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000_000,
-    };
+    for (step, time) in [
+        ("before 1970", at(-1_000_000, 999_999_999)),
+        ("after 2038", at(5_000_000_000, 1)),
+    ] {
+        s.done(step, set(s, time, time));
+        s.value(&format!("{step} are"), are(s));
+    }
+    let bad = at(0, 1_000_000_000);
     s.done("bad", set(s, bad, bad));
     s.done(
         "by descriptor",
-        fs::futimens(
-            &file,
-            &Timestamps {
-                last_access: exact(1),
-                last_modification: exact(2),
-            },
-        ),
+        fs::futimens(&file, &both(exact(1), exact(2))),
     );
-    s.value("by descriptor are", format!("{:?}", &s.times("file")[..2]));
+    s.value("by descriptor are", are(s));
     // Writing after setting, and setting after writing: the last one counts.
     write_all(&file, b"more");
     s.done(
         "after writing",
-        fs::futimens(
-            &file,
-            &Timestamps {
-                last_access: exact(3),
-                last_modification: exact(4),
-            },
-        ),
+        fs::futimens(&file, &both(exact(3), exact(4))),
     );
     drop(file);
-    s.value(
-        "after writing and closing",
-        format!("{:?}", &s.times("file")[..2]),
-    );
-    let times = Timestamps {
-        last_access: exact(7),
-        last_modification: exact(8),
-    };
-    utimens_of_link_and_by_others(s, &times);
+    s.value("after writing and closing", are(s));
+    utimens_of_link_and_by_others(s, &both(exact(7), exact(8)));
 }
 
 fn utimens_of_link_and_by_others(s: &mut Scene, times: &Timestamps) {
