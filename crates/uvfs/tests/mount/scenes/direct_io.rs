@@ -57,33 +57,7 @@ pub fn direct_alone(s: &mut Scene) {
         Ok(file) => file,
         Err(e) => return s.done("open", Err::<(), _>(e)),
     };
-    let size = |file: &OwnedFd| fs::fstat(file).map(|st| st.st_size);
-    s.note("write", io::write(&file, &page.0[..8192]));
-    s.note("size", size(&file));
-    s.note("size by name", s.size("file"));
-    s.note("position", fs::seek(&file, SeekFrom::Current(0)));
-    s.note("end", fs::seek(&file, SeekFrom::End(0)));
-    s.note("data", fs::seek(&file, SeekFrom::Data(4096)));
-    s.note("hole", fs::seek(&file, SeekFrom::Hole(0)));
-    s.note("read at the end", io::read(&file, &mut page.0[..]));
-    page.0.fill(b'b');
-    s.note("write far", io::pwrite(&file, &page.0[..4096], 65536));
-    s.note("size", size(&file));
-    s.note("blocks", fs::fstat(&file).map(|st| st.st_blocks));
-    s.done("truncate", fs::ftruncate(&file, 5000));
-    s.note("size", size(&file));
-    s.note("short read", io::pread(&file, &mut page.0[..8192], 4096));
-    s.value("of it", page.0[..2].escape_ascii());
-    s.done(
-        "fallocate",
-        fs::fallocate(&file, FallocateFlags::empty(), 0, 20_000),
-    );
-    s.note("size", size(&file));
-    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    s.done("punch", fs::fallocate(&file, hole, 0, 4096));
-    s.note("read the hole", io::pread(&file, &mut page.0[..4096], 0));
-    s.value("zeros", page.0[..4096].iter().all(|b| *b == 0));
-    s.done("sync", fs::fsync(&file).and(fs::fdatasync(&file)));
+    sizes_and_holes(s, &file, &mut page);
 
     let append = s.open("file", O::WRONLY | O::APPEND | O::DIRECT).unwrap();
     fs::ftruncate(&file, 8192).unwrap();
@@ -122,24 +96,63 @@ pub fn direct_alone(s: &mut Scene) {
         "locked",
         fs::flock(&other, FlockOperation::NonBlockingLockShared),
     );
-    s.done("rename", fs::rename(s.at("file"), s.at("renamed")));
-    page.0.fill(b'e');
-    s.note("write renamed", io::pwrite(&file, &page.0[..4096], 0));
-    s.note("content", s.content("renamed"));
-    fs::unlink(s.at("renamed")).unwrap();
-    page.0.fill(b'f');
-    s.note("write unlinked", io::pwrite(&file, &page.0[..4096], 20480));
-    s.note(
-        "links and size",
-        fs::fstat(&file).map(|st| (st.st_nlink, st.st_size)),
-    );
-    s.note("read unlinked", read_all(&other));
+    renamed_and_unlinked(s, &file, &other, &mut page);
     drop((file, append, synced, other));
     s.note("names", s.names("."));
 
     unnamed(s, &page);
     let cut = s.open("named", O::RDWR | O::CREATE | O::TRUNC | O::DIRECT);
     s.note("cut", cut.as_ref().map_err(|e| *e).and_then(size));
+}
+
+fn size(file: &OwnedFd) -> io::Result<i64> {
+    fs::fstat(file).map(|st| st.st_size)
+}
+
+/// A direct file grows, is cut, and gets holes.
+fn sizes_and_holes(s: &mut Scene, file: &OwnedFd, page: &mut Aligned) {
+    s.note("write", io::write(file, &page.0[..8192]));
+    s.note("size", size(file));
+    s.note("size by name", s.size("file"));
+    s.note("position", fs::seek(file, SeekFrom::Current(0)));
+    s.note("end", fs::seek(file, SeekFrom::End(0)));
+    s.note("data", fs::seek(file, SeekFrom::Data(4096)));
+    s.note("hole", fs::seek(file, SeekFrom::Hole(0)));
+    s.note("read at the end", io::read(file, &mut page.0[..]));
+    page.0.fill(b'b');
+    s.note("write far", io::pwrite(file, &page.0[..4096], 65536));
+    s.note("size", size(file));
+    s.note("blocks", fs::fstat(file).map(|st| st.st_blocks));
+    s.done("truncate", fs::ftruncate(file, 5000));
+    s.note("size", size(file));
+    s.note("short read", io::pread(file, &mut page.0[..8192], 4096));
+    s.value("of it", page.0[..2].escape_ascii());
+    s.done(
+        "fallocate",
+        fs::fallocate(file, FallocateFlags::empty(), 0, 20_000),
+    );
+    s.note("size", size(file));
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    s.done("punch", fs::fallocate(file, hole, 0, 4096));
+    s.note("read the hole", io::pread(file, &mut page.0[..4096], 0));
+    s.value("zeros", page.0[..4096].iter().all(|b| *b == 0));
+    s.done("sync", fs::fsync(file).and(fs::fdatasync(file)));
+}
+
+/// A direct file is written under another name and without one; `other` is a buffered open of it.
+fn renamed_and_unlinked(s: &mut Scene, file: &OwnedFd, other: &OwnedFd, page: &mut Aligned) {
+    s.done("rename", fs::rename(s.at("file"), s.at("renamed")));
+    page.0.fill(b'e');
+    s.note("write renamed", io::pwrite(file, &page.0[..4096], 0));
+    s.note("content", s.content("renamed"));
+    fs::unlink(s.at("renamed")).unwrap();
+    page.0.fill(b'f');
+    s.note("write unlinked", io::pwrite(file, &page.0[..4096], 20480));
+    s.note(
+        "links and size",
+        fs::fstat(file).map(|st| (st.st_nlink, st.st_size)),
+    );
+    s.note("read unlinked", read_all(other));
 }
 
 /// A shared mapping and direct calls see each other's bytes.
