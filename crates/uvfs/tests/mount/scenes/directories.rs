@@ -15,31 +15,47 @@ pub fn readdir(s: &mut Scene) {
     s.note("at the end", list(&dir));
     fs::seek(&dir, SeekFrom::Start(0)).unwrap();
     s.note("after rewind", list(&dir).map(|l| l.len()));
+    positions_lead_on(s, &dir);
+    removed_while_read(s, &dir);
+    let fresh = s.open("dir", OFlags::RDONLY).unwrap();
+    s.done("rmdir full", fs::rmdir(s.at("dir")));
+    let new = s.names("dir").unwrap();
+    new.iter()
+        .for_each(|n| fs::unlink(s.at(&format!("dir/{n}"))).unwrap());
+    s.note("seen by an open one", list(&fresh));
+    s.file("dir/late", "");
+    fs::seek(&fresh, SeekFrom::Start(0)).unwrap();
+    s.note("late one", list(&fresh));
+    types_and_inodes(s);
+}
 
-    // Every position that was handed out leads on to what came after it.
-    fs::seek(&dir, SeekFrom::Start(0)).unwrap();
+/// Each position that a listing hands out leads on to the name that came after it.
+fn positions_lead_on(s: &mut Scene, dir: &OwnedFd) {
+    fs::seek(dir, SeekFrom::Start(0)).unwrap();
     let mut order = Vec::new();
     let mut buffer = [MaybeUninit::uninit(); 1024];
-    let mut entries = fs::RawDir::new(&dir, &mut buffer);
+    let mut entries = fs::RawDir::new(dir, &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry.unwrap();
         order.push((entry.file_name().to_owned(), entry.next_entry_cookie()));
     }
     let mut right = 0;
     for index in (0..order.len() - 1).step_by(97) {
-        fs::seek(&dir, SeekFrom::Start(order[index].1)).unwrap();
+        fs::seek(dir, SeekFrom::Start(order[index].1)).unwrap();
         let mut buffer = [MaybeUninit::uninit(); 1024];
-        let mut entries = fs::RawDir::new(&dir, &mut buffer);
+        let mut entries = fs::RawDir::new(dir, &mut buffer);
         let next = entries.next().unwrap().unwrap().file_name().to_owned();
         right += usize::from(next == order[index + 1].0);
     }
     s.value("positions lead on", right);
+}
 
-    // Removed while being read: no other name is lost or seen twice.
-    fs::seek(&dir, SeekFrom::Start(0)).unwrap();
+/// When names are removed and added during a listing, no other name is lost or seen twice.
+fn removed_while_read(s: &mut Scene, dir: &OwnedFd) {
+    fs::seek(dir, SeekFrom::Start(0)).unwrap();
     let mut seen = Vec::new();
     let mut buffer = [MaybeUninit::uninit(); 1024];
-    let mut entries = fs::RawDir::new(&dir, &mut buffer);
+    let mut entries = fs::RawDir::new(dir, &mut buffer);
     while let Some(entry) = entries.next() {
         let name = entry.unwrap().file_name().to_str().unwrap().to_owned();
         if name.starts_with('0') {
@@ -54,29 +70,16 @@ pub fn readdir(s: &mut Scene) {
     let whole = seen.iter().map(|n| n.parse::<usize>().unwrap()).eq(0..1000);
     s.value("each once while removing", whole);
     s.note("then", s.names("dir").map(|n| n.len()));
-    let fresh = s.open("dir", OFlags::RDONLY).unwrap();
-    s.done("rmdir full", fs::rmdir(s.at("dir")));
-    let new = s.names("dir").unwrap();
-    new.iter()
-        .for_each(|n| fs::unlink(s.at(&format!("dir/{n}"))).unwrap());
-    s.note("seen by an open one", list(&fresh));
-    s.file("dir/late", "");
-    fs::seek(&fresh, SeekFrom::Start(0)).unwrap();
-    s.note("late one", list(&fresh));
+}
 
-    // Types come with the names, inode numbers are those of stat.
+/// A listing gives the types of files, and the inode numbers that stat gives.
+fn types_and_inodes(s: &mut Scene) {
     fs::mkdir(s.at("kinds"), Mode::from(0o755)).unwrap();
     s.file("kinds/file", "");
     fs::mkdir(s.at("kinds/dir"), Mode::from(0o755)).unwrap();
     fs::symlink("x", s.at("kinds/link")).unwrap();
-    fs::mknodat(
-        CWD,
-        s.at("kinds/fifo"),
-        FileType::Fifo,
-        Mode::from(0o644),
-        0,
-    )
-    .unwrap();
+    let fifo = s.at("kinds/fifo");
+    fs::mknodat(CWD, fifo, FileType::Fifo, Mode::from(0o644), 0).unwrap();
     let dir = s.open("kinds", OFlags::RDONLY).unwrap();
     let mut kinds = Vec::new();
     let mut buffer = [MaybeUninit::uninit(); 1024];
