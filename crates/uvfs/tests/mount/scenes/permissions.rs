@@ -251,85 +251,98 @@ pub fn umask_and_acls(s: &mut Scene) {
     acls(s);
 }
 
+/// The id of an ACL's entries that name no user and no group.
+const NO_ID: u32 = u32::MAX;
+
+/// Sets the ACL that `which` names: `access` or `default`.
+fn set_acl(s: &Scene, name: &str, which: &str, value: &[u8]) -> io::Result<()> {
+    fs::setxattr(
+        s.at(name),
+        format!("system.posix_acl_{which}"),
+        value,
+        XattrFlags::empty(),
+    )
+}
+
+fn get_acl(s: &Scene, name: &str, which: &str) -> io::Result<Vec<u8>> {
+    let mut value = [0; 256];
+    fs::getxattr(
+        s.at(name),
+        format!("system.posix_acl_{which}"),
+        &mut value[..],
+    )
+    .map(|n| value[..n].to_vec())
+}
+
 fn acls(s: &mut Scene) {
-    rustix::process::umask(Mode::from(0o077));
-    const NONE: u32 = u32::MAX;
-    let (user, group) = ((1, 7, NONE), (4, 5, NONE));
     let default = acl(&[
-        user,
+        (1, 7, NO_ID),
         (2, 6, NOBODY),
-        group,
+        (4, 5, NO_ID),
         (8, 4, 77),
-        (0x10, 7, NONE),
-        (0x20, 1, NONE),
+        (0x10, 7, NO_ID),
+        (0x20, 1, NO_ID),
     ]);
-    fs::mkdir(s.at("acl"), Mode::from(0o755)).unwrap();
-    s.chmod("acl", 0o755).unwrap();
-    let set = |s: &Scene, name: &str, which: &str, value: &[u8]| {
-        fs::setxattr(
-            s.at(name),
-            format!("system.posix_acl_{which}"),
-            value,
-            XattrFlags::empty(),
-        )
-    };
-    let get = |s: &Scene, name: &str, which: &str| {
-        let mut value = [0; 256];
-        fs::getxattr(
-            s.at(name),
-            format!("system.posix_acl_{which}"),
-            &mut value[..],
-        )
-        .map(|n| value[..n].to_vec())
-    };
-    s.done("set default", set(s, "acl", "default", &default));
-    s.note("inherited mode", created(s, "acl/file", 0o666));
-    s.note("inherited", get(s, "acl/file", "access"));
-    fs::mkdir(s.at("acl/sub"), Mode::from(0o777)).unwrap();
-    s.note("directory", s.who("acl/sub"));
-    s.note("directory's access", get(s, "acl/sub", "access"));
-    s.note("directory's default", get(s, "acl/sub", "default"));
-    rustix::process::umask(Mode::from(0o022));
-    s.file("file", "x");
-    s.chmod("file", 0o600).unwrap();
     let access = acl(&[
-        user,
+        (1, 7, NO_ID),
         (2, 6, NOBODY),
-        (4, 0, NONE),
-        (0x10, 6, NONE),
-        (0x20, 0, NONE),
+        (4, 0, NO_ID),
+        (0x10, 6, NO_ID),
+        (0x20, 0, NO_ID),
     ]);
-    let path = s.at("file");
-    let open = |flags| as_nobody(|| fs::open(&path, flags, Mode::empty()));
-    s.done("before", open(OFlags::RDWR));
-    s.done("set access", set(s, "file", "access", &access));
-    s.done("after", open(OFlags::RDWR));
-    s.note("mode is the mask", s.who("file"));
-    s.chmod("file", 0o640).unwrap();
-    s.done("mask read only, write", open(OFlags::RDWR));
-    s.done("mask read only, read", open(OFlags::RDONLY));
-    s.note("after chmod", get(s, "file", "access"));
-    s.done("malformed", set(s, "file", "access", b"\x02\0\0\0xyz"));
-    s.done("default of a file", set(s, "file", "default", &default));
-    let minimal = acl(&[(1, 6, NONE), (4, 4, NONE), (0x20, 0, NONE)]);
-    s.done("minimal", set(s, "file", "access", &minimal));
-    s.note("minimal mode", s.who("file"));
-    s.note("minimal is none", get(s, "file", "access"));
+    rustix::process::umask(Mode::from(0o077));
+    acls_are_inherited(s, &default);
+    rustix::process::umask(Mode::from(0o022));
+    acls_of_files(s, &access, &default);
     s.done(
         "remove default",
         fs::removexattr(s.at("acl"), "system.posix_acl_default"),
     );
     s.note("without default", created(s, "acl/file2", 0o666));
-    let set_as_nobody = as_nobody(|| {
-        fs::setxattr(
-            &path,
-            "system.posix_acl_access",
-            &access,
-            XattrFlags::empty(),
-        )
-    });
-    s.done("set another's", set_as_nobody);
-    // The setgid bit goes when the owner, not in the group, sets an ACL.
+    acls_set_by_nobody(s, &access);
+}
+
+/// Files and directories get their ACLs from the default one of their directory.
+fn acls_are_inherited(s: &mut Scene, default: &[u8]) {
+    fs::mkdir(s.at("acl"), Mode::from(0o755)).unwrap();
+    s.chmod("acl", 0o755).unwrap();
+    s.done("set default", set_acl(s, "acl", "default", default));
+    s.note("inherited mode", created(s, "acl/file", 0o666));
+    s.note("inherited", get_acl(s, "acl/file", "access"));
+    fs::mkdir(s.at("acl/sub"), Mode::from(0o777)).unwrap();
+    s.note("directory", s.who("acl/sub"));
+    s.note("directory's access", get_acl(s, "acl/sub", "access"));
+    s.note("directory's default", get_acl(s, "acl/sub", "default"));
+}
+
+/// An ACL says who may open a file, and its mask is the group's part of the mode.
+fn acls_of_files(s: &mut Scene, access: &[u8], default: &[u8]) {
+    s.file("file", "x");
+    s.chmod("file", 0o600).unwrap();
+    let path = s.at("file");
+    let open = |flags| as_nobody(|| fs::open(&path, flags, Mode::empty()));
+    s.done("before", open(OFlags::RDWR));
+    s.done("set access", set_acl(s, "file", "access", access));
+    s.done("after", open(OFlags::RDWR));
+    s.note("mode is the mask", s.who("file"));
+    s.chmod("file", 0o640).unwrap();
+    s.done("mask read only, write", open(OFlags::RDWR));
+    s.done("mask read only, read", open(OFlags::RDONLY));
+    s.note("after chmod", get_acl(s, "file", "access"));
+    let malformed = b"\x02\0\0\0xyz";
+    s.done("malformed", set_acl(s, "file", "access", malformed));
+    s.done("default of a file", set_acl(s, "file", "default", default));
+    let minimal = acl(&[(1, 6, NO_ID), (4, 4, NO_ID), (0x20, 0, NO_ID)]);
+    s.done("minimal", set_acl(s, "file", "access", &minimal));
+    s.note("minimal mode", s.who("file"));
+    s.note("minimal is none", get_acl(s, "file", "access"));
+}
+
+/// A user may set the ACL only of a file that they own. The file loses its setgid bit if the user
+/// is not in its group.
+fn acls_set_by_nobody(s: &mut Scene, access: &[u8]) {
+    let set = |s: &Scene| as_nobody(|| set_acl(s, "file", "access", access));
+    s.done("set another's", set(s));
     fs::chown(
         s.at("file"),
         Some(Uid::from_raw(NOBODY)),
@@ -337,15 +350,7 @@ fn acls(s: &mut Scene) {
     )
     .unwrap();
     s.chmod("file", 0o2750).unwrap();
-    let own = as_nobody(|| {
-        fs::setxattr(
-            &path,
-            "system.posix_acl_access",
-            &access,
-            XattrFlags::empty(),
-        )
-    });
-    s.done("set own", own);
+    s.done("set own", set(s));
     s.note("setgid after", s.who("file"));
 }
 
