@@ -209,23 +209,7 @@ pub fn beside(dir: &Path, host: &str) -> String {
     // SAFETY: the mapping above, no longer used.
     unsafe { rustix::mm::munmap(map.cast(), len).unwrap() };
 
-    // O_DIRECT and O_APPEND may be switched.
-    let block = vec![b'd'; 8192];
-    let aligned = block.as_ptr().align_offset(4096);
-    let block = &block[aligned..aligned + 4096];
-    rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).unwrap();
-    writer.write_all_at(block, 4096).unwrap();
-    rustix::fs::fcntl_setfl(&writer, OFlags::empty()).unwrap();
-    writer.write_all_at(b"odd", 1).unwrap();
-    rustix::fs::fcntl_setfl(&writer, OFlags::APPEND).unwrap();
-    (&writer).seek(SeekFrom::Start(0)).unwrap();
-    (&writer).write_all(b"appended").unwrap();
-    expected[4096..8192].fill(b'd');
-    expected[1..4].copy_from_slice(b"odd");
-    expected.extend(b"appended");
-    let mut seen = Vec::new();
-    (&reader).read_to_end(&mut seen).unwrap();
-    assert!(seen == expected, "after the switches");
+    flags_are_switched(&writer, &reader, &mut expected);
 
     // One call with many parts stays one.
     let parts = vec![std::io::IoSlice::new(b"part"); 1000];
@@ -234,6 +218,26 @@ pub fn beside(dir: &Path, host: &str) -> String {
     expected.extend(b"part".repeat(1000));
     assert!(fs::read(host).unwrap() == expected, "many parts");
     String::new()
+}
+
+/// Switches O_DIRECT and O_APPEND of an open file, whose content is `expected`, on and off.
+fn flags_are_switched(mut writer: &File, mut reader: &File, expected: &mut Vec<u8>) {
+    let block = vec![b'd'; 8192];
+    let aligned = block.as_ptr().align_offset(4096);
+    let block = &block[aligned..aligned + 4096];
+    rustix::fs::fcntl_setfl(writer, OFlags::DIRECT).unwrap();
+    writer.write_all_at(block, 4096).unwrap();
+    rustix::fs::fcntl_setfl(writer, OFlags::empty()).unwrap();
+    writer.write_all_at(b"odd", 1).unwrap();
+    rustix::fs::fcntl_setfl(writer, OFlags::APPEND).unwrap();
+    writer.seek(SeekFrom::Start(0)).unwrap();
+    writer.write_all(b"appended").unwrap();
+    expected[4096..8192].fill(b'd');
+    expected[1..4].copy_from_slice(b"odd");
+    expected.extend(b"appended");
+    let mut seen = Vec::new();
+    reader.read_to_end(&mut seen).unwrap();
+    assert!(seen == *expected, "after the switches");
 }
 
 /// A reader would miss a write that came another way: by a mapping, directly, or appended.
