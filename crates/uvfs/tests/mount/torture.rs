@@ -6,7 +6,7 @@
 //! them when the program dies, the program when the server does, and when both die what was synced stays.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,84 +54,145 @@ fn data(seq: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// The load: calls at random until it is killed, fails, or finds the file `stop`. The argument is where the
-/// notes go, a seed, and whether it goes on when a server went.
-pub fn load(dir: &Path, argument: &str) -> String {
-    let [notes, stop, seed, goes_on] = argument.split(' ').collect::<Vec<_>>()[..] else {
-        panic!("{argument}");
-    };
-    let (goes_on, stop) = (goes_on == "true", Path::new(stop));
-    let mut notes = File::options()
-        .append(true)
-        .create(true)
-        .open(notes)
-        .unwrap();
-    let mut note = |text: String| notes.write_all(text.as_bytes()).unwrap();
-    let mut random = Random(seed.parse().unwrap());
-    let path =
-        |n: usize, other: bool| dir.join(format!("{}{n}", if other { "other" } else { "file" }));
-    let mut options = File::options();
-    options.create(true).read(true);
-    let files: Vec<_> = (0..FILES)
-        .map(|n| options.write(true).open(path(n, false)).unwrap())
-        .collect();
-    let mut options = File::options();
-    options.create(true).append(true);
-    let logs: Vec<_> = (0..FILES)
-        .map(|n| options.open(dir.join(format!("log{n}"))).unwrap())
-        .collect();
-    let (mut renamed, mut in_doubt) = ([false; FILES], [false; FILES]);
-    note("ready\n".into());
-    for seq in 0.. {
-        if stop.exists() {
-            files
-                .iter()
-                .chain(&logs)
-                .for_each(|file| file.sync_all().unwrap());
-            return "ok".into();
-        }
-        let mut n = random.below(FILES as u64) as usize;
-        let (at, len) = (random.below(MOST), 1 + random.below(9000) as usize);
-        let bytes = data(seq, len);
+/// The first name of file number `n`, or the other one, which renaming gives it.
+fn file_name(n: usize, other: bool) -> String {
+    format!("{}{n}", if other { "other" } else { "file" })
+}
+
+/// A call that was begun.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    seq: u64,
+    what: &'a str,
+    file: usize,
+    at: usize,
+    len: usize,
+}
+
+impl Call<'_> {
+    /// The load's call number `seq`.
+    fn random(seq: u64, random: &mut Random) -> Call<'static> {
+        let mut file = random.below(FILES as u64) as usize;
+        let at = random.below(MOST) as usize;
+        let len = 1 + random.below(9000) as usize;
         let mut what = [
             "write", "write", "write", "append", "append", "rename", "sync", "synclog",
         ][random.below(8) as usize];
         if seq < FIRST {
             // Bytes that nobody wrote before the server went stay with the mount that went, too.
-            n = seq as usize % FILES;
+            file = seq as usize % FILES;
             what = ["write", "append"][usize::from(seq as usize >= FILES)];
         }
-        if what == "append" && in_doubt[n] {
-            continue;
+        Call {
+            seq,
+            what,
+            file,
+            at,
+            len,
         }
-        note(format!("b {seq} {what} {n} {at} {len}\n"));
+    }
+
+    /// The first `done` bytes that the call writes.
+    fn bytes(&self, done: usize) -> Vec<u8> {
+        let mut bytes = data(self.seq, self.len);
+        bytes.truncate(done);
+        bytes
+    }
+
+    /// All bytes that the call writes. Appends are shorter than writes.
+    fn all_bytes(&self) -> Vec<u8> {
+        match self.what {
+            "append" => self.bytes(400),
+            _ => self.bytes(self.len),
+        }
+    }
+}
+
+/// The files of the load, and what it knows about them.
+struct Load<'a> {
+    dir: &'a Path,
+    notes: File,
+    files: Vec<File>,
+    logs: Vec<File>,
+    /// Which files have their other name.
+    renamed: [bool; FILES],
+    /// Which logs may have the bytes of an append that failed.
+    in_doubt: [bool; FILES],
+}
+
+impl<'a> Load<'a> {
+    fn new(dir: &'a Path, notes: &str) -> Self {
+        let mut options = File::options();
+        let notes = options.append(true).create(true).open(notes).unwrap();
+        let mut options = File::options();
+        options.create(true).read(true).write(true);
+        let files = (0..FILES).map(|n| options.open(dir.join(file_name(n, false))).unwrap());
+        let files = files.collect();
+        let mut options = File::options();
+        options.create(true).append(true);
+        let logs = (0..FILES).map(|n| options.open(dir.join(format!("log{n}"))).unwrap());
+        Load {
+            dir,
+            notes,
+            files,
+            logs: logs.collect(),
+            renamed: [false; FILES],
+            in_doubt: [false; FILES],
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        self.notes.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// The path that a file has, or would have if it was renamed.
+    fn path(&self, n: usize, after_rename: bool) -> PathBuf {
+        self.dir.join(file_name(n, self.renamed[n] != after_rename))
+    }
+
+    fn attempt(&self, call: Call<'_>, bytes: &[u8]) -> io::Result<usize> {
+        let n = call.file;
+        match call.what {
+            "write" => self.files[n].write_at(bytes, call.at as u64),
+            "append" => (&self.logs[n]).write(bytes),
+            "rename" => fs::rename(self.path(n, false), self.path(n, true)).map(|()| 0),
+            "sync" => self.files[n].sync_data().map(|()| 0),
+            _ => self.logs[n].sync_all().map(|()| 0),
+        }
+    }
+
+    /// Notes that a call was acknowledged; `done` is how many bytes it wrote.
+    fn note_end(&mut self, call: Call<'_>, done: usize) {
+        self.note(format!("e {} {done}\n", call.seq));
+        self.renamed[call.file] ^= call.what == "rename";
+    }
+
+    /// Makes a call. While the server is away, a load that `goes_on` makes it again and again.
+    /// Gives whether there can be a next call.
+    fn make(&mut self, call: Call<'_>, goes_on: bool) -> bool {
+        let (what, n, bytes) = (call.what, call.file, call.all_bytes());
+        self.note(format!(
+            "b {} {what} {n} {} {}\n",
+            call.seq, call.at, call.len
+        ));
         loop {
-            let done = match what {
-                "write" => files[n].write_at(&bytes, at),
-                "append" => (&logs[n]).write(&bytes[..len.min(400)]),
-                "rename" => fs::rename(path(n, renamed[n]), path(n, !renamed[n])).map(|()| 0),
-                "sync" => files[n].sync_data().map(|()| 0),
-                _ => logs[n].sync_all().map(|()| 0),
-            };
-            match done {
+            match self.attempt(call, &bytes) {
                 Ok(done) => {
-                    note(format!("e {seq} {done}\n"));
-                    renamed[n] ^= what == "rename";
-                    break;
+                    self.note_end(call, done);
+                    return true;
                 }
                 // The server went, and for a moment there is no mount.
                 Err(error) if goes_on => {
                     let gone = error.raw_os_error();
                     let missing = what == "rename" && gone == Some(libc::ENOENT);
-                    if missing && path(n, !renamed[n]).exists() {
-                        note(format!("e {seq} 0\n"));
-                        renamed[n] ^= true;
-                        break;
+                    if missing && self.path(n, true).exists() {
+                        self.note_end(call, 0);
+                        return true;
                     }
                     if what == "append" {
                         // It may be there; it is not tried again, nor is the file used again.
-                        in_doubt[n] = true;
-                        break;
+                        self.in_doubt[n] = true;
+                        return true;
                     }
                     let errors = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
                     // The new mount came between the look-ups of a rename's two directories.
@@ -140,8 +201,34 @@ pub fn load(dir: &Path, argument: &str) -> String {
                     assert!(away || missing, "{what}: {error}");
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                Err(_) => return "failed".into(),
+                Err(_) => return false,
             }
+        }
+    }
+}
+
+/// The load: calls at random until it is killed, fails, or finds the file `stop`. The argument is
+/// where the notes go, that file, a seed, and whether it goes on when a server went.
+pub fn load(dir: &Path, argument: &str) -> String {
+    let [notes, stop, seed, goes_on] = argument.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{argument}");
+    };
+    let (goes_on, stop) = (goes_on == "true", Path::new(stop));
+    let mut random = Random(seed.parse().unwrap());
+    let mut load = Load::new(dir, notes);
+    load.note("ready\n".into());
+    for seq in 0.. {
+        if stop.exists() {
+            let files = load.files.iter().chain(&load.logs);
+            files.for_each(|file| file.sync_all().unwrap());
+            return "ok".into();
+        }
+        let call = Call::random(seq, &mut random);
+        if call.what == "append" && load.in_doubt[call.file] {
+            continue;
+        }
+        if !load.make(call, goes_on) {
+            return "failed".into();
         }
     }
     unreachable!()
@@ -201,122 +288,128 @@ impl Model {
     }
 }
 
-/// A call that was begun.
-struct Call<'a> {
-    seq: u64,
-    what: &'a str,
-    file: usize,
-    at: usize,
-    len: usize,
+/// What the notes say about the files.
+struct Noted {
+    /// The files, then the logs.
+    files: Vec<Model>,
+    /// The names that each file may have.
+    names: Vec<Vec<String>>,
+    /// Bytes that may be there: in which of `files`, from where on, and which.
+    in_doubt: Vec<(usize, usize, Vec<u8>)>,
+    /// How many calls were acknowledged.
+    acknowledged: usize,
 }
 
-impl Call<'_> {
-    fn bytes(&self, done: usize) -> Vec<u8> {
-        let mut bytes = data(self.seq, self.len);
-        bytes.truncate(done);
-        bytes
+impl Noted {
+    fn read(notes: &str) -> Self {
+        let mut noted = Noted {
+            files: (0..2 * FILES).map(|_| Model::default()).collect(),
+            names: (0..FILES).map(|n| vec![file_name(n, false)]).collect(),
+            in_doubt: Vec::new(),
+            acknowledged: 0,
+        };
+        let mut under_way: Option<Call<'_>> = None;
+        // Without the last line if it was cut off.
+        let whole = notes.rfind('\n').map_or("", |end| &notes[..end]);
+        for line in whole.lines() {
+            let words: Vec<_> = line.split(' ').collect();
+            let number = |at: usize| words[at].parse::<usize>().unwrap();
+            match words[0] {
+                "b" => {
+                    let begun = Call {
+                        seq: number(1) as u64,
+                        what: words[2],
+                        file: number(3),
+                        at: number(4),
+                        len: number(5),
+                    };
+                    if let Some(call) = under_way.replace(begun) {
+                        noted.unanswered(call);
+                    }
+                }
+                "e" => {
+                    let call = under_way.take().expect("it was begun");
+                    assert_eq!(call.seq, number(1) as u64);
+                    noted.answered(call, number(2));
+                }
+                _ => assert_eq!(line, "ready"),
+            }
+        }
+        if let Some(call) = under_way {
+            noted.unanswered(call);
+        }
+        noted
+    }
+
+    /// Which of `files` the call writes, and from where on.
+    fn place(&self, call: Call<'_>) -> (usize, usize) {
+        let log = FILES + call.file;
+        match call.what {
+            "append" => (log, self.files[log].now.len()),
+            _ => (call.file, call.at),
+        }
+    }
+
+    /// Takes in a call that was acknowledged; `done` is how many bytes it wrote.
+    fn answered(&mut self, call: Call<'_>, done: usize) {
+        self.acknowledged += 1;
+        match call.what {
+            "write" | "append" => {
+                let (file, at) = self.place(call);
+                self.files[file].write(at, call.bytes(done), true);
+                // Bytes behind a part that was acknowledged were under way when the server went.
+                let all = call.all_bytes();
+                if done < all.len() {
+                    self.in_doubt.push((file, at, all));
+                }
+            }
+            "rename" => {
+                let other = self.names[call.file][0].starts_with("file");
+                self.names[call.file] = vec![file_name(call.file, other)];
+            }
+            "sync" => self.files[call.file].sure(None),
+            _ => self.files[FILES + call.file].sure(None),
+        }
+    }
+
+    /// Takes in a call that was begun and not acknowledged. It may have been carried out.
+    fn unanswered(&mut self, call: Call<'_>) {
+        match call.what {
+            "write" | "append" => {
+                let (file, at) = self.place(call);
+                self.in_doubt.push((file, at, call.all_bytes()));
+            }
+            "rename" => {
+                self.names[call.file] = [false, true].map(|it| file_name(call.file, it)).into()
+            }
+            _ => {}
+        }
     }
 }
 
 /// Compares what is in a directory with the notes. `synced`: only what was synced has to be there.
 /// Gives how many calls were acknowledged.
 fn check(notes: &str, dir: &Path, synced: bool) -> usize {
-    let mut files: Vec<Model> = (0..2 * FILES).map(|_| Model::default()).collect();
-    let mut names: Vec<Vec<String>> = (0..FILES).map(|n| vec![format!("file{n}")]).collect();
-    let mut under_way: Option<Call<'_>> = None;
-    let mut in_doubt: Vec<(usize, usize, Vec<u8>)> = Vec::new();
-    let mut acknowledged = 0;
-    let doubt =
-        |call: Call<'_>, files: &[Model], names: &mut [Vec<String>], in_doubt: &mut Vec<_>| {
-            match call.what {
-                "write" => in_doubt.push((call.file, call.at, call.bytes(call.len))),
-                "append" => {
-                    let log = FILES + call.file;
-                    in_doubt.push((log, files[log].now.len(), call.bytes(call.len.min(400))));
-                }
-                "rename" => {
-                    let (file, other) =
-                        (format!("file{}", call.file), format!("other{}", call.file));
-                    names[call.file] = vec![file, other];
-                }
-                _ => {}
-            }
-        };
-    // Without the last line if it was cut off.
-    let whole = notes.rfind('\n').map_or("", |end| &notes[..end]);
-    for line in whole.lines() {
-        let words: Vec<_> = line.split(' ').collect();
-        let number = |at: usize| words[at].parse::<usize>().unwrap();
-        match words[0] {
-            "b" => {
-                if let Some(call) = under_way.take() {
-                    doubt(call, &files, &mut names, &mut in_doubt);
-                }
-                under_way = Some(Call {
-                    seq: number(1) as u64,
-                    what: words[2],
-                    file: number(3),
-                    at: number(4),
-                    len: number(5),
-                });
-            }
-            "e" => {
-                let call = under_way.take().expect("it was begun");
-                assert_eq!(call.seq, number(1) as u64);
-                acknowledged += 1;
-                let log = FILES + call.file;
-                match call.what {
-                    // Bytes behind a part that was acknowledged were under way when the server went.
-                    "write" => {
-                        files[call.file].write(call.at, call.bytes(number(2)), true);
-                        if number(2) < call.len {
-                            in_doubt.push((call.file, call.at, call.bytes(call.len)));
-                        }
-                    }
-                    "append" => {
-                        let end = files[log].now.len();
-                        files[log].write(end, call.bytes(number(2)), true);
-                        if number(2) < call.len.min(400) {
-                            in_doubt.push((log, end, call.bytes(call.len.min(400))));
-                        }
-                    }
-                    "rename" => {
-                        let was = &names[call.file][0];
-                        let other = match was.starts_with("file") {
-                            true => format!("other{}", call.file),
-                            false => format!("file{}", call.file),
-                        };
-                        names[call.file] = vec![other];
-                    }
-                    "sync" => files[call.file].sure(None),
-                    _ => files[log].sure(None),
-                }
-            }
-            _ => assert_eq!(line, "ready"),
-        }
-    }
-    if let Some(call) = under_way {
-        doubt(call, &files, &mut names, &mut in_doubt);
-    }
-    for (at, model) in files.iter_mut().enumerate() {
+    let mut noted = Noted::read(notes);
+    for (at, model) in noted.files.iter_mut().enumerate() {
         if !synced {
             model.sure(None);
         }
-        for (_, start, bytes) in in_doubt.iter().filter(|(file, ..)| *file == at) {
+        for (_, start, bytes) in noted.in_doubt.iter().filter(|(file, ..)| *file == at) {
             model.write(*start, bytes.clone(), false);
         }
     }
-    for (n, names) in names.iter().enumerate() {
+    for (n, names) in noted.names.iter().enumerate() {
         let there: Vec<_> = names
             .iter()
             .filter(|name| dir.join(name).exists())
             .collect();
         assert_eq!(there.len(), 1, "one of {names:?}");
-        files[n].check(there[0], &fs::read(dir.join(there[0])).unwrap());
+        noted.files[n].check(there[0], &fs::read(dir.join(there[0])).unwrap());
         let log = format!("log{n}");
-        files[FILES + n].check(&log, &fs::read(dir.join(&log)).unwrap());
+        noted.files[FILES + n].check(&log, &fs::read(dir.join(&log)).unwrap());
     }
-    acknowledged
+    noted.acknowledged
 }
 
 struct Round {
