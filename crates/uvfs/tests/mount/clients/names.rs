@@ -177,165 +177,246 @@ fn directories(both: &Both<'_>) {
     assert_eq!(both.stat(".").nlink(), links);
 }
 
+/// The number of directories in which [`random_names`] changes names.
+const DIRS: usize = 3;
+/// The number of names that each of them may have.
+const NAMES: usize = 5;
+
+/// The numbers of a directory and of a name in it.
+type Place = (usize, usize);
+
 /// The names that some directories should have, with each file's number and kind.
-type Names = BTreeMap<(usize, usize), (u64, bool)>;
+type Names = BTreeMap<Place, (u64, bool)>;
+
+fn dir_name(d: usize) -> String {
+    format!("d{d}")
+}
+
+fn path((d, n): Place) -> String {
+    format!("d{d}/n{n}")
+}
+
+/// xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) as usize % n
+    }
+
+    fn place(&mut self) -> Place {
+        (self.below(DIRS), self.below(NAMES))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Create,
+    Mkdir,
+    Unlink,
+    Rmdir,
+    Rename,
+    Link,
+    Exchange,
+    ExchangeDirs,
+}
+
+/// One change of names, by the kernel or by the client.
+struct Step {
+    change: Change,
+    one: Place,
+    /// The second name of a change that has two.
+    two: Place,
+    by_kernel: bool,
+}
+
+impl Step {
+    /// Draws a change. Returns `None` if it would fail with the names that there are.
+    fn draw(random: &mut Random, names: &Names) -> Option<Self> {
+        let (one, two) = (random.place(), random.place());
+        let by_kernel = random.below(2) == 0;
+        let what = random.below(8);
+        let change = match (what, names.get(&one), names.get(&two)) {
+            (0 | 1, None, _) => Change::Create,
+            (2, None, _) => Change::Mkdir,
+            (0..=2, Some((_, false)), _) => Change::Unlink,
+            (0..=2, Some((_, true)), _) => Change::Rmdir,
+            (3 | 4, Some((old, is_dir)), target)
+                if target.is_none_or(|(ino, dir)| dir == is_dir && ino != old) =>
+            {
+                Change::Rename
+            }
+            (5, Some((_, false)), None) => Change::Link,
+            (6, Some(_), Some(_)) => Change::Exchange,
+            (7, ..) if one.0 != two.0 && random.below(4) == 0 => Change::ExchangeDirs,
+            _ => return None,
+        };
+        Some(Self {
+            change,
+            one,
+            two,
+            by_kernel,
+        })
+    }
+
+    /// The paths of the names or directories that the step changes.
+    fn paths(&self) -> (String, String) {
+        match self.change {
+            Change::ExchangeDirs => (dir_name(self.one.0), dir_name(self.two.0)),
+            _ => (path(self.one), path(self.two)),
+        }
+    }
+
+    fn perform(&self, both: &Both<'_>) {
+        let (from, to) = self.paths();
+        let (at, new) = (both.at(&from), both.at(&to));
+        let client = &both.client;
+        match (self.change, self.by_kernel) {
+            (Change::Create, true) => drop(File::create_new(at).unwrap()),
+            (Change::Create, false) => drop(client.create(from).unwrap()),
+            (Change::Mkdir, true) => fs::create_dir(at).unwrap(),
+            (Change::Mkdir, false) => client.mkdir(from, 0o755).unwrap(),
+            (Change::Unlink, true) => fs::remove_file(at).unwrap(),
+            (Change::Unlink, false) => client.unlink(from).unwrap(),
+            (Change::Rmdir, true) => fs::remove_dir(at).unwrap(),
+            (Change::Rmdir, false) => client.rmdir(from).unwrap(),
+            (Change::Rename, true) => fs::rename(at, new).unwrap(),
+            (Change::Rename, false) => client.rename(from, to, 0).unwrap(),
+            (Change::Link, true) => fs::hard_link(at, new).unwrap(),
+            (Change::Link, false) => client.link(from, to).unwrap(),
+            (Change::Exchange | Change::ExchangeDirs, true) => {
+                renameat_with(CWD, at, CWD, new, RenameFlags::EXCHANGE).unwrap();
+            }
+            (Change::Exchange | Change::ExchangeDirs, false) => {
+                client.rename(from, to, libc::RENAME_EXCHANGE).unwrap();
+            }
+        }
+    }
+
+    /// Makes the change in the names that there should be. The step was performed before.
+    fn apply(&self, names: &mut Names, both: &Both<'_>) {
+        let (one, two) = (self.one, self.two);
+        match self.change {
+            Change::Create | Change::Mkdir => {
+                let name = path(one);
+                let ino = match self.by_kernel {
+                    true => both.stat(&name).ino(),
+                    false => both.client.lookup(&name).unwrap().1.ino,
+                };
+                names.insert(one, (ino, self.change == Change::Mkdir));
+            }
+            Change::Unlink | Change::Rmdir => {
+                names.remove(&one);
+            }
+            Change::Rename => {
+                let moved = names.remove(&one).unwrap();
+                names.insert(two, moved);
+            }
+            Change::Link => {
+                names.insert(two, names[&one]);
+            }
+            Change::Exchange => {
+                let (a, b) = (names[&one], names[&two]);
+                names.extend([(one, b), (two, a)]);
+            }
+            Change::ExchangeDirs => {
+                let swap = |d| match d {
+                    d if d == one.0 => two.0,
+                    d if d == two.0 => one.0,
+                    d => d,
+                };
+                let all = std::mem::take(names).into_iter();
+                *names = all.map(|((d, n), what)| ((swap(d), n), what)).collect();
+            }
+        }
+    }
+}
+
+/// Asserts that the kernel sees in directory `d` the names that there should be, and that the
+/// client sees the same for the names of the last step.
+fn compare(both: &Both<'_>, names: &Names, d: usize, step: &Step, tail: &str) {
+    let links = |ino| names.values().filter(|what| what.0 == ino).count() as u64;
+    let mut listed = BTreeSet::new();
+    for n in 0..NAMES {
+        let name = path((d, n));
+        let expected = names.get(&(d, n)).map(|&(ino, is_dir)| {
+            listed.insert(format!("n{n}"));
+            (ino, if is_dir { 2 } else { links(ino) })
+        });
+        let seen = fs::symlink_metadata(both.at(&name)).ok();
+        let seen = seen.map(|meta| (meta.ino(), meta.nlink()));
+        assert_eq!(seen, expected, "the kernel, {name} after\n{tail}");
+        if (d, n) == step.one || (d, n) == step.two {
+            let seen = both.client.lookup(&name).ok();
+            let seen = seen.map(|(_, attr)| (attr.ino, u64::from(attr.nlink)));
+            assert_eq!(seen, expected, "the client, {name} after\n{tail}");
+        }
+    }
+    let at = both.at(&dir_name(d));
+    assert_eq!(names_in(&at), listed, "d{d} after\n{tail}");
+    let below = names.iter().filter(|(at, what)| at.0 == d && what.1);
+    let links = 2 + below.count() as u64;
+    let seen = fs::metadata(&at).unwrap().nlink();
+    assert_eq!(seen, links, "d{d} after\n{tail}");
+}
+
+/// Changes names at random, and compares the directories of each change after it.
+fn change_and_compare(both: &Both<'_>, random: &mut Random) {
+    let mut names = Names::new();
+    let mut last = Vec::new();
+    for number in 0..400 {
+        let Some(step) = Step::draw(random, &names) else {
+            continue;
+        };
+        let (from, to) = step.paths();
+        let (change, by_kernel) = (step.change, step.by_kernel);
+        last.push(format!(
+            "{number}: {change:?} {from} {to} kernel {by_kernel}"
+        ));
+        step.perform(both);
+        step.apply(&mut names, both);
+        let tail = last[last.len().saturating_sub(12)..].join("\n");
+        let mut dirs = BTreeSet::from([step.one.0, step.two.0]);
+        if number % 20 == 0 {
+            dirs.extend(0..DIRS);
+        }
+        for d in dirs {
+            compare(both, &names, d, &step, &tail);
+        }
+    }
+}
+
+/// Looks once at every name that may be there, and lists every directory.
+fn look_at_all(dir: &Path) {
+    for d in 0..DIRS {
+        let at = dir.join(dir_name(d));
+        for n in 0..NAMES {
+            let _ = fs::symlink_metadata(at.join(format!("n{n}")));
+        }
+        let entries = fs::read_dir(&at).into_iter().flatten();
+        entries.for_each(|entry| drop(entry.and_then(|entry| entry.metadata())));
+    }
+}
 
 /// Clients and the kernel change names in the same directories, one after the other and at random,
 /// while others look at them all the time.
 pub fn random_names(dir: &Path, seed: &str) -> String {
-    const DIRS: usize = 3;
-    const NAMES: usize = 5;
     let client = client_of(dir);
-    let mut state = seed.parse::<u64>().unwrap() * 2 + 1;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 20) as usize % below
-    };
-    let path = |(d, n): (usize, usize)| format!("d{d}/n{n}");
+    let both = Both { dir, client };
+    let mut random = Random(seed.parse::<u64>().unwrap() * 2 + 1);
     for d in 0..DIRS {
-        fs::create_dir(dir.join(format!("d{d}"))).unwrap();
+        fs::create_dir(both.at(&dir_name(d))).unwrap();
     }
     let over = AtomicBool::new(false);
-    let over = &over;
-    let look = move || {
+    let look = || {
         while !over.load(Ordering::Relaxed) {
-            for d in 0..DIRS {
-                let at = dir.join(format!("d{d}"));
-                for n in 0..NAMES {
-                    let _ = fs::symlink_metadata(at.join(format!("n{n}")));
-                }
-                let entries = fs::read_dir(&at).into_iter().flatten();
-                entries.for_each(|entry| drop(entry.and_then(|entry| entry.metadata())));
-            }
+            look_at_all(dir);
         }
     };
-    let run = || {
-        let mut model = Names::new();
-        let mut last = Vec::new();
-        for step in 0..400 {
-            let (one, two) = ((random(DIRS), random(NAMES)), (random(DIRS), random(NAMES)));
-            let (from, to) = (path(one), path(two));
-            let (at, new) = (dir.join(&from), dir.join(&to));
-            let kernel = random(2) == 0;
-            let ino = |path: &str| match kernel {
-                true => fs::symlink_metadata(dir.join(path)).unwrap().ino(),
-                false => client.lookup(path).unwrap().1.ino,
-            };
-            let what = random(8);
-            last.push(format!("{step}: {what} {from} {to} kernel {kernel}"));
-            match (what, model.get(&one).copied(), model.get(&two).copied()) {
-                (0 | 1, None, _) => {
-                    match kernel {
-                        true => drop(File::create_new(&at).unwrap()),
-                        false => drop(client.create(&from).unwrap()),
-                    }
-                    model.insert(one, (ino(&from), false));
-                }
-                (2, None, _) => {
-                    match kernel {
-                        true => fs::create_dir(&at).unwrap(),
-                        false => client.mkdir(&from, 0o755).unwrap(),
-                    }
-                    model.insert(one, (ino(&from), true));
-                }
-                (0..=2, Some((_, false)), _) => {
-                    match kernel {
-                        true => fs::remove_file(&at).unwrap(),
-                        false => client.unlink(&from).unwrap(),
-                    }
-                    model.remove(&one);
-                }
-                (0..=2, Some((_, true)), _) => {
-                    match kernel {
-                        true => fs::remove_dir(&at).unwrap(),
-                        false => client.rmdir(&from).unwrap(),
-                    }
-                    model.remove(&one);
-                }
-                (3 | 4, Some((old, is_dir)), target)
-                    if target.is_none_or(|(ino, dir)| dir == is_dir && ino != old) =>
-                {
-                    match kernel {
-                        true => fs::rename(&at, &new).unwrap(),
-                        false => client.rename(&from, &to, 0).unwrap(),
-                    }
-                    model.remove(&one);
-                    model.insert(two, (old, is_dir));
-                }
-                (5, Some((old, false)), None) => {
-                    match kernel {
-                        true => fs::hard_link(&at, &new).unwrap(),
-                        false => client.link(&from, &to).unwrap(),
-                    }
-                    model.insert(two, (old, false));
-                }
-                (6, Some(a), Some(b)) => {
-                    let flags = RenameFlags::EXCHANGE;
-                    match kernel {
-                        true => renameat_with(CWD, &at, CWD, &new, flags).unwrap(),
-                        false => client.rename(&from, &to, libc::RENAME_EXCHANGE).unwrap(),
-                    }
-                    model.insert(one, b);
-                    model.insert(two, a);
-                }
-                (7, ..) if one.0 != two.0 && random(4) == 0 => {
-                    let (a, b) = (format!("d{}", one.0), format!("d{}", two.0));
-                    let flags = RenameFlags::EXCHANGE;
-                    match kernel {
-                        true => renameat_with(CWD, dir.join(a), CWD, dir.join(b), flags).unwrap(),
-                        false => client.rename(&a, &b, libc::RENAME_EXCHANGE).unwrap(),
-                    }
-                    let swap = |d| match d {
-                        d if d == one.0 => two.0,
-                        d if d == two.0 => one.0,
-                        d => d,
-                    };
-                    let all = std::mem::take(&mut model).into_iter();
-                    model = all.map(|((d, n), what)| ((swap(d), n), what)).collect();
-                }
-                _ => {
-                    last.pop();
-                    continue;
-                }
-            }
-            let links = |ino| model.values().filter(|what| what.0 == ino).count() as u64;
-            let tail = || last[last.len().saturating_sub(12)..].join("\n");
-            let mut dirs = BTreeSet::from([one.0, two.0]);
-            if step % 20 == 0 {
-                dirs.extend(0..DIRS);
-            }
-            for d in dirs {
-                let mut listed = BTreeSet::new();
-                for n in 0..NAMES {
-                    let name = path((d, n));
-                    let expected = model.get(&(d, n)).map(|&(ino, is_dir)| {
-                        listed.insert(format!("n{n}"));
-                        (ino, if is_dir { 2 } else { links(ino) })
-                    });
-                    let seen = fs::symlink_metadata(dir.join(&name)).ok();
-                    let seen = seen.map(|meta| (meta.ino(), meta.nlink()));
-                    assert_eq!(seen, expected, "the kernel, {name} after\n{}", tail());
-                    if (d, n) == one || (d, n) == two {
-                        let seen = client.lookup(&name).ok();
-                        let seen = seen.map(|(_, attr)| (attr.ino, u64::from(attr.nlink)));
-                        assert_eq!(seen, expected, "the client, {name} after\n{}", tail());
-                    }
-                }
-                let at = dir.join(format!("d{d}"));
-                assert_eq!(names_in(&at), listed, "d{d} after\n{}", tail());
-                let below = model.iter().filter(|(at, what)| at.0 == d && what.1);
-                let links = 2 + below.count() as u64;
-                assert_eq!(
-                    fs::metadata(&at).unwrap().nlink(),
-                    links,
-                    "d{d} after\n{}",
-                    tail()
-                );
-            }
-        }
-    };
+    let run = || change_and_compare(&both, &mut random);
     std::thread::scope(|scope| {
         scope.spawn(look);
         scope.spawn(look);
