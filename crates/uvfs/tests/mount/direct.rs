@@ -249,68 +249,67 @@ fn no_open_fails() {
     }
 }
 
-/// Leases and tokens of a file before, while, and after the kernel has it for itself.
-pub fn leases(dir: &Path, _: &str) -> String {
-    let path = dir.join("file");
-    fs::write(&path, [1; 2 * PAGE]).unwrap();
-    let client = client_of(dir);
-    let open = || {
-        let options = OpenOptions::new().read(true).write(true);
-        client.open("file", options).unwrap()
+/// Reads ten bytes, asserts that they are the same, and returns one.
+fn first_byte(file: &ClientFile) -> u8 {
+    let mut bytes = [0; 10];
+    assert_eq!(file.read_at(&mut bytes, 0, Flags::empty()).unwrap(), 10);
+    assert!(bytes.iter().all(|b| *b == bytes[0]));
+    bytes[0]
+}
+
+/// Whether the client reads the file without asking the server.
+fn is_cached(client: &Client, file: &ClientFile) -> bool {
+    let asked = || {
+        let stats = client.stats();
+        stats.read_requests + stats.direct_requests
     };
-    let read = |file: &ClientFile, at: u64| {
-        let mut bytes = [0; 10];
-        assert_eq!(file.read_at(&mut bytes, at, Flags::empty()).unwrap(), 10);
-        assert!(bytes.iter().all(|b| *b == bytes[0]));
-        bytes[0]
-    };
-    let is_cached = |file: &ClientFile| {
-        let asked = || {
-            let stats = client.stats();
-            stats.read_requests + stats.direct_requests
-        };
-        let before = asked();
-        read(file, 0);
-        asked() == before
-    };
-    let direct = || {
-        let mut options = File::options();
-        options.read(true).write(true).custom_flags(libc::O_DIRECT);
-        options.open(&path).unwrap()
-    };
-    let is_the_kernels = |file: &File| match Token::of(file.as_fd()) {
+    let before = asked();
+    first_byte(file);
+    asked() == before
+}
+
+/// Whether the kernel has the file for itself, so that the server gives no token of it.
+fn is_the_kernels(file: &File) -> bool {
+    match Token::of(file.as_fd()) {
         Ok(_) => false,
         Err(error) => {
             assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
             true
         }
-    };
-    let mut pages = Box::new(Pages([2; 16 * PAGE]));
-    // The client has a lease, which a direct open recalls.
-    let file = open();
-    let mut mine = None;
+    }
+}
+
+/// Opens the file with O_DIRECT, which recalls the client's lease and gives the file to the kernel.
+fn direct_open_recalls_lease(path: &Path, client: &Client, file: &ClientFile) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_DIRECT);
+    let mut direct = None;
     wait_for("the host's file", || {
         // The kernel releases a closed file a little later. While a file is open that is not backed,
         // another open is not backed either.
-        drop(mine.take());
-        wait_for("a lease", || is_cached(&file));
-        mine = Some(direct());
-        mine.as_ref().is_some_and(is_the_kernels)
+        drop(direct.take());
+        wait_for("a lease", || is_cached(client, file));
+        direct = Some(options.open(path).unwrap());
+        direct.as_ref().is_some_and(is_the_kernels)
     });
-    let mine = mine.expect("the host's file");
-    let buffered = File::options().read(true).write(true).open(&path).unwrap();
-    assert!(is_the_kernels(&buffered));
+    direct.expect("the host's file")
+}
+
+/// The client and both opens of the kernel see each other's writes and sizes.
+fn nobody_misses_a_change(client: &Client, file: &ClientFile, direct: &File, buffered: &File) {
+    let mut pages = Box::new(Pages([0; 16 * PAGE]));
     for round in 4..40u8 {
-        assert!(!is_cached(&file));
+        assert!(!is_cached(client, file));
         pages.0.fill(round);
         match round % 2 {
-            0 => mine.write_all_at(&pages.0[..PAGE], 0).unwrap(),
+            0 => direct.write_all_at(&pages.0[..PAGE], 0).unwrap(),
             _ => buffered.write_all_at(&[round; 10], 0).unwrap(),
         }
-        assert_eq!(read(&file, 0), round);
+        assert_eq!(first_byte(file), round);
         let other = round.wrapping_add(100);
         file.write_at(&[other; 10], 5000, Flags::empty()).unwrap();
-        mine.read_exact_at(&mut pages.0[..PAGE], PAGE as u64)
+        direct
+            .read_exact_at(&mut pages.0[..PAGE], PAGE as u64)
             .unwrap();
         assert_eq!(pages.0[5000 - PAGE], other);
         let mut bytes = [0; 10];
@@ -318,11 +317,13 @@ pub fn leases(dir: &Path, _: &str) -> String {
         assert_eq!(bytes, [other; 10]);
         let size = 2 * PAGE as u64 + u64::from(round);
         file.set_len(size).unwrap();
-        assert_eq!(mine.metadata().unwrap().len(), size);
-        mine.set_len(size + 1).unwrap();
+        assert_eq!(direct.metadata().unwrap().len(), size);
+        direct.set_len(size + 1).unwrap();
         assert_eq!(file.current_size().unwrap(), size + 1);
     }
-    // An append waits for nobody.
+}
+
+fn an_append_waits_for_nobody(client: &Client, file: &ClientFile, buffered: &File) {
     let began = Instant::now();
     let end = file.current_size().unwrap();
     let log = client
@@ -335,14 +336,27 @@ pub fn leases(dir: &Path, _: &str) -> String {
         began.elapsed()
     );
     assert_eq!(buffered.metadata().unwrap().len(), end + 4);
-    drop(log);
+}
+
+/// Leases and tokens of a file before, while, and after the kernel has it for itself.
+pub fn leases(dir: &Path, _: &str) -> String {
+    let path = dir.join("file");
+    fs::write(&path, [1; 2 * PAGE]).unwrap();
+    let client = client_of(dir);
+    let options = OpenOptions::new().read(true).write(true);
+    let file = client.open("file", options).unwrap();
+    let direct = direct_open_recalls_lease(&path, &client, &file);
+    let buffered = File::options().read(true).write(true).open(&path).unwrap();
+    assert!(is_the_kernels(&buffered));
+    nobody_misses_a_change(&client, &file, &direct, &buffered);
+    an_append_waits_for_nobody(&client, &file, &buffered);
     // Afterwards all is as it was.
-    drop(mine);
-    assert!(!is_cached(&file), "one is open");
+    drop(direct);
+    assert!(!is_cached(&client, &file), "one is open");
     buffered.write_all_at(&[77; 10], 0).unwrap();
     drop(buffered);
-    wait_for("a lease again", || is_cached(&file));
-    assert_eq!((read(&file, 0), fs::read(&path).unwrap()[0]), (77, 77));
+    wait_for("a lease again", || is_cached(&client, &file));
+    assert_eq!((first_byte(&file), fs::read(&path).unwrap()[0]), (77, 77));
     let plain = File::open(&path).unwrap();
     assert!(!is_the_kernels(&plain));
     "ok".into()
