@@ -187,116 +187,173 @@ impl Worker {
     }
 }
 
+/// A worker that sets the size of the file sets one below this.
+const LARGEST: u64 = 40 * PAGE as u64;
+
+/// Two processes and a client that have one file open, and the file as each of them should see it.
+struct Shared {
+    workers: [Worker; 3],
+    /// The host's file.
+    host: PathBuf,
+    model: Vec<u8>,
+    random: Random,
+    seed: u64,
+    /// What the workers were asked to do.
+    log: Vec<String>,
+}
+
+impl Shared {
+    fn start(served: &Served, seed: u64) -> Self {
+        let workers = ["one", "two", "client"].map(|name| Worker::start(served, name));
+        let host = served.source.join("file");
+        fs::write(&host, "").unwrap();
+        Self {
+            workers,
+            host,
+            model: Vec::new(),
+            random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
+            seed,
+            log: Vec::new(),
+        }
+    }
+
+    /// Has one worker open the file in one of its slots, or use the slot if it is open. Of four
+    /// opens by the processes, `direct_of_four` are direct.
+    fn step(&mut self, direct_of_four: u64) {
+        let number = self.random.below(3) as usize;
+        let slot = self.random.below(SLOTS as u64) as usize;
+        let Some(opened) = self.workers[number].slots[slot] else {
+            return self.open(number, slot, direct_of_four);
+        };
+        let is_client = self.workers[number].is_client;
+        let Some((words, expected)) = self.draw(slot as u64, opened, is_client) else {
+            self.log.push(format!("{number}.{slot} closes"));
+            return self.workers[number].close(slot);
+        };
+        self.log.push(format!("{number}.{slot} {words:?}"));
+        let got = self.workers[number].ask(words);
+        assert_eq!(
+            got,
+            expected,
+            "seed {}, size {}\n{}",
+            self.seed,
+            self.model.len(),
+            self.log[self.log.len().saturating_sub(40)..].join("\n")
+        );
+    }
+
+    fn open(&mut self, number: usize, slot: usize, direct_of_four: u64) {
+        let (worker, random) = (&mut self.workers[number], &mut self.random);
+        let direct = !worker.is_client && random.below(4) < direct_of_four;
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        let (create, reads) = (random.below(3) / 2, random.below(2));
+        let reads = if worker.is_client { 0 } else { reads };
+        let opens = format!("{number}.{slot} opens {flags:#x} {create} {reads}");
+        self.log.push(opens);
+        worker.ask([OPEN, slot as u64, flags as u64, create, reads]);
+        worker.slots[slot] = Some((direct, reads == 1));
+    }
+
+    /// Draws an operation on an open slot, and does it to the model. Returns what to ask of the
+    /// worker and what it should answer, or `None` if the worker is to close the slot.
+    fn draw(
+        &mut self,
+        slot: u64,
+        (direct, only_read): (bool, bool),
+        is_client: bool,
+    ) -> Option<([u64; 5], u64)> {
+        let page = PAGE as u64;
+        let random = &mut self.random;
+        let (from, len) = match direct {
+            true => (random.below(32) * page, (1 + random.below(8)) * page),
+            false => (random.below(32 * page), 1 + random.below(8 * page)),
+        };
+        let byte = random.below(256);
+        let what = match random.below(16) {
+            8..=11 | 14 if only_read => 3,
+            what => what,
+        };
+        Some(match what {
+            0..=2 => return None,
+            3..=7 => ([READ, slot, from, len, 0], self.seen(from, len)),
+            8..=11 => {
+                let end = (from + len) as usize;
+                self.model.resize(self.model.len().max(end), 0);
+                self.model[from as usize..end].fill(byte as u8);
+                ([WRITE, slot, from, len, byte], len)
+            }
+            12 | 13 if !is_client && !self.model.is_empty() => {
+                let size = self.model.len() as u64;
+                let from = random.below(size) / page * page;
+                let len = page.min(size - from);
+                if only_read || random.below(2) == 0 {
+                    ([MAP_READ, slot, from, len, 0], self.seen(from, len))
+                } else {
+                    self.model[from as usize..(from + len) as usize].fill(byte as u8);
+                    ([MAP_WRITE, slot, from, len, byte], self.seen(from, len))
+                }
+            }
+            14 => {
+                let size = random.below(LARGEST);
+                self.model.resize(size as usize, 0);
+                ([CUT, slot, size, 0, 0], 0)
+            }
+            _ => ([SIZE, slot, 0, 0, 0], self.model.len() as u64),
+        })
+    }
+
+    /// What a worker should answer that reads these bytes.
+    fn seen(&self, from: u64, len: u64) -> u64 {
+        let size = self.model.len() as u64;
+        let end = (from + len).min(size).max(from.min(size));
+        sum(&self.model[from.min(end) as usize..end as usize])
+    }
+
+    fn all_close(&mut self) {
+        self.log.push("all close".into());
+        for (worker, slot) in (0..3).flat_map(|w| (0..SLOTS).map(move |s| (w, s))) {
+            self.workers[worker].close(slot);
+        }
+    }
+
+    fn all_end(&mut self) {
+        for worker in &mut self.workers {
+            (0..SLOTS).for_each(|slot| worker.close(slot));
+            worker
+                .stream
+                .get_ref()
+                .shutdown(std::net::Shutdown::Both)
+                .unwrap();
+            worker.running.wait(SOON).expect("it ends").ok();
+        }
+    }
+
+    fn compare_with_host(&self) {
+        assert!(
+            fs::read(&self.host).unwrap() == self.model,
+            "seed {}: the host's file",
+            self.seed
+        );
+    }
+}
+
 /// Two processes and a client have one file open in all ways, one doing something at a time: each
 /// sees what the others did.
 fn everybody_sees_one_file(served: &Served, seed: u64, rounds: usize) {
-    const LARGEST: u64 = 40 * PAGE as u64;
-    let mut workers = ["one", "two", "client"].map(|name| Worker::start(served, name));
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    let host = served.source.join("file");
-    fs::write(&host, "").unwrap();
-    let mut model: Vec<u8> = Vec::new();
-    let mut log = Vec::new();
+    let mut shared = Shared::start(served, seed);
     for round in 0..rounds {
-        for _ in 0..random.below(60) {
-            let number = random.below(3) as usize;
-            let worker = &mut workers[number];
-            let slot = random.below(SLOTS as u64) as usize;
-            let at = slot as u64;
-            let Some((direct, only_read)) = worker.slots[slot] else {
-                // In half of the rounds most of them are direct.
-                let direct = !worker.is_client && random.below(4) < 1 + 2 * (round as u64 % 2);
-                let flags = if direct { libc::O_DIRECT } else { 0 };
-                let (create, reads) = (random.below(3) / 2, random.below(2));
-                let reads = if worker.is_client { 0 } else { reads };
-                log.push(format!("{number}.{slot} opens {flags:#x} {create} {reads}"));
-                worker.ask([OPEN, at, flags as u64, create, reads]);
-                worker.slots[slot] = Some((direct, reads == 1));
-                continue;
-            };
-            let page = PAGE as u64;
-            let (from, len) = match direct {
-                true => (random.below(32) * page, (1 + random.below(8)) * page),
-                false => (random.below(32 * page), 1 + random.below(8 * page)),
-            };
-            let byte = random.below(256);
-            let seen = |from: u64, len: u64| {
-                let end = (from + len)
-                    .min(model.len() as u64)
-                    .max(from.min(model.len() as u64));
-                sum(&model[from.min(end) as usize..end as usize])
-            };
-            let what = match random.below(16) {
-                8..=11 | 14 if only_read => 3,
-                what => what,
-            };
-            let (words, expected) = match what {
-                0..=2 => {
-                    log.push(format!("{number}.{slot} closes"));
-                    worker.close(slot);
-                    continue;
-                }
-                3..=7 => ([READ, at, from, len, 0], seen(from, len)),
-                8..=11 => {
-                    let end = (from + len) as usize;
-                    model.resize(model.len().max(end), 0);
-                    model[from as usize..end].fill(byte as u8);
-                    ([WRITE, at, from, len, byte], len)
-                }
-                12 | 13 if !worker.is_client && !model.is_empty() => {
-                    let from = random.below(model.len() as u64) / page * page;
-                    let len = page.min(model.len() as u64 - from);
-                    if only_read || random.below(2) == 0 {
-                        ([MAP_READ, at, from, len, 0], seen(from, len))
-                    } else {
-                        let part = &mut model[from as usize..(from + len) as usize];
-                        part.fill(byte as u8);
-                        let expected = sum(part);
-                        ([MAP_WRITE, at, from, len, byte], expected)
-                    }
-                }
-                14 => {
-                    let size = random.below(LARGEST);
-                    model.resize(size as usize, 0);
-                    ([CUT, at, size, 0, 0], 0)
-                }
-                _ => ([SIZE, at, 0, 0, 0], model.len() as u64),
-            };
-            log.push(format!("{number}.{slot} {words:?}"));
-            let got = worker.ask(words);
-            let tail = || log[log.len().saturating_sub(40)..].join("\n");
-            assert_eq!(
-                got,
-                expected,
-                "seed {seed}, size {}\n{}",
-                model.len(),
-                tail()
-            );
+        // In half of the rounds most opens are direct.
+        let direct_of_four = 1 + 2 * (round as u64 % 2);
+        for _ in 0..shared.random.below(60) {
+            shared.step(direct_of_four);
         }
-        if random.below(3) == 0 {
-            log.push("all close".into());
-            for (worker, slot) in (0..3).flat_map(|w| (0..SLOTS).map(move |s| (w, s))) {
-                workers[worker].close(slot);
-            }
-            assert!(
-                fs::read(&host).unwrap() == model,
-                "seed {seed}: the host's file"
-            );
+        if shared.random.below(3) == 0 {
+            shared.all_close();
+            shared.compare_with_host();
         }
     }
-    for worker in &mut workers {
-        (0..SLOTS).for_each(|slot| worker.close(slot));
-        worker
-            .stream
-            .get_ref()
-            .shutdown(std::net::Shutdown::Both)
-            .unwrap();
-        worker.running.wait(SOON).expect("it ends").ok();
-    }
-    assert!(
-        fs::read(&host).unwrap() == model,
-        "seed {seed}: the host's file"
-    );
+    shared.all_end();
+    shared.compare_with_host();
 }
 
 fn one_file(option: &str) {
