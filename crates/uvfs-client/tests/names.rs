@@ -4,13 +4,16 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, Nsecs, RenameFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags,
+};
 use uvfs_client::{Backend, Client, Config, Flags, OpenOptions, Server, SetAttr};
 use uvfs_local::LocalStore;
 use uvfs_server::{ClientLimits, in_process};
@@ -83,14 +86,14 @@ fn call() -> impl Strategy<Value = Call> {
 /// The outcome of a call, in a form that both sides have.
 type Outcome = Result<String, i32>;
 
-fn outcome<T>(result: io::Result<T>, show: impl FnOnce(T) -> String) -> Outcome {
+fn outcome<T>(result: Result<T, impl Into<io::Error>>, show: impl FnOnce(T) -> String) -> Outcome {
     match result {
         Ok(value) => Ok(show(value)),
-        Err(e) => Err(e.raw_os_error().expect("an errno")),
+        Err(e) => Err(e.into().raw_os_error().expect("an errno")),
     }
 }
 
-fn done(result: io::Result<()>) -> Outcome {
+fn done(result: Result<(), impl Into<io::Error>>) -> Outcome {
     outcome(result, |()| String::new())
 }
 
@@ -176,39 +179,25 @@ fn on_host(root: &Path, call: &Call) -> Outcome {
             done(write())
         }
         Call::Mkdir(n) => done(std::fs::create_dir(at(n))),
-        Call::Mkfifo(n) => done(
-            rustix::fs::mknodat(CWD, at(n), FileType::Fifo, Mode::from(0o644), 0)
-                .map_err(io::Error::from),
-        ),
+        Call::Mkfifo(n) => {
+            let mode = Mode::from(0o644);
+            done(rustix::fs::mknodat(CWD, at(n), FileType::Fifo, mode, 0))
+        }
         Call::Symlink(to, n) => done(std::os::unix::fs::symlink(to, at(n))),
         Call::Link(old, new) => done(std::fs::hard_link(at(old), at(new))),
-        Call::Unlink(n) => done(rustix::fs::unlink(at(n)).map_err(io::Error::from)),
+        Call::Unlink(n) => done(rustix::fs::unlink(at(n))),
         Call::Rmdir(n) => done(std::fs::remove_dir(at(n))),
         Call::Rename(old, new, flags) => {
             let flags = RenameFlags::from_bits_retain(flags);
-            let renamed = rustix::fs::renameat_with(CWD, at(old), CWD, at(new), flags);
-            done(renamed.map_err(io::Error::from))
+            done(rustix::fs::renameat_with(CWD, at(old), CWD, at(new), flags))
         }
         Call::Chmod(n, mode) => {
             let set = std::fs::set_permissions(at(n), PermissionsExt::from_mode(mode));
             outcome(set, |()| format!("{mode:o}"))
         }
         Call::Times(n, time) => {
-            let omit = rustix::fs::Timespec {
-                tv_sec: 0,
-                tv_nsec: rustix::fs::UTIME_OMIT,
-            };
-            let times = rustix::fs::Timestamps {
-                last_access: omit,
-                last_modification: rustix::fs::Timespec {
-                    tv_sec: time,
-                    tv_nsec: 5,
-                },
-            };
-            let set = rustix::fs::utimensat(CWD, at(n), &times, rustix::fs::AtFlags::empty());
-            outcome(set.map_err(io::Error::from), |()| {
-                format!("{:?}", (time, 5))
-            })
+            let set = set_modified(&at(n), time, 5);
+            outcome(set, |()| format!("{:?}", (time, 5)))
         }
         Call::Truncate(n, size) => {
             let set = || {
@@ -220,46 +209,58 @@ fn on_host(root: &Path, call: &Call) -> Outcome {
         }
         Call::SetXattr(n, x, len, flags) => {
             let flags = XattrFlags::from_bits_retain(flags as u32);
-            let set = rustix::fs::setxattr(at(n), x, &vec![3; len], flags);
-            done(set.map_err(io::Error::from))
+            done(rustix::fs::setxattr(at(n), x, &vec![3; len], flags))
         }
         Call::GetXattr(n, x) => {
             let mut value = vec![0; 1000];
             let got = rustix::fs::getxattr(at(n), x, &mut value[..]);
-            outcome(got.map_err(io::Error::from), |len| {
-                format!("{:?}", &value[..len])
-            })
+            outcome(got, |len| format!("{:?}", &value[..len]))
         }
-        Call::RemoveXattr(n, x) => done(rustix::fs::removexattr(at(n), x).map_err(io::Error::from)),
-        Call::ListXattr(n) => {
-            let mut list = vec![0; 1000];
-            let got = rustix::fs::listxattr(at(n), &mut list[..]);
-            outcome(got.map_err(io::Error::from), |len| {
-                let mut names: Vec<_> = list[..len]
-                    .split(|&b| b == 0)
-                    .filter(|x| x.starts_with(b"user."))
-                    .map(std::ffi::OsStr::from_bytes)
-                    .collect();
-                names.sort();
-                format!("{names:?}")
-            })
-        }
+        Call::RemoveXattr(n, x) => done(rustix::fs::removexattr(at(n), x)),
+        Call::ListXattr(n) => outcome(user_xattrs(&at(n)), |list| format!("{list:?}")),
         Call::Stat(n) => outcome(std::fs::metadata(at(n)), attr),
         Call::Lstat(n) => outcome(std::fs::symlink_metadata(at(n)), attr),
         Call::Readlink(n) => outcome(std::fs::read_link(at(n)), |to| format!("{to:?}")),
-        Call::Readdir(n) => outcome(std::fs::read_dir(at(n)), |list| {
-            let mut list: Vec<_> = list
-                .map(|e| {
-                    let e = e.unwrap();
-                    let mode = std::fs::symlink_metadata(e.path()).unwrap().mode();
-                    (e.file_name(), (mode >> 12) as u8)
-                })
-                .collect();
-            list.sort();
-            let list: Vec<_> = list.iter().map(|(name, kind)| (name, *kind)).collect();
-            format!("{list:?}")
-        }),
+        Call::Readdir(n) => outcome(names_and_kinds(&at(n)), |list| format!("{list:?}")),
     }
+}
+
+/// Sets the time of the last change of data, and leaves that of the last access.
+fn set_modified(path: &Path, tv_sec: i64, tv_nsec: Nsecs) -> rustix::io::Result<()> {
+    let times = Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec { tv_sec, tv_nsec },
+    };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::empty())
+}
+
+/// The names of the file's extended attributes that are a user's, sorted.
+fn user_xattrs(path: &Path) -> rustix::io::Result<Vec<OsString>> {
+    let mut list = vec![0; 1000];
+    let len = rustix::fs::listxattr(path, &mut list[..])?;
+    let mut names: Vec<_> = list[..len]
+        .split(|&b| b == 0)
+        .filter(|x| x.starts_with(b"user."))
+        .map(|x| OsStr::from_bytes(x).to_owned())
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The names in the directory with the type of each as readdir(3) has it, sorted.
+fn names_and_kinds(dir: &Path) -> io::Result<Vec<(OsString, u8)>> {
+    let mut list: Vec<_> = std::fs::read_dir(dir)?
+        .map(|e| {
+            let e = e.unwrap();
+            let mode = std::fs::symlink_metadata(e.path()).unwrap().mode();
+            (e.file_name(), (mode >> 12) as u8)
+        })
+        .collect();
+    list.sort();
+    Ok(list)
 }
 
 /// Whether the host follows the name to a regular file: others are not opened here, as opening
