@@ -109,93 +109,53 @@ impl Material {
         let size = data.len() as u32;
         let records = Records::new(data);
         let ranges = Records::new(data);
-        match self.opcode {
-            Opcode::Lookup => Operation::Lookup(name),
-            Opcode::Forget => Operation::Forget(self.arg()),
-            Opcode::Getattr => Operation::Getattr(self.arg()),
-            Opcode::Setattr => Operation::Setattr(self.arg()),
-            Opcode::Readlink => Operation::Readlink,
-            Opcode::Symlink => Operation::Symlink {
-                name,
-                target: newname,
-            },
-            Opcode::Mknod => Operation::Mknod(self.arg(), name),
-            Opcode::Mkdir => Operation::Mkdir(self.arg(), name),
-            Opcode::Unlink => Operation::Unlink(name),
-            Opcode::Rmdir => Operation::Rmdir(name),
-            Opcode::Rename => Operation::Rename {
-                arg: self.arg(),
-                name,
-                newname,
-            },
-            Opcode::Link => Operation::Link(self.arg(), name),
-            Opcode::Open => Operation::Open(self.arg()),
-            Opcode::Read => Operation::Read(self.arg()),
-            Opcode::Write => Operation::Write(WriteIn { size, ..self.arg() }),
-            Opcode::Statfs => Operation::Statfs,
-            Opcode::Release => Operation::Release(self.arg()),
-            Opcode::Fsync => Operation::Fsync(self.arg()),
-            Opcode::Setxattr => {
+        // The arms of the operations that consist of the same parts differ only in their names.
+        macro_rules! operation {
+            (
+                nothing: $($nothing:ident)*;
+                structure: $($structure:ident)*;
+                name: $($named:ident)*;
+                structure and name: $($both:ident)*;
+                $($opcode:ident => $operation:expr,)*
+            ) => {
+                match self.opcode {
+                    $(Opcode::$nothing => Operation::$nothing,)*
+                    $(Opcode::$structure => Operation::$structure(self.arg()),)*
+                    $(Opcode::$named => Operation::$named(name),)*
+                    $(Opcode::$both => Operation::$both(self.arg(), name),)*
+                    $(Opcode::$opcode => $operation,)*
+                }
+            };
+        }
+        operation! {
+            nothing: Readlink Statfs Destroy;
+            structure:
+                Forget Getattr Setattr Open Read Release Fsync Listxattr Flush Init Opendir Readdir
+                Releasedir Fsyncdir Getlk Setlk Setlkw Access Interrupt Bmap Poll Fallocate
+                Readdirplus Lseek CopyFileRange Setupmapping Syncfs Statx CopyFileRange64 CuseInit;
+            name: Lookup Unlink Rmdir Removexattr;
+            structure and name: Mknod Mkdir Link Getxattr Create Tmpfile;
+            Symlink => Operation::Symlink { name, target: newname },
+            Rename => Operation::Rename { arg: self.arg(), name, newname },
+            Rename2 => Operation::Rename2 { arg: self.arg(), name, newname },
+            Write => Operation::Write(WriteIn { size, ..self.arg() }),
+            NotifyReply => Operation::NotifyReply(NotifyRetrieveIn { size, ..self.arg() }),
+            Ioctl => Operation::Ioctl(IoctlIn { in_size: size, ..self.arg() }, data),
+            Setxattr => {
                 let mut arg = SetxattrIn { size, ..self.arg() };
                 if !negotiated.flags.contains(InitFlags::SETXATTR_EXT) {
                     (arg.setxattr_flags, arg.padding) = (0, 0);
                 }
                 Operation::Setxattr(arg, name, data)
-            }
-            Opcode::Getxattr => Operation::Getxattr(self.arg(), name),
-            Opcode::Listxattr => Operation::Listxattr(self.arg()),
-            Opcode::Removexattr => Operation::Removexattr(name),
-            Opcode::Flush => Operation::Flush(self.arg()),
-            Opcode::Init => Operation::Init(self.arg()),
-            Opcode::Opendir => Operation::Opendir(self.arg()),
-            Opcode::Readdir => Operation::Readdir(self.arg()),
-            Opcode::Releasedir => Operation::Releasedir(self.arg()),
-            Opcode::Fsyncdir => Operation::Fsyncdir(self.arg()),
-            Opcode::Getlk => Operation::Getlk(self.arg()),
-            Opcode::Setlk => Operation::Setlk(self.arg()),
-            Opcode::Setlkw => Operation::Setlkw(self.arg()),
-            Opcode::Access => Operation::Access(self.arg()),
-            Opcode::Create => Operation::Create(self.arg(), name),
-            Opcode::Interrupt => Operation::Interrupt(self.arg()),
-            Opcode::Bmap => Operation::Bmap(self.arg()),
-            Opcode::Destroy => Operation::Destroy,
-            Opcode::Ioctl => Operation::Ioctl(
-                IoctlIn {
-                    in_size: size,
-                    ..self.arg()
-                },
-                data,
-            ),
-            Opcode::Poll => Operation::Poll(self.arg()),
-            Opcode::NotifyReply => Operation::NotifyReply(NotifyRetrieveIn { size, ..self.arg() }),
-            Opcode::BatchForget => {
-                let arg = BatchForgetIn {
-                    count: records.len() as u32,
-                    ..self.arg()
-                };
-                Operation::BatchForget(arg, records)
-            }
-            Opcode::Fallocate => Operation::Fallocate(self.arg()),
-            Opcode::Readdirplus => Operation::Readdirplus(self.arg()),
-            Opcode::Rename2 => Operation::Rename2 {
-                arg: self.arg(),
-                name,
-                newname,
             },
-            Opcode::Lseek => Operation::Lseek(self.arg()),
-            Opcode::CopyFileRange => Operation::CopyFileRange(self.arg()),
-            Opcode::Setupmapping => Operation::Setupmapping(self.arg()),
-            Opcode::Removemapping => Operation::Removemapping(
-                RemovemappingIn {
-                    count: ranges.len() as u32,
-                },
-                ranges,
-            ),
-            Opcode::Syncfs => Operation::Syncfs(self.arg()),
-            Opcode::Tmpfile => Operation::Tmpfile(self.arg(), name),
-            Opcode::Statx => Operation::Statx(self.arg()),
-            Opcode::CopyFileRange64 => Operation::CopyFileRange64(self.arg()),
-            Opcode::CuseInit => Operation::CuseInit(self.arg()),
+            BatchForget => {
+                let count = records.len() as u32;
+                Operation::BatchForget(BatchForgetIn { count, ..self.arg() }, records)
+            },
+            Removemapping => {
+                let count = ranges.len() as u32;
+                Operation::Removemapping(RemovemappingIn { count }, ranges)
+            },
         }
     }
 }
