@@ -67,10 +67,8 @@ struct Tally {
     rounds: BTreeMap<usize, usize>,
 }
 
-/// Repairs a damaged image, and gives what is wrong with the outcome.
-fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tally>) {
-    let theirs = dir.join("theirs");
-    copy(path, &theirs);
+/// Repairs a damaged image, counts the outcome, and returns whether every finding was mended.
+fn mend(path: &Path, name: &str, tally: &Mutex<Tally>) -> bool {
     let same = MemImage::load(path).unwrap();
     let dry = RepairOptions {
         dry_run: true,
@@ -85,7 +83,7 @@ fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tall
     t.done += 1;
     let (Ok(ours), Ok(dry)) = (ours, dry) else {
         t.wrong.push(format!("{name}: PANIC"));
-        return;
+        return false;
     };
     let outcome = match (ours, dry) {
         (Ok(o), Ok(d)) => {
@@ -99,25 +97,29 @@ fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tall
             if !same.same(&MemImage::load(path).unwrap()) {
                 t.wrong.push(format!("{name}: refused, but changed"));
             }
-            return;
+            return false;
         }
         (Ok(_), Err(e)) => {
             t.wrong.push(format!("{name}: -n fails: {e}"));
-            return;
+            return false;
         }
     };
     if outcome.dirty_log.is_some() {
         t.refused.push(format!("{name}: dirty log"));
-        return;
+        return false;
     }
     *t.rounds.entry(outcome.rounds).or_default() += 1;
     t.sound += usize::from(outcome.found_count == 0);
     if outcome.left_count > 0 {
         let left: Vec<String> = outcome.left.iter().take(4).map(|f| f.to_string()).collect();
         t.unmended.push(format!("{name}: {left:?}"));
-        return;
+        return false;
     }
-    drop(t);
+    true
+}
+
+/// What the checker, xfs_repair, a second repair and the kernel have against a mended image.
+fn objections(path: &Path) -> Vec<String> {
     let mut why = Vec::new();
     let found = findings(path);
     if !found.is_empty() {
@@ -135,6 +137,18 @@ fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tall
     if let Err(e) = Mount::new(path, "ro,nouuid") {
         why.push(format!("mount: {e}"));
     }
+    why
+}
+
+/// Repairs a damaged image, lets xfs_repair do the same to a copy, and tallies what is wrong with
+/// the outcome of the former.
+fn judge(path: &Path, dir: &Path, name: &str, before: &Files, tally: &Mutex<Tally>) {
+    let theirs = dir.join("theirs");
+    copy(path, &theirs);
+    if !mend(path, name, tally) {
+        return;
+    }
+    let mut why = objections(path);
     let args = ["60", "xfs_repair", "-f"].map(OsStr::new);
     let out = output("timeout", &[&args[..], &[theirs.as_os_str()]].concat()).unwrap();
     let after = files(path);
