@@ -43,7 +43,7 @@ const REPEATED_READS: u32 = 1 << 14;
 
 /// The state of this module.
 pub(crate) struct Scores {
-    /// What descriptors have gained beyond [`IMPORT`] since `began`.
+    /// The score of all descriptors beyond [`IMPORT`], since `began`.
     written: AtomicU64,
     /// When the first of that was counted, in seconds of the monotonic clock.
     began: AtomicU64,

@@ -31,7 +31,7 @@ impl Need {
         }
     }
 
-    /// What is missing, if the machine does not meet this need.
+    /// Names what the machine lacks, if it does not meet this need.
     pub fn missing(self) -> Option<String> {
         match self {
             Need::Root => {

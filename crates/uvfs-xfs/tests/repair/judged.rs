@@ -118,7 +118,7 @@ fn mend(path: &Path, name: &str, tally: &Mutex<Tally>) -> bool {
     true
 }
 
-/// What the checker, xfs_repair, a second repair and the kernel have against a mended image.
+/// Lists the objections of the checker, xfs_repair, a second repair and the kernel to a mended image.
 fn objections(path: &Path) -> Vec<String> {
     let mut why = Vec::new();
     let found = findings(path);

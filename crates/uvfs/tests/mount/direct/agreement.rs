@@ -198,7 +198,7 @@ struct Shared {
     model: Vec<u8>,
     random: Random,
     seed: u64,
-    /// What the workers were asked to do.
+    /// The steps that the workers were told to take, for messages.
     log: Vec<String>,
 }
 
@@ -302,7 +302,7 @@ impl Shared {
         })
     }
 
-    /// What a worker should answer that reads these bytes.
+    /// The answer of a worker that reads these bytes.
     fn seen(&self, from: u64, len: u64) -> u64 {
         let size = self.model.len() as u64;
         let end = (from + len).min(size).max(from.min(size));
