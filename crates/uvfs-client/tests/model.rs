@@ -305,7 +305,7 @@ impl Both {
             Call::SyncData => file.sync_data().unwrap(),
             Call::Reopen => {
                 // Else the file is dropped, with its writeback perhaps still under way.
-                if i % 2 == 0 {
+                if i.is_multiple_of(2) {
                     self.file.close().unwrap();
                 }
                 self.file = open(&self.client);

@@ -19,8 +19,11 @@ struct Change<'a, 'b> {
     text: &'a [u8],
 }
 
+/// Makes a change on the host, and waits until the mount shows it.
+type Make = fn(&mut Change<'_, '_>);
+
 /// Every kind of change. Each works on the tree of [`plant`], and leaves it with the same names.
-const CHANGES: [(&str, fn(&mut Change<'_, '_>)); 18] = [
+const CHANGES: [(&str, Make); 18] = [
     ("rewritten", rewritten),
     ("same length and time", same_length_and_time),
     ("appended", appended),
