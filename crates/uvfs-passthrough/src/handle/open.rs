@@ -23,7 +23,7 @@ const FMODE_EXEC: u32 = 0x20;
 
 /// Whether the kernel may be about to execute a file with set-user-id bits that the file has lost. Before the
 /// kernel executes a file it asks for the mode, but it ignores the answer if a notification comes before it
-/// (fs/fuse/inode.c, `attr_version`). After ESTALE it asks again.
+/// (fs/fuse/inode.c, `attr_version`). After ESTALE it asks again. Says yes once for each loss.
 fn executes_old_mode(inode: &Inode, file: &Statx) -> bool {
     !has_set_id(file) && std::mem::take(&mut inode.state().set_id)
 }

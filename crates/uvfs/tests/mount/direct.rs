@@ -149,18 +149,6 @@ fn client_of(dir: &Path) -> Client {
     Client::new(Server::connect(socket).unwrap(), config).unwrap()
 }
 
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-}
-
 /// Opens of both kinds at once, by many and by some who are killed: none fails.
 pub fn opener(dir: &Path, seed: &str) -> String {
     let work = |seed: u64| {

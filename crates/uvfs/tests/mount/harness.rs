@@ -454,3 +454,20 @@ pub fn unmount_by_force(at: &Path) {
         let _ = rustix::mount::unmount(at, UnmountFlags::DETACH);
     }
 }
+
+/// Random numbers that are the same in every run: xorshift. The seed is not 0.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 11) % n
+    }
+}

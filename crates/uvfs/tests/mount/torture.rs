@@ -288,7 +288,7 @@ impl Model {
     }
 }
 
-/// What the notes say about the files.
+/// The state of the files by the notes.
 struct Noted {
     /// The files, then the logs.
     files: Vec<Model>,

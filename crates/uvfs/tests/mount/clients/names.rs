@@ -196,20 +196,12 @@ fn path((d, n): Place) -> String {
     format!("d{d}/n{n}")
 }
 
-/// xorshift.
-struct Random(u64);
+fn below(random: &mut Random, n: usize) -> usize {
+    (random.next() >> 20) as usize % n
+}
 
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % n
-    }
-
-    fn place(&mut self) -> Place {
-        (self.below(DIRS), self.below(NAMES))
-    }
+fn place(random: &mut Random) -> Place {
+    (below(random, DIRS), below(random, NAMES))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,9 +228,9 @@ struct Step {
 impl Step {
     /// Draws a change. Returns `None` if it would fail with the names that there are.
     fn draw(random: &mut Random, names: &Names) -> Option<Self> {
-        let (one, two) = (random.place(), random.place());
-        let by_kernel = random.below(2) == 0;
-        let what = random.below(8);
+        let (one, two) = (place(random), place(random));
+        let by_kernel = below(random, 2) == 0;
+        let what = below(random, 8);
         let change = match (what, names.get(&one), names.get(&two)) {
             (0 | 1, None, _) => Change::Create,
             (2, None, _) => Change::Mkdir,
@@ -251,7 +243,7 @@ impl Step {
             }
             (5, Some((_, false)), None) => Change::Link,
             (6, Some(_), Some(_)) => Change::Exchange,
-            (7, ..) if one.0 != two.0 && random.below(4) == 0 => Change::ExchangeDirs,
+            (7, ..) if one.0 != two.0 && below(random, 4) == 0 => Change::ExchangeDirs,
             _ => return None,
         };
         Some(Self {

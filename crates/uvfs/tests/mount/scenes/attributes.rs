@@ -55,7 +55,7 @@ pub fn xattrs(s: &mut Scene) {
     });
 }
 
-/// Who may set and see attributes of each namespace, on a file and on a symbolic link.
+/// Users may set and see the attributes of some namespaces only, on a file and on a symbolic link.
 fn xattrs_by_namespace(s: &mut Scene) {
     let (file, link) = (&s.at("file"), &s.at("link"));
     for space in ["user", "trusted", "security", "system", "other"] {

@@ -64,40 +64,28 @@ pub fn agree(host: &Path, mount: &Path, names: &[String], what: &str) -> Duratio
     }
 }
 
-/// Numbers that look random.
-pub struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % sides
-    }
-}
-
 pub fn racing_names() -> Vec<String> {
     let name = |number: usize| format!("{}/name{}", ["d", "e"][number % 2], number / 2);
     (0..12).map(name).collect()
 }
 
 /// One change of few names, or of what they lead to. Whether it succeeds doesn't matter.
-pub fn race_host(host: &Path, names: &[String], dice: &mut Dice) {
+pub fn race_host(host: &Path, names: &[String], random: &mut Random) {
     let (a, b) = (
-        &names[dice.roll(names.len())],
-        &names[dice.roll(names.len())],
+        &names[random.below(names.len() as u64) as usize],
+        &names[random.below(names.len() as u64) as usize],
     );
     let (a, b) = (host.join(a), host.join(b));
-    let width = 20 + dice.roll(3);
-    let text = format!("{:<width$}", dice.0);
-    let _ = match dice.roll(9) {
+    let width = 20 + random.below(3) as usize;
+    let text = format!("{:<width$}", random.0);
+    let _ = match random.below(9) {
         0 | 1 => fs::write(&a, text),
         2 => fs::remove_file(&a).or_else(|_| fs::remove_dir(&a)),
         3 => fs::rename(&a, &b),
         4 => fs::hard_link(&a, &b),
         5 => fs::create_dir(&a),
         6 => symlink(&text, &a),
-        7 => fs::set_permissions(&a, Permissions::from_mode(0o600 + dice.roll(64) as u32)),
+        7 => fs::set_permissions(&a, Permissions::from_mode(0o600 + random.below(64) as u32)),
         _ => OpenOptions::new()
             .append(true)
             .open(&a)
@@ -106,9 +94,9 @@ pub fn race_host(host: &Path, names: &[String], dice: &mut Dice) {
 }
 
 /// One look at them, or a change that only the owner of a file would make.
-pub fn race_mount(mount: &Path, names: &[String], dice: &mut Dice) {
-    let path = mount.join(&names[dice.roll(names.len())]);
-    match dice.roll(12) {
+pub fn race_mount(mount: &Path, names: &[String], random: &mut Random) {
+    let path = mount.join(&names[random.below(names.len() as u64) as usize]);
+    match random.below(12) {
         0 => drop(view(&mount.join("d"))),
         1 | 2 => {
             for entry in fs::read_dir(path.parent().unwrap()).unwrap().flatten() {
@@ -141,18 +129,18 @@ pub fn races(mount: &Path, host: &str) -> String {
             let (names, stop) = (&names, &stop);
             for thread in 0..3 {
                 scope.spawn(move || {
-                    let mut dice = Dice(round * 10 + thread + 1);
+                    let mut random = Random(round * 10 + thread + 1);
                     while !stop.load(Ordering::Relaxed) {
-                        race_mount(mount, names, &mut dice);
+                        race_mount(mount, names, &mut random);
                     }
                 });
             }
-            let mut dice = Dice(round * 10 + 9);
+            let mut random = Random(round * 10 + 9);
             let began = Instant::now();
             while began.elapsed() < Duration::from_millis(150) {
-                race_host(host, names, &mut dice);
-                if dice.roll(4) == 0 {
-                    std::thread::sleep(Duration::from_micros(dice.roll(300) as u64));
+                race_host(host, names, &mut random);
+                if random.below(4) == 0 {
+                    std::thread::sleep(Duration::from_micros(random.below(300)));
                 }
             }
             stop.store(true, Ordering::Relaxed);
