@@ -559,9 +559,7 @@ impl FileOps for LocalStore {
         let mut list = vec![0u8; 65536];
         let n = rustix::fs::listxattr(proc_path(&*self.fd(node)?), &mut list[..])?;
         list.truncate(n);
-        Ok(list
-            .split(|&b| b == 0)
-            .filter(|name| !name.is_empty())
+        Ok(uvfs_sys::xattr_names(&list)
             .map(|name| OsStr::from_bytes(name).to_owned())
             .collect())
     }

@@ -1,5 +1,5 @@
-//! Small parts that several crates need: locks that outlive a panic, the structures of Linux AIO, and the
-//! mount table.
+//! Small parts that several crates need: locks that outlive a panic, the structures of Linux AIO, the mount
+//! table, and the list of a file's extended attributes.
 
 pub mod aio;
 pub mod mountinfo;
@@ -17,4 +17,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// ```
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The names in what listxattr(2) returns: each ends with a null byte.
+///
+/// ```
+/// assert!(uvfs_sys::xattr_names(b"user.a\0user.b\0").eq([b"user.a", b"user.b"]));
+/// ```
+pub fn xattr_names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
 }

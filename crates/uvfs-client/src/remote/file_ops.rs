@@ -383,9 +383,7 @@ impl FileOps for Server {
             padding: 0,
         };
         let list = self.call_long(Opcode::Listxattr, node, op.as_bytes(), &[])?;
-        Ok(list
-            .split(|&b| b == 0)
-            .filter(|name| !name.is_empty())
+        Ok(uvfs_sys::xattr_names(&list)
             .map(|name| OsStr::from_bytes(name).to_owned())
             .collect())
     }

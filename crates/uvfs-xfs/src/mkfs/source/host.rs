@@ -93,7 +93,7 @@ impl HostDir {
         };
         let mut attrs = Vec::new();
         let mut value = vec![0u8; 4096];
-        for full in names.split(|b| *b == 0).filter(|n| !n.is_empty()) {
+        for full in uvfs_sys::xattr_names(names) {
             if namespace(full).is_none() {
                 continue;
             }
