@@ -2,7 +2,7 @@
 #![no_main]
 
 #[allow(dead_code)] // Each target uses a part of it.
-#[path = "../../crates/uvfs-client/tests/fuzz/targets.rs"]
+#[path = "../../crates/uvfs-client/tests/client/fuzz/targets.rs"]
 mod targets;
 
 use std::cell::RefCell;

@@ -1,6 +1,7 @@
 //! How often bytes are copied, counted where they move: this program has its own memcpy and memmove, which
 //! the client, the server in the same process and the standard library all call.
 
+#[path = "client/common/mod.rs"]
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,6 @@
 //! A client whose memory changes while each kind of its requests is served. The fuzz targets write between
 //! requests; here another thread writes all the time.
 
-mod common;
-
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,8 +14,8 @@ use uvfs_queue::pair::{Direction, Seg};
 use uvfs_server::{ClientLimits, Clients};
 use zerocopy::FromBytes;
 
-use common::raw::{ROOT, Raw};
-use common::{Random, eventually, rw, session};
+use crate::common::raw::{ROOT, Raw};
+use crate::common::{Random, eventually, rw, session};
 
 /// Panics of the server's threads, which contain them.
 static PANICS: AtomicUsize = AtomicUsize::new(0);

@@ -1,16 +1,14 @@
 //! Clients that break the rules: they change memory while the server reads it, guess other clients'
 //! numbers, or die at a bad moment. Nobody else may notice.
 
-mod common;
-
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::raw::{ROOT, Raw};
-use common::{eventually, session};
+use crate::common::raw::{ROOT, Raw};
+use crate::common::{eventually, session};
 use uvfs_passthrough::{Options, Passthrough};
 use uvfs_proto::abi::{self, Opcode};
 use uvfs_proto::ext;

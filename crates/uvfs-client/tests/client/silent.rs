@@ -1,17 +1,13 @@
 //! Servers that live and answer nothing.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use uvfs_client::{Client, Config, Flags, LockKind, Server as Socket};
 
-use common::{DEADLINE, eventually, rw};
-use server::Server;
+use crate::common::{DEADLINE, eventually, rw};
+use crate::server::Server;
 
 const BOUND: Duration = Duration::from_secs(2);
 

@@ -7,8 +7,6 @@
 //!
 //! `UVFS_TEST_FULL=1` runs each for longer.
 
-mod common;
-#[path = "leases/mounted.rs"]
 mod mounted;
 
 use std::io::{BufRead, BufReader, Write};
@@ -29,7 +27,7 @@ use uvfs_server::{
     ClientLimits, Clients, Server, ServerOptions, Session, SessionOptions, Transport,
 };
 
-use common::{DEADLINE, Random, rw, session};
+use crate::common::{DEADLINE, Random, rw, session};
 
 fn full() -> bool {
     std::env::var_os("UVFS_TEST_FULL").is_some()
@@ -344,7 +342,7 @@ struct Helper {
 impl Helper {
     fn start(name: &str, dir: &Path, more: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
+            .args(["--exact", &format!("leases::{name}"), "--nocapture"])
             .env("UVFS_TEST_LEASES", dir)
             .env("UVFS_TEST_MORE", more)
             .stdin(Stdio::piped())

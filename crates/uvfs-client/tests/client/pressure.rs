@@ -1,7 +1,5 @@
 //! A cache that may be larger than the memory that there is.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use uvfs_client::{Client, Config, Flags};
 use uvfs_local::LocalStore;
 
-use common::rw;
+use crate::common::rw;
 
 const MIB: usize = 1 << 20;
 /// The limits of the control group and of the cache, and the bytes that go through it.
@@ -108,7 +106,7 @@ fn a_cache_above_the_limit_of_its_control_group_gives_way() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     fs::write(dir.path().join("data"), vec![1; DATA]).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program_in_the_group", "--nocapture"])
+        .args(["--exact", "pressure::program_in_the_group", "--nocapture"])
         .env("UVFS_TEST_GROUP", &group.0)
         .env("UVFS_TEST_GROUP_DIR", dir.path())
         .output()

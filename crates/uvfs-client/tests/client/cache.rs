@@ -1,8 +1,6 @@
 //! The promises of the page cache: copies, locks, errors, limits, and that nothing waits for what it
 //! must not wait for.
 
-mod common;
-#[path = "cache/limits.rs"]
 mod limits;
 
 use std::os::fd::RawFd;
@@ -16,7 +14,7 @@ use uvfs_client::{AllocateMode, Client, Config, File, Flags, OpenOptions, SetAtt
 use uvfs_local::{Faulty, LocalStore};
 use uvfs_queue::arena::Arena;
 
-use common::{eventually, rw};
+use crate::common::{eventually, rw};
 
 const MIB: usize = 1 << 20;
 

@@ -1,9 +1,5 @@
 //! Clients that attach while their server has no descriptors, threads or memory left.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
 use std::io;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
@@ -15,8 +11,8 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use uvfs_client::{Client, Config, Flags, Server as Socket};
 use uvfs_testing::{Need, has};
 
-use common::{DEADLINE, eventually, rw};
-use server::Server;
+use crate::common::{DEADLINE, eventually, rw};
+use crate::server::Server;
 
 /// Nobody's, so that this user has no other processes.
 const USER: u32 = 54_399;

@@ -1,8 +1,6 @@
 //! A file system that fails at its n-th call, for every n up to where a load ends: the caller gets that
 //! error, or none, and what a sync acknowledged is there.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
@@ -21,7 +19,7 @@ use uvfs_server::fs::{
 };
 use uvfs_server::{ClientLimits, FileSystem, Session, SessionOptions, in_process};
 
-use common::rw;
+use crate::common::rw;
 
 /// A directory, one call of which fails.
 struct Worst {

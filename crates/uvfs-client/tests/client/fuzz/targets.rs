@@ -1,5 +1,5 @@
 //! Turns a fuzzer's bytes into hostile sessions, attach messages, control requests, and legal
-//! calls of several clients. Used by `tests/fuzz.rs` and by the targets of `fuzz/`.
+//! calls of several clients. Used by `fuzz.rs` and by the targets of `fuzz/`.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use uvfs_server::control::Control;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
 use zerocopy::FromBytes;
 
-// A part of it is used here; `fuzz/` has no `common`, in which `tests/fuzz.rs` has it as well.
+// A part of it is used here; `fuzz/` has no `common`, in which `fuzz.rs` has it as well.
 #[allow(dead_code, clippy::duplicate_mod)]
 #[path = "../common/raw.rs"]
 mod raw;

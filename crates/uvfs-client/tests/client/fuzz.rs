@@ -2,22 +2,16 @@
 //! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million). A finding is printed,
 //! to be put into [`FOUND`].
 
-mod common;
-#[path = "fuzz/targets.rs"]
 mod targets;
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::Random;
+use crate::common::Random;
 
 /// The time that a target has where no number of runs is given.
 const TIME: Duration = Duration::from_secs(10);
 /// Inputs that were kept to be changed.
 const KEPT: usize = 64;
-
-/// One target at a time: each watches the whole process for panics.
-static ALONE: Mutex<()> = Mutex::new(());
 
 fn runs() -> Option<u64> {
     let given = std::env::var("UVFS_TEST_FUZZ").ok();
@@ -58,9 +52,6 @@ fn changed(input: &[u8], random: &mut Random) -> Vec<u8> {
 
 /// Gives a target its inputs: so many, or for some time.
 fn drive(name: &str, mut run: impl FnMut(&[u8])) {
-    let _alone = ALONE
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
     let seed = std::env::var("PROPTEST_RNG_SEED").ok();
     let (seed, most) = (seed.and_then(|seed| seed.parse().ok()).unwrap_or(1), runs());
     let (mut random, began) = (Random(seed), Instant::now());

@@ -1,8 +1,6 @@
 //! Random calls with all flags mixed, on a client's file and on a file of the host: every result
 //! and every byte must agree.
 
-mod common;
-
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
 
@@ -11,7 +9,7 @@ use rustix::fs::FallocateFlags;
 use uvfs_client::{Advice, AllocateMode, Client, Config, File, Flags};
 use uvfs_local::LocalStore;
 
-use common::rw;
+use crate::common::rw;
 
 #[derive(Debug, Clone)]
 enum Call {

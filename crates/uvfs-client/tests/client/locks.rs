@@ -1,7 +1,5 @@
 //! Locks, asynchronous fsync and the client in the server's own program.
 
-mod common;
-
 use std::future::Future;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -16,7 +14,7 @@ use uvfs_client::{Backend, Client, Config, File, Flags, LockKind, OpenOptions, S
 use uvfs_local::{Faulty, LocalStore};
 use uvfs_server::{ClientLimits, Clients, in_process};
 
-use common::{eventually, rw, session};
+use crate::common::{eventually, rw, session};
 
 fn config() -> Config {
     Config {
@@ -146,7 +144,7 @@ fn a_killed_client_leaves_no_locks() {
     let _server = serve(dir.path());
     let file = open(&connect(dir.path()));
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "locker_to_be_killed", "--nocapture"])
+        .args(["--exact", "locks::locker_to_be_killed", "--nocapture"])
         .env("UVFS_TEST_LOCKER", dir.path())
         .stdout(Stdio::piped())
         .spawn()

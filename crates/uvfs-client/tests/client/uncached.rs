@@ -1,8 +1,6 @@
 //! Uncached calls, all the way down: what the client drops, the host's page cache does not keep
 //! either.
 
-mod common;
-
 use std::fs::File as HostFile;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,7 +16,7 @@ use uvfs_local::LocalStore;
 use uvfs_queue::wait::WaitConfig;
 use uvfs_server::{ClientLimits, Clients};
 
-use common::{rw, session};
+use crate::common::{rw, session};
 
 const MIB: usize = 1 << 20;
 const SIZE: usize = 16 * MIB;

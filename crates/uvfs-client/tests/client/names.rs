@@ -1,8 +1,6 @@
 //! Random calls about names and attributes, on a client and on a directory of the host: every
 //! result, every errno and the trees at the end must agree.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -18,7 +16,7 @@ use uvfs_client::{Backend, Client, Config, Flags, OpenOptions, Server, SetAttr};
 use uvfs_local::LocalStore;
 use uvfs_server::{ClientLimits, in_process};
 
-use common::session;
+use crate::common::session;
 
 type Name = &'static str;
 

@@ -1,9 +1,5 @@
 //! Servers that are killed while clients use them, and others that come after them.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,8 +10,8 @@ use uvfs_client::{Client, Config, File, Flags, LockKind, OpenOptions, Server as 
 use uvfs_server::{ClientLimits, Clients};
 use uvfs_testing::{Need, has};
 
-use common::{DEADLINE, Random, eventually, rw, session};
-use server::Server;
+use crate::common::{DEADLINE, Random, eventually, rw, session};
+use crate::server::Server;
 
 const FILE: usize = 1 << 20;
 

@@ -1,5 +1,4 @@
 //! A server in a process of its own, to be stopped or killed.
-#![allow(dead_code)] // Each test binary uses a part of it.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

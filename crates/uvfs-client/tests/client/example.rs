@@ -9,7 +9,7 @@ use std::sync::Arc;
 use uvfs_client::{Client, Config, Flags, OpenOptions, Server};
 use uvfs_server::{ClientLimits, Mounted, Options, Session, SessionOptions, in_process};
 
-#[path = "../../uvfs-server/examples/memory/fs.rs"]
+#[path = "../../../uvfs-server/examples/memory/fs.rs"]
 mod memory;
 
 use memory::Memory;

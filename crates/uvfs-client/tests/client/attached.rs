@@ -1,8 +1,6 @@
 //! How a server serves many clients, and clients that attack it while they attach or through what they
 //! share with it.
 
-mod common;
-
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
@@ -11,11 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::raw::{ROOT, Raw, hello};
-use common::session;
+use crate::common::raw::{ROOT, Raw, hello};
+use crate::common::{eventually, session};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::thread::CpuSet;
@@ -29,15 +27,6 @@ use uvfs_server::fs::{
 };
 use uvfs_server::{ClientLimits, Clients, FileSystem, Session, SessionOptions};
 use zerocopy::{FromBytes, IntoBytes};
-
-/// One test at a time: they count this process's threads.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// Nothing here takes long, unless it never ends.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -70,7 +59,6 @@ fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static
 /// If each client had a thread at the server, a thousand programs would have a thousand.
 #[test]
 fn a_thousand_clients_share_one_thread_for_each_core() {
-    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let server = listen(dir.path(), ClientLimits::default());
     let cores = std::thread::available_parallelism().unwrap().get();
@@ -86,12 +74,12 @@ fn a_thousand_clients_share_one_thread_for_each_core() {
     }
     assert_eq!(threads("uvfs-clients"), cores);
     let queues: Vec<ClientQueue> = clients.into_iter().map(Raw::die).collect();
-    common::eventually("all sessions end", || {
+    eventually("all sessions end", || {
         queues.iter().all(ClientQueue::server_closed)
     });
     drop(queues);
     let for_its_threads = 16;
-    common::eventually("the server keeps nothing of them", || {
+    eventually("the server keeps nothing of them", || {
         descriptors() <= before + for_its_threads
     });
     drop(server);
@@ -102,7 +90,6 @@ fn a_thousand_clients_share_one_thread_for_each_core() {
 /// this client would stop whoever wants its lease, and the server's end.
 #[test]
 fn a_bell_that_blocks_stops_nobody() {
-    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let limits = ClientLimits {
         recall: Duration::from_millis(200),
@@ -154,7 +141,6 @@ fn a_bell_that_blocks_stops_nobody() {
 /// one for twelve times as long as it may.
 #[test]
 fn work_on_one_file_gives_no_more_time_for_another() {
-    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let recall = Duration::from_millis(500);
     let limits = ClientLimits {
@@ -222,7 +208,6 @@ fn huge() -> OwnedFd {
 /// If the server took what is no memfd of ordinary pages, it could be made to wait, or to die of SIGBUS.
 #[test]
 fn odd_descriptors_are_refused_and_harm_nobody() {
-    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let server = listen(dir.path(), ClientLimits::default());
     let good = Raw::connect(&dir.path().join("sock"));
@@ -333,7 +318,6 @@ const WAYS: [Way; 5] = [
 /// descriptors, or with one that nobody reads, it would wait for whoever serves that file.
 #[test]
 fn no_thread_that_serves_others_closes_what_a_client_sent() {
-    let _alone = alone();
     for (what, way) in WAYS {
         let session = Session::unmounted(Flooded::default(), SessionOptions::default()).unwrap();
         let session = Arc::new(session);
@@ -350,7 +334,7 @@ fn no_thread_that_serves_others_closes_what_a_client_sent() {
         let held_up = session.fs().client.lock().unwrap();
         good.send(abi::Opcode::Statfs as u32, ROOT, &[], &[]);
         good.queue.ring();
-        common::eventually("the thread waits", || {
+        eventually("the thread waits", || {
             session.fs().left.load(Ordering::SeqCst) == 0
         });
         let mut peers = Vec::new();
@@ -436,7 +420,6 @@ fn listen_on_one_thread<F: FileSystem>(
 #[test]
 fn a_client_that_leaves_very_many_dirty_pages_stops_nobody() {
     const PAGES: u32 = 1 << 20;
-    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let server = listen_on_one_thread(&session(dir.path()), &path, ClientLimits::default());
@@ -464,7 +447,6 @@ fn a_client_that_leaves_very_many_dirty_pages_stops_nobody() {
 #[test]
 fn a_client_that_floods_its_queue_stops_nobody() {
     const REQUESTS: u64 = 1_000_000;
-    let _alone = alone();
     let flooded = Flooded::default();
     flooded.left.store(REQUESTS, Ordering::SeqCst);
     let session = Session::unmounted(flooded, SessionOptions::default()).unwrap();

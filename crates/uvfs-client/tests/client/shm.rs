@@ -1,7 +1,5 @@
 //! The client against a real server over shared memory.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -15,7 +13,7 @@ use uvfs_queue::attach::{self, Message};
 use uvfs_queue::pair::{ClientQueue, Direction, Seg};
 use uvfs_server::{ClientLimits, Clients};
 
-use common::{eventually, rw, session};
+use crate::common::{eventually, rw, session};
 
 const MIB: usize = 1 << 20;
 
@@ -295,7 +293,7 @@ fn what_a_killed_client_has_written_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     let server = serve(dir.path(), ClientLimits::default());
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "writer_to_be_killed", "--nocapture"])
+        .args(["--exact", "shm::writer_to_be_killed", "--nocapture"])
         .env("UVFS_TEST_WRITER", dir.path())
         .stdout(Stdio::piped())
         .spawn()
