@@ -5,13 +5,10 @@
 //! (fuzz/image.sh makes one that has every structure).
 #![no_main]
 
-#[path = "../../crates/uvfs-xfs/tests/common/mutate.rs"]
-mod mutate;
-
 use libfuzzer_sys::fuzz_target;
-use mutate::{Bytes, Choose, MemImage, Region};
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
+use uvfs_fuzz::mutate::{self, Bytes, Choose, MemImage, Region};
 use uvfs_xfs::Blocks;
 use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
 use uvfs_xfs::repair::{RepairOptions, Sink, repair};

@@ -8,16 +8,13 @@
 //! runs through have no unsafe code) it does hundreds of images a second.
 #![no_main]
 
-#[path = "../../crates/uvfs-xfs/tests/common/mutate.rs"]
-mod mutate;
-
 use libfuzzer_sys::fuzz_target;
-use mutate::{Bytes, Choose, MemImage, Region};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use uvfs_fuzz::mutate::{self, Bytes, Choose, MemImage, Region};
 use uvfs_xfs::check::{CheckOptions, CheckProgress, Prefetch, check};
 use uvfs_xfs::{Blocks, Volume};
 
