@@ -25,9 +25,9 @@ lint:
     target/tools/bin/cargo-machete crates fuzz
     shellcheck -S warning test .ci/run fuzz/*.sh packaging/deb packaging/check-deb crates/uvfs/tests/mount/programs/*.sh
 
-# Licences and sources of the dependencies (`./test --install` installs what this needs)
+# Licences and sources of the dependencies; commit .ci/deny.sha256 with the Cargo.lock that passed
 deny:
-    target/tools/bin/cargo-deny check licenses bans sources
+    ./test --deny
 
 # Every interleaving of the lock-free parts
 loom:

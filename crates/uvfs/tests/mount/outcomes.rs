@@ -193,10 +193,7 @@ fn content(path: &Path) -> String {
     };
     let mut bytes = Vec::new();
     let _ = fs::File::from(file).read_to_end(&mut bytes);
-    let sum = bytes.iter().fold(0u64, |sum, b| {
-        sum.wrapping_mul(31).wrapping_add(u64::from(*b))
-    });
-    format!("{:x}", sum)
+    format!("{:x}", crc32c::crc32c(&bytes))
 }
 
 fn names(dir: &Path) -> Vec<String> {

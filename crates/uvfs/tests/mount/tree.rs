@@ -7,14 +7,15 @@ use std::path::Path;
 use crate::child;
 use crate::harness::*;
 
+const DESCRIPTORS: u32 = 256;
 const DIRECTORIES: usize = 100;
-const FILES: usize = 1000;
+const FILES: usize = 256;
 
 fn walked_under_a_descriptor_limit(transport: Transport) {
     if !has(&[Need::Mount(transport)]) {
         return;
     }
-    let served = Served::new(&Serve::over(transport).descriptors(1024));
+    let served = Served::new(&Serve::over(transport).descriptors(DESCRIPTORS));
     // At the source itself: it is the walk that is tested.
     for directory in 0..DIRECTORIES {
         let dir = served.source.join(directory.to_string());
