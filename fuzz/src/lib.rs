@@ -1,4 +1,5 @@
-//! What several fuzz targets share. A library, so that the server and the client are compiled once for all of them.
+//! Code that several fuzz targets share. It is a library, so that cargo compiles the server and the client once for all
+//! targets.
 
 #[path = "../../crates/uvfs-xfs/tests/common/mutate.rs"]
 pub mod mutate;
