@@ -2,8 +2,7 @@
 //! requests; here another thread writes all the time.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use uvfs_client::{Client, Config, Flags, Server};
@@ -16,23 +15,7 @@ use zerocopy::FromBytes;
 
 use crate::common::raw::{ROOT, Raw};
 use crate::common::{Random, eventually, rw, session};
-
-/// Panics of the server's threads, which contain them.
-static PANICS: AtomicUsize = AtomicUsize::new(0);
-
-fn count_panics() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            let thread = std::thread::current();
-            if thread.name().is_some_and(|name| name.starts_with("uvfs")) {
-                PANICS.fetch_add(1, Ordering::SeqCst);
-            }
-            before(info);
-        }));
-    });
-}
+use crate::fuzz::targets::{panics, watch_for_panics};
 
 /// Writes other bytes to random places of a client's memory until told to stop: mostly single bits, as those
 /// leave a request that is nearly right.
@@ -173,7 +156,7 @@ impl Flipped {
 /// request that did so would take from the client beside it what that has.
 #[test]
 fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
-    count_panics();
+    watch_for_panics();
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     std::fs::create_dir_all(data.join("good")).unwrap();
@@ -213,11 +196,7 @@ fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
             flips += flipper.join().unwrap();
         });
         drop(hostile);
-        assert_eq!(
-            PANICS.load(Ordering::SeqCst),
-            0,
-            "the server panicked: {opcode}"
-        );
+        assert_eq!(panics(), 0, "the server panicked: {opcode}");
         let mut read = [0; 20];
         let n = file
             .read_at(&mut read, 0, Flags::DIRECT)

@@ -2,7 +2,7 @@
 //! seconds each, or for `UVFS_TEST_FUZZ` runs (`UVFS_TEST_FULL=1`: a million). A finding is printed,
 //! to be put into [`FOUND`].
 
-mod targets;
+pub mod targets;
 
 use std::time::{Duration, Instant};
 

@@ -22,17 +22,13 @@ use uvfs_server::control::Control;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
 use zerocopy::FromBytes;
 
-// A part of it is used here; `fuzz/` has no `common`, in which `fuzz.rs` has it as well.
-#[allow(dead_code, clippy::duplicate_mod)]
-#[path = "../common/raw.rs"]
-mod raw;
-
-use raw::{Raw, hello};
+use crate::common::raw::{Raw, hello};
 
 /// Panics on threads of the server, which contains those that a client causes: each is a finding.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-fn watch_for_panics() {
+/// Counts the panics of the server's threads from now on.
+pub fn watch_for_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
@@ -48,8 +44,13 @@ fn watch_for_panics() {
     });
 }
 
+/// The number of panics that were counted.
+pub fn panics() -> usize {
+    PANICS.load(Ordering::SeqCst)
+}
+
 fn no_panics() {
-    assert_eq!(PANICS.load(Ordering::SeqCst), 0, "the server panicked");
+    assert_eq!(panics(), 0, "the server panicked");
 }
 
 /// Bytes, taken from the front; zeros when there are no more.
