@@ -1,8 +1,9 @@
 //! Block devices and image files.
 //!
-//! A [`Device`] is opened so that nobody is hurt: a block device exclusively (the kernel then
-//! refuses to mount it, and refuses us while it is mounted), and neither a device nor an image
-//! behind a loop device while it is mounted for writing. [`Geometry`] is all that the layers
+//! A [`Device`] is opened so that two users of it do no harm to each other. A block device is claimed exclusively
+//! (the kernel then refuses to mount it, and refuses the claim while it is mounted). An image file is locked:
+//! readers share it, a writer has it alone, also among the tools that know such locks, as QEMU does. Neither a
+//! device nor an image behind a loop device is opened while it is mounted for writing. [`Geometry`] is all that the layers
 //! above know of it, so that a device that is no local file needs its own
 //! [`Engine`](crate::engine::Engine) and nothing else.
 
@@ -32,8 +33,9 @@ pub struct OpenOptions {
     /// Without the kernel's page cache (`O_DIRECT`). Fails where the file system underneath has
     /// no direct I/O.
     pub direct: bool,
-    /// Even when it is mounted for writing or otherwise in use: what is read may then be
-    /// inconsistent, what is written destroys it. For read-only looks at a live system.
+    /// Even when it is mounted for writing or otherwise in use, and without a lock: what is read may then be
+    /// inconsistent, what is written destroys it. For read-only looks at a live system, and for a further
+    /// descriptor of an image whose lock the caller holds.
     pub shared: bool,
 }
 
@@ -74,6 +76,13 @@ pub enum OpenError {
     },
     /// Claimed by something that is no mount: another program, a volume group, a RAID, swap.
     Busy(PathBuf),
+    /// An image file that another process reads or writes, and that this one may not write or read meanwhile.
+    Locked {
+        /// The image.
+        path: PathBuf,
+        /// It was to be opened for writing.
+        write: bool,
+    },
     /// The file system that holds the image has no direct I/O.
     NoDirect(PathBuf),
 }
@@ -84,7 +93,9 @@ impl OpenError {
         match self {
             OpenError::Io { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
             OpenError::Kind(_) => libc::ENOTBLK,
-            OpenError::Mounted { .. } | OpenError::Busy(_) => libc::EBUSY,
+            OpenError::Mounted { .. } | OpenError::Busy(_) | OpenError::Locked { .. } => {
+                libc::EBUSY
+            }
             OpenError::NoDirect(_) => libc::EINVAL,
         }
     }
@@ -112,6 +123,18 @@ impl fmt::Display for OpenError {
                 "{}: in use by another program, a volume group, a RAID or as swap",
                 path.display()
             ),
+            OpenError::Locked { path, write } => {
+                let (now, then) = match write {
+                    true => ("in use", "before it is written"),
+                    false => ("being written", "before it is read"),
+                };
+                write!(
+                    f,
+                    "{}: {now} by another process, such as a uvfs mount, mkfs, check or repair of it, or QEMU: \
+                     end that process {then}",
+                    path.display()
+                )
+            }
             OpenError::NoDirect(path) => write!(
                 f,
                 "{}: its file system has no direct I/O: open it buffered",
@@ -195,6 +218,15 @@ impl Device {
             Errno::INVAL if options.direct => OpenError::NoDirect(path.into()),
             error => failed("opening it")(error.into()),
         })?;
+        if !block_device && !options.shared {
+            lock_image(fd.as_fd(), options.write).map_err(|error| match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => OpenError::Locked {
+                    path: path.into(),
+                    write: options.write,
+                },
+                _ => failed("locking it")(error),
+            })?;
+        }
         // Seeking to the end works for block devices as well, without their ioctls.
         let size = rustix::fs::seek(&fd, SeekFrom::End(0))
             .map_err(|error| failed("asking its size")(error.into()))?;
@@ -245,6 +277,24 @@ impl Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// Locks a whole image file, for as long as its descriptor is open (open file description locks, fcntl(2)): shared
+/// for reading, exclusive for writing. A file system without locks has none to ask for.
+fn lock_image(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
+    // All zeros but for the kind: from the start of the file to wherever it ends.
+    let kind = if write { libc::F_WRLCK } else { libc::F_RDLCK };
+    match uvfs_sys::ofd_lock(fd, libc::F_OFD_SETLK, &mut uvfs_sys::whole_file(kind)) {
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+            ) =>
+        {
+            Ok(())
+        }
+        other => other,
     }
 }
 
@@ -358,6 +408,39 @@ mod tests {
         let error = Device::open(dir.path().join("none"), OpenOptions::default()).unwrap_err();
         assert_eq!(error.errno(), libc::ENOENT);
         assert!(error.to_string().contains("none: looking it up"), "{error}");
+    }
+
+    /// Readers of an image share it; a writer has it alone.
+    #[test]
+    fn image_files_are_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, vec![0; 10_000]).unwrap();
+        let write = OpenOptions {
+            write: true,
+            ..OpenOptions::default()
+        };
+        let refused = |how| {
+            let error = Device::open(&path, how).unwrap_err();
+            assert!(matches!(error, OpenError::Locked { .. }), "{error}");
+            assert_eq!(error.errno(), libc::EBUSY);
+        };
+        let reader = Device::open(&path, OpenOptions::default()).unwrap();
+        let second = Device::open(&path, OpenOptions::default()).unwrap();
+        refused(write);
+        drop((reader, second));
+        let writer = Device::open(&path, write).unwrap();
+        refused(write);
+        refused(OpenOptions::default());
+        let shared = OpenOptions {
+            shared: true,
+            ..OpenOptions::default()
+        };
+        Device::open(&path, shared).unwrap();
+        // Closing another descriptor of the file does not end the lock.
+        refused(write);
+        drop(writer);
+        Device::open(&path, write).unwrap();
     }
 
     /// `uvfs repair` would change an image that is mounted for writing.

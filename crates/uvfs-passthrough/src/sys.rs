@@ -275,10 +275,7 @@ pub(crate) fn unshare_fs() -> Result<()> {
 
 /// fcntl(2) with F_OFD_SETLK or F_OFD_GETLK.
 pub(crate) fn ofd_lock(fd: BorrowedFd<'_>, cmd: i32, lock: &mut libc::flock) -> Result<()> {
-    debug_assert!(cmd == libc::F_OFD_SETLK || cmd == libc::F_OFD_GETLK);
-    // SAFETY: both commands take a struct flock, which is borrowed mutably for the call.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), cmd, lock as *mut libc::flock) } as libc::c_long)
-        .map(drop)
+    uvfs_sys::ofd_lock(fd, cmd, lock).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
 /// mount_setattr(2): sets and clears attributes of the mount that `fd` is the root of.

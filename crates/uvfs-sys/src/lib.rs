@@ -4,6 +4,8 @@
 pub mod aio;
 pub mod mountinfo;
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex, also after another holder has panicked: no code of uvfs leaves what it guards half done.
@@ -17,6 +19,30 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// ```
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// fcntl(2) with `F_OFD_SETLK` or `F_OFD_GETLK`: a lock that belongs to the open file description of `fd`.
+///
+/// # Errors
+/// The kernel's error: `EAGAIN` if another description has a lock in the way.
+pub fn ofd_lock(fd: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
+    assert!(command == libc::F_OFD_SETLK || command == libc::F_OFD_GETLK);
+    // SAFETY: both commands take a struct flock, which is borrowed mutably for the call.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), command, lock as *mut libc::flock) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// A lock of a whole file, of kind `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+pub fn whole_file(kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
 }
 
 /// The names in what listxattr(2) returns: each ends with a null byte.

@@ -119,19 +119,13 @@ pub(crate) fn parse_size(s: &str) -> Result<u64, String> {
 }
 
 /// Opens the image past the page cache, or through it where that is not possible.
-pub(crate) fn open(path: &Path, buffered: bool) -> Result<Device, OpenError> {
-    let options = OpenOptions {
-        direct: !buffered,
-        ..OpenOptions::default()
+pub(crate) fn open(path: &Path, how: OpenOptions) -> Result<Device, OpenError> {
+    let direct = OpenOptions {
+        direct: true,
+        ..how
     };
-    match Device::open(path, options) {
-        Err(OpenError::NoDirect(_)) => Device::open(
-            path,
-            OpenOptions {
-                direct: false,
-                ..options
-            },
-        ),
+    match Device::open(path, direct) {
+        Err(OpenError::NoDirect(_)) => Device::open(path, how),
         other => other,
     }
 }
@@ -228,8 +222,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let failed = |why: String| {
         Error::new(format!("{}: {why}", args.image.display())).with_code(COULD_NOT_RUN)
     };
-    let device = open(&args.image, args.buffered)
-        .map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
+    let how = OpenOptions::default();
+    let opened = match args.buffered {
+        true => Device::open(&args.image, how),
+        false => open(&args.image, how),
+    };
+    let device = opened.map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
     let direct = device.is_direct();
     let device = Arc::new(device);
     let blocks = match args.engine {

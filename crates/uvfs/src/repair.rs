@@ -107,7 +107,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let blocks = match &sink {
         // A claimed device is not opened once more.
         Some(device) if device.is_block_device() => DeviceBlocks::best(device.clone()),
-        _ => DeviceBlocks::best(Arc::new(open(&args.image, false).map_err(cannot_open)?)),
+        // A locked image is: past the page cache, which the sink goes through.
+        locked => {
+            let how = OpenOptions {
+                shared: locked.is_some(),
+                ..OpenOptions::default()
+            };
+            DeviceBlocks::best(Arc::new(open(&args.image, how).map_err(cannot_open)?))
+        }
     };
     let blocks = Arc::new(blocks.map_err(|e| failed(e.to_string()))?);
     enough(args.memory, &blocks).map_err(failed)?;
