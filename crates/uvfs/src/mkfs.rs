@@ -1,6 +1,7 @@
 //! `uvfs mkfs`: makes an XFS image, empty or filled from a directory.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use uvfs_cli::{Error, Result, printed};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
 use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid};
+use uvfs_xfs::tools::escape;
 
 use crate::check::{parse_size, peak_memory};
 
@@ -39,7 +41,11 @@ source needs with a twentieth to spare, at least 300M. Sizes take K, M, G and T.
 Existing contents are not overwritten without --force, but the remains of an interrupted mkfs are. The
 superblock is completed last: until then nobody takes the image for a file system.
 
-Exit status: 0 made, 1 failure (a file that was not there before is removed), 2 wrong usage.";
+A file that other programs remove, replace or cut off while it is copied is reported; zeros stand for
+what is gone.
+
+Exit status: 0 made; 1 failure (a file that was not there before is removed); 2 wrong usage; 3 made, but
+files changed while they were copied.";
 
 const JSON_HELP: &str = "\
 JSON: one object with
@@ -48,8 +54,13 @@ JSON: one object with
   inodes      in use
   free_blocks, blocks
   bytes       of contents copied, in whole blocks
+  changed_count  files that changed while they were copied
+  changed     at most 1,000 of them: path, what
   engine, direct, seconds
   peak_memory in bytes, null where /proc is not mounted";
+
+/// Exit status: made, but files changed while they were copied.
+const CHANGED: u8 = 3;
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -261,7 +272,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
         )
     };
     printed(written.and_then(|()| out.flush()))?;
-    Ok(ExitCode::SUCCESS)
+    if made.changed.count == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (path, what) in &made.changed.files {
+        eprintln!(
+            "uvfs: warning: {}: {what}",
+            escape(path.as_os_str().as_bytes())
+        );
+    }
+    let more = made.changed.count - made.changed.files.len() as u64;
+    if more > 0 {
+        eprintln!("uvfs: warning: {more} more changes of files while they were copied");
+    }
+    Ok(ExitCode::from(CHANGED))
 }
 
 fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
@@ -281,6 +305,10 @@ fn as_json(args: &Args, made: &Made, start: Instant) -> serde_json::Value {
         "free_blocks": sb.fdblocks.get(),
         "inodes": made.inodes,
         "bytes": made.bytes,
+        "changed_count": made.changed.count,
+        "changed": made.changed.files.iter().map(|(path, what)| {
+            json!({ "path": path.display().to_string(), "what": what })
+        }).collect::<Vec<_>>(),
         "engine": made.engine.name(),
         "direct": made.direct,
         "peak_memory": peak_memory(),

@@ -68,6 +68,22 @@ pub(crate) fn divide(g: &Geometry, attrs: &[NewAttr], device: bool) -> (AttrForm
     }
 }
 
+/// Refuses attributes that the format has no room for; a source that is no file system may have them.
+fn fits(attrs: &[NewAttr], path: &dyn Fn() -> PathBuf) -> Result<(), MkfsError> {
+    let unfit = |why| Err(MkfsError::unfit(path(), why));
+    for a in attrs {
+        if a.name.is_empty() || a.name.len() > MAXNAMELEN {
+            return unfit(
+                "XFS has names of extended attributes from 1 to 255 bytes, after their namespace",
+            );
+        }
+        if a.value.len() > ATTR_MAX_VALUE {
+            return unfit("XFS has values of extended attributes of up to 65536 bytes");
+        }
+    }
+    Ok(())
+}
+
 /// The ranges of blocks of a file that hold data: (first block, blocks).
 pub(crate) fn block_runs(g: &Geometry, size: u64, data: &Data) -> Vec<(u64, u64)> {
     let blocks = |start: u64, end: u64| {
@@ -281,6 +297,7 @@ impl<'p, 'a> Filler<'p, 'a> {
         let l = self.l;
         let g = &l.g;
         let path = || dir.path(b"");
+        fits(&p.attrs, &path)?;
         let (form, room) = divide(g, &p.attrs, false);
         let (data, size) = match dir::layout(g, p.parent, entries, room) {
             DirLayout::Short(bytes) => {
@@ -340,6 +357,7 @@ impl<'p, 'a> Filler<'p, 'a> {
         let named = e.name.clone();
         let path = || dir.path(&named);
         let special = !matches!(kind, FileType::Regular | FileType::Symlink);
+        fits(&e.attrs, &path)?;
         let (form, room) = divide(g, &e.attrs, special);
         let mut size = 0;
         let data = match kind {
@@ -356,9 +374,14 @@ impl<'p, 'a> Filler<'p, 'a> {
                 self.symlink(ino, &e.target, room, agno, &path)?
             }
             FileType::CharDevice | FileType::BlockDevice => {
-                ForkData::local(FORMAT_DEV, device(e.meta.rdev.0, e.meta.rdev.1))
+                let (major, minor) = e.meta.rdev;
+                let number = device(major, minor).ok_or_else(|| {
+                    let why = "XFS has device numbers up to 511 (major) and 262143 (minor)";
+                    MkfsError::unfit(path(), why)
+                })?;
+                ForkData::local(FORMAT_DEV, number)
             }
-            FileType::Fifo | FileType::Socket => ForkData::local(FORMAT_DEV, device(0, 0)),
+            FileType::Fifo | FileType::Socket => ForkData::local(FORMAT_DEV, vec![0; 4]),
             _ => return Err(MkfsError::unfit(path(), "its type is not known")),
         };
         self.write_inode(

@@ -81,7 +81,7 @@ pub(crate) fn put(g: &Geometry, n: &NewInode<'_>, out: &mut [u8]) {
     d.v2.anextents.set(n.attr.extents as u16);
     d.v2.forkoff = n.forkoff;
     d.v2.aformat = n.attr.format;
-    d.v2.flags.set(n.flags);
+    d.v2.flags.set(n.flags | m.flags);
     d.changecount.set(1);
     d.flags2.set(DIFLAG2_BIGTIME);
     d.crtime = stamp(m.crtime);
@@ -94,9 +94,9 @@ pub(crate) fn put(g: &Geometry, n: &NewInode<'_>, out: &mut [u8]) {
 }
 
 /// The bytes of a device number as an inode's data fork has them: the major number in the high 14
-/// bits, the minor one in the low 18.
-pub(crate) fn device(major: u32, minor: u32) -> Vec<u8> {
-    ((major & 0x3fff) << 18 | (minor & 0x3_ffff))
-        .to_be_bytes()
-        .to_vec()
+/// bits, the minor one in the low 18. `None` for a number that does not fit, or of whose major number
+/// the kernel would show only the low 9 bits.
+pub(crate) fn device(major: u32, minor: u32) -> Option<Vec<u8>> {
+    let fits = major <= 0x1ff && minor <= 0x3_ffff;
+    fits.then(|| (major << 18 | minor).to_be_bytes().to_vec())
 }

@@ -15,6 +15,8 @@
 //! | `meta` | metadata on its way through the buffer cache |
 //! | `groups` | headers and B-trees of the allocation groups |
 //! | `log` | the empty log |
+//! | `target` | the file or device that it is made on |
+//! | `signatures` | what that may hold already |
 //!
 //! [`mkfs`] writes a superblock that says that it is in progress, then everything else, and the
 //! superblock proper when that is durable. So an interrupted mkfs leaves nothing that looks like a file
@@ -30,6 +32,7 @@ mod layout;
 mod log;
 mod meta;
 mod pool;
+mod signatures;
 pub mod source;
 mod space;
 mod target;
@@ -51,8 +54,8 @@ use source::{HostDir, Meta, Root, Time};
 use space::SpaceMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use uvfs_buf::Target;
 use uvfs_io::device::OpenError;
@@ -125,9 +128,35 @@ impl Default for MkfsOptions {
 pub struct MkfsProgress {
     pub(crate) inodes: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    changed: Mutex<Changed>,
+}
+
+/// Files of a source that other programs changed between the time that they were listed and the time that they were
+/// copied.
+#[derive(Debug, Clone, Default)]
+pub struct Changed {
+    /// How many there were.
+    pub count: u64,
+    /// The first [`Changed::LISTED`] of them, with what became of each.
+    pub files: Vec<(PathBuf, &'static str)>,
+}
+
+impl Changed {
+    /// So many are listed, so that a source that changes all the time needs no memory for it.
+    pub const LISTED: usize = 1000;
 }
 
 impl MkfsProgress {
+    /// Notes a file that is not what it was when it was listed.
+    pub(crate) fn note_changed(&self, path: PathBuf, what: &'static str) {
+        let mut changed = uvfs_sys::lock(&self.changed);
+        changed.count += 1;
+        // Several threads may read parts of one file.
+        if changed.files.len() < Changed::LISTED && !changed.files.iter().any(|(p, _)| *p == path) {
+            changed.files.push((path, what));
+        }
+    }
+
     /// Inodes made and bytes of contents copied.
     pub fn get(&self) -> (u64, u64) {
         (
@@ -150,6 +179,8 @@ pub struct Made {
     pub engine: EngineKind,
     /// Past the kernel's page cache.
     pub direct: bool,
+    /// What changed while it was copied.
+    pub changed: Changed,
 }
 
 /// Why no file system was made.
@@ -345,6 +376,7 @@ fn make(
         bytes: progress.get().1,
         engine: output.kind,
         direct,
+        changed: uvfs_sys::lock(&progress.changed).clone(),
     })
 }
 
@@ -465,6 +497,7 @@ fn directory(now: Time) -> Meta {
         mtime: now,
         ctime: now,
         crtime: now,
+        flags: 0,
     }
 }
 

@@ -21,61 +21,84 @@ const ENTRIES_AHEAD: usize = 100_000;
 /// Directories that are listed ahead.
 const DIRS_AHEAD: usize = 32;
 
-/// A file that several jobs read.
-pub(crate) struct SharedFile {
+/// A file whose contents are copied.
+pub(crate) struct SourceFile {
     dir: Arc<dyn SourceDir>,
     name: Box<[u8]>,
-    reader: OnceLock<SourceReader>,
+    /// As it was listed, in bytes.
+    size: u64,
+    /// Opened once for all pieces of a file that has several; `None` if it is gone.
+    reader: OnceLock<Option<SourceReader>>,
+    several: bool,
 }
 
-/// Whose contents a piece is.
-#[derive(Clone)]
-pub(crate) enum FileRef {
-    /// A file that is opened for this piece alone.
-    Once(Arc<dyn SourceDir>, Box<[u8]>),
-    /// One that is opened once for all its pieces.
-    Shared(Arc<SharedFile>),
-}
-
-impl FileRef {
-    pub fn shared(dir: Arc<dyn SourceDir>, name: Box<[u8]>) -> FileRef {
-        FileRef::Shared(Arc::new(SharedFile {
+impl SourceFile {
+    /// The file `name` in `dir`, which was listed with this size. `several`: more than one piece of it is read.
+    pub fn new(
+        dir: Arc<dyn SourceDir>,
+        name: Box<[u8]>,
+        size: u64,
+        several: bool,
+    ) -> Arc<SourceFile> {
+        Arc::new(SourceFile {
             dir,
             name,
+            size,
             reader: OnceLock::new(),
-        }))
+            several,
+        })
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), MkfsError> {
-        let (dir, name) = match self {
-            FileRef::Once(dir, name) => (dir, name),
-            FileRef::Shared(f) => (&f.dir, &f.name),
+    fn open(&self, progress: &MkfsProgress) -> Result<Option<SourceReader>, MkfsError> {
+        let reader = self.dir.open(&self.name)?;
+        let changed = match &reader {
+            None => Some("removed or replaced while it was copied: zeros stand for its contents"),
+            Some(r) if r.changeable_size().is_some_and(|now| now != self.size) => Some(
+                "changed its size while it was copied: its contents are cut off, or zeros follow them",
+            ),
+            Some(_) => None,
         };
-        let read = |r: &SourceReader, buf: &mut [u8]| {
-            r.read_exact_at(offset, buf).map_err(|e| {
-                let what = match e.kind() {
-                    std::io::ErrorKind::UnexpectedEof => "it became shorter while it was read",
-                    _ => "reading it",
-                };
-                MkfsError::source(dir.path(name), what, e)
-            })
-        };
-        match self {
-            FileRef::Once(..) => read(&dir.open(name)?, buf),
-            FileRef::Shared(f) => match f.reader.get() {
-                Some(r) => read(r, buf),
-                None => {
-                    let r = dir.open(name)?;
-                    read(f.reader.get_or_init(|| r), buf)
-                }
-            },
+        if let Some(what) = changed {
+            progress.note_changed(self.dir.path(&self.name), what);
         }
+        Ok(reader)
+    }
+
+    /// Fills `buf`. What is no longer there becomes zeros, and is noted.
+    fn read(&self, offset: u64, buf: &mut [u8], progress: &MkfsProgress) -> Result<(), MkfsError> {
+        let once;
+        let reader = match (self.several, self.reader.get()) {
+            (true, Some(reader)) => reader,
+            (true, None) => {
+                let reader = self.open(progress)?;
+                self.reader.get_or_init(|| reader)
+            }
+            (false, _) => {
+                once = self.open(progress)?;
+                &once
+            }
+        };
+        let Some(reader) = reader else {
+            buf.fill(0);
+            return Ok(());
+        };
+        let path = || self.dir.path(&self.name);
+        let read = reader
+            .read_at(offset, buf)
+            .map_err(|e| MkfsError::source(path(), "reading it", e))?;
+        if read < buf.len() {
+            progress.note_changed(
+                path(),
+                "became shorter while it was copied: zeros follow its contents",
+            );
+        }
+        Ok(())
     }
 }
 
 /// A part of a file that goes to a part of a job's range; the rest of the range becomes zeros.
 pub(crate) struct FilePiece {
-    pub file: FileRef,
+    pub file: Arc<SourceFile>,
     /// In the file.
     pub offset: u64,
     /// In the range.
@@ -332,7 +355,7 @@ impl<'a> WorkPool<'a> {
                     (None, None) => return Err(MkfsError::Stopped),
                 };
                 let len = job.len as u64;
-                w.copy(job)?;
+                w.copy(job, self.progress)?;
                 self.progress.bytes.fetch_add(len, Ordering::Relaxed);
             }
         }
@@ -378,7 +401,7 @@ impl Writer {
         })
     }
 
-    fn copy(&mut self, job: Job) -> Result<(), MkfsError> {
+    fn copy(&mut self, job: Job, progress: &MkfsProgress) -> Result<(), MkfsError> {
         let mut memory = loop {
             match self.memory.alloc(job.len) {
                 Ok(m) if self.engine.in_flight() < DEPTH => break m,
@@ -394,7 +417,7 @@ impl Writer {
         for p in &job.pieces {
             memory[end..p.at].fill(0);
             end = p.at + p.len;
-            p.file.read(p.offset, &mut memory[p.at..end])?;
+            p.file.read(p.offset, &mut memory[p.at..end], progress)?;
         }
         memory[end..].fill(0);
         let extent = IoExtent {

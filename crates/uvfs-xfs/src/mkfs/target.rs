@@ -2,6 +2,7 @@
 
 use super::layout::FixedBlocks;
 use super::pool::Output;
+use super::signatures;
 use super::{MkfsError, MkfsOptions, SharedDevice};
 use crate::format::{Layout as _, Superblock};
 use rustix::fs::FallocateFlags;
@@ -14,29 +15,9 @@ use std::time::Duration;
 use uvfs_io::device::{Device, OpenError, OpenOptions as DeviceOptions};
 use uvfs_io::engine::{self, EngineConfig, EngineKind};
 
-/// How much of the start and the end of a device is wiped, so that nobody finds what was there.
-const WIPED: u64 = 128 << 10;
-
-/// Signatures of what is commonly found on a device: offset, bytes, name.
-const SIGNATURES: &[(u64, &[u8], &str)] = &[
-    (0, b"XFSB", "an XFS file system"),
-    (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 file system"),
-    (65_600, b"_BHRfS_M", "a Btrfs file system"),
-    (0, b"LUKS\xba\xbe", "a LUKS volume"),
-    (0, b"hsqs", "a SquashFS file system"),
-    (1024, &[0xe2, 0xe1, 0xf5, 0xe0], "an EROFS file system"),
-    (1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS file system"),
-    (3, b"NTFS    ", "an NTFS file system"),
-    (3, b"EXFAT   ", "an exFAT file system"),
-    (54, b"FAT", "a FAT file system"),
-    (82, b"FAT", "a FAT file system"),
-    (4086, b"SWAPSPACE2", "a swap area"),
-    (536, b"LVM2 001", "an LVM physical volume"),
-    (4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a RAID member"),
-    (32_769, b"CD001", "an ISO 9660 file system"),
-    (512, b"EFI PART", "a GPT partition table"),
-    (510, &[0x55, 0xaa], "a partition table or boot sector"),
-];
+/// How much of the start and the end of a device is wiped, so that nothing that was there is found again: the labels
+/// of ZFS reach farthest, half a MiB from either end.
+const WIPED: u64 = 1 << 20;
 
 /// Where a file system is to be made.
 #[derive(Debug)]
@@ -51,6 +32,8 @@ pub(crate) struct Destination {
     block_device: bool,
     /// It did not exist.
     created: bool,
+    /// Holds the lock of an image file until the file system is made.
+    _lock: Option<Device>,
 }
 
 impl Destination {
@@ -74,31 +57,30 @@ impl Destination {
         if !block_device && !meta.file_type().is_file() {
             return Err(OpenError::Kind(image.into()).into());
         }
-        let mut place = Destination {
+        // It refuses what is mounted or otherwise in use.
+        let device = Device::open(
+            image,
+            DeviceOptions {
+                write: true,
+                ..DeviceOptions::default()
+            },
+        )?;
+        let geometry = device.geometry();
+        let place = Destination {
             image: image.into(),
             id: (meta.dev(), meta.ino()),
-            sector: 512,
-            bytes: meta.len(),
+            sector: if block_device {
+                geometry.block.max(512)
+            } else {
+                512
+            },
+            bytes: geometry.size,
             block_device,
             created,
+            _lock: (!block_device).then_some(device),
         };
-        if !created {
-            // It refuses what is mounted or otherwise in use.
-            let device = Device::open(
-                image,
-                DeviceOptions {
-                    write: true,
-                    ..DeviceOptions::default()
-                },
-            )?;
-            place.bytes = device.geometry().size;
-            if block_device {
-                place.sector = device.geometry().block.max(512);
-            }
-            drop(device);
-            if !options.force {
-                place.refuse_used()?;
-            }
+        if !created && !options.force {
+            place.refuse_used()?;
         }
         Ok(place)
     }
@@ -114,21 +96,19 @@ impl Destination {
     /// Refuses to overwrite what can be told to be something.
     fn refuse_used(&self) -> Result<(), MkfsError> {
         let file = File::open(&self.image).map_err(|e| self.failed("opening it", e))?;
-        let len = self.bytes.min(WIPED) as usize;
-        let mut start = vec![0; len];
-        file.read_exact_at(&mut start, 0)
-            .map_err(|e| self.failed("reading it", e))?;
+        let failed = |e| self.failed("reading it", e);
+        let mut start = vec![0; self.bytes.min(signatures::START) as usize];
+        file.read_exact_at(&mut start, 0).map_err(failed)?;
+        let mut end = vec![0; self.bytes.min(signatures::END) as usize];
+        let end_at = self.bytes - end.len() as u64;
+        file.read_exact_at(&mut end, end_at).map_err(failed)?;
         // An interrupted mkfs leaves no file system.
         if Superblock::at(&start, 0).is_ok_and(|s| &start[..4] == b"XFSB" && s.inprogress == 1) {
             return Ok(());
         }
-        let found = SIGNATURES.iter().find(|(at, bytes, _)| {
-            let at = *at as usize;
-            start.get(at..at + bytes.len()) == Some(*bytes)
-        });
-        let what = match found {
-            Some((_, _, name)) => format!("it holds {name}"),
-            None if !self.block_device && start.iter().any(|b| *b != 0) => {
+        let what = match signatures::find(&start, &end) {
+            Some(name) => format!("it holds {name}"),
+            None if !self.block_device && start.iter().chain(&end).any(|b| *b != 0) => {
                 "it is not empty, nor a file of zeros".into()
             }
             None => return Ok(()),
@@ -175,6 +155,10 @@ impl Destination {
             let log = l.g.daddr(l.log()) << 9;
             let log_bytes = u64::from(l.g.logblocks) << l.g.blocklog;
             let size = device.geometry().size;
+            // While the old one in the first sector still says where they are.
+            for at in self.old_superblocks(size) {
+                self.zero(at, 512)?;
+            }
             for (at, len) in [
                 (0, WIPED),
                 (size.saturating_sub(WIPED), WIPED),
@@ -206,13 +190,33 @@ impl Destination {
         Err(self.failed("starting the engine", error))
     }
 
+    /// Where the copies of the superblock of an XFS lie that was here before: xfs_repair would take their word for the
+    /// geometry if the new superblock were lost.
+    fn old_superblocks(&self, size: u64) -> Vec<u64> {
+        let mut first = [0; 512];
+        let read = File::open(&self.image).and_then(|f| f.read_exact_at(&mut first, 0));
+        match (read, Superblock::at(&first, 0)) {
+            (Ok(()), Ok(old)) if &first[..4] == b"XFSB" => {
+                let group = u64::from(old.agblocks.get()) * u64::from(old.blocksize.get());
+                // A damaged one can claim any number of groups, but none smaller than this.
+                let step = group.max(super::MIN_BYTES.min(16 << 20)) & !511;
+                (1..u64::from(old.agcount.get()))
+                    .map_while(|n| n.checked_mul(step))
+                    .take_while(|at| at + 512 <= size)
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Opens it past the page cache, or through it where that cannot be.
     fn device(&self, options: &MkfsOptions) -> Result<(SharedDevice, bool), MkfsError> {
         let open = |direct| {
             let how = DeviceOptions {
                 write: true,
                 direct,
-                ..DeviceOptions::default()
+                // A file is locked already.
+                shared: !self.block_device,
             };
             Device::open(&self.image, how)
         };
@@ -261,12 +265,9 @@ impl Destination {
     /// go of it some time after it was closed, and until then nobody can mount it.
     pub fn await_release(&self) {
         const TRIES: u32 = 500;
-        for _ in 0..TRIES {
-            let opened = Device::open(&self.image, DeviceOptions::default());
-            match opened {
-                Err(OpenError::Busy(_)) if self.block_device => {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
+        for _ in 0..if self.block_device { TRIES } else { 0 } {
+            match Device::open(&self.image, DeviceOptions::default()) {
+                Err(OpenError::Busy(_)) => std::thread::sleep(Duration::from_millis(10)),
                 _ => break,
             }
         }

@@ -251,3 +251,118 @@ fn a_source_that_cannot_be_read_is_named() {
     refused(&outcome, &["from/secret", "Permission denied"]);
     assert!(!image.exists());
 }
+
+/// The superblocks of an XFS that was there before are gone, and not only the first: xfs_repair would take their word
+/// if the new first one were lost.
+#[test]
+fn old_superblocks_are_wiped() {
+    if !has(&NEEDS) || !has(&[Need::Program("xfs_repair"), Need::Program("xfs_db")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let path = scratch.path("image");
+    let image = path.to_str().unwrap();
+    fs::File::create(&path).unwrap().set_len(2 << 30).unwrap();
+    run(&mut command(
+        "mkfs.xfs",
+        ["-q", "-d", "agcount=16", "-L", "old", image],
+    ))
+    .ok();
+    mkfs(&["-f", "-d", "agcount=3", "-L", "new", image]).ok();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0; 4096], 0).unwrap();
+    run(&mut command("xfs_repair", ["-f", image]));
+    let db = ["-r", "-c", "sb 0", "-c", "p agcount", image];
+    assert_eq!(run(&mut command("xfs_db", db)).ok().trim(), "agcount = 3");
+    sound(image);
+}
+
+/// An image that a process reads is not written, and one that a process writes is neither read nor written.
+#[test]
+fn an_image_in_use_is_not_written() {
+    use uvfs_io::device::{Device, OpenOptions};
+    if !has(&[Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let path = scratch.path("image");
+    let image = path.to_str().unwrap();
+    mkfs(&["--size", "300M", image]).ok();
+    let repair = |code, words: &[&str]| {
+        let outcome = run(uvfs().args(["repair", image]));
+        assert_eq!(outcome.status.code(), Some(code), "{outcome}");
+        assert!(
+            words.iter().all(|w| outcome.stderr.contains(w)),
+            "{outcome}"
+        );
+    };
+    let reader = Device::open(&path, OpenOptions::default()).unwrap();
+    repair(2, &["image", "in use by another process"]);
+    refused(
+        &mkfs(&["-f", "--size", "300M", image]),
+        &["in use by another process"],
+    );
+    run(uvfs().args(["ls", image])).ok();
+    drop(reader);
+    let write = OpenOptions {
+        write: true,
+        ..OpenOptions::default()
+    };
+    let writer = Device::open(&path, write).unwrap();
+    repair(2, &["in use by another process"]);
+    refused(
+        &run(uvfs().args(["ls", image])),
+        &["being written by another process"],
+    );
+    drop(writer);
+    repair(0, &[]);
+}
+
+/// Numbers of devices are stored or refused, and flags are kept: into an image, on its mounts, and out of it.
+#[test]
+fn device_numbers_and_flags_are_kept() {
+    if !has(&NEEDS) || !has(&[Need::Program("lsattr")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let from = scratch.dir("from");
+    let fill = "echo a >i; echo b >a; ln a a2; echo c >d; mkdir dir; mknod dev b 511 262143; \
+        chattr +i i && chattr +a a && chattr +d d && chattr +d dir";
+    let filled = run(shell(fill, &[]).current_dir(&from));
+    let image = scratch.path("image");
+    let image = image.to_str().unwrap();
+    let made = mkfs(&["--from", from.to_str().unwrap(), image]);
+    let to = Image::empty(&scratch, "copy").mount("rw");
+    let copied = run(uvfs().args(["cp", "-r", "--trusted", image, "/", to.to_str().unwrap()]));
+    let kernel = scratch.dir("kernel");
+    let mounted = run(command("mount", ["-t", "xfs", "-o", "loop,ro", image]).arg(&kernel));
+    let list = "lsattr -d -- i a a2 d dir | cut -d ' ' -f 1 | tr -d e-; stat -c %t:%T dev";
+    let outcomes: Vec<_> = [&from, &kernel, &to]
+        .map(|at| run(shell(list, &[]).current_dir(at)))
+        .into();
+    run(&mut command("umount", [kernel.to_str().unwrap()]));
+    let ours = scratch.dir("ours");
+    let served = run(uvfs().args(["mount", image]).arg(&ours));
+    let shown = run(shell(list, &[]).current_dir(&ours));
+    run(uvfs().arg("umount").arg(&ours));
+    // What can't be changed can't be removed with the scratch directory.
+    let clear = "chattr -i i; chattr -a a";
+    run(shell(clear, &[]).current_dir(&from));
+    run(shell(clear, &[]).current_dir(&to));
+    for o in [&filled, &made, &copied, &mounted, &served] {
+        assert!(o.status.success(), "{o}");
+    }
+    assert!(outcomes[0].stdout.starts_with('i'), "{}", outcomes[0]);
+    for o in outcomes.iter().chain([&shown]) {
+        same(&o.stdout, &outcomes[0].stdout);
+    }
+    run(&mut command(
+        "mknod",
+        [from.join("far").to_str().unwrap(), "b", "300", "300000"],
+    ))
+    .ok();
+    refused(
+        &mkfs(&["-f", "--from", from.to_str().unwrap(), image]),
+        &["from/far", "device numbers"],
+    );
+}

@@ -2,7 +2,7 @@
 
 use super::super::MkfsError;
 use super::super::inode::{ForkData, NewInode, put};
-use super::super::pool::{FilePiece, FileRef, Job};
+use super::super::pool::{FilePiece, Job, SourceFile};
 use super::super::source::{Meta, SourceDir, SourceEntry};
 use super::super::space::{BlockRun, Full, REGION_BYTES};
 use crate::bulk::attr::NewAttr;
@@ -78,10 +78,8 @@ impl<'p, 'a> Filler<'p, 'a> {
         if total > self.space.free_blocks() + u64::from(region) * self.batches.len() as u64 {
             return Err(self.full(path()));
         }
-        let file = match runs.len() == 1 && total <= small {
-            true => FileRef::Once(dir.clone(), e.name.clone()),
-            false => FileRef::shared(dir.clone(), e.name.clone()),
-        };
+        let several = runs.len() > 1 || total > small;
+        let file = SourceFile::new(dir.clone(), e.name.clone(), e.meta.size, several);
         for (first, n) in runs {
             let start = first << g.blocklog;
             let bytes = (n << g.blocklog).min(e.meta.size - start);
@@ -131,7 +129,7 @@ impl<'p, 'a> Filler<'p, 'a> {
     #[expect(clippy::too_many_arguments, reason = "one call")]
     fn small(
         &mut self,
-        file: &FileRef,
+        file: &Arc<SourceFile>,
         first: u64,
         blocks: u32,
         bytes: u64,

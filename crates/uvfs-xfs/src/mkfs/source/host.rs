@@ -82,7 +82,7 @@ impl HostDir {
         let mut names = [0u8; 1024];
         let mut more = Vec::new();
         let names = match rfs::llistxattr(&path, &mut names) {
-            Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+            Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOENT) => return Ok(Vec::new()),
             Ok(n) => &names[..n],
             Err(Errno::RANGE) => {
                 more.resize(65536, 0);
@@ -106,15 +106,18 @@ impl HostDir {
                     Err(Errno::RANGE) if value.len() < ATTR_MAX_VALUE => {
                         value.resize(ATTR_MAX_VALUE, 0);
                     }
-                    // It was removed meanwhile.
-                    Err(Errno::NODATA) => break usize::MAX,
+                    // It was removed meanwhile, or the file was.
+                    Err(Errno::NODATA | Errno::NOENT) => break usize::MAX,
                     Err(e) => return Err(failed(e)),
                 }
             };
             if n == usize::MAX {
                 continue;
             }
-            attrs.extend(attribute(full, &value[..n]));
+            attrs.extend(
+                attribute(full, &value[..n])
+                    .map_err(|why| MkfsError::unfit(self.path(name), why))?,
+            );
         }
         // An XFS source lists its ACLs under both names.
         attrs.sort_by(|a, b| (a.flags, &a.name).cmp(&(b.flags, &b.name)));
@@ -144,10 +147,14 @@ impl HostDir {
         let meta = meta(&stat);
         let kind = FileType::from_mode(meta.mode);
         let target = match kind {
-            FileType::Symlink => rfs::readlinkat(&self.fd, name, Vec::new())
-                .map_err(|e| self.failed(name, "reading the link", e))?
-                .into_bytes()
-                .into(),
+            FileType::Symlink => match rfs::readlinkat(&self.fd, name, Vec::new()) {
+                // It was removed or replaced since.
+                Err(Errno::NOENT | Errno::INVAL) => return Ok(None),
+                other => other
+                    .map_err(|e| self.failed(name, "reading the link", e))?
+                    .into_bytes()
+                    .into(),
+            },
             _ => Box::default(),
         };
         let holes = kind == FileType::Regular && stat.stx_blocks * 512 < meta.size;
@@ -169,7 +176,10 @@ impl HostDir {
 
     /// Where a file has data.
     fn runs(&self, name: &[u8], size: u64) -> Result<Data, MkfsError> {
-        let fd = self.open_fd(name)?;
+        let Some((fd, _)) = self.open_file(name)? else {
+            // This is found again, and reported, when its contents are copied.
+            return Ok(Data::Dense);
+        };
         let failed = |e| self.failed(name, "looking for its holes", e);
         let mut runs = Vec::new();
         let mut at = 0;
@@ -198,17 +208,31 @@ impl HostDir {
         Ok(Data::Runs(runs))
     }
 
-    fn open_fd(&self, name: &[u8]) -> Result<OwnedFd, MkfsError> {
+    /// A regular file and its size; `None` if there is none of this name any more.
+    fn open_file(&self, name: &[u8]) -> Result<Option<(OwnedFd, u64)>, MkfsError> {
+        let failed = |e| self.failed(name, "opening it", e);
+        let fd = match self.open_fd(name) {
+            // Removed, or replaced by a symbolic link, a socket, or a device without a driver.
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(None),
+            other => other.map_err(failed)?,
+        };
+        let stat = rfs::fstat(&fd).map_err(failed)?;
+        let regular = rfs::FileType::from_raw_mode(stat.st_mode) == rfs::FileType::RegularFile;
+        Ok(regular.then_some((fd, stat.st_size as u64)))
+    }
+
+    fn open_fd(&self, name: &[u8]) -> Result<OwnedFd, Errno> {
+        // A FIFO that has taken the file's place would wait for a writer.
+        const FILE: OFlags = OPEN.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
         if self.tree.noatime.load(Ordering::Relaxed) {
-            match rfs::openat(&self.fd, name, OPEN | OFlags::NOATIME, Mode::empty()) {
+            match rfs::openat(&self.fd, name, FILE | OFlags::NOATIME, Mode::empty()) {
                 Ok(fd) => return Ok(fd),
                 // Only the owner may.
                 Err(Errno::PERM) => self.tree.noatime.store(false, Ordering::Relaxed),
-                Err(e) => return Err(self.failed(name, "opening it", e)),
+                Err(e) => return Err(e),
             }
         }
-        rfs::openat(&self.fd, name, OPEN, Mode::empty())
-            .map_err(|e| self.failed(name, "opening it", e))
+        rfs::openat(&self.fd, name, FILE, Mode::empty())
     }
 }
 
@@ -245,8 +269,9 @@ impl SourceDir for HostDir {
         }))
     }
 
-    fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError> {
-        self.open_fd(name).map(SourceReader::Host)
+    fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError> {
+        let opened = self.open_file(name)?;
+        Ok(opened.map(|(fd, size)| SourceReader::Host(fd, size)))
     }
 
     fn path(&self, name: &[u8]) -> PathBuf {
@@ -265,17 +290,25 @@ impl SourceDir for HostDir {
 }
 
 /// An attribute by its full name, as it is stored; `None` for one that is not kept.
-pub(super) fn attribute(full: &[u8], value: &[u8]) -> Option<NewAttr> {
-    let (flags, name) = namespace(full)?;
+///
+/// # Errors
+/// Why it can't be stored.
+pub(super) fn attribute(full: &[u8], value: &[u8]) -> Result<Option<NewAttr>, &'static str> {
+    let Some((flags, name)) = namespace(full) else {
+        return Ok(None);
+    };
     let acl = full.starts_with(b"system.posix_acl_");
-    Some(NewAttr {
+    let value = match acl {
+        true => acl_from_xattr(value)
+            .ok_or("its access control list is not one")?
+            .into(),
+        false => value.into(),
+    };
+    Ok(Some(NewAttr {
         flags,
         name: name.into(),
-        value: match acl {
-            true => acl_from_xattr(value)?.into(),
-            false => value.into(),
-        },
-    })
+        value,
+    }))
 }
 
 /// The namespace flags of an attribute's full name, and its name on disk. `None` for what is not
@@ -315,5 +348,54 @@ fn meta(s: &rfs::Statx) -> Meta {
         mtime: time(s.stx_mtime),
         ctime: time(s.stx_ctime),
         crtime: time(if birth { s.stx_btime } else { s.stx_mtime }),
+        flags: [
+            (rfs::StatxAttributes::IMMUTABLE, DIFLAG_IMMUTABLE),
+            (rfs::StatxAttributes::APPEND, DIFLAG_APPEND),
+            (rfs::StatxAttributes::NODUMP, DIFLAG_NODUMP),
+        ]
+        .into_iter()
+        .filter(|(attribute, _)| s.stx_attributes.contains(*attribute))
+        .fold(0, |flags, (_, flag)| flags | flag),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A file that is removed, or becomes something else, after it was listed is found to be gone; its opening waits for
+    /// nothing.
+    #[test]
+    fn what_was_replaced_after_the_listing_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name| dir.path().join(name);
+        for name in ["fifo", "link", "directory", "removed", "same"] {
+            fs::write(at(name), "12345").unwrap();
+        }
+        let root = HostDir::root(dir.path(), None).unwrap();
+        assert_eq!(root.dir.list().unwrap().len(), 5);
+        for name in ["fifo", "link", "directory", "removed"] {
+            fs::remove_file(at(name)).unwrap();
+        }
+        rfs::mknodat(rfs::CWD, at("fifo"), rfs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        std::os::unix::fs::symlink("same", at("link")).unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        for name in ["fifo", "link", "directory", "removed"] {
+            assert!(root.dir.open(name.as_bytes()).unwrap().is_none(), "{name}");
+        }
+        let same = root.dir.open(b"same").unwrap().unwrap();
+        assert_eq!(same.changeable_size(), Some(5));
+        let mut buf = [1; 8];
+        assert_eq!(same.read_at(2, &mut buf).unwrap(), 3);
+        assert_eq!(&buf, b"345\0\0\0\0\0");
+    }
+
+    /// What XFS can't store is refused.
+    #[test]
+    fn attributes_that_cannot_be_stored_are_refused() {
+        assert!(attribute(b"user.a", b"x").unwrap().is_some());
+        assert!(attribute(b"btrfs.compression", b"x").unwrap().is_none());
+        assert!(attribute(b"system.posix_acl_access", b"no ACL").is_err());
     }
 }

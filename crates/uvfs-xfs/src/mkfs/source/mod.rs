@@ -37,6 +37,8 @@ pub struct Meta {
     pub ctime: Time,
     /// Birth.
     pub crtime: Time,
+    /// `DIFLAG_IMMUTABLE`, `DIFLAG_APPEND` and `DIFLAG_NODUMP`.
+    pub flags: u16,
 }
 
 impl Meta {
@@ -86,11 +88,11 @@ pub trait SourceDir: Send + Sync {
     /// As [`SourceDir::list`].
     fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError>;
 
-    /// The regular file `name` in this directory.
+    /// The regular file `name` in this directory; `None` if there is none any more.
     ///
     /// # Errors
     /// As [`SourceDir::list`].
-    fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError>;
+    fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError>;
 
     /// The path of the entry `name`, or of the directory itself if that is empty, for messages.
     fn path(&self, name: &[u8]) -> PathBuf;
@@ -110,8 +112,8 @@ pub struct Root {
 /// An open file of a source.
 #[derive(Debug)]
 pub enum SourceReader {
-    /// A file of the host.
-    Host(OwnedFd),
+    /// A file of the host, and its size when it was opened.
+    Host(OwnedFd, u64),
     /// Parts of another file.
     Parts {
         /// The file.
@@ -123,13 +125,26 @@ pub enum SourceReader {
 }
 
 impl SourceReader {
-    /// Reads all of `buf` from `offset`; an error if the file ends before.
+    /// The size of a file that others may change meanwhile.
+    pub(super) fn changeable_size(&self) -> Option<u64> {
+        match self {
+            SourceReader::Host(_, size) => Some(*size),
+            SourceReader::Parts { .. } => None,
+        }
+    }
+
+    /// Reads into `buf` from `offset`, and gives the bytes that there were: fewer than asked for only if the file ends.
+    /// The rest of `buf` becomes zeros.
     ///
     /// # Errors
-    /// The kernel's error, or `UnexpectedEof`.
-    pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+    /// The kernel's error.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
         match self {
-            SourceReader::Host(fd) => pread(fd, offset, buf),
+            SourceReader::Host(fd, _) => {
+                let n = pread(fd, offset, buf)?;
+                buf[n..].fill(0);
+                Ok(n)
+            }
             SourceReader::Parts { file, parts } => {
                 buf.fill(0);
                 let end = offset + buf.len() as u64;
@@ -140,20 +155,23 @@ impl SourceReader {
                     let to = end.min(start + len);
                     if from < to {
                         let part = (from - offset) as usize..(to - offset) as usize;
-                        pread(&**file, at + (from - start), &mut buf[part])?;
+                        let want = part.len();
+                        if pread(&**file, at + (from - start), &mut buf[part])? < want {
+                            return Err(std::io::ErrorKind::UnexpectedEof.into());
+                        }
                     }
                 }
-                Ok(())
+                Ok(buf.len())
             }
         }
     }
 }
 
-fn pread(fd: impl AsFd, mut offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+fn pread(fd: impl AsFd, mut offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
         match rustix::io::pread(&fd, &mut buf[done..], offset) {
-            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => break,
             Ok(n) => {
                 done += n;
                 offset += n as u64;
@@ -162,7 +180,7 @@ fn pread(fd: impl AsFd, mut offset: u64, buf: &mut [u8]) -> std::io::Result<()> 
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(())
+    Ok(done)
 }
 
 fn as_path(bytes: &[u8]) -> PathBuf {

@@ -61,6 +61,7 @@ fn directory() -> Node {
         mtime: Time::default(),
         ctime: Time::default(),
         crtime: Time::default(),
+        flags: 0,
     };
     Node {
         meta,
@@ -84,10 +85,14 @@ pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
         contents: Arc::new(contents),
     };
     let mut end = 0;
-    let mut archive = Archive::new(archive);
+    let mut archive = Archive::new(Input::new(archive));
     for member in archive.entries().map_err(failed("reading it"))? {
         tree.add(member.map_err(failed("reading it"))?, &mut end)?;
     }
+    archive
+        .into_inner()
+        .finish()
+        .map_err(failed("reading it"))?;
     let (meta, attrs) = (tree.nodes[0].meta.clone(), tree.nodes[0].attrs.clone());
     let dir = TarDir {
         tree: Arc::new(tree),
@@ -99,6 +104,49 @@ pub fn read(archive: impl Read, beside: &Path) -> Result<Root, MkfsError> {
         meta,
         attrs,
     })
+}
+
+/// An archive on its way in. A program that fails while it writes one into a pipe leaves it without its end, which is
+/// not to be taken for a whole one.
+struct Input<R> {
+    from: R,
+    bytes: u64,
+    /// Bytes since the last one that was not zero.
+    zeros: u64,
+}
+
+impl<R: Read> Input<R> {
+    fn new(from: R) -> Input<R> {
+        Input {
+            from,
+            bytes: 0,
+            zeros: 0,
+        }
+    }
+
+    /// Reads what follows the last member: an end of two blocks of zeros, and padding, until the writer is done.
+    fn finish(mut self) -> io::Result<()> {
+        const END: u64 = 2 * 512;
+        let why = match self.bytes {
+            0 => "it is empty; did the program that writes it fail?",
+            // The first block of zeros ended the reading of members.
+            _ if self.zeros < END / 2 => "it has no end; did the program that writes it fail?",
+            _ => return io::copy(&mut self, &mut io::sink()).map(drop),
+        };
+        Err(io::Error::new(io::ErrorKind::UnexpectedEof, why))
+    }
+}
+
+impl<R: Read> Read for Input<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.from.read(buf)?;
+        self.bytes += n as u64;
+        self.zeros = match buf[..n].iter().rposition(|b| *b != 0) {
+            None => self.zeros + n as u64,
+            Some(last) => (n - 1 - last) as u64,
+        };
+        Ok(n)
+    }
 }
 
 /// The names on the way to a member, without "." and leading slashes; `None` if one is "..".
@@ -143,6 +191,12 @@ fn type_bits(kind: EntryType) -> Option<u16> {
     })
 }
 
+/// An owner that the format has no number for.
+fn no_owner() -> io::Error {
+    let why = "XFS has owners and groups from 0 to 4294967295";
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
 /// Takes a member's extended headers: times, owners, attributes and holes.
 fn extended(
     m: &mut tar::Entry<'_, impl Read>,
@@ -162,10 +216,15 @@ fn extended(
                 }
             }
             b"atime" => accessed = pax_time(text),
-            b"uid" => meta.uid = text.parse().unwrap_or(meta.uid),
-            b"gid" => meta.gid = text.parse().unwrap_or(meta.gid),
+            b"uid" => meta.uid = text.parse().map_err(|_| no_owner())?,
+            b"gid" => meta.gid = text.parse().map_err(|_| no_owner())?,
             _ => match key.strip_prefix(b"SCHILY.xattr.") {
-                Some(name) => attrs.extend(super::host::attribute(name, x.value_bytes())),
+                Some(name) => {
+                    let attr = super::host::attribute(name, x.value_bytes());
+                    attrs.extend(
+                        attr.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?,
+                    );
+                }
                 None => sparse.take(key, x.value_bytes())?,
             },
         }
@@ -230,20 +289,27 @@ impl TarTree {
             ),
             _ => (0, 0),
         };
+        let (uid, gid) = (header.uid().map_err(bad)?, header.gid().map_err(bad)?);
+        // A header that gives the number again overrides what does not fit here.
         let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX);
         let mut meta = Meta {
             mode: type_bits | (header.mode().map_err(bad)? as u16 & 0o7777),
-            uid: narrow(header.uid().map_err(bad)?),
-            gid: narrow(header.gid().map_err(bad)?),
+            uid: narrow(uid),
+            gid: narrow(gid),
             size: m.size(),
             rdev,
             atime: mtime,
             mtime,
             ctime: mtime,
             crtime: mtime,
+            flags: 0,
         };
         let (mut attrs, mut sparse) = (Vec::new(), Sparse::default());
         extended(&mut m, &mut meta, &mut attrs, &mut sparse).map_err(bad)?;
+        let outside = |id: u64, now: u32| id > u64::from(u32::MAX) && now == u32::MAX;
+        if outside(uid, meta.uid) || outside(gid, meta.gid) {
+            return Err(bad(no_owner()));
+        }
         let path = sparse.name.take().map_or(path.clone(), Vec::from);
         let names_of = names(&path).ok_or_else(|| unfit("a path with \"..\" or a long name"))?;
         let Some((name, above)) = names_of.split_last() else {
@@ -402,12 +468,12 @@ impl SourceDir for TarDir {
         }))
     }
 
-    fn open(&self, name: &[u8]) -> Result<SourceReader, MkfsError> {
+    fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError> {
         let node = self.node_of(name)?;
-        Ok(SourceReader::Parts {
+        Ok(Some(SourceReader::Parts {
             file: self.tree.contents.clone(),
             parts: self.tree.nodes[node].parts.as_slice().into(),
-        })
+        }))
     }
 
     fn path(&self, name: &[u8]) -> PathBuf {
@@ -452,5 +518,51 @@ mod tests {
         assert_eq!(names(b"./a//b/"), Some(vec![&b"a"[..], b"b"]));
         assert_eq!(names(b"/etc"), Some(vec![&b"etc"[..]]));
         assert_eq!(names(b"a/../b"), None);
+    }
+
+    /// An archive of one file, with extended headers.
+    fn archive(headers: &[(&str, &[u8])], uid: u64) -> Vec<u8> {
+        let mut to = tar::Builder::new(Vec::new());
+        to.append_pax_extensions(headers.iter().copied()).unwrap();
+        let mut header = tar::Header::new_ustar();
+        header.set_size(5);
+        header.set_mode(0o644);
+        header.set_uid(uid);
+        header.set_gid(7);
+        header.set_mtime(0);
+        header.set_entry_type(EntryType::Regular);
+        to.append_data(&mut header, "file", &b"12345"[..]).unwrap();
+        to.into_inner().unwrap()
+    }
+
+    fn reading(bytes: &[u8]) -> Result<Root, MkfsError> {
+        read(bytes, &std::env::temp_dir())
+    }
+
+    /// What a failed program leaves in a pipe is no archive: nothing at all, or one without its end.
+    #[test]
+    fn an_archive_needs_its_end() {
+        let whole = archive(&[], 0);
+        assert_eq!(reading(&whole).unwrap().dir.list().unwrap().len(), 1);
+        // Without a member, and with one block of the end, as some programs write it.
+        reading(&[0; 1024]).unwrap();
+        reading(&whole[..whole.len() - 512]).unwrap();
+        for len in [0, 100, 512, whole.len() - 1024] {
+            assert!(reading(&whole[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    /// Owners that XFS has no number for are refused.
+    #[test]
+    fn owners_fit() {
+        let owner = |headers: &[(&str, &[u8])], uid| {
+            let root = reading(&archive(headers, uid))?;
+            Ok::<_, MkfsError>(root.dir.list()?[0].meta.uid)
+        };
+        assert_eq!(owner(&[], 7).unwrap(), 7);
+        assert_eq!(owner(&[("uid", b"4294967294")], 7).unwrap(), u32::MAX - 1);
+        assert!(owner(&[("uid", b"4294967296")], 7).is_err());
+        assert!(owner(&[("gid", b"many")], 7).is_err());
+        assert!(owner(&[], 1 << 32).is_err());
     }
 }
