@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::inode::Fork;
 use crate::volume::Volume;
-pub use copy::{Copied, copy_out};
+pub use copy::{Copied, Trust, copy_out};
 pub use ls::{LsOptions, escape, format_time, ls, mode_string};
 use std::io::{self, Write};
 

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uvfs_xfs::tools::{self, LsOptions};
+use uvfs_xfs::tools::{self, LsOptions, Trust};
 use uvfs_xfs::{Error, Volume};
 
 fn no_errors(path: &Path, e: &Error) {
@@ -55,7 +55,7 @@ fn copy_out_keeps_everything() {
     assert!(target.mkfs(&["-m", "reflink=1,bigtime=1"]));
     let to = Mount::new(&target.path(), "rw").unwrap();
     let volume = image.open();
-    let copied = tools::copy_out(&volume, b"/", to.path(), &mut no_errors).unwrap();
+    let copied = tools::copy_out(&volume, b"/", to.path(), Trust::Trusted, &mut no_errors).unwrap();
     assert!(
         copied.files > 6000 && copied.directories > 400 && copied.links == 2,
         "{copied:?}"
@@ -126,27 +126,58 @@ fn copy_out_as_and_into() {
     let volume = image.open();
     let dir = image.dir().join("out");
     fs::create_dir(&dir).unwrap();
-    tools::copy_out(&volume, b"/files/plain-4097", &dir, &mut no_errors).unwrap();
+    tools::copy_out(
+        &volume,
+        b"/files/plain-4097",
+        &dir,
+        Trust::Trusted,
+        &mut no_errors,
+    )
+    .unwrap();
     assert!(fs::read(dir.join("plain-4097")).unwrap() == pattern(4, 4097));
     tools::copy_out(
         &volume,
         b"files/plain-4097",
         &dir.join("as"),
+        Trust::Trusted,
         &mut no_errors,
     )
     .unwrap();
     assert!(fs::read(dir.join("as")).unwrap() == pattern(4, 4097));
-    tools::copy_out(&volume, b"/deep/level-0/", &dir, &mut no_errors).unwrap();
+    tools::copy_out(
+        &volume,
+        b"/deep/level-0/",
+        &dir,
+        Trust::Trusted,
+        &mut no_errors,
+    )
+    .unwrap();
     assert_eq!(fs::read(dir.join("level-0/level-1/here")).unwrap(), b"2");
     // A file that is there stays.
     fs::write(dir.join("as"), "mine").unwrap();
     let mut failed = 0;
     let mut count = |_: &Path, _: &Error| failed += 1;
-    let copied = tools::copy_out(&volume, b"/files/plain-4097", &dir, &mut count).unwrap();
+    let copied = tools::copy_out(
+        &volume,
+        b"/files/plain-4097",
+        &dir,
+        Trust::Trusted,
+        &mut count,
+    )
+    .unwrap();
     assert_eq!((copied.errors, copied.files), (1, 0));
     assert_eq!(failed, 1);
-    assert!(tools::copy_out(&volume, b"/nowhere", &dir, &mut no_errors).is_err());
-    assert!(tools::copy_out(&volume, b"/", Path::new("/no/such/place"), &mut no_errors).is_err());
+    assert!(tools::copy_out(&volume, b"/nowhere", &dir, Trust::Trusted, &mut no_errors).is_err());
+    assert!(
+        tools::copy_out(
+            &volume,
+            b"/",
+            Path::new("/no/such/place"),
+            Trust::Trusted,
+            &mut no_errors
+        )
+        .is_err()
+    );
 }
 
 /// `uvfs ls`, `cat` and `stat` would show something else than the kernel's mount of the same image.
@@ -171,7 +202,15 @@ fn long_listings_are_those_of_ls(volume: &Volume, mount: &Path) {
         };
         let mut ours = Vec::new();
         assert_eq!(
-            tools::ls(volume, dir.as_bytes(), options, &mut ours, &mut no_errors).unwrap(),
+            tools::ls(
+                volume,
+                dir.as_bytes(),
+                options,
+                &mut ours,
+                Trust::Trusted,
+                &mut no_errors
+            )
+            .unwrap(),
             0
         );
         let args = ["-lnaU", "--time-style=full-iso"];
@@ -209,7 +248,15 @@ fn every_directory_is_listed_once(volume: &Volume, mount: &Path) {
         recursive: true,
         ..LsOptions::default()
     };
-    tools::ls(volume, b"", options, &mut ours, &mut no_errors).unwrap();
+    tools::ls(
+        volume,
+        b"",
+        options,
+        &mut ours,
+        Trust::Trusted,
+        &mut no_errors,
+    )
+    .unwrap();
     let text = String::from_utf8(ours).unwrap();
     assert!(text.contains("\n\ndeep/level-0/level-1:\nhere\nlevel-2\n"));
     assert!(text.contains("\\001\\002") && text.contains("\\377\\376"));

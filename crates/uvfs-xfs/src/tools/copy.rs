@@ -4,8 +4,12 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::inode::{Fork, Inode, Time};
 use crate::volume::Volume;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self as rfs, AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    self as rfs, AtFlags, Gid, IFlags, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
+    XattrFlags,
+};
+use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -27,6 +31,19 @@ pub struct Copied {
     pub bytes: u64,
     /// Errors that were reported.
     pub errors: u64,
+    /// Devices that were not made, see [`Trust`].
+    pub devices_left_out: u64,
+    /// Set-user-id and set-group-id bits, and capabilities, that were taken off, see [`Trust`].
+    pub rights_taken_off: u64,
+}
+
+/// What a copy takes over of an image's that gives power over the machine it is copied to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// No device is made; set-user-id and set-group-id bits of files, and capabilities, are taken off.
+    Untrusted,
+    /// Everything.
+    Trusted,
 }
 
 /// Copies `from` out of the image with everything below it: holes stay holes; modes, owners,
@@ -35,10 +52,14 @@ pub struct Copied {
 /// Like `cp -r`: into the directory `to` if that exists (under the last name of `from`; the
 /// contents of the root go straight in), otherwise as `to`. Nothing that exists is overwritten.
 /// An error is handed to `report` (path below `to`, error) and copying goes on.
+///
+/// Other users may change what lies at the destination meanwhile. Attributes are set by descriptors of what this copy
+/// made, so that they never reach a file that another user has put in its place.
 pub fn copy_out(
     volume: &Volume,
     from: &[u8],
     to: &Path,
+    trust: Trust,
     report: &mut dyn FnMut(&Path, &Error),
 ) -> Result<Copied> {
     let inode = volume.resolve(from, false)?;
@@ -54,8 +75,10 @@ pub fn copy_out(
     };
     let mut copy = Copy {
         volume,
-        root: PathBuf::new(),
+        trust,
+        root: None,
         links: HashMap::new(),
+        flagged: Vec::new(),
         seen: HashSet::new(),
         done: Copied::default(),
         report,
@@ -64,12 +87,11 @@ pub fn copy_out(
     match (open_dir(to), name) {
         // Into an existing directory, under the source's own name.
         (Ok(fd), Some(name)) => {
-            copy.root = to.to_path_buf();
             copy.tree(fd, OsStr::from_bytes(name), inode);
         }
         // The root's contents into an existing directory, whose own attributes stay.
         (Ok(fd), None) => {
-            copy.root = to.to_path_buf();
+            copy.root = rustix::io::dup(&fd).ok();
             copy.contents(fd, PathBuf::new(), inode, false);
         }
         (Err(rustix::io::Errno::NOENT), _) => {
@@ -81,25 +103,43 @@ pub fn copy_out(
                 return Err(failed(to, rustix::io::Errno::NOENT));
             };
             let fd = open_dir(parent).map_err(|e| failed(parent, e))?;
-            copy.root = parent.to_path_buf();
             copy.tree(fd, last, inode);
         }
         (Err(e), _) => return Err(failed(to, e)),
     }
+    copy.late_flags();
     Ok(copy.done)
 }
 
 pub(super) struct Copy<'a> {
     volume: &'a Volume,
+    trust: Trust,
     /// The directory that the paths in `links` begin from.
-    root: PathBuf,
-    /// Where the first name of a file with several went.
-    links: HashMap<u64, PathBuf>,
+    root: Option<OwnedFd>,
+    /// The first name of a file with several, and the inode that was made for it.
+    links: HashMap<u64, (PathBuf, Made)>,
+    /// Inode flags that are set when everything else is done: a file that may not be changed gets no further names.
+    flagged: Vec<(PathBuf, Made, IFlags)>,
     /// Directories met: a damaged image may have loops.
     seen: HashSet<u64>,
     done: Copied,
     report: &'a mut dyn FnMut(&Path, &Error),
     buf: Vec<u8>,
+}
+
+/// Identifies an inode that this copy made: device and number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Made(u64, u64);
+
+impl Made {
+    fn of(stat: &rfs::Stat) -> Made {
+        Made(stat.st_dev as u64, stat.st_ino)
+    }
+}
+
+/// The path of an open file, for calls that have no form for a descriptor opened with O_PATH.
+fn by_descriptor(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
 /// A directory that is being copied.
@@ -138,6 +178,7 @@ impl Copy<'_> {
     /// Copies `inode` as `name` in `dir`, with everything below it.
     fn tree(&mut self, dir: OwnedFd, name: &OsStr, inode: Inode) {
         let path = PathBuf::from(name);
+        self.root = rustix::io::dup(&dir).ok();
         if !inode.is_dir() {
             self.file(dir.as_fd(), name, &path, &inode);
         } else if let Some(fd) = self.make_dir(dir.as_fd(), name, &path) {
@@ -150,8 +191,54 @@ impl Copy<'_> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rfs::openat(dir, name, flags, Mode::empty());
         let fd = self.check_os(path, "opening", fd)?;
+        // The directory just made, or one that another user has put in its place?
+        let stat = self.check_os(path, "stat", rfs::fstat(&fd))?;
+        let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0;
+        self.check_os(
+            path,
+            "opening",
+            if ours { Ok(()) } else { Err(Errno::STALE) },
+        )?;
         self.done.directories += 1;
         Some(fd)
+    }
+
+    /// Opens what was just made as `name`, to set its attributes. An error if another user has put something else in its
+    /// place.
+    fn open_made(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &OsStr,
+        kind: rfs::FileType,
+        rdev: u64,
+    ) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rfs::openat(dir, name, flags, Mode::empty())?;
+        let stat = rfs::fstat(&fd)?;
+        let ours = stat.st_uid == rustix::process::geteuid().as_raw()
+            && stat.st_nlink == 1
+            && rfs::FileType::from_raw_mode(stat.st_mode) == kind
+            && (kind == rfs::FileType::Symlink || stat.st_mode & 0o177 == 0)
+            && stat.st_rdev as u64 == rdev;
+        if ours { Ok(fd) } else { Err(Errno::STALE) }
+    }
+
+    /// Opens again, from the copy's root, what this copy made; symbolic links on the way are not followed.
+    fn open_again(&self, path: &Path, made: Made, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let root = self.root.as_ref().ok_or(Errno::BADF)?;
+        let beneath =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let fd = rfs::openat2(
+            root,
+            path,
+            flags | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+            beneath,
+        )?;
+        match Made::of(&rfs::fstat(&fd)?) == made {
+            true => Ok(fd),
+            false => Err(Errno::STALE),
+        }
     }
 
     /// Copies what is in the directory `inode` into `fd`, depth first.
@@ -233,23 +320,40 @@ impl Copy<'_> {
 
     /// Copies anything but a directory.
     fn file(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path, inode: &Inode) {
-        if let Some(first) = self.links.get(&inode.ino) {
-            let first = self.root.join(first);
-            let linked = rfs::linkat(rfs::CWD, &first, dir, name, AtFlags::empty());
+        if let Some((first, made)) = self.links.get(&inode.ino) {
+            let linked = self.open_again(first, *made, OFlags::PATH).and_then(|fd| {
+                rfs::linkat(
+                    rfs::CWD,
+                    by_descriptor(fd.as_fd()),
+                    dir,
+                    name,
+                    AtFlags::SYMLINK_FOLLOW,
+                )
+            });
             if self.check_os(path, "linking", linked).is_some() {
                 self.done.links += 1;
             }
             return;
         }
-        if self.make(dir, name, path, inode) && inode.nlink > 1 {
+        if let Some(made) = self.make(dir, name, path, inode)
+            && inode.nlink > 1
+        {
             // Only of a file that this copy made: another name becomes a link to it.
-            self.links.insert(inode.ino, path.to_path_buf());
+            self.links.insert(inode.ino, (path.to_path_buf(), made));
         }
     }
 
-    /// Makes and fills a file that is no directory; whether it was made.
-    fn make(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path, inode: &Inode) -> bool {
+    /// Makes and fills a file that is no directory; `None` if it was not made.
+    fn make(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &OsStr,
+        path: &Path,
+        inode: &Inode,
+    ) -> Option<Made> {
         let kind = inode.file_type();
+        let raw = rfs::FileType::from_raw_mode(kind.mode_bits().into());
+        let mut rdev = 0;
         match kind {
             FileType::Regular => {
                 let flags = OFlags::WRONLY
@@ -258,36 +362,33 @@ impl Copy<'_> {
                     | OFlags::NOFOLLOW
                     | OFlags::CLOEXEC;
                 let fd = rfs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR);
-                let Some(fd) = self.check_os(path, "making", fd) else {
-                    return false;
-                };
+                let fd = self.check_os(path, "making", fd)?;
                 let copied = self.bytes(fd.as_fd(), inode);
                 self.check(path, copied);
                 self.done.files += 1;
-                self.attributes(fd.as_fd(), path, inode);
-                return true;
+                return self.attributes(fd.as_fd(), path, inode);
             }
             FileType::Symlink => {
-                let Some(target) = self.check(path, self.volume.readlink(inode)) else {
-                    return false;
-                };
+                let target = self.check(path, self.volume.readlink(inode))?;
                 let made = rfs::symlinkat(OsStr::from_bytes(&target), dir, name);
-                if self.check_os(path, "making", made).is_none() {
-                    return false;
-                }
+                self.check_os(path, "making", made)?;
+            }
+            FileType::CharDevice | FileType::BlockDevice if self.trust == Trust::Untrusted => {
+                self.done.devices_left_out += 1;
+                return None;
             }
             _ => {
-                let kind = rfs::FileType::from_raw_mode(kind.mode_bits());
-                let dev = rfs::makedev(inode.rdev.0, inode.rdev.1);
-                let made = rfs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, dev);
-                if self.check_os(path, "making", made).is_none() {
-                    return false;
+                if matches!(kind, FileType::CharDevice | FileType::BlockDevice) {
+                    rdev = rfs::makedev(inode.rdev.0, inode.rdev.1);
                 }
+                let made = rfs::mknodat(dir, name, raw, Mode::RUSR | Mode::WUSR, rdev);
+                self.check_os(path, "making", made)?;
             }
         }
         self.done.files += 1;
-        self.special_attributes(dir, name, path, inode);
-        true
+        let fd = self.open_made(dir, name, raw, rdev);
+        let fd = self.check_os(path, "opening", fd)?;
+        self.special_attributes(fd.as_fd(), path, inode)
     }
 
     /// Copies data where there is any, and sets the size.
@@ -321,43 +422,85 @@ impl Copy<'_> {
     /// Sets everything on an open file or directory. The order matters: a change of owner takes
     /// away set-user-id bits and capabilities, attributes need a mode that lets them be written,
     /// and all of it changes times.
-    fn attributes(&mut self, fd: BorrowedFd<'_>, path: &Path, inode: &Inode) {
+    fn attributes(&mut self, fd: BorrowedFd<'_>, path: &Path, inode: &Inode) -> Option<Made> {
         let (uid, gid) = owner(inode);
         self.check_os(path, "setting the owner of", rfs::fchown(fd, uid, gid));
         self.xattrs(path, inode, &mut |name, value| {
             rfs::fsetxattr(fd, name, value, XattrFlags::empty())
         });
-        let mode = Mode::from_raw_mode(u32::from(inode.mode & 0o7777));
+        let mode = self.mode(inode);
         self.check_os(path, "setting the mode of", rfs::fchmod(fd, mode));
         self.check_os(
             path,
             "setting the times of",
             rfs::futimens(fd, &times(inode)),
         );
+        let made = Made::of(&self.check_os(path, "stat", rfs::fstat(fd))?);
+        self.flags(fd, path, inode, made);
+        Some(made)
     }
 
-    /// The same for what is not opened: links, devices, fifos, sockets.
+    /// The permissions for a copy.
+    fn mode(&mut self, inode: &Inode) -> Mode {
+        let mut bits = u32::from(inode.mode & 0o7777);
+        if self.trust == Trust::Untrusted && !inode.is_dir() && bits & 0o6000 != 0 {
+            self.done.rights_taken_off += 1;
+            bits &= !0o6000;
+        }
+        Mode::from_raw_mode(bits)
+    }
+
+    /// Sets the inode flags that other tools know: immutable, append only, no dump. A file system without them has none.
+    fn flags(&mut self, fd: BorrowedFd<'_>, path: &Path, inode: &Inode, made: Made) {
+        let flags = [
+            (DIFLAG_IMMUTABLE, IFlags::IMMUTABLE),
+            (DIFLAG_APPEND, IFlags::APPEND),
+            (DIFLAG_NODUMP, IFlags::NODUMP),
+        ]
+        .into_iter()
+        .filter(|(bit, _)| inode.flags & bit != 0)
+        .fold(IFlags::empty(), |all, (_, flag)| all | flag);
+        if flags.is_empty() {
+        } else if inode.is_dir() || inode.nlink == 1 {
+            let set = add_flags(fd, flags);
+            self.check_os(path, "setting the flags of", set);
+        } else {
+            self.flagged.push((path.to_path_buf(), made, flags));
+        }
+    }
+
+    /// Sets the flags of files that have several names.
+    fn late_flags(&mut self) {
+        for (path, made, flags) in std::mem::take(&mut self.flagged) {
+            let set = self
+                .open_again(&path, made, OFlags::RDONLY | OFlags::NONBLOCK)
+                .and_then(|fd| add_flags(fd.as_fd(), flags));
+            self.check_os(&path, "setting the flags of", set);
+        }
+    }
+
+    /// The same for what is not opened: links, devices, fifos, sockets. `fd` was opened with O_PATH.
     fn special_attributes(
         &mut self,
-        dir: BorrowedFd<'_>,
-        name: &OsStr,
+        fd: BorrowedFd<'_>,
         path: &Path,
         inode: &Inode,
-    ) {
+    ) -> Option<Made> {
         let (uid, gid) = owner(inode);
-        let chown = rfs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
+        let on = by_descriptor(fd);
+        let chown = rfs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH);
         self.check_os(path, "setting the owner of", chown);
         if inode.file_type() != FileType::Symlink {
-            let mode = Mode::from_raw_mode(u32::from(inode.mode & 0o7777));
-            let chmod = rfs::chmodat(dir, name, mode, AtFlags::empty());
-            self.check_os(path, "setting the mode of", chmod);
+            let mode = self.mode(inode);
+            self.check_os(path, "setting the mode of", rfs::chmod(&on, mode));
         }
-        let on = self.root.join(path);
         self.xattrs(path, inode, &mut |name, value| {
-            rfs::lsetxattr(&on, name, value, XattrFlags::empty())
+            rfs::setxattr(&on, name, value, XattrFlags::empty())
         });
-        let set = rfs::utimensat(dir, name, &times(inode), AtFlags::SYMLINK_NOFOLLOW);
+        let set = rfs::utimensat(fd, c"", &times(inode), AtFlags::EMPTY_PATH);
         self.check_os(path, "setting the times of", set);
+        let stat = self.check_os(path, "stat", rfs::fstat(fd))?;
+        Some(Made::of(&stat))
     }
 
     fn xattrs(
@@ -377,6 +520,10 @@ impl Copy<'_> {
         });
         self.check(path, listed);
         for name in names {
+            if name == b"security.capability" && self.trust == Trust::Untrusted {
+                self.done.rights_taken_off += 1;
+                continue;
+            }
             let Some(value) = self.check(path, volume.xattr(inode, &name)) else {
                 continue;
             };
@@ -384,6 +531,10 @@ impl Copy<'_> {
             self.check_os(path, &format!("setting {} of", escape(&name)), r);
         }
     }
+}
+
+fn add_flags(fd: BorrowedFd<'_>, flags: IFlags) -> rustix::io::Result<()> {
+    rfs::ioctl_setflags(fd, rfs::ioctl_getflags(fd)? | flags)
 }
 
 fn owner(inode: &Inode) -> (Option<Uid>, Option<Gid>) {

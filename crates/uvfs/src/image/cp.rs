@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use uvfs_cli::{Error, Result};
-use uvfs_xfs::tools;
+use uvfs_xfs::tools::{self, Trust};
 
 use super::Access;
 
@@ -15,11 +15,14 @@ Examples:
   uvfs cp -r disk.img / /mnt/everything
 
 Goes into DEST under its own name if DEST is a directory (the contents of the root go straight
-in), else becomes DEST. Holes, modes, owners, times, extended attributes and hard links are kept
-as far as the caller may set them. Nothing that exists is overwritten. What can't be copied is
+in), else becomes DEST. Holes, modes, owners, times, extended attributes, inode flags and hard links are
+kept as far as the caller may set them. Nothing that exists is overwritten. What can't be copied is
 reported, and copying goes on.
 
-Exit status: 0 all copied, 1 something could not be copied, 2 wrong usage.";
+An image may hold devices, and programs that run with another user's rights. No device is made, and
+set-user-id and set-group-id bits and capabilities are taken off, unless --trusted says otherwise.
+
+Exit status: 0 all copied, 1 something was not copied, 2 wrong usage.";
 
 /// Copy out of an XFS image.
 #[derive(clap::Args)]
@@ -28,6 +31,9 @@ pub struct Args {
     /// Directories with all that is in them
     #[arg(short, long)]
     recursive: bool,
+    /// Copy devices, set-user-id and set-group-id bits, and capabilities too
+    #[arg(long)]
+    trusted: bool,
     #[command(flatten)]
     access: Access,
     /// An image file or block device
@@ -56,8 +62,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
         )));
     }
     let report = &mut super::report(&args.image);
-    let outcome = tools::copy_out(&volume, path, &args.dest, report);
+    let trust = match args.trusted {
+        true => Trust::Trusted,
+        false => Trust::Untrusted,
+    };
+    let outcome = tools::copy_out(&volume, path, &args.dest, trust, report);
     super::finish(&args.image, &args.path, outcome, |copied| {
-        super::status(copied.errors)
+        let left = [
+            (copied.devices_left_out, "devices were not made"),
+            (
+                copied.rights_taken_off,
+                "set-user-id bits, set-group-id bits and capabilities were taken off",
+            ),
+        ];
+        for (count, what) in left.iter().filter(|(count, _)| *count > 0) {
+            let image = args.image.display();
+            eprintln!("uvfs: {image}: {count} {what} (--trusted copies them)");
+        }
+        super::status(copied.errors + copied.devices_left_out)
     })
 }

@@ -149,7 +149,14 @@ fn copied_with_everything() {
     let at = image.shown_by_kernel();
     // Another XFS takes whatever this one has.
     let to = Image::empty(&scratch, "copy").mount("rw");
-    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    let copied = uvfs_with([
+        "cp",
+        "-r",
+        "--trusted",
+        image.arg(),
+        "/",
+        to.to_str().unwrap(),
+    ]);
     assert_eq!(copied.stderr, "");
     copied.ok();
     same(
@@ -205,7 +212,14 @@ fn a_copy_makes_no_links_to_what_was_there() {
     image.write("echo copied > one && ln one two && ln one three");
     let to = scratch.dir("to");
     fs::write(to.join("one"), "somebody else's").unwrap();
-    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    let copied = uvfs_with([
+        "cp",
+        "-r",
+        "--trusted",
+        image.arg(),
+        "/",
+        to.to_str().unwrap(),
+    ]);
     assert_eq!(copied.status.code(), Some(1), "{copied}");
     assert!(copied.stderr.contains("one"), "{copied}");
     let read = |name: &str| fs::read_to_string(to.join(name)).unwrap();
@@ -305,7 +319,14 @@ fn realtime_files_are_refused_by_name() {
         "{listed}"
     );
     let to = scratch.dir("realtime-copy");
-    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    let copied = uvfs_with([
+        "cp",
+        "-r",
+        "--trusted",
+        image.arg(),
+        "/",
+        to.to_str().unwrap(),
+    ]);
     assert_eq!(copied.status.code(), Some(1), "{copied}");
     assert!(copied.stderr.contains("moved"), "{copied}");
     assert!(copied.stderr.contains("realtime section"), "{copied}");
@@ -337,4 +358,28 @@ fn an_image_in_use_is_left_alone() {
     let at = image.mount("rw");
     let outcome = uvfs_with(["ls", image.arg()]);
     refused(&outcome, &["mounted at", at.to_str().unwrap()]);
+}
+
+/// What gives power over the machine stays in an image that is not trusted, and the command says so.
+#[test]
+fn a_copy_takes_no_devices_and_no_rights_unless_trusted() {
+    if !has(&NEEDS) || !has(&[Need::Program("setcap")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "powers");
+    image.write(
+        "echo x >suid; chmod 4755 suid; mkdir -m 2775 dir; echo x >able; chmod 755 able; setcap cap_chown=ep able; \
+         mknod null c 1 3; mkfifo -m 640 fifo; ln suid suid2",
+    );
+    let looks = "stat -c '%n %F %a %h' * | sort; getcap able";
+    let to = scratch.dir("to");
+    let copied = uvfs_with(["cp", "-r", image.arg(), "/", to.to_str().unwrap()]);
+    assert_eq!(copied.status.code(), Some(1), "{copied}");
+    for words in ["1 devices were not made", "2 set-user-id bits", "--trusted"] {
+        assert!(copied.stderr.contains(words), "{copied}");
+    }
+    let expected = "able regular file 755 1\ndir directory 2775 2\nfifo fifo 640 1\n\
+        suid regular file 755 2\nsuid2 regular file 755 2\n";
+    assert_eq!(run(shell(looks, &[]).current_dir(&to)).ok(), expected);
 }
