@@ -22,7 +22,7 @@ use uvfs_io::{IoBuf, Payload, blocking};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     self, Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, Handle,
-    InitFlags, IoHow, Node, OpenHow, Opened, ROOT, Result, Seek,
+    InitFlags, IoHow, Ioctl, Node, OpenHow, Opened, ROOT, Result, Seek,
 };
 
 /// How long the kernel may keep names and attributes. The image does not change.
@@ -32,6 +32,13 @@ const TTL: Duration = Duration::from_secs(86_400);
 const READAHEAD_CLUSTERS: usize = 16;
 /// Entries that it looks at for that: about as many as the kernel takes at a time.
 const READAHEAD_ENTRIES: usize = 256;
+
+// The ioctls of inode flags (linux/fs.h); the size in the numbers of the first two is that of a long.
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+const FS_XFLAG_HASATTR: u32 = 0x8000_0000;
 
 const STATX_BASIC_STATS: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
@@ -237,6 +244,26 @@ impl XfsFs {
             entry_ttl: TTL,
         }
     }
+}
+
+/// The flags of an inode as struct fsxattr has them: XFS stores them so, but for one that is its own affair.
+fn extended_flags(i: &Inode) -> u32 {
+    u32::from(i.flags & !DIFLAG_NEWRTBM)
+}
+
+/// The flags of an inode as lsattr(1) knows them (linux/fs.h).
+fn inode_flags(i: &Inode) -> u32 {
+    [
+        (DIFLAG_SYNC, 0x8),
+        (DIFLAG_IMMUTABLE, 0x10),
+        (DIFLAG_APPEND, 0x20),
+        (DIFLAG_NODUMP, 0x40),
+        (DIFLAG_NOATIME, 0x80),
+        (DIFLAG_PROJINHERIT, 0x2000_0000),
+    ]
+    .into_iter()
+    .filter(|(bit, _)| i.flags & bit != 0)
+    .fold(0, |all, (_, flag)| all | flag)
 }
 
 /// Device numbers as the kernel encodes them in 32 bits (`new_encode_dev`).
@@ -505,6 +532,26 @@ impl FileSystem for XfsFs {
             return Err(Errno::TOOBIG);
         }
         Ok(list)
+    }
+
+    /// Inode flags (`lsattr`, `xfs_io -c stat`).
+    async fn ioctl(&self, _: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+        let inode = self.look(|| self.inode(node)).await?;
+        let mut data = match ioctl.cmd {
+            FS_IOC_GETFLAGS => inode_flags(&inode).to_ne_bytes().to_vec(),
+            FS_IOC_FSGETXATTR => {
+                // struct fsxattr: flags, extent size hint, extents, project, extent size hint of copies, padding.
+                let has_attr = inode.fork_format(Fork::Attr).is_some();
+                let flags = extended_flags(&inode) | if has_attr { FS_XFLAG_HASATTR } else { 0 };
+                let extents = u32::try_from(inode.nextents).unwrap_or(u32::MAX);
+                let words = [flags, 0, extents, inode.projid, 0, 0, 0];
+                words.iter().flat_map(|w| w.to_ne_bytes()).collect()
+            }
+            FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR => return Err(Errno::ROFS),
+            _ => return Err(Errno::NOTTY),
+        };
+        data.truncate(ioctl.out_size as usize);
+        Ok((0, data))
     }
 
     async fn lseek(
