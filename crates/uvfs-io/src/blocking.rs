@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use uvfs_queue::placement;
 use uvfs_sys::lock;
 
 /// Threads of the pool that all share.
@@ -37,6 +38,8 @@ fn shared() -> &'static Arc<Pool> {
 }
 
 fn worker(pool: &Pool) {
+    // The thread that started it may be bound to a core, and give way to all others.
+    placement::be_ordinary();
     let mut state = lock(&pool.state);
     loop {
         if let Some(job) = state.jobs.pop_front() {
@@ -107,6 +110,11 @@ impl Pool {
         let (result, job) = call_of(call);
         submit(self, job);
         result
+    }
+
+    /// Runs `call` on another thread; it says by itself that it has ended, and does not panic.
+    pub(crate) fn start(self: &Arc<Self>, call: impl FnOnce() + Send + 'static) {
+        submit(self, Box::new(call));
     }
 }
 

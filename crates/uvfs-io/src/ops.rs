@@ -1,7 +1,7 @@
-//! File operations on the calling thread's ring.
+//! File operations of the calling thread's runtime.
 //!
 //! Reads and writes first try to do it at once without waiting (RWF_NOWAIT), since for data in the
-//! host's page cache that is one short system call; what would wait goes through the ring.
+//! host's page cache that is one short system call; what would wait goes through the runtime's driver.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -11,11 +11,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use io_uring::{opcode, squeue, types};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buf::Payload;
-use crate::runtime::{self, Keep, Sqe, submit};
+use crate::runtime::{self, Call, Keep, start};
 
 /// The kernel takes at most so many pieces in one call (UIO_MAXIOV).
 const MAX_PARTS: usize = 1024;
@@ -210,38 +209,35 @@ fn now(
     })
 }
 
-async fn on_ring(
+/// A transfer that may wait, by the runtime's driver.
+async fn waiting(
     direction: Direction,
     fd: &Arc<File>,
     payload: &Payload,
     offset: u64,
     flags: u32,
-    how: squeue::Flags,
+    hand_over: bool,
 ) -> Result<usize, Errno> {
-    let target = types::Fd(fd.as_raw_fd());
     let vecs = Box::new(IoVecs::of(payload));
-    let (base, len) = (vecs.0.as_ptr(), vecs.0.len() as u32);
-    let entry = match direction {
-        Direction::Read => opcode::Readv::new(target, base, len)
-            .offset(offset)
-            .rw_flags(flags as i32)
-            .build(),
-        Direction::Write => opcode::Writev::new(target, base, len)
-            .offset(offset)
-            .rw_flags(flags as i32)
-            .build(),
-    }
-    .flags(how);
+    let call = Call::Transfer {
+        write: direction == Direction::Write,
+        fd: fd.as_raw_fd(),
+        iovecs: vecs.0.as_ptr(),
+        count: vecs.0.len() as u32,
+        offset,
+        flags: flags as i32,
+        hand_over,
+    };
     #[expect(
         clippy::arc_with_non_send_sync,
-        reason = "it stays with this thread's ring"
+        reason = "it stays with this thread's runtime"
     )]
     let keep = Keep {
         data: Some(payload.clone()),
         other: Some(Arc::new((vecs, fd.clone()))),
     };
     // SAFETY: the iovecs, the memory they name and the descriptor are in `keep`.
-    check(unsafe { submit(Sqe::from(entry), keep) }.await)
+    check(unsafe { start(call, keep) }.await)
 }
 
 async fn transfer(
@@ -271,10 +267,7 @@ async fn transfer(
         let mut known = fd.nowait.load(Ordering::Relaxed);
         let large = rest.len() >= LARGE && runtime::hands_over();
         let mut result = match known {
-            _ if large => {
-                let elsewhere = squeue::Flags::ASYNC;
-                on_ring(direction, fd, rest, at, flags, elsewhere).await
-            }
+            _ if large => waiting(direction, fd, rest, at, flags, true).await,
             nowait::TRY => now(direction, fd, rest, at, flags | nowait_flag),
             _ => Err(Errno::AGAIN),
         };
@@ -286,7 +279,7 @@ async fn transfer(
         if result == Err(Errno::AGAIN) && !large {
             result = match known {
                 nowait::IN_MEMORY => now(direction, fd, rest, at, flags),
-                _ => on_ring(direction, fd, rest, at, flags, squeue::Flags::empty()).await,
+                _ => waiting(direction, fd, rest, at, flags, false).await,
             };
         }
         match result {
@@ -355,20 +348,11 @@ pub async fn write_at(
 /// # Errors
 /// The errors of fsync(2) and fdatasync(2).
 pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
-    let flags = if data_only {
-        types::FsyncFlags::DATASYNC
-    } else {
-        types::FsyncFlags::empty()
+    let call = Call::Sync {
+        fd: fd.as_raw_fd(),
+        data_only,
     };
-    let entry = opcode::Fsync::new(types::Fd(fd.as_raw_fd()))
-        .flags(flags)
-        .build();
-    let keep = Keep {
-        data: None,
-        other: Some(fd.clone()),
-    };
-    // SAFETY: points to nothing; the descriptor is in `keep`.
-    check(unsafe { submit(Sqe::from(entry), keep) }.await).map(drop)
+    on_file(call, fd).await.map(drop)
 }
 
 /// fallocate(2).
@@ -376,16 +360,13 @@ pub async fn fsync(fd: &Arc<File>, data_only: bool) -> Result<(), Errno> {
 /// # Errors
 /// The errors of fallocate(2).
 pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Result<(), Errno> {
-    let entry = opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), len)
-        .offset(offset)
-        .mode(mode as i32)
-        .build();
-    let keep = Keep {
-        data: None,
-        other: Some(fd.clone()),
+    let call = Call::Allocate {
+        fd: fd.as_raw_fd(),
+        mode: mode as i32,
+        offset,
+        len,
     };
-    // SAFETY: points to nothing; the descriptor is in `keep`.
-    check(unsafe { submit(Sqe::from(entry), keep) }.await).map(drop)
+    on_file(call, fd).await.map(drop)
 }
 
 /// Waits until `fd` has one of the poll(2) `events`; gives those it has.
@@ -393,25 +374,27 @@ pub async fn fallocate(fd: &Arc<File>, mode: u32, offset: u64, len: u64) -> Resu
 /// # Errors
 /// The errors of poll(2).
 pub async fn poll(fd: &Arc<File>, events: u32) -> Result<u32, Errno> {
-    let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build();
+    let call = Call::Poll {
+        fd: fd.as_raw_fd(),
+        events,
+    };
+    on_file(call, fd).await.map(|events| events as u32)
+}
+
+/// An operation that points to nothing.
+async fn on_file(call: Call, fd: &Arc<File>) -> Result<usize, Errno> {
     let keep = Keep {
         data: None,
         other: Some(fd.clone()),
     };
-    // SAFETY: points to nothing; the descriptor is in `keep`.
-    check(unsafe { submit(Sqe::from(entry), keep) }.await).map(|events| events as u32)
+    // SAFETY: the call points to nothing; the descriptor is in `keep`.
+    check(unsafe { start(call, keep) }.await)
 }
 
 /// Lets time go by, and other tasks run.
 pub async fn sleep(time: Duration) {
-    let spec = Box::new(types::Timespec::from(time));
-    let entry = opcode::Timeout::new(&*spec).build();
-    let keep = Keep {
-        data: None,
-        other: Some(Arc::new(spec)),
-    };
-    // SAFETY: the timespec is in `keep`. The only results are ETIME and cancellation.
-    let _ = unsafe { submit(Sqe::from(entry), keep) }.await;
+    // SAFETY: the call points to nothing. The only results are ETIME and cancellation.
+    let _ = unsafe { start(Call::Timeout(time), Keep::default()) }.await;
 }
 
 /// The result of `future` if it ends within `time`; else it is dropped.
@@ -433,43 +416,57 @@ mod tests {
     use crate::runtime::{Runtime, spawn};
     use uvfs_queue::wait::{WaitConfig, WaitMode};
 
-    fn on_runtime<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
-        Runtime::new(WaitConfig::default())
-            .unwrap()
-            .block_on(future)
-            .unwrap()
+    /// Runs it with either driver.
+    fn on_each<T: 'static, F: Future<Output = T> + 'static>(work: impl Fn() -> F) {
+        for runtime in both(WaitMode::Adaptive) {
+            runtime.block_on(work()).unwrap();
+        }
+    }
+
+    fn both(mode: WaitMode) -> impl Iterator<Item = Runtime> {
+        let wait = WaitConfig {
+            mode,
+            ..Default::default()
+        };
+        [true, false].into_iter().map(move |ring| match ring {
+            true => Runtime::new(wait).unwrap(),
+            false => Runtime::without_ring(wait),
+        })
+    }
+
+    fn file() -> Arc<File> {
+        Arc::new(File::from(OwnedFd::from(tempfile::tempfile().unwrap())))
     }
 
     /// A read or write in several pieces of memory would move wrong bytes.
     #[test]
     fn what_is_written_is_read_in_pieces() {
-        let file = tempfile::tempfile().unwrap();
-        let fd = Arc::new(File::from(OwnedFd::from(file)));
-        on_runtime(async move {
+        on_each(|| async {
+            let fd = file();
             let memory = IoBuf::alloc(16384).unwrap();
             memory.copy_in(0, b"hello world");
             let data = Payload::from_parts([memory.slice(6..11), memory.slice(0..5)]);
             assert_eq!(write_at(&fd, &data, 100, 0).await, Ok(10));
             fsync(&fd, true).await.unwrap();
+            fsync(&fd, false).await.unwrap();
             let back = Payload::from(memory.slice(8192..8192 + 4096));
             assert_eq!(read_at(&fd, &back, 98, 0).await, Ok(12));
             let mut bytes = [0; 12];
             back.copy_out(0, &mut bytes);
             assert_eq!(&bytes, b"\0\0worldhello");
-            let plain = squeue::Flags::empty();
-            let on_ring = on_ring(Direction::Read, &fd, &back, 100, 0, plain);
-            assert_eq!(on_ring.await, Ok(10));
+            let waited = waiting(Direction::Read, &fd, &back, 100, 0, false);
+            assert_eq!(waited.await, Ok(10));
             assert_eq!(fallocate(&fd, 0, 0, 8192).await, Ok(()));
+            assert_eq!(fallocate(&fd, 0, 0, 0).await, Err(Errno::INVAL));
             assert_eq!(read_at(&fd, &back, u64::MAX, 0).await, Err(Errno::INVAL));
         });
     }
 
-    /// A large transfer would block the thread that serves everybody else, or move wrong bytes.
+    /// A large transfer would block the thread that serves all other callers, or move wrong bytes.
     #[test]
     fn large_transfers_are_handed_over() {
-        let file = tempfile::tempfile().unwrap();
-        let fd = Arc::new(File::from(OwnedFd::from(file)));
-        on_runtime(async move {
+        on_each(|| async {
+            let fd = file();
             runtime::hand_over_large(true);
             let memory = IoBuf::alloc(4 * LARGE).unwrap();
             memory.copy_in(LARGE, b"hello");
@@ -485,78 +482,153 @@ mod tests {
         });
     }
 
-    /// The kernel would write into memory that was freed when a request was given up.
+    /// The kernel, or a thread, would write into memory that was freed when a request was given up.
     #[test]
-    fn an_abandoned_read_keeps_its_memory_until_the_kernel_is_done() {
-        let (reader, mut writer) = std::io::pipe().unwrap();
-        let reader = Arc::new(File::from(OwnedFd::from(reader)));
-        on_runtime(async move {
-            for _ in 0..100 {
-                let memory = Payload::from(IoBuf::alloc(4096).unwrap());
-                let keep = Keep {
-                    data: Some(memory.clone()),
-                    other: None,
-                };
-                let ptr = memory.parts()[0].as_ptr();
-                let read = opcode::Read::new(types::Fd(reader.as_raw_fd()), ptr, 4096).build();
-                // SAFETY: the memory is in `keep`.
-                drop(unsafe { submit(Sqe::from(read), keep) });
-                sleep(Duration::from_micros(10)).await;
+    fn an_abandoned_read_keeps_its_memory_until_it_has_ended() {
+        let master = tempfile::tempfile().unwrap();
+        master.set_len(64 << 20).unwrap();
+        let fd = Arc::new(File::from(OwnedFd::from(master)));
+        on_each(move || {
+            let fd = fd.clone();
+            async move {
+                for round in 0..50 {
+                    let memory = Payload::from(IoBuf::alloc(1 << 20).unwrap());
+                    let mut read = Box::pin(waiting(Direction::Read, &fd, &memory, 0, 0, true));
+                    let started =
+                        std::future::poll_fn(|cx| Poll::Ready(read.as_mut().poll(cx).is_pending()));
+                    assert!(started.await);
+                    drop(read);
+                    drop(memory);
+                    if round % 2 == 0 {
+                        sleep(Duration::from_micros(10)).await;
+                    }
+                }
             }
-            writer.write_all(b"x").unwrap();
         });
+    }
+
+    /// A wait for a descriptor or a timeout that was given up would stay for ever, or be taken for another.
+    #[test]
+    fn waits_for_descriptors_and_timeouts_end_and_can_be_given_up() {
+        on_each(|| async {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let reader = Arc::new(File::from(OwnedFd::from(reader)));
+            let events = libc::POLLIN as u32;
+            let long = Duration::from_secs(600);
+            for _ in 0..100 {
+                assert_eq!(
+                    within(Duration::from_micros(50), poll(&reader, events)).await,
+                    None
+                );
+            }
+            assert_eq!(within(Duration::from_millis(1), sleep(long)).await, None);
+            spawn(async move {
+                sleep(Duration::from_millis(2)).await;
+                writer.write_all(b"x").unwrap();
+                sleep(long).await;
+            });
+            assert_eq!(within(long, poll(&reader, events)).await, Some(Ok(events)));
+            // Of two that wait for the same both are woken.
+            let twice = (poll(&reader, events), poll(&reader, events));
+            assert_eq!((twice.0.await, twice.1.await), (Ok(events), Ok(events)));
+            let order = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+            for ms in [30, 10, 20] {
+                let order = order.clone();
+                spawn(async move {
+                    sleep(Duration::from_millis(ms)).await;
+                    order.borrow_mut().push(ms);
+                });
+            }
+            while order.borrow().len() < 3 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(*order.borrow(), [10, 20, 30]);
+        });
+    }
+
+    /// Calls that never end would keep others from being made.
+    #[test]
+    fn calls_that_hang_leave_threads_for_others() {
+        let runtime = Runtime::without_ring(WaitConfig::default());
+        let mut held = Vec::new();
+        let mut pipes = Vec::new();
+        for _ in 0..100 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            held.push(writer);
+            pipes.push(Arc::new(File::from(OwnedFd::from(reader))));
+        }
+        runtime
+            .block_on(async move {
+                for reader in pipes {
+                    spawn(async move {
+                        let memory = Payload::from(IoBuf::alloc(4096).unwrap());
+                        // A pipe is read at its position alone.
+                        let read = waiting(Direction::Read, &reader, &memory, u64::MAX, 0, false);
+                        let _ = read.await;
+                    });
+                }
+                let fd = file();
+                let memory = Payload::from(IoBuf::alloc(4096).unwrap());
+                let written = waiting(Direction::Write, &fd, &memory, 0, 0, false).await;
+                assert_eq!(written, Ok(4096));
+                fsync(&fd, false).await.unwrap();
+                drop(held);
+            })
+            .unwrap();
     }
 
     /// A call from another thread would wait until the next request comes, or for ever.
     #[test]
     fn other_threads_wake_a_sleeping_runtime() {
         for mode in [WaitMode::Adaptive, WaitMode::Spin, WaitMode::Sleep] {
-            let runtime = Runtime::new(WaitConfig {
-                mode,
-                ..Default::default()
+            for runtime in both(mode) {
+                is_woken(&runtime);
+            }
+        }
+    }
+
+    fn is_woken(runtime: &Runtime) {
+        let remote = runtime.remote();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            for i in 0..200 {
+                let sender = sender.clone();
+                remote.call(move || sender.send(i).unwrap());
+            }
+        });
+        let sum = runtime
+            .block_on(async move {
+                let doubled = crate::blocking::run(|| 21 * 2).await;
+                spawn(async {});
+                let mut sum = 0;
+                while sum < 199 * 200 / 2 {
+                    sum += receiver.try_iter().sum::<i32>();
+                    sleep(Duration::from_micros(50)).await;
+                }
+                sum + doubled
             })
             .unwrap();
-            let remote = runtime.remote();
-            let (sender, receiver) = std::sync::mpsc::channel();
-            let thread = std::thread::spawn(move || {
-                for i in 0..200 {
-                    let sender = sender.clone();
-                    remote.call(move || sender.send(i).unwrap());
-                }
-            });
-            let sum = runtime
-                .block_on(async move {
-                    let doubled = crate::blocking::run(|| 21 * 2).await;
-                    spawn(async {});
-                    let mut sum = 0;
-                    while sum < 199 * 200 / 2 {
-                        sum += receiver.try_iter().sum::<i32>();
-                        sleep(Duration::from_micros(50)).await;
-                    }
-                    sum + doubled
-                })
-                .unwrap();
-            assert_eq!(sum, 199 * 200 / 2 + 42);
-            thread.join().unwrap();
-        }
+        assert_eq!(sum, 199 * 200 / 2 + 42);
+        thread.join().unwrap();
     }
 
     /// Memory and descriptors of a server that ended would leak.
     #[test]
     fn a_runtime_that_is_gone_keeps_no_calls() {
-        let runtime = Runtime::new(WaitConfig::default()).unwrap();
-        let remote = runtime.remote();
-        let held = std::sync::Arc::new(());
-        let hold = || {
-            let all = (remote.clone(), held.clone());
-            remote.call(move || {
-                drop(all);
-                panic!("nobody runs it");
-            });
-        };
-        hold();
-        drop(runtime);
-        hold();
-        assert_eq!(std::sync::Arc::strong_count(&held), 1);
+        for runtime in both(WaitMode::Adaptive) {
+            let remote = runtime.remote();
+            let held = Arc::new(());
+            let hold = || {
+                let all = (remote.clone(), held.clone());
+                remote.call(move || {
+                    drop(all);
+                    panic!("no runtime runs it");
+                });
+            };
+            hold();
+            drop(runtime);
+            hold();
+            assert_eq!(Arc::strong_count(&held), 1);
+        }
     }
 }

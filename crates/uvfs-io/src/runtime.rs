@@ -1,51 +1,65 @@
-//! An io_uring per thread and the small executor that drives it.
+//! A small executor for each thread, and the driver that does its operations.
 //!
-//! Tasks run on the thread that spawned them and wait for ring operations ([`crate::ops`]), for
-//! each other, or for a waker called on another thread. The operations that tasks submitted are sent to the
-//! kernel in one system call when no task can go on, and that call also waits for the next completion.
+//! Tasks run on the thread that spawned them and wait for operations ([`crate::ops`]), for
+//! each other, or for a waker called on another thread. When no task can go on, one system call waits.
+//!
+//! There are two drivers. A *ring* is an io_uring: the same system call submits what tasks have queued. Where
+//! io_uring is refused, as containers' seccomp profiles do, a *pool* of threads makes the calls that may wait
+//! (`pool.rs`). What runs on a runtime need not know which one it has; only FUSE-over-io_uring takes a ring.
 
+mod call;
 mod op;
+mod pool;
+mod refused;
 mod remote;
+mod ring;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Once};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
 use slab::Slab;
 use uvfs_queue::placement::Watched;
 use uvfs_queue::ring::Bell;
 use uvfs_queue::wait::{Spinner, WaitConfig, WaitCounts};
 
-pub use op::{Keep, RingOp, submit};
+pub(crate) use call::Call;
+pub(crate) use op::start;
+pub use op::{Keep, Operation, submit};
 use op::{OpEntry, OpState};
+use pool::Pool;
+pub use refused::{Refused, refusal};
 pub use remote::Remote;
 use remote::{Message, Shared, TaskWaker};
+use ring::Ring;
+pub use ring::Sqe;
+pub(crate) use ring::probe;
 
-/// A submission entry of the ring; all are 128 bytes, as FUSE-over-io_uring needs.
-pub type Sqe = squeue::Entry128;
-
-type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Entries of the submission queue; more wait in the ring's owner until there is room.
-const ENTRIES: u32 = 256;
-/// Tasks that are polled before the ring is looked at, also when there always is one that can go on.
+/// Tasks that are polled before the driver looks what has ended, also when there always is one that can go on.
 const TURN: usize = 32;
-/// `user_data` of the poll that waits for other threads.
-const BELL: u64 = u64::MAX;
-/// `user_data` of operations whose completion nobody waits for.
-const IGNORED: u64 = u64::MAX - 1;
+/// What does the operations.
+enum Driver {
+    Ring(Ring),
+    Pool(Pool),
+}
+
+/// The same method of either driver.
+macro_rules! of_driver {
+    ($driver:expr, $one:ident => $call:expr) => {
+        match &mut *$driver {
+            Driver::Ring($one) => $call,
+            Driver::Pool($one) => $call,
+        }
+    };
+}
 
 struct Spawned {
     /// Taken out while it is polled.
@@ -55,9 +69,7 @@ struct Spawned {
 }
 
 struct Executor {
-    ring: RefCell<Ring>,
-    /// Entries that did not fit into the ring.
-    overflow: RefCell<VecDeque<Sqe>>,
+    driver: RefCell<Driver>,
     ops: RefCell<Slab<OpEntry>>,
     tasks: RefCell<Slab<Spawned>>,
     ready: RefCell<VecDeque<usize>>,
@@ -65,8 +77,6 @@ struct Executor {
     spinner: RefCell<Spinner>,
     watched: RefCell<Option<Watched>>,
     enters: Cell<u64>,
-    /// With which it waits.
-    enter_flags: u32,
     hands_over: Cell<bool>,
     /// Registered credentials.
     personality: Cell<Option<u16>>,
@@ -99,7 +109,7 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) {
     current().spawn(Box::pin(future));
 }
 
-/// Says whether large transfers that begin now are done by threads of the kernel, those of
+/// Says whether large transfers that begin now are done by other threads, those of
 /// different files side by side, instead of one after another in the calling thread. Worth its
 /// price when more than one is waiting. Nothing outside of a runtime.
 pub fn hand_over_large(on: bool) {
@@ -121,12 +131,12 @@ pub(crate) fn hands_over() -> bool {
     with_current(|core| core.is_some_and(|core| core.hands_over.get()))
 }
 
-/// The credentials that were registered with the calling thread's ring, if any were.
+/// The credentials that were registered with the calling thread's runtime, if any were.
 pub fn personality() -> Option<u16> {
     with_current(|core| core.and_then(|core| core.personality.get()))
 }
 
-/// Registers the calling thread's credentials, as they are now, with its ring.
+/// Registers the calling thread's credentials, as they are now, with its runtime.
 ///
 /// # Errors
 /// The errors of io_uring_register(2).
@@ -135,7 +145,10 @@ pub fn personality() -> Option<u16> {
 /// Outside of a runtime.
 pub fn register_personality() -> io::Result<u16> {
     let core = current();
-    let id = core.ring.borrow().submitter().register_personality()?;
+    let id = match &mut *core.driver.borrow_mut() {
+        Driver::Ring(ring) => ring.register_personality()?,
+        Driver::Pool(pool) => pool.register_personality(),
+    };
     core.personality.set(Some(id));
     Ok(id)
 }
@@ -157,7 +170,7 @@ pub fn with_personality<T>(id: u16, work: impl FnOnce() -> T) -> T {
 pub struct RuntimeCounts {
     /// How waits ended.
     pub waits: WaitCounts,
-    /// Calls of io_uring_enter(2).
+    /// Calls of io_uring_enter(2) or ppoll(2).
     pub enters: u64,
 }
 
@@ -171,44 +184,44 @@ pub fn counts() -> RuntimeCounts {
     })
 }
 
-/// One thread's ring and executor.
+/// One thread's executor and driver.
 pub struct Runtime {
     core: Rc<Executor>,
 }
 
 impl Runtime {
-    /// Makes the calling thread's runtime. It stays on this thread.
+    /// Makes the calling thread's runtime. It stays on this thread. Where io_uring is refused ([`refusal`]) it has
+    /// a pool of threads instead.
     ///
     /// # Errors
-    /// When the kernel has no io_uring (ENOSYS), forbids it (EPERM), or a limit is reached.
+    /// When a limit is reached.
     pub fn new(wait: WaitConfig) -> io::Result<Self> {
-        let mut builder = IoUring::<squeue::Entry128, cqueue::Entry>::builder();
-        builder
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag();
-        let ring = match builder.build(ENTRIES) {
-            // Before 6.1 there is no deferred task work.
-            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
-                IoUring::builder().build(ENTRIES)?
+        let shared = Shared::new()?;
+        let driver = match Ring::new(&shared) {
+            Ok(ring) => Driver::Ring(ring),
+            Err(error) => {
+                let refused = Refused::new(&error).ok_or(error)?;
+                static WARN: Once = Once::new();
+                WARN.call_once(|| {
+                    tracing::warn!(%refused, "a pool of threads does what may wait, slower");
+                });
+                Driver::Pool(Pool::new(&shared))
             }
-            other => other?,
         };
-        let mut enter_flags = EnterFlags::GETEVENTS;
-        if ring.params().is_feature_no_iowait() {
-            // A thread that waits for requests is idle, and its core is not to count as waiting for
-            // a device (Linux 6.15).
-            enter_flags |= EnterFlags::NO_IOWAIT;
-        }
-        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared {
-            inbox: Mutex::new(Some(Vec::new())),
-            bell: AtomicU32::new(Bell::AWAKE),
-            eventfd,
-        });
+        Ok(Self::with(driver, shared, wait))
+    }
+
+    /// A runtime as it is where io_uring is refused.
+    #[cfg(test)]
+    pub(crate) fn without_ring(wait: WaitConfig) -> Self {
+        let shared = Shared::new().unwrap();
+        let driver = Driver::Pool(Pool::new(&shared));
+        Self::with(driver, shared, wait)
+    }
+
+    fn with(driver: Driver, shared: Arc<Shared>, wait: WaitConfig) -> Self {
         let core = Rc::new(Executor {
-            ring: RefCell::new(ring),
-            overflow: RefCell::default(),
+            driver: RefCell::new(driver),
             ops: RefCell::default(),
             tasks: RefCell::default(),
             ready: RefCell::default(),
@@ -216,12 +229,15 @@ impl Runtime {
             spinner: RefCell::new(Spinner::new(wait)),
             watched: RefCell::new(None),
             enters: Cell::new(0),
-            enter_flags: enter_flags.bits(),
             hands_over: Cell::new(false),
             personality: Cell::new(None),
         });
-        core.arm_bell();
-        Ok(Self { core })
+        Self { core }
+    }
+
+    /// Whether it has a ring.
+    pub fn has_ring(&self) -> bool {
+        matches!(&*self.core.driver.borrow(), Driver::Ring(_))
     }
 
     /// Reaches this runtime from any thread.
@@ -238,7 +254,7 @@ impl Runtime {
     /// until the next `block_on` or until the runtime is dropped.
     ///
     /// # Errors
-    /// When the ring fails in a way that can't be gone on from.
+    /// When the driver fails in a way that can't be gone on from.
     ///
     /// # Panics
     /// When the thread already is inside a runtime.
@@ -262,6 +278,15 @@ impl Runtime {
     }
 }
 
+/// What becomes of calls in the inbox.
+#[derive(Clone, Copy, PartialEq)]
+enum Inbox {
+    /// They are made.
+    Open,
+    /// The runtime ends: they are dropped.
+    Ends,
+}
+
 struct Leave;
 
 impl Drop for Leave {
@@ -272,28 +297,29 @@ impl Drop for Leave {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        // Tasks first: dropping them abandons their operations. Then everything that the kernel may
+        // Tasks first: dropping them abandons their operations. Then everything that the kernel or a thread may
         // still be using has to be over before its memory goes.
         CURRENT.with(|current| *current.borrow_mut() = Some(self.core.clone()));
         let _leave = Leave;
         let tasks = std::mem::take(&mut *self.core.tasks.borrow_mut());
         drop(tasks);
-        // A call may hold a `Remote`, and with it this very inbox.
-        let calls = self.core.shared.inbox().take();
-        drop(calls);
         let deadline = Instant::now() + std::time::Duration::from_secs(5);
         while !self.core.ops.borrow().is_empty() && Instant::now() < deadline {
             self.core.cancel_all();
-            if self.core.enter(0).is_err() {
+            if self.core.enter(false).is_err() {
                 break;
             }
             self.core.reap();
+            self.core.read_inbox(Inbox::Ends);
             if !self.core.ops.borrow().is_empty() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
         }
+        // A call may hold a `Remote`, and with it this very inbox.
+        let calls = self.core.shared.inbox().take();
+        drop(calls);
         if !self.core.ops.borrow().is_empty() {
-            // Something in the kernel can't be cancelled: leaking its memory is the safe way out.
+            // Something can't be cancelled: leaking its memory is the safe way out.
             std::mem::forget(self.core.clone());
         }
     }
@@ -328,7 +354,7 @@ impl Executor {
     }
 
     fn run_ready(self: &Rc<Self>) {
-        self.read_inbox();
+        self.read_inbox(Inbox::Open);
         for _ in 0..TURN {
             let Some(task) = self.ready.borrow_mut().pop_front() else {
                 return;
@@ -361,15 +387,17 @@ impl Executor {
         }
     }
 
-    fn read_inbox(self: &Rc<Self>) {
+    fn read_inbox(self: &Rc<Self>, state: Inbox) {
         let messages = match &mut *self.shared.inbox() {
             Some(inbox) if !inbox.is_empty() => std::mem::take(inbox),
             _ => return,
         };
         for message in messages {
             match message {
+                Message::Completed(key, result) => self.complete(key, result),
                 Message::Wake(task) => self.make_ready(task),
-                Message::Call(call) => call(),
+                Message::Call(call) if state == Inbox::Open => call(),
+                Message::Call(_) => {}
             }
         }
     }
@@ -379,19 +407,14 @@ impl Executor {
     }
 
     fn has_work(&self) -> bool {
-        let mut ring = self.ring.borrow_mut();
-        let submission = ring.submission();
-        let submits = !submission.is_empty() || submission.taskrun();
-        drop(submission);
-        let completes = !ring.completion().is_empty();
-        submits || completes || !self.ready.borrow().is_empty() || !self.inbox_is_empty()
+        let ended = of_driver!(self.driver.borrow_mut(), one => one.has_work());
+        ended || !self.ready.borrow().is_empty() || !self.inbox_is_empty()
     }
 
-    /// Waits for a completion or for another thread, by the wait policy; only looks at the ring while tasks can
-    /// go on.
+    /// Waits for a completion or for another thread, by the wait policy; only looks while tasks can go on.
     fn wait(self: &Rc<Self>) -> io::Result<()> {
         if !self.ready.borrow().is_empty() {
-            self.enter(0)?;
+            self.enter(false)?;
             self.reap();
             return Ok(());
         }
@@ -400,8 +423,7 @@ impl Executor {
             return Ok(());
         }
         Bell(&self.shared.bell).going_to_sleep();
-        let want = usize::from(self.inbox_is_empty());
-        let entered = self.enter(want);
+        let entered = self.enter(self.inbox_is_empty());
         Bell(&self.shared.bell).awake();
         entered?;
         self.reap();
@@ -419,7 +441,7 @@ impl Executor {
         let leave = self.spinner.borrow().begin();
         let Some(leave) = leave else { return Ok(false) };
         let start = Instant::now();
-        self.enter(0)?;
+        self.enter(false)?;
         loop {
             if self.reap() > 0 || !self.inbox_is_empty() {
                 self.spinner.borrow_mut().ended(start.elapsed(), false);
@@ -430,51 +452,17 @@ impl Executor {
                 self.spinner.borrow_mut().ended(2 * budget, true);
                 return Ok(false);
             }
-            if self.ring.borrow_mut().submission().taskrun() {
-                self.enter(0)?;
+            if of_driver!(self.driver.borrow_mut(), one => one.has_unseen()) {
+                self.enter(false)?;
             }
             std::hint::spin_loop();
         }
     }
 
-    /// Sends what was submitted, and waits for `want` completions.
-    fn enter(&self, want: usize) -> io::Result<()> {
-        let mut ring = self.ring.borrow_mut();
-        loop {
-            let mut overflow = self.overflow.borrow_mut();
-            let mut queue = ring.submission();
-            while let Some(entry) = overflow.front() {
-                // SAFETY: what the entry points to is kept by its OpEntry until it completes.
-                if unsafe { queue.push(entry) }.is_err() {
-                    break;
-                }
-                overflow.pop_front();
-            }
-            queue.sync();
-            let len = queue.len();
-            drop(queue);
-            let more = !overflow.is_empty();
-            drop(overflow);
-            let want = if more { 0 } else { want };
-            self.enters.set(self.enters.get() + 1);
-            // SAFETY: no argument is passed; the entries' memory is kept as said above.
-            let result = unsafe {
-                ring.submitter().enter::<libc::sigset_t>(
-                    len as u32,
-                    want as u32,
-                    self.enter_flags,
-                    None,
-                )
-            };
-            match result {
-                Ok(_) if more => {}
-                Ok(_) => return Ok(()),
-                Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
-                    Some(Errno::INTR | Errno::AGAIN | Errno::BUSY) => return Ok(()),
-                    _ => return Err(error),
-                },
-            }
-        }
+    /// Sends what was submitted, and waits for a completion if `wait`.
+    fn enter(&self, wait: bool) -> io::Result<()> {
+        self.enters.set(self.enters.get() + 1);
+        of_driver!(self.driver.borrow_mut(), one => one.enter(wait))
     }
 
     /// Takes in completions; says how many.
@@ -482,19 +470,12 @@ impl Executor {
         let mut count = 0;
         loop {
             // One at a time: waking and dropping may run code that submits.
-            let Some(entry) = self.ring.borrow_mut().completion().next() else {
+            let ended = of_driver!(self.driver.borrow_mut(), one => one.completed());
+            let Some((key, result)) = ended else {
                 return count;
             };
             count += 1;
-            match entry.user_data() {
-                BELL => {
-                    // Only brings it back to "nothing to read"; the inbox is looked at anyway.
-                    let _ = rustix::io::read(&self.shared.eventfd, &mut [0; 8]);
-                    self.arm_bell();
-                }
-                IGNORED => {}
-                key => self.complete(key as usize, entry.result()),
-            }
+            self.complete(key, result);
         }
     }
 
@@ -520,24 +501,8 @@ impl Executor {
         }
     }
 
-    fn push(&self, entry: Sqe) {
-        let mut overflow = self.overflow.borrow_mut();
-        let mut ring = self.ring.borrow_mut();
-        // SAFETY: what the entry points to is kept by its OpEntry until it completes.
-        if !overflow.is_empty() || unsafe { ring.submission().push(&entry) }.is_err() {
-            overflow.push_back(entry);
-        }
-    }
-
-    fn arm_bell(&self) {
-        let eventfd = types::Fd(self.shared.eventfd.as_raw_fd());
-        let poll = opcode::PollAdd::new(eventfd, libc::POLLIN as u32).build();
-        self.push(Sqe::from(poll.user_data(BELL)));
-    }
-
     fn cancel(&self, key: usize) {
-        let cancel = opcode::AsyncCancel::new(key as u64).build();
-        self.push(Sqe::from(cancel.user_data(IGNORED)));
+        of_driver!(self.driver.borrow_mut(), one => one.cancel(key));
     }
 
     fn cancel_all(&self) {

@@ -63,11 +63,20 @@ fn set_policy(thread: Option<Pid>, policy: Policy) -> io::Result<()> {
 
 /// Whether a thread can become SCHED_IDLE and come back (an unprivileged one may not come back).
 pub fn can_hand_over() -> bool {
-    std::thread::spawn(|| {
+    let tried = std::thread::Builder::new().spawn(|| {
         set_policy(None, Policy::Idle).is_ok() && set_policy(None, Policy::Other).is_ok()
-    })
-    .join()
-    .unwrap_or(false)
+    });
+    tried.is_ok_and(|thread| thread.join().unwrap_or(false))
+}
+
+/// Undoes for a new thread what it has from the thread that started it: it runs on the cores of the process's first
+/// thread, and gives way to no other.
+pub fn be_ordinary() {
+    // Where either fails, as in a sandbox, the thread is slower and no more.
+    if let Ok(cores) = sched_getaffinity(Some(rustix::process::getpid())) {
+        let _ = sched_setaffinity(None, &cores);
+    }
+    let _ = set_policy(None, Policy::Other);
 }
 
 /// How often the watchdog looks while there is traffic.
@@ -369,6 +378,30 @@ mod tests {
         .join()
         .unwrap();
         assert!(bind_to_core(CpuSet::MAX_CPU).is_err());
+    }
+
+    /// A thread for calls that block would share one core with programs, and run after them.
+    #[test]
+    fn a_thread_that_a_bound_one_starts_becomes_ordinary() {
+        if !can_hand_over() {
+            eprintln!("skipped: this user may not leave SCHED_IDLE");
+            return;
+        }
+        let cores = allowed_cores().unwrap();
+        std::thread::spawn(move || {
+            bind_to_core(cores[0]).unwrap();
+            set_policy(None, Policy::Idle).unwrap();
+            std::thread::spawn(move || {
+                be_ordinary();
+                assert_eq!(allowed_cores().unwrap(), cores);
+                // SAFETY: takes no pointers.
+                assert_eq!(unsafe { libc::sched_getscheduler(0) }, libc::SCHED_OTHER);
+            })
+            .join()
+            .unwrap();
+        })
+        .join()
+        .unwrap();
     }
 
     /// A mount would hang while another program keeps a core busy.

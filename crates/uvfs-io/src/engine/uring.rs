@@ -13,6 +13,7 @@ use uvfs_mem::Arena;
 use super::Op;
 use super::core::{Backend, Transfer};
 use crate::device::Device;
+use crate::runtime::{Refused, probe};
 
 pub(super) struct Uring {
     ring: IoUring,
@@ -43,7 +44,12 @@ impl Uring {
         let ring = IoUring::builder()
             .setup_clamp()
             .setup_cqsize(entries.max(2) * 2)
-            .build(entries)?;
+            .build(entries)
+            .and_then(|ring: IoUring| probe(&ring.submitter()).map(|()| ring))
+            .map_err(|error| match Refused::new(&error) {
+                Some(refused) => io::Error::new(error.kind(), refused.to_string()),
+                None => error,
+            })?;
         let registered = ring
             .submitter()
             .register_files(&[device.as_fd().as_raw_fd()])

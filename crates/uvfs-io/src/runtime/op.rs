@@ -1,4 +1,4 @@
-//! One operation on the ring.
+//! One operation of a runtime.
 
 use std::any::Any;
 use std::future::Future;
@@ -7,10 +7,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::{Executor, PERSONALITY, Sqe, current};
+use super::call::Call;
+use super::ring::Sqe;
+use super::{Driver, Executor, PERSONALITY, current};
 use crate::buf::Payload;
 
-/// The objects that an operation in flight keeps alive: the kernel still uses them when the future is gone.
+/// The objects that an operation in flight keeps alive: the kernel, or another thread, still uses them when the
+/// future is gone.
 #[derive(Default)]
 pub struct Keep {
     /// Data memory.
@@ -28,36 +31,68 @@ pub(super) enum OpState {
 
 pub(super) struct OpEntry {
     pub(super) state: OpState,
-    _keep: Keep,
+    keep: Keep,
 }
 
-/// A ring operation under way; its value is the completion's result, negative for an errno. When
-/// it is dropped early it is cancelled, and its memory is kept until the kernel is done with it.
+/// An operation under way; its value is the completion's result, negative for an errno. When
+/// it is dropped early it is cancelled, and its memory is kept until it has ended.
 #[must_use = "an operation does nothing for you unless awaited"]
-pub struct RingOp {
+pub struct Operation {
     core: Rc<Executor>,
     key: usize,
 }
 
-/// Starts an operation on the calling thread's ring. It is sent with the next system call.
+impl Operation {
+    fn begin(core: Rc<Executor>, keep: Keep) -> Self {
+        let key = core.ops.borrow_mut().insert(OpEntry {
+            state: OpState::Waiting(None),
+            keep,
+        });
+        Self { core, key }
+    }
+}
+
+/// Starts an entry on the calling thread's ring. It is sent with the next system call.
 ///
 /// # Safety
 /// Everything that `entry` points to stays valid until the operation completes: it is owned by
 /// `keep`, or by something that outlives the runtime.
 ///
 /// # Panics
-/// Outside of a runtime.
-pub unsafe fn submit(entry: Sqe, keep: Keep) -> RingOp {
-    let core = current();
-    let key = core.ops.borrow_mut().insert(OpEntry {
-        state: OpState::Waiting(None),
-        _keep: keep,
-    });
-    core.push(entry.personality(PERSONALITY.get()).user_data(key as u64));
-    RingOp { core, key }
+/// Outside of a runtime, and in one without a ring.
+pub unsafe fn submit(entry: Sqe, keep: Keep) -> Operation {
+    let op = Operation::begin(current(), keep);
+    let entry = entry
+        .personality(PERSONALITY.get())
+        .user_data(op.key as u64);
+    match &mut *op.core.driver.borrow_mut() {
+        Driver::Ring(ring) => ring.push(entry),
+        Driver::Pool(_) => unreachable!("an entry is submitted to a ring"),
+    }
+    op
 }
 
-impl Future for RingOp {
+/// Starts an operation of the calling thread's runtime.
+///
+/// # Safety
+/// As [`submit`]; and the descriptor stays open as long.
+///
+/// # Panics
+/// Outside of a runtime.
+pub(crate) unsafe fn start(call: Call, keep: Keep) -> Operation {
+    let op = Operation::begin(current(), keep);
+    let personality = PERSONALITY.get();
+    match &mut *op.core.driver.borrow_mut() {
+        Driver::Ring(ring) => {
+            let keep = &mut op.core.ops.borrow_mut()[op.key].keep;
+            ring.start(op.key, &call, keep, personality);
+        }
+        Driver::Pool(pool) => pool.start(op.key, call, personality),
+    }
+    op
+}
+
+impl Future for Operation {
     type Output = i32;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<i32> {
@@ -77,7 +112,7 @@ impl Future for RingOp {
     }
 }
 
-impl Drop for RingOp {
+impl Drop for Operation {
     fn drop(&mut self) {
         let mut ops = self.core.ops.borrow_mut();
         let op = &mut ops[self.key];

@@ -1,9 +1,12 @@
 //! Sends calls and wake-ups to the runtime of another thread.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Wake;
+
+use rustix::event::{EventfdFlags, eventfd};
 use uvfs_queue::ring::Bell;
 
 use super::with_current;
@@ -13,6 +16,8 @@ pub(super) type RemoteCall = Box<dyn FnOnce() + Send>;
 pub(super) enum Message {
     Wake(usize),
     Call(RemoteCall),
+    /// An operation has ended, with this result.
+    Completed(usize, i32),
 }
 
 /// The part of a runtime that other threads reach.
@@ -24,13 +29,21 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn new() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            inbox: Mutex::new(Some(Vec::new())),
+            bell: AtomicU32::new(Bell::AWAKE),
+            eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        }))
+    }
+
     pub(super) fn inbox(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
         self.inbox
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn send(&self, message: Message) {
+    pub(super) fn send(&self, message: Message) {
         match &mut *self.inbox() {
             Some(inbox) => inbox.push(message),
             None => return,
@@ -39,6 +52,11 @@ impl Shared {
             // Can only fail with EAGAIN at 2^64 - 1 unread wake-ups; then it is awake.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Brings the eventfd back to "nothing to read"; the inbox is looked at anyway.
+    pub(super) fn bell_is_heard(&self) {
+        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
     }
 }
 
