@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use uvfs_io::runtime::Runtime;
+use uvfs_io::runtime::{self, Runtime};
 use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
@@ -47,8 +47,8 @@ pub struct ServerOptions {
 /// Threads that take longer to start never will.
 const START: Duration = Duration::from_secs(20);
 
-/// Ends the process when a queue's thread panics. Nobody would answer that queue any more, and its callers
-/// would wait for ever; when the process ends, the kernel fails their calls, and clients look for the next
+/// Ends the process when a queue's thread panics or fails. No thread would answer that queue any more, and its
+/// callers would wait for ever; when the process ends, the kernel fails their calls, and clients look for the next
 /// server.
 struct EndsWithIt;
 
@@ -95,8 +95,14 @@ fn no_uring(init: &Init) -> Option<String> {
             page >> 10
         ));
     }
-    match Runtime::new(WaitConfig::default()) {
-        Ok(_) => None,
+    refused()
+}
+
+/// Why there is no io_uring at all; nothing when there is.
+fn refused() -> Option<String> {
+    match runtime::refusal() {
+        Ok(None) => None,
+        Ok(Some(refused)) => Some(refused.to_string()),
         Err(error) => Some(format!("io_uring can't be used here: {error}")),
     }
 }
@@ -117,7 +123,10 @@ impl Agreed {
         let init = session.read_init()?;
         let mut fallback = None;
         let uring = match (transport, no_uring(&init)) {
-            (Transport::Dev, _) => false,
+            (Transport::Dev, _) => {
+                fallback = refused();
+                false
+            }
             (_, None) => true,
             (Transport::Auto, Some(why)) => {
                 fallback = Some(why);
@@ -184,12 +193,14 @@ impl<F: FileSystem> Server<F> {
             options.wait
         };
         let (end, ended) = channel();
+        let (start, started) = channel();
         let mut queues = QueueThreads {
             session: &session,
             cores: placement::allowed_cores()?,
             wait,
             watchdog: watchdog.as_ref(),
             end,
+            start,
             threads: Vec::new(),
         };
         match uring {
@@ -197,6 +208,13 @@ impl<F: FileSystem> Server<F> {
             false => queues.start_dev()?,
         }
         let threads = queues.threads;
+        for _ in &threads {
+            match started.recv_timeout(START) {
+                Ok(None) => {}
+                Ok(Some(error)) => return Err(error),
+                Err(_) => return Err(io::Error::other("a queue's thread did not start")),
+            }
+        }
         Ok(Self {
             session,
             threads,
@@ -210,7 +228,8 @@ impl<F: FileSystem> Server<F> {
         })
     }
 
-    /// Why [`Transport::Auto`] did not take FUSE-over-io_uring, and what to do about it.
+    /// Why [`Transport::Auto`] did not take FUSE-over-io_uring, or why a server over `/dev/fuse` has no io_uring for
+    /// its file I/O, and what to do about it.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }
@@ -245,20 +264,31 @@ struct QueueThreads<'a, F: FileSystem> {
     watchdog: Option<&'a Watchdog>,
     /// Told when a queue ends.
     end: Sender<()>,
+    /// Told when a queue is served, or why it never will be.
+    start: Sender<Option<io::Error>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl<F: FileSystem> QueueThreads<'_, F> {
+    /// Starts a thread that serves a queue. It calls what it is given once it does.
     fn start(
         &mut self,
         name: String,
-        run: impl FnOnce() -> io::Result<()> + Send + 'static,
+        run: impl FnOnce(Box<dyn FnOnce()>) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
-        let end = self.end.clone();
+        let (end, start) = (self.end.clone(), self.start.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let _ends = EndsWithIt;
-            if let Err(error) = run() {
-                tracing::error!(%error, "a queue ended");
+            let started = start.clone();
+            let ran = run(Box::new(move || {
+                let _ = started.send(None);
+            }));
+            if let Err(error) = ran
+                && let Err(SendError(Some(error))) = start.send(Some(error))
+            {
+                // The server has started, and this thread's requests would never be answered.
+                tracing::error!(%error, "a queue's thread failed: this server ends");
+                std::process::abort();
             }
             let _ = end.send(());
         })?;
@@ -266,11 +296,9 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         Ok(())
     }
 
-    /// A thread for each core's io_uring queue, and one for `/dev/fuse`; waits until all queues are
-    /// registered with the kernel.
+    /// A thread for each core's io_uring queue, and one for `/dev/fuse`.
     fn start_uring(&mut self) -> io::Result<()> {
         let queues = mount::possible_cores()?;
-        let (registered, all_registered) = channel();
         let cores = self.cores.clone();
         let crew = uring::Crew::new(self.session, cores.len());
         let wait = self.wait;
@@ -283,14 +311,14 @@ impl<F: FileSystem> QueueThreads<'_, F> {
                 })
                 .map(|queue| queue as u16)
                 .collect();
-            let (crew, registered) = (crew.clone(), registered.clone());
+            let crew = crew.clone();
             let watched = self.watchdog.map(Watchdog::handle);
-            self.start(format!("uvfs-queue-{core}"), move || {
+            self.start(format!("uvfs-queue-{core}"), move |started| {
                 placement::bind_to_core(core)?;
                 let runtime = Runtime::new(wait)?;
                 let members = crew.clone();
                 uring::run(&runtime, crew, index, ids, move || {
-                    let _ = registered.send(());
+                    started();
                     if let Some(relieved) = watched.and_then(|one| hand_over_to(&one)) {
                         members.watched(index, relieved);
                     }
@@ -300,15 +328,9 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         // Forgets, interrupts and what comes before the ring is complete.
         let device = self.session.device().try_clone_to_owned()?;
         let session = self.session.clone();
-        self.start("uvfs-device".into(), move || {
-            dev::run(&Runtime::new(wait)?, session, device, wait, true)
-        })?;
-        for _ in &cores {
-            if all_registered.recv_timeout(START).is_err() {
-                return Err(io::Error::other("a queue's thread did not start"));
-            }
-        }
-        Ok(())
+        self.start("uvfs-device".into(), move |started| {
+            dev::run(&Runtime::new(wait)?, session, device, wait, true, started)
+        })
     }
 
     /// A thread for each core that reads requests from `/dev/fuse`.
@@ -317,13 +339,13 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         for (core, device) in devices(self.session, &self.cores)? {
             let session = self.session.clone();
             let watched = self.watchdog.map(Watchdog::handle);
-            self.start(format!("uvfs-worker-{core}"), move || {
+            self.start(format!("uvfs-worker-{core}"), move |started| {
                 placement::bind_to_core(core)?;
                 let runtime = Runtime::new(wait)?;
                 if let Some(watched) = watched {
                     hand_over_to(&watched);
                 }
-                dev::run(&runtime, session, device, wait, false)
+                dev::run(&runtime, session, device, wait, false, started)
             })?;
         }
         Ok(())

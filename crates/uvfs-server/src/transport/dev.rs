@@ -3,7 +3,7 @@
 //! Each worker has a descriptor of its own (FUSE_DEV_IOC_CLONE), since an answer has to go where
 //! its request came from, and a fixed number of slots. The slots are tasks that take turns in
 //! reading. While nothing else is under way the one whose turn it is blocks in read(2), of which
-//! the kernel wakes one worker for a request; else it waits on the ring with everything else.
+//! the kernel wakes one worker for a request; else the runtime waits for it with everything else.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -66,17 +66,23 @@ struct DevWorker<F> {
     over: Cell<bool>,
 }
 
-/// Serves until the mount ends.
+/// Serves until the mount ends. Calls `started` once it has all that serving takes.
 ///
 /// # Errors
-/// When the device or the ring fails.
+/// When memory, the device or the runtime fails.
 pub(crate) fn run<F: FileSystem>(
     runtime: &Runtime,
     session: Arc<Session<F>>,
     device: OwnedFd,
     wait: WaitConfig,
     gathers: bool,
+    started: impl FnOnce(),
 ) -> io::Result<()> {
+    // All of it now: a slot that found none later would be missing, or end the mount.
+    let room = PAGE + session.max_payload() + PAGE;
+    let buffers: Vec<_> = (0..DEPTH)
+        .map(|_| IoBuf::alloc(room))
+        .collect::<io::Result<_>>()?;
     let stats = session.add_queue();
     let worker = Rc::new(DevWorker {
         session,
@@ -94,13 +100,14 @@ pub(crate) fn run<F: FileSystem>(
     });
     let ended = Rc::new(Cell::new(DEPTH));
     let result: Rc<RefCell<io::Result<()>>> = Rc::new(RefCell::new(Ok(())));
+    started();
     runtime.block_on(async move {
         let finished: Rc<RefCell<Option<Waker>>> = Rc::default();
-        for _ in 0..DEPTH {
+        for buffer in buffers {
             let (worker, ended) = (worker.clone(), ended.clone());
             let (result, finished) = (result.clone(), finished.clone());
             runtime::spawn(async move {
-                if let Err(error) = worker.slot().await {
+                if let Err(error) = worker.slot(buffer).await {
                     *result.borrow_mut() = Err(error);
                 }
                 worker.end();
@@ -235,11 +242,9 @@ impl<F: FileSystem> DevWorker<F> {
         }
     }
 
-    async fn slot(&self) -> io::Result<()> {
-        let room = self.session.max_payload();
-        let buffer = IoBuf::alloc(PAGE + room + PAGE)?;
+    async fn slot(&self, buffer: IoBuf) -> io::Result<()> {
         let message = buffer.slice(PAGE - BEFORE_DATA..buffer.len());
-        let room = Payload::from(buffer.slice(PAGE..PAGE + room));
+        let room = Payload::from(buffer.slice(PAGE..buffer.len() - PAGE));
         loop {
             self.turn().await;
             if self.over.get() {
