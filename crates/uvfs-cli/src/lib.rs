@@ -1,6 +1,10 @@
 //! Errors that the commands of uvfs share: one line for people, and an exit status.
 
+use std::any::Any;
 use std::{fmt, io};
+
+use rustix::io::Errno;
+use uvfs_sys::limits;
 
 /// Why a command could not do its work.
 ///
@@ -51,13 +55,22 @@ impl std::error::Error for Error {}
 
 /// Names what failed when an operating-system or library error becomes the command's.
 pub trait Context<T> {
-    /// Puts `what: ` before the error's own words.
+    /// Puts `what: ` before the error's own words, and names the limit that is behind it.
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
+impl<T, E: fmt::Display + 'static> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|e| Error::new(format!("{}: {e}", what())))
+        self.map_err(|e| {
+            let any: &dyn Any = &e;
+            let errno = (any
+                .downcast_ref::<io::Error>()
+                .and_then(Errno::from_io_error))
+            .or(any.downcast_ref::<Errno>().copied());
+            let limit = errno.and_then(limits::behind);
+            let limit = limit.map_or(String::new(), |limit| format!(": {limit}"));
+            Error::new(format!("{}: {e}{limit}", what()))
+        })
     }
 }
 

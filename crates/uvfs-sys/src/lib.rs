@@ -1,7 +1,8 @@
 //! Small parts that several crates need: locks that outlive a panic, the structures of Linux AIO, the mount
-//! table, and the list of a file's extended attributes.
+//! table, the limits behind errors, and the list of a file's extended attributes.
 
 pub mod aio;
+pub mod limits;
 pub mod mountinfo;
 
 use std::io;
