@@ -2,11 +2,15 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::time::Duration;
 
+use rustix::io::Errno;
 use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result};
 
@@ -41,29 +45,59 @@ fn system_log() -> io::Result<File> {
     Ok(File::from(OwnedFd::from(socket)))
 }
 
-/// The report of the process in the background to the one that was started.
-pub struct Report(Option<File>);
+/// How long a mount may take to answer its first request.
+const ANSWER: Duration = Duration::from_secs(20);
+/// Asks the other process to look whether the mount answers. No exit status is so high.
+const LOOK: u8 = u8::MAX;
+
+/// A server's line to a process that does not serve: the one that was started, or for a server in the foreground
+/// one that ends with the first answer. A process must not use a mount that it serves, so that one looks whether
+/// the mount answers.
+pub struct Report {
+    socket: UnixStream,
+    background: bool,
+}
 
 /// The side of the fork that this is.
 pub enum Side {
-    /// In the background.
-    Child(Report),
-    /// The one that was started, after the child has reported.
+    /// The one that serves.
+    Server(Report),
+    /// The one that was started, after the server in the background has reported.
     Parent(Result<ExitCode>),
 }
 
 impl Report {
-    /// For a server that stays in the foreground: only systemd may want to know.
-    pub fn nobody() -> Self {
-        Self(None)
+    /// Waits until the mount has answered another process.
+    pub fn answers(&mut self) -> Result<()> {
+        let mut ask = || -> io::Result<i32> {
+            self.socket.write_all(&[LOOK])?;
+            self.socket.set_read_timeout(Some(ANSWER))?;
+            let mut errno = [0; 4];
+            self.socket.read_exact(&mut errno)?;
+            Ok(i32::from_ne_bytes(errno))
+        };
+        match ask() {
+            Ok(0) => Ok(()),
+            Ok(errno) => Err(Error::new(format!(
+                "the mount does not answer: {}",
+                io::Error::from_raw_os_error(errno)
+            ))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::new(format!(
+                "the mount did not answer within {} s",
+                ANSWER.as_secs()
+            ))),
+            Err(error) => Err(Error::new(format!(
+                "the process that looks whether the mount answers: {error}"
+            ))),
+        }
     }
 
     /// The mount answers. The terminal is let go of.
     pub fn ready(&mut self) -> Result<()> {
-        let Some(mut pipe) = self.0.take() else {
+        if !self.background {
             // Does nothing unless systemd started a unit of Type=notify.
             return sd_notify::notify(&[NotifyState::Ready]).context(|| "NOTIFY_SOCKET".into());
-        };
+        }
         let null = File::options()
             .read(true)
             .write(true)
@@ -78,7 +112,8 @@ impl Report {
         // Only now: a mount point under autofs lets in nobody but the process group of the automounter (systemd's,
         // which starts mounts in its own group) until something is mounted there.
         rustix::process::setsid().context(|| "setsid".into())?;
-        let wrote = pipe.write_all(&[0]);
+        let wrote = self.socket.write_all(&[0]);
+        let _ = self.socket.shutdown(Shutdown::Both);
         // Last, so that an error of the above is still seen.
         rustix::stdio::dup2_stderr(null.as_fd()).context(|| "standard error".into())?;
         // The one that was started may have been killed meanwhile; the mount stays.
@@ -86,47 +121,81 @@ impl Report {
         Ok(())
     }
 
-    /// It failed, for this reason. True when somebody was there to be told.
+    /// It failed, for this reason. True when another process shows it.
     pub fn failed(&mut self, error: &Error) -> bool {
-        let Some(mut pipe) = self.0.take() else {
-            return false;
-        };
         let mut message = vec![error.code().max(1)];
         message.extend_from_slice(error.to_string().as_bytes());
-        pipe.write_all(&message).is_ok()
+        self.background && self.socket.write_all(&message).is_ok()
     }
 }
 
-/// Splits the process. To be called while it has one thread.
-pub fn split() -> Result<Side> {
-    let (reader, writer): (OwnedFd, OwnedFd) =
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(|| "a pipe".into())?;
+/// Splits the process into one that serves at `path` and one that looks. To be called while it has one thread.
+pub fn split(path: &Path, background: bool) -> Result<Side> {
+    let (ours, theirs) = UnixStream::pair().context(|| "a pair of sockets".into())?;
     // SAFETY: there is one thread, so the child's copy of every lock and buffer is consistent.
-    match unsafe { libc::fork() } {
-        -1 => Err(Error::new(format!(
-            "fork: {}",
-            std::io::Error::last_os_error()
-        ))),
-        0 => {
-            drop(reader);
+    let child = match unsafe { libc::fork() } {
+        -1 => {
+            return Err(Error::new(format!(
+                "fork: {}",
+                uvfs_sys::limits::explain_start(&io::Error::last_os_error())
+            )));
+        }
+        child => child,
+    };
+    match (background, child) {
+        (true, 0) => {
+            drop(theirs);
             rustix::process::chdir("/").context(|| "/".into())?;
-            Ok(Side::Child(Report(Some(File::from(writer)))))
+            let socket = ours;
+            Ok(Side::Server(Report { socket, background }))
         }
-        _ => {
-            drop(writer);
-            let mut message = Vec::new();
-            File::from(reader)
-                .take(65536)
-                .read_to_end(&mut message)
-                .context(|| "the server's report".into())?;
-            Ok(Side::Parent(match message.split_first() {
-                Some((0, _)) => Ok(ExitCode::SUCCESS),
-                Some((&code, text)) => {
-                    Err(Error::new(String::from_utf8_lossy(text).into_owned()).with_code(code))
-                }
-                None => Err(Error::new("the server ended before the mount answered")),
-            }))
+        (true, _) => {
+            drop(ours);
+            Ok(Side::Parent(follow(theirs, path)))
         }
+        (false, 0) => {
+            drop(ours);
+            let _ = follow(theirs, path);
+            // SAFETY: ends the process, and runs no code of it. Its copies of buffers are the server's to write.
+            unsafe { libc::_exit(0) }
+        }
+        (false, _) => {
+            drop(theirs);
+            let socket = ours;
+            Ok(Side::Server(Report { socket, background }))
+        }
+    }
+}
+
+/// Looks whether the mount at `path` answers as often as the server asks, and gives its report.
+fn follow(mut server: UnixStream, path: &Path) -> Result<ExitCode> {
+    let mut code = [0];
+    let ended = || Error::new("the server ended before the mount answered");
+    loop {
+        (server.read_exact(&mut code)).map_err(|_| ended())?;
+        match code[0] {
+            LOOK => {
+                let errno = look(path).err().map_or(0, Errno::raw_os_error);
+                (server.write_all(&errno.to_ne_bytes())).map_err(|_| ended())?;
+            }
+            0 => return Ok(ExitCode::SUCCESS),
+            code => {
+                let mut text = Vec::new();
+                let _ = server.take(65536).read_to_end(&mut text);
+                return Err(Error::new(String::from_utf8_lossy(&text).into_owned()).with_code(code));
+            }
+        }
+    }
+}
+
+/// Has the kernel ask the server of the mount for its root. Any answer but that of a dead mount will do: an error
+/// is the host's.
+fn look(path: &Path) -> Result<(), Errno> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let fresh = AtFlags::STATX_FORCE_SYNC;
+    match statx(CWD, path, fresh, StatxFlags::BASIC_STATS) {
+        Err(errno @ (Errno::NOTCONN | Errno::CONNABORTED)) => Err(errno),
+        _ => Ok(()),
     }
 }
 

@@ -21,6 +21,7 @@ use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
 use uvfs_passthrough::{Backed, Backing, Passthrough};
 use uvfs_server::mount::{self, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
+use uvfs_sys::limits;
 use uvfs_xfs::XfsFs;
 
 use crate::confine;
@@ -185,13 +186,9 @@ fn serve(
         Some(device) => Source::Image(device),
         None => Source::Directory(open_directory(source, &place.path)?),
     };
-    let mut report = if options.foreground {
-        Report::nobody()
-    } else {
-        match daemon::split()? {
-            Side::Child(report) => report,
-            Side::Parent(result) => return result,
-        }
+    let mut report = match daemon::split(&place.path, !options.foreground)? {
+        Side::Server(report) => report,
+        Side::Parent(result) => return result,
     };
     raise_limit();
     // Before any thread begins: one that did not block them, as an image's monitor of memory, would get
@@ -367,11 +364,11 @@ fn follow_remounts(session: &Arc<Session<Passthrough>>, path: &Path) {
         }
         Ok(())
     };
-    std::thread::spawn(move || {
-        if let Err(error) = follow() {
-            tracing::warn!(%error, "remounts are not followed");
-        }
-    });
+    let warn = |error| tracing::warn!(%error, "remounts are not followed");
+    let thread = std::thread::Builder::new();
+    if let Err(error) = thread.spawn(move || follow().unwrap_or_else(warn)) {
+        warn(error);
+    }
 }
 
 fn mounted<F: FileSystem>(
@@ -427,10 +424,16 @@ fn mounted<F: FileSystem>(
         confine();
         Server::start(session, server_options)
     };
-    let server = std::thread::scope(|scope| scope.spawn(start).join());
-    let server = server.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let server = server.context(|| path.display().to_string())?;
-    unmount.0 = None;
+    let server = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, start)?;
+        (thread.join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let failed = |error: io::Error| {
+        let why = limits::explain_start(&error);
+        Error::new(format!("{}: {why}", path.display()))
+    };
+    let server = server.map_err(failed)?;
+    report.answers().context(|| path.display().to_string())?;
     if let Err(error) = mount::set_readahead(path, options.max_readahead) {
         tracing::debug!(%error, "readahead stays as the kernel has it");
     }
@@ -442,15 +445,17 @@ fn mounted<F: FileSystem>(
     if let Some(why) = server.fallback() {
         eprintln!("uvfs: serving over /dev/fuse: {why}");
     }
+    unmount_on_signal(signals, path.to_owned()).map_err(failed)?;
+    unmount.0 = None;
     report.ready()?;
-    unmount_on_signal(signals, path.to_owned());
     server.wait();
     Ok(ExitCode::SUCCESS)
 }
 
 /// The first signal unmounts; so does the second, without waiting for users; the third ends it.
-fn unmount_on_signal(signals: Signals, path: PathBuf) {
-    std::thread::spawn(move || {
+fn unmount_on_signal(signals: Signals, path: PathBuf) -> io::Result<()> {
+    let thread = std::thread::Builder::new();
+    thread.spawn(move || {
         for round in 0.. {
             let signal = signals.wait();
             tracing::info!(signal, "unmounting");
@@ -467,7 +472,8 @@ fn unmount_on_signal(signals: Signals, path: PathBuf) {
                 Err(error) => tracing::info!(%error, "unmounting"),
             }
         }
-    });
+    })?;
+    Ok(())
 }
 
 /// Raises the limit of open files, and has the kernel make its table of them as large at once.

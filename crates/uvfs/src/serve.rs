@@ -69,6 +69,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let _slow = Slow::start(&session).context(|| "a thread".into())?;
     let clients = Clients::listen(session, &args.socket, limits)
         .context(|| args.socket.display().to_string())?;
+    if let Ok(Some(refused)) = uvfs_io::runtime::refusal() {
+        eprintln!("uvfs: {refused}");
+    }
     let signal = signals.wait();
     tracing::info!(signal, "ending");
     drop(clients);
