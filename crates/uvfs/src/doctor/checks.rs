@@ -6,9 +6,8 @@ use std::io;
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
-use uvfs_io::runtime::Runtime;
+use uvfs_io::runtime;
 use uvfs_queue::placement;
-use uvfs_queue::wait::WaitConfig;
 use uvfs_server::mount;
 
 use super::passthrough;
@@ -38,10 +37,9 @@ pub(super) fn all() -> Vec<Check> {
     checks.extend([
         Check::new(
             "io_uring",
-            "all file I/O of a server",
+            "faster file I/O of a server, which else takes a thread for each call that waits (measure: uvfs bench load)",
             io_uring(),
-        )
-        .needed(),
+        ),
         Check::new(
             "fuse-over-io_uring",
             "faster requests, through a queue for each core; without it mounts use /dev/fuse",
@@ -160,24 +158,10 @@ fn allow_other() -> Finding {
 }
 
 fn io_uring() -> Finding {
-    match Runtime::new(WaitConfig::default()) {
-        Ok(_) => Finding::ok("works"),
-        Err(error) => match number("/proc/sys/kernel/io_uring_disabled") {
-            Some(1 | 2) => Finding::off(
-                format!("switched off for this user: {error}"),
-                "as root: sysctl kernel.io_uring_disabled=0",
-            ),
-            _ if error.kind() == io::ErrorKind::PermissionDenied => Finding::off(
-                format!("refused: {error}"),
-                "a container's seccomp profile may refuse it: allow io_uring_setup, io_uring_enter and \
-                 io_uring_register there",
-            ),
-            _ if error.kind() == io::ErrorKind::OutOfMemory => Finding::off(
-                format!("too little locked memory for a ring: {error}"),
-                "raise the limit of locked memory (ulimit -l; a systemd unit: LimitMEMLOCK=64M)",
-            ),
-            _ => Finding::missing(error.to_string()),
-        },
+    match runtime::refusal() {
+        Ok(None) => Finding::ok("works"),
+        Ok(Some(refused)) => Finding::off(refused.why(), refused.remedy()),
+        Err(error) => Finding::missing(error.to_string()),
     }
 }
 
@@ -192,6 +176,9 @@ fn over_io_uring() -> Finding {
             "used with pages of 4 KiB only, and this kernel has {} KiB",
             page >> 10
         )),
+        Some(true) if !matches!(runtime::refusal(), Ok(None)) => {
+            Finding::off("switched on, but io_uring is refused", "see io_uring")
+        }
         Some(true) => Finding::ok("switched on"),
         Some(false) => Finding::off(
             "switched off",
