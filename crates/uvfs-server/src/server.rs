@@ -1,7 +1,9 @@
 //! A server: a session and the threads of its queues.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::thread::JoinHandle;
@@ -279,14 +281,18 @@ impl<F: FileSystem> QueueThreads<'_, F> {
         let (end, start) = (self.end.clone(), self.start.clone());
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let _ends = EndsWithIt;
-            let started = start.clone();
+            let (told, serves) = (start.clone(), Rc::new(Cell::new(false)));
+            let served = serves.clone();
             let ran = run(Box::new(move || {
-                let _ = started.send(None);
+                served.set(true);
+                let _ = told.send(None);
             }));
+            // Either the start fails with this error, or the server has started: then this queue's requests
+            // would never be answered.
             if let Err(error) = ran
                 && let Err(SendError(Some(error))) = start.send(Some(error))
+                && serves.get()
             {
-                // The server has started, and this thread's requests would never be answered.
                 tracing::error!(%error, "a queue's thread failed: this server ends");
                 std::process::abort();
             }
@@ -314,7 +320,7 @@ impl<F: FileSystem> QueueThreads<'_, F> {
             let crew = crew.clone();
             let watched = self.watchdog.map(Watchdog::handle);
             self.start(format!("uvfs-queue-{core}"), move |started| {
-                placement::bind_to_core(core)?;
+                bind(core);
                 let runtime = Runtime::new(wait)?;
                 let members = crew.clone();
                 uring::run(&runtime, crew, index, ids, move || {
@@ -340,7 +346,7 @@ impl<F: FileSystem> QueueThreads<'_, F> {
             let session = self.session.clone();
             let watched = self.watchdog.map(Watchdog::handle);
             self.start(format!("uvfs-worker-{core}"), move |started| {
-                placement::bind_to_core(core)?;
+                bind(core);
                 let runtime = Runtime::new(wait)?;
                 if let Some(watched) = watched {
                     hand_over_to(&watched);
@@ -369,6 +375,13 @@ fn devices<F: FileSystem>(
             Ok(vec![(first, session.device().try_clone_to_owned()?)])
         }
         clones => clones,
+    }
+}
+
+/// Binds the calling thread to a core: where a sandbox does not let it, it is slower and no more.
+fn bind(core: usize) {
+    if let Err(error) = placement::bind_to_core(core) {
+        tracing::debug!(%error, core, "this thread is bound to no core");
     }
 }
 

@@ -7,8 +7,11 @@
 //! | `UVFS_TEST_FULL` | run the long variants |
 //! | `UVFS_TEST_SERVER` | a shell command that serves in the foreground instead of `uvfs`, with `{options}`, `{source}`, `{mountpoint}` and `{uring}` replaced |
 //! | `UVFS_TEST_SERVER_URING` | what `{uring}` becomes on the uring transport; without it that transport is skipped |
+//! | `UVFS_TEST_NO_IO_URING` | every program is refused io_uring, as in a container: with 1, EPERM, ENOSYS or ENOMEM |
 //! | `CI` | a missing requirement fails the test instead of skipping it |
 
+#[path = "harness/sandbox.rs"]
+pub mod sandbox;
 #[path = "harness/serve.rs"]
 mod serve;
 
@@ -68,6 +71,9 @@ impl Need {
     fn missing(self) -> Option<String> {
         match self {
             Need::Mount(Transport::Dev) => uvfs_testing::Need::Fuse.missing(),
+            Need::Mount(Transport::Uring) if sandbox::no_io_uring().is_some() => {
+                Some("io_uring, which UVFS_TEST_NO_IO_URING refuses".into())
+            }
             Need::Mount(Transport::Uring) => uvfs_testing::Need::Uring.missing().or_else(|| {
                 let without = std::env::var_os("UVFS_TEST_SERVER_URING").is_none();
                 (substitute().is_some() && without).then(|| "UVFS_TEST_SERVER_URING".into())
@@ -86,7 +92,7 @@ impl Need {
 pub fn has(needs: &[Need]) -> bool {
     let missing = needs.iter().find_map(|need| need.missing());
     match &missing {
-        Some(missing) if substitute().is_some() => {
+        Some(missing) if substitute().is_some() || sandbox::no_io_uring().is_some() => {
             uvfs_testing::say(format_args!("needs {missing}"));
         }
         Some(missing) => uvfs_testing::skip(format_args!("needs {missing}")),
@@ -202,6 +208,9 @@ impl Running {
     pub fn start(command: &mut Command) -> Running {
         let output = tempfile::tempdir().expect("temporary directory");
         let what = format!("{command:?}");
+        if let Some(errno) = sandbox::no_io_uring() {
+            sandbox::refuse(command, sandbox::IO_URING, errno);
+        }
         let file = |name| File::create(output.path().join(name)).expect("output file");
         let child = command
             .stdin(Stdio::null())

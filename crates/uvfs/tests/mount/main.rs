@@ -27,6 +27,7 @@ mod outcomes;
 mod pjdfstest;
 mod preload;
 mod programs;
+mod refused;
 mod requests;
 mod run_files;
 mod run_programs;

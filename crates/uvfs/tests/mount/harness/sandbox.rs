@@ -1,0 +1,55 @@
+//! System calls that a program is refused, as a container's seccomp profile refuses them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::io::Errno;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
+/// All of io_uring's.
+pub const IO_URING: &[libc::c_long] = &[
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+];
+
+/// Refuses system calls with this error to `command` and all that it starts. Without no_new_privs, so that
+/// fusermount3 gets the rights of root as ever.
+pub fn refuse(command: &mut Command, calls: &[libc::c_long], errno: Errno) {
+    let filter = SeccompFilter::new(
+        calls
+            .iter()
+            .map(|&call| (call, Vec::new()))
+            .collect::<BTreeMap<_, _>>(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(errno.raw_os_error() as u32),
+        TargetArch::try_from(std::env::consts::ARCH).expect("a known architecture"),
+    );
+    let program = BpfProgram::try_from(filter.expect("a filter")).expect("a short filter");
+    let install = move || {
+        let filter = libc::sock_fprog {
+            len: program.len() as u16,
+            filter: program.as_ptr().cast_mut().cast(),
+        };
+        // SAFETY: the kernel copies the filter, which lives over the call.
+        match unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(install) };
+}
+
+/// With which error `UVFS_TEST_NO_IO_URING` has every program refused io_uring.
+pub fn no_io_uring() -> Option<Errno> {
+    let value = std::env::var("UVFS_TEST_NO_IO_URING").ok()?;
+    Some(match value.as_str() {
+        "1" | "EPERM" => Errno::PERM,
+        "ENOSYS" => Errno::NOSYS,
+        "ENOMEM" => Errno::NOMEM,
+        other => panic!("UVFS_TEST_NO_IO_URING={other}: neither 1, EPERM, ENOSYS nor ENOMEM"),
+    })
+}

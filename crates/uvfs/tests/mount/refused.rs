@@ -1,0 +1,162 @@
+//! Where a sandbox refuses system calls, as the seccomp profiles of containers do.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::io::Errno;
+
+use crate::harness::sandbox::{IO_URING, refuse};
+use crate::harness::*;
+
+/// `uvfs mount` with these calls refused; returns when the mount answers, or failed.
+fn mount(transport: &str, calls: &[libc::c_long], errno: Errno, paths: [&Path; 2]) -> Outcome {
+    let mut command = uvfs();
+    command
+        .args(["mount", "--transport", transport])
+        .args(paths);
+    refuse(&mut command, calls, errno);
+    run(&mut command)
+}
+
+/// Reads and writes that wait for a device, and calls that make, change and list files.
+const WORK: &str = r#"
+cd "$1"; head -c 3000000 /dev/urandom >random; cp random copy; cmp random copy
+dd if=random of=direct bs=64k iflag=direct oflag=direct,sync conv=fsync status=none; cmp random direct
+fallocate -l 1M room; stat -c '%s %b' room; mkdir d; for i in $(seq 100); do echo $i >d/$i; done; ls d | wc -l
+mv d/1 d/one; ln d/2 two; ln -s d/3 three; cat d/one two three; chmod 600 two; stat -c '%a %h' two
+flock two true; truncate -s 1 two; stat -c %s d/2; sync -f random; rm -r *; ls -A
+"#;
+
+/// A mount in a container would be reported as made, and answer every call with ENOTCONN.
+#[test]
+fn without_io_uring_every_transport_but_its_own_serves() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // On ext4 reads and writes may wait; on tmpfs none does.
+    let source = scratch.ext4("source");
+    let host = scratch.dir("host");
+    let expected = run(&mut shell(WORK, &[&host])).ok();
+    let at = scratch.dir("mount");
+    let each: &[&[libc::c_long]] = &[IO_URING, &IO_URING[..1], &IO_URING[1..2], &IO_URING[2..]];
+    let mut cases: Vec<_> = each
+        .iter()
+        .map(|calls| (*calls, Errno::PERM, "EPERM"))
+        .collect();
+    cases.push((IO_URING, Errno::NOSYS, "ENOSYS"));
+    cases.push((IO_URING, Errno::NOMEM, "ENOMEM"));
+    for (calls, errno, name) in cases {
+        for transport in ["auto", "dev"] {
+            let mounting = mount(transport, calls, errno, [&source, &at]);
+            let worked = run(&mut shell(WORK, &[&at]));
+            let stats = run(uvfs().args(["stats", "--json"]).arg(&at));
+            let unmounted = run(uvfs().arg("umount").arg(&at));
+            unmount_by_force(&at);
+            assert_eq!(mounting.stderr.lines().count(), 1, "said once: {mounting}");
+            for word in ["serving over /dev/fuse", "slower", name] {
+                assert!(mounting.stderr.contains(word), "no {word:?}: {mounting}");
+            }
+            mounting.ok();
+            assert_eq!(worked.ok(), expected, "{name} {transport}");
+            let stats: serde_json::Value = serde_json::from_str(&stats.ok()).expect("JSON");
+            assert_eq!(stats["transport"], "dev", "{stats}");
+            unmounted.ok();
+        }
+        let refused = mount("uring", calls, errno, [&source, &at]);
+        let left = mounted(&at).is_some();
+        unmount_by_force(&at);
+        assert_eq!(refused.status.code(), Some(1), "{refused}");
+        assert!(refused.stderr.contains(name), "{refused}");
+        assert!(!left, "a failed mount stayed");
+    }
+}
+
+/// A mount whose server can't work would be reported as made.
+#[test]
+fn a_server_whose_threads_fail_makes_no_mount() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    // Each runtime has an eventfd; no answer reaches the kernel without writev.
+    let mut cases = vec![(libc::SYS_eventfd2, "Operation not permitted")];
+    if full() {
+        cases.push((libc::SYS_writev, "did not answer within"));
+    }
+    for (call, why) in cases {
+        for foreground in [false, true] {
+            for transport in ["dev", "auto"] {
+                let mut command = uvfs();
+                command.args(["mount", "--transport", transport]);
+                if foreground {
+                    command.arg("--foreground");
+                }
+                refuse(&mut command, &[call], Errno::PERM);
+                let outcome = run(command.arg(&source).arg(&at));
+                let left = mounted(&at).is_some();
+                unmount_by_force(&at);
+                assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+                assert!(outcome.stderr.contains(why), "{outcome}");
+                assert!(!left, "a dead mount stayed: {outcome}");
+            }
+        }
+    }
+}
+
+/// Programs over shared memory would find no server, and image tools end.
+#[test]
+fn without_io_uring_clients_and_image_tools_work() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.ext4("source"), scratch.dir("mount"));
+    let image = source.join("image");
+    let refused = |arguments: &[&str], paths: &[&Path]| {
+        let mut command = uvfs();
+        command.args(arguments).args(paths);
+        refuse(&mut command, IO_URING, Errno::PERM);
+        run(&mut command)
+    };
+    fs::create_dir(source.join("tree")).unwrap();
+    fs::write(source.join("tree/file"), "content").unwrap();
+    fs::write(source.join("large"), vec![7; 8 << 20]).unwrap();
+    refused(&["mkfs", "--from"], &[&source.join("tree"), &image]).ok();
+    refused(&["check"], &[&image]).ok();
+    refused(&["repair"], &[&image]).ok();
+    assert_eq!(
+        refused(&["cat"], &[&image, "/file".as_ref()]).ok(),
+        "content"
+    );
+    let explicit = refused(&["check", "--engine", "uring"], &[&image]);
+    assert!(!explicit.status.success(), "{explicit}");
+    assert!(explicit.stderr.contains("EPERM"), "{explicit}");
+
+    refused(&["mount"], &[&image, &at]).ok();
+    let read = run(Command::new("cat").arg(at.join("file")));
+    let unmounted = run(uvfs().arg("umount").arg(&at));
+    unmount_by_force(&at);
+    assert_eq!(read.ok(), "content");
+    unmounted.ok();
+
+    refused(&["mount", "-o", "passthrough=direct"], &[&source, &at]).ok();
+    let copied = refused(
+        &["run", "--report", "--", "dd", "bs=4k", "status=none"],
+        &[
+            format!("if={}", at.join("large").display()).as_ref(),
+            format!("of={}", at.join("copy").display()).as_ref(),
+        ],
+    );
+    let compared = run(Command::new("cmp").args(["large", "copy"].map(|name| source.join(name))));
+    let stats = run(uvfs().args(["stats", "--json"]).arg(&at));
+    let unmounted = run(uvfs().arg("umount").arg(&at));
+    unmount_by_force(&at);
+    copied.ok();
+    compared.ok();
+    let stats: serde_json::Value = serde_json::from_str(&stats.ok()).expect("JSON");
+    unmounted.ok();
+    assert!(stats.to_string().contains("client"), "{stats}");
+}
