@@ -22,7 +22,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 use uvfs_queue::placement::Watched;
@@ -45,6 +45,9 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Tasks that are polled before the driver looks what has ended, also when there always is one that can go on.
 const TURN: usize = 32;
+/// The kernel has released the memory of a ring so long after its end.
+const RELEASED: Duration = Duration::from_secs(2);
+
 /// What does the operations.
 enum Driver {
     Ring(Ring),
@@ -211,6 +214,33 @@ impl Runtime {
         Ok(Self::with(driver, shared, wait))
     }
 
+    /// As [`Runtime::new`], but with a ring or not at all.
+    ///
+    /// # Errors
+    /// The refusal of io_uring; when a limit is reached.
+    pub fn with_ring(wait: WaitConfig) -> io::Result<Self> {
+        let shared = Shared::new()?;
+        let deadline = Instant::now() + RELEASED;
+        let ring = loop {
+            match Ring::new(&shared) {
+                // The kernel takes its time to release the memory of rings that are gone.
+                Err(error)
+                    if error.kind() == io::ErrorKind::OutOfMemory && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => {
+                    return Err(match Refused::new(&error) {
+                        Some(refused) => io::Error::new(error.kind(), refused.to_string()),
+                        None => error,
+                    });
+                }
+                Ok(ring) => break ring,
+            }
+        };
+        Ok(Self::with(Driver::Ring(ring), shared, wait))
+    }
+
     /// A runtime as it is where io_uring is refused.
     #[cfg(test)]
     pub(crate) fn without_ring(wait: WaitConfig) -> Self {
@@ -233,11 +263,6 @@ impl Runtime {
             personality: Cell::new(None),
         });
         Self { core }
-    }
-
-    /// Whether it has a ring.
-    pub fn has_ring(&self) -> bool {
-        matches!(&*self.core.driver.borrow(), Driver::Ring(_))
     }
 
     /// Reaches this runtime from any thread.
@@ -312,7 +337,7 @@ impl Drop for Runtime {
             self.core.reap();
             self.core.read_inbox(Inbox::Ends);
             if !self.core.ops.borrow().is_empty() {
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
         // A call may hold a `Remote`, and with it this very inbox.
@@ -437,7 +462,7 @@ impl Executor {
     }
 
     /// Spins for at most `budget`; true when there is something to do. Learns from the gap.
-    fn spin(self: &Rc<Self>, budget: std::time::Duration) -> io::Result<bool> {
+    fn spin(self: &Rc<Self>, budget: Duration) -> io::Result<bool> {
         let leave = self.spinner.borrow().begin();
         let Some(leave) = leave else { return Ok(false) };
         let start = Instant::now();

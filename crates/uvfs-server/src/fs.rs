@@ -372,6 +372,10 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Makes the whole file system durable.
+    ///
+    /// The kernel does not ask a mount of the kind `fuse` for this: it sends SYNCFS to virtiofs and to block devices
+    /// (`fuseblk`) alone. syncfs(2) on the mount only writes dirty pages to the server, so what has to be durable is for
+    /// [`FileSystem::fsync`] and [`FileSystem::fsyncdir`].
     async fn syncfs(&self, cx: &Context, node: Node) -> Result<()> {
         unsupported!(cx, node)
     }

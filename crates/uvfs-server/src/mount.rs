@@ -16,7 +16,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use uvfs_io::IoBuf;
 use uvfs_proto::abi;
-use uvfs_sys::limits::explain;
+use uvfs_sys::limits::explain_start;
 pub use uvfs_sys::mountinfo::{MountLine, mounted, table};
 
 /// How a mount looks to the kernel.
@@ -53,7 +53,7 @@ impl Default for MountOptions {
 
 fn context(error: impl Into<io::Error>, what: &str) -> io::Error {
     let error = error.into();
-    io::Error::new(error.kind(), format!("{what}: {}", explain(&error)))
+    io::Error::new(error.kind(), format!("{what}: {}", explain_start(&error)))
 }
 
 /// Opens `/dev/fuse`.

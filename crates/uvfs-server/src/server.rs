@@ -13,6 +13,7 @@ use uvfs_io::runtime::{self, Runtime};
 use uvfs_proto::abi::InitFlags;
 use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
+use uvfs_sys::limits::explain;
 
 use crate::control::{self, Control};
 use crate::drop_behind::DropBehind;
@@ -97,15 +98,16 @@ fn no_uring(init: &Init) -> Option<String> {
             page >> 10
         ));
     }
-    refused()
+    // Each core's thread has one, and they may share a limit of locked memory.
+    refused(placement::allowed_cores().map_or(1, |cores| cores.len()))
 }
 
-/// Why there is no io_uring at all; nothing when there is.
-fn refused() -> Option<String> {
-    match runtime::refusal() {
+/// Why there are no rings at all, or not so many; nothing when there are.
+fn refused(rings: usize) -> Option<String> {
+    match runtime::refusal(rings) {
         Ok(None) => None,
         Ok(Some(refused)) => Some(refused.to_string()),
-        Err(error) => Some(format!("io_uring can't be used here: {error}")),
+        Err(error) => Some(format!("io_uring can't be used here: {}", explain(&error))),
     }
 }
 
@@ -124,9 +126,13 @@ impl Agreed {
     pub fn on<F: FileSystem>(session: &Session<F>, transport: Transport) -> io::Result<Self> {
         let init = session.read_init()?;
         let mut fallback = None;
-        let uring = match (transport, no_uring(&init)) {
-            (Transport::Dev, _) => {
-                fallback = refused();
+        let without = match transport {
+            Transport::Dev => refused(1),
+            _ => no_uring(&init),
+        };
+        let uring = match (transport, without) {
+            (Transport::Dev, why) => {
+                fallback = why;
                 false
             }
             (_, None) => true,
@@ -321,7 +327,7 @@ impl<F: FileSystem> QueueThreads<'_, F> {
             let watched = self.watchdog.map(Watchdog::handle);
             self.start(format!("uvfs-queue-{core}"), move |started| {
                 bind(core);
-                let runtime = Runtime::new(wait)?;
+                let runtime = Runtime::with_ring(wait)?;
                 let members = crew.clone();
                 uring::run(&runtime, crew, index, ids, move || {
                     started();

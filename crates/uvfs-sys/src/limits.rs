@@ -58,6 +58,10 @@ pub fn behind(errno: Errno) -> Option<String> {
 }
 
 fn of_threads() -> String {
+    // The C library gives this error also where a thread's stack finds no room.
+    if let Some(memory) = behind(Errno::NOMEM) {
+        return memory;
+    }
     let most = match getrlimit(Resource::Nproc).current {
         Some(most) => most.to_string(),
         None => "unlimited".into(),

@@ -8,11 +8,14 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions};
 use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result};
+use uvfs_server::mount;
+use uvfs_sys::limits;
 
 /// The system's log, which a server in the background writes to.
 static SYSTEM_LOG: OnceLock<File> = OnceLock::new();
@@ -55,7 +58,8 @@ const LOOK: u8 = u8::MAX;
 /// the mount answers.
 pub struct Report {
     socket: UnixStream,
-    background: bool,
+    /// The process that looks; `None` in the background, where it is the parent.
+    child: Option<Pid>,
 }
 
 /// The side of the fork that this is.
@@ -94,7 +98,10 @@ impl Report {
 
     /// The mount answers. The terminal is let go of.
     pub fn ready(&mut self) -> Result<()> {
-        if !self.background {
+        if let Some(child) = self.child {
+            // It ends now.
+            let _ = self.socket.write_all(&[0]);
+            let _ = rustix::process::waitpid(Some(child), WaitOptions::empty());
             // Does nothing unless systemd started a unit of Type=notify.
             return sd_notify::notify(&[NotifyState::Ready]).context(|| "NOTIFY_SOCKET".into());
         }
@@ -125,7 +132,7 @@ impl Report {
     pub fn failed(&mut self, error: &Error) -> bool {
         let mut message = vec![error.code().max(1)];
         message.extend_from_slice(error.to_string().as_bytes());
-        self.background && self.socket.write_all(&message).is_ok()
+        self.child.is_none() && self.socket.write_all(&message).is_ok()
     }
 }
 
@@ -137,7 +144,7 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
         -1 => {
             return Err(Error::new(format!(
                 "fork: {}",
-                uvfs_sys::limits::explain_start(&io::Error::last_os_error())
+                limits::explain_start(&io::Error::last_os_error())
             )));
         }
         child => child,
@@ -146,23 +153,44 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
         (true, 0) => {
             drop(theirs);
             rustix::process::chdir("/").context(|| "/".into())?;
-            let socket = ours;
-            Ok(Side::Server(Report { socket, background }))
+            Ok(Side::Server(Report {
+                socket: ours,
+                child: None,
+            }))
         }
         (true, _) => {
             drop(ours);
-            Ok(Side::Parent(follow(theirs, path)))
+            let followed = follow(theirs, path);
+            if followed.is_err() {
+                // Its threads may be too many for what unmounts to start, so that it has to be gone.
+                let deadline = Instant::now() + ANSWER;
+                let goes_on = || {
+                    matches!(
+                        rustix::process::waitpid(Pid::from_raw(child), WaitOptions::NOHANG),
+                        Ok(None)
+                    )
+                };
+                while goes_on() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                take_away(path);
+            }
+            Ok(Side::Parent(followed))
         }
         (false, 0) => {
             drop(ours);
-            let _ = follow(theirs, path);
+            if follow(theirs, path).is_err() {
+                take_away(path);
+            }
             // SAFETY: ends the process, and runs no code of it. Its copies of buffers are the server's to write.
             unsafe { libc::_exit(0) }
         }
         (false, _) => {
             drop(theirs);
-            let socket = ours;
-            Ok(Side::Server(Report { socket, background }))
+            Ok(Side::Server(Report {
+                socket: ours,
+                child: Pid::from_raw(child),
+            }))
         }
     }
 }
@@ -170,7 +198,12 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
 /// Looks whether the mount at `path` answers as often as the server asks, and gives its report.
 fn follow(mut server: UnixStream, path: &Path) -> Result<ExitCode> {
     let mut code = [0];
-    let ended = || Error::new("the server ended before the mount answered");
+    let ended = || {
+        // A server that finds no memory ends without a word of its own.
+        let limit =
+            limits::behind(Errno::NOMEM).map_or(String::new(), |limit| format!("; {limit}"));
+        Error::new(format!("the server ended before the mount answered{limit}"))
+    };
     loop {
         (server.read_exact(&mut code)).map_err(|_| ended())?;
         match code[0] {
@@ -185,6 +218,13 @@ fn follow(mut server: UnixStream, path: &Path) -> Result<ExitCode> {
                 return Err(Error::new(String::from_utf8_lossy(&text).into_owned()).with_code(code));
             }
         }
+    }
+}
+
+/// Takes a dead server's mount away. The path had none before.
+fn take_away(path: &Path) {
+    if look(path).is_err() {
+        let _ = mount::unmount(path, true);
     }
 }
 

@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let _slow = Slow::start(&session).context(|| "a thread".into())?;
     let clients = Clients::listen(session, &args.socket, limits)
         .context(|| args.socket.display().to_string())?;
-    if let Ok(Some(refused)) = uvfs_io::runtime::refusal() {
+    if let Ok(Some(refused)) = uvfs_io::runtime::refusal(1) {
         eprintln!("uvfs: {refused}");
     }
     let signal = signals.wait();

@@ -12,13 +12,16 @@ use super::ring;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused(Errno);
 
-/// Why this process can't use io_uring, if any of its three system calls is refused.
+/// Why this process can't use so many rings at a time, if any of io_uring's three system calls is refused.
 ///
 /// # Errors
 /// Another error of theirs, as that of a limit of descriptors.
-pub fn refusal() -> io::Result<Option<Refused>> {
-    match ring::try_one() {
-        Ok(()) => Ok(None),
+pub fn refusal(rings: usize) -> io::Result<Option<Refused>> {
+    match (0..rings)
+        .map(|_| ring::build())
+        .collect::<io::Result<Vec<_>>>()
+    {
+        Ok(_) => Ok(None),
         Err(error) => Refused::new(&error).map(Some).ok_or(error),
     }
 }
@@ -50,7 +53,7 @@ impl Refused {
             Errno::NOSYS => "ENOSYS: a sandbox hides it, or the kernel was built without it".into(),
             Errno::NOMEM => match getrlimit(Resource::Memlock).current {
                 Some(limit) => format!(
-                    "ENOMEM: a ring does not fit into the limit of locked memory, which is {} KiB",
+                    "ENOMEM: the limit of locked memory, {} KiB, has no room for its rings",
                     limit >> 10
                 ),
                 None => "ENOMEM: there is no memory for a ring".into(),
@@ -68,9 +71,7 @@ impl Refused {
             Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
                 "allow io_uring_setup, io_uring_enter and io_uring_register in its seccomp profile"
             }
-            Errno::NOMEM => {
-                "raise the limit of locked memory (ulimit -l 65536; a systemd unit: LimitMEMLOCK=64M)"
-            }
+            Errno::NOMEM => "set ulimit -l 65536, or a systemd unit's LimitMEMLOCK=64M",
             _ => "boot a newer kernel",
         }
     }

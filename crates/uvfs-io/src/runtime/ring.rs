@@ -15,7 +15,7 @@ use super::remote::Shared;
 /// A submission entry of the ring; all are 128 bytes, as FUSE-over-io_uring needs.
 pub type Sqe = squeue::Entry128;
 
-type Queues = IoUring<squeue::Entry128, cqueue::Entry>;
+pub(super) type Queues = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// Entries of the submission queue; more wait in `overflow` until there is room.
 const ENTRIES: u32 = 256;
@@ -48,7 +48,7 @@ pub(crate) fn probe(submitter: &io_uring::Submitter<'_>) -> io::Result<()> {
 ///
 /// # Errors
 /// The errors of the three system calls.
-fn build() -> io::Result<Queues> {
+pub(super) fn build() -> io::Result<Queues> {
     let mut builder = IoUring::<squeue::Entry128, cqueue::Entry>::builder();
     builder
         .setup_single_issuer()
@@ -65,17 +65,9 @@ fn build() -> io::Result<Queues> {
     Ok(queues)
 }
 
-/// Whether rings work here.
-///
-/// # Errors
-/// The error of the system call that failed.
-pub(super) fn try_one() -> io::Result<()> {
-    build().map(drop)
-}
-
 impl Ring {
     /// # Errors
-    /// See [`try_one`].
+    /// See [`build`].
     pub(super) fn new(shared: &Arc<Shared>) -> io::Result<Self> {
         let queues = build()?;
         let mut enter_flags = EnterFlags::GETEVENTS;

@@ -226,9 +226,6 @@ pub(crate) fn run<F: FileSystem>(
     ids: Vec<u16>,
     registered: impl FnOnce() + 'static,
 ) -> io::Result<()> {
-    if !runtime.has_ring() {
-        return Err(io::Error::other("there is no ring for a queue"));
-    }
     let size = crew.session.max_payload();
     let mut entries = Vec::new();
     for id in ids {

@@ -9,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use uvfs_io::runtime;
 use uvfs_queue::placement;
 use uvfs_server::mount;
+use uvfs_sys::limits::explain;
 
 use super::passthrough;
 use super::{Check, Finding};
@@ -158,10 +159,10 @@ fn allow_other() -> Finding {
 }
 
 fn io_uring() -> Finding {
-    match runtime::refusal() {
+    match runtime::refusal(1) {
         Ok(None) => Finding::ok("works"),
         Ok(Some(refused)) => Finding::off(refused.why(), refused.remedy()),
-        Err(error) => Finding::missing(error.to_string()),
+        Err(error) => Finding::missing(explain(&error)),
     }
 }
 
@@ -176,15 +177,22 @@ fn over_io_uring() -> Finding {
             "used with pages of 4 KiB only, and this kernel has {} KiB",
             page >> 10
         )),
-        Some(true) if !matches!(runtime::refusal(), Ok(None)) => {
-            Finding::off("switched on, but io_uring is refused", "see io_uring")
-        }
-        Some(true) => Finding::ok("switched on"),
+        Some(true) => over_rings(),
         Some(false) => Finding::off(
             "switched off",
             "as root: echo Y > /sys/module/fuse/parameters/enable_uring (at each boot: echo 'options fuse \
              enable_uring=Y' > /etc/modprobe.d/uvfs.conf, or fuse.enable_uring=Y on the kernel's command line)",
         ),
+    }
+}
+
+/// Each core's thread has a ring.
+fn over_rings() -> Finding {
+    let cores = placement::allowed_cores().map_or(1, |cores| cores.len());
+    match runtime::refusal(cores) {
+        Ok(None) => Finding::ok("switched on"),
+        Ok(Some(refused)) => Finding::off(refused.why(), refused.remedy()),
+        Err(error) => Finding::missing(explain(&error)),
     }
 }
 

@@ -31,7 +31,8 @@ flock two true; truncate -s 1 two; stat -c %s d/2; sync -f random; rm -r *; ls -
 /// A mount in a container would be reported as made, and answer every call with ENOTCONN.
 #[test]
 fn without_io_uring_every_transport_but_its_own_serves() {
-    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
+    // With UVFS_TEST_NO_IO_URING another filter would have its own error.
+    if !has(&[Need::Mount(Transport::Uring), Need::Uvfs]) {
         return;
     }
     let scratch = Scratch::new();
@@ -159,4 +160,38 @@ fn without_io_uring_clients_and_image_tools_work() {
     let stats: serde_json::Value = serde_json::from_str(&stats.ok()).expect("JSON");
     unmounted.ok();
     assert!(stats.to_string().contains("client"), "{stats}");
+}
+
+/// An error would not say which limit was reached, or a dead mount would stay.
+#[test]
+fn a_low_limit_is_named_with_its_value() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("prlimit"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("mount"));
+    for (limit, words) in [
+        ("--nofile=20", ["open files is 20", "ulimit -n"]),
+        (
+            "--as=102400000",
+            ["address space is 100000 KiB", "ulimit -v"],
+        ),
+    ] {
+        for transport in ["auto", "dev"] {
+            let mut command = command("prlimit", [limit, env!("CARGO_BIN_EXE_uvfs")]);
+            command.args(["mount", "--transport", transport]);
+            let outcome = run(command.arg(&source).arg(&at));
+            let left = mounted(&at).is_some();
+            unmount_by_force(&at);
+            assert_eq!(outcome.status.code(), Some(1), "{outcome}");
+            for word in words {
+                assert!(outcome.stderr.contains(word), "no {word:?}: {outcome}");
+            }
+            assert!(!left, "a dead mount stayed: {outcome}");
+        }
+    }
 }

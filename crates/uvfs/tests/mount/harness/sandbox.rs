@@ -15,8 +15,8 @@ pub const IO_URING: &[libc::c_long] = &[
     libc::SYS_io_uring_register,
 ];
 
-/// Refuses system calls with this error to `command` and all that it starts. Without no_new_privs, so that
-/// fusermount3 gets the rights of root as ever.
+/// Refuses system calls with this error to `command` and all that it starts. As root without no_new_privs, so
+/// that fusermount3 gets root's rights.
 pub fn refuse(command: &mut Command, calls: &[libc::c_long], errno: Errno) {
     let filter = SeccompFilter::new(
         calls
@@ -34,12 +34,17 @@ pub fn refuse(command: &mut Command, calls: &[libc::c_long], errno: Errno) {
             filter: program.as_ptr().cast_mut().cast(),
         };
         // SAFETY: the kernel copies the filter, which lives over the call.
-        match unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        let set =
+            || unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) };
+        // SAFETY: takes no pointers.
+        let give_up = || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        // A program that starts as another user has to give up what set-user-id programs would give it.
+        match set() == 0 || (give_up() == 0 && set() == 0) {
+            true => Ok(()),
+            false => Err(io::Error::last_os_error()),
         }
     };
-    // SAFETY: the closure makes one system call and allocates nothing.
+    // SAFETY: the closure makes system calls alone, and allocates nothing.
     unsafe { command.pre_exec(install) };
 }
 
