@@ -61,8 +61,9 @@ impl StoreJob {
             default_permissions: true,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_read: self.piece,
+            ..MountOptions::default()
         };
-        let device = mount(&self.mountpoint, &mount_options)?;
+        let device = mount(&self.mountpoint, &mount_options)?.device()?;
         let store = Store {
             data,
             bytes: self.bytes,

@@ -53,6 +53,39 @@
 //! A [`Payload`](crate::fs::Payload) is the caller's memory, or the transport's. `read` fills it and `write`
 //! takes from it; nothing is copied in between. Handed on to `uvfs_io::ops`, the bytes move once.
 //!
+//! # The end
+//!
+//! A mount ends when someone unmounts it, and by SIGTERM, SIGINT and SIGHUP. The kernel then sends what it still has to
+//! write, the last requests are answered, [`destroy`](crate::FileSystem::destroy) is called, and
+//! [`Mounted::wait`](crate::Mounted::wait) returns. Put what your file system holds back into `destroy`, and into
+//! [`fsync`](crate::FileSystem::fsync) and [`flush`](crate::FileSystem::flush), whose callers are told that it is safe.
+//!
+//! A mount in use can't be unmounted. SIGINT waits for those who use it; SIGTERM, SIGHUP and a second SIGINT detach it:
+//! it leaves the tree, and those who use it are served until they are done. One more signal cuts them off: they get
+//! errors, and the kernel's unwritten pages are lost. Messages go to `tracing`.
+//!
+//! A program with signal handlers of its own keeps them, and ends the mount itself:
+//!
+//! ```no_run
+//! # use uvfs_server::{FileSystem, Options};
+//! # struct Hello;
+//! # impl FileSystem for Hello {}
+//! # fn on_terminate(_: impl Fn() + Send + 'static) {}
+//! # fn main() -> std::io::Result<()> {
+//! let mounted = uvfs_server::mount(Hello, "/mnt", Options::named("hello"))?;
+//! let unmounter = mounted.unmounter();
+//! // Your own, or that of a crate.
+//! on_terminate(move || unmounter.end());
+//! mounted.wait();
+//! println!("destroyed: what is left can be cleaned up");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Unmounter::end`](crate::Unmounter::end) waits for nothing, so a handler of the file system may call it too. All
+//! threads may wait, and unmount, at once. [`OnSignal::Nothing`](crate::OnSignal) leaves signals alone, and
+//! [`auto_unmount`](crate::mount::MountOptions::auto_unmount) takes the mount away even after `kill -9`.
+//!
 //! # A file system in memory, served in three ways
 //!
 //! This is a complete one: files, directories, symbolic and hard links, renames, and open files that have lost

@@ -6,8 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use io_uring::squeue::Entry128;
 use rustix::fs::{Mode, OFlags};
@@ -18,6 +18,15 @@ use uvfs_io::IoBuf;
 use uvfs_proto::abi;
 use uvfs_sys::limits::explain_start;
 pub use uvfs_sys::mountinfo::{MountLine, mounted, table};
+
+pub mod ending;
+mod guard;
+mod held;
+pub mod users;
+
+pub use ending::Ending;
+use guard::Guard;
+pub use held::{Mount, list};
 
 /// How a mount looks to the kernel.
 #[derive(Clone, Debug)]
@@ -34,6 +43,9 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// Largest read in bytes.
     pub max_read: u32,
+    /// The mount goes when its server is killed: a small process waits for that. Without root it is fusermount3,
+    /// else a shell.
+    pub auto_unmount: bool,
 }
 
 impl Default for MountOptions {
@@ -47,6 +59,7 @@ impl Default for MountOptions {
             default_permissions: true,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_read: 1 << 20,
+            auto_unmount: false,
         }
     }
 }
@@ -73,18 +86,56 @@ pub fn open_device() -> io::Result<OwnedFd> {
     })
 }
 
-/// Mounts a new file system and gives its `/dev/fuse` descriptor. Directly when privileged, else by
-/// fusermount3(1).
+/// The path without symbolic links, but without asking a server that may be dead: only the directory that it is in
+/// is looked at.
+///
+/// # Errors
+/// When that directory does not exist.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    if let Ok(path) = path.canonicalize() {
+        return Ok(path);
+    }
+    let full = std::path::absolute(path)?;
+    match (full.parent(), full.file_name()) {
+        (Some(parent), Some(last)) => Ok(parent.canonicalize()?.join(last)),
+        _ => Ok(full),
+    }
+}
+
+/// Mounts a new file system. Directly when privileged, else by fusermount3(1).
 ///
 /// # Errors
 /// The call that failed, in one line.
-pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Mount> {
+    let at = real_path(mountpoint)?;
     let root = rustix::process::geteuid().is_root();
+    let mounted_directly = match root || !options.auto_unmount {
+        true => directly(&at, options, root)?,
+        // Only fusermount3 may unmount what an ordinary user has mounted.
+        false => None,
+    };
+    let (device, mut guard) = match mounted_directly {
+        Some(device) => (device, None),
+        None => by_fusermount(&at, options)?,
+    };
+    let line = mounted(&at).ok().flatten();
+    if options.auto_unmount
+        && guard.is_none()
+        && let Some(line) = &line
+    {
+        let started = Guard::start(&at, line.id, &line.device).inspect_err(|_| {
+            let _ = unmount(&at, true);
+        });
+        guard = Some(started.map_err(|error| context(error, "auto_unmount: /bin/sh"))?);
+    }
+    Ok(Mount::new(at, device, line, guard))
+}
+
+/// Mounts without help; nothing where only fusermount3 may.
+fn directly(mountpoint: &Path, options: &MountOptions, root: bool) -> io::Result<Option<OwnedFd>> {
     let device = match open_device() {
         // Where only root may open it, fusermount3 does, and passes it on.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !root => {
-            return by_fusermount(mountpoint, options);
-        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !root => return Ok(None),
         other => other?,
     };
     // A dead mount can be mounted over, but has no mode.
@@ -119,51 +170,50 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         Some(data.as_c_str()),
     );
     match direct {
-        Ok(()) => Ok(device),
-        Err(Errno::PERM) if !root => by_fusermount(mountpoint, options),
+        Ok(()) => Ok(Some(device)),
+        Err(Errno::PERM) if !root => Ok(None),
         Err(error) => Err(context(error, "mount")),
     }
 }
 
-fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+/// The flags of mount(2) as words of fusermount3.
+const FLAGS: [(MountFlags, &str); 12] = [
+    (MountFlags::RDONLY, "ro"),
+    (MountFlags::NOSUID, "nosuid"),
+    (MountFlags::NODEV, "nodev"),
+    (MountFlags::NOEXEC, "noexec"),
+    (MountFlags::NOSYMFOLLOW, "nosymfollow"),
+    (MountFlags::SYNCHRONOUS, "sync"),
+    (MountFlags::DIRSYNC, "dirsync"),
+    (MountFlags::LAZYTIME, "lazytime"),
+    (MountFlags::NOATIME, "noatime"),
+    (MountFlags::NODIRATIME, "nodiratime"),
+    (MountFlags::RELATIME, "relatime"),
+    (MountFlags::STRICTATIME, "strictatime"),
+];
+
+fn by_fusermount(
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> io::Result<(OwnedFd, Option<Guard>)> {
+    let name = options.name.replace('\\', "\\\\").replace(',', "\\,");
     let mut words = vec![
-        format!(
-            "fsname={}",
-            options.name.replace('\\', "\\\\").replace(',', "\\,")
-        ),
+        format!("fsname={name}"),
         format!("max_read={}", options.max_read),
     ];
     if !options.subtype.is_empty() {
         words.push(format!("subtype={}", options.subtype));
     }
-    let flags = [
-        (MountFlags::RDONLY, "ro"),
-        (MountFlags::NOSUID, "nosuid"),
-        (MountFlags::NODEV, "nodev"),
-        (MountFlags::NOEXEC, "noexec"),
-        (MountFlags::NOSYMFOLLOW, "nosymfollow"),
-        (MountFlags::SYNCHRONOUS, "sync"),
-        (MountFlags::DIRSYNC, "dirsync"),
-        (MountFlags::LAZYTIME, "lazytime"),
-        (MountFlags::NOATIME, "noatime"),
-        (MountFlags::NODIRATIME, "nodiratime"),
-        (MountFlags::RELATIME, "relatime"),
-        (MountFlags::STRICTATIME, "strictatime"),
-    ];
-    words.extend(
-        flags
-            .iter()
-            .filter(|(flag, _)| options.flags.contains(*flag))
-            .map(|(_, w)| w.to_string()),
-    );
-    for (set, word) in [
+    let flags = FLAGS
+        .iter()
+        .map(|(flag, word)| (options.flags.contains(*flag), *word));
+    let others = [
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
-    ] {
-        if set {
-            words.push(word.to_owned());
-        }
-    }
+        (options.auto_unmount, "auto_unmount"),
+    ];
+    let set = flags.chain(others).filter(|(set, _)| *set);
+    words.extend(set.map(|(_, word)| word.to_owned()));
     let (ours, theirs) = UnixStream::pair()?;
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
     let mut child = Command::new("fusermount3")
@@ -172,18 +222,34 @@ fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedF
         .arg("--")
         .arg(mountpoint)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        // Not the terminal, or a pipe that another program reads to its end: with auto_unmount it stays.
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| context(error, "fusermount3 (package fuse3), needed without root"))?;
     drop(theirs);
     let device = receive_descriptor(&ours);
-    let status = child.wait()?;
+    let device = match device {
+        Ok(Some(device)) if options.auto_unmount => {
+            child.stderr = None;
+            return Ok((device, Some(Guard::fusermount(child, ours))));
+        }
+        other => other,
+    };
+    let output = child.wait_with_output()?;
     match device {
-        Ok(Some(device)) if status.success() => Ok(device),
+        Ok(Some(device)) if output.status.success() => Ok((device, None)),
         Err(error) => Err(context(error, "fusermount3")),
-        _ => Err(io::Error::other(
-            "fusermount3 did not mount it (its reason is above)",
-        )),
+        _ => Err(io::Error::other(reason(&output.stderr))),
     }
+}
+
+/// The last line of what fusermount3 said, which begins with its name.
+fn reason(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.trim().lines().last().map(str::to_owned);
+    line.unwrap_or_else(|| "fusermount3 failed without a reason".into())
 }
 
 fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
@@ -214,15 +280,67 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
             if lazy {
                 command.arg("-z");
             }
-            let output = command.arg("--").arg(mountpoint).output()?;
+            let output = command
+                .arg("--")
+                .arg(mountpoint)
+                .env("LC_ALL", "C")
+                .output()
+                .map_err(|error| context(error, "fusermount3 (package fuse3)"))?;
             if output.status.success() {
                 return Ok(());
             }
-            let reason = String::from_utf8_lossy(&output.stderr);
-            Err(io::Error::other(reason.trim().to_owned()))
+            let reason = reason(&output.stderr);
+            match reason.ends_with("Device or resource busy") {
+                true => Err(Errno::BUSY.into()),
+                false => Err(io::Error::other(reason)),
+            }
         }
         other => Ok(other?),
     }
+}
+
+/// Ends the connection of a FUSE file system, whose device number is that of /proc/self/mountinfo: requests under way,
+/// and all later ones, fail, and pages that the kernel has not written yet are lost. It stays mounted.
+///
+/// # Errors
+/// EACCES for a mount of another user; without root also where fusectl is not mounted.
+pub fn abort(device: &str) -> io::Result<()> {
+    let minor = device.split_once(':').map_or("", |(_, minor)| minor);
+    let directory = connections().map_err(|error| context(error, "fusectl"))?;
+    let name = format!("{minor}/abort");
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let abort = rustix::fs::openat(&directory, name.as_str(), flags, Mode::empty());
+    abort
+        .and_then(|file| rustix::io::write(&file, b"1"))
+        .map_err(|error| context(error, &format!("/sys/fs/fuse/connections/{name}")))?;
+    Ok(())
+}
+
+/// The directory of the kernel's file system about connections, which need not be mounted.
+fn connections() -> io::Result<OwnedFd> {
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
+    };
+    const FUSECTL: u64 = 0x6573_5543;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mounted = rustix::fs::open("/sys/fs/fuse/connections", flags, Mode::empty());
+    if let Ok(directory) = mounted
+        && rustix::fs::fstatfs(&directory)?.f_type as u64 == FUSECTL
+    {
+        return Ok(directory);
+    }
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    Ok(fsmount(&context, flags, MountAttrFlags::empty())?)
+}
+
+/// The mounts below a mount point.
+pub fn mounts_below(mountpoint: &Path) -> Vec<PathBuf> {
+    let places = table().unwrap_or_default().into_iter().map(|line| line.at);
+    places
+        .filter(|at| at != mountpoint && at.starts_with(mountpoint))
+        .collect()
 }
 
 /// Lets the kernel read ahead on a mount by so many bytes. INIT can only lower what is 128 KiB by

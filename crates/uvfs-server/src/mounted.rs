@@ -1,15 +1,34 @@
 //! Mounting and serving a file system in one call.
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
 
+use rustix::io::Errno;
 use rustix::mount::MountFlags;
+use uvfs_sys::lock;
 
 use crate::fs::FileSystem;
-use crate::mount::{self, MountOptions};
+use crate::mount::{self, Mount, MountOptions};
 use crate::server::{Server, ServerOptions};
 use crate::session::{Session, SessionOptions};
+use crate::signals::OnSignals;
+
+/// What SIGTERM, SIGINT and SIGHUP do to a mount of [`crate::mount()`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnSignal {
+    /// They unmount, and the process ends: by [`Mounted::wait`], which returns, or else by the signal once the file
+    /// system is destroyed. A mount in use is waited for after SIGINT, and detached after the others and a second
+    /// SIGINT: those who use it are served until they are done. One more signal cuts them off.
+    ///
+    /// A signal that the program ignores, or has a handler for, is left to it, and a handler that it installs later
+    /// takes over.
+    #[default]
+    Unmount,
+    /// What the program has decided on. By default the process dies, [`FileSystem::destroy`] is not called, and the
+    /// mount stays without a server ([`MountOptions::auto_unmount`] takes it away).
+    Nothing,
+}
 
 /// How [`crate::mount()`] mounts and serves a file system.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +39,8 @@ pub struct Options {
     pub session: SessionOptions,
     /// The transport, the wait policy, and limits for clients over shared memory.
     pub server: ServerOptions,
+    /// What signals do.
+    pub on_signal: OnSignal,
 }
 
 impl Options {
@@ -65,67 +86,158 @@ pub fn mount<F: FileSystem>(
     at: impl AsRef<Path>,
     mut options: Options,
 ) -> io::Result<Mounted<F>> {
-    let at = std::path::absolute(at)?;
     if options.session.source.is_empty() {
         options.session.source.clone_from(&options.mount.name);
     }
-    let device = mount::mount(&at, &options.mount)?;
-    let session = Arc::new(Session::new(fs, device, options.session));
-    match Server::start(session, options.server) {
-        Ok(server) => Ok(Mounted {
-            server: Some(server),
-            at,
-        }),
-        Err(error) => {
-            let _ = mount::unmount(&at, true);
-            Err(error)
+    let mount = mount::mount(at.as_ref(), &options.mount)?;
+    serve(fs, &mount, options).inspect_err(|_| {
+        let _ = mount.detach();
+    })
+}
+
+fn serve<F: FileSystem>(fs: F, mount: &Mount, options: Options) -> io::Result<Mounted<F>> {
+    let session = Arc::new(Session::new(fs, mount.device()?, options.session));
+    let server = Server::start(session.clone(), options.server)?;
+    let signals = match options.on_signal {
+        OnSignal::Unmount => Some(OnSignals::new(mount.clone())?),
+        OnSignal::Nothing => None,
+    };
+    let life = Arc::new(Life {
+        mount: mount.clone(),
+        ended: Mutex::new(false),
+        end: Condvar::new(),
+        signals: Mutex::new(signals),
+    });
+    let ending = life.clone();
+    std::thread::Builder::new()
+        .name("uvfs-mount".into())
+        .spawn(move || {
+            server.wait();
+            *lock(&ending.ended) = true;
+            ending.end.notify_all();
+            drop(lock(&ending.signals).take());
+        })?;
+    Ok(Mounted { session, life })
+}
+
+/// A mount's life, as those see it who wait for its end.
+struct Life {
+    mount: Mount,
+    /// The file system is destroyed.
+    ended: Mutex<bool>,
+    end: Condvar,
+    signals: Mutex<Option<OnSignals>>,
+}
+
+impl Life {
+    fn wait(&self) {
+        let ended = lock(&self.ended);
+        let waited = self.end.wait_while(ended, |ended| !*ended);
+        drop(waited);
+    }
+
+    fn unmount(&self) -> io::Result<()> {
+        if uvfs_io::runtime::is_running() {
+            // The kernel may have pages to write first, and this thread is the one to take them.
+            return Err(Errno::DEADLK.into());
         }
+        self.mount.unmount()
+    }
+
+    /// Unmounts, or detaches where that fails. True if the end follows at once.
+    fn end(&self) -> bool {
+        let unmounted = self.mount.unmount().is_ok();
+        if !unmounted && let Err(error) = self.mount.detach() {
+            tracing::warn!(at = %self.mount.at().display(), %error, "unmounting");
+        }
+        unmounted
+    }
+
+    /// Does so on a thread of its own.
+    fn end_elsewhere(self: &Arc<Self>) {
+        let life = self.clone();
+        std::thread::spawn(move || life.end());
     }
 }
 
-/// A file system that is mounted and served. Dropping it takes the mount out of the tree; programs
-/// that still use it are served as long as this process lives.
+/// A file system that is mounted and served. All methods can be called from several threads at once: share it in an
+/// [`Arc`], or hand out [`Mounted::unmounter`].
+///
+/// Dropping it unmounts, and waits until the file system is destroyed. If programs use the mount, it is detached
+/// instead: they are served as long as this process lives, and nothing is waited for.
 pub struct Mounted<F: FileSystem> {
-    /// There until [`Mounted::wait`] takes it.
-    server: Option<Server<F>>,
-    at: PathBuf,
+    session: Arc<Session<F>>,
+    life: Arc<Life>,
 }
 
 impl<F: FileSystem> Mounted<F> {
-    /// The mount point, as an absolute path.
+    /// The mount point, as an absolute path without symbolic links.
     pub fn path(&self) -> &Path {
-        &self.at
+        self.life.mount.at()
     }
 
     /// The session: it has the file system, and tells the kernel of changes.
     pub fn session(&self) -> &Arc<Session<F>> {
-        match &self.server {
-            Some(server) => server.session(),
-            None => unreachable!("only `wait` takes the server, and it takes `self` too"),
-        }
+        &self.session
     }
 
-    /// Unmounts.
+    /// Unmounts. That another thread or program has done so before is no error.
     ///
     /// # Errors
-    /// EBUSY while a program uses the mount, EINVAL when somebody else has unmounted it.
+    /// EBUSY while a program uses the mount; EDEADLK in a handler of the file system, which
+    /// [`Unmounter::end`] is for.
     pub fn unmount(&self) -> io::Result<()> {
-        mount::unmount(&self.at, false)
+        self.life.unmount()
     }
 
-    /// Waits until somebody has unmounted it and every request is answered.
-    pub fn wait(mut self) {
-        if let Some(server) = self.server.take() {
-            server.wait();
+    /// Ends the mount from elsewhere: a handler of the file system, or of a signal that the program has chosen. It
+    /// does not keep the mount.
+    pub fn unmounter(&self) -> Unmounter {
+        Unmounter(self.life.clone())
+    }
+
+    /// Waits until the mount has ended, whatever ended it, every request is answered, and the file system is
+    /// destroyed. Not to be called in a handler of the file system.
+    pub fn wait(&self) {
+        if let Some(signals) = &*lock(&self.life.signals) {
+            signals.waiter().waits();
         }
+        self.life.wait();
     }
 }
 
 impl<F: FileSystem> Drop for Mounted<F> {
     fn drop(&mut self) {
-        if self.server.is_some() {
-            // It may have been unmounted already.
-            let _ = mount::unmount(&self.at, true);
+        match uvfs_io::runtime::is_running() {
+            true => self.life.end_elsewhere(),
+            false if self.life.end() => self.life.wait(),
+            false => {}
         }
+    }
+}
+
+/// Ends a mount, from any thread.
+#[derive(Clone)]
+pub struct Unmounter(Arc<Life>);
+
+impl Unmounter {
+    /// As [`Mounted::unmount`].
+    ///
+    /// # Errors
+    /// EBUSY while a program uses the mount; EDEADLK in a handler of the file system.
+    pub fn unmount(&self) -> io::Result<()> {
+        self.0.unmount()
+    }
+
+    /// Ends the mount, and does not wait for it: unmounts it, or takes it out of the tree if programs use it, which
+    /// are served until they are done. [`Mounted::wait`] returns then.
+    pub fn end(&self) {
+        self.0.end_elsewhere();
+    }
+}
+
+impl std::fmt::Debug for Unmounter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Unmounter").field(&self.0.mount).finish()
     }
 }

@@ -20,6 +20,7 @@ use crate::drop_behind::DropBehind;
 use crate::fs::FileSystem;
 use crate::mount;
 use crate::session::{Init, Session};
+use crate::signals::Blocked;
 use crate::slow::Slow;
 use crate::transport::attach::{ClientLimits, Clients};
 use crate::transport::{dev, uring};
@@ -172,6 +173,8 @@ impl<F: FileSystem> Server<F> {
         options: ServerOptions,
     ) -> io::Result<Self> {
         let Agreed { uring, fallback } = agreed;
+        // Signals are for the program's threads.
+        let _blocked = Blocked::new();
         let control = Control::start(&session)
             .inspect_err(
                 |error| tracing::warn!(%error, "no control socket: `uvfs stats` won't work"),

@@ -41,9 +41,10 @@ impl Served {
             allow_other: false,
             default_permissions: true,
             flags: MountFlags::RDONLY | MountFlags::NOATIME,
-            max_read: 1 << 20,
+            ..MountOptions::default()
         };
         let device = mount::mount(dir.path(), &options).unwrap();
+        let device = device.device().unwrap();
         let mut served = Served { dir, server: None };
         let fs = XfsFs::new(Arc::new(volume));
         let session = Arc::new(Session::new(fs, device, SessionOptions::default()));

@@ -55,9 +55,10 @@ fn probe() -> Result<bool> {
         allow_other: false,
         default_permissions: false,
         flags: MountFlags::NOSUID | MountFlags::NODEV,
-        max_read: 1 << 20,
+        ..MountOptions::default()
     };
-    let device = mount::mount("/tmp".as_ref(), &options).context(|| "a mount".into())?;
+    let mount = mount::mount("/tmp".as_ref(), &options).context(|| "a mount".into())?;
+    let device = mount.device().context(|| "a mount".into())?;
     let session = Session::new(Probe, device, SessionOptions::default());
     let init = session.read_init().context(|| "a mount".into())?;
     if !init.offered().flags.contains(InitFlags::PASSTHROUGH) {

@@ -16,7 +16,7 @@ fn serves_a_mount() {
         allow_other: false,
         default_permissions: false,
         flags: rustix::mount::MountFlags::empty(),
-        max_read: 1 << 20,
+        ..MountOptions::default()
     };
     let (transport, writeback) = match transport.as_str() {
         "uring" => (Transport::Uring, false),
@@ -31,8 +31,8 @@ fn serves_a_mount() {
         ..Default::default()
     };
     let fs = Passthrough::open(dir.join("data"), fs).unwrap();
-    let device = mount(&dir.join("mount"), &options).unwrap();
-    let session = Arc::new(Session::new(fs, device, SessionOptions::default()));
+    let device = mount(&dir.join("mount"), &options).unwrap().device();
+    let session = Arc::new(Session::new(fs, device.unwrap(), SessionOptions::default()));
     let server = Server::start(
         session.clone(),
         ServerOptions {
