@@ -260,11 +260,26 @@ impl Signals {
         }
     }
 
-    /// Waits for one and gives its number.
-    pub fn wait(&self) -> i32 {
-        let mut signal = 0;
-        // SAFETY: both pointers are to values that live over the call.
-        while unsafe { libc::sigwait(&self.0, &mut signal) } != 0 {}
-        signal
+    /// Waits for one and gives its number; nothing after this time.
+    pub fn wait(&self, time: Option<Duration>) -> Option<i32> {
+        let time = time.map(|time| libc::timespec {
+            tv_sec: time.as_secs() as libc::time_t,
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        loop {
+            // SAFETY: the set was filled by `block`; the time is none, or lives over the call.
+            let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), time) };
+            match io::Error::last_os_error().kind() {
+                _ if signal > 0 => return Some(signal),
+                io::ErrorKind::Interrupted => {}
+                _ => return None,
+            }
+        }
     }
+}
+
+/// Whether this is a server that has let go of its terminal.
+pub fn is_in_background() -> bool {
+    SYSTEM_LOG.get().is_some()
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -19,7 +20,8 @@ use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
 use uvfs_passthrough::{Backed, Backing, Passthrough};
-use uvfs_server::mount::{self, MountOptions};
+use uvfs_server::mount::ending::{self, Stage};
+use uvfs_server::mount::{self, Ending, Mount, MountOptions};
 use uvfs_server::{ClientLimits, FileSystem, Server, ServerOptions, Session, SessionOptions};
 use uvfs_sys::limits;
 use uvfs_xfs::XfsFs;
@@ -28,6 +30,7 @@ use crate::confine;
 use crate::daemon::{self, Report, Side, Signals};
 use crate::image;
 use crate::options::{self, Options};
+use crate::umount;
 
 /// How much of the machine's limit for dirty pages a mount with `-o writeback` may use, in percent. The mount's
 /// server dirties pages of the source as it writes, so the mount must not get all of it.
@@ -277,12 +280,12 @@ fn open_directory(source: &Path, mountpoint: &Path) -> Result<OwnedFd> {
 }
 
 /// Unmounts what was mounted unless all went well.
-struct Unmount<'a>(Option<&'a Path>);
+struct Unmount(Option<Mount>);
 
-impl Drop for Unmount<'_> {
+impl Drop for Unmount {
     fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            let _ = mount::unmount(path, true);
+        if let Some(mount) = &self.0 {
+            let _ = mount.detach();
         }
     }
 }
@@ -394,12 +397,13 @@ fn mounted<F: FileSystem>(
         flags: options.flags,
         // Reads of the page cache stay as large where only writes are to be small.
         max_read: options.max_write.max(1 << 20),
+        auto_unmount: options.auto_unmount,
     };
-    let device = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
-    let mut unmount = Unmount(Some(path));
+    let made = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
+    let mut unmount = Unmount(Some(made.clone()));
     let session = Arc::new(Session::new(
         fs,
-        device,
+        made.device().context(|| path.display().to_string())?,
         SessionOptions {
             source: name,
             max_write: options.max_write,
@@ -445,35 +449,47 @@ fn mounted<F: FileSystem>(
     if let Some(why) = server.fallback() {
         eprintln!("uvfs: serving over /dev/fuse: {why}");
     }
-    unmount_on_signal(signals, path.to_owned()).map_err(failed)?;
+    let cut_off = end_on_signals(signals, made).map_err(failed)?;
     unmount.0 = None;
     report.ready()?;
     server.wait();
-    Ok(ExitCode::SUCCESS)
+    match cut_off.load(Ordering::Relaxed) {
+        true => Err(Error::new(format!(
+            "{}: its users were cut off",
+            path.display()
+        ))),
+        false => Ok(ExitCode::SUCCESS),
+    }
 }
 
-/// The first signal unmounts; so does the second, without waiting for users; the third ends it.
-fn unmount_on_signal(signals: Signals, path: PathBuf) -> io::Result<()> {
-    let thread = std::thread::Builder::new();
-    thread.spawn(move || {
-        for round in 0.. {
-            let signal = signals.wait();
-            tracing::info!(signal, "unmounting");
-            if round > 1 {
-                std::process::exit(1);
-            }
-            match mount::unmount(&path, false) {
-                Ok(()) => {}
-                Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-                    tracing::warn!("in use: it goes away with its last user");
-                    let _ = mount::unmount(&path, true);
+/// Tells the one who ends a server what it waits for: on the terminal, or in the system's log.
+fn say(what: &str) {
+    match daemon::is_in_background() {
+        true => tracing::error!("{what}"),
+        false => eprintln!("uvfs: {what}"),
+    }
+}
+
+/// Has signals end the mount, step by step. The result says whether they went as far as to cut off its users.
+fn end_on_signals(signals: Signals, mount: Mount) -> io::Result<Arc<AtomicBool>> {
+    let cut_off = Arc::new(AtomicBool::new(false));
+    let outcome = cut_off.clone();
+    std::thread::Builder::new().spawn(move || {
+        let mut ending = Ending::new(mount, say, umount::users_by_child);
+        loop {
+            let again = ending.is_pending().then_some(ending::AGAIN);
+            if let Some(signal) = signals.wait(again) {
+                if ending.stage() == Stage::Aborted {
+                    std::process::exit(1);
                 }
-                // Somebody was faster.
-                Err(error) => tracing::info!(%error, "unmounting"),
+                ending.signal(signal);
+                let aborted = ending.stage() == Stage::Aborted;
+                outcome.store(aborted, Ordering::Relaxed);
             }
+            ending.tick();
         }
     })?;
-    Ok(())
+    Ok(cut_off)
 }
 
 /// Raises the limit of open files, and has the kernel make its table of them as large at once.

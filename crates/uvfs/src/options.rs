@@ -27,6 +27,7 @@ Mount options (-o, comma separated; a later one wins):
   allow_other                other users may use the mount, under the usual permission checks
   default_permissions        the kernel checks permissions; on with allow_other. Without either
                              only the user who mounts has access, whom the host checks
+  auto_unmount               the mount goes when its server is killed
   writeback                  the kernel caches writes and sends them later, in larger pieces
   direct_io                  the kernel caches no data
   uncached                   data is not kept in the host's page cache (RWF_DONTCACHE, Linux
@@ -75,6 +76,7 @@ pub struct Options {
     pub passthrough: Passthrough,
     pub allow_other: bool,
     pub default_permissions: bool,
+    pub auto_unmount: bool,
     pub flags: MountFlags,
     pub max_write: u32,
     pub max_readahead: u32,
@@ -140,6 +142,7 @@ impl Default for Options {
             passthrough: Passthrough::default(),
             allow_other: false,
             default_permissions: false,
+            auto_unmount: false,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_write: largest_request(MOST_WRITE),
             max_readahead: 1 << 20,
@@ -271,6 +274,7 @@ impl Options {
         match name {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
+            "auto_unmount" => self.auto_unmount = true,
             "writeback" => self.passthrough.writeback = true,
             "direct_io" => self.passthrough.direct_io = true,
             "uncached" => {

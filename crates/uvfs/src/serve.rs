@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Ok(Some(refused)) = uvfs_io::runtime::refusal(1) {
         eprintln!("uvfs: {refused}");
     }
-    let signal = signals.wait();
+    let signal = signals.wait(None);
     tracing::info!(signal, "ending");
     drop(clients);
     Ok(ExitCode::SUCCESS)

@@ -1,27 +1,34 @@
 //! `uvfs umount`.
 
-use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use uvfs_cli::{Context, Error, Result};
-use uvfs_server::mount;
+use uvfs_server::mount::users::{entries, processes, users};
+use uvfs_server::mount::{self, Mount};
 
 const EXAMPLES: &str = "\
 Examples:
   uvfs umount /mnt
+  uvfs umount /mnt/a /mnt/b
+  uvfs umount --all           every mount of uvfs that this command can see
   uvfs umount --lazy /mnt     out of the tree now, ended when its last user is gone
+  uvfs umount --force /mnt    its users get errors
 
 Waits up to 5 seconds for the server to end too: afterwards its source can be
 unmounted, checked or mounted again. With --lazy it does not wait.
 
-Exit status: 0 unmounted, 1 failed (in use: says by whom), 2 wrong usage.";
+--force ends the connection with the server: calls under way and all later ones
+fail, and what the kernel has not written yet (-o writeback) is lost. It is for a
+server that hangs; --lazy loses nothing.
+
+Exit status: 0 all are unmounted, 1 one of them is not (in use: says by whom), 2 wrong
+usage. The others are unmounted all the same.";
 
 /// How long a server may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -33,27 +40,74 @@ pub struct Args {
     /// Take it out of the tree although it is in use
     #[arg(short, long)]
     lazy: bool,
-    /// The mount point
-    mountpoint: PathBuf,
+    /// End the connection with the server, and unmount
+    #[arg(short, long)]
+    force: bool,
+    /// All mounts of uvfs, the last one first
+    #[arg(short, long, conflicts_with = "mountpoints")]
+    all: bool,
+    /// Print who uses the file system with this device number: [`users_by_child`]
+    #[arg(long, hide = true, value_name = "MAJOR:MINOR", exclusive = true)]
+    users_of: Option<String>,
+    /// The mount points
+    #[arg(required_unless_present_any = ["all", "users_of"], value_name = "MOUNTPOINT")]
+    mountpoints: Vec<PathBuf>,
 }
 
-/// The path without symbolic links, but without asking a server that may be dead: only the
-/// directory that it is in is looked at.
+/// [`mount::real_path`], with an error that names the path.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
-    let name = || path.display().to_string();
-    if let Ok(path) = path.canonicalize() {
-        return Ok(path);
-    }
-    let full = std::path::absolute(path).context(name)?;
-    match (full.parent(), full.file_name()) {
-        (Some(parent), Some(last)) => Ok(parent.canonicalize().context(name)?.join(last)),
-        _ => Ok(full),
-    }
+    mount::real_path(path).context(|| path.display().to_string())
 }
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let path = absolute(&args.mountpoint)?;
+    if let Some(device) = &args.users_of {
+        println!("{}", mount::list(&users(device), &[]));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mountpoints = match args.all {
+        true => all()?,
+        false => args.mountpoints.clone(),
+    };
+    let mut failed = None;
+    for mountpoint in &mountpoints {
+        if let Err(error) = unmount(mountpoint, &args)
+            && let Some(earlier) = failed.replace(error)
+        {
+            eprintln!("uvfs: {earlier}");
+        }
+    }
+    failed.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Who uses a mount, for its server. A server has given up the capability to look into other processes, which a child
+/// of root gets again.
+pub fn users_by_child(mount: &Mount) -> String {
+    let child = Command::new("/proc/self/exe")
+        .args(["umount", "--users-of", mount.number()])
+        .output();
+    match child {
+        Ok(output) if output.status.success() && mount::mounts_below(mount.at()).is_empty() => {
+            String::from_utf8_lossy(output.stdout.trim_ascii_end()).into_owned()
+        }
+        _ => mount.users(),
+    }
+}
+
+/// Where uvfs is mounted, the last mount first: one may be in another.
+fn all() -> Result<Vec<PathBuf>> {
+    let table = mount::table().context(|| "/proc/self/mountinfo".into())?;
+    let own = |line: &mount::MountLine| {
+        mount::subtype(&line.kind) == "uvfs" || !Server::all_of(&line.device).is_empty()
+    };
+    let fuse = table
+        .into_iter()
+        .filter(|line| line.kind.starts_with("fuse") && own(line));
+    Ok(fuse.map(|line| line.at).rev().collect())
+}
+
+fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
+    let path = absolute(mountpoint)?;
     let line = mount::mounted(&path).context(|| "/proc/self/mountinfo".into())?;
     let Some(line) = line else {
         return Err(Error::new(format!(
@@ -68,39 +122,36 @@ pub fn run(args: Args) -> Result<ExitCode> {
             line.kind
         )));
     }
-    let servers = if args.lazy {
-        Vec::new()
-    } else {
-        Server::all_of(&line.device)
+    let servers = match args.lazy && !args.force {
+        true => Vec::new(),
+        false => Server::all_of(&line.device),
     };
-    match mount::unmount(&path, args.lazy) {
-        Ok(()) => {
-            let end = Instant::now() + ENDS_WITHIN;
-            for server in servers {
-                if !server.ends_by(end) {
-                    let (path, pid) = (path.display(), server.pid);
-                    eprintln!("uvfs: {path}: unmounted; its server (pid {pid}) has not ended yet");
-                }
-            }
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => {
-            let users = users(&path);
-            let busy = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
-            if !busy && users.is_empty() {
-                return Err(Error::new(format!("{}: {error}", path.display())));
-            }
-            let by = if users.is_empty() {
-                "by a process that can't be seen from here".to_owned()
-            } else {
-                format!("by {}", users.join(", "))
-            };
-            Err(Error::new(format!(
-                "{}: in use {by} (end them, or use --lazy)",
-                path.display()
-            )))
+    if args.force {
+        mount::abort(&line.device).context(|| path.display().to_string())?;
+    }
+    mount::unmount(&path, args.lazy || args.force)
+        .map_err(|error| in_use(&path, &line.device, &error))?;
+    let end = Instant::now() + ENDS_WITHIN;
+    for server in servers {
+        if !server.ends_by(end) {
+            let (path, pid) = (path.display(), server.pid);
+            eprintln!("uvfs: {path}: unmounted; its server (pid {pid}) has not ended yet");
         }
     }
+    Ok(())
+}
+
+/// Why it can't be unmounted; if it is in use, by whom.
+fn in_use(path: &Path, device: &str, error: &std::io::Error) -> Error {
+    let users = users(device);
+    let below = mount::mounts_below(path);
+    let busy = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
+    let (path, used) = (path.display(), !users.is_empty() || !below.is_empty());
+    if !busy && !used {
+        return Error::new(format!("{path}: {error}"));
+    }
+    let by = mount::list(&users, &below);
+    Error::new(format!("{path}: in use by {by} (end them, or use --lazy)"))
 }
 
 /// A process of this command that serves a mount.
@@ -152,42 +203,4 @@ pub fn serves(pid: u32, minor: &str) -> bool {
 /// Whether a file of /proc has this line.
 fn says(file: &Path, line: &str) -> bool {
     std::fs::read_to_string(file).is_ok_and(|text| text.lines().any(|own| own == line))
-}
-
-fn processes() -> impl Iterator<Item = u32> {
-    entries(Path::new("/proc")).filter_map(|entry| entry.file_name()?.to_str()?.parse().ok())
-}
-
-fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path())
-}
-
-/// Processes with something open, mapped or as their directory below the mount point.
-fn users(mountpoint: &Path) -> Vec<String> {
-    let below = |link: &Path| link.starts_with(mountpoint);
-    let mut users = Vec::new();
-    for pid in processes() {
-        let base = PathBuf::from(format!("/proc/{pid}"));
-        // Only links are read, so nothing here asks the file system itself.
-        let links = ["cwd", "root"].map(|name| base.join(name)).into_iter();
-        let uses = links
-            .chain(entries(&base.join("fd")))
-            .chain(entries(&base.join("map_files")))
-            .filter_map(|link| std::fs::read_link(link).ok())
-            .map(|target| strip_deleted(&target))
-            .any(|target| below(&target));
-        if uses {
-            let program = std::fs::read_to_string(base.join("comm")).unwrap_or_default();
-            users.push(format!("{} (pid {pid})", program.trim()));
-        }
-    }
-    users
-}
-
-/// /proc marks removed files.
-fn strip_deleted(target: &Path) -> PathBuf {
-    let bytes = target.as_os_str().as_bytes();
-    let bytes = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
-    OsString::from_vec(bytes.to_vec()).into()
 }

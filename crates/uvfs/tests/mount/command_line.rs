@@ -1,5 +1,6 @@
 //! The command's words: exit statuses, one clear line for each failure, and nothing left behind.
 
+mod ends;
 mod umount;
 
 use std::fs;
