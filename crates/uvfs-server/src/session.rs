@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -101,6 +101,8 @@ pub struct Session<F> {
     pub(crate) recent: OnceLock<Arc<Recent>>,
     /// Opens that were answered with a backing file.
     backed: AtomicU64,
+    /// The file system has answered ENOSYS to copy_file_range(2).
+    pub(crate) copies_not: AtomicBool,
     /// Paths of the files that slow requests are about.
     pub(crate) slow: stuck::Names,
     began: Instant,
@@ -160,6 +162,7 @@ impl<F: FileSystem> Session<F> {
             spare_queues: Mutex::default(),
             recent: OnceLock::new(),
             backed: AtomicU64::new(0),
+            copies_not: AtomicBool::new(false),
             slow: stuck::Names::default(),
             began: Instant::now(),
         }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::CStr;
+use std::sync::atomic::Ordering;
 
 use uvfs_proto::abi::{self, InitFlags, ReadFlags, WriteFlags};
 use uvfs_proto::import::TokenOut;
@@ -403,10 +404,20 @@ impl<F: FileSystem> Call<'_, F> {
             len: arg.len.min(most),
             flags: arg.flags,
         };
+        // The kernel takes ENOSYS for one of its two requests, and would ask again by the other.
+        let unknown = &self.session.copies_not;
+        if unknown.load(Ordering::Relaxed) {
+            return Err(Errno::NOSYS);
+        }
         let copied = self
             .fs()
             .copy_file_range(self.cx(), self.node(), &copy)
-            .await?;
+            .await
+            .inspect_err(|errno| {
+                if *errno == Errno::NOSYS {
+                    unknown.store(true, Ordering::Relaxed);
+                }
+            })?;
         Ok(copied.min(copy.len))
     }
 
@@ -436,12 +447,21 @@ impl<F: FileSystem> Call<'_, F> {
             self.session
                 .drop_attributes(self.origin(), self.request.node);
         }
+        if data.len() > arg.out_size as usize {
+            let (len, room) = (data.len(), arg.out_size);
+            tracing::warn!(
+                len,
+                room,
+                "an answer to ioctl(2) longer than the caller's buffer: EIO"
+            );
+            return Err(Errno::IO);
+        }
         let out = abi::IoctlOut {
             result,
             ..Default::default()
         };
         let mut body = Body::from_slice(out.as_bytes());
-        body.extend_from_slice(&data[..data.len().min(arg.out_size as usize)]);
+        body.extend_from_slice(&data);
         Ok(Reply::Bytes(body))
     }
 
