@@ -112,9 +112,9 @@ impl KernelConfig {
     /// # Errors
     /// The capabilities that the kernel does not offer. Nothing is added then.
     pub fn add_capabilities(&mut self, capabilities_to_add: InitFlags) -> Result<(), InitFlags> {
-        let missing = capabilities_to_add & !self.offered;
-        if !missing.is_empty() {
-            return Err(missing);
+        // Bits without a name are not among the missing ones then, as in fuser.
+        if !self.offered.contains(capabilities_to_add) {
+            return Err(capabilities_to_add & !self.offered);
         }
         self.requested |= capabilities_to_add;
         Ok(())
@@ -183,6 +183,9 @@ mod tests {
         let both = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_PASSTHROUGH;
         let refused = config.add_capabilities(both);
         assert_eq!(refused, Err(InitFlags::FUSE_PASSTHROUGH));
+        let unnamed = InitFlags::from_bits_retain(1 << 63);
+        let refused = config.add_capabilities(unnamed);
+        assert_eq!(refused, Err(InitFlags::empty()));
         assert_eq!(config.requested, InitFlags::FUSE_ASYNC_READ);
         assert_eq!(config.add_capabilities(InitFlags::FUSE_POSIX_ACL), Ok(()));
         assert!(config.requested.contains(InitFlags::FUSE_POSIX_ACL));

@@ -20,6 +20,16 @@ fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
+/// The word of `MountOption::CUSTOM` for programs to which signals are to do what they do without a mount.
+const LEAVE_SIGNALS: &str = "leave_signals";
+
+/// Whether signals are not to end the mount.
+pub(crate) fn leaves_signals(config: &Config) -> bool {
+    config.mount_options.iter().any(|option| {
+        matches!(option, MountOption::CUSTOM(words) if words.split(',').any(|word| word == LEAVE_SIGNALS))
+    })
+}
+
 /// The options that a configuration stands for.
 pub(crate) fn for_mount(config: &Config) -> io::Result<MountOptions> {
     let given = &config.mount_options;
@@ -41,6 +51,7 @@ pub(crate) fn for_mount(config: &Config) -> io::Result<MountOptions> {
         default_permissions: false,
         flags: MountFlags::NODEV | MountFlags::NOSUID,
         max_read: 1 << 20,
+        auto_unmount: given.contains(&MountOption::AutoUnmount),
     };
     for option in given {
         apply(&mut options, option)?;
@@ -93,6 +104,7 @@ fn custom(options: &mut MountOptions, word: &str) -> io::Result<()> {
             options.default_permissions = true;
             return Ok(());
         }
+        LEAVE_SIGNALS => return Ok(()),
         "ro" => MountFlags::RDONLY,
         "nodev" => MountFlags::NODEV,
         "nosuid" => MountFlags::NOSUID,

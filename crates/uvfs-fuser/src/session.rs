@@ -3,94 +3,52 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use uvfs_sys::lock;
 
-use rustix::event::{PollFd, PollFlags};
+use uvfs_server::mount::Mount;
+use uvfs_server::signals::{OnSignals, Waiter};
 use uvfs_server::{Agreed, Server, ServerOptions, SessionOptions, Transport};
 
 use crate::adapter::Adapter;
 use crate::calls::Held;
-use crate::{Config, Filesystem, MountOption, Notifier, SessionACL};
+use crate::{Config, Filesystem, Notifier, SessionACL};
 
 /// A mount that ends when this is dropped.
 #[derive(Debug)]
-struct Mount {
-    at: PathBuf,
-    device: Arc<OwnedFd>,
-    /// Unmounts when this process ends.
-    guard: Option<Child>,
-}
+struct Mounted(Mount);
 
-/// Waits until this process ends, and unmounts: its standard input is a pipe that nobody writes to.
-const GUARD: &str =
-    r#"read -r _; fusermount3 -u -q -z -- "$0" 2>/dev/null || umount -l -- "$0" 2>/dev/null"#;
-
-impl Mount {
-    fn new(at: &Path, config: &Config) -> io::Result<(OwnedFd, Self)> {
+impl Mounted {
+    fn new(at: &Path, config: &Config) -> io::Result<Self> {
         let options = crate::options::for_mount(config)?;
-        let at = at.canonicalize()?;
-        let device = uvfs_server::mount::mount(&at, &options)?;
-        let mut mount = Self {
-            at,
-            device: Arc::new(device.try_clone()?),
-            guard: None,
-        };
-        if config.mount_options.contains(&MountOption::AutoUnmount) {
-            let guard = Command::new("/bin/sh")
-                .args(["-c", GUARD])
-                .arg(&mount.at)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                // A signal from the terminal is for the server alone.
-                .process_group(0)
-                .spawn()?;
-            mount.guard = Some(guard);
-        }
-        Ok((device, mount))
+        uvfs_server::mount::mount(at, &options).map(Self)
     }
 
-    /// Whether the mount still exists.
-    fn is_there(&self) -> bool {
-        let mut device = [PollFd::new(&self.device, PollFlags::empty())];
-        let now = rustix::event::Timespec::default();
-        match rustix::event::poll(&mut device, Some(&now)) {
-            Ok(0) | Err(_) => true,
-            Ok(_) => !device[0].revents().contains(PollFlags::ERR),
+    /// As fuser: with AutoUnmount also while it is in use, whose users are served until they are done.
+    fn unmount(&self) -> io::Result<()> {
+        match self.0.is_guarded() {
+            true => self.0.detach(),
+            false => self.0.unmount(),
         }
-    }
-
-    fn unmount(&mut self) -> io::Result<()> {
-        // Another mount may be there by now.
-        if self.is_there() {
-            uvfs_server::mount::unmount(&self.at, false)?;
-        }
-        if let Some(mut guard) = self.guard.take() {
-            let _ = guard.kill();
-            let _ = guard.wait();
-        }
-        Ok(())
     }
 }
 
-impl Drop for Mount {
+impl Drop for Mounted {
     fn drop(&mut self) {
         if let Err(error) = self.unmount() {
-            tracing::warn!(at = %self.at.display(), %error, "unmounting");
+            tracing::warn!(at = %self.0.at().display(), %error, "unmounting");
         }
     }
 }
 
 /// A mount that each of its holders may end.
-type Shared = Arc<Mutex<Option<Mount>>>;
+type Shared = Arc<Mutex<Option<Mounted>>>;
 
 fn unmount(mount: &Shared) -> io::Result<()> {
     match lock(mount).take() {
-        Some(mut mount) => mount.unmount(),
+        Some(mount) => mount.unmount(),
         None => Ok(()),
     }
 }
@@ -112,6 +70,7 @@ pub struct Session<FS: Filesystem> {
     threads: usize,
     device: Arc<OwnedFd>,
     mount: Shared,
+    signals: Option<OnSignals>,
 }
 
 impl<FS: Filesystem> fmt::Debug for Session<FS> {
@@ -138,8 +97,15 @@ impl<FS: Filesystem> Session<FS> {
         mountpoint: P,
         options: &Config,
     ) -> io::Result<Session<FS>> {
-        let (device, mount) = Mount::new(mountpoint.as_ref(), options)?;
-        Self::on(filesystem, device, Some(mount), options.acl, options)
+        let mount = Mounted::new(mountpoint.as_ref(), options)?;
+        let device = mount.0.device()?;
+        let signals = match crate::options::leaves_signals(options) {
+            true => None,
+            false => Some(mount.0.clone()),
+        };
+        let mut session = Self::on(filesystem, device, Some(mount), options.acl, options)?;
+        session.signals = signals.map(OnSignals::new).transpose()?;
+        Ok(session)
     }
 
     /// Serves a `/dev/fuse` descriptor that another part of the program mounts.
@@ -158,7 +124,7 @@ impl<FS: Filesystem> Session<FS> {
     fn on(
         filesystem: FS,
         fd: OwnedFd,
-        mount: Option<Mount>,
+        mount: Option<Mounted>,
         acl: SessionACL,
         config: &Config,
     ) -> io::Result<Self> {
@@ -185,14 +151,23 @@ impl<FS: Filesystem> Session<FS> {
             threads,
             device,
             mount,
+            signals: None,
         })
     }
 
-    /// Serves until the mount has ended.
+    /// Serves until the mount has ended. SIGTERM, SIGINT and SIGHUP end it, unless the program does something else
+    /// about them, or has `MountOption::CUSTOM("leave_signals")`.
     ///
     /// # Errors
     /// When a thread or its memory can't be had.
     pub fn run(self) -> io::Result<()> {
+        if let Some(signals) = &self.signals {
+            signals.waiter().waits();
+        }
+        self.serve()
+    }
+
+    fn serve(self) -> io::Result<()> {
         if self.threads == 0 {
             return Err(io::Error::other("n_threads is 0: at least one is needed"));
         }
@@ -201,28 +176,33 @@ impl<FS: Filesystem> Session<FS> {
             session,
             agreed,
             mount: _until_the_end,
+            signals,
             ..
         } = self;
         let server = Server::serve(session, agreed, ServerOptions::default())?;
         server.wait();
         drop(held);
+        drop(signals);
         Ok(())
     }
 
-    /// Serves on a thread. Dropping the result unmounts.
+    /// Serves on a thread. Dropping the result unmounts. A signal as in [`Session::run`] ends the mount, and then the
+    /// process, unless a thread is in [`BackgroundSession::join`].
     ///
     /// # Errors
     /// When there can be no thread.
     pub fn spawn(self) -> io::Result<BackgroundSession> {
         let notifier = self.notifier();
         let mount = lock(&self.mount).take();
+        let waiter = self.signals.as_ref().map(OnSignals::waiter);
         let guard = std::thread::Builder::new()
             .name("uvfs-fuser".into())
-            .spawn(move || self.run())?;
+            .spawn(move || self.serve())?;
         Ok(BackgroundSession {
             guard,
             notifier,
             mount,
+            waiter,
         })
     }
 
@@ -270,16 +250,21 @@ pub struct BackgroundSession {
     /// The thread.
     pub guard: JoinHandle<io::Result<()>>,
     notifier: Notifier,
-    mount: Option<Mount>,
+    mount: Option<Mounted>,
+    waiter: Option<Waiter>,
 }
 
 impl BackgroundSession {
     /// Unmounts, and waits until the file system is destroyed.
     ///
     /// # Errors
-    /// EBUSY while the mount is in use; the error of the session.
+    /// EBUSY while the mount is in use, but not with `MountOption::AutoUnmount`, which detaches it and waits for those
+    /// who use it; the error of the session.
     pub fn umount_and_join(mut self) -> io::Result<()> {
-        if let Some(mut mount) = self.mount.take() {
+        if let Some(waiter) = self.waiter {
+            waiter.waits();
+        }
+        if let Some(mount) = self.mount.take() {
             mount.unmount()?;
         }
         self.join()
@@ -295,6 +280,9 @@ impl BackgroundSession {
     /// # Errors
     /// The error of the session.
     pub fn join(self) -> io::Result<()> {
+        if let Some(waiter) = self.waiter {
+            waiter.waits();
+        }
         let panicked = |_| io::Error::other("the session's thread panicked");
         self.guard.join().map_err(panicked)?
     }

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, SystemTime};
@@ -30,6 +31,13 @@ fn serves() {
         .map(|threads| threads.parse().unwrap());
     let stage = Stage::default();
     stage.with(|state| state.text = "before\n".into());
+    if std::env::var_os("UVFS_FUSER_TEST_WAITS").is_some() {
+        let session = Session::new(stage, at, &config).unwrap();
+        println!("\nready");
+        session.run().unwrap();
+        println!("\njoined");
+        return;
+    }
     let session = spawn_mount(stage.clone(), at, &config).unwrap();
     let notifier = session.notifier();
     println!("\nready");
@@ -73,13 +81,19 @@ struct Mounted {
 
 impl Mounted {
     fn with_threads(threads: usize) -> Option<Self> {
-        if !has(&[Need::Fuse]) {
-            return None;
-        }
+        has(&[Need::Fuse]).then(|| Self::new(threads, false))
+    }
+
+    /// Served by a program that does nothing else, or by one that obeys.
+    fn new(threads: usize, waits: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("mount");
         fs::create_dir(&at).unwrap();
-        let mut server = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if waits {
+            command.env("UVFS_FUSER_TEST_WAITS", "");
+        }
+        let mut server = command
             .args(["serves", "--exact", "--nocapture"])
             .env("UVFS_FUSER_TEST_AT", &at)
             .env("UVFS_FUSER_TEST_THREADS", threads.to_string())
@@ -95,7 +109,7 @@ impl Mounted {
             _dir: dir,
         };
         mounted.expect("ready");
-        Some(mounted)
+        mounted
     }
 
     fn expect(&mut self, word: &str) {
@@ -283,6 +297,28 @@ fn the_end_destroys_the_file_system() {
     mounted.expect("destroyed");
     mounted.expect("joined");
     assert_eq!(fs::read_dir(&mounted.at).unwrap().count(), 0, "unmounted");
+}
+
+/// A program that waits in `mount` would be killed with its mount left behind, one that does other things could not
+/// be ended.
+#[test]
+fn signals_end_a_session() {
+    for waits in [true, false] {
+        if !has(&[Need::Fuse]) {
+            return;
+        }
+        let mut mounted = Mounted::new(1, waits);
+        assert_eq!(mounted.text("late"), "here\n");
+        let pid = rustix::process::Pid::from_child(&mounted.server);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        mounted.expect("destroyed");
+        let status = mounted.server.wait().unwrap();
+        match waits {
+            true => assert!(status.success(), "{status}"),
+            false => assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}"),
+        }
+        assert_eq!(fs::read_dir(&mounted.at).unwrap().count(), 0, "unmounted");
+    }
 }
 
 struct Fails;
