@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::thread::futex;
 
 /// `f_type` of statfs(2) for tmpfs, which memfds without huge pages are on (linux/magic.h).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -185,16 +184,30 @@ impl Drop for SharedMemory {
 /// Sleeps while the shared word is `expected`, at most `timeout`. Returns also when woken, when
 /// interrupted and for no reason: look again.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
-    let timeout = timeout.map(|t| rustix::fs::Timespec {
-        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+    let timeout = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs().try_into().unwrap_or(libc::time_t::MAX),
         tv_nsec: t.subsec_nanos().into(),
     });
-    let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
+    let timeout = timeout
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref);
+    // By the C library: under `uvfs run` a system call of this code's own would trap.
+    // SAFETY: a word that lives, and a timeout or none.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            expected,
+            timeout,
+        )
+    };
 }
 
 /// Wakes one sleeper on a shared word.
 pub fn futex_wake(word: &AtomicU32) {
-    let _ = futex::wake(word, futex::Flags::empty(), 1);
+    // SAFETY: a word that lives.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::ring::{Bell, Consumer, Producer};
 use crate::shm::{SharedMemory, futex_wait, futex_wake};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -160,7 +160,12 @@ impl ClientQueue {
     fn wake_server(&self) {
         match self.waker.get() {
             // Full means that it has not been read: the server is awake.
-            Some(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
+            // By the C library, as in `futex_wake`.
+            Some(fd) => {
+                let one = 1u64.to_ne_bytes();
+                // SAFETY: a buffer and its size.
+                unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            }
             None => futex_wake(self.mem.u32_at(SQ_BELL)),
         }
     }
