@@ -18,7 +18,7 @@ macro_rules! kernel {
     ($number:ident $(, $arg:expr)*) => {{
         let before = errno();
         // SAFETY: the caller's own arguments, or this module's.
-        let done = unsafe { libc::syscall($number $(, $arg)*) };
+        let done = unsafe { crate::real::syscall()($number $(, $arg)*) };
         match done {
             -1 => {
                 let code = errno();
@@ -516,10 +516,15 @@ pub(crate) fn settle() {
     contexts.iter().for_each(|one| one.settle());
 }
 
-/// Nothing is served from now on, and the descriptors of this module are closed.
-pub(crate) fn retire() {
+/// Nothing is served from now on.
+pub(crate) fn leave() {
     shared().over.store(true, Ordering::Relaxed);
     settle();
+}
+
+/// As [`leave`], and the descriptors of this module are closed.
+pub(crate) fn retire() {
+    leave();
     for one in shared().contexts.lock().iter() {
         let mut state = lock(&one.state);
         Context::ring_bell(&mut state);

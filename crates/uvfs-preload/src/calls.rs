@@ -13,6 +13,7 @@ use uvfs_client::{Advice, AllocateMode};
 
 use crate::aio;
 use crate::args::{MOST, flags_of, is_plausible, vectors};
+use crate::dispatch;
 use crate::engage::{self, Moves};
 use crate::guard::aside;
 use crate::import::{self, Wants, described};
@@ -146,7 +147,7 @@ fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<Result<off_t, c_int>>
 }
 
 /// Tells the table of a descriptor that was opened.
-fn noted(fd: c_int) -> c_int {
+fn noted(fd: c_int, flags: c_int) -> c_int {
     if fd < 0 || is_borrowed() {
         return fd;
     }
@@ -154,7 +155,7 @@ fn noted(fd: c_int) -> c_int {
         true => out_of_reach(fd),
         false => {
             aside(|| {
-                table::opened(fd);
+                dispatch::opened(fd, engage::is_likely(flags));
                 report::opened(fd);
             });
             fd
@@ -223,10 +224,17 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
+/// Nothing is served from now on.
+pub(crate) fn leave() {
+    aio::leave();
+    import::leave();
+}
+
 /// This library's own descriptor is taken by the program: nothing is served from now on.
 fn retire() {
     aio::retire();
     import::retire();
+    dispatch::retired();
 }
 
 /// Positions go to the kernel, and dirty data to the servers.
@@ -343,7 +351,7 @@ fn published(fd: c_int) {
 }
 
 /// A mapping that writes to the file, if it is of one that can be.
-fn mapping(prot_shared: c_int, fd: c_int) {
+pub(crate) fn mapping(prot_shared: c_int, fd: c_int) {
     let shared = prot_shared & libc::MAP_TYPE;
     if fd < 0 || (shared != libc::MAP_SHARED && shared != libc::MAP_SHARED_VALIDATE) {
         return;
@@ -363,3 +371,7 @@ fn mapping(prot_shared: c_int, fd: c_int) {
 #[cfg(not(test))]
 #[allow(non_snake_case)]
 mod exported;
+#[cfg(not(test))]
+pub(crate) use exported::{close, close_range, dup, dup2, dup3, fcntl};
+#[cfg(test)]
+pub(crate) use next::{close, close_range, dup, dup2, dup3, fcntl};

@@ -102,6 +102,12 @@ fn is_eager() -> bool {
     shared().eager.load(Ordering::Relaxed)
 }
 
+/// Whether a file that is opened with these flags may come to be imported while the kernel's position is
+/// known: reads alone pay late, if ever.
+pub(crate) fn is_likely(flags: c_int) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_DIRECT != 0 || is_eager()
+}
+
 /// In a child process, which has to pay for a session of its own.
 pub(crate) fn child() {
     shared().written.store(0, Ordering::Relaxed);

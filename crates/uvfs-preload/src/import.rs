@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
+use crate::dispatch;
 use crate::engage::{self, Moves};
 use crate::ranked::{Guard, Ranked};
 use crate::real::{SignalMask, stat};
@@ -166,6 +167,16 @@ fn open(state: &mut Servers, fd: c_int) -> Option<(Opened, c_int)> {
         return None;
     }
     let inode = candidate(state, fd)?;
+    let list = &mut state.mapped;
+    let mapped = |inode| {
+        if !list.contains(&inode) && list.len() < MAPPED {
+            list.push(inode);
+        }
+    };
+    if !dispatch::may_import(fd, mapped) {
+        report::refused(Why::Unseen);
+        return None;
+    }
     if state.mapped.len() == MAPPED || state.mapped.contains(&inode) {
         report::refused(Why::Mapped);
         return None;
@@ -268,7 +279,7 @@ pub(crate) fn described(fd: c_int, wants: Wants) -> Option<Use> {
         Wants::Position(moves) => private && engage::pays(fd, moves, any),
         Wants::Imported => false,
     };
-    if !shared().ready.load(Ordering::Relaxed) {
+    if !shared().ready.load(Ordering::Relaxed) || dispatch::is_over() && !report::is_on() {
         return None;
     }
     for _ in 0..8 {
@@ -429,17 +440,21 @@ pub(crate) fn flush() {
     }
 }
 
-/// This library's own descriptor is taken by the program: everything goes through the kernel from
-/// now on, and the sessions end.
-pub(crate) fn retire() {
+/// Everything goes through the kernel from now on.
+pub(crate) fn leave() {
     shared().over.store(true, Ordering::Relaxed);
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
-            give_up(fd, &one, Why::NoSession);
+            give_up(fd, &one, Why::Unseen);
             drop(table::Closing::begin(fd));
         }
     }
     flush();
+}
+
+/// This library's own descriptor is taken by the program: as [`leave`], and the sessions end.
+pub(crate) fn retire() {
+    leave();
     let mut state = shared().servers.lock();
     for one in std::mem::take(&mut state.attached) {
         for fd in one.client.iter().flat_map(Client::descriptors) {

@@ -11,9 +11,10 @@
 //! position here (`table.rs`); before a fork, an exec, or anything else that lets the kernel or
 //! another process use it, the position goes to the kernel, and stays there: read(2) and write(2) on
 //! it are the kernel's from then on, while pread(2) and pwrite(2) are still served. The same holds
-//! for descriptors that were inherited, and for O_APPEND. Calls that can't be seen here, by io_uring or
-//! without the C library, see a position that is only as new as the last of
-//! those moments.
+//! for descriptors that were inherited, and for O_APPEND.
+//!
+//! *Calls that don't go through the C library* are seen too while a file is served, or end that
+//! (`dispatch.rs`).
 //!
 //! *Paths* go to the kernel. Opening functions are intercepted only to note that nobody else has the
 //! new descriptor yet.
@@ -49,6 +50,7 @@
 mod aio;
 mod args;
 mod calls;
+mod dispatch;
 mod engage;
 mod guard;
 mod import;
@@ -75,6 +77,7 @@ mod rank {
 /// The state of the library.
 struct State {
     aio: aio::Contexts,
+    dispatch: dispatch::Dispatch,
     engage: engage::Scores,
     import: import::Imports,
     real: real::Vforks,
@@ -86,6 +89,7 @@ struct State {
 
 static STATE: State = State {
     aio: aio::Contexts::new(),
+    dispatch: dispatch::Dispatch::new(),
     engage: engage::Scores::new(),
     import: import::Imports::new(),
     real: real::Vforks::new(),

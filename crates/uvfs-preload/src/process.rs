@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 
 use crate::aio;
+use crate::dispatch;
 use crate::engage;
 use crate::guard::{Inside, aside};
 use crate::import::{self, Hold};
@@ -52,6 +53,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     real::new_process();
+    dispatch::child();
     table::apart_no_more();
     signals::forget_deferred();
     match HELD.with(|held| held.borrow_mut().take()) {
@@ -123,8 +125,10 @@ static END: extern "C" fn() = end;
 /// can't pass on. Each calls its hook with the arguments left in their registers, and then jumps to
 /// the next definition.
 #[cfg(not(test))]
+#[allow(non_snake_case)] // As C has them.
 mod before {
     use crate::calls;
+    use crate::dispatch::{self, Why};
     use crate::guard::aside;
     use crate::import;
     use crate::real::{self, Next};
@@ -132,16 +136,60 @@ mod before {
     use std::arch::naked_asm;
     use std::ffi::{CStr, c_int, c_void};
 
-    fn everything(_: c_int) {
+    /// The libc crate has it on some machines only.
+    const SIGEV_THREAD: c_int = 2;
+
+    fn everything(_: c_int, _: usize, _: usize) {
         aside(calls::publish_all);
     }
 
-    fn borrowing(first: c_int) {
-        everything(first);
+    fn borrowing(first: c_int, second: usize, third: usize) {
+        everything(first, second, third);
         real::vforks();
     }
 
-    fn descriptor(first: c_int) {
+    /// clone(2), whose flags come third. What it makes is not armed.
+    fn cloning(first: c_int, second: usize, flags: usize) {
+        let flags = flags as c_int;
+        let shares = flags & libc::CLONE_VM != 0 && flags & libc::CLONE_VFORK == 0;
+        if shares || flags & libc::CLONE_FILES != 0 {
+            dispatch::stand_aside(Why::Threads);
+        }
+        borrowing(first, second, flags as usize);
+    }
+
+    /// unshare(2): the thread would have descriptors of its own.
+    fn parting(flags: c_int, _: usize, _: usize) {
+        if flags & libc::CLONE_FILES != 0 {
+            dispatch::stand_aside(Why::Threads);
+        }
+    }
+
+    /// Threads of the C library's making run functions of the program, or use its descriptors.
+    fn threads(_: c_int, _: usize, _: usize) {
+        dispatch::stand_aside(Why::Threads);
+    }
+
+    /// timer_create(2) and mq_notify(3), which take a sigevent second.
+    fn notifying(_: c_int, event: usize, _: usize) {
+        let event = event as *const libc::sigevent;
+        // SAFETY: the caller's, or null.
+        if unsafe { event.as_ref() }.is_some_and(|event| event.sigev_notify == SIGEV_THREAD) {
+            dispatch::stand_aside(Why::Threads);
+        }
+    }
+
+    /// A descriptor that something else holds comes to be shared, or gets another number.
+    fn sharing(_: c_int, _: usize, _: usize) {
+        dispatch::stand_aside(Why::Call);
+    }
+
+    /// The process ends inside the C library.
+    fn ending(_: c_int, _: usize, _: usize) {
+        super::ending();
+    }
+
+    fn descriptor(first: c_int, _: usize, _: usize) {
         if !table::is_foreign(first) {
             aside(|| import::publish_fd(first));
         }
@@ -150,14 +198,14 @@ mod before {
     macro_rules! before {
         ($($name:ident, $hook:ident, $what:expr;)*) => {
             $(
-                extern "C" fn $hook(first: c_int) -> *mut c_void {
+                extern "C" fn $hook(first: c_int, second: usize, third: usize) -> *mut c_void {
                     static NEXT: Next = Next::new(
                         match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                             Ok(name) => name,
                             Err(_) => panic!("a name without NUL"),
                         },
                     );
-                    $what(first);
+                    $what(first, second, third);
                     NEXT.get()
                 }
 
@@ -235,7 +283,25 @@ mod before {
         execveat, before_execveat, everything;
         posix_spawn, before_posix_spawn, everything;
         posix_spawnp, before_posix_spawnp, everything;
-        clone, before_clone, borrowing;
+        clone, before_clone, cloning;
+        __clone, before_clone_alias, cloning;
+        __vfork, before_vfork_alias, borrowing;
+        unshare, before_unshare, parting;
+        pidfd_getfd, before_pidfd_getfd, sharing;
+        login_tty, before_login_tty, sharing;
+        daemon, before_daemon, everything;
+        quick_exit, before_quick_exit, ending;
+        timer_create, before_timer_create, notifying;
+        mq_notify, before_mq_notify, notifying;
+        aio_read, before_aio_read, threads;
+        aio_read64, before_aio_read64, threads;
+        aio_write, before_aio_write, threads;
+        aio_write64, before_aio_write64, threads;
+        aio_fsync, before_aio_fsync, threads;
+        aio_fsync64, before_aio_fsync64, threads;
+        lio_listio, before_lio_listio, threads;
+        lio_listio64, before_lio_listio64, threads;
+        getaddrinfo_a, before_getaddrinfo_a, threads;
         _Fork, before_bare_fork, borrowing;
         popen, before_popen, everything;
         system, before_system, everything;
@@ -247,17 +313,14 @@ mod before {
     }
 }
 
-/// Limits of files' sizes, which are the kernel's to keep, and the threads of this library.
+/// Limits of files' sizes, which are the kernel's to keep.
 #[cfg(not(test))]
 mod around {
-    use libc::{pid_t, pthread_attr_t, pthread_t};
+    use libc::pid_t;
     use std::ffi::{CStr, c_int, c_void};
 
     use crate::guard::aside;
     use crate::import;
-    use crate::real::{is_inside, set_inside};
-
-    type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 
     mod next {
         use super::*;
@@ -270,8 +333,6 @@ mod around {
                 old: *mut libc::rlimit) -> c_int;
             prlimit64(process: pid_t, what: c_int, to: *const libc::rlimit,
                 old: *mut libc::rlimit) -> c_int;
-            pthread_create(to: *mut pthread_t, how: *const pthread_attr_t, start: Start,
-                argument: *mut c_void) -> c_int;
         }
     }
 
@@ -306,45 +367,5 @@ mod around {
             old: *mut libc::rlimit);
         what, to => prlimit64(process: pid_t, what: c_int, to: *const libc::rlimit,
             old: *mut libc::rlimit);
-    }
-
-    struct Begin {
-        start: Start,
-        argument: *mut c_void,
-    }
-
-    /// The body of a thread of this library's own: all that it calls is the C library's.
-    extern "C" fn work(begin: *mut c_void) -> *mut c_void {
-        set_inside(true);
-        // SAFETY: of `pthread_create` below, for this thread alone.
-        let begin = unsafe { Box::from_raw(begin.cast::<Begin>()) };
-        (begin.start)(begin.argument)
-    }
-
-    /// As the manual says. Threads that are started by this library are at work in it for as long as
-    /// they live: they answer recalls and look for servers, so they must not need what others hold
-    /// who wait for them.
-    ///
-    /// # Safety
-    /// As the manual says.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn pthread_create(
-        to: *mut pthread_t,
-        how: *const pthread_attr_t,
-        start: Start,
-        argument: *mut c_void,
-    ) -> c_int {
-        if !is_inside() {
-            // SAFETY: the caller's own arguments.
-            return unsafe { next::pthread_create(to, how, start, argument) };
-        }
-        let begin = Box::into_raw(Box::new(Begin { start, argument }));
-        // SAFETY: the caller's own arguments, and a function that takes what it gets.
-        let done = unsafe { next::pthread_create(to, how, work, begin.cast()) };
-        if done != 0 {
-            // SAFETY: no thread has it.
-            drop(unsafe { Box::from_raw(begin) });
-        }
-        done
     }
 }

@@ -2,7 +2,7 @@
 //! left as they were.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering, compiler_fence};
 
 /// The next definition of a symbol after this library's: libc's, or another preloaded library's.
@@ -60,6 +60,13 @@ macro_rules! next {
 }
 
 pub(crate) use next;
+
+/// The C library's syscall(2), for this library's own calls: programs' are judged (`dispatch.rs`).
+pub(crate) fn syscall() -> unsafe extern "C" fn(c_long, ...) -> c_long {
+    static NEXT: Next = Next::new(c"syscall");
+    // SAFETY: a function of this signature, which every C library has.
+    unsafe { std::mem::transmute(NEXT.get()) }
+}
 
 thread_local! {
     /// This thread is at work in this library: what it calls goes to the C library.
@@ -162,6 +169,8 @@ impl SignalMask {
         // SAFETY: the pointers are to locals of the right types.
         unsafe {
             libc::sigfillset(&mut all);
+            // It may be raised by this library's own calls (`dispatch.rs`).
+            libc::sigdelset(&mut all, libc::SIGSYS);
             libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut mask);
             pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut cancel);
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use uvfs_client::Stats;
 
+use crate::dispatch;
 use crate::import;
 use crate::real::is_set;
 use crate::table;
@@ -26,16 +27,22 @@ pub(crate) enum Why {
     NoSession,
     /// The program switched O_APPEND or O_DIRECT.
     Changed,
+    /// A call that did not come by the C library used it.
+    Around,
+    /// Not all calls of the process can be seen.
+    Unseen,
 }
 
 impl Why {
-    const ALL: [(Self, &str); 6] = [
+    const ALL: [(Self, &str); 8] = [
         (Self::Backed, "with a backing file"),
         (Self::Mapped, "mapped shared and writable"),
         (Self::Limited, "under a limit on file size"),
         (Self::Position, "in use by another thread"),
         (Self::NoSession, "without a session"),
         (Self::Changed, "with changed flags"),
+        (Self::Around, "used around the C library"),
+        (Self::Unseen, "in a process that stands aside"),
     ];
 }
 
@@ -86,7 +93,7 @@ pub(crate) fn say(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{line}");
     let to = shared().to.load(Ordering::Relaxed);
     // SAFETY: the text is as long as it says.
-    unsafe { libc::syscall(libc::SYS_write, to, text.as_ptr(), text.len()) };
+    unsafe { crate::real::syscall()(libc::SYS_write, to, text.as_ptr(), text.len()) };
 }
 
 /// Reads the environment.
@@ -95,7 +102,7 @@ pub(crate) fn begin() {
         return;
     }
     // SAFETY: no pointers.
-    let high = unsafe { libc::syscall(libc::SYS_fcntl, 2, libc::F_DUPFD_CLOEXEC, 500) };
+    let high = unsafe { crate::real::syscall()(libc::SYS_fcntl, 2, libc::F_DUPFD_CLOEXEC, 500) };
     if let Ok(fd) = i32::try_from(high)
         && fd >= 0
     {
@@ -184,6 +191,9 @@ pub(crate) fn end(stats: impl FnOnce() -> Vec<Stats>) {
     }
     if let Some(left) = left_to_kernel(shared()) {
         say(format_args!("uvfs run: {name}: {left}"));
+        if let Some(reason) = dispatch::reason() {
+            say(format_args!("uvfs run: {name}: stands aside: {reason}"));
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libc::siginfo_t;
 
+use crate::dispatch;
 use crate::real::{errno, is_borrowed, is_inside, set_errno, set_inside};
 
 /// The kernel's _NSIG, and one, as there is no signal 0.
@@ -107,13 +108,13 @@ pub(crate) fn raise_deferred() {
         // SAFETY: no pointers but to the information, which is a local. A process may send itself
         // any information.
         unsafe {
-            let (process, thread) = (libc::getpid(), libc::syscall(libc::SYS_gettid));
+            let (process, thread) = (libc::getpid(), crate::real::syscall()(libc::SYS_gettid));
             let queued = noted.info.as_ref().is_some_and(|info| {
                 let (call, info) = (libc::SYS_rt_tgsigqueueinfo, std::ptr::from_ref(info));
-                libc::syscall(call, process, thread, noted.signal, info) == 0
+                crate::real::syscall()(call, process, thread, noted.signal, info) == 0
             });
             if !queued {
-                libc::syscall(libc::SYS_tgkill, process, thread, noted.signal);
+                crate::real::syscall()(libc::SYS_tgkill, process, thread, noted.signal);
             }
         }
     }
@@ -178,9 +179,12 @@ fn takes(signal: c_int, handler: usize) -> bool {
 
 /// The program's handler where `found` is [`arrived`].
 fn shown(found: usize, before: usize) -> usize {
-    match found == arrived as *const () as usize {
-        true => before,
-        false => found,
+    if found == arrived as *const () as usize {
+        before
+    } else if found == dispatch::handler() {
+        libc::SIG_DFL
+    } else {
+        found
     }
 }
 
@@ -224,6 +228,12 @@ mod exported {
         let before = handler_of(signal);
         // SAFETY: the caller's, or null.
         let mut action = unsafe { new.as_ref() }.copied();
+        if let Some(action) = &mut action {
+            taking(signal);
+            // A call around the C library during the handler would end the program.
+            // SAFETY: a copy of the caller's set.
+            unsafe { libc::sigdelset(&mut action.sa_mask, libc::SIGSYS) };
+        }
         let new = match &mut action {
             Some(action)
                 if takes(signal, action.sa_sigaction) && action.sa_flags & SA_RESETHAND == 0 =>
@@ -234,7 +244,8 @@ mod exported {
                 action.sa_sigaction = arrived as *const () as usize;
                 std::ptr::from_ref(action)
             }
-            _ => new,
+            Some(action) => std::ptr::from_ref(action),
+            None => new,
         };
         // SAFETY: the caller's own arguments, or a copy.
         let done = unsafe { next::sigaction(signal, new, old) };
@@ -247,7 +258,15 @@ mod exported {
         done
     }
 
+    /// SIGSYS becomes the program's.
+    fn taking(signal: c_int) {
+        if signal == libc::SIGSYS {
+            dispatch::stand_aside(dispatch::Why::Signals);
+        }
+    }
+
     fn simple(signal: c_int, handler: usize) -> usize {
+        taking(signal);
         let before = handler_of(signal);
         let handler = match takes(signal, handler) {
             true => {

@@ -468,6 +468,14 @@ pub(crate) fn abandon(fd: c_int) {
     }
 }
 
+/// As [`abandon`], unless the descriptor is this library's own.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn abandon_unless_own(fd: c_int) {
+    if word(fd).is_some_and(|word| word.load(Ordering::Relaxed) & TAG != OWN) {
+        abandon(fd);
+    }
+}
+
 /// A descriptor is about to be closed or replaced; nothing is decided about it meanwhile.
 pub(crate) struct Closing(c_int, u64);
 

@@ -12,7 +12,8 @@ impl Own {
     /// A duplicate of a descriptor.
     pub(super) fn high(fd: c_int) -> Option<Self> {
         // SAFETY: no pointers.
-        let high = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIGH) };
+        let high =
+            unsafe { crate::real::syscall()(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIGH) };
         let high = c_int::try_from(high).ok().filter(|fd| *fd >= 0)?;
         table::own(high, true);
         Some(Self(high))
@@ -26,7 +27,7 @@ impl Own {
         }
         let own = Self::high(fd);
         // SAFETY: just made; the duplicate stays.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
+        unsafe { crate::real::syscall()(libc::SYS_close, fd) };
         own
     }
 
@@ -34,21 +35,21 @@ impl Own {
     pub(super) fn add(&self) {
         let one = 1_u64;
         // SAFETY: the pointer is to a local of eight bytes.
-        unsafe { libc::syscall(libc::SYS_write, self.0, &one, size_of::<u64>()) };
+        unsafe { crate::real::syscall()(libc::SYS_write, self.0, &one, size_of::<u64>()) };
     }
 
     /// An eventfd that doesn't block is at zero again.
     pub(super) fn clear(&self) {
         let mut count = 0_u64;
         // SAFETY: as above.
-        unsafe { libc::syscall(libc::SYS_read, self.0, &mut count, size_of::<u64>()) };
+        unsafe { crate::real::syscall()(libc::SYS_read, self.0, &mut count, size_of::<u64>()) };
     }
 }
 
 impl Drop for Own {
     fn drop(&mut self) {
         // SAFETY: this library's own.
-        unsafe { libc::syscall(libc::SYS_close, self.0) };
+        unsafe { crate::real::syscall()(libc::SYS_close, self.0) };
         table::own(self.0, false);
     }
 }

@@ -8,18 +8,18 @@ use crate::report::Why;
 use crate::table::{self, Known, Opened};
 use libc::{FILE, mode_t, msghdr};
 use libc::{iovec, off_t, size_t, ssize_t};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_ulong, c_void};
 use uvfs_client::Flags;
 
 use super::status::{status, status_of};
 use super::transfer::{read_many, read_one, write_many, write_one};
 use super::{
-    advise, allocate, aside, duplicated, flags_of, is_borrowed, making, mapping, noted,
-    out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
+    advise, allocate, aside, duplicated, flags_of, is_borrowed, is_plausible, making, mapping,
+    noted, out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
 };
 
 macro_rules! opens {
-        ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+        ($($how:expr => $name:ident($($arg:ident: $type:ty),*);)*) => {
             $(
                 /// As the manual says.
                 ///
@@ -29,29 +29,29 @@ macro_rules! opens {
                 pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
                     let _making = making();
                     // SAFETY: the caller's own arguments.
-                    noted(unsafe { next::$name($($arg),*) })
+                    noted(unsafe { next::$name($($arg),*) }, $how)
                 }
             )*
         };
     }
 
 opens! {
-    open(path: *const c_char, flags: c_int, mode: mode_t);
-    open64(path: *const c_char, flags: c_int, mode: mode_t);
-    openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
-    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
-    creat(path: *const c_char, mode: mode_t);
-    creat64(path: *const c_char, mode: mode_t);
-    __open_2(path: *const c_char, flags: c_int);
-    __open64_2(path: *const c_char, flags: c_int);
-    __openat_2(dir: c_int, path: *const c_char, flags: c_int);
-    __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
-    mkstemp(path: *mut c_char);
-    mkstemp64(path: *mut c_char);
-    mkostemp(path: *mut c_char, flags: c_int);
-    mkostemp64(path: *mut c_char, flags: c_int);
-    mkstemps(path: *mut c_char, suffix: c_int);
-    mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
+    flags => open(path: *const c_char, flags: c_int, mode: mode_t);
+    flags => open64(path: *const c_char, flags: c_int, mode: mode_t);
+    flags => openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+    flags => openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t);
+    libc::O_RDWR => creat(path: *const c_char, mode: mode_t);
+    libc::O_RDWR => creat64(path: *const c_char, mode: mode_t);
+    flags => __open_2(path: *const c_char, flags: c_int);
+    flags => __open64_2(path: *const c_char, flags: c_int);
+    flags => __openat_2(dir: c_int, path: *const c_char, flags: c_int);
+    flags => __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
+    libc::O_RDWR => mkstemp(path: *mut c_char);
+    libc::O_RDWR => mkstemp64(path: *mut c_char);
+    libc::O_RDWR => mkostemp(path: *mut c_char, flags: c_int);
+    libc::O_RDWR => mkostemp64(path: *mut c_char, flags: c_int);
+    libc::O_RDWR => mkstemps(path: *mut c_char, suffix: c_int);
+    libc::O_RDWR => mkostemps(path: *mut c_char, suffix: c_int, flags: c_int);
 }
 
 /// Functions that this library makes descriptors of its own by. The program's are not files of a
@@ -396,6 +396,80 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     duplicated(fd, unsafe { next::dup3(fd, to, flags) })
 }
 
+/// Other names of the C library's for the same.
+macro_rules! aliases {
+        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $same:ident;)*) => {
+            $(
+                #[doc = concat!("As [`", stringify!($same), "`].")]
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { $same($($arg),*) }
+                }
+            )*
+        };
+    }
+
+aliases! {
+    __open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int = open;
+    __open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int = open64;
+    __close(fd: c_int) -> c_int = close;
+    __dup2(fd: c_int, to: c_int) -> c_int = dup2;
+    __fcntl(fd: c_int, command: c_int, arg: usize) -> c_int = fcntl;
+    __libc_fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int = fcntl64;
+    __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t = read;
+    __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t = write;
+    __pread64(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t = pread64;
+    __libc_pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t = pread;
+    __pwrite64(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t = pwrite64;
+    __libc_pwrite(fd: c_int, from: *const c_void, len: size_t, at: off_t) -> ssize_t = pwrite;
+    __lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t = lseek;
+    __mmap(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, from: off_t)
+        -> *mut c_void = mmap;
+    _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen;
+    _IO_fclose(file: *mut FILE) -> c_int = fclose;
+}
+
+/// Before a call that counts from the kernel's position.
+///
+/// # Safety
+/// `arg` is as the manual says for the command.
+unsafe fn counted_from_position(fd: c_int, command: c_int, arg: usize) {
+    let locks = [
+        libc::F_GETLK,
+        libc::F_SETLK,
+        libc::F_SETLKW,
+        libc::F_OFD_GETLK,
+        libc::F_OFD_SETLK,
+        libc::F_OFD_SETLKW,
+    ];
+    if locks.contains(&command)
+        && is_plausible(arg as *const u8, size_of::<libc::flock>())
+        // SAFETY: the caller's lock.
+        && unsafe { (*(arg as *const libc::flock)).l_whence } == libc::SEEK_CUR as i16
+    {
+        published(fd);
+    }
+}
+
+/// As the manual says; its third argument is one word at most, whatever it is.
+///
+/// # Safety
+/// As the manual says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
+    // FIONREAD gives what is left from the position on, and FS_IOC_RESVSP and its like ('X')
+    // may count from it.
+    if request == libc::FIONREAD || request >> 8 & 0xff == c_ulong::from(b'X') {
+        read_by_kernel(fd, std::ptr::null_mut());
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { next::ioctl(fd, request, arg) }
+}
+
 fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
     if done < 0 {
         return done;
@@ -425,6 +499,8 @@ fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
     // SAFETY: the caller's own arguments.
+    unsafe { counted_from_position(fd, command, arg) };
+    // SAFETY: the caller's own arguments.
     controlled(fd, command, arg, unsafe { next::fcntl(fd, command, arg) })
 }
 
@@ -434,6 +510,8 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+    // SAFETY: the caller's own arguments.
+    unsafe { counted_from_position(fd, command, arg) };
     // SAFETY: the caller's own arguments.
     controlled(fd, command, arg, unsafe { next::fcntl64(fd, command, arg) })
 }

@@ -1,6 +1,6 @@
 //! The next definitions.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 
 use libc::{FILE, iovec, mode_t, msghdr, off_t, size_t, ssize_t};
 
@@ -32,6 +32,7 @@ next! {
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
     fcntl(fd: c_int, command: c_int, arg: usize) -> c_int;
     fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int;
     read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t;
     __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t;
     pread(fd: c_int, to: *mut c_void, len: size_t, at: off_t) -> ssize_t;
