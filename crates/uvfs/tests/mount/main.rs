@@ -7,6 +7,7 @@
 //! programs that are used here. See [`harness`] for the environment's variables.
 
 mod aio;
+mod around;
 mod backed;
 mod bad_days;
 mod bench;

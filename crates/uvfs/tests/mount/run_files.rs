@@ -10,7 +10,7 @@ fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs, Need::Program("cc")])
 }
 
-fn compiled(scratch: &Scratch, name: &str, source: &str) -> PathBuf {
+pub fn compiled(scratch: &Scratch, name: &str, source: &str) -> PathBuf {
     let (code, program) = (scratch.path(&format!("{name}.c")), scratch.path(name));
     fs::write(&code, source).unwrap();
     let build = "cc -O1 -w -o \"$1\" \"$2\" -lpthread";

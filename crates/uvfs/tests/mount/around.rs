@@ -1,0 +1,129 @@
+//! Programs whose calls don't all go through the C library, under `uvfs run`: each leaves what it leaves without
+//! it, because the library sees those calls as well, or stands aside.
+
+use std::fs;
+use std::process::Command;
+
+use crate::harness::*;
+use crate::preload::{How, served_any, under, uvfs_run};
+use crate::run_files::compiled;
+
+fn can() -> bool {
+    has(&[Need::Mount(Transport::Dev), Need::Uvfs])
+}
+
+/// Runs a part of `programs/around.c` on the mount, plainly and under `uvfs run`, and compares. `aside` is the
+/// reason for which it stands aside in the end, if it does.
+fn same(part: &str, aside: Option<&str>) {
+    if !can() || !cfg!(target_arch = "x86_64") || !has(&[Need::Program("cc")]) {
+        return;
+    }
+    // Without backing files, which the kernel would serve.
+    let served = Served::new(&Serve::over(Transport::Dev).option("nopassthrough"));
+    let program = compiled(&served.scratch, "around", include_str!("programs/around.c"));
+    let run_in = |dir: &str, command: &mut Command| {
+        fs::create_dir(served.source.join(dir)).unwrap();
+        command.arg(&program).arg(served.at(dir)).arg(part);
+        let outcome = served.mount.run_within(LATER, command);
+        assert!(outcome.status.success(), "{outcome}");
+        outcome
+    };
+    let plain = run_in("plain", &mut Command::new("env"));
+    let mut command = uvfs_run(How::Eager);
+    command.arg("--");
+    let outcome = run_in("run", &mut command);
+    assert_eq!(outcome.stdout, plain.stdout, "{outcome}");
+    let trees = ["plain", "run"].map(|dir| served.source.join(dir));
+    run(Command::new("diff").arg("-r").args(trees)).ok();
+    match aside {
+        Some(words) => assert!(outcome.stderr.contains(words), "{outcome}"),
+        None => assert!(!outcome.stderr.contains("stands aside"), "{outcome}"),
+    }
+    // What a process that is replaced or ended in the kernel has served, no report says.
+    if !["ends", "executes"].contains(&part) {
+        assert!(served_any(&outcome), "{outcome}");
+    }
+}
+
+/// A descriptor that is closed, duplicated or moved around the C library would lead to another file.
+#[test]
+fn descriptors() {
+    same("table", None);
+}
+
+/// A call in a signal handler would end the program, or a program's SIGSYS would be lost.
+#[test]
+fn signal_handlers() {
+    same("signals", Some("handles or blocks SIGSYS"));
+}
+
+/// Another thread's calls would not be seen.
+#[test]
+fn threads() {
+    same("threads", None);
+}
+
+/// A process that the C library did not make would have a position of its own.
+#[test]
+fn processes() {
+    same("processes", Some("made around the C library"));
+}
+
+/// What the process did before it was served would be forgotten.
+#[test]
+fn duplicates_from_before() {
+    same("early", None);
+}
+
+/// Data would be lost with a process that ends, or becomes another program, around the C library.
+#[test]
+fn the_end() {
+    same("ends", None);
+    same("executes", None);
+}
+
+/// Requests of an io_uring would use positions that the kernel doesn't have.
+#[test]
+fn an_io_uring() {
+    let uring = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    if uring.trim() == "0" {
+        same("ring", Some("uses io_uring"));
+    }
+}
+
+/// A call by the 32-bit entry would close a served file unseen.
+#[test]
+fn the_old_entry() {
+    same("old_entry", Some("can't be followed"));
+}
+
+/// libuv closes files by an io_uring and by the C library. A write to the file that has the number next would
+/// go to the one that was closed.
+#[test]
+fn node() {
+    if !can() || !has(&[Need::Program("node")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev).option("nopassthrough"));
+    let script = r#"
+        cd "$1"; printf hello >A
+        node -e '
+            const fs = require("fs"), b = Buffer.alloc(4096, "a"), fd = fs.openSync("A", "r+");
+            for (let i = 0; i < 4000; i++) fs.writeSync(fd, b, 0, 4096, 4096 * (i % 16));
+            fs.close(fd, () => fs.open("B", "w+", (e, g) => { fs.writeSync(g, "this belongs to B\n"); process.exit(); }));
+        '
+        head -c 9 A; wc -c <A; cat B; rm A B
+    "#;
+    for ring in ["0", "1"] {
+        let mut command = under(How::AsItPays, script, &[&served.mount.at]);
+        command.env("UV_USE_IO_URING", ring);
+        let outcome = served.mount.run_within(LATER, &mut command);
+        assert!(outcome.status.success(), "{outcome}");
+        assert_eq!(
+            outcome.stdout, "aaaaaaaaa65536\nthis belongs to B\n",
+            "{outcome}"
+        );
+        // Without a ring it is served.
+        assert!(ring == "1" || served_any(&outcome), "{outcome}");
+    }
+}
