@@ -251,6 +251,7 @@ fn vacate(fd: c_int) -> Option<table::Closing> {
     }
     let done = aside(|| {
         if let Known::Own = table::look(fd) {
+            report::taken(fd);
             retire();
         }
         // If it comes to nothing, the descriptor lives on without its description.

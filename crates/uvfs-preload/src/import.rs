@@ -393,9 +393,14 @@ pub(crate) fn all_to_kernel() {
     }
 }
 
-/// Leaves an imported description to the kernel.
+/// Leaves an imported description to the kernel, which learns the file's size.
 pub(crate) fn give_up(fd: c_int, one: &Use, why: Why) {
     publish(fd, one);
+    if one.opened().is_some() {
+        table::while_it_has(fd, one, || {
+            let _ = stat(fd);
+        });
+    }
     if one.give_to_kernel() {
         report::returned(why);
     }
@@ -443,6 +448,8 @@ pub(crate) fn flush() {
 /// Everything goes through the kernel from now on.
 pub(crate) fn leave() {
     shared().over.store(true, Ordering::Relaxed);
+    // An import that has not seen that comes to its end.
+    drop(shared().servers.lock());
     for fd in table::all() {
         if let Known::Described(one) = table::look(fd) {
             give_up(fd, &one, Why::Unseen);

@@ -290,6 +290,7 @@ mod before {
         pidfd_getfd, before_pidfd_getfd, sharing;
         login_tty, before_login_tty, sharing;
         daemon, before_daemon, everything;
+        wordexp, before_wordexp, everything;
         quick_exit, before_quick_exit, ending;
         timer_create, before_timer_create, notifying;
         mq_notify, before_mq_notify, notifying;

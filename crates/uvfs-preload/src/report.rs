@@ -132,6 +132,12 @@ pub(crate) fn forget() {
     }
 }
 
+/// The program takes the descriptor that the report was to go to.
+pub(crate) fn taken(fd: c_int) {
+    let order = Ordering::Relaxed;
+    let _ = shared().to.compare_exchange(fd, 2, order, order);
+}
+
 pub(crate) fn imported() {
     shared().files.fetch_add(1, Ordering::Relaxed);
 }

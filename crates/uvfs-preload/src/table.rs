@@ -436,6 +436,11 @@ pub(crate) fn is_unknown(fd: c_int) -> bool {
     })
 }
 
+/// Whether a descriptor is this library's own.
+pub(crate) fn is_own(fd: c_int) -> bool {
+    word(fd).is_some_and(|word| word.load(Ordering::Relaxed) & TAG == OWN)
+}
+
 /// In a child: they are other processes' threads.
 pub(crate) fn apart_no_more() {
     state().closing_now.store(0, Ordering::SeqCst);
@@ -471,7 +476,7 @@ pub(crate) fn abandon(fd: c_int) {
 /// As [`abandon`], unless the descriptor is this library's own.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn abandon_unless_own(fd: c_int) {
-    if word(fd).is_some_and(|word| word.load(Ordering::Relaxed) & TAG != OWN) {
+    if !is_own(fd) {
         abandon(fd);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -66,7 +66,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             program.display()
         );
     }
-    let mut preload = OsString::from(library);
+    let mut preload = OsString::from(nameable(library)?);
     if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {
         // First, so that what another library does with a file ends here.
         preload = [more, preload].join(&OsString::from(":"));
@@ -91,6 +91,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         true => command.env("UVFS_RUN_EAGER", "1"),
         false => command.env_remove("UVFS_RUN_EAGER"),
     };
+    // Its runtime wants to come before all other libraries, and works behind this one.
+    let mut options = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    if !options.is_empty() {
+        options.push(":");
+    }
+    options.push("verify_asan_link_order=0");
+    command.env("ASAN_OPTIONS", options);
     let error = command.exec();
     let code = match error.kind() {
         std::io::ErrorKind::NotFound => 127,
@@ -118,6 +125,51 @@ pub fn library() -> Result<PathBuf> {
                 dir.display()
             ))
         })
+}
+
+/// A path of the library that LD_PRELOAD can hold, where colons and spaces separate: its own, or that of a
+/// symbolic link in a directory of this user's.
+fn nameable(library: PathBuf) -> Result<PathBuf> {
+    let separates = |path: &Path| {
+        let bytes = path.as_os_str().as_encoded_bytes();
+        bytes.iter().any(|byte| b": \t\n".contains(byte))
+    };
+    if !separates(&library) {
+        return Ok(library);
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let dir = std::env::temp_dir().join(format!("uvfs-run-{user}"));
+    if separates(&dir) {
+        return Err(Error::new(format!(
+            "{}: LD_PRELOAD can't hold a path with a colon or a space, nor can {} (set TMPDIR)",
+            library.display(),
+            dir.display()
+        )));
+    }
+    let context = || dir.display().to_string();
+    match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(error).context(context);
+        }
+        _ => {}
+    }
+    let found = dir.symlink_metadata().context(context)?;
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
+        return Err(Error::new(format!(
+            "{}: not a directory that only this user can write to",
+            dir.display()
+        )));
+    }
+    let inode = library.metadata().context(context)?;
+    let link = dir.join(format!("{:x}-{:x}.so", inode.dev(), inode.ino()));
+    if std::fs::read_link(&link).ok().as_deref() != Some(&*library) {
+        // Put in place at once: another command may use it.
+        let new = dir.join(format!("new-{}", std::process::id()));
+        let _ = std::fs::remove_file(&new);
+        std::os::unix::fs::symlink(&library, &new).context(context)?;
+        std::fs::rename(&new, &link).context(context)?;
+    }
+    Ok(link)
 }
 
 /// The file that a command's name means, as execvp(3) finds it.

@@ -366,6 +366,9 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    if is_hidden(fd) {
+        return -1;
+    }
     // SAFETY: the caller's own argument.
     duplicated(fd, unsafe { next::dup(fd) })
 }
@@ -376,6 +379,9 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    if is_hidden(fd) {
+        return -1;
+    }
     if fd == to {
         // SAFETY: the caller's own arguments.
         return unsafe { next::dup2(fd, to) };
@@ -391,6 +397,9 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    if is_hidden(fd) {
+        return -1;
+    }
     let _closing = if fd == to { None } else { vacate(to) };
     // SAFETY: the caller's own arguments.
     duplicated(fd, unsafe { next::dup3(fd, to, flags) })
@@ -431,6 +440,15 @@ aliases! {
         -> *mut c_void = mmap;
     _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen;
     _IO_fclose(file: *mut FILE) -> c_int = fclose;
+}
+
+/// Whether the program asks about a descriptor that it doesn't have: it is this library's own.
+fn is_hidden(fd: c_int) -> bool {
+    let hidden = table::is_own(fd) && !is_inside() && !is_borrowed();
+    if hidden {
+        set_errno(libc::EBADF);
+    }
+    hidden
 }
 
 /// Before a call that counts from the kernel's position.
@@ -498,6 +516,9 @@ fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
+    if is_hidden(fd) {
+        return -1;
+    }
     // SAFETY: the caller's own arguments.
     unsafe { counted_from_position(fd, command, arg) };
     // SAFETY: the caller's own arguments.
@@ -510,6 +531,9 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
+    if is_hidden(fd) {
+        return -1;
+    }
     // SAFETY: the caller's own arguments.
     unsafe { counted_from_position(fd, command, arg) };
     // SAFETY: the caller's own arguments.

@@ -83,3 +83,116 @@ blocking! {
     epoll_pwait2(fd: c_int, to: *mut epoll_event, most: c_int, time: *const timespec,
         mask: *const sigset_t), mask if true;
 }
+
+/// Functions that block signals in other ways; SIGSYS is unblocked after them.
+mod older {
+    use super::*;
+
+    mod next {
+        use super::*;
+
+        next! {
+            sighold(signal: c_int) -> c_int;
+            sigset(signal: c_int, handler: usize) -> usize;
+            sigblock(mask: c_int) -> c_int;
+            sigsetmask(mask: c_int) -> c_int;
+        }
+    }
+
+    fn unblocked<T>(done: T) -> T {
+        let mut set = MaybeUninit::<sigset_t>::uninit();
+        // SAFETY: a set that is filled here.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGSYS);
+            super::next::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+        }
+        done
+    }
+
+    macro_rules! unblocking {
+        ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+            $(
+                /// As the manual says.
+                ///
+                /// # Safety
+                /// As the manual says.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                    // SAFETY: the caller's own arguments.
+                    unblocked(unsafe { next::$name($($arg),*) })
+                }
+            )*
+        };
+    }
+
+    unblocking! {
+        sighold(signal: c_int) -> c_int;
+        sigblock(mask: c_int) -> c_int;
+        sigsetmask(mask: c_int) -> c_int;
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn sigset(signal: c_int, handler: usize) -> usize {
+        if signal == libc::SIGSYS {
+            crate::dispatch::stand_aside(crate::dispatch::Why::Signals);
+        }
+        // SAFETY: the caller's own arguments.
+        unblocked(unsafe { next::sigset(signal, handler) })
+    }
+}
+
+/// setcontext(3), whose mask the program may have filled.
+#[cfg(target_arch = "x86_64")]
+mod contexts {
+    use libc::ucontext_t;
+
+    use super::*;
+
+    mod next {
+        use super::*;
+
+        next! {
+            setcontext(to: *mut ucontext_t) -> c_int;
+            swapcontext(from: *mut ucontext_t, to: *mut ucontext_t) -> c_int;
+        }
+    }
+
+    /// # Safety
+    /// A context, or null.
+    unsafe fn unblock(to: *mut ucontext_t) {
+        // SAFETY: the caller's.
+        if let Some(to) = unsafe { to.as_mut() } {
+            // SAFETY: a set.
+            unsafe { libc::sigdelset(&mut to.uc_sigmask, libc::SIGSYS) };
+        }
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn setcontext(to: *mut ucontext_t) -> c_int {
+        // SAFETY: the caller's own.
+        unsafe { unblock(to) };
+        // SAFETY: as above.
+        unsafe { next::setcontext(to) }
+    }
+
+    /// As the manual says.
+    ///
+    /// # Safety
+    /// As the manual says.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn swapcontext(from: *mut ucontext_t, to: *mut ucontext_t) -> c_int {
+        // SAFETY: the caller's own.
+        unsafe { unblock(to) };
+        // SAFETY: as above. It returns to this frame, which the C library has saved with the rest.
+        unsafe { next::swapcontext(from, to) }
+    }
+}

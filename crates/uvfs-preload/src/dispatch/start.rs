@@ -69,22 +69,53 @@ unsafe extern "C" fn segment(
 /// moment ago is known to no other process.
 pub(super) fn start(fd: c_int) -> Result<bool, Why> {
     let text = text().ok_or(Why::Unsupported)?;
+    let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    if preloaded
+        .as_encoded_bytes()
+        .windows(9)
+        .any(|at| at == b"vgpreload")
+    {
+        // Valgrind makes the program's calls elsewhere than in the C library's text.
+        return Err(Why::Unsupported);
+    }
+    // Sanitizers make calls and mask signals in their own ways, also in threads of theirs.
+    let sanitizer = [c"__asan_init", c"__tsan_init", c"__msan_init"]
+        .iter()
+        .any(|name| {
+            // SAFETY: a C string.
+            !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+        });
+    if sanitizer {
+        return Err(Why::Bound);
+    }
     // Found now, as the handler of SIGSYS must not look for it.
     let _ = is_own(0);
     handlers(&text)?;
     trap::install()?;
     threads::arm()?;
-    shared().selector.store(BLOCK, Ordering::SeqCst);
     // The number of links counts the threads, without a look at each.
-    if links(c"/proc/self/task")? == 3 {
+    let alone = || Ok(links(c"/proc/self/task")? == 3);
+    let unblocked = || {
+        let tasks = armed_tasks()?;
+        let own = threads::own();
+        // One that blocks SIGSYS would be ended by its first call that traps.
+        match tasks
+            .iter()
+            .any(|task| *task != own && blocks_sigsys(*task))
+        {
+            true => Err(Why::Signals),
+            false => Ok(tasks),
+        }
+    };
+    if !alone()? {
+        unblocked()?;
+    }
+    shared().selector.store(BLOCK, Ordering::SeqCst);
+    if alone()? {
         return Ok(true);
     }
-    let tasks = armed_tasks()?;
-    let (mut children, own) = (false, threads::own());
-    for task in tasks {
-        if task != own && blocks_sigsys(task) {
-            return Err(Why::Signals);
-        }
+    let mut children = false;
+    for task in unblocked()? {
         if !has_same(fd, &format!("/proc/self/task/{task}")) {
             // It has descriptors of its own (unshare).
             return Err(Why::Threads);

@@ -127,3 +127,54 @@ fn node() {
         assert!(ring == "1" || served_any(&outcome), "{outcome}");
     }
 }
+
+/// A program with a sanitizer would not start, nor would any with a library whose path has a space or a colon.
+#[test]
+fn sanitizers_and_awkward_paths() {
+    if !can() || !has(&[Need::Program("cc")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Dev).option("nopassthrough"));
+    let code = served.scratch.path("s.c");
+    let source = r#"
+        #include <fcntl.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <unistd.h>
+        int main(int n, char **words) {
+            int fd = open(words[1], O_RDWR | O_CREAT | O_TRUNC, 0644);
+            char *text = malloc(5); memcpy(text, "text\n", 5);
+            for (int i = 0; i < 9; i++) if (write(fd, text, 5) != 5) return 3;
+            free(text); return close(fd);
+        }
+    "#;
+    fs::write(&code, source).unwrap();
+    let wrote = |words: &[&str], library: &std::path::Path| {
+        let program = served.scratch.path("program");
+        let mut build = Command::new("cc");
+        build.args(words).arg("-o").arg(&program).arg(&code);
+        if !run_within(LATER, &mut build).status.success() {
+            eprintln!("skipped: {words:?} can't be built");
+            return;
+        }
+        let mut command = uvfs_run(How::Eager);
+        command.env("UVFS_PRELOAD", library).arg("--");
+        command.arg(&program).arg(served.at("file"));
+        let outcome = served.mount.run_within(LATER, &mut command);
+        assert!(outcome.status.success(), "{words:?}: {outcome}");
+        let text = fs::read_to_string(served.source.join("file")).unwrap();
+        assert_eq!(text, "text\n".repeat(9));
+        assert!(!outcome.stderr.contains("ld.so"), "{outcome}");
+        fs::remove_file(served.source.join("file")).unwrap();
+    };
+    let library = crate::preload::library();
+    for sanitizer in ["address", "thread", "undefined"] {
+        wrote(&[&format!("-fsanitize={sanitizer}")], library);
+    }
+    for name in ["a space", "a:colon"] {
+        let dir = served.scratch.dir(name);
+        let copy = dir.join("libuvfs_preload.so");
+        fs::copy(library, &copy).unwrap();
+        wrote(&[], &copy);
+    }
+}
