@@ -1,9 +1,15 @@
-//! Making files as the caller.
+//! Acting as the caller.
 //!
-//! Only who owns a new file depends on the identity of the thread that makes it; whether the caller
-//! may make it, the kernel has checked (`default_permissions`). So a call that makes a file runs
-//! with the caller's file-system user and group id and with the server's capabilities, which a
-//! securebit keeps from being dropped as the id changes.
+//! The kernel of the mount checks what a caller may do (`default_permissions`), by attributes that it has cached. A
+//! program of the host may change or replace the file between that check and the server's call. So a call that
+//! changes a name or attributes runs with the caller's file-system ids, and without the capabilities that override
+//! permissions: the host checks again, at the moment of the change ([`Creds::as_caller`]).
+//!
+//! A request names one group of its caller. The first attempt is made with that group alone. If the host refuses it,
+//! a second one is made with the groups and capabilities that /proc/PID/status tells. Where /proc doesn't show the
+//! caller (another pid namespace), the server's own rights decide, as the kernel's check has to do there.
+//!
+//! A securebit keeps the server's other capabilities from being dropped as the id changes.
 //!
 //! So does what takes space for a caller on a file system that keeps blocks for root: it gives them to whoever
 //! has root's file-system user id.
@@ -14,8 +20,13 @@ use std::marker::PhantomData;
 use std::pin::pin;
 use std::sync::Once;
 
+use rustix::fs::{Access, Gid, OFlags};
 use rustix::io::Errno;
-use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, capabilities, set_capabilities};
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities, set_capabilities,
+    set_thread_groups,
+};
+use std::os::fd::BorrowedFd;
 use uvfs_io::runtime;
 use uvfs_server::fs::{Context, Mode};
 
@@ -24,9 +35,20 @@ use crate::sys::{self, Result};
 /// The user and group whom a file system keeps nothing for.
 const NOBODY: u32 = 65534;
 
+/// Capabilities by which a call passes the host's checks of permissions and owners.
+const OVERRIDES: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::FOWNER);
+
+/// The kernel opens a file to execute it (include/linux/fs.h).
+pub(crate) const FMODE_EXEC: u32 = 0x20;
+
 /// The credentials that a thread was made ready with.
 #[derive(Clone, Copy)]
 struct Thread {
+    /// The server's capabilities, if the thread has no supplementary groups: then it can act as a caller.
+    acts: Option<CapabilitySets>,
     /// It has a umask of its own.
     own_umask: bool,
     /// Its umask, if set here.
@@ -59,7 +81,10 @@ fn thread() -> Thread {
                 bits | CapabilitiesSecureBits::NO_SETUID_FIXUP,
             );
         }
+        // The server's own groups would be the callers' as well.
+        let alone = rustix::process::geteuid().is_root() && set_thread_groups(&[]).is_ok();
         let thread = Thread {
+            acts: alone.then(|| capabilities(None).ok()).flatten(),
             own_umask,
             umask: None,
         };
@@ -94,7 +119,7 @@ pub(crate) fn in_group_or_capable(cx: &Context, gid: u32) -> bool {
     cx.gid == gid
         || cx.group == Some(gid)
         || match Status::of(cx) {
-            Some(status) => status.keeps_set_id || status.groups.contains(&gid),
+            Some(status) => status.keeps_set_id() || status.groups.contains(&Gid::from_raw(gid)),
             None => cx.uid == 0,
         }
 }
@@ -102,13 +127,15 @@ pub(crate) fn in_group_or_capable(cx: &Context, gid: u32) -> bool {
 /// Whether what the caller writes leaves set-user-id and set-group-id (CAP_FSETID), for requests that don't
 /// tell. Only root's: others have no capability where the server is.
 pub(crate) fn keeps_set_id(cx: &Context) -> bool {
-    cx.uid == 0 && Status::of(cx).is_none_or(|status| status.keeps_set_id)
+    cx.uid == 0 && Status::of(cx).is_none_or(|status| status.keeps_set_id())
 }
 
 /// The credentials of a caller, from /proc.
 struct Status {
-    groups: Vec<u32>,
-    keeps_set_id: bool,
+    uid: u32,
+    groups: Vec<Gid>,
+    /// In the caller's own user namespace.
+    capabilities: CapabilitySet,
 }
 
 impl Status {
@@ -131,11 +158,32 @@ impl Status {
         }
         let groups = value("Groups:")?.split_whitespace();
         let capabilities = u64::from_str_radix(value("CapEff:")?.trim(), 16).ok()?;
-        let fsetid = capabilities & CapabilitySet::FSETID.bits() != 0;
         Some(Self {
-            groups: groups.filter_map(|gid| gid.parse().ok()).collect(),
-            keeps_set_id: uid == 0 && fsetid,
+            uid,
+            groups: (groups.filter_map(|gid| gid.parse().ok()))
+                .map(Gid::from_raw)
+                .collect(),
+            capabilities: CapabilitySet::from_bits_retain(capabilities),
         })
+    }
+
+    /// Root's CAP_FSETID. Others have no capability where the server is.
+    fn keeps_set_id(&self) -> bool {
+        self.uid == 0 && self.capabilities.contains(CapabilitySet::FSETID)
+    }
+
+    /// What the caller may override. In a user namespace that it made itself a caller has every capability, and the
+    /// host gives it none: there its ids are mapped in another way than the server's.
+    fn overrides(&self, cx: &Context) -> CapabilitySet {
+        let overrides = self.capabilities & OVERRIDES;
+        if overrides.is_empty() {
+            return overrides;
+        }
+        let map = |process: &str| std::fs::read(format!("/proc/{process}/uid_map")).ok();
+        match (map(&cx.pid.to_string()), map("thread-self")) {
+            (Some(theirs), Some(ours)) if theirs == ours => overrides,
+            _ => CapabilitySet::empty(),
+        }
     }
 }
 
@@ -146,10 +194,13 @@ pub(crate) struct Creds {
     gid: u32,
     /// It may make files of others.
     switches: bool,
+    /// The kernel checks what callers may do, so the host has to check it, too.
+    checks: bool,
 }
 
 impl Creds {
-    pub(crate) fn new() -> Self {
+    /// `checks`: the kernel checks what callers may do.
+    pub(crate) fn new(checks: bool) -> Self {
         let (uid, gid) = (
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),
@@ -158,7 +209,78 @@ impl Creds {
             uid,
             gid,
             switches: uid == 0,
+            checks,
         }
+    }
+
+    /// Whether the server may do what this caller may not.
+    pub(crate) fn exceeds(&self, cx: &Context) -> bool {
+        self.switches && self.checks && cx.uid != self.uid
+    }
+
+    /// Calls `work` as the caller: the host refuses what the caller may not do. `umask` is only for what makes a file.
+    pub(crate) fn as_caller<T>(
+        &self,
+        cx: &Context,
+        umask: Option<Mode>,
+        work: impl Fn(&Caller) -> Result<T>,
+    ) -> Result<T> {
+        let become_caller = || match umask {
+            Some(umask) => self.caller(cx, umask),
+            None => self.caller_without_umask(cx),
+        };
+        let Some(server) = (self.exceeds(cx).then(|| thread().acts)).flatten() else {
+            let mut caller = become_caller()?;
+            caller.unchecked = self.exceeds(cx);
+            return work(&caller);
+        };
+        let attempt = |groups: &[Gid], overrides| {
+            let caller = become_caller()?;
+            let _rights = Rights::limit(server, groups, overrides)?;
+            work(&caller)
+        };
+        match attempt(&[], CapabilitySet::empty()) {
+            Err(Errno::ACCESS | Errno::PERM) => {}
+            done => return done,
+        }
+        match Status::of(cx) {
+            Some(status) => attempt(&status.groups, status.overrides(cx)),
+            None => {
+                let mut caller = become_caller()?;
+                caller.unchecked = true;
+                work(&caller)
+            }
+        }
+    }
+
+    /// Whether the caller may open the file that `fd` is open to, with these flags. `unseen` is the answer where the
+    /// host can't tell.
+    pub(crate) fn may_open(
+        &self,
+        cx: &Context,
+        fd: BorrowedFd<'_>,
+        asked: OFlags,
+        unseen: bool,
+    ) -> bool {
+        let access = match asked & OFlags::ACCMODE {
+            _ if asked.bits() & FMODE_EXEC != 0 => Access::EXEC_OK,
+            OFlags::RDONLY => Access::READ_OK,
+            OFlags::WRONLY => Access::WRITE_OK,
+            _ => Access::READ_OK | Access::WRITE_OK,
+        };
+        let check = |caller: &Caller| match caller.unchecked {
+            true if unseen => Ok(()),
+            true => Err(Errno::ACCESS),
+            false => sys::access(fd, access),
+        };
+        if !self.exceeds(cx) {
+            return true;
+        }
+        // Kernels before 5.8 can't tell.
+        !matches!(
+            self.as_caller(cx, None, check),
+            Err(Errno::ACCESS | Errno::PERM)
+        )
     }
 
     /// Whether the server is root, whom no permission of the host keeps out.
@@ -190,6 +312,7 @@ impl Creds {
             uid: None,
             gid: None,
             mask,
+            unchecked: false,
             thread: PhantomData,
         };
         if !self.switches {
@@ -303,6 +426,8 @@ pub(crate) struct Caller {
     gid: Option<u32>,
     /// The umask where it can't be the thread's.
     mask: Mode,
+    /// The caller may do less than the host allows now.
+    pub(crate) unchecked: bool,
     /// Stays on its thread.
     thread: PhantomData<*const ()>,
 }
@@ -325,6 +450,40 @@ impl Drop for Caller {
     }
 }
 
+/// While it lives, this thread has the caller's groups, and of [`OVERRIDES`] only what the caller has.
+struct Rights {
+    server: CapabilitySets,
+    groups: bool,
+    /// Stays on its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Rights {
+    fn limit(server: CapabilitySets, groups: &[Gid], overrides: CapabilitySet) -> Result<Self> {
+        let rights = Self {
+            server,
+            groups: !groups.is_empty(),
+            thread: PhantomData,
+        };
+        if rights.groups {
+            set_thread_groups(groups)?;
+        }
+        let mut less = server;
+        less.effective -= OVERRIDES - overrides;
+        set_capabilities(None, less)?;
+        Ok(rights)
+    }
+}
+
+impl Drop for Rights {
+    fn drop(&mut self) {
+        set_capabilities(None, self.server).expect("what is permitted can be had again");
+        if self.groups {
+            set_thread_groups(&[]).expect("a thread that could set its groups can clear them");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,11 +493,12 @@ mod tests {
     fn a_callers_groups_and_capabilities_are_read() {
         let text = "Name:\tx\nUid:\t1\t2\t3\t7\nGroups:\t5 3000 \nCapEff:\t0000000000000010\n";
         let status = Status::parse(text, 7).unwrap();
-        assert_eq!((status.groups, status.keeps_set_id), (vec![5, 3000], false));
+        assert!(!status.keeps_set_id());
+        assert_eq!(status.groups, [5, 3000].map(Gid::from_raw));
         let root = text.replace("\t7", "\t0");
-        assert!(Status::parse(&root, 0).unwrap().keeps_set_id);
+        assert!(Status::parse(&root, 0).unwrap().keeps_set_id());
         let without = root.replace("10\n", "00\n");
-        assert!(!Status::parse(&without, 0).unwrap().keeps_set_id);
+        assert!(!Status::parse(&without, 0).unwrap().keeps_set_id());
         // Another thread has the number now.
         assert!(Status::parse(text, 0).is_none());
         assert!(Status::parse("Uid:\t1\n", 1).is_none());

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{FileType, OFlags, SeekFrom};
 use rustix::io::Errno;
 use uvfs_io::ops::File;
-use uvfs_server::fs::{DirEntry, DirSink, Handle, Node, OpenFlags, Opened};
+use uvfs_server::fs::{Context, DirEntry, DirSink, Handle, Node, OpenFlags, Opened};
 
 use crate::Source;
 use crate::inode::Inode;
@@ -132,8 +132,12 @@ impl Source {
         })
     }
 
-    pub(crate) fn open_dir(&self, node: Node) -> Result<Opened> {
+    pub(crate) fn open_dir(&self, cx: &Context, node: Node) -> Result<Opened> {
         let dir = self.host_dir(self.inode(node)?)?;
+        if self.creds.exceeds(cx) {
+            let st = sys::stat(dir.as_fd())?;
+            self.check_open(cx, &dir.inode, dir.as_fd(), &st, OFlags::RDONLY)?;
+        }
         let flags = match (dir.inode.is_watched(), self.options.cache_readdir) {
             _ if self.rules.strictatime() => OpenFlags::empty(),
             (true, _) => OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE,

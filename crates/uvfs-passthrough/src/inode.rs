@@ -61,6 +61,30 @@ impl Told {
     }
 }
 
+/// What decides who may use a file, but for its ACL: a change of that moves the time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Access {
+    ctime: (i64, u32),
+    mode: u16,
+    uid: u32,
+    gid: u32,
+}
+
+impl Access {
+    pub(crate) fn of(st: &Statx) -> Self {
+        Self {
+            ctime: (st.stx_ctime.tv_sec, st.stx_ctime.tv_nsec),
+            mode: st.stx_mode,
+            uid: st.stx_uid,
+            gid: st.stx_gid,
+        }
+    }
+
+    pub(crate) fn mode_and_owner(&self) -> (u16, u32, u32) {
+        (self.mode, self.uid, self.gid)
+    }
+}
+
 /// A backing file that is registered with the kernel while the inode is open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackingUse {
@@ -92,6 +116,8 @@ pub(crate) struct State {
     pub(crate) open: Weak<File>,
     /// None when it has none cached.
     pub(crate) told: Option<Told>,
+    /// As the kernel was last told, who then checks its callers by that.
+    pub(crate) access: Option<Access>,
     /// A change since `told` would show in the file's time.
     pub(crate) settled: bool,
     /// The kernel may have cached set-user-id or set-group-id bits of the file.

@@ -135,8 +135,8 @@ impl Passthrough {
         let path_fds = (limit / 4).clamp(16, MAX_PATH_FDS) as usize;
         Ok(Self(Arc::new(Source {
             rules: Rules::new(options.rules),
+            creds: Creds::new(options.checks_permissions),
             options,
-            creds: Creds::new(),
             root: Arc::new(root),
             mounts: Arc::new(mounts),
             inodes: Arc::new(Inodes::new(inode)),

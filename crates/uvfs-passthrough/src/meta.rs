@@ -9,10 +9,12 @@ use rustix::fs::{
 use rustix::io::Errno;
 use uvfs_proto::abi;
 use uvfs_server::fs::{Attributes, Context, Entry, Handle, Mode, Node, SetAttr, SetTime};
+use uvfs_server::interrupt;
 
 use crate::Source;
 use crate::creds;
-use crate::inode::{Inode, Told};
+use crate::creds::Caller;
+use crate::inode::{Access, Inode, Told};
 use crate::sys::{self, Result};
 use crate::watcher::FOREVER;
 use rustix::fs::OFlags;
@@ -148,6 +150,43 @@ fn time(set: Option<SetTime>) -> Timespec {
     }
 }
 
+/// Sets mode and owner.
+fn change_owner(cx: &Context, fd: BorrowedFd<'_>, set: &SetAttr) -> Result<()> {
+    if let Some(mode) = set.mode {
+        sys::chmod(fd, mode.as_raw_mode())?;
+    }
+    if set.uid.is_none() && set.gid.is_none() {
+        return Ok(());
+    }
+    // The host knows nothing of the caller's groups. All else that goes with a change of owner it
+    // clears by itself.
+    if let Some(mode) = kill_sgid(cx, fd, 0)? {
+        sys::chmod(fd, mode)?;
+    }
+    rustix::fs::chownat(
+        fd,
+        c"",
+        set.uid.map(Uid::from_raw),
+        set.gid.map(Gid::from_raw),
+        AtFlags::EMPTY_PATH,
+    )
+}
+
+fn set_times(set: &SetAttr) -> bool {
+    set.atime.is_some() || set.mtime.is_some()
+}
+
+fn change_times(fd: BorrowedFd<'_>, set: &SetAttr) -> Result<()> {
+    if !set_times(set) {
+        return Ok(());
+    }
+    let times = Timestamps {
+        last_access: time(set.atime),
+        last_modification: time(set.mtime),
+    };
+    rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)
+}
+
 /// Whether the kernel writes back the times that it keeps with the writeback cache. It does so for
 /// a removed file, too, when that is already gone from the host; an error would be told to whoever
 /// syncs next.
@@ -202,6 +241,7 @@ impl Source {
     }
 
     pub(crate) fn entry(&self, inode: &Inode, st: &Statx) -> Entry {
+        inode.state().access = Some(Access::of(st));
         Entry {
             node: inode.node,
             generation: 0,
@@ -211,31 +251,45 @@ impl Source {
         }
     }
 
+    /// Notes by what attributes the kernel checks from now on. What a client asks for the kernel is not told.
+    fn tell_access(&self, cx: &Context, inode: &Inode, st: &Statx) {
+        if !interrupt::is_client(cx) {
+            inode.state().access = Some(Access::of(st));
+        }
+    }
+
     /// How long it may be cached that a directory lacks a name.
     pub(crate) fn negative_ttl(&self, directory: &Inode) -> Duration {
         lifetime(directory, self.options.negative_ttl)
     }
 
-    fn attributes(&self, inode: &Inode, st: &Statx) -> Attributes {
+    fn attributes(&self, cx: &Context, inode: &Inode, st: &Statx) -> Attributes {
+        self.tell_access(cx, inode, st);
         Attributes {
             attr: attr(st),
             ttl: self.tell(inode, st),
         }
     }
 
-    pub(crate) fn get_attr(&self, node: Node, fh: Option<Handle>) -> Result<Attributes> {
+    pub(crate) fn get_attr(
+        &self,
+        cx: &Context,
+        node: Node,
+        fh: Option<Handle>,
+    ) -> Result<Attributes> {
         // A directory's handle is in another table; its inode does as well.
         if let Some(file) = fh.and_then(|fh| self.files.get(fh)) {
             let st = sys::stat(file.as_fd())?;
-            return Ok(self.attributes(&file.inode, &st));
+            return Ok(self.attributes(cx, &file.inode, &st));
         }
         let inode = self.inode(node)?;
         let st = sys::stat(self.path_fd(&inode)?.as_fd())?;
-        Ok(self.attributes(&inode, &st))
+        Ok(self.attributes(cx, &inode, &st))
     }
 
     pub(crate) fn get_statx(
         &self,
+        cx: &Context,
         node: Node,
         fh: Option<Handle>,
         mask: u32,
@@ -249,6 +303,7 @@ impl Source {
             Some(file) => ask(file.as_fd())?,
             None => ask(self.path_fd(&inode)?.as_fd())?,
         };
+        self.tell_access(cx, &inode, &st);
         Ok((sx(&st), self.tell(&inode, &st)))
     }
 
@@ -269,28 +324,29 @@ impl Source {
                 path.as_fd()
             }
         };
-        if let Some(mode) = set.mode {
-            sys::chmod(fd, mode.as_raw_mode())?;
-        }
-        if set.uid.is_some() || set.gid.is_some() {
-            // The host knows nothing of the caller's groups. All else that goes with a change of owner it
-            // clears by itself.
-            if let Some(mode) = kill_sgid(cx, fd, 0)? {
-                sys::chmod(fd, mode)?;
-            }
-            rustix::fs::chownat(
-                fd,
-                c"",
-                set.uid.map(Uid::from_raw),
-                set.gid.map(Gid::from_raw),
-                AtFlags::EMPTY_PATH,
-            )?;
+        // Times that go with a new size, or that the kernel kept, are not the caller's to set or not.
+        let own_times = set.size.is_none() && set.ctime.is_none();
+        if set.mode.is_some()
+            || set.uid.is_some()
+            || set.gid.is_some()
+            || own_times && set_times(set)
+        {
+            self.creds.as_caller(cx, None, |_: &Caller| {
+                change_owner(cx, fd, set)?;
+                match own_times {
+                    true => change_times(fd, set),
+                    false => Ok(()),
+                }
+            })?;
         }
         if let Some(size) = set.size {
             match &file {
                 Some(file) => rustix::fs::ftruncate(file.as_fd(), size)?,
                 None if inode.is_regular() => {
                     let file = self.open_inode(&inode, OFlags::WRONLY)?;
+                    if !self.creds.may_open(cx, file.as_fd(), OFlags::WRONLY, true) {
+                        return Err(Errno::ACCESS);
+                    }
                     rustix::fs::ftruncate(file.as_fd(), size)?;
                 }
                 None if inode.is_dir() => return Err(Errno::ISDIR),
@@ -301,15 +357,11 @@ impl Source {
                 kill_suidgid(cx, fd)?;
             }
         }
-        if set.atime.is_some() || set.mtime.is_some() {
-            let times = Timestamps {
-                last_access: time(set.atime),
-                last_modification: time(set.mtime),
-            };
-            rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        if !own_times {
+            change_times(fd, set)?;
         }
         let st = sys::stat(fd)?;
-        Ok(self.attributes(&inode, &st))
+        Ok(self.attributes(cx, &inode, &st))
     }
 
     /// The mode for a new file in `dir`. Set-group-id of an executable file is only for members of

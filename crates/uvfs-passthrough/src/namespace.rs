@@ -9,8 +9,9 @@ use rustix::io::Errno;
 use uvfs_server::fs::{Bytes, Context, Entry, NewNode, Node, Unlinked};
 
 use crate::Source;
+use crate::creds::Caller;
 use crate::meta::decode_dev;
-use crate::sys::{ProcPath, Result};
+use crate::sys::{self, ProcPath, Result};
 
 /// Refuses what is not the name of an entry, so that no name leads out of its directory.
 pub(crate) fn name_ok(name: &CStr) -> Result<()> {
@@ -19,6 +20,22 @@ pub(crate) fn name_ok(name: &CStr) -> Result<()> {
         return Err(Errno::INVAL);
     }
     Ok(())
+}
+
+/// The sticky bit's rule, for a caller whom the host does not check: others' files in such a directory are not its to
+/// remove. A program of the host may still put another file there between this and the removal.
+fn may_remove(cx: &Context, caller: &Caller, dir: BorrowedFd<'_>, name: &CStr) -> Result<()> {
+    if !caller.unchecked {
+        return Ok(());
+    }
+    let above = sys::stat(dir)?;
+    if u32::from(above.stx_mode) & libc::S_ISVTX == 0 || above.stx_uid == cx.uid {
+        return Ok(());
+    }
+    match sys::stat_at(dir, name) {
+        Ok(st) if st.stx_uid != cx.uid => Err(Errno::PERM),
+        _ => Ok(()),
+    }
 }
 
 impl Source {
@@ -66,8 +83,8 @@ impl Source {
         target: &CStr,
     ) -> Result<Entry> {
         self.make(parent, name, |dir| {
-            let _caller = self.creds.caller_without_umask(cx)?;
-            rustix::fs::symlinkat(target, dir, name)
+            let link = |_: &Caller| rustix::fs::symlinkat(target, dir, name);
+            self.creds.as_caller(cx, None, link)
         })
     }
 
@@ -93,8 +110,9 @@ impl Source {
                 _ => return Err(Errno::INVAL),
             };
             let mode = self.mode_in(cx, dir, new.mode)?;
-            let caller = self.creds.caller(cx, new.umask)?;
-            rustix::fs::mknodat(dir, name, new.kind, caller.mode(mode), dev)
+            self.creds.as_caller(cx, Some(new.umask), |caller| {
+                rustix::fs::mknodat(dir, name, new.kind, caller.mode(mode), dev)
+            })
         })
     }
 
@@ -106,27 +124,35 @@ impl Source {
         new: &NewNode,
     ) -> Result<Entry> {
         self.make(parent, name, |dir| {
-            let caller = self.creds.caller(cx, new.umask)?;
-            rustix::fs::mkdirat(dir, name, caller.mode(new.mode))
+            self.creds.as_caller(cx, Some(new.umask), |caller| {
+                rustix::fs::mkdirat(dir, name, caller.mode(new.mode))
+            })
         })
     }
 
-    pub(crate) fn remove(&self, parent: Node, name: &CStr) -> Result<Unlinked> {
-        name_ok(name)?;
-        self.writable()?;
-        self.remove_name(parent, name, AtFlags::empty())
+    pub(crate) fn remove(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
+        self.remove_name(cx, parent, name, AtFlags::empty())
     }
 
-    pub(crate) fn remove_dir(&self, parent: Node, name: &CStr) -> Result<Unlinked> {
-        name_ok(name)?;
-        self.writable()?;
-        self.remove_name(parent, name, AtFlags::REMOVEDIR)
+    pub(crate) fn remove_dir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
+        self.remove_name(cx, parent, name, AtFlags::REMOVEDIR)
     }
 
-    fn remove_name(&self, parent: Node, name: &CStr, flags: AtFlags) -> Result<Unlinked> {
+    fn remove_name(
+        &self,
+        cx: &Context,
+        parent: Node,
+        name: &CStr,
+        flags: AtFlags,
+    ) -> Result<Unlinked> {
+        name_ok(name)?;
+        self.writable()?;
         let (parent, dir) = self.dir_fd(parent)?;
         let leaving = self.leaving(&parent, dir.as_fd(), name);
-        rustix::fs::unlinkat(dir, name, flags)?;
+        self.creds.as_caller(cx, None, |caller| {
+            may_remove(cx, caller, dir.as_fd(), name)?;
+            rustix::fs::unlinkat(&dir, name, flags)
+        })?;
         Ok(self.keep_removed(leaving))
     }
 
@@ -144,18 +170,15 @@ impl Source {
         self.writable()?;
         let (_, from) = self.dir_fd(parent)?;
         let (new_parent, to) = self.dir_fd(new_parent)?;
-        // A whiteout is a new file.
-        let spender = self.creds.spender(cx, new_parent.mount.reserves, false);
-        let caller = match flags.contains(RenameFlags::WHITEOUT) {
-            true => Some(self.creds.caller_without_umask(cx)?),
-            false => spender.and_then(|spender| spender.here()),
-        };
         let replaced = match flags.is_empty() {
             true => self.leaving(&new_parent, to.as_fd(), new_name),
             false => None,
         };
-        rustix::fs::renameat_with(from, name, to, new_name, flags)?;
-        drop(caller);
+        self.creds.as_caller(cx, None, |caller| {
+            may_remove(cx, caller, from.as_fd(), name)?;
+            may_remove(cx, caller, to.as_fd(), new_name)?;
+            rustix::fs::renameat_with(&from, name, &to, new_name, flags)
+        })?;
         Ok(self.keep_removed(replaced))
     }
 
@@ -174,23 +197,19 @@ impl Source {
             return Err(Errno::XDEV);
         }
         let fd = self.path_fd(&inode)?;
-        let spender = self.creds.spender(cx, parent.mount.reserves, false);
-        let caller = spender.and_then(|spender| spender.here());
-        match rustix::fs::linkat(fd.as_fd(), c"", dir.as_fd(), new_name, AtFlags::EMPTY_PATH) {
-            // Without CAP_DAC_READ_SEARCH the same is said by a path.
-            Err(Errno::NOENT) => {
-                let path = ProcPath::new(fd.as_fd());
-                rustix::fs::linkat(
+        self.creds.as_caller(cx, None, |_| {
+            match rustix::fs::linkat(fd.as_fd(), c"", dir.as_fd(), new_name, AtFlags::EMPTY_PATH) {
+                // Without CAP_DAC_READ_SEARCH the same is said by a path.
+                Err(Errno::NOENT) => rustix::fs::linkat(
                     rustix::fs::CWD,
-                    path.as_c_str(),
+                    ProcPath::new(fd.as_fd()).as_c_str(),
                     dir.as_fd(),
                     new_name,
                     AtFlags::SYMLINK_FOLLOW,
-                )?;
+                ),
+                result => result,
             }
-            result => result?,
-        }
-        drop(caller);
+        })?;
         let (inode, st) = self.find_new(&parent, dir.as_fd(), new_name)?;
         Ok(self.entry(&inode, &st))
     }

@@ -123,8 +123,8 @@ impl FileSystem for Passthrough {
     }
 
     async fn getattr(&self, cx: &Context, node: Node, fh: Option<Handle>) -> Result<Attributes> {
-        apart!(self, cx, [node], None, [], |source| source
-            .get_attr(node, fh))
+        apart!(self, cx, [node], None, [cx], |source| source
+            .get_attr(cx, node, fh))
     }
 
     async fn statx(
@@ -134,8 +134,8 @@ impl FileSystem for Passthrough {
         fh: Option<Handle>,
         mask: u32,
     ) -> Result<(abi::Statx, Duration)> {
-        apart!(self, cx, [node], None, [], |source| source
-            .get_statx(node, fh, mask))
+        apart!(self, cx, [node], None, [cx], |source| source
+            .get_statx(cx, node, fh, mask))
     }
 
     async fn setattr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {
@@ -177,13 +177,13 @@ impl FileSystem for Passthrough {
     }
 
     async fn unlink(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
-        apart!(self, cx, [parent], Some(name), [name], |source| source
-            .remove(parent, name))
+        apart!(self, cx, [parent], Some(name), [cx, name], |source| source
+            .remove(cx, parent, name))
     }
 
     async fn rmdir(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Unlinked> {
-        apart!(self, cx, [parent], Some(name), [name], |source| source
-            .remove_dir(parent, name))
+        apart!(self, cx, [parent], Some(name), [cx, name], |source| source
+            .remove_dir(cx, parent, name))
     }
 
     async fn rename(
@@ -330,7 +330,8 @@ impl FileSystem for Passthrough {
         if kernel && self.0.lists_unopened.load(Ordering::Relaxed) {
             return Err(Errno::NOSYS);
         }
-        apart!(self, cx, [node], None, [], |source| source.open_dir(node))
+        apart!(self, cx, [node], None, [cx], |source| source
+            .open_dir(cx, node))
     }
 
     async fn readdir(

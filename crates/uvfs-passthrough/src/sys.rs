@@ -189,6 +189,21 @@ pub(crate) fn stat_at(dir: BorrowedFd<'_>, name: &CStr) -> Result<Statx> {
     rustix::fs::statx(dir, name, flags, STATX_MASK)
 }
 
+/// Whether this thread may use what `fd` stands for in this way (faccessat2(2)).
+pub(crate) fn access(fd: BorrowedFd<'_>, access: rustix::fs::Access) -> Result<()> {
+    // SAFETY: the path is a static string; the other arguments are integers.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_faccessat2,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            access.bits(),
+            libc::AT_EMPTY_PATH | libc::AT_EACCESS,
+        )
+    })
+    .map(drop)
+}
+
 /// Since Linux 6.6; the number is the same on every architecture.
 const SYS_FCHMODAT2: libc::c_long = 452;
 /// chmod(2) of what `fd`, maybe an O_PATH descriptor, stands for.

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use uvfs_server::fs::{Bytes, Context, Node, XattrFlags};
 
 use crate::Source;
+use crate::creds::Caller;
 use crate::sys::{self, Result};
 
 /// XATTR_SIZE_MAX and XATTR_LIST_MAX of the kernel.
@@ -77,10 +78,8 @@ impl Source {
         }
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
-        let spender = self.creds.spender(cx, inode.mount.reserves, false);
-        let caller = spender.and_then(|spender| spender.here());
-        sys::setxattr(fd.as_fd(), name, value, flags)?;
-        drop(caller);
+        let set = |_: &Caller| sys::setxattr(fd.as_fd(), name, value, flags);
+        self.creds.as_caller(cx, None, set)?;
         if kill_sgid {
             let mode = u32::from(sys::stat(fd.as_fd())?.stx_mode);
             if mode & libc::S_ISGID != 0 {
@@ -96,6 +95,8 @@ impl Source {
             return Err(Errno::PERM);
         }
         let inode = self.inode(node)?;
-        sys::removexattr(self.path_fd(&inode)?.as_fd(), name)
+        let fd = self.path_fd(&inode)?;
+        let remove = |_: &Caller| sys::removexattr(fd.as_fd(), name);
+        self.creds.as_caller(cx, None, remove)
     }
 }

@@ -53,7 +53,12 @@ pub fn interrupted() -> bool {
 /// Whether the caller of the request that is being handled, with this context, is being killed, or is a client
 /// whose session has ended. Other signals do not end what no program expects to be interrupted.
 pub fn is_killed(cx: &Context) -> bool {
-    interrupted() && (cx.unique & CLIENTS != 0 || is_dying(cx.pid))
+    interrupted() && (is_client(cx) || is_dying(cx.pid))
+}
+
+/// Whether a client over shared memory sent the request with this context, and not the kernel.
+pub fn is_client(cx: &Context) -> bool {
+    cx.unique & CLIENTS != 0
 }
 
 /// Numbers of clients' requests have this bit, which the kernel's never have: [`Interrupts`] has both.

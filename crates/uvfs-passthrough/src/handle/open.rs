@@ -1,6 +1,7 @@
 //! Opens and creates files, and says what the kernel may do with them.
 
-use crate::inode::{Inode, Told};
+use crate::creds::FMODE_EXEC;
+use crate::inode::{Access, Inode, Told};
 use crate::io;
 use crate::meta::has_set_id;
 use crate::namespace::name_ok;
@@ -9,7 +10,7 @@ use crate::{KeepCache, Source, meta};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use uvfs_io::ops::File;
@@ -17,9 +18,6 @@ use uvfs_server::fs::{Context, Entry, Handle, NewNode, Node, OpenFlags, OpenHow,
 
 use super::{SMALL_FILE, asked_direct, reads_far};
 use crate::open_file::{By, OpenFile};
-
-/// The kernel opens a file to execute it (include/linux/fs.h).
-const FMODE_EXEC: u32 = 0x20;
 
 /// Whether the kernel may be about to execute a file with set-user-id bits that the file has lost. Before the
 /// kernel executes a file it asks for the mode, but it ignores the answer if a notification comes before it
@@ -65,6 +63,7 @@ impl Source {
             self.mode_changed(node, meta::kill_suidgid(cx, fd.as_fd())?);
         }
         let st = sys::stat(fd.as_fd())?;
+        self.check_open(cx, &inode, fd.as_fd(), &st, asked)?;
         if asked.bits() & FMODE_EXEC != 0 && executes_old_mode(&inode, &st) {
             return Err(Errno::STALE);
         }
@@ -91,6 +90,29 @@ impl Source {
             opened.contents = self.small_contents(opened.fh, now);
         }
         Ok(opened)
+    }
+
+    /// Refuses an open that the kernel allowed by attributes that the file no longer has, if the caller may not have
+    /// the file as it is now. After ESTALE the kernel looks the name up again, and checks by what it is told then.
+    pub(crate) fn check_open(
+        &self,
+        cx: &Context,
+        inode: &Inode,
+        fd: BorrowedFd<'_>,
+        st: &Statx,
+        asked: OFlags,
+    ) -> Result<()> {
+        if !self.creds.exceeds(cx) {
+            return Ok(());
+        }
+        let (told, now) = (inode.state().access, Access::of(st));
+        let same = told.is_some_and(|told| told.mode_and_owner() == now.mode_and_owner());
+        if told == Some(now) || self.creds.may_open(cx, fd, asked, same) {
+            return Ok(());
+        }
+        // For who opens the file by a descriptor, without a name.
+        self.mode_changed(inode.node, true);
+        Err(Errno::STALE)
     }
 
     /// The contents of a file that was opened for reading and is this, if it is small, only open
@@ -235,10 +257,9 @@ impl Source {
             | OFlags::NOCTTY
             | OFlags::CLOEXEC;
         let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
-        let made = {
-            let caller = self.creds.caller(cx, new.umask)?;
+        let made = self.creds.as_caller(cx, Some(new.umask), |caller| {
             rustix::fs::openat(dir.as_fd(), name, flags, caller.mode(mode))
-        };
+        });
         match made {
             Ok(fd) => {
                 let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
@@ -249,7 +270,17 @@ impl Source {
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => {
                 let (inode, st) = self.find(&parent, dir.as_fd(), name)?;
                 let entry = self.entry(&inode, &st);
-                match self.open_file(cx, inode.node, how) {
+                let opened = match self.creds.exceeds(cx) {
+                    // The kernel did not see this file, so it has not checked the caller. It does after ESTALE.
+                    true if st.stx_uid != cx.uid => Err(Errno::STALE),
+                    checked => {
+                        if checked {
+                            inode.state().access = None;
+                        }
+                        self.open_file(cx, inode.node, how)
+                    }
+                };
+                match opened {
                     Ok(opened) => Ok((entry, opened)),
                     Err(errno) => {
                         self.inodes.forget(inode.node, 1);
@@ -277,10 +308,9 @@ impl Source {
             | (asked & OFlags::EXCL)
             | OFlags::CLOEXEC;
         let mode = self.mode_in(cx, dir.as_fd(), new.mode)?;
-        let fd = {
-            let caller = self.creds.caller(cx, new.umask)?;
-            rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))?
-        };
+        let fd = self.creds.as_caller(cx, Some(new.umask), |caller| {
+            rustix::fs::openat(dir.as_fd(), c".", flags, caller.mode(mode))
+        })?;
         let (inode, st) = self.adopt_open(&parent, fd.as_fd())?;
         self.opened_entry(cx, inode, &st, fd, how)
     }

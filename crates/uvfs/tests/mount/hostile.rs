@@ -1,6 +1,7 @@
 //! Neighbours that try to harm a mount, or to use it against others.
 
 mod leases;
+mod rights;
 mod silent;
 mod users;
 

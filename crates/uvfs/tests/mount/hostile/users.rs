@@ -12,6 +12,11 @@ use crate::harness::*;
 /// Somebody who has nothing to do with the server.
 const USER: u32 = 54_321;
 
+/// The same, for other attacks.
+pub fn user() -> u32 {
+    USER
+}
+
 /// If the server kept the capability to exceed quotas (CAP_SYS_RESOURCE), every user of its mount would
 /// exceed theirs; the others are of no use to it, and of much to who takes it over. The effect on quotas
 /// itself is not seen here: kernels without them are common.
