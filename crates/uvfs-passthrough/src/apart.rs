@@ -28,8 +28,10 @@ use crate::io;
 use crate::sys::{self, Result};
 use uvfs_sys::lock;
 
-/// Threads of a mount.
+/// Threads of a mount, for each user.
 const THREADS: usize = 16;
+/// Opens of one user that may wait for leases of programs of the host: a quarter of what a queue has at a time.
+const LEASED_OPENS: usize = 16;
 /// So many requests may wait for mounts that hang: half of what a queue has at a time, and of what the kernel
 /// sends ahead of its callers.
 const CROWD: usize = 32;
@@ -45,6 +47,8 @@ const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
 
 /// Stands for the mount of files that programs of the host have leases of, wherever they are.
 const LEASED: u64 = u64::MAX - 1;
+/// Stands for the mount of copies that take long.
+const COPIES: u64 = u64::MAX - 2;
 /// Stands for the mount that is at a name, as nobody knows yet which that is.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -88,7 +92,7 @@ pub(crate) fn or_busy<T>(done: Result<T>) -> Result<T> {
     }
 }
 
-/// A mount's own threads.
+/// One user's threads for a mount, so that nobody waits for another user's calls.
 struct RemoteMount {
     pool: Arc<Pool>,
     /// Calls that have not ended, and when one last did, or began as the only one.
@@ -105,13 +109,17 @@ impl RemoteMount {
 struct UnderWay(Arc<RemoteMount>);
 
 impl UnderWay {
-    fn begin(mount: &Arc<RemoteMount>) -> Self {
+    /// Unless `most` are under way.
+    fn begin(mount: &Arc<RemoteMount>, most: usize) -> Option<Self> {
         let mut state = lock(&mount.state);
+        if state.0 >= most {
+            return None;
+        }
         if state.0 == 0 {
             state.1 = Instant::now();
         }
         state.0 += 1;
-        Self(mount.clone())
+        Some(Self(mount.clone()))
     }
 }
 
@@ -130,7 +138,8 @@ pub(crate) struct Apart {
     any: AtomicBool,
     /// Requests that wait for them.
     waits: AtomicUsize,
-    mounts: Mutex<HashMap<u64, Arc<RemoteMount>>>,
+    /// By the user whose calls they are.
+    mounts: Mutex<HashMap<(u64, u32), Arc<RemoteMount>>>,
     /// Names that lead to them, by their directories' nodes.
     crossings: Mutex<HashSet<(Node, CString)>>,
 }
@@ -140,8 +149,8 @@ impl Apart {
         self.any.load(Ordering::Relaxed)
     }
 
-    fn mount(&self, id: u64) -> Arc<RemoteMount> {
-        if id != LEASED {
+    fn mount(&self, id: u64, uid: u32) -> Arc<RemoteMount> {
+        if id != LEASED && id != COPIES {
             self.any.store(true, Ordering::Relaxed);
         }
         let mut mounts = lock(&self.mounts);
@@ -151,7 +160,12 @@ impl Apart {
                 state: Mutex::new((0, Instant::now())),
             })
         };
-        mounts.entry(id).or_insert_with(new).clone()
+        mounts.entry((id, uid)).or_insert_with(new).clone()
+    }
+
+    /// A user's threads for copies that take long.
+    pub(crate) fn copiers(&self, uid: u32) -> Arc<Pool> {
+        self.mount(COPIES, uid).pool.clone()
     }
 
     fn is_crossing(&self, node: Node, name: &CStr) -> bool {
@@ -284,7 +298,8 @@ impl Source {
     /// Has a thread of the mount that [`Source::here`] found call a handler.
     ///
     /// # Errors
-    /// EINTR when the caller is being killed; ETIMEDOUT when the mount hangs and holds up others.
+    /// EINTR when the caller is being killed; ETIMEDOUT when the mount hangs and holds up others; EAGAIN when the user has
+    /// too many opens that wait for leases.
     pub(crate) async fn elsewhere<T: Unwanted + Send + 'static>(
         self: &Arc<Self>,
         cx: &Context,
@@ -318,9 +333,15 @@ impl Source {
             MAY_WAIT.set(before);
             return done;
         }
-        let mount = self.apart.mount(WHERE.get());
+        let place = WHERE.get();
+        let mount = self.apart.mount(place, cx.uid);
+        let most = match place == LEASED && self.creds.exceeds(cx) {
+            true => LEASED_OPENS,
+            false => usize::MAX,
+        };
+        let under_way = UnderWay::begin(&mount, most).ok_or(Errno::AGAIN)?;
         let wanted = Arc::new(AtomicBool::new(true));
-        let (source, still, under_way) = (self.clone(), wanted.clone(), UnderWay::begin(&mount));
+        let (source, still) = (self.clone(), wanted.clone());
         let call = mount.pool.run(move || {
             let _under_way = under_way;
             if !surely && !still.load(Ordering::Acquire) {

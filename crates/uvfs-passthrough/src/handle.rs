@@ -9,7 +9,6 @@ use std::sync::{Arc, Weak};
 
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
-use uvfs_io::blocking;
 use uvfs_io::ops::{self, File};
 use uvfs_server::fs::{Context, CopyRange, Handle, IoHow, Node, Payload, Seek};
 
@@ -217,7 +216,7 @@ impl Source {
         let call = self.begin_copy(cx, copy)?;
         match copy.len <= SHORT_COPY {
             true => call(),
-            false => blocking::run(call).await,
+            false => self.apart.copiers(cx.uid).run(call).await,
         }
     }
 

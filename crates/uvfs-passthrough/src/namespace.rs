@@ -153,7 +153,7 @@ impl Source {
             may_remove(cx, caller, dir.as_fd(), name)?;
             rustix::fs::unlinkat(&dir, name, flags)
         })?;
-        Ok(self.keep_removed(leaving))
+        Ok(self.keep_removed(cx.uid, leaving))
     }
 
     pub(crate) fn move_name(
@@ -179,7 +179,7 @@ impl Source {
             may_remove(cx, caller, to.as_fd(), new_name)?;
             rustix::fs::renameat_with(&from, name, &to, new_name, flags)
         })?;
-        Ok(self.keep_removed(replaced))
+        Ok(self.keep_removed(cx.uid, replaced))
     }
 
     pub(crate) fn make_link(

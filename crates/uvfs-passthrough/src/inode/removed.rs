@@ -4,7 +4,7 @@ use crate::Source;
 use crate::sys::{self, FileHandle};
 use rustix::fs::Statx;
 use rustix::io::Errno;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -20,9 +20,10 @@ use super::key::Key;
 
 /// Descriptors of inodes whose last name was removed through the mount, kept for those who still
 /// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
-/// mostly at once, or when there are too many, oldest first.
+/// mostly at once, or when there are too many: first those of the user who removed the most, oldest first.
 pub(crate) struct Removed {
-    queue: Mutex<VecDeque<Weak<Inode>>>,
+    /// With the user who removed the name.
+    queue: Mutex<VecDeque<(u32, Weak<Inode>)>>,
     /// How many the queue may hold, forgotten ones included.
     capacity: usize,
     open: Arc<OpenCount>,
@@ -41,7 +42,7 @@ impl Removed {
     }
 
     /// Keeps a descriptor of an inode. A second one closes without a lock.
-    fn keep(&self, inode: &Arc<Inode>, fd: OwnedFd) {
+    fn keep(&self, uid: u32, inode: &Arc<Inode>, fd: OwnedFd) {
         let cached = {
             let mut state = inode.state();
             if state.kept.is_some() {
@@ -55,12 +56,13 @@ impl Removed {
         let mut too_many = VecDeque::new();
         {
             let mut queue = lock(&self.queue);
-            queue.push_back(Arc::downgrade(inode));
+            queue.push_back((uid, Arc::downgrade(inode)));
             if queue.len() > self.capacity {
-                queue.retain(|inode| inode.strong_count() > 0);
+                queue.retain(|(_, inode)| inode.strong_count() > 0);
                 // Half stay, so that this is done once in many times.
-                let excess = queue.len().saturating_sub(self.capacity / 2);
-                too_many.extend(queue.drain(..excess));
+                while queue.len() > self.capacity / 2 {
+                    too_many.extend(excess(&mut queue, self.capacity / 2));
+                }
             }
         }
         Self::close(&too_many);
@@ -71,8 +73,8 @@ impl Removed {
         Self::close(&queue);
     }
 
-    fn close(inodes: &VecDeque<Weak<Inode>>) {
-        for inode in inodes.iter().filter_map(Weak::upgrade) {
+    fn close(inodes: &VecDeque<(u32, Weak<Inode>)>) {
+        for inode in inodes.iter().filter_map(|(_, inode)| inode.upgrade()) {
             let kept = inode.state().kept.take();
             drop(kept);
         }
@@ -96,6 +98,28 @@ impl Removed {
         self.open.waiting.fetch_sub(1, Ordering::Relaxed);
         *count < before
     }
+}
+
+/// Takes out the oldest of the user who has the most: so many that `most` are left, or another user has as many.
+fn excess<T>(queue: &mut VecDeque<(u32, T)>, most: usize) -> Vec<(u32, T)> {
+    let mut users = HashMap::<u32, usize>::new();
+    for (uid, _) in queue.iter() {
+        *users.entry(*uid).or_default() += 1;
+    }
+    let Some((&user, &count)) = users.iter().max_by_key(|(_, count)| **count) else {
+        return Vec::new();
+    };
+    users.remove(&user);
+    let others = users.into_values().max().unwrap_or(0);
+    let mut left = (count - others + 1).min(queue.len().saturating_sub(most));
+    let (gone, kept) = queue.drain(..).partition(|(uid, _)| {
+        let goes = *uid == user && left > 0;
+        left -= usize::from(goes);
+        goes
+    });
+    *queue = kept;
+    let gone: VecDeque<_> = gone;
+    gone.into()
 }
 
 /// A name that is about to be removed, of what may have to be kept or told.
@@ -155,7 +179,7 @@ impl Source {
 
     /// Says what lost a name, and if that was its last one keeps it reachable for those who still
     /// are in or at it.
-    pub(crate) fn keep_removed(&self, leaving: Option<Leaving>) -> Unlinked {
+    pub(crate) fn keep_removed(&self, uid: u32, leaving: Option<Leaving>) -> Unlinked {
         match leaving {
             None => Unlinked::default(),
             Some(Leaving::Key(key, links)) => {
@@ -171,13 +195,13 @@ impl Source {
                     return Unlinked::default();
                 };
                 if inode.is(&st) {
-                    self.lost_name(Some(inode), fd, &st)
+                    self.lost_name(uid, Some(inode), fd, &st)
                 } else {
                     // The name changed hands between the two calls.
                     let handle = sys::handle_at(fd.as_fd(), c"").ok();
                     let key = handle.map(|(handle, mount)| Key::new(mount, &st, Some(handle)));
                     let inode = key.and_then(|key| self.inodes.peek(&key));
-                    self.lost_name(inode, fd, &st)
+                    self.lost_name(uid, inode, fd, &st)
                 }
             }
             Some(Leaving::Handle { fd, handle, mount }) => {
@@ -185,23 +209,47 @@ impl Source {
                     return Unlinked::default();
                 };
                 let key = Key::new(mount, &st, Some(handle));
-                self.lost_name(self.inodes.peek(&key), fd, &st)
+                self.lost_name(uid, self.inodes.peek(&key), fd, &st)
             }
         }
     }
 
     /// `fd` has lost a name: of the inode, if it is known.
-    fn lost_name(&self, inode: Option<Arc<Inode>>, fd: OwnedFd, st: &Statx) -> Unlinked {
+    fn lost_name(&self, uid: u32, inode: Option<Arc<Inode>>, fd: OwnedFd, st: &Statx) -> Unlinked {
         let is_dir = u32::from(st.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
         let last = st.stx_nlink == 0 || is_dir;
         if let Some(inode) = &inode
             && last
         {
-            self.removed.keep(inode, fd);
+            self.removed.keep(uid, inode, fd);
         }
         Unlinked {
             node: inode.map(|inode| inode.node),
             last,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One user who removes many files would take from all others those that they are still in.
+    #[test]
+    fn a_user_who_removes_many_files_loses_its_own() {
+        let mut queue: VecDeque<_> = (0..100).map(|n| (n % 10, n)).collect();
+        queue.extend((100..200).map(|n| (3, n)));
+        let gone = excess(&mut queue, 100);
+        assert_eq!(gone.len(), 100);
+        assert!(gone.iter().all(|(uid, _)| *uid == 3));
+        assert_eq!(gone[0], (3, 3));
+        assert_eq!(queue.len(), 100);
+        // All have as many: nobody loses all.
+        while queue.len() > 50 {
+            excess(&mut queue, 50);
+        }
+        for uid in 0..10 {
+            assert!(queue.iter().any(|(one, _)| *one == uid), "{uid}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Requests whose way to the handler, or back to the wire, takes several steps.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
@@ -11,6 +11,7 @@ use uvfs_proto::request::Records;
 use zerocopy::IntoBytes;
 
 use super::wire::{created, data_only, lock, new_node, open_out, sized, type_of, with_fh};
+use crate::client::guests::is_own;
 use crate::fs::*;
 use crate::reply::{Body, Outcome, Reply};
 use crate::request::{DEPTH, Request};
@@ -361,7 +362,11 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     pub(super) async fn setlk(&self, arg: &abi::LkIn, wait: bool) -> Result<()> {
-        let _place = if wait { Some(LockWait::begin()?) } else { None };
+        let _place = if wait {
+            Some(LockWait::begin(self.cx().uid)?)
+        } else {
+            None
+        };
         let (how, wanted) = lock(arg, wait);
         self.fs().setlk(self.cx(), self.node(), &how, &wanted).await
     }
@@ -482,28 +487,42 @@ impl<F: FileSystem> Call<'_, F> {
 }
 
 /// One of the requests of this thread's queue that wait for locks. They are bounded below what the
-/// queue can have under way, so that the others, and the unlock that they wait for, still get through.
-struct LockWait;
+/// queue can have under way, so that the others, and the unlock that they wait for, still get through. One user has
+/// half of that, but for the server's own.
+struct LockWait(u32);
 
 thread_local! {
-    static LOCK_WAITS: Cell<usize> = const { Cell::new(0) };
+    /// The users of those that wait.
+    static LOCK_WAITS: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
 impl LockWait {
     /// ENOLCK when too many wait already.
-    fn begin() -> Result<Self> {
-        let waits = LOCK_WAITS.get();
-        if waits >= DEPTH * 3 / 4 {
-            tracing::warn!(waits, "too many wait for locks on one queue: ENOLCK");
-            return Err(Errno::NOLCK);
-        }
-        LOCK_WAITS.set(waits + 1);
-        Ok(Self)
+    fn begin(uid: u32) -> Result<Self> {
+        LOCK_WAITS.with_borrow_mut(|waits| {
+            let own = waits.iter().filter(|other| **other == uid).count();
+            let most = DEPTH * 3 / 4;
+            if waits.len() >= most || own >= most / 2 && !is_own(uid) {
+                tracing::warn!(
+                    waits = waits.len(),
+                    own,
+                    uid,
+                    "too many wait for locks on one queue: ENOLCK"
+                );
+                return Err(Errno::NOLCK);
+            }
+            waits.push(uid);
+            Ok(Self(uid))
+        })
     }
 }
 
 impl Drop for LockWait {
     fn drop(&mut self) {
-        LOCK_WAITS.set(LOCK_WAITS.get() - 1);
+        LOCK_WAITS.with_borrow_mut(|waits| {
+            if let Some(at) = waits.iter().position(|uid| *uid == self.0) {
+                waits.swap_remove(at);
+            }
+        });
     }
 }

@@ -175,3 +175,51 @@ fn a_host_program_with_leases_stops_nobody() {
         assert_eq!(opened, "mine".repeat(8), "{transport}");
     }
 }
+
+/// Takes a lease of its own file on the host, `$1`, and opens it 100 times on the mount, `$2`. Says how many were
+/// refused, and with what, and then waits.
+const LEASES_AND_OPENS: &str = "import errno, fcntl, os, signal, sys, threading, time\n\
+    signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+    held = os.open(sys.argv[1], os.O_RDWR)\n\
+    fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n\
+    refused = []\n\
+    def opens():\n\
+    \x20 try: os.open(sys.argv[2], os.O_RDONLY)\n\
+    \x20 except OSError as e: refused.append(errno.errorcode[e.errno])\n\
+    for n in range(100): threading.Thread(target=opens, daemon=True).start()\n\
+    while len(refused) < 84: time.sleep(0.01)\n\
+    print(len(refused), set(refused), flush=True)\n\
+    time.sleep(1000)";
+
+/// If one user's opens of a file that it has a lease of could fill a queue, everybody else's requests would wait.
+#[test]
+fn a_users_lease_of_its_own_file_keeps_only_its_own_opens() {
+    use std::os::unix::process::CommandExt;
+    if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("python3")]) {
+        return;
+    }
+    let user = super::users::user();
+    for transport in transports() {
+        let served = Served::new(&Serve::over(transport));
+        let leased = served.source.join("leased");
+        fs::write(&leased, "").unwrap();
+        std::os::unix::fs::chown(&leased, Some(user), Some(user)).unwrap();
+        let mut holds = Command::new("python3");
+        holds.args(["-c", LEASES_AND_OPENS]).arg(&leased);
+        holds.arg(served.at("leased")).uid(user).gid(user);
+        let mut holder = Running::start(&mut holds);
+        // The holder has 45 s to give it up. Until then only those that are refused have ended.
+        wait_for("those that are too many", || {
+            assert!(holder.ended().is_none(), "{}", holder.stderr());
+            holder.stdout().ends_with('\n')
+        });
+        assert_eq!(holder.stdout(), "84 {'EAGAIN'}\n", "{transport}");
+        let seen = served.mount.run(&mut shell(
+            "echo here >\"$1/other\"; cat \"$1/other\"",
+            &[&served.mount.at],
+        ));
+        holder.kill();
+        assert_eq!(seen.ok(), "here\n", "{transport}");
+    }
+}
