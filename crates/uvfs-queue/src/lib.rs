@@ -11,6 +11,8 @@ pub mod arena;
 #[cfg(not(loom))]
 pub mod attach;
 #[cfg(not(loom))]
+pub mod impatience;
+#[cfg(not(loom))]
 pub mod pair;
 pub mod placement;
 pub mod ring;

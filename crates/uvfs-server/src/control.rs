@@ -3,7 +3,7 @@
 //! One request a line, one answer a line: `stats` gives a [`Report`] as JSON.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -49,18 +49,37 @@ pub fn directory() -> io::Result<PathBuf> {
             }
         }
     };
-    // Nobody else's to write to, not even before its mode is set.
-    let mut new = std::fs::DirBuilder::new();
-    new.recursive(true).mode(0o711).create(&dir)?;
+    if !dir.exists() {
+        // Nobody else's to write to, not even before its mode is set.
+        let mut new = std::fs::DirBuilder::new();
+        new.recursive(true).mode(0o711).create(&dir)?;
+    }
     let meta = std::fs::symlink_metadata(&dir)?;
-    use std::os::unix::fs::MetadataExt;
     if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
         let text = format!("{} is not a directory of this user's", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     // Others may pass through to the sockets that they may use, and list nothing.
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o711))?;
+    if meta.mode() & 0o7777 != 0o711 {
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o711))?;
+    }
     Ok(dir)
+}
+
+/// Listens at a path that has this mode from the beginning, but for the program's umask. A confined server, which may
+/// change no mode of a name, has none.
+pub(crate) fn listen_at(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // bind(2) gives it to the name.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(mode))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    if std::fs::symlink_metadata(path)?.mode() & 0o777 != mode {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    }
+    rustix::net::listen(&socket, libc::SOMAXCONN)?;
+    Ok(socket.into())
 }
 
 /// A name for a socket of this process that no other has: with a dead process's socket removed.
@@ -112,8 +131,7 @@ impl Control {
     /// When the directory or the socket can't be made.
     pub fn start<F: FileSystem>(session: &Arc<Session<F>>) -> io::Result<Self> {
         let path = socket_path(".sock")?;
-        let listener = UnixListener::bind(&path)?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let listener = listen_at(&path, 0o600)?;
         session.set_control_path(&path);
         let stop = Arc::new(AtomicBool::new(false));
         let (flag, session) = (stop.clone(), Arc::downgrade(session));

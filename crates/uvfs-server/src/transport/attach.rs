@@ -4,7 +4,6 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -22,21 +21,25 @@ use uvfs_io::ops::{self, File, within};
 use uvfs_io::runtime::Runtime;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::attach::{self, Message};
+use uvfs_queue::impatience::impatiently;
 use uvfs_queue::pair::{End, MAX_SEGS, ServerQueue};
 use uvfs_queue::wait::WaitConfig;
 
 use crate::client::Client;
 use crate::client::guests::{Guest, GuestLimits, Guests, is_own};
+use crate::control::listen_at;
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
+use crate::transport::closing::{Closers, Place};
 use crate::transport::pool::Pool;
 use crate::transport::shm::{ArenaRegion, Channel};
 
 /// A client that says nothing for so long while it attaches is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Threads that close what clients sent; each may wait for as long as it takes.
-const CLOSING: usize = 8;
+/// Sockets of clients of one user that were not let in, and wait to be closed.
+const CLOSING: usize = 64;
+
 /// The limits that a server sets for its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
@@ -97,9 +100,7 @@ impl Clients {
             }
             _ => {}
         }
-        let listener = UnixListener::bind(path)?;
-        let mode = if limits.guests { 0o666 } else { 0o600 };
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+        let listener = listen_at(path, if limits.guests { 0o666 } else { 0o600 })?;
         session.set_socket_path(path);
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
@@ -152,8 +153,10 @@ pub fn in_process<F: FileSystem>(
     let thread = std::thread::Builder::new()
         .name("uvfs-client".into())
         .spawn(move || {
-            let served = Runtime::new(limits.wait).and_then(|runtime| {
-                runtime.block_on(serve(session, ours, limits, Gate::new(limits), None))
+            let gate = Gate::new(limits);
+            let served = gate.lets_in(&ours, limits, None).and_then(|places| {
+                let runtime = Runtime::new(limits.wait)?;
+                runtime.block_on(serve(session, ours, limits, gate, places))
             });
             if let Err(error) = served {
                 tracing::warn!(%error, "no runtime for a client");
@@ -222,9 +225,17 @@ fn accept<F: FileSystem>(
                 }
             },
         };
+        let places = match gate.lets_in(&socket, limits, Some(place)) {
+            Ok(places) => places,
+            Err(error) => {
+                let _ = refuse(&socket, errno_of(&error, Errno::AGAIN));
+                gate.retire(socket, None);
+                continue;
+            }
+        };
         let (session, gate, ours) = (session.clone(), gate.clone(), socket.clone());
         pool.serve(socket, move || async move {
-            serve(session, ours, limits, gate, Some(place)).await;
+            serve(session, ours, limits, gate, places).await;
         });
     }
 }
@@ -273,38 +284,19 @@ impl Spare {
     }
 }
 
-/// One of a bounded number of places.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let more = |n| (n < most).then_some(n + 1);
-        taken
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
-            .ok()
-            .map(|_| Self(taken.clone()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// Where clients come in: other users, all of them together and each for itself; and threads for what may wait.
 ///
 /// A client sends descriptors of any file with its messages. Whoever closes one last may wait for whoever serves
 /// that file, or for a socket that lingers, for ever. That is whoever reads the message, the kernel for it where
-/// the message has too many of them, or whoever closes this socket before the message was read.
+/// the message has too many of them, or whoever closes this socket before the message was read. So each user has a
+/// thread for that, and only a bounded number of sockets that wait for it.
 #[derive(Clone)]
 struct Gate {
     all: Arc<AtomicUsize>,
     each: Arc<Guests>,
     /// Reads the first messages, one thread for each that hangs. Their number is that of the places.
     receiving: Arc<blocking::Pool>,
-    /// Closes what was sent.
-    closing: Arc<blocking::Pool>,
+    closers: Arc<Closers>,
 }
 
 /// A client's places, which are taken also for as long as something that it sent is not closed.
@@ -320,7 +312,7 @@ impl Gate {
             all: Arc::default(),
             each: Guests::new(limits.per_guest),
             receiving: blocking::Pool::new(limits.clients.max(1)),
-            closing: blocking::Pool::new(CLOSING),
+            closers: Arc::default(),
         }
     }
 
@@ -347,7 +339,8 @@ impl Gate {
         })
     }
 
-    /// Ends a client's socket. A message that nobody has read is read first, by a thread that may wait.
+    /// Ends a client's socket. A message that nobody has read is read first, by a thread that may wait. The thread that
+    /// lets clients in closes what is too much for that one.
     fn retire(&self, socket: Arc<File>, places: Option<Arc<Places>>) {
         // Nothing more can come after this.
         let _ = shutdown(&*socket, Shutdown::Both);
@@ -355,16 +348,27 @@ impl Gate {
         if bytes == 0 {
             return;
         }
-        drop(self.closing.run(move || {
+        let uid = attach::peer(&*socket).map_or(u32::MAX, |peer| peer.uid);
+        // Those that were let in are counted.
+        let most = if places.is_some() {
+            usize::MAX
+        } else {
+            CLOSING
+        };
+        let theirs = socket.clone();
+        let read = move || {
             // Each takes one byte at least.
             for _ in 0..bytes {
-                match attach::receive(&*socket) {
+                match attach::receive(&*theirs) {
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                     _ => {}
                 }
             }
-            drop((socket, places));
-        }));
+            drop((theirs, places));
+        };
+        if !self.closers.close(uid, most, read) {
+            impatiently(|| drop(socket));
+        }
     }
 }
 
@@ -372,12 +376,12 @@ impl Gate {
 struct Door {
     gate: Gate,
     socket: Arc<File>,
-    places: Option<Arc<Places>>,
+    places: Arc<Places>,
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
-        (self.gate).retire(self.socket.clone(), self.places.take());
+        (self.gate).retire(self.socket.clone(), Some(self.places.clone()));
     }
 }
 
@@ -401,20 +405,14 @@ async fn serve<F: FileSystem>(
     socket: Arc<File>,
     limits: ClientLimits,
     gate: Gate,
-    place: Option<Place>,
+    places: Places,
 ) {
-    let mut door = Door {
+    let door = Door {
         gate,
         socket,
-        places: None,
+        places: Arc::new(places),
     };
-    let attended = match door.gate.lets_in(&door.socket, limits, place) {
-        Ok(places) => {
-            let places = door.places.insert(Arc::new(places)).clone();
-            attend(session, &door.socket, limits, &door.gate, &places).await
-        }
-        Err(error) => refuse(&door.socket, errno_of(&error, Errno::AGAIN)),
-    };
+    let attended = attend(session, &door.socket, limits, &door.gate, &door.places).await;
     if let Err(error) = attended {
         tracing::warn!(%error, "a client's session ended");
     }
@@ -454,8 +452,8 @@ async fn introduce<F: FileSystem>(
     let max_payload = session.max_payload().min((MAX_SEGS - 1) * 4096);
     let opened = received.and_then(|received| match received {
         Err(others) => {
-            let held = (others, places.clone());
-            drop(gate.closing.run(move || drop(held)));
+            let (uid, held) = (attach::peer(&**socket)?.uid, (others, places.clone()));
+            gate.closers.close(uid, usize::MAX, move || drop(held));
             Err(Errno::INVAL.into())
         }
         Ok([arena, queue]) => {

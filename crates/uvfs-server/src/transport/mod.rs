@@ -7,6 +7,7 @@ use crate::fs::FileSystem;
 use crate::session::Session;
 
 pub mod attach;
+mod closing;
 pub mod dev;
 mod lead;
 mod pool;

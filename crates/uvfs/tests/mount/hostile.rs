@@ -1,5 +1,6 @@
 //! Neighbours that try to harm a mount, or to use it against others.
 
+mod descriptors;
 mod leases;
 mod rights;
 mod silent;

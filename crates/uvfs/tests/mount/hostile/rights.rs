@@ -125,7 +125,10 @@ fn a_supplementary_group_is_enough() {
     if has(&[Need::Program("setfacl")]) {
         let listed = served.source.join("listed");
         fs::create_dir(&listed).unwrap();
-        run(Command::new("setfacl").args(["-m", "g:7777:rwx"]).arg(&listed)).ok();
+        run(Command::new("setfacl")
+            .args(["-m", "g:7777:rwx"])
+            .arg(&listed))
+        .ok();
         let mut member = Command::new("setpriv");
         member.args(["--reuid", &user, "--regid", &user, "--groups", "7777"]);
         member.args(["mkdir"]).arg(served.at("listed/made"));
