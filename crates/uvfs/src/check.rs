@@ -17,6 +17,8 @@ use uvfs_xfs::check::{
     CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks, Finding, Prefetch, check, least_memory,
 };
 
+use crate::confine;
+
 /// Exit status: corruption was found.
 const CORRUPT: u8 = 1;
 /// Exit status: the check could not run.
@@ -228,6 +230,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         false => open(&args.image, how),
     };
     let device = opened.map_err(|e| Error::new(e.to_string()).with_code(COULD_NOT_RUN))?;
+    confine::checker();
     let direct = device.is_direct();
     let device = Arc::new(device);
     let blocks = match args.engine {

@@ -1,20 +1,27 @@
-//! Gives up what a server has no use for, so that who takes it over has little.
+//! Gives up what a program has no use for, so that who takes it over has little.
 //!
-//! A root server of a directory keeps the capabilities that serving takes. The threads that serve an image
-//! need next to nothing: they get an empty set but for two, may open no file but what the kernel tells
-//! (`/proc`, `/sys`), `/dev/fuse` and their own sockets, and are refused system calls that nothing of theirs
-//! makes. Threads begin with what the one has that starts them; the program's first thread, which does no
-//! more than wait and unmount, stays as it was.
+//! A root server of a directory keeps the capabilities that serving takes. What reads an image, which may come from
+//! anywhere, is confined by lists of what it may do: the threads that serve one, and the commands that look into one
+//! or make one of an archive. They get next to no capabilities, open only the files that they are told to (Landlock),
+//! and make only the system calls of a list (seccomp); others fail with EPERM.
+//!
+//! Threads begin with what the one has that starts them. A server's first thread, which does no more than wait and
+//! unmount, stays as it was.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus,
-    path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+use uvfs_io::engine::EngineKind;
 
 /// To serve a directory: files of all users are reached by handles (DAC_READ_SEARCH), made for callers
 /// (SETUID, SETGID, and SETPCAP for the securebit that goes with it), read, written and changed in every way;
@@ -59,139 +66,474 @@ pub fn directory_server() {
 
 /// For a server of an image, before its threads begin; what this kernel can't do is left out.
 pub fn image_server() {
-    if let Err(error) = keep(FOR_IMAGES) {
-        tracing::warn!(%error, "the server keeps capabilities that it does not need");
-    }
-    match confine_files() {
-        Ok(RulesetStatus::FullyEnforced) => {}
-        Ok(status) => tracing::info!(?status, "this kernel's Landlock confines only in part"),
-        Err(error) => tracing::warn!(%error, "Landlock does not confine this server"),
-    }
-    if let Err(error) = refuse_calls() {
-        tracing::warn!(%error, "no system call is refused to this server");
+    // It makes nothing but sockets, each with the mode that it is to have.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let sockets = uvfs_server::control::directory();
+    let files = Files {
+        fuse: true,
+        sockets: sockets.ok(),
+        ..Files::default()
+    };
+    confine(FOR_IMAGES, &files, &[BASE, RINGS, SERVING]);
+}
+
+/// The system calls of an engine besides those of all.
+fn of_engine(engine: EngineKind) -> &'static [libc::c_long] {
+    match engine {
+        EngineKind::Uring => RINGS,
+        _ => &[],
     }
 }
 
-fn confine_files() -> Result<RulesetStatus, Box<dyn std::error::Error>> {
-    let abi = ABI::V5;
-    let sockets = uvfs_server::control::directory()?;
-    let own = AccessFs::MakeSock | AccessFs::RemoveFile | AccessFs::ReadDir;
+/// For a command that looks into an image that it has opened.
+pub fn reader(engine: EngineKind) {
+    let calls = [BASE, of_engine(engine)];
+    confine(CapabilitySet::empty(), &Files::default(), &calls);
+}
+
+/// For a command that looks at all of an image that it has opened, or mends it. What it finds may not fit into memory.
+pub fn checker() {
+    let files = Files {
+        scratch: Some(std::env::temp_dir()),
+        ..Files::default()
+    };
+    // A superuser's directory for temporary files may be another user's.
+    let kept = CapabilitySet::DAC_OVERRIDE;
+    confine(kept, &files, &[BASE, RINGS, MAKING]);
+}
+
+/// For a command that makes an image, and a temporary file in `scratch`.
+pub fn maker(image: &Path, scratch: &Path) {
+    let files = Files {
+        image: image.exists().then(|| image.to_owned()),
+        scratch: Some(scratch.to_owned()),
+        ..Files::default()
+    };
+    // Without them a superuser could open less than its own files.
+    let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+    confine(kept, &files, &[BASE, RINGS, MAKING]);
+}
+
+/// For a command that copies out of an image: into a directory, or to what is not there yet.
+pub fn copier(destination: &Path, engine: EngineKind) {
+    let parent = match destination.parent() {
+        _ if destination.is_dir() => destination,
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => destination,
+    };
+    let files = Files {
+        copies: Some(parent.to_owned()),
+        ..Files::default()
+    };
+    // Owners, modes and devices are as in the image.
+    let kept = FOR_DIRECTORIES - (CapabilitySet::SETPCAP | CapabilitySet::SETUID);
+    let calls = [BASE, MAKING, COPYING, of_engine(engine)];
+    confine(kept, &files, &calls);
+}
+
+/// Which files a confined thread may open, besides what `/proc` and `/sys` tell.
+#[derive(Default)]
+struct Files {
+    /// `/dev/fuse`.
+    fuse: bool,
+    /// Sockets that it makes in this directory.
+    sockets: Option<PathBuf>,
+    /// An image, or a device.
+    image: Option<PathBuf>,
+    /// Regular files, in this directory.
+    scratch: Option<PathBuf>,
+    /// Everything, in this directory.
+    copies: Option<PathBuf>,
+}
+
+fn confine(capabilities: CapabilitySet, files: &Files, calls: &[&[libc::c_long]]) {
+    if let Err(error) = keep(capabilities) {
+        tracing::warn!(%error, "capabilities that are not needed are kept");
+    }
+    match confine_files(files) {
+        Ok(RulesetStatus::FullyEnforced) => {}
+        Ok(status) => tracing::info!(?status, "this kernel's Landlock confines only in part"),
+        Err(error) => tracing::warn!(%error, "Landlock does not confine this program"),
+    }
+    if let Err(error) = allow_calls(calls) {
+        tracing::warn!(%error, "no system call is refused to this program");
+    }
+}
+
+fn confine_files(files: &Files) -> Result<RulesetStatus, Box<dyn std::error::Error>> {
+    let abi = ABI::V6;
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let sockets = AccessFs::MakeSock | AccessFs::RemoveFile | AccessFs::ReadDir;
+    let regular =
+        read | AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::Truncate;
+    let fuse = files.fuse.then_some("/dev/fuse");
     let status = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
+        .scope(Scope::from_all(abi))?
         .create()?
+        .add_rules(path_beneath_rules(["/proc", "/sys"], read))?
+        .add_rules(path_beneath_rules(fuse, AccessFs::from_all(abi)))?
+        .add_rules(path_beneath_rules(&files.sockets, sockets))?
+        .add_rules(path_beneath_rules(&files.image, AccessFs::from_all(abi)))?
+        .add_rules(path_beneath_rules(&files.scratch, regular))?
         .add_rules(path_beneath_rules(
-            ["/proc", "/sys"],
-            AccessFs::ReadFile | AccessFs::ReadDir,
+            &files.copies,
+            AccessFs::from_all(abi) & !AccessFs::Execute,
         ))?
-        .add_rules(path_beneath_rules(["/dev/fuse"], AccessFs::from_all(abi)))?
-        .add_rules(path_beneath_rules([sockets], own))?
         .restrict_self()?;
     Ok(status.ruleset)
 }
 
-/// System calls by which who takes a server over would go on from there.
-const REFUSED: &[libc::c_long] = &[
-    libc::SYS_acct,
-    libc::SYS_add_key,
-    libc::SYS_adjtimex,
-    libc::SYS_bpf,
-    libc::SYS_chroot,
-    libc::SYS_clock_adjtime,
-    libc::SYS_clock_settime,
-    libc::SYS_delete_module,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_finit_module,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fsopen,
-    libc::SYS_fspick,
-    libc::SYS_init_module,
-    libc::SYS_kexec_file_load,
-    libc::SYS_kexec_load,
-    libc::SYS_keyctl,
-    libc::SYS_linkat,
-    libc::SYS_mknodat,
-    libc::SYS_mount,
-    libc::SYS_mount_setattr,
-    libc::SYS_move_mount,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_open_tree,
-    libc::SYS_perf_event_open,
-    libc::SYS_personality,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_pivot_root,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_ptrace,
-    libc::SYS_quotactl,
-    libc::SYS_reboot,
-    libc::SYS_renameat2,
-    libc::SYS_request_key,
-    libc::SYS_setgid,
-    libc::SYS_setgroups,
-    libc::SYS_setns,
-    libc::SYS_setregid,
-    libc::SYS_setresgid,
-    libc::SYS_setresuid,
-    libc::SYS_setreuid,
-    libc::SYS_settimeofday,
-    libc::SYS_setuid,
-    libc::SYS_swapoff,
-    libc::SYS_swapon,
-    libc::SYS_syslog,
-    libc::SYS_symlinkat,
-    libc::SYS_umount2,
-    libc::SYS_unshare,
-    libc::SYS_userfaultfd,
+/// What every program does: memory, threads, time, and what is done with descriptors. Opening is Landlock's to allow.
+const BASE: &[libc::c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_copy_file_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_eventfd2,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fadvise64,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_futex,
+    libc::SYS_futex_waitv,
+    libc::SYS_get_mempolicy,
+    libc::SYS_get_robust_list,
+    libc::SYS_getcpu,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getpriority,
+    libc::SYS_getrandom,
+    libc::SYS_getrusage,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_getuid,
+    libc::SYS_io_cancel,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+    libc::SYS_ioctl,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_memfd_create,
+    libc::SYS_mlock,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_munlock,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pipe2,
+    libc::SYS_ppoll,
+    libc::SYS_prctl,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_read,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sched_get_priority_max,
+    libc::SYS_sched_get_priority_min,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_setpriority,
+    libc::SYS_sigaltstack,
+    libc::SYS_statfs,
+    libc::SYS_statx,
+    libc::SYS_sysinfo,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_umask,
+    libc::SYS_uname,
+    libc::SYS_write,
+    libc::SYS_writev,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_arch_prctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_dup2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_getrlimit,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lstat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_time,
 ];
 
-fn refuse_calls() -> Result<(), Box<dyn std::error::Error>> {
-    let rules: BTreeMap<_, _> = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::Allow,
-        SeccompAction::Errno(libc::EPERM as u32),
-        TargetArch::try_from(std::env::consts::ARCH)?,
-    )?;
+/// Of those who use io_uring. What a ring does is not asked for here: it takes Landlock to confine that.
+const RINGS: &[libc::c_long] = &[
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+];
+
+/// A server's: its sockets, and what it does with descriptors that clients hand over.
+const SERVING: &[libc::c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_timer_create,
+    libc::SYS_timer_delete,
+    libc::SYS_timer_settime,
+    libc::SYS_unlinkat,
+    libc::SYS_vmsplice,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+];
+
+/// Of those who write files.
+const MAKING: &[libc::c_long] = &[
+    libc::SYS_fallocate,
+    libc::SYS_ftruncate,
+    libc::SYS_sync_file_range,
+    libc::SYS_unlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+];
+
+/// Of those who make files of every kind, with all that belongs to them.
+const COPYING: &[libc::c_long] = &[
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    SYS_FCHMODAT2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_flistxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_linkat,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_openat2,
+    libc::SYS_renameat2,
+    libc::SYS_setxattr,
+    libc::SYS_symlinkat,
+    libc::SYS_utimensat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_symlink,
+];
+
+/// Pastes, on a console of the machine (ioctl_console(2)).
+const TIOCLINUX: u64 = 0x541c;
+/// Since Linux 6.6; the number is the same on every architecture.
+const SYS_FCHMODAT2: libc::c_long = 452;
+
+/// A rule for the first argument, or another, of a system call.
+fn only(argument: u8, cmp: SeccompCmpOp, value: u64) -> seccompiler::Result<SeccompRule> {
+    let length = SeccompCmpArgLen::Dword;
+    let condition =
+        SeccompCondition::new(argument, length, cmp, value).map_err(seccompiler::Error::Backend)?;
+    SeccompRule::new(vec![condition]).map_err(seccompiler::Error::Backend)
+}
+
+fn apply(
+    rules: BTreeMap<libc::c_long, Vec<SeccompRule>>,
+    others: SeccompAction,
+    these: SeccompAction,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    let filter = SeccompFilter::new(rules, others, these, arch)?;
     seccompiler::apply_filter(&BpfProgram::try_from(filter)?)?;
     Ok(())
+}
+
+fn allow_calls(lists: &[&[libc::c_long]]) -> Result<(), Box<dyn std::error::Error>> {
+    let lists = lists.iter().copied();
+    let mut rules: BTreeMap<_, _> =
+        (lists.clone().flatten().map(|&call| (call, Vec::new()))).collect();
+    // New threads, and nothing else that clone(2) makes.
+    let thread = (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD) as u64;
+    let threads = only(0, SeccompCmpOp::MaskedEq(thread), thread)?;
+    rules.insert(libc::SYS_clone, vec![threads]);
+    // Its arguments are in memory, where a filter can't see them. The C library then takes clone(2).
+    rules.insert(libc::SYS_clone3, Vec::new());
+    // Limits of its own.
+    rules.insert(libc::SYS_prlimit64, vec![only(0, SeccompCmpOp::Eq, 0)?]);
+    // Signals to itself, as abort(3) has it.
+    let own = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![only(0, SeccompCmpOp::Eq, own)?]);
+    if lists.clone().any(|list| list == SERVING) {
+        let unix = only(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
+        rules.insert(libc::SYS_socket, vec![unix]);
+        // Sockets get their mode before they have a name.
+        let modes = [
+            only(1, SeccompCmpOp::Eq, 0o600)?,
+            only(1, SeccompCmpOp::Eq, 0o666)?,
+        ];
+        rules.insert(libc::SYS_fchmod, modes.into());
+    }
+    // The filter that came last is asked first, and the strictest answer holds.
+    let missing = BTreeMap::from([
+        (libc::SYS_clone3, Vec::new()),
+        (
+            libc::SYS_ioctl,
+            // What is put into a terminal's input a shell takes for typed.
+            vec![
+                only(1, SeccompCmpOp::Eq, libc::TIOCSTI as u64)?,
+                only(1, SeccompCmpOp::Eq, TIOCLINUX)?,
+            ],
+        ),
+    ]);
+    let (eperm, enosys) = (libc::EPERM as u32, libc::ENOSYS as u32);
+    apply(missing, SeccompAction::Allow, SeccompAction::Errno(enosys))?;
+    // The second filter takes a system call that the first has to allow.
+    apply(rules, SeccompAction::Errno(eperm), SeccompAction::Allow)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::net::UnixStream;
     use std::process::Command;
 
     use super::*;
 
-    /// A malicious image that takes over the check could open files or start programs.
+    /// A malicious image that takes over its reader could open and change files, start programs, or end others.
     #[test]
-    fn a_confined_thread_opens_no_file_and_starts_no_program() {
-        let confined = std::thread::spawn(|| {
-            let status = confine_files().unwrap();
-            refuse_calls().unwrap();
-            let errno = |error: io::Error| error.raw_os_error();
-            if status == RulesetStatus::FullyEnforced {
-                assert_eq!(
-                    fs::read("/etc/passwd").map_err(errno),
-                    Err(Some(libc::EACCES))
-                );
-                let made = fs::write("/tmp/uvfs-confined", "").map_err(errno);
-                assert_eq!(made, Err(Some(libc::EACCES)));
-            } else {
-                uvfs_testing::skip("needs Landlock");
-            }
-            assert!(fs::read("/proc/self/status").is_ok());
-            let chroot = rustix::process::chroot("/proc").unwrap_err();
-            assert_eq!(chroot, rustix::io::Errno::PERM);
-            assert!(Command::new("/bin/true").status().is_err());
+    fn a_confined_thread_does_only_what_it_is_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "").unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let errno = |error: io::Error| error.raw_os_error();
+        std::thread::scope(|scope| {
+            let confined = scope.spawn(|| {
+                let status = confine_files(&Files::default()).unwrap();
+                allow_calls(&[BASE]).unwrap();
+                if status == RulesetStatus::FullyEnforced {
+                    let open = fs::read("/etc/passwd").map_err(errno);
+                    assert_eq!(open, Err(Some(libc::EACCES)));
+                    let made = fs::write(at("made"), "").map_err(errno);
+                    assert_eq!(made, Err(Some(libc::EACCES)));
+                } else {
+                    uvfs_testing::skip("needs Landlock");
+                }
+                assert!(fs::read("/proc/self/status").is_ok());
+                let mode = fs::Permissions::from_mode(0o777);
+                let refused = [
+                    fs::set_permissions(at("file"), mode),
+                    chown(at("file"), Some(1), None),
+                    UnixStream::connect(at("socket")).map(drop),
+                    Command::new("/bin/true").status().map(drop),
+                    fs::remove_file(at("file")),
+                    rustix::process::chroot("/proc").map_err(io::Error::from),
+                    rustix::process::test_kill_process(rustix::process::getppid().unwrap())
+                        .map_err(io::Error::from),
+                    rustix::fs::setxattr(
+                        at("file"),
+                        c"user.a",
+                        b"b",
+                        rustix::fs::XattrFlags::empty(),
+                    )
+                    .map_err(io::Error::from),
+                ];
+                for (call, refused) in refused.into_iter().enumerate() {
+                    assert_eq!(refused.map_err(errno), Err(Some(libc::EPERM)), "{call}");
+                }
+                // And it does have threads.
+                assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+            });
+            confined.join().unwrap();
         });
-        confined.join().unwrap();
+        drop(socket);
         assert!(
             fs::read("/etc/passwd").is_ok(),
             "other threads are as before"
         );
+    }
+
+    /// What is signalled, and where by sockets without a path, Landlock alone can keep to itself.
+    #[test]
+    fn a_confined_server_signals_and_reaches_nobody() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+        let name = SocketAddrUnix::new_abstract_name(b"uvfs-confine-test").unwrap();
+        let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&listener, &name).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let confined = std::thread::spawn(move || {
+            let status = confine_files(&Files::default()).unwrap();
+            if status != RulesetStatus::FullyEnforced {
+                return uvfs_testing::skip("needs Landlock's scopes");
+            }
+            let socket =
+                rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+            let reached = rustix::net::connect(&socket, &name);
+            assert_eq!(reached, Err(rustix::io::Errno::PERM));
+            let parent = rustix::process::getppid().unwrap();
+            let signalled = rustix::process::test_kill_process(parent);
+            assert_eq!(signalled, Err(rustix::io::Errno::PERM));
+        });
+        confined.join().unwrap();
     }
 }

@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, par
 use uvfs_xfs::tools::escape;
 
 use crate::check::{parse_size, peak_memory};
+use crate::confine;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -227,13 +229,28 @@ fn watch(progress: &MkfsProgress, done: &AtomicBool) {
     bar.finish_and_clear();
 }
 
+/// Where the archive's contents go meanwhile: beside an image, but not beside a device.
+fn scratch(image: &Path) -> PathBuf {
+    let is_device = image
+        .metadata()
+        .is_ok_and(|it| it.file_type().is_block_device());
+    match image.parent() {
+        _ if is_device => std::env::temp_dir(),
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => ".".into(),
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
     let options = options(&args)?;
     let from = match &args.from {
         None => From::Nothing,
-        Some(dir) if dir.as_os_str() == "-" => From::Tar(Box::new(io::stdin())),
+        Some(dir) if dir.as_os_str() == "-" => {
+            confine::maker(&args.image, &scratch(&args.image));
+            From::Tar(Box::new(io::stdin()))
+        }
         Some(dir) => From::Directory(dir.clone()),
     };
     let progress = MkfsProgress::default();

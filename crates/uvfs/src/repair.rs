@@ -13,6 +13,7 @@ use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
 use crate::check::{enough, finding_json, open, parse_size, peak_memory, shown};
+use crate::confine;
 
 /// Exit status: damage was found with -n, or is left.
 const DAMAGED: u8 = 1;
@@ -104,18 +105,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
             ))
         }
     };
-    let blocks = match &sink {
+    let device = match &sink {
         // A claimed device is not opened once more.
-        Some(device) if device.is_block_device() => DeviceBlocks::best(device.clone()),
+        Some(device) if device.is_block_device() => device.clone(),
         // A locked image is: past the page cache, which the sink goes through.
         locked => {
             let how = OpenOptions {
                 shared: locked.is_some(),
                 ..OpenOptions::default()
             };
-            DeviceBlocks::best(Arc::new(open(&args.image, how).map_err(cannot_open)?))
+            Arc::new(open(&args.image, how).map_err(cannot_open)?)
         }
     };
+    confine::checker();
+    let blocks = DeviceBlocks::best(device);
     let blocks = Arc::new(blocks.map_err(|e| failed(e.to_string()))?);
     enough(args.memory, &blocks).map_err(failed)?;
     let options = RepairOptions {

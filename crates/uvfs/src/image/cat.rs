@@ -8,6 +8,8 @@ use uvfs_xfs::tools;
 
 use super::Access;
 
+use crate::confine;
+
 const EXAMPLES: &str = "\
 Examples:
   uvfs cat disk.img /etc/fstab
@@ -31,7 +33,7 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access)?;
+    let volume = super::open(&args.image, &args.access, confine::reader)?;
     let out = &mut std::io::stdout().lock();
     let outcome = tools::cat(&volume, super::bytes(&args.path), out);
     super::finish(&args.image, &args.path, outcome, |()| ExitCode::SUCCESS)

@@ -8,6 +8,8 @@ use uvfs_xfs::tools::{self, Trust};
 
 use super::Access;
 
+use crate::confine;
+
 const EXAMPLES: &str = "\
 Examples:
   uvfs cp disk.img /etc/fstab .
@@ -46,7 +48,9 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access)?;
+    let volume = super::open(&args.image, &args.access, |engine| {
+        confine::copier(&args.dest, engine)
+    })?;
     let path = super::bytes(&args.path);
     let inode = volume
         .resolve(path, false)

@@ -9,6 +9,8 @@ use uvfs_xfs::tools::{self, LsOptions};
 
 use super::Access;
 
+use crate::confine;
+
 const EXAMPLES: &str = "\
 Examples:
   uvfs ls disk.img
@@ -45,7 +47,7 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access)?;
+    let volume = super::open(&args.image, &args.access, confine::reader)?;
     let options = LsOptions {
         long: args.long,
         recursive: args.recursive,

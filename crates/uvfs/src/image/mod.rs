@@ -90,9 +90,10 @@ impl Opened {
     }
 }
 
-/// Opens an image as the command line says, and warns.
-fn open(path: &Path, access: &Access) -> Result<Volume> {
+/// Opens an image as the command line says, and warns. What reads it from then on is confined by `confine`.
+fn open(path: &Path, access: &Access, confine: impl FnOnce(EngineKind)) -> Result<Volume> {
     let device = open_device(path, access.direct)?;
+    confine(access.engine);
     let opened = open_volume(&device, access.engine, access.memory)?;
     opened.warn(path);
     Ok(opened.volume)

@@ -11,6 +11,8 @@ use uvfs_xfs::{Fork, Inode, Volume};
 
 use super::Access;
 
+use crate::confine;
+
 const EXAMPLES: &str = "\
 Examples:
   uvfs stat disk.img /etc/passwd
@@ -152,7 +154,7 @@ fn json(volume: &Volume, path: &[u8]) -> uvfs_xfs::Result<StatJson> {
 
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let volume = super::open(&args.image, &args.access)?;
+    let volume = super::open(&args.image, &args.access, confine::reader)?;
     let path = super::bytes(&args.path);
     let out = &mut std::io::stdout().lock();
     let outcome = if args.json {

@@ -172,3 +172,37 @@ fn the_threads_that_serve_an_image_are_confined() {
     mount.server.wait(SOON).expect("a signal unmounts it").ok();
     assert!(mounted(&mount.at).is_none());
 }
+
+/// The same for the commands: an image or an archive may be anybody's.
+#[test]
+fn commands_that_read_an_image_are_confined() {
+    use std::process::{Command, Stdio};
+    if !has(&NEEDS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "large");
+    image.write("head -c 4M /dev/zero >zeros");
+    let new = scratch.path("new");
+    let uvfs = env!("CARGO_BIN_EXE_uvfs");
+    // Each waits for a pipe.
+    for command in [
+        &["cat", image.arg(), "zeros"][..],
+        &["mkfs", "--from", "-", new.to_str().unwrap()],
+    ] {
+        let mut command = Command::new(uvfs)
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let status = format!("/proc/{}/status", command.id());
+        let confined = wait_until(SOON, || {
+            let status = fs::read_to_string(&status).unwrap();
+            status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n")
+        });
+        let _ = command.kill();
+        command.wait().unwrap();
+        assert!(confined, "{command:?}");
+    }
+}
