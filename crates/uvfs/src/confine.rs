@@ -383,6 +383,8 @@ const COPYING: &[libc::c_long] = &[
     libc::SYS_symlink,
 ];
 
+/// Puts a character into a terminal's input (ioctl_tty(2)); C libraries give it different types.
+const TIOCSTI: u64 = 0x5412;
 /// Pastes, on a console of the machine (ioctl_console(2)).
 const TIOCLINUX: u64 = 0x541c;
 /// Since Linux 6.6; the number is the same on every architecture.
@@ -439,7 +441,7 @@ fn allow_calls(lists: &[&[libc::c_long]]) -> Result<(), Box<dyn std::error::Erro
             libc::SYS_ioctl,
             // What is put into a terminal's input a shell takes for typed.
             vec![
-                only(1, SeccompCmpOp::Eq, libc::TIOCSTI as u64)?,
+                only(1, SeccompCmpOp::Eq, TIOCSTI)?,
                 only(1, SeccompCmpOp::Eq, TIOCLINUX)?,
             ],
         ),
