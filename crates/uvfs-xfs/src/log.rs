@@ -5,6 +5,10 @@
 //! where the cycle number falls. A clean log's last record is an unmount record that ends at the
 //! head. The log is never replayed here: of a dirty one, what it still holds is not seen.
 //!
+//! The head and the tail are found step by step as the kernel finds them (`xlog_find_tail`), so that
+//! the same logs are clean: also those that xfs_repair formats, whose blocks after the first record
+//! are of no cycle.
+//!
 //! Records have checksums. As in the kernel's recovery, one that is wrong among the last records,
 //! which are written at the same time, is a write that was cut off: the log ends before it. Further
 //! back it is damage, with which the kernel refuses to mount.
@@ -26,12 +30,11 @@ const MAX_HEADS: u64 = 16;
 const MAX_RECORD_BLOCKS: u64 = MAX_HEADS + (1 << 20) / BLOCK as u64;
 /// Bytes of a further header: a cycle and the first words of 64 blocks.
 const EXTENDED_HEADER: usize = 260;
-/// Blocks that are searched for a record before the head: the largest record (256 KiB) with its
-/// heads and padding to a stripe unit, and room to spare.
-const SEARCH_BLOCKS: u64 = 2048;
+/// Blocks before the head in which the last record begins: those of the largest buffer (256 KiB).
+const RECORD_BLOCKS: u64 = (256 << 10) / BLOCK as u64;
 
 /// Blocks before the head that may have been written at the same time.
-const SCAN_BLOCKS: u64 = (RECORDS_AT_ONCE as u64 * (256 << 10)) / BLOCK as u64;
+const SCAN_BLOCKS: u64 = RECORDS_AT_ONCE as u64 * RECORD_BLOCKS;
 
 /// The state of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,8 +47,8 @@ pub enum LogState {
     Dirty {
         /// Where the next write would go.
         head: u64,
-        /// The oldest record still needed, if the last record says.
-        tail: Option<u64>,
+        /// The oldest record still needed.
+        tail: u64,
         /// The last record was cut off: the log ends before it.
         torn: bool,
     },
@@ -69,13 +72,12 @@ impl LogState {
         match self {
             LogState::Clean | LogState::Zeroed => None,
             LogState::Dirty { head, tail, torn } => {
-                let from = tail.map_or(String::new(), |t| format!(" from block {t}"));
                 let torn = match torn {
                     true => " (where its last write was cut off)",
                     false => "",
                 };
                 Some(format!(
-                    "the log is dirty{from} up to block {head}{torn}: {stale}"
+                    "the log is dirty from block {tail} up to block {head}{torn}: {stale}"
                 ))
             }
             LogState::External => Some(format!(
@@ -88,56 +90,46 @@ impl LogState {
     }
 }
 
-/// Finds the head and looks at the last record.
-pub(crate) fn state(blocks: &impl Blocks, g: &Geometry) -> LogState {
+/// The state of the log, and the log sequence number of its head: cycle in the high half, block in
+/// the low one. Nothing on disk can have been logged later than that.
+pub(crate) fn survey(blocks: &impl Blocks, g: &Geometry) -> (LogState, Option<u64>) {
     if g.logstart == 0 {
-        return LogState::External;
+        return (LogState::External, None);
     }
     let Some(a) = g.fsb(g.logstart) else {
-        return LogState::Unreadable("it lies outside the file system".into());
+        let why = "it lies outside the file system".into();
+        return (LogState::Unreadable(why), None);
     };
-    let log = Log::new(blocks, g, a);
-    log.state().unwrap_or_else(LogState::Unreadable)
+    match Log::new(blocks, g, a).end() {
+        // A log that was never written begins in the first cycle.
+        Ok(None) => (LogState::Zeroed, Some(1 << 32)),
+        Ok(Some(end)) => {
+            let state = match end.clean || end.tail.block == end.head {
+                true => LogState::Clean,
+                false => LogState::Dirty {
+                    head: end.head,
+                    tail: end.tail.block,
+                    torn: end.torn,
+                },
+            };
+            (state, Some(u64::from(end.cycle) << 32 | end.head))
+        }
+        Err(why) => (LogState::Unreadable(why), None),
+    }
 }
 
 /// The first damaged block among the records of a dirty log that are still needed.
 /// Recovery would fail there.
 pub(crate) fn damage(blocks: &impl Blocks, g: &Geometry, state: &LogState) -> Option<String> {
-    let LogState::Dirty {
-        head,
-        tail: Some(tail),
-        ..
-    } = *state
-    else {
+    let LogState::Dirty { head, tail, .. } = *state else {
         return None;
     };
     let a = g.fsb(g.logstart)?;
-    match Log::new(blocks, g, a).damage(tail, head) {
+    match Log::new(blocks, g, a).needed(tail, head) {
         Ok(None) => None,
-        Ok(Some((block, why))) => Some(format!("block {block}: {why}")),
+        Ok(Some(bad)) => Some(format!("block {}: {}", bad.at, bad.why)),
         Err(why) => Some(why),
     }
-}
-
-/// Where the next write to the log would go, as a log sequence number: cycle in the high half,
-/// block in the low one. Nothing on disk can have been logged later than that.
-pub(crate) fn head_lsn(blocks: &impl Blocks, g: &Geometry) -> Option<u64> {
-    let a = g.fsb(g.logstart).filter(|_| g.logstart != 0)?;
-    let log = Log::new(blocks, g, a);
-    if log.len < 4 {
-        return None;
-    }
-    Some(match log.head().ok()? {
-        // Without a log there is nothing that metadata can have been logged in.
-        None => 0,
-        Some(head) => {
-            let cycle = u64::from(log.cycle(head - 1).ok()?);
-            match head == log.len {
-                true => (cycle + 1) << 32,
-                false => cycle << 32 | head,
-            }
-        }
-    })
 }
 
 struct Log<'a, B> {
@@ -147,6 +139,10 @@ struct Log<'a, B> {
     /// Blocks of 512 bytes.
     len: u64,
     uuid: Uuid,
+    /// Records that are to be replayed need checksums.
+    summed: bool,
+    /// Bytes of a buffer that is written at once, at least.
+    buffer: usize,
 }
 
 impl<'a, B: Blocks> Log<'a, B> {
@@ -156,6 +152,8 @@ impl<'a, B: Blocks> Log<'a, B> {
             start: g.daddr(at),
             len: u64::from(g.logblocks) << (g.blocklog - 9),
             uuid: g.uuid,
+            summed: g.features.crc,
+            buffer: (g.logsunit as usize).max(LOG_CYCLE_DATA_SIZE),
         }
     }
 
@@ -200,7 +198,7 @@ impl<'a, B: Blocks> Log<'a, B> {
         Ok(None)
     }
 
-    /// The block after the last one that was written, as the kernel finds it; `None` if nothing was.
+    /// The block after the last record, by the cycles of the blocks; `None` if nothing was written.
     fn head(&self) -> Result<Option<u64>, String> {
         let (first, last) = (self.cycle(0)?, self.cycle(self.len - 1)?);
         if first == 0 {
@@ -211,20 +209,43 @@ impl<'a, B: Blocks> Log<'a, B> {
         // its end.
         let (head, old) = match first == last {
             true => (self.len, last.wrapping_sub(1)),
-            false => (self.first_with(1, self.len, last)?, last),
+            false => (self.first_with(1, self.len - 1, last)?, last),
         };
         // Blocks of several records are written at the same time: the first one that was not
         // written, among those that may have been in flight, is the end of the log.
         let scan = SCAN_BLOCKS.min(self.len);
+        let mut hole = None;
         if last != 0 && head < scan {
             let end = self.len - (scan - head)..self.len;
-            if let Some(hole) = self.find_cycle(end, old.wrapping_sub(1))? {
-                return Ok(Some(hole));
-            }
+            hole = self.find_cycle(end, old.wrapping_sub(1))?;
         }
-        let hole = self.find_cycle(head.saturating_sub(scan)..head, old)?;
-        // The first block is of another cycle.
-        Ok(Some(hole.unwrap_or(head).max(1)))
+        if hole.is_none() {
+            hole = self.find_cycle(head.saturating_sub(scan)..head, old)?;
+        }
+        let head = self.whole_records(hole.unwrap_or(head))?;
+        Ok(Some(if head == self.len { 0 } else { head }))
+    }
+
+    /// Moves the head back to where the record before it begins, unless that ends there: a part of
+    /// it is missing, or nothing after it belongs to it.
+    fn whole_records(&self, head: u64) -> Result<u64, String> {
+        let limit = RECORD_BLOCKS.min(head);
+        let last = match self.record_before(head, limit)? {
+            Some(r) => Some(r),
+            None if limit < RECORD_BLOCKS => self.record_before(0, RECORD_BLOCKS - limit)?,
+            None => None,
+        };
+        let Some(last) = last else {
+            return Err("no record ends at its head".into());
+        };
+        if !last.ours {
+            return Err("its last record is of a file system with another UUID".into());
+        }
+        Ok(match last.at < head {
+            true if last.whole() != head - last.at => last.at,
+            false if last.whole() != head + self.len - last.at => last.at,
+            _ => head,
+        })
     }
 
     /// Reads blocks, around the end of the log if need be.
@@ -272,7 +293,7 @@ impl<'a, B: Blocks> Log<'a, B> {
     /// The record that begins with this block, if one does.
     fn record(&self, at: u64, block: &[u8]) -> Option<Record> {
         let h = LogRecordHeader::at(block, 0).ok()?;
-        if h.magicno.get() != LOG_RECORD_MAGIC || h.fs_uuid != self.uuid {
+        if h.magicno.get() != LOG_RECORD_MAGIC {
             return None;
         }
         let of = |bytes: u32, unit: usize| (bytes as usize).div_ceil(unit) as u64;
@@ -285,18 +306,23 @@ impl<'a, B: Blocks> Log<'a, B> {
             heads,
             data: of(h.len.get(), BLOCK),
             ops: h.num_logops.get(),
-            tail: Some(h.tail_lsn.get() & 0xffff_ffff).filter(|t| *t < self.len),
+            cycle: h.cycle.get(),
+            version: h.version.get(),
+            size: h.size.get(),
+            // Logs of IRIX have none.
+            ours: h.fs_uuid == self.uuid || h.fs_uuid == [0; 16],
+            tail: Position {
+                cycle: (h.tail_lsn.get() >> 32) as u32,
+                block: h.tail_lsn.get() & 0xffff_ffff,
+            },
             crc: h.crc.get(),
             bytes: h.len.get() as usize,
             extended: h.version.get() & 2 != 0,
         })
     }
 
-    /// Whether a record's checksum is right. Records of a version 4 file system may have none.
+    /// Whether a record's checksum is right.
     fn is_sound(&self, r: &Record) -> Result<bool, String> {
-        if r.crc == 0 {
-            return Ok(true);
-        }
         if r.whole() > MAX_RECORD_BLOCKS.min(self.len) {
             return Ok(false);
         }
@@ -308,39 +334,21 @@ impl<'a, B: Blocks> Log<'a, B> {
             .any(|size| r.checksum(size, heads, data) == r.crc))
     }
 
-    /// Where the log really ends: a record among the last ones that is not whole, because the
-    /// machine went down while it was written, is the end of it, and so is a gap. The records are
-    /// written several at a time, so that a later one may be whole.
-    fn sound_head(&self, head: u64, last: Record) -> Result<(u64, Option<Record>), String> {
-        let tail = last.tail;
-        let mut records = vec![last];
-        while records.len() < RECORDS_AT_ONCE {
-            let first = records.last().expect("has at least one");
-            if tail == Some(first.at) {
-                break;
+    /// The first record that begins in `from..head`, around the end of the log if need be.
+    fn record_from(&self, from: u64, head: u64) -> Result<Option<Record>, String> {
+        let mut at = from;
+        while at != head {
+            let end = if at < head { head } else { self.len };
+            let n = READ_BLOCKS.min(end - at);
+            let bytes = self.blocks(at, n)?;
+            for (i, block) in bytes.chunks_exact(BLOCK).enumerate() {
+                if let Some(r) = self.record(at + i as u64, block) {
+                    return Ok(Some(r));
+                }
             }
-            let limit = tail.map_or(SEARCH_BLOCKS, |t| self.distance(t, first.at));
-            match self.record_before(first.at, limit.min(SEARCH_BLOCKS))? {
-                Some(r) => records.push(r),
-                None => break,
-            }
+            at = (at + n) % self.len;
         }
-        let mut end: Option<u64> = None;
-        let mut before: Option<Record> = None;
-        for r in records.into_iter().rev() {
-            let gap = end.is_some_and(|e| e != r.at);
-            if gap || !self.is_sound(&r)? {
-                let head = if gap { end.unwrap_or(r.at) } else { r.at };
-                let before = match before {
-                    Some(b) => Some(b),
-                    None => self.record_before(head, SEARCH_BLOCKS)?,
-                };
-                return Ok((head, before));
-            }
-            end = Some((r.at + r.whole()) % self.len);
-            before = Some(r);
-        }
-        Ok((head, before))
+        Ok(None)
     }
 
     /// Whether a record that ends at `head` says that the file system was unmounted.
@@ -349,71 +357,162 @@ impl<'a, B: Blocks> Log<'a, B> {
             return Ok(false);
         }
         let op = self.read((r.at + r.heads) % self.len)?;
-        Ok(LogOpHeader::at(&op, 0)
-            .is_ok_and(|op| op.flags & LOG_OP_UNMOUNT != 0 && op.clientid == LOG_CLIENT_LOG))
+        Ok(LogOpHeader::at(&op, 0).is_ok_and(|op| op.flags & LOG_OP_UNMOUNT != 0))
     }
 
-    fn state(&self) -> Result<LogState, String> {
+    /// The end of the log if its head is at `head`, and its oldest record not after `tail`.
+    fn end_at(&self, head: u64, tail: u64) -> Result<End, String> {
+        let limit = match self.distance(tail, head) {
+            0 => self.len,
+            n => n,
+        };
+        let last = self.record_before(head, limit)?;
+        let last = last.ok_or_else(|| String::from("it has no record"))?;
+        Ok(End {
+            head,
+            // The next write begins a new cycle if the last record lies at the end of the log.
+            cycle: last.cycle.wrapping_add(u32::from(last.at >= head)),
+            tail: last.tail,
+            clean: self.unmounted(&last, head)?,
+            torn: false,
+        })
+    }
+
+    /// Finds the end of the log; `None` if nothing was ever written.
+    fn end(&self) -> Result<Option<End>, String> {
         if self.len < 4 {
             return Err("it has no blocks".into());
         }
         let Some(head) = self.head()? else {
-            return Ok(LogState::Zeroed);
+            return Ok(None);
         };
-        let mut head = head % self.len;
-        let found = head;
-        // The last record before the head.
-        let mut record = self.record_before(head, SEARCH_BLOCKS)?;
-        while let Some(r) = &record
-            && r.whole() > self.distance(r.at, head)
+        let mut end = self.end_at(head, head)?;
+        if !end.clean
+            && let Some(bad) = self.torn(&end)?
         {
-            // Its write was cut off: recovery ends before it.
-            head = r.at;
-            record = self.record_before(head, SEARCH_BLOCKS.min(self.distance(found, head)))?;
+            end = self.end_at(bad, end.tail.block)?;
+            end.torn = true;
         }
-        let clean = |record: &Option<Record>, head| match record {
-            Some(r) => self.unmounted(r, head),
-            None => Ok(false),
+        let (tail, head) = (end.tail, end.head);
+        let follows = match end.cycle == tail.cycle {
+            true => head >= tail.block,
+            false => head < tail.block && end.cycle == tail.cycle.wrapping_add(1),
         };
-        if clean(&record, head)? {
-            return Ok(LogState::Clean);
+        if !follows || tail.block >= self.len {
+            return Err(format!(
+                "its tail, {}:{}, contradicts its head, {}:{head}",
+                tail.cycle, tail.block, end.cycle
+            ));
         }
-        if let Some(r) = record {
-            let sound = self.sound_head(head, r)?;
-            let moved = head != sound.0;
-            (head, record) = sound;
-            if moved && clean(&record, head)? {
-                return Ok(LogState::Clean);
-            }
-        }
-        Ok(LogState::Dirty {
-            head,
-            tail: record.and_then(|r| r.tail),
-            torn: head != found,
-        })
+        Ok(Some(end))
     }
 
-    /// Goes through the records from `tail` up to `head`: the block of the first one that is not
-    /// sound, and what is wrong with it.
-    fn damage(&self, tail: u64, head: u64) -> Result<Option<(u64, &'static str)>, String> {
-        let mut at = tail;
-        // A record has a block at least, so this ends.
-        let mut left = self.distance(tail, head);
-        while left > 0 {
-            let Some(r) = self.record(at, &self.read(at)?) else {
-                return Ok(Some((at, "no record begins where the one before it ends")));
+    /// The first record that is not whole, among those that were written at the same time as the
+    /// last one. The machine went down while it was written, and the log ends before it; a later one
+    /// may be whole.
+    fn torn(&self, end: &End) -> Result<Option<u64>, String> {
+        let tail = end.tail.block;
+        if tail >= self.len {
+            return Ok(None);
+        }
+        let mut first = end.head;
+        for _ in 0..RECORDS_AT_ONCE {
+            let limit = match self.distance(tail, first) {
+                0 if first == end.head => self.len,
+                n => n,
             };
-            if r.whole() > left {
-                return Ok(Some((at, "the record is longer than the log")));
+            match self.record_before(first, limit)? {
+                Some(r) if r.at != end.head => first = r.at,
+                _ => break,
             }
-            if !self.is_sound(&r)? {
-                return Ok(Some((at, "the record's checksum is wrong")));
+        }
+        Ok(self.damaged(first, end.head, false)?.map(|b| b.at))
+    }
+
+    /// The first damage among the records from `tail` up to `head`, all of which recovery needs.
+    fn needed(&self, tail: u64, head: u64) -> Result<Option<Damage>, String> {
+        let mut from = self.record_from(tail, head)?;
+        while let Some(r) = from {
+            let Some(bad) = self.damaged(r.at, head, true)? else {
+                return Ok(None);
+            };
+            // The writes that were cut off may have been about to take the tail's place: what
+            // lies that near ahead of the head is not needed.
+            let ahead = self.distance(head, bad.at);
+            let buffer = u64::from(r.size).div_ceil(BLOCK as u64);
+            if ahead > RECORDS_AT_ONCE as u64 * buffer {
+                return Ok(Some(bad));
             }
-            left -= r.whole();
-            at = (at + r.whole()) % self.len;
+            from = self.record_from((bad.at + 1) % self.len, head)?;
+            if from.is_none() {
+                return Ok(Some(bad));
+            }
         }
         Ok(None)
     }
+
+    /// Goes through the records from the one at `first` up to `head`: the first one that is not
+    /// sound. Programs that format a log give their records no checksum; those have nothing to replay.
+    fn damaged(&self, first: u64, head: u64, replay: bool) -> Result<Option<Damage>, String> {
+        let mut at = first;
+        // A record has a block at least, so this ends.
+        let mut left = self.distance(first, head);
+        loop {
+            let bad = |why| Ok(Some(Damage { at, why }));
+            let Some(r) = self.record(at, &self.read(at)?) else {
+                return bad("no record begins where the one before it ends");
+            };
+            if !r.ours {
+                return bad("the record is of a file system with another UUID");
+            }
+            if !r.is_valid(self.buffer) {
+                return bad("the record's header makes no sense");
+            }
+            if left == 0 {
+                return Ok(None);
+            }
+            if r.whole() > left {
+                return bad("the record is longer than the log");
+            }
+            let summed = r.crc != 0 || (replay && self.summed);
+            if summed && !self.is_sound(&r)? {
+                return bad("the record's checksum is wrong");
+            }
+            left -= r.whole();
+            at = (at + r.whole()) % self.len;
+            if left == 0 {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// The end of a log.
+struct End {
+    /// Where the next write goes.
+    head: u64,
+    /// The cycle of the next write.
+    cycle: u32,
+    /// The oldest record that is still needed.
+    tail: Position,
+    /// The last record says that the file system was unmounted.
+    clean: bool,
+    /// A record after the head was cut off.
+    torn: bool,
+}
+
+/// A place in the log.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    cycle: u32,
+    block: u64,
+}
+
+/// A record that is not sound.
+struct Damage {
+    /// Its first block.
+    at: u64,
+    why: &'static str,
 }
 
 /// The cycle that wrote a block.
@@ -432,7 +531,11 @@ pub(crate) fn record_checksum(record: &[u8], heads: usize, bytes: usize) -> u32 
         heads: heads as u64,
         data: 0,
         ops: 0,
-        tail: None,
+        cycle: 0,
+        version: 2,
+        size: 0,
+        ours: true,
+        tail: Position { cycle: 0, block: 0 },
         crc: 0,
         bytes,
         extended: heads > 1,
@@ -450,8 +553,14 @@ struct Record {
     heads: u64,
     data: u64,
     ops: u32,
-    /// The block of the oldest record still needed.
-    tail: Option<u64>,
+    cycle: u32,
+    version: u32,
+    /// Bytes of the buffer that it was written from.
+    size: u32,
+    /// It is of this file system.
+    ours: bool,
+    /// The oldest record still needed.
+    tail: Position,
     crc: u32,
     /// Bytes of data.
     bytes: usize,
@@ -463,6 +572,13 @@ impl Record {
     /// All its blocks.
     fn whole(&self) -> u64 {
         self.heads + self.data
+    }
+
+    /// Whether its header makes sense, in a log that is written from buffers of `buffer` bytes. Programs that
+    /// format a log write its one operation, which fills a stripe unit, with the size of the least buffer.
+    fn is_valid(&self, buffer: usize) -> bool {
+        let fits = self.bytes <= self.size as usize || (self.ops == 1 && self.bytes <= buffer);
+        self.version != 0 && self.version & !3 == 0 && self.bytes > 0 && fits
     }
 
     /// The checksum of a record: of its header of `size` bytes with zeros for the checksum, the

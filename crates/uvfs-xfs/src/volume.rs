@@ -55,7 +55,7 @@ impl Volume {
                     .into(),
             );
         }
-        let log = log::state(&blocks, &geometry);
+        let log = log::survey(&blocks, &geometry).0;
         warnings.extend(log.warning());
         let space = space(&sb, &geometry);
         Ok(Volume {

@@ -406,9 +406,7 @@ fn damaged_records_of_the_log() {
         volume.log().clone()
     };
     let LogState::Dirty {
-        tail: Some(tail),
-        torn: false,
-        ..
+        tail, torn: false, ..
     } = state(crashed)
     else {
         panic!("{:?}", state(crashed));

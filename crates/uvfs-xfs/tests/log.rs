@@ -1,12 +1,15 @@
-//! Logs with blocks that were not written, against xfs_repair.
+//! Logs of all kinds, against xfs_repair and the kernel.
 //!
 //! Needs root, loop devices and xfsprogs.
 
 mod common;
+#[path = "common/mutate.rs"]
+mod mutate;
 #[path = "common/sink.rs"]
 mod sink;
 
 use common::*;
+use mutate::{Choose, Random};
 use sink::FileSink;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use uvfs_xfs::blocks::FileBlocks;
 use uvfs_xfs::check::{CheckOptions, CheckProgress, check};
-use uvfs_xfs::format::LOG_RECORD_MAGIC;
+use uvfs_xfs::format::{LOG_RECORD_MAGIC, SB_CRC_OFFSET, store_crc};
 use uvfs_xfs::repair::{RepairOptions, repair};
 use uvfs_xfs::{Blocks, LogState, Volume};
 
@@ -123,4 +126,241 @@ fn holes() {
         }
         assert!(dirty > 5, "{dirty}");
     }
+}
+
+/// A log as the kernel sees it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Verdict {
+    Clean,
+    Dirty,
+    /// It can't be replayed.
+    Damaged,
+}
+
+/// The kernel replays no log on a read-only device.
+fn the_kernels(path: &Path) -> Verdict {
+    let clean = Mount::new(path, "ro,nouuid").is_ok();
+    match Mount::new(path, "rw,nouuid") {
+        Ok(_) if clean => Verdict::Clean,
+        Ok(_) => Verdict::Dirty,
+        Err(_) => Verdict::Damaged,
+    }
+}
+
+fn open(path: &Path) -> Arc<dyn Blocks> {
+    Arc::new(FileBlocks::open(path).unwrap())
+}
+
+fn checked(path: &Path) -> (LogState, Vec<String>) {
+    let o = check(
+        open(path),
+        &CheckOptions::default(),
+        &CheckProgress::default(),
+    )
+    .unwrap();
+    (o.log, o.findings.iter().map(|f| f.to_string()).collect())
+}
+
+/// Our verdict, and what it comes from.
+fn our_verdict(path: &Path) -> (Verdict, String) {
+    let (log, found) = checked(path);
+    let verdict = match &log {
+        _ if !found.is_empty() => Verdict::Damaged,
+        LogState::Clean | LogState::Zeroed => Verdict::Clean,
+        _ => Verdict::Dirty,
+    };
+    (verdict, format!("{log:?} {found:?}"))
+}
+
+/// Repairs an image with any log.
+fn mend(path: &Path) {
+    let options = RepairOptions {
+        zero_log: true,
+        ..RepairOptions::default()
+    };
+    let sink = FileSink::open(path);
+    let o = repair(open(path), &sink, &options, &CheckProgress::default()).unwrap();
+    assert_eq!(o.left_count, 0, "{:?}", o.left);
+}
+
+fn shut_down(mount: &Mount) {
+    let args = ["-x", "-c", "shutdown -f"].map(OsStr::new);
+    let root = mount.path().as_os_str();
+    run("xfs_io", &[&args[..], &[root]].concat());
+}
+
+fn copied(from: &Path, to: &Path) {
+    let _ = fs::remove_file(to);
+    let sparse = OsStr::new("--sparse=always");
+    run("cp", &[sparse, from.as_os_str(), to.as_os_str()]);
+}
+
+fn format_log(path: &Path) {
+    let args = [OsStr::new("-L"), OsStr::new("-f"), path.as_os_str()];
+    run("xfs_repair", &args);
+}
+
+/// Images with logs of several kinds.
+fn logs(dir: &Path) -> Vec<(&'static str, std::path::PathBuf)> {
+    let image = Image::new();
+    let mut out = Vec::new();
+    let mut keep = |name: &'static str, path: &Path| {
+        let to = dir.join(name);
+        copied(path, &to);
+        out.push((name, to));
+    };
+    let path = &image.path();
+    assert!(image.mkfs(&[]));
+    keep("made", path);
+    use_it(path, 0, 20);
+    keep("used", path);
+    let mount = Mount::new(path, "rw").unwrap();
+    let file = |i: usize| File::create(mount.path().join(format!("more-{i}"))).unwrap();
+    (0..20).for_each(|i| file(i).sync_all().unwrap());
+    shut_down(&mount);
+    drop(mount);
+    keep("dirty", path);
+    format_log(path);
+    keep("formatted", path);
+    use_it(path, 100, 3);
+    keep("formatted-and-used", path);
+    assert!(image.mkfs(&["-l", "su=64k"]));
+    use_it(path, 0, 3);
+    keep("stripes", path);
+    out
+}
+
+/// A place in the log's range, near where something begins.
+fn some_block(random: &mut Random, near: &[u64], len: u64) -> u64 {
+    let at = near[random.below(near.len() as u64) as usize];
+    (at + len + random.below(9) - 4) % len
+}
+
+/// Changes the log of an image, or what the superblock says of it; gives what was done.
+fn change(path: &Path, random: &mut Random) -> String {
+    let v = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+    let g = v.geometry();
+    let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
+    let len = (u64::from(g.logblocks) << g.blocklog) / 512;
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut bytes = vec![0; 4096 * 512];
+    file.read_exact_at(&mut bytes, log).unwrap();
+    let magic = LOG_RECORD_MAGIC.to_be_bytes();
+    let blocks = bytes.chunks_exact(512).enumerate();
+    let starts: Vec<u64> = blocks
+        .filter(|(_, b)| b[..4] == magic)
+        .map(|(i, _)| i as u64)
+        .collect();
+    let last = *starts.last().unwrap();
+    let near = [0, len - 1, last, last + 4, starts[starts.len() / 2]];
+    match random.below(5) {
+        0 => {
+            let (at, n) = (some_block(random, &near, len), 1 + random.below(3));
+            for i in 0..n.min(len - at) {
+                file.write_all_at(&[0; 512], log + (at + i) * 512).unwrap();
+            }
+            format!("{n} blocks of zeros at {at}")
+        }
+        1 => {
+            let at = some_block(random, &near, len);
+            let cycle = random.below(3) as u32;
+            let mut block = [0; 512];
+            block[..4].copy_from_slice(&cycle.to_be_bytes());
+            file.write_all_at(&block, log + at * 512).unwrap();
+            format!("cycle {cycle} at {at}")
+        }
+        2 | 3 => {
+            // A field of the header of one of the last records.
+            let i = starts.len() - 1 - random.below(starts.len().min(12) as u64) as usize;
+            let field = [4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 300, 304, 320];
+            let at = starts[i] * 512 + field[random.below(13) as usize];
+            let values = [0, 1, 2, 7, 512, 0x1_0000, u32::MAX];
+            let value: u32 = values[random.below(7) as usize];
+            file.write_all_at(&value.to_be_bytes(), log + at).unwrap();
+            format!("{value} at byte {} of record {}", at % 512, at / 512)
+        }
+        _ => {
+            let mut sector = vec![0; g.sector_size as usize];
+            file.read_exact_at(&mut sector, 0).unwrap();
+            let lsn = random.below(6) << 32 | random.below(900);
+            sector[240..248].copy_from_slice(&lsn.to_be_bytes());
+            store_crc(&mut sector, SB_CRC_OFFSET);
+            file.write_all_at(&sector, 0).unwrap();
+            format!("superblock at {}:{}", lsn >> 32, lsn & 0xffff_ffff)
+        }
+    }
+}
+
+/// The kernel is asked about many logs: whole ones, those of xfs_repair, and changed ones.
+#[test]
+fn verdicts_on_logs() {
+    if !can_compare() {
+        return;
+    }
+    let dir = Image::new();
+    let logs = logs(dir.dir());
+    let path = dir.path();
+    let judge = |name: &str| {
+        let (ours, why) = our_verdict(&path);
+        // The kernel's replay changes the image.
+        let again = dir.dir().join("again");
+        copied(&path, &again);
+        let kernels = the_kernels(&again);
+        let same = ours == kernels;
+        if !same {
+            return Some(format!(
+                "{name}: the kernel: {kernels:?}, ours: {ours:?}: {why}"
+            ));
+        }
+        if ours != Verdict::Clean {
+            mend(&path);
+            if the_kernels(&path) != Verdict::Clean || our_verdict(&path).0 != Verdict::Clean {
+                return Some(format!("{name}: not mended"));
+            }
+        }
+        None
+    };
+    let mut wrong = Vec::new();
+    for (name, from) in &logs {
+        copied(from, &path);
+        wrong.extend(judge(name));
+    }
+    let full = std::env::var_os("UVFS_TEST_FULL").is_some_and(|v| v == "1");
+    let mut random = Random(5);
+    for i in 0..if full { 300 } else { 30 } {
+        let (name, from) = &logs[i % logs.len()];
+        copied(from, &path);
+        let what = change(&path, &mut random);
+        wrong.extend(judge(&format!("{i}: {name}: {what}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A log that was zeroed after use: what was written later than its beginning is ahead of it.
+#[test]
+fn a_log_zeroed_after_use_is_formatted() {
+    if !can_compare() {
+        return;
+    }
+    let image = Image::new();
+    assert!(image.mkfs(&[]));
+    let path = &image.path();
+    use_it(path, 0, 20);
+    let v = Volume::open(FileBlocks::open(path).unwrap()).unwrap();
+    let g = v.geometry().clone();
+    let log = g.daddr(g.fsb(g.logstart).unwrap()) * 512;
+    let file = File::options().write(true).open(path).unwrap();
+    let zeros = vec![0; (g.logblocks as usize) << g.blocklog];
+    file.write_all_at(&zeros, log).unwrap();
+    assert!(Mount::new(path, "ro,nouuid").is_err());
+    let (state, found) = checked(path);
+    assert_eq!(state, LogState::Zeroed);
+    assert!(
+        !found.is_empty() && found.iter().all(|f| f.contains("log sequence number")),
+        "{found:?}"
+    );
+    mend(path);
+    assert_eq!(theirs(path), (false, false));
+    let mount = Mount::new(path, "rw,nouuid").expect("the kernel mounts what was mended");
+    assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 20);
 }

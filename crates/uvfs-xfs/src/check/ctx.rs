@@ -260,7 +260,7 @@ pub(crate) struct Ctx<'a> {
     /// Bytes that a thread may use for the entries of a directory.
     pub directory: u64,
     pub log_clean: bool,
-    /// Where the log ends, if it is clean.
+    /// The log sequence number of the log's end, if that is known.
     pub head_lsn: Option<u64>,
     pub usage: Option<Mutex<Usage>>,
     /// Everything that is looked at was counted before and is to count no more.
@@ -329,24 +329,12 @@ impl<'a> Ctx<'a> {
         fine
     }
 
-    /// Looks at the log sequence number at byte `at` of a structure: it must not be ahead of the
-    /// log, or the next recovery would take old changes for done.
+    /// Looks at the log sequence number at byte `at` of a structure.
     pub fn lsn(&self, place: Place, bytes: &[u8], at: usize) {
-        let (Some(head), true) = (self.head_lsn, self.g.features.crc) else {
-            return;
-        };
-        // Blocks that are never logged have all bits set.
-        if let Ok(lsn) = Be64::at(bytes, at)
-            && lsn.get() > head
-            && lsn.get() != u64::MAX
+        if let (Some(head), true) = (self.head_lsn, self.g.features.crc)
+            && let Ok(lsn) = Be64::at(bytes, at)
         {
-            let show = |l: u64| format!("{}:{}", l >> 32, l & 0xffff_ffff);
-            self.report.differ(
-                place,
-                "log sequence number",
-                format!("at most the log's, {}", show(head)),
-                show(lsn.get()),
-            );
+            self.report.lsn(place, head, lsn.get());
         }
     }
 

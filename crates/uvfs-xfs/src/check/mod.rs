@@ -56,6 +56,7 @@ pub(crate) use budget::repair_tables;
 pub use device::DeviceBlocks;
 pub(crate) use kept::{ChangedSince, Kept};
 pub use report::Finding;
+pub(crate) use report::{LOG_SEQUENCE_NUMBER, Late};
 
 /// Chunks of inodes that are one piece of work.
 const CHUNKS_PER_ITEM: usize = 256;
@@ -94,6 +95,7 @@ pub struct CheckOutcome {
     pub count: u64,
     /// The log's state. If it is dirty, findings may come from what it still holds.
     pub log: LogState,
+    pub(crate) late: Late,
     /// A structure could not be followed to its end; what only follows from having seen
     /// everything (lost blocks, link counts, owners) was not looked at.
     pub incomplete: bool,
@@ -121,16 +123,16 @@ pub fn check(
     Ok(keeping(blocks, options, progress, false)?.0)
 }
 
-/// The state of the log, whose damage is reported.
-fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> LogState {
-    let log = log::state(blocks, g);
+/// The state of the log, whose damage is reported, and the log sequence number of its head.
+fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> (LogState, Option<u64>) {
+    let (log, head) = log::survey(blocks, g);
     if let LogState::Unreadable(why) = &log {
         report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
     }
     if let Some(why) = log::damage(blocks, g, &log) {
         report.bad(Place::fs("log"), why);
     }
-    log
+    (log, head)
 }
 
 /// The number of threads to check with.
@@ -155,9 +157,8 @@ pub(crate) fn keeping(
 ) -> Result<(CheckOutcome, Option<Kept>)> {
     let report = Report::default();
     let (sb, mut g) = superblock::find(&*blocks, &report)?;
-    let log = log_state(&blocks, &g, &report);
-    let head_lsn = log.is_clean().then(|| log::head_lsn(&blocks, &g)).flatten();
-    superblock::fields(&sb, &g, &report);
+    let (log, head_lsn) = log_state(&blocks, &g, &report);
+    superblock::fields(&sb, &g, head_lsn, &report);
     fit(&mut g, blocks.size(), &report);
     let large = match options.prefetch {
         Prefetch::Large => true,
@@ -226,6 +227,7 @@ pub(crate) fn keeping(
         kept = options.memory.is_none().then(|| Kept::new(ctx, false));
     }
     let incomplete = report.is_incomplete();
+    let late = report.late();
     let (mut findings, count) = report.take();
     let dirs = options.path_dirs.unwrap_or(usize::MAX);
     paths::name(&blocks, &mut findings, dirs.min(budget.path_dirs));
@@ -233,6 +235,7 @@ pub(crate) fn keeping(
         findings,
         count,
         log,
+        late,
         incomplete,
         inodes,
         directories: ups.len() as u64,

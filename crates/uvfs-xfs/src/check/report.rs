@@ -58,6 +58,9 @@ impl Place {
     }
 }
 
+/// The problem of a structure that is ahead of the log.
+pub(crate) const LOG_SEQUENCE_NUMBER: &str = "log sequence number";
+
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Finding {
@@ -110,6 +113,17 @@ pub(crate) struct Report {
     inner: Mutex<Inner>,
     incomplete: AtomicBool,
     count: AtomicU64,
+    late: AtomicU64,
+    latest: AtomicU64,
+}
+
+/// The log sequence numbers that are ahead of the log.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Late {
+    /// Findings about such.
+    pub count: u64,
+    /// The greatest.
+    pub latest: u64,
 }
 
 #[derive(Default)]
@@ -126,7 +140,7 @@ impl Report {
         problem: impl Into<String>,
         expected: Option<String>,
         found: Option<String>,
-    ) {
+    ) -> bool {
         let finding = Finding {
             what: place.what,
             ag: place.ag,
@@ -142,12 +156,35 @@ impl Report {
         let mut inner = self.inner.lock().expect("no holder panics");
         let room = inner.findings.len() < MAX_FINDINGS;
         if room && !inner.seen.insert(h.finish()) {
-            return;
+            return false;
         }
         if room {
             inner.findings.push(finding);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Looks at the log sequence number of a structure: it must not be ahead of the log, which ends at
+    /// `head`, or the next recovery would take old changes for done.
+    pub fn lsn(&self, place: Place, head: u64, lsn: u64) {
+        // Blocks that are never logged have all bits set.
+        if lsn <= head || lsn == u64::MAX {
+            return;
+        }
+        let show = |l: u64| format!("{}:{}", l >> 32, l & 0xffff_ffff);
+        let expected = Some(format!("at most the log's, {}", show(head)));
+        if self.add(place, LOG_SEQUENCE_NUMBER, expected, Some(show(lsn))) {
+            self.late.fetch_add(1, Ordering::Relaxed);
+            self.latest.fetch_max(lsn, Ordering::Relaxed);
+        }
+    }
+
+    pub fn late(&self) -> Late {
+        Late {
+            count: self.late.load(Ordering::Relaxed),
+            latest: self.latest.load(Ordering::Relaxed),
+        }
     }
 
     /// A value that is not what it should be.

@@ -71,9 +71,12 @@ fn copy_at(blocks: &dyn Blocks, offset: u64) -> Option<(Superblock, Geometry)> {
 }
 
 /// Fields that [`Geometry::new`] does not need.
-pub(crate) fn fields(sb: &Superblock, g: &Geometry, report: &Report) {
+pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, report: &Report) {
     let place = Place::ag(PLACE, 0);
     let f = &g.features;
+    if let (Some(head), true) = (head_lsn, f.crc) {
+        report.lsn(place, head, sb.lsn.get());
+    }
     if f.needsrepair {
         report.bad(place, "marked as needing repair");
     }

@@ -1,8 +1,8 @@
 //! Numbers that the check has counted, and that nothing else depends on: they are set, and neither
 //! is anything else read, nor need all be checked again.
 
-use super::Mend;
-use crate::check::Finding;
+use super::{Mend, log};
+use crate::check::{Finding, Late};
 use crate::format::*;
 
 /// A field that a finding is about.
@@ -46,8 +46,13 @@ fn field(f: &Finding) -> Option<(Field, u64)> {
     Some((field, value))
 }
 
-/// Sets the fields right, if all findings are about such.
-pub(crate) fn mend(m: &mut Mend<'_>, found: &[Finding], count: u64) -> bool {
+/// Sets the fields right, if all findings are about such; or formats the log, if all are about log
+/// sequence numbers that are ahead of it.
+pub(crate) fn mend(m: &mut Mend<'_>, found: &[Finding], count: u64, late: Late) -> bool {
+    if count > 0 && late.count == count {
+        m.max_lsn = m.max_lsn.max(late.latest);
+        return log::format(m);
+    }
     let fields: Option<Vec<(Field, u64)>> = found.iter().map(field).collect();
     let Some(fields) = fields.filter(|f| f.len() as u64 == count) else {
         return false;

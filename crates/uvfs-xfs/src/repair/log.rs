@@ -6,12 +6,15 @@ use crate::format::*;
 const BLOCK: usize = 512;
 /// Cycles that are gone on by, as xfs_repair does.
 const AHEAD: u64 = 3;
+/// Cycles after this one are left for the log's use.
+const LAST_CYCLE: u64 = u32::MAX as u64 / 2;
 
-/// Writes an empty log whose cycle comes after all that metadata speaks of.
-pub(crate) fn format(m: &mut Mend<'_>) {
+/// Writes an empty log whose cycle comes after all that metadata speaks of. Gives whether there is such a
+/// cycle.
+pub(crate) fn format(m: &mut Mend<'_>) -> bool {
     let g = m.g.clone();
     let Some(a) = g.fsb_run(g.logstart, g.logblocks) else {
-        return;
+        return false;
     };
     let start = g.daddr(a) << 9;
     let len = (g.logblocks as usize) << g.blocklog;
@@ -25,7 +28,7 @@ pub(crate) fn format(m: &mut Mend<'_>) {
         .map(|h| u64::from(h.cycle.get()));
     let most = heads.max().unwrap_or(0);
     let most = most.max(m.sb.lsn.get() >> 32).max(m.max_lsn >> 32);
-    let cycle = (most + AHEAD).min(u64::from(u32::MAX / 2)) as u32;
+    let cycle = (most + AHEAD).min(LAST_CYCLE) as u32;
     let mut bytes = crate::mkfs::log_of_cycle(&g, cycle, 1);
     bytes.truncate(len);
     // The blocks after the record are of the cycle before.
@@ -46,6 +49,12 @@ pub(crate) fn format(m: &mut Mend<'_>) {
         at += n;
     }
     m.log_formatted = true;
+    if m.sb.lsn.get() >> 32 >= u64::from(cycle) {
+        let mut sb = m.sb;
+        sb.lsn.set(0);
+        m.put_superblock(sb);
+    }
     let text = "written anew, empty: what it held is lost".into();
     m.say("log", None, None, text);
+    u64::from(cycle) > most
 }

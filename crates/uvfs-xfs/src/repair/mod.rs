@@ -145,7 +145,7 @@ pub fn repair(
         rounds: 0,
         written: 0,
     };
-    let state = crate::log::state(&blocks, &g);
+    let state = crate::log::survey(&blocks, &g).0;
     if matches!(state, LogState::Dirty { .. }) && !options.zero_log {
         out.dirty_log = Some(state);
         return Ok(out);
@@ -185,6 +185,7 @@ pub fn repair(
             out.found_count += outcome.count;
             out.found = outcome.findings.clone();
         }
+        let late = outcome.late;
         (out.left_count, out.left) = (outcome.count, outcome.findings);
         let stuck = out.rounds >= 3 && out.left_count >= best;
         if out.left_count == 0 || out.rounds == MAX_ROUNDS || stuck {
@@ -192,7 +193,7 @@ pub fn repair(
         }
         best = best.min(out.left_count);
         out.rounds += 1;
-        if local::mend(&mut m, &out.left, out.left_count) {
+        if local::mend(&mut m, &out.left, out.left_count, late) {
             out.left.clear();
             out.left_count = 0;
             break;
@@ -208,6 +209,7 @@ pub fn repair(
             }
             checking.memory = Some(memory - tables);
         }
+        m.max_lsn = m.max_lsn.max(late.latest);
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
     finish(m, out, options, sink)
@@ -225,7 +227,7 @@ fn better(
             return (0, u64::MAX);
         }
         let disk = Arc::new(Overlay::new(blocks.clone(), u64::MAX));
-        let state = crate::log::state(&*disk, &choice.g);
+        let state = crate::log::survey(&*disk, &choice.g).0;
         Mend::new(&disk, choice.sb, choice.g.clone(), choice.as_is, &state);
         let checking = CheckOptions {
             path_dirs: Some(0),
@@ -312,7 +314,7 @@ pub(crate) struct Mend<'a> {
     pub about: HashMap<u64, HashSet<&'static str>>,
     /// Runs of blocks that more than one claims: group, first block, blocks.
     pub contested: Vec<(u32, u32, u32)>,
-    /// The greatest log sequence number seen in an inode.
+    /// The greatest log sequence number seen in an inode, or ahead of the log.
     pub max_lsn: u64,
     pub changes: Vec<Finding>,
     pub change_count: u64,
@@ -389,14 +391,14 @@ impl<'a> Mend<'a> {
         (m, found)
     }
 
-    /// Takes down what was found; gives how many log sequence numbers are ahead of the log.
-    fn read_findings(&mut self, found: &[Finding]) -> usize {
+    /// Takes down what was found; gives whether log sequence numbers are ahead of the log.
+    fn read_findings(&mut self, found: &[Finding]) -> bool {
         self.bad.clear();
         self.hurt.clear();
         self.sharing.clear();
         self.about.clear();
         self.contested.clear();
-        let mut late = 0;
+        let mut late = false;
         for f in found {
             if let Some(ino) = f.inode {
                 self.bad.insert(ino);
@@ -418,7 +420,7 @@ impl<'a> Mend<'a> {
                     self.contested.push((ag, block, n.unwrap_or(1)));
                 }
             }
-            late += usize::from(f.problem == "log sequence number");
+            late |= f.problem == check::LOG_SEQUENCE_NUMBER;
         }
         late
     }
@@ -447,7 +449,7 @@ impl<'a> Mend<'a> {
             groups::all(self);
         }
         superblock::copies(self);
-        if self.hurt("log", 0) || (late > 64 && !self.log_formatted) {
+        if self.hurt("log", 0) || (late && !self.log_formatted) {
             log::format(self);
         }
     }

@@ -67,7 +67,7 @@ pub(crate) fn mend(
         return Ok(Quick::Mended);
     }
     told.rounds += 1;
-    if local::mend(m, &outcome.findings, outcome.count) {
+    if local::mend(m, &outcome.findings, outcome.count, outcome.late) {
         return Ok(Quick::Mended);
     }
     let is_mended = match kept {
