@@ -9,6 +9,8 @@ mod common;
 mod damages;
 #[path = "repair/judged.rs"]
 mod judged;
+#[path = "repair/kept.rs"]
+mod kept;
 #[path = "common/mutate.rs"]
 mod mutate;
 #[path = "repair/mutated.rs"]

@@ -123,6 +123,7 @@ impl DirCheck<'_, '_> {
         let ag = &ctx.ags[a.agno as usize];
         let Some((chunk, slot)) = ctx.find_chunk(a.agno, a.agino) else {
             if ag.inodes_known.load(Ordering::Relaxed) {
+                report.missing(a.agno);
                 bad(format!("is for inode {ino}, which does not exist"));
             }
             return;

@@ -186,6 +186,13 @@ fn core(ctx: &Ctx<'_>, i: &Inode, d: &DinodeV2, raw: &[u8]) {
     if !f.projid32 && d.version != 1 && d.projid_hi.get() != 0 {
         report.differ(place, "di_projid_hi", 0, d.projid_hi.get());
     }
+    // The link count of version 1.
+    if d.version > 1 && d.onlink.get() != 0 {
+        report.differ(place, "di_onlink", 0, d.onlink.get());
+    }
+    if dir && d.format != FORMAT_LOCAL && i.size <= i.fork_bytes(Fork::Data).len() as u64 {
+        report.differ(place, "di_format of a directory that fits", 1, d.format);
+    }
     if d.version == 1 && f.crc {
         report.differ(place, "di_version", 3, d.version);
     }

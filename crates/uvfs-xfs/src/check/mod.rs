@@ -46,6 +46,7 @@ pub use progress::CheckProgress;
 use reader::Reader;
 use report::{Place, Report};
 use space::{BlockMap, Fingerprint, Use};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -96,6 +97,8 @@ pub struct CheckOutcome {
     /// The log's state. If it is dirty, findings may come from what it still holds.
     pub log: LogState,
     pub(crate) late: Late,
+    /// Groups with inodes that directories lead to and no tree has.
+    pub(crate) missing: BTreeSet<u32>,
     /// A structure could not be followed to its end; what only follows from having seen
     /// everything (lost blocks, link counts, owners) was not looked at.
     pub incomplete: bool,
@@ -227,7 +230,7 @@ pub(crate) fn keeping(
         kept = options.memory.is_none().then(|| Kept::new(ctx, false));
     }
     let incomplete = report.is_incomplete();
-    let late = report.late();
+    let (late, missing) = (report.late(), report.take_missing());
     let (mut findings, count) = report.take();
     let dirs = options.path_dirs.unwrap_or(usize::MAX);
     paths::name(&blocks, &mut findings, dirs.min(budget.path_dirs));
@@ -236,6 +239,7 @@ pub(crate) fn keeping(
         count,
         log,
         late,
+        missing,
         incomplete,
         inodes,
         directories: ups.len() as u64,

@@ -1,7 +1,7 @@
 //! The findings of a check.
 
 use crate::format::{Fault, format_uuid};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::{self, Display};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
@@ -115,6 +115,8 @@ pub(crate) struct Report {
     count: AtomicU64,
     late: AtomicU64,
     latest: AtomicU64,
+    /// Groups with inodes that directories lead to and no tree has.
+    missing: Mutex<BTreeSet<u32>>,
 }
 
 /// The log sequence numbers that are ahead of the log.
@@ -178,6 +180,15 @@ impl Report {
             self.late.fetch_add(1, Ordering::Relaxed);
             self.latest.fetch_max(lsn, Ordering::Relaxed);
         }
+    }
+
+    /// A directory leads to an inode of this group that its trees do not have.
+    pub fn missing(&self, agno: u32) {
+        self.missing.lock().expect("no holder panics").insert(agno);
+    }
+
+    pub fn take_missing(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut *self.missing.lock().expect("no holder panics"))
     }
 
     pub fn late(&self) -> Late {

@@ -100,6 +100,16 @@ pub fn store_crc(bytes: &mut [u8], crc_offset: usize) {
     bytes[crc_offset..crc_offset + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
+/// A copy of `bytes` whose checksum at `crc_offset` is right: what only had a wrong one passes its check then.
+///
+/// # Panics
+/// If `crc_offset + 4` is beyond `bytes`.
+pub fn summed(bytes: &[u8], crc_offset: usize) -> Vec<u8> {
+    let mut out = bytes.to_vec();
+    store_crc(&mut out, crc_offset);
+    out
+}
+
 /// Byte offset of the checksum in the superblock.
 pub const SB_CRC_OFFSET: usize = 224;
 /// Byte offset of the checksum in the AGF.

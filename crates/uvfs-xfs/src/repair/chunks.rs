@@ -75,6 +75,10 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
         known.extend(records(m, agno, Btree::Fino, fino).0);
         known.sort_unstable_by_key(|c| c.startino);
     }
+    // A block that says that it has fewer records than it has leaves no gap.
+    let count = |c: &InodeChunk| u64::from(64 - c.holes().count_ones());
+    let counted: u64 = known.iter().map(count).sum();
+    let forgot = agi.is_none_or(|a| u64::from(a.count.get()) != counted);
     for (first, end) in gaps {
         let whole = (first, end) == (0, u32::MAX);
         let found = search(m, agno, &known, (first, end));
@@ -85,6 +89,9 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
         let inside = |c: &FoundChunk| (first..end).contains(&c.start);
         chunks.extend(found.into_iter().filter(inside));
     }
+    if forgot {
+        chunks = with_others(m, agno, chunks, &known);
+    }
     chunks.sort_unstable_by_key(|c| c.start);
     m.ags[agno as usize].kind = vec![0; chunks.len() * 64];
     m.ags[agno as usize].chunks = chunks;
@@ -94,6 +101,27 @@ pub(crate) fn complete(m: &mut Mend<'_>, agno: u32) {
             ag.kind[k * 64 + slot as usize] = 1;
         }
     }
+}
+
+/// Chunks of a group's tree, and those in its blocks that the tree does not have.
+fn with_others(
+    m: &Mend<'_>,
+    agno: u32,
+    mut chunks: Vec<FoundChunk>,
+    known: &[InodeChunk],
+) -> Vec<FoundChunk> {
+    chunks.sort_unstable_by_key(|c| c.start);
+    let apart = |c: &FoundChunk| {
+        let i = chunks.partition_point(|o| o.start.saturating_add(64) <= c.start);
+        chunks
+            .get(i)
+            .is_none_or(|o| c.start.saturating_add(64) <= o.start)
+    };
+    let found = search(m, agno, known, (0, u32::MAX)).into_iter();
+    let others: Vec<FoundChunk> = found.filter(apart).collect();
+    chunks.extend(others);
+    chunks.sort_unstable_by_key(|c| c.start);
+    chunks
 }
 
 /// Finds the chunks of a group.
@@ -113,14 +141,16 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
         .iter()
         .any(|w| m.hurt(w, agno));
     let chunks: Vec<FoundChunk> = if gaps.is_empty() && header && !doubt {
-        chunks
-            .iter()
-            .map(|c| FoundChunk {
-                start: c.startino,
-                holemask: c.holemask,
-                free: c.free,
-            })
-            .collect()
+        let found = chunks.iter().map(|c| FoundChunk {
+            start: c.startino,
+            holemask: c.holemask,
+            free: c.free,
+        });
+        let found = found.collect();
+        match m.missing.contains(&agno) {
+            true => with_others(m, agno, found, &chunks),
+            false => found,
+        }
     } else {
         let mut known = chunks;
         if g.features.finobt {

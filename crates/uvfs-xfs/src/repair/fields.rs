@@ -137,6 +137,7 @@ fn flags(g: &Geometry, ino: u64, kind: FileType, d: &mut Dinode) {
     }
     d.flags2.set(flags2);
     d.v2.next_unlinked.set(NULLAGINO);
+    d.v2.onlink.set(0);
     d.lsn.set(0);
     let special = !matches!(
         kind,
@@ -223,6 +224,9 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     {
         d.v2.forkoff = 0;
     }
+    if d.v2.format == FORMAT_BTREE {
+        fit_root(m, ino, &mut d, raw);
+    }
     let allowed: &[u8] = match kind {
         FileType::Regular => &[FORMAT_EXTENTS, FORMAT_BTREE],
         _ if special => &[FORMAT_DEV],
@@ -265,6 +269,32 @@ fn forks(m: &mut Mend<'_>, ino: u64, kind: FileType, raw: &mut [u8]) -> Option<&
     d.put(raw, 0);
     count_extents(m, ino, &d, raw);
     None
+}
+
+/// Sets the place of the attributes so that the root of the data fork's tree is whole before it: where its
+/// pointers lie depends on that.
+fn fit_root(m: &Mend<'_>, ino: u64, d: &mut Dinode, raw: &[u8]) {
+    let size = raw.len();
+    let end = |forkoff: u8| match forkoff {
+        0 => size,
+        f => DINODE_V3_SIZE + usize::from(f) * 8,
+    };
+    let last = ((size - DINODE_V3_SIZE) / 8) as u8;
+    let fits = |f: &u8| {
+        let root = raw.get(DINODE_V3_SIZE..end(*f));
+        root.is_some_and(|r| fork::whole_root(m, ino, r).is_some())
+    };
+    // An empty list of attributes has no fork.
+    let attrs = |f: &u8| {
+        *f == 0 || d.v2.aformat != FORMAT_LOCAL || {
+            let head = AttrSfHeader::at(raw, end(*f));
+            head.is_ok_and(|h| h.count > 0 && usize::from(h.totsize.get()) <= size - end(*f))
+        }
+    };
+    let mut places = [d.v2.forkoff, 0].into_iter().chain(1..last);
+    if let Some(f) = places.find(|f| fits(f) && attrs(f)) {
+        d.v2.forkoff = f;
+    }
 }
 
 /// Sets the numbers of extents so that all blocks are as many as the inode says, if that can be.
@@ -328,12 +358,13 @@ fn count_extents(m: &Mend<'_>, ino: u64, d: &Dinode, raw: &mut [u8]) {
     }
 }
 
-/// The target of a symbolic link, if all its blocks are sound. Each is given to `visit`, with its byte
-/// on the device.
+/// The target of a symbolic link, if all its blocks are sound, or have only wrong checksums and together as many
+/// bytes as the inode says. Each is given to `visit`, with its byte on the device.
 fn target(m: &Mend<'_>, inode: &Inode, visit: &mut dyn FnMut(u64, Vec<u8>)) -> Option<Vec<u8>> {
     let g = &m.g;
     let map = fork::read(m, inode, Fork::Data);
     let mut target = Vec::new();
+    let mut sound = true;
     for e in &map.extents {
         let count = u64::from(e.blockcount);
         if target.len() > SYMLINK_MAXLEN || count << g.blocklog > 1 << 17 {
@@ -341,6 +372,8 @@ fn target(m: &Mend<'_>, inode: &Inode, visit: &mut dyn FnMut(u64, Vec<u8>)) -> O
         }
         let at = map.offset(m, e.startoff, count)?;
         let bytes = m.disk.get(at, (count as usize) << g.blocklog).ok()?;
+        sound &= check_crc(&bytes, REMOTE_CRC_OFFSET).is_ok();
+        let bytes = summed(&bytes, REMOTE_CRC_OFFSET);
         let ident = g.ident(at >> 9, Some(inode.ino));
         let part = check_remote(&bytes, SYMLINK_MAGIC, target.len() as u32, &ident).ok()?;
         if part.is_empty() {
@@ -349,7 +382,7 @@ fn target(m: &Mend<'_>, inode: &Inode, visit: &mut dyn FnMut(u64, Vec<u8>)) -> O
         target.extend_from_slice(part);
         visit(at, bytes);
     }
-    Some(target)
+    (sound || target.len() as u64 == inode.size).then_some(target)
 }
 
 /// The length of a symbolic link's target, as its blocks say.
@@ -373,8 +406,8 @@ pub(crate) fn is_link(m: &Mend<'_>, inode: &Inode) -> bool {
     target.get(..len).is_some_and(|t| !t.contains(&0))
 }
 
-/// Takes the log sequence numbers out of the blocks of a symbolic link's target.
-pub(crate) fn link_lsns(m: &Mend<'_>, inode: &Inode) {
+/// Writes the blocks of a symbolic link's target with right checksums and without log sequence numbers.
+pub(crate) fn link_blocks(m: &Mend<'_>, inode: &Inode) {
     target(m, inode, &mut |at, mut bytes| {
         Be64::new(0).put(&mut bytes, REMOTE_LSN_OFFSET);
         m.put_block(at >> 9, &bytes, REMOTE_CRC_OFFSET);

@@ -103,6 +103,26 @@ struct ForkReader<'m, 'a> {
     map: Map,
 }
 
+/// How many records the root of a fork's tree has, if they fit and all lead to blocks of this inode.
+pub(crate) fn whole_root(m: &Mend<'_>, ino: u64, root: &[u8]) -> Option<usize> {
+    let g = &m.g;
+    let head = BmdrBlock::at(root, 0).ok()?;
+    let (level, n) = (head.level.get(), usize::from(head.numrecs.get()));
+    let room = fork_root_room(root.len());
+    if !(1..BTREE_MAXLEVELS).contains(&level) || n == 0 || n > room {
+        return None;
+    }
+    let ptrs = Be64::slice_at(root, BmdrBlock::SIZE + room * 8, n).ok()?;
+    let leads = |p: &Be64| {
+        let at = g.daddr(g.fsb(p.get())?);
+        let bytes = m.disk.get(at << 9, g.block_size as usize).ok()?;
+        let bytes = summed(&bytes, BTREE_LONG_CRC_OFFSET);
+        let head = check_btree_long(&bytes, &g.ident(at, Some(ino))).ok()?;
+        (head.level.get() == level - 1).then_some(())
+    };
+    ptrs.iter().all(|p| leads(p).is_some()).then_some(n)
+}
+
 /// Follows a fork of extents or a tree.
 pub(crate) fn read(m: &Mend<'_>, inode: &Inode, fork: Fork) -> Map {
     let mut r = ForkReader {
@@ -179,6 +199,8 @@ impl ForkReader<'_, '_> {
                 .disk
                 .get(g.daddr(a) << 9, g.block_size as usize)
                 .ok()?;
+            // A block that only has a wrong checksum is believed, as far as its extents make sense.
+            let bytes = summed(&bytes, BTREE_LONG_CRC_OFFSET);
             let ident = g.ident(g.daddr(a), Some(self.ino));
             let head = *check_btree_long(&bytes, &ident).ok()?;
             (head.level.get() == level).then_some((bytes, head))
@@ -231,6 +253,9 @@ pub(crate) fn make(
             bytes,
             tree: Vec::new(),
         });
+    }
+    if fork_root_room(room) == 0 {
+        return None;
     }
     let g = m.g.clone();
     let shape = Shape::of_fork(g.block_size as usize, extents.len(), fork_root_room(room));

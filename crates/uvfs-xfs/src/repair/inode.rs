@@ -223,8 +223,8 @@ fn mend_link(m: &mut Mend<'_>, ino: u64, inode: &mut Inode, raw: &mut [u8]) {
         && let Ok(d) = Dinode::at(raw, 0)
     {
         if m.is_about(ino, "symbolic link") {
-            super::fields::link_lsns(m, inode);
-            let text = "its log sequence number set right";
+            super::fields::link_blocks(m, inode);
+            let text = "the heads of its blocks set right";
             m.say("symbolic link", None, Some(ino), text.into());
         }
         let mut d = *d;

@@ -6,7 +6,9 @@ use crate::format::*;
 use crate::mkfs::free_inode;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-const LOST: &[u8] = b"lost+found";
+/// The directory for what no directory leads to.
+pub(crate) const LOST_AND_FOUND: &str = "lost+found";
+const LOST: &[u8] = LOST_AND_FOUND.as_bytes();
 
 /// Gives each directory one parent, builds those anew that need it, and moves what nothing leads
 /// to into lost+found.
@@ -61,7 +63,7 @@ pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
                 }
                 rebuild.insert(to);
             }
-            None => m.say("lost+found", None, None, "no inode is free for it".into()),
+            None => m.say(LOST_AND_FOUND, None, None, "no inode is free for it".into()),
         }
     }
     for (dir, up) in &dotdot {
@@ -237,7 +239,7 @@ fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
     m.moved = true;
     m.touched.insert(agno as u32);
     m.lost = Some(ino);
-    m.say("lost+found", None, Some(ino), "made".into());
+    m.say(LOST_AND_FOUND, None, Some(ino), "made".into());
     m.lost
 }
 

@@ -210,6 +210,7 @@ pub fn repair(
             checking.memory = Some(memory - tables);
         }
         m.max_lsn = m.max_lsn.max(late.latest);
+        m.missing = outcome.missing;
         m.round(&out.left, out.left_count > out.left.len() as u64);
     }
     finish(m, out, options, sink)
@@ -263,8 +264,14 @@ fn finish(
         .iter()
         .filter_map(|f| Some((f.inode?, f.path.as_ref()?)));
     let paths: HashMap<u64, &String> = known.collect();
+    // An inode that was cleared may have become lost+found.
+    let mut made = None;
     for c in &mut m.changes {
-        c.path = c.inode.and_then(|i| paths.get(&i)).map(|p| (*p).clone());
+        made = made.or(c.inode.filter(|_| c.what == links::LOST_AND_FOUND));
+        c.path = match c.inode {
+            Some(_) if c.inode == made => Some(format!("/{}", links::LOST_AND_FOUND)),
+            _ => c.inode.and_then(|i| paths.get(&i)).map(|p| (*p).clone()),
+        };
     }
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
     // An image that cannot be mended completely is left as it is, rather than half changed.
@@ -336,6 +343,8 @@ pub(crate) struct Mend<'a> {
     pub touched: BTreeSet<u32>,
     /// Groups whose trees are not to be believed.
     pub broken: BTreeSet<u32>,
+    /// Groups with inodes that directories lead to and no tree has.
+    pub missing: BTreeSet<u32>,
 }
 
 impl<'a> Mend<'a> {
@@ -371,6 +380,7 @@ impl<'a> Mend<'a> {
             rebuilt: HashSet::new(),
             touched: BTreeSet::new(),
             broken: BTreeSet::new(),
+            missing: BTreeSet::new(),
         };
         let mut found = 0;
         if !as_is {

@@ -94,7 +94,8 @@ fn space_of(outcome: &CheckOutcome) -> BTreeSet<u32> {
 
 /// Whether all findings are about the contents of directories, or follow from these; or about free space.
 fn is_simple(kept: &Kept, outcome: &CheckOutcome) -> bool {
-    outcome.count == outcome.findings.len() as u64
+    outcome.missing.is_empty()
+        && outcome.count == outcome.findings.len() as u64
         && outcome.findings.iter().all(|f| match (f.what, f.inode) {
             (
                 "directory"

@@ -57,12 +57,20 @@ fn dquots(m: &mut Mend<'_>, ino: u64, kind: u8) {
             for k in 0..per {
                 let id = ((e.startoff + i) * per as u64 + k as u64) as u32;
                 let record = &mut bytes[k * Dquot::SIZE..(k + 1) * Dquot::SIZE];
-                let fine = check_dquot(record, &ident)
-                    .is_ok_and(|d| d.id.get() == id && d.r#type & !DQTYPE_BIGTIME == kind);
-                if fine {
+                let fine = |record: &[u8]| {
+                    check_dquot(record, &ident)
+                        .is_ok_and(|d| d.id.get() == id && d.r#type & !DQTYPE_BIGTIME == kind)
+                };
+                if fine(record) {
                     continue;
                 }
                 changed = true;
+                // Limits are kept where only the checksum is wrong.
+                let kept = summed(record, DQUOT_CRC_OFFSET);
+                if fine(&kept) {
+                    record.copy_from_slice(&kept);
+                    continue;
+                }
                 record.fill(0);
                 use zerocopy::FromZeros;
                 let mut d = Dquot::new_zeroed();
