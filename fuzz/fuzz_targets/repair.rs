@@ -42,6 +42,9 @@ fuzz_target!(|input: &[u8]| {
     for _ in 0..1 + choose.below(8) {
         mutate::damage(&mut damaged, regions, &mut choose);
     }
+    for _ in 0..choose.below(4) {
+        mutate::change_field(&mut damaged, regions, &mut choose);
+    }
     let one = CheckOptions {
         threads: 1,
         ..CheckOptions::default()

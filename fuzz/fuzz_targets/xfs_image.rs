@@ -134,6 +134,9 @@ fuzz_target!(|input: &[u8]| {
         memory,
         ..CheckOptions::default()
     };
+    for _ in 0..choose.below(4) {
+        mutate::change_field(&mut damaged, regions, &mut choose);
+    }
     let blocks: Arc<dyn Blocks> = Arc::new(damaged);
     let start = cpu_time();
     let _ = check(blocks.clone(), &options, &CheckProgress::default());

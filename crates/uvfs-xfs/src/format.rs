@@ -65,6 +65,17 @@ pub trait Layout: Sized + FromBytes + IntoBytes + Immutable + KnownLayout + Unal
 }
 impl<T: Sized + FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned> Layout for T {}
 
+/// A field of a layout.
+#[derive(Debug, Clone, Copy)]
+pub struct FieldAt {
+    /// Its name.
+    pub name: &'static str,
+    /// Its first byte in the layout.
+    pub at: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
 macro_rules! layout {
     ($($(#[$meta:meta])* pub struct $name:ident: $size:literal {
         $($(#[$fmeta:meta])* pub $field:ident: $ty:ty,)*
@@ -74,6 +85,15 @@ macro_rules! layout {
         #[repr(C)]
         pub struct $name { $($(#[$fmeta])* pub $field: $ty,)* }
         const _: () = assert!(size_of::<$name>() == $size);
+
+        impl $name {
+            /// Its fields.
+            pub const FIELDS: &'static [$crate::format::FieldAt] = &[$($crate::format::FieldAt {
+                name: stringify!($field),
+                at: core::mem::offset_of!($name, $field),
+                len: size_of::<$ty>(),
+            }),*];
+        }
     )*};
 }
 

@@ -20,6 +20,8 @@ pub enum Damage {
     },
     /// Random damage with this seed.
     Random(u64),
+    /// One to three fields changed, with this seed.
+    Fields(u64),
     /// The image ends here.
     Truncate(u64),
     /// A block of random bytes, zeros or another block over a structure.
@@ -32,6 +34,7 @@ impl Damage {
         match self {
             Damage::Db { go, field, value } => format!("{}: {field} = {value}", go.join(", ")),
             Damage::Random(seed) => format!("random {seed}"),
+            Damage::Fields(seed) => format!("fields {seed}"),
             Damage::Truncate(at) => format!("truncate to {at}"),
             Damage::Overwrite(seed) => format!("overwrite {seed}"),
         }
@@ -60,6 +63,17 @@ impl Damage {
                 }
                 write_regions(path, &damaged, regions);
                 Some(format!("random {seed}: {what}"))
+            }
+            Damage::Fields(seed) => {
+                let mut damaged = mem.clone();
+                let mut random = Random(*seed);
+                let change = |_| mutate::change_field(&mut damaged, regions, &mut random);
+                let what: Vec<String> = (0..1 + seed % 3).map(change).collect();
+                if !differs(mem, &damaged) {
+                    return None;
+                }
+                write_regions(path, &damaged, regions);
+                Some(format!("fields {seed}: {}", what.join(", and ")))
             }
             Damage::Truncate(at) => {
                 let file = File::options().write(true).open(path).unwrap();
@@ -340,6 +354,9 @@ pub fn all_damages(path: &Path) -> Vec<Damage> {
     let size = std::fs::metadata(path).unwrap().len();
     for i in 1..16 {
         damages.push(Damage::Truncate(size / 16 * i / 512 * 512));
+    }
+    for seed in 0..600 {
+        damages.push(Damage::Fields(seed));
     }
     for seed in 0..400 {
         damages.push(Damage::Random(seed));

@@ -12,6 +12,10 @@ use uvfs_xfs::Blocks;
 use uvfs_xfs::blocks::{Block, DiskExtent, ReadError, Stream, Verify};
 use uvfs_xfs::format::*;
 
+#[path = "fields.rs"]
+mod fields;
+pub use fields::change_field;
+
 const PAGE: usize = 4096;
 
 /// An image whose pages of zeros take no memory; clones share pages until they are written.
