@@ -132,7 +132,7 @@ impl Report {
     pub fn failed(&mut self, error: &Error) -> bool {
         let mut message = vec![error.code().max(1)];
         message.extend_from_slice(error.to_string().as_bytes());
-        self.child.is_none() && self.socket.write_all(&message).is_ok()
+        self.socket.write_all(&message).is_ok() && self.child.is_none()
     }
 }
 
@@ -160,7 +160,7 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
         }
         (true, _) => {
             drop(ours);
-            let followed = follow(theirs, path);
+            let followed = follow(theirs, path).unwrap_or_else(|| Err(ended()));
             if followed.is_err() {
                 // Its threads may be too many for what unmounts to start, so that it has to be gone.
                 let deadline = Instant::now() + ANSWER;
@@ -179,7 +179,8 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
         }
         (false, 0) => {
             drop(ours);
-            if follow(theirs, path).is_err() {
+            // The mount of a server that was killed stays, as it does later.
+            if let Some(Err(_)) = follow(theirs, path) {
                 take_away(path);
             }
             // SAFETY: ends the process, and runs no code of it. Its copies of buffers are the server's to write.
@@ -195,30 +196,32 @@ pub fn split(path: &Path, background: bool) -> Result<Side> {
     }
 }
 
-/// Looks whether the mount at `path` answers as often as the server asks, and gives its report.
-fn follow(mut server: UnixStream, path: &Path) -> Result<ExitCode> {
+/// Looks whether the mount at `path` answers as often as the server asks, and gives its report; `None` if it ended
+/// without one.
+fn follow(mut server: UnixStream, path: &Path) -> Option<Result<ExitCode>> {
     let mut code = [0];
-    let ended = || {
-        // A server that finds no memory ends without a word of its own.
-        let limit =
-            limits::behind(Errno::NOMEM).map_or(String::new(), |limit| format!("; {limit}"));
-        Error::new(format!("the server ended before the mount answered{limit}"))
-    };
     loop {
-        (server.read_exact(&mut code)).map_err(|_| ended())?;
+        server.read_exact(&mut code).ok()?;
         match code[0] {
             LOOK => {
                 let errno = look(path).err().map_or(0, Errno::raw_os_error);
-                (server.write_all(&errno.to_ne_bytes())).map_err(|_| ended())?;
+                server.write_all(&errno.to_ne_bytes()).ok()?;
             }
-            0 => return Ok(ExitCode::SUCCESS),
+            0 => return Some(Ok(ExitCode::SUCCESS)),
             code => {
                 let mut text = Vec::new();
                 let _ = server.take(65536).read_to_end(&mut text);
-                return Err(Error::new(String::from_utf8_lossy(&text).into_owned()).with_code(code));
+                let text = String::from_utf8_lossy(&text).into_owned();
+                return Some(Err(Error::new(text).with_code(code)));
             }
         }
     }
+}
+
+fn ended() -> Error {
+    // A server that finds no memory ends without a word of its own.
+    let limit = limits::behind(Errno::NOMEM).map_or(String::new(), |limit| format!("; {limit}"));
+    Error::new(format!("the server ended before the mount answered{limit}"))
 }
 
 /// Takes a dead server's mount away. The path had none before.
