@@ -243,21 +243,16 @@ impl Source {
         })
     }
 
-    /// Inode flags and project ids (`lsattr`, `chattr`).
+    /// Inode flags, project ids and generations (`lsattr`, `chattr`), and the file system's label.
     pub(crate) fn file_ioctl(
         &self,
         cx: &Context,
         node: Node,
         ioctl: &uvfs_server::fs::Ioctl<'_>,
     ) -> Result<(i32, Vec<u8>)> {
-        let (command, size) = match ioctl.cmd {
-            c if c == FileIoctl::GetFlags as u32 => (FileIoctl::GetFlags, 4),
-            c if c == FileIoctl::SetFlags as u32 => (FileIoctl::SetFlags, 4),
-            c if c == FileIoctl::FsGetXattr as u32 => (FileIoctl::FsGetXattr, 28),
-            c if c == FileIoctl::FsSetXattr as u32 => (FileIoctl::FsSetXattr, 28),
-            _ => return Err(Errno::NOTTY),
-        };
-        let mut data = [0; 64];
+        let command = FileIoctl::new(ioctl.cmd).ok_or(Errno::NOTTY)?;
+        let size = command.size();
+        let mut data = [0; sys::IOCTL_ROOM];
         let sets = matches!(command, FileIoctl::SetFlags | FileIoctl::FsSetXattr);
         if sets {
             self.writable()?;
@@ -292,13 +287,13 @@ impl Source {
         cx: &Context,
         fd: BorrowedFd<'_>,
         command: FileIoctl,
-        data: &[u8; 64],
+        data: &[u8; sys::IOCTL_ROOM],
     ) -> Result<()> {
         if sys::stat(fd)?.stx_uid != cx.uid {
             return Err(Errno::PERM);
         }
-        let word = |data: &[u8; 64]| u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
-        let mut now = [0; 64];
+        let word = |data: &[u8]| u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
+        let mut now = [0; sys::IOCTL_ROOM];
         let guarded = match command {
             FileIoctl::SetFlags => {
                 sys::ioctl(fd, FileIoctl::GetFlags, &mut now)?;

@@ -339,15 +339,23 @@ pub(crate) fn fanotify_mark(group: BorrowedFd<'_>, fd: BorrowedFd<'_>, mask: u64
 }
 
 /// ioctl(2) of a command whose argument is a structure that fits in `data`.
-pub(crate) fn ioctl(fd: BorrowedFd<'_>, cmd: FileIoctl, data: &mut [u8; 64]) -> Result<i32> {
-    // SAFETY: each command of the type reads or writes at most 28 bytes at the argument.
+pub(crate) fn ioctl(
+    fd: BorrowedFd<'_>,
+    cmd: FileIoctl,
+    data: &mut [u8; IOCTL_ROOM],
+) -> Result<i32> {
+    // SAFETY: each command of the type reads or writes at most its `size` at the argument, which is at most
+    // `IOCTL_ROOM` (asserted for each by a test).
     check(
         unsafe { libc::ioctl(fd.as_raw_fd(), cmd as u32 as _, data.as_mut_ptr()) } as libc::c_long,
     )
     .map(|n| n as i32)
 }
 
-/// The ioctls of files that are passed on: those of inode flags and project ids, from
+/// Room for the argument of any [`FileIoctl`].
+pub(crate) const IOCTL_ROOM: usize = 256;
+
+/// The ioctls of files that are passed on: those of inode flags, project ids, generations and labels, from
 /// include/uapi/linux/fs.h.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -356,6 +364,34 @@ pub(crate) enum FileIoctl {
     SetFlags = 0x4008_6602,
     FsGetXattr = 0x801c_581f,
     FsSetXattr = 0x401c_5820,
+    GetVersion = 0x8008_7601,
+    GetFsLabel = 0x8100_9431,
+}
+
+impl FileIoctl {
+    const ALL: [Self; 6] = [
+        Self::GetFlags,
+        Self::SetFlags,
+        Self::FsGetXattr,
+        Self::FsSetXattr,
+        Self::GetVersion,
+        Self::GetFsLabel,
+    ];
+
+    /// The one with this number.
+    pub(crate) fn new(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| *one as u32 == number)
+    }
+
+    /// The bytes at its argument. The numbers of the older ones say 8, which file systems take for an int.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::GetFlags | Self::SetFlags | Self::GetVersion => 4,
+            Self::FsGetXattr | Self::FsSetXattr | Self::GetFsLabel => {
+                (self as u32 >> 16 & 0x3fff) as usize
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -363,6 +399,16 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    /// The host's kernel would write behind the room for an answer.
+    #[test]
+    fn answers_to_ioctl_have_room() {
+        let sizes = FileIoctl::ALL.map(|one| (one.size(), FileIoctl::new(one as u32) == Some(one)));
+        assert_eq!(
+            sizes,
+            [4, 4, 28, 28, 4, IOCTL_ROOM].map(|size| (size, true))
+        );
+    }
 
     /// A lookup would take one file for another whose handle looks alike.
     #[test]

@@ -61,6 +61,7 @@ pub struct XfsFs {
     /// Where file data is read from; without it, through the volume.
     data: Option<Arc<File>>,
     asked: Asked,
+    idmapped: bool,
 }
 
 /// Whether those who list directories go on to ask for the attributes of what is in them, as tar
@@ -131,7 +132,15 @@ impl XfsFs {
             data: own.map(|fd| Arc::new(File::from(fd))),
             volume,
             asked: Asked::default(),
+            idmapped: false,
         }
+    }
+
+    /// Whether the mount may be idmapped (mount_setattr(2)). The kernel then sends no caller's user and group, and
+    /// takes that only for a mount where it checks permissions itself (`default_permissions`).
+    pub fn idmapped(mut self, allowed: bool) -> XfsFs {
+        self.idmapped = allowed;
+        self
     }
 
     fn inode(&self, node: Node) -> crate::Result<Inode> {
@@ -313,6 +322,7 @@ impl FileSystem for XfsFs {
         // at whether somebody asked before the listing goes on, but most read it to its end first.
         config.wanted -= InitFlags::READDIRPLUS_AUTO;
         config.wanted -= InitFlags::AUTO_INVAL_DATA | InitFlags::WRITEBACK_CACHE;
+        config.wanted.set(InitFlags::ALLOW_IDMAP, self.idmapped);
         config.time_gran = 1;
         Ok(())
     }
@@ -321,6 +331,10 @@ impl FileSystem for XfsFs {
         let (dir, inode) = self
             .look(|| {
                 let dir = self.inode(parent)?;
+                if name == c"." {
+                    // By a file handle (open_by_handle_at(2)): also of what is no directory.
+                    return Ok((dir.ino, Some(dir)));
+                }
                 match self.volume.lookup(&dir, name.to_bytes()) {
                     Ok(ino) => Ok((dir.ino, Some(self.volume.inode(ino)?))),
                     Err(Error::NotFound(_)) => Ok((dir.ino, None)),

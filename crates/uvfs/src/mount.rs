@@ -245,7 +245,7 @@ fn mount_image(
         .ok();
     let mut options = options.clone();
     options.flags |= MountFlags::RDONLY;
-    let fs = XfsFs::new(Arc::new(opened.volume));
+    let fs = XfsFs::new(Arc::new(opened.volume)).idmapped(options.default_permissions);
     let confine = confine::image_server;
     mounted(fs, |_| {}, confine, source, place, &options, report)
 }

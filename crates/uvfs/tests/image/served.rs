@@ -206,3 +206,64 @@ fn commands_that_read_an_image_are_confined() {
         assert!(confined, "{command:?}");
     }
 }
+
+
+/// An idmapped mount of an image, as containers have them, would be refused, or show other owners than the kernel's.
+#[test]
+fn idmapped() {
+    if !has(&NEEDS)
+        || !has(&[
+            Need::Mount(Transport::Dev),
+            Need::Program("python3"),
+            Need::Program("setpriv"),
+        ])
+    {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let kernel = image.shown_by_kernel();
+    for transport in transports() {
+        let (at, mapped) = (
+            scratch.dir(&format!("at-{transport}")),
+            scratch.dir(&format!("mapped-{transport}")),
+        );
+        let mount = Mount::new(&Serve::over(transport), &image.path, &at);
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/image/programs/idmap.py");
+        // As a user whom the mapping makes the root of the image, and as one who is nobody there.
+        let script = r#"python3 "$3" "$1" "$2"; cd "$2"; find . -printf '%P %U %G %m\n' | sort
+for user in 100000 5; do setpriv --reuid=$user --regid=$user --clear-groups sh -c '
+for file in $(find . -type f | sort | head -200); do test -r $file && md5sum $file; done'; done; cd /; umount "$2""#;
+        let show = |from: &std::path::Path| {
+            let mut command = shell(script, &[from, &mapped, program.as_ref()]);
+            mount.run(&mut command).ok()
+        };
+        let (shown, expected) = (show(&at), show(&kernel));
+        assert!(expected.contains(" 100000 100000 "), "{expected}");
+        same(&shown, &expected);
+        mount.unmount().ok();
+    }
+}
+
+/// A program that keeps file handles, as backups and NFS servers do, would find none of its files again.
+#[test]
+fn handles_lead_to_files_that_the_kernel_has_forgotten() {
+    if !has(&NEEDS) || !has(&[Need::Mount(Transport::Dev), Need::Program("python3")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::filled(&scratch);
+    let kernel = image.shown_by_kernel();
+    let at = scratch.dir("at");
+    let mount = Mount::new(&Serve::over(Transport::Dev), &image.path, &at);
+    let opened = |root: &std::path::Path| {
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/image/programs/handles.py");
+        let mut command = command("python3", [program]);
+        command.arg(root);
+        command.args(["a/hello", "a/sparse", "a", "many", "many/dir-040/file", "."]);
+        mount.run(&mut command).ok()
+    };
+    let (shown, expected) = (opened(&at), opened(&kernel));
+    assert_eq!(shown, expected);
+    mount.unmount().ok();
+}

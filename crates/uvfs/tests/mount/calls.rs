@@ -100,6 +100,21 @@ fn attributes(place: &Place, set: IFlags) -> Result {
     rustix::fs::ioctl_setflags(&file, now | set).map(|()| 0)
 }
 
+/// An ioctl(2) that only reads, with room for its answer, of which the length is told.
+fn answer(place: &Place, command: u32) -> Result {
+    let file = open(&place.file, OFlags::RDONLY)?;
+    let mut room = [0u8; 256];
+    // SAFETY: the commands of the table write at most 256 bytes.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), command as _, &mut room) };
+    match done {
+        0 => Ok(room
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |last| (last > 4) as i64)),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).expect("an errno")),
+    }
+}
+
 fn map_and_store(place: &Place) -> Result {
     let file = open(&place.file, OFlags::RDWR)?;
     let all = ProtFlags::READ | ProtFlags::WRITE;
@@ -360,6 +375,8 @@ pub const CALLS: &[(&str, Call)] = &[
     ("O_APPEND off", |p| control(p, OFlags::WRONLY | OFlags::APPEND, libc::F_SETFL, 0)),
     ("O_NOATIME on", |p| control(p, OFlags::RDONLY, libc::F_SETFL, libc::O_NOATIME)),
     ("get attributes", |p| open(&p.file, OFlags::RDONLY).and_then(rustix::fs::ioctl_getflags).map(|f| i64::from(f.bits()))),
+    ("get the generation", |p| answer(p, 0x8008_7601)),
+    ("get the label", |p| answer(p, 0x8100_9431)),
     ("set nodump", |p| attributes(p, IFlags::NODUMP)),
     ("set append", |p| attributes(p, IFlags::APPEND)),
     ("set immutable", |p| attributes(p, IFlags::IMMUTABLE)),
