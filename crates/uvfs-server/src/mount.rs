@@ -43,8 +43,7 @@ pub struct MountOptions {
     pub flags: MountFlags,
     /// Largest read in bytes.
     pub max_read: u32,
-    /// The mount goes when its server is killed: a small process waits for that. Without root it is fusermount3,
-    /// else a shell.
+    /// The mount goes when its server is killed: a shell waits for that.
     pub auto_unmount: bool,
 }
 
@@ -109,25 +108,20 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Mount> {
     let at = real_path(mountpoint)?;
     let root = rustix::process::geteuid().is_root();
-    let mounted_directly = match root || !options.auto_unmount {
-        true => directly(&at, options, root)?,
-        // Only fusermount3 may unmount what an ordinary user has mounted.
-        false => None,
-    };
-    let (device, mut guard) = match mounted_directly {
-        Some(device) => (device, None),
+    let device = match directly(&at, options, root)? {
+        Some(device) => device,
         None => by_fusermount(&at, options)?,
     };
     let line = mounted(&at).ok().flatten();
-    if options.auto_unmount
-        && guard.is_none()
-        && let Some(line) = &line
-    {
-        let started = Guard::start(&at, line.id, &line.device).inspect_err(|_| {
-            let _ = unmount(&at, true);
-        });
-        guard = Some(started.map_err(|error| context(error, "auto_unmount: /bin/sh"))?);
-    }
+    let guard = match &line {
+        Some(line) if options.auto_unmount => {
+            let started = Guard::start(&at, line.id, &line.device).inspect_err(|_| {
+                let _ = unmount(&at, true);
+            });
+            Some(started.map_err(|error| context(error, "auto_unmount: /bin/sh"))?)
+        }
+        _ => None,
+    };
     Ok(Mount::new(at, device, line, guard))
 }
 
@@ -192,10 +186,7 @@ const FLAGS: [(MountFlags, &str); 12] = [
     (MountFlags::STRICTATIME, "strictatime"),
 ];
 
-fn by_fusermount(
-    mountpoint: &Path,
-    options: &MountOptions,
-) -> io::Result<(OwnedFd, Option<Guard>)> {
+fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let name = options.name.replace('\\', "\\\\").replace(',', "\\,");
     let mut words = vec![
         format!("fsname={name}"),
@@ -210,13 +201,12 @@ fn by_fusermount(
     let others = [
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
-        (options.auto_unmount, "auto_unmount"),
     ];
     let set = flags.chain(others).filter(|(set, _)| *set);
     words.extend(set.map(|(_, word)| word.to_owned()));
     let (ours, theirs) = UnixStream::pair()?;
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
-    let mut child = Command::new("fusermount3")
+    let child = Command::new("fusermount3")
         .arg("-o")
         .arg(words.join(","))
         .arg("--")
@@ -224,22 +214,14 @@ fn by_fusermount(
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // Not the terminal, or a pipe that another program reads to its end: with auto_unmount it stays.
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| context(error, "fusermount3 (package fuse3), needed without root"))?;
     drop(theirs);
     let device = receive_descriptor(&ours);
-    let device = match device {
-        Ok(Some(device)) if options.auto_unmount => {
-            child.stderr = None;
-            return Ok((device, Some(Guard::fusermount(child, ours))));
-        }
-        other => other,
-    };
     let output = child.wait_with_output()?;
     match device {
-        Ok(Some(device)) if output.status.success() => Ok((device, None)),
+        Ok(Some(device)) if output.status.success() => Ok(device),
         Err(error) => Err(context(error, "fusermount3")),
         _ => Err(io::Error::other(reason(&output.stderr))),
     }

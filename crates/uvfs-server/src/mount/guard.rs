@@ -1,7 +1,6 @@
 //! `auto_unmount`: a process that takes the mount away when its server was killed.
 
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 /// Waits until the server has ended, however it ended: its standard input is a pipe that the server holds and never
 /// writes to. Then it unmounts `$0`, if the mount with the number and the device of `$1` is the topmost one there.
 /// The signals that end a server and its guard at once (systemd sends them to all processes of a unit) are for the
-/// server.
+/// server. Not `fusermount3 -o auto_unmount`: of a mount without allow_other it believes that the server lives.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 read -r _
@@ -21,19 +20,16 @@ done </proc/self/mountinfo
 while read -r id _ _ _ path _; do
   [ "$path" = "$at" ] && top=$id
 done </proc/self/mountinfo
-[ "$top" = "${1% *}" ] && umount -l -- "$0"
+[ "$top" = "${1% *}" ] || exit 0
+umount -l -- "$0" || fusermount3 -u -q -z -- "$0"
 "#;
 
 /// The process, until the mount has gone in an orderly way.
 #[derive(Debug)]
-pub(super) struct Guard {
-    process: Child,
-    /// The other end of fusermount3's socket, whose closing means to it that the server is gone.
-    _socket: Option<UnixStream>,
-}
+pub(super) struct Guard(Child);
 
 impl Guard {
-    /// Starts a guard of our own, which needs the right to unmount.
+    /// Starts it.
     pub(super) fn start(at: &Path, id: u64, device: &str) -> io::Result<Self> {
         let process = Command::new("/bin/sh")
             .args(["-c", SCRIPT])
@@ -45,23 +41,12 @@ impl Guard {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        Ok(Self {
-            process,
-            _socket: None,
-        })
-    }
-
-    /// fusermount3 that was started with `-o auto_unmount`: it stays until its socket is closed.
-    pub(super) fn fusermount(process: Child, socket: UnixStream) -> Self {
-        Self {
-            process,
-            _socket: Some(socket),
-        }
+        Ok(Self(process))
     }
 
     /// The mount is gone: nothing is left to do.
     pub(super) fn dismiss(mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

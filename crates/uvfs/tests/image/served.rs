@@ -257,7 +257,10 @@ fn handles_lead_to_files_that_the_kernel_has_forgotten() {
     let at = scratch.dir("at");
     let mount = Mount::new(&Serve::over(Transport::Dev), &image.path, &at);
     let opened = |root: &std::path::Path| {
-        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/image/programs/handles.py");
+        let program = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/image/programs/handles.py"
+        );
         let mut command = command("python3", [program]);
         command.arg(root);
         command.args(["a/hello", "a/sparse", "a", "many", "many/dir-040/file", "."]);

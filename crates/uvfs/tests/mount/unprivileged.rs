@@ -160,3 +160,32 @@ fn dev() {
 fn uring() {
     serves_its_user(Transport::Uring);
 }
+
+/// A killed server would leave a dead mount, which its user may take away, and fusermount3 does with auto_unmount.
+#[test]
+fn auto_unmount() {
+    use Need::*;
+    if !has(&[Mount(Transport::Dev), Uvfs])
+        || !has(&["setpriv", "unshare", "nsenter", "fusermount3"].map(Program))
+    {
+        return;
+    }
+    let scratch = Scratch::new();
+    let source = scratch.tmpfs("source", "1m");
+    let at = scratch.dir("mount");
+    chown(&at, Some(NOBODY), Some(NOBODY)).unwrap();
+    let program = uvfs_for_all(&scratch);
+    let namespace = Namespace::new(&scratch);
+    let mut server = Running::start(
+        namespace
+            .as_nobody(&program)
+            .args(["mount", "--foreground", "-o", "auto_unmount"])
+            .args([&source, &at]),
+    );
+    let mounted = wait_until(SOON, || namespace.mounted(&at));
+    server.signal(rustix::process::Signal::KILL);
+    let ended = server.wait(SOON).expect("a killed server ends");
+    let gone = wait_until(SOON, || !namespace.mounted(&at));
+    run(namespace.command("umount").arg("--lazy").arg(&at));
+    assert!(mounted && gone, "{mounted} {gone} {ended}");
+}
