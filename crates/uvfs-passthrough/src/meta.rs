@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, Uid,
+    Access, AtFlags, CWD, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec,
+    Timestamps, Uid,
 };
 use rustix::io::Errno;
 use uvfs_proto::abi;
@@ -15,7 +16,7 @@ use crate::Source;
 use crate::creds;
 use crate::creds::Caller;
 use crate::inode::{Access, Inode, Told};
-use crate::sys::{self, Result};
+use crate::sys::{self, ProcPath, Result};
 use crate::watcher::FOREVER;
 use rustix::fs::OFlags;
 
@@ -305,6 +306,15 @@ impl Source {
         };
         self.tell_access(cx, &inode, &st);
         Ok((sx(&st), self.tell(&inode, &st)))
+    }
+
+    /// Whether the host lets the server read, write or execute a file. Where the kernel does not check permissions,
+    /// opens go by the server's as well.
+    pub(crate) fn may_access(&self, node: Node, mask: Access) -> Result<()> {
+        let inode = self.inode(node)?;
+        let fd = self.path_fd(&inode)?;
+        let path = ProcPath::new(fd.as_fd());
+        rustix::fs::accessat(CWD, path.as_c_str(), mask, AtFlags::EACCESS)
     }
 
     pub(crate) fn set_attr(&self, cx: &Context, node: Node, set: &SetAttr) -> Result<Attributes> {

@@ -399,6 +399,11 @@ impl FileSystem for Passthrough {
         apart!(self, cx, [node], None, [how, lock], |source| source
             .test_lock(how, lock))
     }
+    async fn access(&self, cx: &Context, node: Node, mask: Access) -> Result<()> {
+        apart!(self, cx, [node], None, [], |source| source
+            .may_access(node, mask))
+    }
+
 
     async fn setlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<()> {
         lock::patiently(how.wait, async || {

@@ -310,9 +310,21 @@ pub trait FileSystem: Send + Sync + 'static {
         unsupported!(cx, node, name)
     }
 
-    /// access(2); not asked with `default_permissions`.
+    /// access(2), and chdir(2); not asked with `default_permissions`. ENOSYS allows everything from then on.
+    ///
+    /// Without this method the answer is what the kernel does: it executes no file that nobody may execute, and
+    /// leaves all else to the handlers.
     async fn access(&self, cx: &Context, node: Node, mask: Access) -> Result<()> {
-        unsupported!(cx, node, mask)
+        if !mask.contains(Access::EXEC_OK) {
+            return Ok(());
+        }
+        let mode = self.getattr(cx, node, None).await?.attr.mode;
+        let executable = mode & 0o111 != 0;
+        let file = FileType::from_raw_mode(mode) == FileType::RegularFile;
+        match file && !executable {
+            true => Err(Errno::ACCESS),
+            false => Ok(()),
+        }
     }
 
     /// The lock that stands in the way of `lock`, or one of kind F_UNLCK.
