@@ -109,7 +109,7 @@ async fn dispatch<F: FileSystem>(
         Setxattr(arg, name, value) => call.setxattr(&arg, name, value).await.map(done),
         Getxattr(arg, name) => call.getxattr(&arg, name).await,
         Listxattr(arg) => sized(&fs.listxattr(cx, node).await?, arg.size),
-        Removexattr(name) => fs.removexattr(cx, node, name).await.map(done),
+        Removexattr(name) => call.removexattr(name).await.map(done),
         Access(arg) => call.access(&arg).await.map(done),
         Getlk(arg) => call.getlk(&arg).await,
         Setlk(arg) => call.setlk(&arg, false).await.map(done),

@@ -328,7 +328,24 @@ impl<F: FileSystem> Call<'_, F> {
         let flags = XattrFlags::from_bits_retain(arg.flags);
         self.fs()
             .setxattr(self.cx(), self.node(), name, value, flags, kill_sgid)
-            .await
+            .await?;
+        self.changed_xattr(name);
+        Ok(())
+    }
+
+    pub(super) async fn removexattr(&self, name: &CStr) -> Result<()> {
+        self.fs().removexattr(self.cx(), self.node(), name).await?;
+        self.changed_xattr(name);
+        Ok(())
+    }
+
+    /// An access control list is a part of the mode, which the answer does not tell. Of the other attributes only the
+    /// time of change moves, and the kernel sees to that.
+    fn changed_xattr(&self, name: &CStr) {
+        if name.to_bytes().starts_with(b"system.") {
+            self.session
+                .drop_attributes(self.origin(), self.request.node);
+        }
     }
 
     pub(super) async fn getxattr(&self, arg: &abi::GetxattrIn, name: &CStr) -> Outcome {
