@@ -110,6 +110,7 @@ impl Source {
             writer: None,
             written: AtomicU64::new(0),
             direct: false,
+            appends: file.appends,
         };
         self.files.insert(Arc::new(shared)).ok_or_else(|| {
             self.inodes.forget(node, 1);
@@ -152,7 +153,14 @@ impl Source {
             let changed = meta::kill_suidgid(cx, file.as_fd())?;
             self.mode_changed(file.inode.node, changed);
         }
-        let append = how.flags.contains(OFlags::APPEND) && !how.from_cache && !self.writes_back();
+        if how.from_cache && file.appends {
+            // A page that was stored to through a mapping. The host would append it.
+            return Err(Errno::PERM);
+        }
+        // With the writeback cache the kernel says where the end is.
+        let append = how.flags.contains(OFlags::APPEND)
+            && !how.from_cache
+            && (file.appends || !self.writes_back());
         Ok((file, append))
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct OpenFile {
     pub(crate) written: AtomicU64,
     /// The kernel sends each read and write as it is made, and no FSYNC after one that is to be synchronous.
     pub(crate) direct: bool,
+    /// The host appends whatever is written, wherever: the file may only be appended to (`chattr +a`).
+    pub(crate) appends: bool,
 }
 
 /// The user of an open file.

@@ -146,7 +146,7 @@ impl Source {
         };
         let result = match result {
             // A file that may only be appended to (`chattr +a`) opens in no other way.
-            Err(Errno::PERM) if asked.contains(OFlags::APPEND) && !self.writes_back() => {
+            Err(Errno::PERM) if asked.contains(OFlags::APPEND) => {
                 self.open_inode(inode, (flags - OFlags::NOATIME) | OFlags::APPEND)
             }
             // The remote file system has no direct I/O.
@@ -188,6 +188,9 @@ impl Source {
     ) -> Result<Opened> {
         let asked = how.flags;
         let mut flags = OpenFlags::empty();
+        // Only where the file opens in no other way.
+        let appends = asked.contains(OFlags::APPEND)
+            && rustix::fs::fcntl_getfl(&fd)?.contains(OFlags::APPEND);
         let (by, backing) = match how.origin {
             Origin::Kernel => self.begin_use(&inode, fd.as_fd(), asked, file, cx.pid),
             Origin::Client(()) => (By::Client, 0),
@@ -195,6 +198,8 @@ impl Source {
         if by == By::Backed {
             flags |= OpenFlags::PASSTHROUGH;
         } else if self.options.direct_io
+            // Pages that are written back later, where they belong, the host would append.
+            || appends && self.writes_back()
             || (asked_direct(asked) && !self.writes_back() && !reads_far(&inode, asked))
         {
             // A caller's own O_DIRECT as well: its synchronous calls are then plain requests, which
@@ -220,6 +225,7 @@ impl Source {
                 .then_some(cx.pid),
             written: AtomicU64::new(0),
             direct: flags.contains(OpenFlags::DIRECT_IO),
+            appends,
         });
         inode.state().open = Arc::downgrade(&file.fd);
         match self.files.insert(file.clone()) {
