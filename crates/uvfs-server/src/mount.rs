@@ -451,6 +451,25 @@ pub(crate) fn write_raw(
     rustix::io::writev(device, &[IoSlice::new(head), IoSlice::new(bytes)])
 }
 
+/// writev(2) of `head` and of one more byte, at an address where the kernel finds none: it handles the head, and
+/// then fails with EFAULT.
+pub(crate) fn write_without_end(device: BorrowedFd<'_>, head: &[u8]) -> Result<usize, Errno> {
+    let parts = [
+        libc::iovec {
+            iov_base: head.as_ptr().cast_mut().cast(),
+            iov_len: head.len(),
+        },
+        libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 1,
+        },
+    ];
+    // SAFETY: the kernel only reads from the parts. The first is borrowed for the call; that nothing is mapped at
+    // the address of the second is for the kernel to find out.
+    let done = unsafe { libc::writev(device.as_raw_fd(), parts.as_ptr(), parts.len() as i32) };
+    usize::try_from(done).map_err(|_| last_errno())
+}
+
 fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -142,6 +142,39 @@ impl Notifier {
         })
     }
 
+    /// Says that a file has grown to `size` bytes or more. Programs that the kernel does not ask the file system
+    /// for then reach what is new: sendfile(2), splice(2), copy_file_range(2), ioctl(2) with FIONREAD, and faults
+    /// in a mapping go by the size that the kernel knows, and an expired attribute does not change that.
+    ///
+    /// No page changes: [`Notifier::invalidate_inode`] drops those that are old. If the size turns out to be too large,
+    /// drop the pages as well: the next read that asks the file system, or stat(2), then corrects it. As the kernel
+    /// waits for the page at the new end, this must not be called on a queue's thread, which may be the one that is to
+    /// answer the read of that page.
+    ///
+    /// # Errors
+    /// When the mount is gone.
+    pub fn grow(&self, node: Node, size: u64) -> io::Result<()> {
+        let Some(last) = size.checked_sub(1) else {
+            return Ok(());
+        };
+        let mut message = Vec::with_capacity(64);
+        let store = Notification::Store {
+            nodeid: node.0,
+            offset: last,
+            data: &[0],
+        };
+        store
+            .encode(&mut message)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+        // The kernel moves the size before it fetches the data. Were there any, it would overwrite a byte that a
+        // program may just have stored through a mapping.
+        message.pop();
+        match crate::mount::write_without_end(self.device.as_fd(), &message) {
+            Err(Errno::FAULT) | Ok(_) => Ok(()),
+            Err(errno) => Self::forgiving(Err(errno.into())),
+        }
+    }
+
     /// Reads a node's pages in the page cache from `offset` on, up to `size` bytes, and says where they begin.
     /// Must not be called on a queue's thread, which may be the one that the data comes by.
     ///
