@@ -199,20 +199,38 @@ impl Inode {
             (state.told, state.open.upgrade())
         };
         let Some(told) = told else {
-            return Stale::Nothing;
+            return Stale::Contents;
         };
-        let now = match (open, &self.mount.fd, self.key.handle()) {
-            (Some(open), ..) => sys::stat(open.as_fd()),
-            (None, Some(mount), Some(handle)) => {
-                sys::open_handle(mount.as_fd(), handle, OFlags::PATH)
-                    .and_then(|fd| sys::stat(fd.as_fd()))
-            }
-            _ => return Stale::Attributes,
+        let Some(now) = self.attributes_now(open) else {
+            return Stale::Contents;
         };
         match now.is_ok_and(|now| told == Told::of(&now)) {
             true => Stale::Nothing,
-            false => Stale::Attributes,
+            // Its pages are none, but the size that the kernel knows may be too small.
+            false => Stale::Contents,
         }
+    }
+
+    /// The attributes of a file of a watched file system, by `open` if that is a descriptor of it.
+    fn attributes_now(&self, open: Option<Arc<File>>) -> Option<sys::Result<Statx>> {
+        match (open, &self.mount.fd, self.key.handle()) {
+            (Some(open), ..) => Some(sys::stat(open.as_fd())),
+            (None, Some(mount), Some(handle)) => Some(
+                sys::open_handle(mount.as_fd(), handle, OFlags::PATH)
+                    .and_then(|fd| sys::stat(fd.as_fd())),
+            ),
+            _ => None,
+        }
+    }
+
+    /// The size of a regular file of a watched file system, which nobody else answers for.
+    pub(crate) fn size_now(&self) -> Option<u64> {
+        if !self.is_regular() || !self.is_watched() {
+            return None;
+        }
+        let open = self.state().open.upgrade();
+        let now = self.attributes_now(open)?.ok()?;
+        Some(now.stx_size)
     }
 
     pub(crate) fn is_regular(&self) -> bool {

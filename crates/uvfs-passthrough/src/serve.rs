@@ -109,6 +109,10 @@ impl FileSystem for Passthrough {
         self.0.mounts.watching.report()
     }
 
+    fn size(&self, node: Node) -> Option<u64> {
+        self.0.inode(node).ok()?.size_now()
+    }
+
     fn clients(&self) -> Option<&dyn ClientSupport> {
         Some(self)
     }
@@ -395,15 +399,15 @@ impl FileSystem for Passthrough {
             .remove_xattr(cx, node, name))
     }
 
-    async fn getlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<Lock> {
-        apart!(self, cx, [node], None, [how, lock], |source| source
-            .test_lock(how, lock))
-    }
     async fn access(&self, cx: &Context, node: Node, mask: Access) -> Result<()> {
         apart!(self, cx, [node], None, [], |source| source
             .may_access(node, mask))
     }
 
+    async fn getlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<Lock> {
+        apart!(self, cx, [node], None, [how, lock], |source| source
+            .test_lock(how, lock))
+    }
 
     async fn setlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<()> {
         lock::patiently(how.wait, async || {

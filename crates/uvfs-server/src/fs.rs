@@ -81,6 +81,13 @@ pub trait FileSystem: Send + Sync + 'static {
         None
     }
 
+    /// The size of a file that others make longer, if it is known at once. The session asks on a thread of its own, after
+    /// [`crate::Session::host_changed`] has said that the contents changed, and tells the kernel
+    /// ([`crate::notify::Notifier::grow`]).
+    fn size(&self, node: Node) -> Option<u64> {
+        None
+    }
+
     /// How clients over shared memory use the file system, beyond what the kernel asks for: see
     /// [`ClientSupport`]. Without it programs under `uvfs run` go on through the kernel.
     fn clients(&self) -> Option<&dyn ClientSupport> {

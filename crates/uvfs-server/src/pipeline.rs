@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::time::Instant;
 
-use uvfs_proto::abi::{self, Opcode};
+use uvfs_proto::abi::{self, Opcode, SetattrValid};
 use uvfs_proto::request::Operation;
 
 use crate::coherence::AccessSet;
@@ -124,7 +124,12 @@ async fn under_leases<F: FileSystem>(
     let unlinked = Cell::default();
     let mut outcome = pin!(dispatch::answer(session, request, &unlinked)).await;
     let (fs, unlinked) = (session.fs(), unlinked.get());
-    let ended = pin!(coherence.end(fs, request, access, under, unlinked, &mut outcome)).await;
+    let grown = match request.origin {
+        Origin::Client(_) => Box::pin(grown(session, request, &outcome)).await,
+        Origin::Kernel => None,
+    };
+    let ended =
+        pin!(coherence.end(fs, request, access, under, unlinked, grown, &mut outcome)).await;
     if let Some(node) = ended
         && let Origin::Client(link) = request.origin
         && let Ok(reply) = &mut outcome
@@ -150,6 +155,48 @@ async fn step<F: FileSystem>(
     operation: Operation<'_>,
 ) -> Outcome {
     let step = request.like(node, operation);
+/// A node whose file a client's request has made longer, maybe, and how long that is now at least. Nothing where the
+/// kernel does not know the node.
+async fn grown<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    outcome: &Outcome,
+) -> Option<(u64, u64)> {
+    let reply = outcome.as_ref().ok()?;
+    let (node, size) = match (&request.operation, reply) {
+        (Operation::Write(arg), Reply::Written(out)) => {
+            let appends = arg.flags & libc::O_APPEND as u32 != 0;
+            let end = arg.offset.saturating_add(out.size.into());
+            (request.node, (!appends).then_some(end))
+        }
+        (Operation::Fallocate(arg), _) if arg.mode & libc::FALLOC_FL_KEEP_SIZE as u32 != 0 => {
+            return None;
+        }
+        (Operation::Fallocate(arg), _) => {
+            let end = arg.offset.saturating_add(arg.length);
+            (request.node, Some(end))
+        }
+        (Operation::Setattr(arg), _) => {
+            let valid = SetattrValid::from_bits_retain(arg.valid);
+            if !valid.contains(SetattrValid::SIZE) {
+                return None;
+            }
+            (request.node, Some(arg.size))
+        }
+        (Operation::CopyFileRange(arg) | Operation::CopyFileRange64(arg), _) => {
+            (arg.nodeid_out, None)
+        }
+        _ => return None,
+    };
+    if !session.coherence.is_known_to_kernel(node) {
+        return None;
+    }
+    match size {
+        Some(size) => Some((node, size)),
+        None => Some((node, attributes(session, request, node).await.ok()?.size)),
+    }
+}
+
     let access = AccessSet::of(node, &step.operation);
     under_leases(session, &step, &access).await
 }

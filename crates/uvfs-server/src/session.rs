@@ -144,13 +144,23 @@ fn invalid(text: String) -> io::Error {
 impl<F: FileSystem> Session<F> {
     /// Of a `/dev/fuse` descriptor that is mounted (or about to be).
     pub fn new(fs: F, device: OwnedFd, options: SessionOptions) -> Self {
+        let device = Arc::new(device);
+        let coherence = Coherence::default();
+        coherence.mounted(Notifier::new(device.clone(), Arc::new(|_, _| {})));
+        Self {
+            coherence,
+            ..Self::of(fs, device, options)
+        }
+    }
+
+    fn of(fs: F, device: Arc<OwnedFd>, options: SessionOptions) -> Self {
         Self {
             fs,
             options,
             interrupts: interrupt::Interrupts::default(),
             coherence: Coherence::default(),
             mounted: true,
-            device: Arc::new(device),
+            device,
             agreed: OnceLock::new(),
             retrievals: Mutex::default(),
             queues: Mutex::default(),
@@ -193,7 +203,8 @@ impl<F: FileSystem> Session<F> {
             uncached: false,
         };
         fs.init(&mut config)?;
-        let mut session = Self::new(fs, null.into(), options);
+        let null = Arc::new(OwnedFd::from(null));
+        let mut session = Self::of(fs, null, options);
         session.mounted = false;
         let _ = session.agreed.set(Agreement {
             negotiated: Negotiated {
@@ -249,10 +260,10 @@ impl<F: FileSystem> Session<F> {
     }
 
     /// The host's changes will be reported by [`Session::host_changed`].
-    pub fn host_is_watched(&self) {
-        if let Some(notifier) = self.invalidator() {
-            self.coherence.host_is_watched(notifier);
-        }
+    pub fn host_is_watched(self: &Arc<Self>) {
+        let session = Arc::downgrade(self);
+        let size = move |node| session.upgrade()?.fs.size(node);
+        self.coherence.host_is_watched(Box::new(size));
     }
 
     /// A program of the host has changed something behind the mount: the kernel drops what it has of

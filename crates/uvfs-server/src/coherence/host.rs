@@ -15,6 +15,7 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::invalidator::Sizes;
 use super::kernel_cache::{Given, Key, UNDER_WAY};
 use super::{Coherence, Since};
 use crate::fs::{HostChange, Node};
@@ -50,6 +51,8 @@ pub(super) struct How {
     pub(super) pages: bool,
     /// The kernel is told again: an old answer may be under way to it.
     pub(super) again: bool,
+    /// A client has made the file at least so long.
+    pub(super) grown: Option<u64>,
 }
 
 /// Things that are due at the same time after they were noted.
@@ -120,6 +123,7 @@ impl Pending {
         if let Some(known) = self.how.get_mut(&what) {
             known.pages |= how.pages;
             known.again |= how.again;
+            known.grown = known.grown.max(how.grown);
             return;
         }
         self.how.insert(what.clone(), how);
@@ -141,8 +145,12 @@ impl Pending {
         let now = Instant::now();
         for (round, stage) in self.again.iter_mut().enumerate() {
             if let Some((what, pages)) = stage.pop(now) {
-                let again = true;
-                return Some((what, How { pages, again }, round + 1));
+                let how = How {
+                    pages,
+                    again: true,
+                    grown: None,
+                };
+                return Some((what, how, round + 1));
             }
         }
         None
@@ -158,26 +166,54 @@ impl Pending {
     }
 }
 
-/// Tells the kernel.
-pub(super) fn tell(notifier: &Notifier, what: &What, how: How, round: usize) {
+/// Tells the kernel. `size` gives the size of a file whose contents have changed: the kernel goes by the size that it
+/// knows where it does not ask for one.
+pub(super) fn tell(
+    notifier: &Notifier,
+    size: impl Fn(Node) -> Option<u64>,
+    what: &What,
+    how: How,
+    round: usize,
+) {
     let offset = if how.pages { 0 } else { -1 };
+    let drop = |node: u64| {
+        notifier.invalidate_inode(Node(node), offset, 0)?;
+        let now = how.pages.then(|| size(Node(node))).flatten();
+        match how.grown.max(now) {
+            Some(grown) => grow(notifier, &size, node, grown),
+            None => Ok(()),
+        }
+    };
     let told = match what {
-        What::Inode(node) => notifier.invalidate_inode(Node(*node), offset, 0),
+        What::Inode(node) => drop(*node),
         What::Entry(parent, name) => notifier.expire_entry(Node(*parent), name),
         What::All(nodes) => {
             let epoch = match round {
                 0 => notifier.new_epoch(),
                 _ => Ok(()),
             };
-            let dropped = nodes
-                .iter()
-                .try_for_each(|&node| notifier.invalidate_inode(Node(node), offset, 0));
+            let dropped = nodes.iter().try_for_each(|&node| drop(node));
             epoch.and(dropped)
         }
     };
     if let Err(error) = told {
         // Mostly, the mount has ended.
         tracing::debug!(%error, ?what, "telling the kernel of the host's changes");
+    }
+}
+
+/// Tells the kernel that a file is at least so long. If somebody has cut it meanwhile, its pages go again: then the next
+/// read tells the kernel better.
+pub(super) fn grow(
+    notifier: &Notifier,
+    size: impl Fn(Node) -> Option<u64>,
+    node: u64,
+    grown: u64,
+) -> std::io::Result<()> {
+    notifier.grow(Node(node), grown)?;
+    match size(Node(node)).is_some_and(|now| now < grown) {
+        true => notifier.invalidate_inode(Node(node), 0, 0),
+        false => Ok(()),
     }
 }
 
@@ -191,10 +227,11 @@ pub(crate) struct Counts {
 }
 
 impl Coherence {
-    /// The host's changes will be reported; the kernel is to be told by `notifier`.
-    pub(crate) fn host_is_watched(&self, notifier: Notifier) {
-        self.kernel
-            .get_or_init(|| super::Invalidator::new(notifier).into());
+    /// The host's changes will be reported; `sizes` says how long a file is then.
+    pub(crate) fn host_is_watched(&self, sizes: Box<Sizes>) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.set_sizes(sizes);
+        }
     }
 
     /// A program of the host has changed something. Waits for nothing but room to note it.
@@ -240,7 +277,12 @@ impl Coherence {
         if let Some(kernel) = self.kernel.get() {
             self.host.told.fetch_add(1, Ordering::Relaxed);
             let again = given == Given::Lately;
-            kernel.tell_of_host(what, How { pages, again });
+            let how = How {
+                pages,
+                again,
+                grown: None,
+            };
+            kernel.tell_of_host(what, how);
         }
     }
 
@@ -262,6 +304,7 @@ mod tests {
     const PAGES: How = How {
         pages: true,
         again: false,
+        grown: None,
     };
 
     /// The kernel would not be told of one of several changes of the host, or too often.
@@ -271,6 +314,7 @@ mod tests {
         let again = How {
             pages: false,
             again: true,
+            grown: None,
         };
         pending.add(What::Inode(3), again);
         pending.add(What::Entry(1, c"x".into()), PAGES);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
@@ -29,7 +29,12 @@ pub(super) enum Job {
     Entry(u64, CString),
     /// A name in a directory, if it is still this node's.
     Removed(u64, CString, u64),
+    /// A file is at least this long.
+    Grown(u64, u64),
 }
+
+/// Gives a file's size, if it is known at once.
+pub(super) type Sizes = dyn Fn(Node) -> Option<u64> + Send + Sync;
 
 #[derive(Default)]
 struct Done {
@@ -63,6 +68,8 @@ struct Shared {
     more: Condvar,
     /// There is room for what the host changes.
     room: Condvar,
+    /// Gives the size of a file that the host has changed.
+    sizes: OnceLock<Box<Sizes>>,
 }
 
 /// Threads that tell the kernel what to drop, and wait with it for pages that are in use.
@@ -85,8 +92,32 @@ impl Invalidator {
         let how = How {
             pages: true,
             again: true,
+            grown: None,
         };
         self.tell_of_host(What::Inode(node), how);
+    }
+
+    /// Has the kernel drop a node's attributes and pages soon.
+    pub(super) fn drop_later(&self, node: u64) {
+        let how = How {
+            pages: true,
+            ..How::default()
+        };
+        self.note(What::Inode(node), how);
+    }
+
+    /// Tells the kernel soon that a file is at least so long.
+    pub(super) fn grown_later(&self, node: u64, size: u64) {
+        let how = How {
+            grown: Some(size),
+            ..How::default()
+        };
+        self.note(What::Inode(node), how);
+    }
+
+    /// Says how to find out the sizes of files that the host has changed.
+    pub(super) fn set_sizes(&self, sizes: Box<Sizes>) {
+        let _ = self.shared.sizes.set(sizes);
     }
 
     pub(super) fn new(notifier: Notifier) -> Self {
@@ -138,8 +169,17 @@ impl Invalidator {
         while jobs.host.is_full() {
             jobs = (self.shared.room.wait(jobs)).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
+        self.note_among(&mut jobs, what, how);
+    }
+
+    /// As [`Invalidator::tell_of_host`], but waits for nothing.
+    fn note(&self, what: What, how: How) {
+        self.note_among(&mut lock(&self.shared.jobs), what, how);
+    }
+
+    fn note_among(&self, jobs: &mut Jobs, what: What, how: How) {
         jobs.host.add(what, how);
-        if let Err(error) = self.wake(&mut jobs) {
+        if let Err(error) = self.wake(jobs) {
             // Existing threads get to it, or the next one.
             tracing::debug!(%error, "no thread to tell the kernel");
         }
@@ -183,6 +223,7 @@ fn wait<'a>(shared: &'a Shared, mut jobs: MutexGuard<'a, Jobs>) -> MutexGuard<'a
 }
 
 fn work(shared: &Shared, notifier: &Notifier) {
+    let size = |node| shared.sizes.get().and_then(|sizes| sizes(node));
     loop {
         let mut now = lock(&shared.jobs);
         let (job, done) = loop {
@@ -205,7 +246,7 @@ fn work(shared: &Shared, notifier: &Notifier) {
                 }
                 shared.room.notify_one();
                 drop(now);
-                host::tell(notifier, &what, how, round);
+                host::tell(notifier, size, &what, how, round);
                 now = lock(&shared.jobs);
                 now.host.telling -= 1;
                 now.host.told(what, how, round);
@@ -217,6 +258,7 @@ fn work(shared: &Shared, notifier: &Notifier) {
         let told = match job {
             Job::Inode(node, offset, len) => notifier.invalidate_inode(Node(node), offset, len),
             Job::Entry(parent, name) => notifier.invalidate_entry(Node(parent), &name),
+            Job::Grown(node, grown) => host::grow(notifier, size, node, grown),
             Job::Removed(parent, name, node) => notifier.deleted(Node(parent), Node(node), &name),
         };
         if let Err(error) = told {

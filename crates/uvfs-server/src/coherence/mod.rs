@@ -213,20 +213,23 @@ impl Coherence {
         lock(&self.queues).push(queue);
     }
 
-    /// A client has come. `kernel` tells the session's mount, if it has one; `all_backed` says that
-    /// every open of that kernel is to have a backing file.
+    /// A kernel uses the session, which `notifier` tells.
+    pub(crate) fn mounted(&self, notifier: Notifier) {
+        self.kernel
+            .get_or_init(|| Invalidator::new(notifier).into());
+    }
+
+    /// A client has come. `all_backed` says that every open of the session's kernel, if it has one, is to have a
+    /// backing file.
     pub(crate) fn attach(
         &self,
-        kernel: Option<Notifier>,
         agreed: InitFlags,
         all_backed: bool,
         queue: Arc<ServerQueue>,
         deadline: Duration,
         guest: bool,
     ) -> Arc<Link> {
-        if let Some(notifier) = kernel {
-            self.kernel
-                .get_or_init(|| Arc::new(Invalidator::new(notifier)));
+        if self.kernel.get().is_some() {
             let writes_back = agreed.contains(InitFlags::WRITEBACK_CACHE);
             self.writes_back.store(writes_back, Ordering::Relaxed);
             let backs = agreed.contains(InitFlags::PASSTHROUGH);
@@ -338,6 +341,11 @@ impl Coherence {
                             what,
                             own,
                         });
+    /// Whether the kernel of a mount may know a node.
+    pub(crate) fn is_known_to_kernel(&self, node: u64) -> bool {
+        self.kernel.get().is_some() && !self.is_unknown_to_kernel(node)
+    }
+
                     }
                     Err(recalls) => {
                         waiting
@@ -465,7 +473,8 @@ impl Coherence {
         !self.shard(node).table.is_free(node)
     }
 
-    /// After a request's handler, which took a name from `unlinked`: tells the kernel what a client
+    /// After a request's handler, which took a name from `unlinked` and made the file of a node `grown` at least so
+    /// long: tells the kernel what a client
     /// has changed, and mends what in the reply may be old. Gives the node of a client's reply whose
     /// attributes may be another holder's to change: they have to be asked for, see
     /// [`Coherence::looks`].
@@ -487,7 +496,9 @@ impl Coherence {
             return None;
         }
         match (request.origin, &request.operation) {
-            (Origin::Client(link), _) => self.tell(self.stale(link, access, &under)).await,
+            (Origin::Client(link), _) => {
+                self.tell(self.stale(link, access, &under, grown)).await;
+            }
             (Origin::Kernel, &Operation::Write(arg)) => {
                 Box::pin(self.drop_written(request.node, arg)).await;
             }
@@ -518,6 +529,7 @@ impl Coherence {
         self.learns(fs, entry.nodeid);
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
     }
+        grown: Option<(u64, u64)>,
 }
 
 /// How many lookups of a node the file system counts, if it does.

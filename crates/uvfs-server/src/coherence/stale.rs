@@ -18,12 +18,13 @@ pub(super) struct Stale {
 
 impl Coherence {
     /// The kernel caches that must go before a client's change is answered, but for names. A failed
-    /// change may have changed something all the same.
+    /// change may have changed something all the same. `grown` is a node, and how long its file is now at least.
     pub(super) fn stale(
         &self,
         link: &Link,
         access: &AccessSet<'_>,
         under: &Under<'_>,
+        grown: Option<(u64, u64)>,
     ) -> Vec<Stale> {
         let mut stale = Vec::new();
         for one in &under.entered {
@@ -31,11 +32,20 @@ impl Coherence {
             // A holder may have given its lease back meanwhile, and the kernel may have looked before
             // the change.
             let own = one.own && self.writes(link, node);
-            if one.what.access != Access::Change || own {
+            let grown = grown.filter(|grown| grown.0 == node);
+            if one.what.access != Access::Change || own && grown.is_none() {
                 continue;
             }
-            self.epoch.fetch_add(1, Ordering::SeqCst);
-            if self.kernel.get().is_none() || self.is_unknown_to_kernel(node) {
+            self.epoch.fetch_add(u64::from(!own), Ordering::SeqCst);
+            let Some(kernel) = self.kernel.get() else {
+                continue;
+            };
+            if self.is_unknown_to_kernel(node) {
+                continue;
+            }
+            if own {
+                // The page there may be locked by a read that waits for this client's lease.
+                kernel.grown_later(node, grown.map_or(0, |grown| grown.1));
                 continue;
             }
             let (offset, len) = match one.what.part {
@@ -51,6 +61,10 @@ impl Coherence {
                 job: Job::Inode(node, offset, len),
                 given: None,
             });
+            stale.extend(grown.map(|(node, size)| Stale {
+                job: Job::Grown(node, size),
+                given: None,
+            }));
         }
         stale
     }

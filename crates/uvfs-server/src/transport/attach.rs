@@ -507,7 +507,6 @@ async fn attend<F: FileSystem>(
     attach::send(&**socket, agreed, &[bell.as_fd()])?;
     let queue = Arc::new(queue);
     let link = session.coherence.attach(
-        session.invalidator(),
         session.negotiated().flags,
         session.options.all_backed,
         queue.clone(),
