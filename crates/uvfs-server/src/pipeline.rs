@@ -16,7 +16,7 @@ use std::time::Instant;
 use uvfs_proto::abi::{self, Opcode, SetattrValid};
 use uvfs_proto::request::Operation;
 
-use crate::coherence::AccessSet;
+use crate::coherence::{AccessSet, Effects};
 use crate::dispatch::{self, attributes};
 use crate::fs::{Errno, FileSystem, Origin, Result};
 use crate::reply::{Outcome, Reply};
@@ -106,7 +106,15 @@ async fn untracked<F: FileSystem>(
     let coherence = &session.coherence;
     let since = coherence.now();
     coherence.moves(access);
+    if let Operation::Read(arg) = &request.operation
+        && coherence.mixes()
+    {
+        coherence.sees(request.node, arg, request.room.len());
+    }
     let mut outcome = dispatch::answer(session, request, &Cell::default()).await;
+    if let (Operation::Write(arg), Ok(_)) = (&request.operation, &outcome) {
+        coherence.direct_write(request.node, arg).await;
+    }
     if let Ok(reply) = &mut outcome {
         coherence.shows(request.node, &request.operation, access, reply, since);
     }
@@ -128,8 +136,8 @@ async fn under_leases<F: FileSystem>(
         Origin::Client(_) => Box::pin(grown(session, request, &outcome)).await,
         Origin::Kernel => None,
     };
-    let ended =
-        pin!(coherence.end(fs, request, access, under, unlinked, grown, &mut outcome)).await;
+    let effects = Effects { unlinked, grown };
+    let ended = pin!(coherence.end(fs, request, access, under, effects, &mut outcome)).await;
     if let Some(node) = ended
         && let Origin::Client(link) = request.origin
         && let Ok(reply) = &mut outcome
@@ -147,14 +155,6 @@ async fn under_leases<F: FileSystem>(
     outcome
 }
 
-/// A part of a request that is made of several.
-async fn step<F: FileSystem>(
-    session: &Session<F>,
-    request: &Request<'_>,
-    node: u64,
-    operation: Operation<'_>,
-) -> Outcome {
-    let step = request.like(node, operation);
 /// A node whose file a client's request has made longer, maybe, and how long that is now at least. Nothing where the
 /// kernel does not know the node.
 async fn grown<F: FileSystem>(
@@ -197,6 +197,14 @@ async fn grown<F: FileSystem>(
     }
 }
 
+/// A part of a request that is made of several.
+async fn step<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    node: u64,
+    operation: Operation<'_>,
+) -> Outcome {
+    let step = request.like(node, operation);
     let access = AccessSet::of(node, &step.operation);
     under_leases(session, &step, &access).await
 }

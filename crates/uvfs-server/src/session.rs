@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 use crate::coherence::{Coherence, Since};
 use crate::drop_behind::{DropBehind, Recent};
-use crate::fs::{Config, FileSystem, HostChange, Node, Opened, Origin};
+use crate::fs::{Config, FileSystem, HostChange, Node, OFlags, Opened, Origin};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
 pub(crate) use crate::request::DEPTH;
@@ -145,12 +145,10 @@ impl<F: FileSystem> Session<F> {
     /// Of a `/dev/fuse` descriptor that is mounted (or about to be).
     pub fn new(fs: F, device: OwnedFd, options: SessionOptions) -> Self {
         let device = Arc::new(device);
-        let coherence = Coherence::default();
-        coherence.mounted(Notifier::new(device.clone(), Arc::new(|_, _| {})));
-        Self {
-            coherence,
-            ..Self::of(fs, device, options)
-        }
+        let session = Self::of(fs, device.clone(), options);
+        let notifier = Notifier::new(device, Arc::new(|_, _| {}));
+        session.coherence.mounted(notifier);
+        session
     }
 
     fn of(fs: F, device: Arc<OwnedFd>, options: SessionOptions) -> Self {
@@ -203,8 +201,7 @@ impl<F: FileSystem> Session<F> {
             uncached: false,
         };
         fs.init(&mut config)?;
-        let null = Arc::new(OwnedFd::from(null));
-        let mut session = Self::of(fs, null, options);
+        let mut session = Self::of(fs, Arc::new(null.into()), options);
         session.mounted = false;
         let _ = session.agreed.set(Agreement {
             negotiated: Negotiated {
@@ -323,8 +320,12 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
-    /// Counts what `uvfs stats` shows of an open.
-    pub(crate) fn count_open(&self, file: &Opened) {
+    /// Notes an open of the kernel's, and counts what `uvfs stats` shows of one.
+    pub(crate) fn note_open(&self, origin: Origin, node: u64, flags: OFlags, file: &Opened) {
+        if origin == Origin::Kernel {
+            let back = self.kernel_writes_back();
+            self.coherence.opened(node, flags, file, back);
+        }
         if file.flags.contains(abi::OpenFlags::PASSTHROUGH) {
             self.backed.fetch_add(1, Ordering::Relaxed);
         }
@@ -438,6 +439,7 @@ impl<F: FileSystem> Session<F> {
         if minor < 38 {
             flags.remove(InitFlags::SECURITY_CTX | InitFlags::CREATE_SUPP_GROUP);
         }
+        self.coherence.set_background(config.max_background);
         let max_write = config.max_write.clamp(4096, self.options.max_write);
         let (low, high) = flags.words();
         let out = abi::InitOut {

@@ -13,7 +13,8 @@
 //!
 //! The kernel is told only of what it may have: names and attributes that it was given
 //! (`kernel_cache.rs`), and nothing of nodes that only clients ever were given. Changes that programs
-//! of the host make come from the file system, where it watches for them (`host.rs`).
+//! of the host make come from the file system, where it watches for them (`host.rs`). Files that some programs read
+//! through the kernel's page cache, while others write past it, need care without any client (`opens.rs`).
 
 mod access;
 mod grants;
@@ -21,6 +22,8 @@ mod host;
 mod invalidator;
 mod kernel_cache;
 pub(crate) mod lease;
+mod opens;
+mod seen;
 mod shows;
 mod stale;
 mod waiting;
@@ -33,11 +36,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashMap;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uvfs_io::ops;
-use uvfs_proto::abi::{self, InitFlags};
+use uvfs_proto::abi::InitFlags;
 use uvfs_proto::request::Operation;
 use uvfs_queue::pair::ServerQueue;
 
@@ -46,6 +49,8 @@ use access::Use;
 use invalidator::Invalidator;
 use kernel_cache::{KernelCache, Key};
 use lease::{Access, Begin, Holder, Recall, Table};
+use opens::{Mixed, Opens};
+use seen::Seen;
 
 use crate::client::link::Link;
 use crate::fs::{Context, FileSystem, Node, Origin, Unlinked};
@@ -64,13 +69,6 @@ const SHARDS: usize = 16;
 const PASSING: Duration = Duration::from_millis(20);
 /// How often a waiting request looks again: a recall may not have fit into its ring.
 const TICK: Duration = Duration::from_millis(100);
-/// Nodes of a shard whose invalidated pages are remembered; more are only there when clients change
-/// very many files of a mount.
-const MOST_SEEN: usize = 4096;
-/// How long the answer to a write of the kernel's waits for its pages to be dropped. They can only
-/// be locked if the kernel threw them away by itself, and then they have to be answered first.
-const DROP_WRITTEN: Duration = Duration::from_millis(50);
-
 #[derive(Default)]
 struct Shard {
     table: Table,
@@ -78,30 +76,12 @@ struct Shard {
     version: u64,
     wakers: HashMap<u64, Vec<Waker>>,
     /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
-    seen: HashMap<u64, HashSet<u64>>,
-}
-
-/// The pages of some bytes of a file.
-fn pages(offset: u64, len: u64) -> std::ops::RangeInclusive<u64> {
-    offset / 4096..=offset.saturating_add(len.saturating_sub(1)) / 4096
+    seen: HashMap<u64, Seen>,
+    /// How the kernel has nodes open.
+    opens: HashMap<u64, Opens>,
 }
 
 impl Shard {
-    /// The kernel is about to drop a range of a node's pages; with a `len` of 0, all from there on,
-    /// and with a negative offset none.
-    fn drops(&mut self, node: u64, offset: i64, len: i64) {
-        let (Ok(offset), Ok(len)) = (offset.try_into(), len.try_into()) else {
-            return;
-        };
-        if self.seen.len() >= MOST_SEEN && !self.seen.contains_key(&node) {
-            self.seen.clear();
-        }
-        let len = if len == 0 { u64::MAX } else { len };
-        let gone = pages(offset, len);
-        let seen = self.seen.entry(node).or_default();
-        seen.retain(|page| !gone.contains(page));
-    }
-
     fn changed(&mut self, node: u64) {
         self.version += 1;
         for waker in self.wakers.remove(&node).unwrap_or_default() {
@@ -133,6 +113,7 @@ pub(crate) struct Coherence {
     given: std::sync::OnceLock<KernelCache>,
     /// Of changes of the host.
     pub(crate) host: host::Counts,
+    mixed: Mixed,
     /// The kernel keeps dirty pages (`-o writeback`).
     writes_back: AtomicBool,
     /// The kernel takes backing files.
@@ -177,6 +158,14 @@ impl Drop for Entered<'_> {
             self.coherence.shard(node).table.ended(node);
         }
     }
+}
+
+/// The effects of a handler that its request does not tell.
+pub(crate) struct Effects {
+    /// The node that lost a name.
+    pub(crate) unlinked: Unlinked,
+    /// A node whose file a client has made longer, maybe, and how long that is at least.
+    pub(crate) grown: Option<(u64, u64)>,
 }
 
 /// A request under way: the nodes that it has entered, and since when its attributes may be old.
@@ -299,6 +288,11 @@ impl Coherence {
         }
     }
 
+    /// Whether the kernel of a mount may know a node.
+    pub(crate) fn is_known_to_kernel(&self, node: u64) -> bool {
+        self.kernel.get().is_some() && !self.is_unknown_to_kernel(node)
+    }
+
     fn given(&self) -> &KernelCache {
         self.given.get_or_init(KernelCache::default)
     }
@@ -341,11 +335,6 @@ impl Coherence {
                             what,
                             own,
                         });
-    /// Whether the kernel of a mount may know a node.
-    pub(crate) fn is_known_to_kernel(&self, node: u64) -> bool {
-        self.kernel.get().is_some() && !self.is_unknown_to_kernel(node)
-    }
-
                     }
                     Err(recalls) => {
                         waiting
@@ -438,43 +427,12 @@ impl Coherence {
         Box::pin(kernel.inode(node, offset, len)).await;
     }
 
-    /// A read of the kernel's begins, which may bring a page back that it was told to drop.
-    fn sees(&self, node: u64, arg: &abi::ReadIn, room: usize) {
-        if let Some(seen) = self.shard(node).seen.get_mut(&node) {
-            // No more than a request has room for.
-            let size = u64::from(arg.size).min(room as u64);
-            seen.extend(pages(arg.offset, size));
-        }
-    }
-
-    /// A write of the kernel's has been applied. The kernel puts the data into its page and lets go
-    /// of it before it sends the request. If the page was dropped in between, and read again before
-    /// the data was there, the kernel now has an old page: it goes before the write is answered.
-    async fn drop_written(&self, node: u64, arg: abi::WriteIn) {
-        let seen = {
-            let shard = self.shard(node);
-            let mut written = pages(arg.offset, arg.size.into());
-            let seen = shard.seen.get(&node);
-            seen.is_some_and(|seen| !seen.is_empty() && written.any(|page| seen.contains(&page)))
-        };
-        if seen {
-            let mut drops = pin!(self.invalidate(node, arg.offset as i64, arg.size.into()));
-            let mut late = pin!(ops::sleep(DROP_WRITTEN));
-            std::future::poll_fn(|cx| match drops.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(()),
-                Poll::Pending => late.as_mut().poll(cx),
-            })
-            .await;
-        }
-    }
-
     /// Whether any client may have cached something of a node.
     pub(crate) fn is_leased(&self, node: u64) -> bool {
         !self.shard(node).table.is_free(node)
     }
 
-    /// After a request's handler, which took a name from `unlinked` and made the file of a node `grown` at least so
-    /// long: tells the kernel what a client
+    /// After a request's handler, which had these effects: tells the kernel what a client
     /// has changed, and mends what in the reply may be old. Gives the node of a client's reply whose
     /// attributes may be another holder's to change: they have to be asked for, see
     /// [`Coherence::looks`].
@@ -484,7 +442,7 @@ impl Coherence {
         request: &Request<'_>,
         access: &AccessSet<'_>,
         under: Under<'_>,
-        unlinked: Unlinked,
+        Effects { unlinked, grown }: Effects,
         outcome: &mut Outcome,
     ) -> Option<u64> {
         if let (Origin::Client(link), Ok(Reply::Written(_))) = (request.origin, &*outcome)
@@ -500,6 +458,7 @@ impl Coherence {
                 self.tell(self.stale(link, access, &under, grown)).await;
             }
             (Origin::Kernel, &Operation::Write(arg)) => {
+                Box::pin(self.direct_write(request.node, &arg)).await;
                 Box::pin(self.drop_written(request.node, arg)).await;
             }
             (Origin::Kernel, _) => {}
@@ -529,7 +488,6 @@ impl Coherence {
         self.learns(fs, entry.nodeid);
         self.is_anothers(link, entry.nodeid).then_some(entry.nodeid)
     }
-        grown: Option<(u64, u64)>,
 }
 
 /// How many lookups of a node the file system counts, if it does.
@@ -539,6 +497,8 @@ fn lookups<F: FileSystem>(fs: &F, node: Node) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use uvfs_proto::abi;
+
     use super::*;
 
     const NODE: u64 = 40;

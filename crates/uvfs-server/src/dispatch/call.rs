@@ -205,7 +205,8 @@ impl<F: FileSystem> Call<'_, F> {
         let file = self.fs().open(self.cx(), self.node(), &how).await?;
         self.session
             .tell_of_open(self.origin(), self.request.node, &file, since);
-        self.session.count_open(&file);
+        self.session
+            .note_open(self.origin(), self.request.node, how.flags, &file);
         Ok(Reply::Opened(open_out(&file)))
     }
 
@@ -216,7 +217,8 @@ impl<F: FileSystem> Call<'_, F> {
             .fs()
             .create(self.cx(), self.node(), name, &new, &how)
             .await?;
-        self.session.count_open(&made.1);
+        self.session
+            .note_open(self.origin(), made.0.node.0, how.flags, &made.1);
         Ok(created(&made))
     }
 
@@ -227,7 +229,8 @@ impl<F: FileSystem> Call<'_, F> {
             .fs()
             .tmpfile(self.cx(), self.node(), &new, &how)
             .await?;
-        self.session.count_open(&made.1);
+        self.session
+            .note_open(self.origin(), made.0.node.0, how.flags, &made.1);
         Ok(created(&made))
     }
 
@@ -308,6 +311,10 @@ impl<F: FileSystem> Call<'_, F> {
             .then_some(LockOwner(arg.lock_owner));
         let opened = OFlags::from_bits_retain(arg.flags);
         let fh = Handle(arg.fh);
+        if self.origin() == Origin::Kernel {
+            let coherence = &self.session.coherence;
+            coherence.released(self.request.node, arg.fh, opened);
+        }
         self.fs()
             .release(self.cx(), self.node(), fh, opened, flock)
             .await
@@ -394,12 +401,42 @@ impl<F: FileSystem> Call<'_, F> {
             SEEK_HOLE => Seek::Hole,
             _ => return Err(Errno::INVAL),
         };
-        let fh = Handle(arg.fh);
-        let offset = self
-            .fs()
-            .lseek(self.cx(), self.node(), fh, arg.offset, seek)
-            .await?;
+        let coherence = &self.session.coherence;
+        let offset = match coherence.may_be_dirty(self.request.node) {
+            true => Box::pin(self.seek_written(arg, seek)).await?,
+            false => self.seek(arg, arg.offset, seek).await?,
+        };
         Ok(Reply::of(&abi::LseekOut { offset }))
+    }
+
+    async fn seek(&self, arg: &abi::LseekIn, offset: u64, seek: Seek) -> Result<u64> {
+        let (fs, fh) = (self.fs(), Handle(arg.fh));
+        fs.lseek(self.cx(), self.node(), fh, offset, seek).await
+    }
+
+    /// As [`Call::seek`], where the kernel may have dirty pages in what the file system takes for a hole: it writes
+    /// them back first. Where the file system has data there is nothing to write.
+    async fn seek_written(&self, arg: &abi::LseekIn, seek: Seek) -> Result<u64> {
+        let mut written = arg.offset;
+        loop {
+            let found = self.seek(arg, arg.offset, seek).await;
+            // The hole that the answer goes by; one without an end goes on behind the end of the file.
+            let (begin, end) = match (seek, found) {
+                (Seek::Data, Ok(data)) => (arg.offset, Some(data)),
+                (Seek::Hole, Ok(hole)) => (hole, self.seek(arg, hole, Seek::Data).await.ok()),
+                (_, Err(Errno::NXIO)) => (arg.offset, None),
+                (_, Err(_)) => return found,
+            };
+            let begin = begin.max(written);
+            if end.is_some_and(|end| end <= begin) || begin == u64::MAX {
+                return found;
+            }
+            let coherence = &self.session.coherence;
+            coherence
+                .write_back_hole(self.request.node, begin, end)
+                .await;
+            written = end.unwrap_or(u64::MAX);
+        }
     }
 
     pub(super) async fn copy(&self, arg: &abi::CopyFileRangeIn) -> Outcome {
