@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::fs::AtFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use uvfs_server::fs::{
     Attr, Attributes, Context, Entry, Errno, FileType, Handle, IoHow, Mode, Node, OpenFlags,
@@ -164,6 +165,7 @@ fn obey(session: &Arc<Session<Stage>>) {
             "reads" => count(&stage.reads),
             "waits" => count(&stage.waits),
             "interrupted" => count(&stage.interrupted),
+            "grow" => notifier.grow(FILE, rest.parse().unwrap()).map(nothing),
             "inode" => notifier.invalidate_inode(FILE, 0, 0).map(nothing),
             "entry" => notifier.invalidate_entry(ROOT, &name).map(nothing),
             "expire" => notifier.expire_entry(ROOT, &name).map(nothing),
@@ -287,6 +289,73 @@ impl Drop for Mounted {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// What sendfile(2) reads from an open file's byte `at` on, which asks nobody for the file's size.
+fn sent(file: &fs::File, at: u64) -> String {
+    let (from, to) = rustix::pipe::pipe().unwrap();
+    let sent = rustix::fs::sendfile(&to, file, Some(&mut { at }), 100).unwrap();
+    let mut bytes = vec![0; sent];
+    let read = match sent {
+        0 => 0,
+        _ => rustix::io::read(&from, &mut bytes[..]).unwrap(),
+    };
+    assert_eq!(read, sent);
+    String::from_utf8(bytes).unwrap()
+}
+
+fn sizes(transport: &str) {
+    let Some(mut stage) = Mounted::over(transport) else {
+        return;
+    };
+    stage.tell("content one");
+    let file = fs::File::open(stage.at.join("file")).unwrap();
+    assert_eq!(sent(&file, 0), "one");
+    stage.tell("content one, and more");
+    stage.tell("inode");
+    assert_eq!(sent(&file, 3), "");
+    assert_eq!(stage.tell("grow 13"), "ok ");
+    assert_eq!(sent(&file, 3), ", and more");
+    // Nothing was stored: all of it comes from the file system.
+    assert_eq!(sent(&file, 0), "one, and more");
+    // A size that is too large is corrected by a read, and a smaller one changes nothing.
+    assert_eq!(stage.tell("grow 9000"), "ok ");
+    assert_eq!(stage.tell("inode"), "ok ");
+    assert_eq!(stage.tell("grow 5"), "ok ");
+    assert_eq!(stage.tell("grow 0"), "ok ");
+    assert_eq!(sent(&file, 3), ", and more");
+    assert_eq!(file.metadata().unwrap().len(), 13);
+    // Pages that the kernel has stay as they are.
+    stage.tell("content ONE, AND MORE");
+    assert_eq!(stage.tell("grow 13"), "ok ");
+    assert_eq!(sent(&file, 0), "one, and more");
+}
+
+/// The kernel is told that a file has grown.
+#[test]
+fn sizes_over_dev() {
+    sizes("dev");
+}
+
+#[test]
+fn sizes_over_uring() {
+    sizes("uring");
+}
+
+/// A file system without `access` does not say that what nobody may execute can be executed.
+#[test]
+fn access_agrees_with_execution() {
+    use rustix::fs::{Access, CWD, accessat};
+    let Some(stage) = Mounted::over("dev") else {
+        return;
+    };
+    let may = |access| accessat(CWD, stage.at.join("file"), access, AtFlags::empty());
+    assert_eq!(may(Access::EXEC_OK), Err(Errno::ACCESS));
+    assert_eq!(may(Access::READ_OK | Access::WRITE_OK), Ok(()));
+    let run = Command::new(stage.at.join("file")).status().unwrap_err();
+    assert_eq!(run.raw_os_error(), Some(libc::EACCES));
+    let root = accessat(CWD, &stage.at, Access::EXEC_OK, AtFlags::empty());
+    assert_eq!(root, Ok(()));
 }
 
 fn notifications(transport: &str) {

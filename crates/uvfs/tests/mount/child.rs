@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::{
     backed, bad_days, clients, direct, failing_host, hostile, listings, mount8, outcomes, requests,
-    scenes, torture, tree, uncached, watch,
+    scenes, torture, tree, uncached, view, watch,
 };
 
 /// A function: from the directory to work in and an argument to a report.
@@ -52,6 +52,8 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("crowd_of_open_files", hostile::crowd_of_open_files),
     ("attach_with_hung_files", hostile::attach_with_hung_files),
     ("signalled", hostile::signalled),
+    ("grown", view::grown),
+    ("beside_direct_writer", view::beside_direct_writer),
 ];
 
 /// The command that runs a function. The report goes to the file `report`.

@@ -138,7 +138,7 @@ fn what_the_kernel_refuses_goes_through_the_server() {
 #[repr(align(4096))]
 struct Pages([u8; 16 * PAGE]);
 
-fn client_of(dir: &Path) -> Client {
+pub fn client_of(dir: &Path) -> Client {
     let mut value = [0; 256];
     let len = rustix::fs::getxattr(dir, "user.uvfs.socket", &mut value).unwrap();
     let socket = Path::new(OsStr::from_bytes(&value[..len]));

@@ -40,4 +40,5 @@ mod torture;
 mod tree;
 mod uncached;
 mod unprivileged;
+mod view;
 mod watch;

@@ -37,11 +37,6 @@ const BY_NATURE: &[(&str, &str, &str)] = &[
         "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
     ),
     (
-        "append-only ",
-        "writeback",
-        "the kernel writes whole pages later, where they belong, which such a file does not take",
-    ),
-    (
         "times chattr moves",
         "writeback",
         "the times are the kernel's own",
@@ -61,9 +56,9 @@ fn steps(report: &str) -> BTreeMap<&str, &str> {
         .collect()
 }
 
-fn play(dir: &Path, scratch: &Scratch, mount: Option<&Mount>) -> String {
+fn play(dir: &Path, which: &str, scratch: &Scratch, mount: Option<&Mount>) -> String {
     let report = scratch.path("report");
-    let mut scenes = child::call("scenes", dir, "", &report);
+    let mut scenes = child::call("scenes", dir, which, &report);
     let outcome = match mount {
         Some(mount) => mount.run(&mut scenes),
         None => run(&mut scenes),
@@ -72,6 +67,27 @@ fn play(dir: &Path, scratch: &Scratch, mount: Option<&Mount>) -> String {
     eprintln!("{}", outcome.stderr);
     outcome.ok();
     fs::read_to_string(&report).unwrap()
+}
+
+/// Adds the steps whose results differ from the host's, but for those that may.
+fn compare(
+    host: &BTreeMap<&str, &str>,
+    through: &BTreeMap<&str, &str>,
+    name: &str,
+    option: &str,
+    differences: &mut Vec<String>,
+) {
+    for (step, expected) in host {
+        let got = through.get(step).copied().unwrap_or("not done");
+        let known = BY_NATURE
+            .iter()
+            .any(|(start, place, _)| step.starts_with(start) && ["", name, option].contains(place));
+        if got != *expected && !known {
+            differences.push(format!(
+                "{step} ({name}, -o {option:?})\n    host:  {expected}\n    mount: {got}"
+            ));
+        }
+    }
 }
 
 fn same_as_the_host(transport: Transport) {
@@ -87,7 +103,7 @@ fn same_as_the_host(transport: Transport) {
     ] {
         let host_dir = source.join("host");
         fs::create_dir(&host_dir).unwrap();
-        let host = play(&host_dir, &scratch, None);
+        let host = play(&host_dir, "", &scratch, None);
         let host = steps(&host);
         assert!(host.len() > 500, "only {} steps", host.len());
         let stopped = host
@@ -106,19 +122,8 @@ fn same_as_the_host(transport: Transport) {
             mount
                 .run(std::process::Command::new("mkdir").arg(&dir))
                 .ok();
-            let through = play(&dir, &scratch, Some(&mount));
-            let through = steps(&through);
-            for (step, expected) in &host {
-                let got = through.get(step).copied().unwrap_or("not done");
-                let known = BY_NATURE.iter().any(|(start, place, _)| {
-                    step.starts_with(start) && ["", name, option].contains(place)
-                });
-                if got != *expected && !known {
-                    differences.push(format!(
-                        "{step} ({name}, -o {option:?})\n    host:  {expected}\n    mount: {got}"
-                    ));
-                }
-            }
+            let through = play(&dir, "", &scratch, Some(&mount));
+            compare(&host, &steps(&through), name, option, &mut differences);
             mount.unmount();
         }
     }
@@ -140,4 +145,38 @@ fn dev() {
 #[test]
 fn uring() {
     same_as_the_host(Transport::Uring);
+}
+
+/// On a mount that only its owner may use the kernel asks the server for permissions, or nobody.
+#[test]
+fn alone() {
+    for transport in transports() {
+        let scratch = Scratch::new();
+        let source = scratch.tmpfs("tmpfs", "256m");
+        let host_dir = source.join("host");
+        fs::create_dir(&host_dir).unwrap();
+        let host = play(&host_dir, "alone", &scratch, None);
+        let host = steps(&host);
+        assert!(host.len() > 150, "only {} steps", host.len());
+        let at = scratch.dir("mount");
+        let mut differences = Vec::new();
+        for option in ["", "writeback", "passthrough=off"] {
+            let mut serve = Serve::over(transport);
+            serve.options = vec!["fsname=alone".into()];
+            let mount = Mount::new(&serve.option(option), &source, &at);
+            let dir = mount.at.join(format!("through-{option}"));
+            mount
+                .run(std::process::Command::new("mkdir").arg(&dir))
+                .ok();
+            let through = play(&dir, "alone", &scratch, Some(&mount));
+            compare(&host, &steps(&through), "tmpfs", option, &mut differences);
+            mount.unmount();
+        }
+        assert!(
+            differences.is_empty(),
+            "{} results over {transport} differ from the host's:\n{}",
+            differences.len(),
+            differences.join("\n")
+        );
+    }
 }

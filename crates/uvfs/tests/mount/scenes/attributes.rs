@@ -104,8 +104,42 @@ fn sizes_of_xattrs(s: &mut Scene, path: &Path) {
     }
 }
 
+/// An access control list is a part of the mode: it shows at once, and goes with the list.
+pub fn acl_mode(s: &mut Scene) {
+    s.file("file", "x");
+    let path = s.at("file");
+    let list = |mask| {
+        let none = u32::MAX;
+        let entries = [(1, 6, none), (2, 4, 7), (4, 4, none), (16, mask, none)];
+        super::acl(&[&entries[..], &[(32, 4, none)]].concat())
+    };
+    let name = "system.posix_acl_access";
+    for mask in [7, 4, 0] {
+        let set = fs::setxattr(&path, name, &list(mask), XattrFlags::empty());
+        s.done(&format!("mask {mask}"), set);
+        s.note(&format!("mode with mask {mask}"), s.who("file"));
+        let mode = fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::MODE);
+        let mode = mode.map(|st| format!("{:o}", st.stx_mode));
+        s.note(&format!("mode alone with mask {mask}"), mode);
+    }
+    s.done("removed", fs::removexattr(&path, name));
+    s.note("mode without a list", s.who("file"));
+    s.moves("access control list", "file", |s| {
+        let set = fs::setxattr(s.at("file"), name, &list(7), XattrFlags::empty());
+        set.unwrap();
+    });
+}
+
 /// A file that may only be appended to (`chattr +a`).
 pub fn append_only(s: &mut Scene) {
+    appending(s, true);
+}
+
+pub fn append_only_alone(s: &mut Scene) {
+    appending(s, false);
+}
+
+fn appending(s: &mut Scene, by_others: bool) {
     drop(s.file("file", "first"));
     s.chmod("file", 0o666).unwrap();
     let only_append = |s: &Scene, only| {
@@ -128,9 +162,24 @@ pub fn append_only(s: &mut Scene) {
     ] {
         let write = || fs::open(&path, flags, Mode::empty()).and_then(|f| io::pwrite(&f, b"+", 0));
         s.note(&format!("{name} as root"), write());
-        s.note(&format!("{name} as nobody"), as_nobody(write));
+        if by_others {
+            s.note(&format!("{name} as nobody"), as_nobody(write));
+        }
     }
     s.note("content", s.content("file"));
+    s.note("size", s.size("file"));
+    // What a reader has cached grows with it.
+    let reader = s.open("file", OFlags::RDONLY).unwrap();
+    s.note("read before", read_all(&reader));
+    let writer = s.open("file", append).unwrap();
+    for text in ["one", "two", "three"] {
+        s.note(
+            &format!("append {text}"),
+            io::write(&writer, text.as_bytes()),
+        );
+        s.note(&format!("read after {text}"), read_all(&reader));
+    }
+    drop((reader, writer));
     s.done("unlink", fs::unlink(&path));
     s.done("rename", fs::rename(&path, s.at("other")));
     s.done("link", fs::link(&path, s.at("other")));

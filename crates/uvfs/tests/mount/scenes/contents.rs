@@ -319,3 +319,61 @@ pub fn read_and_write(s: &mut Scene) {
     io::pread(&file, &mut byte[..], 4000).unwrap();
     s.value("spliced", byte[0]);
 }
+
+/// Where data and holes are, while pages are dirty that nothing has written back yet.
+pub fn seek(s: &mut Scene) {
+    const LENGTH: usize = 512 << 10;
+    const PAGE: usize = 4096;
+    let file = s.file("file", "");
+    fs::ftruncate(&file, LENGTH as u64).unwrap();
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let map = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            LENGTH,
+            both,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+    };
+    let map = map.unwrap().cast::<u8>();
+    // SAFETY: the bytes are mapped, and the file has them.
+    let store = |page: usize| unsafe { map.add(page * PAGE + 7).write_volatile(b'm') };
+    let other = s.open("file", OFlags::RDONLY).unwrap();
+    let mut note = |step: &str, file: &OwnedFd, at: usize| {
+        let data = fs::seek(file, SeekFrom::Data(at as u64));
+        s.note(&format!("{step}, data from {at}"), data);
+        let hole = fs::seek(file, SeekFrom::Hole(at as u64));
+        s.note(&format!("{step}, hole from {at}"), hole);
+    };
+    note("nothing written", &file, 0);
+    store(20);
+    for at in [0, 20 * PAGE, 21 * PAGE] {
+        note("stored", &file, at);
+    }
+    // Behind data, and between.
+    store(21);
+    store(40);
+    note("stored again", &file, 20 * PAGE);
+    note("stored again", &file, 30 * PAGE);
+    io::pwrite(&file, &[b'w'; PAGE], 60 * PAGE as u64).unwrap();
+    note("written", &file, 50 * PAGE);
+    note("written", &file, 60 * PAGE);
+    io::pwrite(&file, b"beyond", LENGTH as u64 + 10_000).unwrap();
+    for at in [LENGTH, LENGTH + 2 * PAGE, LENGTH + 10_005, LENGTH + 10_006] {
+        note("longer", &file, at);
+    }
+    store(100);
+    note("by another descriptor", &other, 90 * PAGE);
+    store(110);
+    // SAFETY: mapped above and not used again.
+    unsafe { rustix::mm::munmap(map.cast(), LENGTH).unwrap() };
+    note("unmapped", &other, 105 * PAGE);
+    let cp = std::process::Command::new("cp")
+        .args([s.at("file"), s.at("copy")])
+        .status();
+    s.value("cp", cp.is_ok_and(|status| status.success()));
+    s.note("copy", s.content("copy"));
+}

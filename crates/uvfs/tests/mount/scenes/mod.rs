@@ -229,7 +229,9 @@ const SCENES: &[(&str, Play)] = &[
     ("xattr", attributes::xattrs),
     ("fallocate", contents::fallocate),
     ("append-only", attributes::append_only),
+    ("acl", attributes::acl_mode),
     ("holes", contents::holes),
+    ("seek", contents::seek),
     ("copy", contents::copy_range),
     ("statx", attributes::statx),
     ("locks", locking::locks),
@@ -253,11 +255,25 @@ const SCENES: &[(&str, Play)] = &[
     ("access", opening::access),
 ];
 
-/// Plays all scenes below the directory.
-pub fn play(dir: &Path, _: &str) -> String {
+/// Scenes for a mount that only its owner may use, where the kernel leaves permissions to the server.
+const ALONE: &[(&str, Play)] = &[
+    ("access alone", opening::access_alone),
+    ("acl", attributes::acl_mode),
+    ("seek", contents::seek),
+    ("holes", contents::holes),
+    ("append-only", attributes::append_only_alone),
+    ("times", attributes::times),
+];
+
+/// Plays all scenes below the directory, or those that are for one user alone.
+pub fn play(dir: &Path, which: &str) -> String {
     rustix::process::umask(Mode::from(0o022));
     let mut report = String::new();
-    for (name, scene) in SCENES {
+    let scenes = match which {
+        "alone" => ALONE,
+        _ => SCENES,
+    };
+    for (name, scene) in scenes {
         let dir = dir.join(name);
         fs::mkdir(&dir, Mode::from(0o755)).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         let mut scene_report = String::new();

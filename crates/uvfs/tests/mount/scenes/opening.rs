@@ -404,3 +404,63 @@ pub fn access(s: &mut Scene) {
     );
     drop(writer);
 }
+
+/// What access(2) and chdir(2) say to root, and what then happens.
+pub fn access_alone(s: &mut Scene) {
+    use rustix::fs::Access;
+    std::fs::copy("/bin/true", s.at("program")).unwrap();
+    fs::mkdir(s.at("dir"), Mode::from(0o755)).unwrap();
+    let kinds = [
+        ("exists", Access::EXISTS),
+        ("read", Access::READ_OK),
+        ("write", Access::WRITE_OK),
+        ("execute", Access::EXEC_OK),
+        ("all", Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK),
+    ];
+    for name in ["program", "dir"] {
+        for mode in [0o755, 0o644, 0o000, 0o010, 0o444, 0o100] {
+            s.chmod(name, mode).unwrap();
+            for (kind, access) in kinds {
+                for flags in [AtFlags::empty(), AtFlags::EACCESS] {
+                    let may = fs::accessat(CWD, s.at(name), access, flags);
+                    s.done(&format!("{name} {mode:o} {kind} {flags:?}"), may);
+                }
+            }
+            if name == "program" {
+                let run = std::process::Command::new(s.at(name)).status();
+                let run = run.map_or_else(|e| e.to_string(), |status| status.to_string());
+                s.value(&format!("run {mode:o}"), run);
+            }
+        }
+    }
+    let missing = fs::accessat(CWD, s.at("missing"), Access::EXISTS, AtFlags::empty());
+    s.done("missing", missing);
+    let in_it = std::process::Command::new("true")
+        .current_dir(s.at("dir"))
+        .status();
+    s.value("chdir", in_it.is_ok_and(|status| status.success()));
+    hooks(s);
+}
+
+/// git asks access(2) whether a hook may be executed, and executes it.
+fn hooks(s: &mut Scene) {
+    let git = |args: &[&str]| {
+        let mut git = std::process::Command::new("git");
+        git.args(["-c", "user.name=n", "-c", "user.email=e"])
+            .args(args);
+        let outcome = git.current_dir(s.at(".")).output();
+        outcome.map(|outcome| outcome.status.success()).ok()
+    };
+    let made = git(&["init", "-q", "repository"]);
+    let hook = s.at("repository/.git/hooks/pre-commit");
+    let mut committed = Vec::new();
+    if made == Some(true) {
+        std::fs::write(&hook, "#!/bin/sh\nexit 1\n").unwrap();
+        for mode in [0o644, 0o755] {
+            fs::chmod(&hook, Mode::from_raw_mode(mode)).unwrap();
+            let commit = ["commit", "-q", "--allow-empty", "-m", "message"];
+            committed.push(git(&[&["-C", "repository"][..], &commit].concat()));
+        }
+    }
+    s.value("git", format!("{made:?} {committed:?}"));
+}
