@@ -11,7 +11,7 @@ use crate::format::*;
 use crate::inode::Fork;
 use crate::volume::Volume;
 pub use copy::{Copied, Trust, copy_out};
-pub use ls::{LsOptions, escape, format_time, ls, mode_string};
+pub use ls::{LsOptions, escape, format_time, human, ls, mode_string, quote};
 use std::io::{self, Write};
 
 /// Bytes read at a time.

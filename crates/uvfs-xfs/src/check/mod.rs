@@ -102,8 +102,10 @@ pub struct CheckOutcome {
     /// A structure could not be followed to its end; what only follows from having seen
     /// everything (lost blocks, link counts, owners) was not looked at.
     pub incomplete: bool,
-    /// Inodes looked at.
+    /// Inodes in use.
     pub inodes: u64,
+    /// Inodes looked at: with the free ones of their chunks.
+    pub allocated: u64,
     /// Directories among them that another leads to.
     pub directories: u64,
     /// Times that the image was gone through.
@@ -192,7 +194,7 @@ pub(crate) fn keeping(
         classes: 1,
     };
     let counted = quota::counted(&sb);
-    let (mut inodes, mut passes) = (0, 0);
+    let (mut inodes, mut passes) = ((0, 0), 0);
     let mut kept = None;
     // Further classes of quota ids may need passes of their own, with nothing else to look at.
     while passes < windows.len() || (counted && class.remainder < class.classes) {
@@ -241,7 +243,8 @@ pub(crate) fn keeping(
         late,
         missing,
         incomplete,
-        inodes,
+        inodes: inodes.0,
+        allocated: inodes.1,
         directories: ups.len() as u64,
         passes,
         prefetch: match large {
@@ -391,12 +394,12 @@ fn groups(ctx: &Ctx<'_>, threads: usize) {
     });
 }
 
-/// Goes through the inodes once; gives how many there are.
-fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
+/// Goes through the inodes once; gives how many are in use, and how many there are.
+fn pass(ctx: &Ctx<'_>, threads: usize) -> (u64, u64) {
     let groups = ctx.g.agcount as usize;
     let mut bases = Vec::with_capacity(groups);
     let mut items: Vec<(u32, Range<usize>)> = Vec::new();
-    let (mut base, mut inodes) = (0u64, 0u64);
+    let (mut base, mut inodes, mut unused) = (0u64, 0u64, 0u64);
     for (agno, ag) in ctx.ags.iter().enumerate() {
         let chunks = ag.chunks.get().map_or(&[][..], |c| &c[..]);
         // Indices of inodes are 32 bits: four thousand million of them would not fit in memory.
@@ -405,6 +408,10 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
         inodes += chunks
             .iter()
             .map(|c| u64::from(64 - c.holemask.count_ones() * 4))
+            .sum::<u64>();
+        let free = ag.free.get().map_or(&[][..], |free| &free[..]);
+        unused += (chunks.iter().zip(free))
+            .map(|(chunk, free)| u64::from((free & !holes(chunk.holemask)).count_ones()))
             .sum::<u64>();
         let blocks = |c: &Chunk| c.start >> ctx.g.inopblog;
         let first = chunks.partition_point(|c| blocks(c) < ag.window.start);
@@ -434,7 +441,7 @@ fn pass(ctx: &Ctx<'_>, threads: usize) -> u64 {
         links::counts(ctx, i as u32);
         space(ctx, i as u32);
     });
-    inodes
+    (inodes - unused, inodes)
 }
 
 /// Checks the blocks that are left over when all have been claimed.

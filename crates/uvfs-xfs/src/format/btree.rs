@@ -267,10 +267,15 @@ pub struct InodeChunk {
 impl InodeChunk {
     /// Bit set: the inode is not there.
     pub fn holes(&self) -> u64 {
-        (0..16)
-            .filter(|i| self.holemask >> i & 1 != 0)
-            .fold(0, |m, i| m | 0xf << (i * 4))
+        holes(self.holemask)
     }
+}
+
+/// The inodes that are not there, of the holes of a chunk: each bit stands for four.
+pub fn holes(holemask: u16) -> u64 {
+    (0..16)
+        .filter(|i| holemask >> i & 1 != 0)
+        .fold(0, |m, i| m | 0xf << (i * 4))
 }
 
 impl InobtRecord {

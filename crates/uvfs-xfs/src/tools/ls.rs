@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::format::*;
 use crate::inode::Time;
 use crate::volume::Volume;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -21,6 +22,10 @@ pub struct LsOptions {
     pub recursive: bool,
     /// Names that begin with a dot, "." and ".." too.
     pub all: bool,
+    /// Sizes with a unit of a power of 1024.
+    pub human: bool,
+    /// Names as ls(1) shows them on a terminal: quoted for a shell, without control characters. Else as they are.
+    pub quoted: bool,
 }
 
 /// Lists `path` as `ls` does: a directory's entries by name, or one file. A path that cannot be read
@@ -50,7 +55,8 @@ pub fn ls(
     while let Some((path, dir)) = todo.pop() {
         if options.recursive {
             let gap = if first { "" } else { "\n" };
-            writeln!(out, "{gap}{}:", escape(&path)).map_err(&write_failed)?;
+            let head = [gap.as_bytes(), &name_of(&path, options), b":\n"].concat();
+            out.write_all(&head).map_err(&write_failed)?;
         }
         first = false;
         let shown = |name: &[u8]| options.all || !name.starts_with(b".");
@@ -125,38 +131,123 @@ fn line(
     report: &mut dyn FnMut(&Path, &Error),
 ) -> io::Result<()> {
     if !options.long {
-        return writeln!(out, "{}", escape(name));
+        return out.write_all(&[&name_of(name, options), &b"\n"[..]].concat());
     }
     let inode = match volume.inode(ino) {
         Ok(i) => i,
         Err(e) => {
             report(Path::new(OsStr::from_bytes(name)), &e);
-            return writeln!(out, "??????????   ? ? ? ? ? {}", escape(name));
+            out.write_all(b"??????????   ? ? ? ? ? ")?;
+            return out.write_all(&[&name_of(name, options), &b"\n"[..]].concat());
         }
     };
     let size = match inode.file_type() {
         FileType::CharDevice | FileType::BlockDevice => {
             format!("{}, {}", inode.rdev.0, inode.rdev.1)
         }
+        _ if options.human => human(inode.size),
         _ => inode.size.to_string(),
     };
     write!(
         out,
-        "{} {:>3} {:>5} {:>5} {size:>12} {} {}",
+        "{} {:>3} {:>5} {:>5} {size:>12} {} ",
         mode_string(inode.mode),
         inode.nlink,
         inode.uid,
         inode.gid,
         format_time(inode.mtime),
-        escape(name)
     )?;
+    out.write_all(&name_of(name, options))?;
     if inode.file_type() == FileType::Symlink {
         match volume.readlink(&inode) {
-            Ok(target) => write!(out, " -> {}", escape(&target))?,
+            Ok(target) => out.write_all(&[b" -> ", &*name_of(&target, options)].concat())?,
             Err(e) => report(Path::new(OsStr::from_bytes(name)), &e),
         }
     }
     writeln!(out)
+}
+
+fn name_of(name: &[u8], options: LsOptions) -> Cow<'_, [u8]> {
+    match options.quoted {
+        true => Cow::Owned(quote(name).into_bytes()),
+        false => Cow::Borrowed(name),
+    }
+}
+
+/// A size with a unit, rounded up, as `ls -h` shows it.
+pub fn human(size: u64) -> String {
+    let (mut unit, mut shift) = (0, 0);
+    while unit < 6 && size.div_ceil(1 << shift) >= 1024 {
+        unit += 1;
+        shift += 10;
+    }
+    if unit == 0 {
+        return size.to_string();
+    }
+    let tenths = (u128::from(size) * 10).div_ceil(1 << shift);
+    let letter = char::from(b" KMGTPE"[unit]);
+    match tenths {
+        ..100 => format!("{}.{}{letter}", tenths / 10, tenths % 10),
+        _ => format!("{}{letter}", size.div_ceil(1 << shift)),
+    }
+}
+
+/// A name as ls(1) shows it on a terminal: in quotes where a shell would need them, with control characters and bytes
+/// that are no UTF-8 as octal numbers.
+pub fn quote(name: &[u8]) -> String {
+    let text = std::str::from_utf8(name).ok();
+    let plain = text.filter(|text| !text.contains(char::is_control));
+    let special = |(at, c): (usize, char)| match c {
+        '#' | '~' => at == 0,
+        '{' | '}' => name.len() == 1,
+        c => " !\"$&'()*;<=>?[\\^`|".contains(c),
+    };
+    match plain {
+        Some("") => return "''".into(),
+        Some(text) if !text.char_indices().any(special) => return text.into(),
+        Some(text) if text.contains('\'') && !text.contains(['"', '$', '\\', '`', '!']) => {
+            return format!("\"{text}\"");
+        }
+        _ => {}
+    }
+    let mut quoted = String::from("'");
+    // In the part of the quotes where a shell reads octal numbers.
+    let mut escaped = false;
+    let switch = |quoted: &mut String, escaped: &mut bool, to: bool| {
+        if to != *escaped {
+            quoted.push_str(if to { "'$'" } else { "''" });
+            *escaped = to;
+        }
+    };
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c == '\'' {
+                // This ends either part.
+                quoted.push_str("'\\''");
+                escaped = false;
+                continue;
+            }
+            switch(&mut quoted, &mut escaped, c.is_control());
+            match c {
+                c if !c.is_control() => quoted.push(c),
+                '\x07'..='\r' => {
+                    let letter = b"abtnvfr"[c as usize - 7];
+                    quoted.extend(['\\', char::from(letter)]);
+                }
+                c => {
+                    let mut room = [0; 4];
+                    let bytes = c.encode_utf8(&mut room).bytes();
+                    bytes.for_each(|byte| quoted.push_str(&format!("\\{byte:03o}")));
+                }
+            }
+        }
+        for byte in chunk.invalid() {
+            switch(&mut quoted, &mut escaped, true);
+            quoted.push_str(&format!("\\{byte:03o}"));
+        }
+    }
+    quoted.push('\'');
+    quoted
 }
 
 /// A name with control characters and backslashes escaped, so that it stays on its line and

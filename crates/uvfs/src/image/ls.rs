@@ -1,6 +1,6 @@
 //! `uvfs ls`.
 
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,15 +17,15 @@ Examples:
   uvfs ls -lR disk.img /etc
   uvfs ls -a /dev/sdb1 /home
 
-Owners are shown as numbers and times in UTC. Control characters and bytes that are no UTF-8 are
-shown as \\ and three octal digits. Symbolic links are followed on the way, inside the image, but
+Owners are shown as numbers and times in UTC. On a terminal names are quoted as ls(1) quotes them; elsewhere they are
+written as they are. Symbolic links are followed on the way, inside the image, but
 not at the end.
 
 Exit status: 0 listed, 1 something could not be read, 2 wrong usage.";
 
 /// List a directory of an XFS image.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, disable_help_flag = true)]
 pub struct Args {
     /// Mode, links, owner, group, size and modification time too
     #[arg(short)]
@@ -36,9 +36,16 @@ pub struct Args {
     /// Names that begin with a dot too
     #[arg(short, long)]
     all: bool,
+    /// Sizes with K, M, G and so on, for powers of 1024
+    #[arg(short = 'h', long)]
+    human_readable: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
     #[command(flatten)]
     access: Access,
     /// An image file or block device
+    #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The path to list (default: the root)
     #[arg(default_value_os_t = super::root(), hide_default_value = true)]
@@ -52,6 +59,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         long: args.long,
         recursive: args.recursive,
         all: args.all,
+        human: args.human_readable,
+        quoted: std::io::stdout().is_terminal(),
     };
     let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
     let listed = tools::ls(
