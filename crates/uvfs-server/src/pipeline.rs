@@ -40,7 +40,7 @@ pub(crate) async fn serve<F: FileSystem>(
 /// Answers what can't be decoded, or is not allowed.
 pub(crate) fn refuse(stats: &QueueStats, opcode: u32, errno: Errno) -> Outcome {
     stats.begin(opcode);
-    stats.end(true);
+    stats.end(opcode, Some(errno));
     match Opcode::try_from(opcode).is_ok_and(|opcode| !opcode.has_answer()) {
         true => Ok(Reply::None),
         false => Err(errno),
@@ -61,7 +61,7 @@ pub(crate) async fn execute<F: FileSystem>(
     if let Some(began) = began {
         stats.timed(began.elapsed());
     }
-    stats.end(outcome.is_err());
+    stats.end(opcode as u32, outcome.as_ref().err().copied());
     stats.count_bytes(&outcome);
     if !opcode.has_answer() {
         outcome = Ok(Reply::None);

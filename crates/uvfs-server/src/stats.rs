@@ -1,5 +1,7 @@
 //! Counts of what a mount does, one set a queue, written by the queue's thread alone.
 
+mod failures;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +12,10 @@ use uvfs_proto::abi::Opcode;
 use uvfs_queue::pair::ServerQueue;
 use uvfs_queue::wait::WaitCounts;
 
+use crate::fs::Errno;
 use crate::reply::{Outcome, Reply};
+pub use failures::Failure;
+use failures::Failures;
 
 /// Opcodes below this are counted one by one.
 const OPCODES: usize = 64;
@@ -24,6 +29,7 @@ const TIMED: u64 = 16;
 pub struct QueueStats {
     ops: [AtomicU64; OPCODES],
     errors: AtomicU64,
+    failures: Failures,
     read: AtomicU64,
     written: AtomicU64,
     latency: [AtomicU64; BUCKETS],
@@ -42,6 +48,7 @@ impl Default for QueueStats {
         Self {
             ops: [const { AtomicU64::new(0) }; OPCODES],
             errors: AtomicU64::new(0),
+            failures: Failures::default(),
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
             latency: [const { AtomicU64::new(0) }; BUCKETS],
@@ -78,10 +85,11 @@ impl QueueStats {
     }
 
     /// A request has ended.
-    pub(crate) fn end(&self, failed: bool) {
+    pub(crate) fn end(&self, opcode: u32, failed: Option<Errno>) {
         add(&self.in_flight, u64::MAX);
-        if failed {
+        if let Some(errno) = failed {
             add(&self.errors, 1);
+            self.failures.count(opcode, errno);
         }
     }
 
@@ -302,9 +310,12 @@ pub struct Report {
     /// Whether changes behind the mount are watched for. Nothing where there can be none.
     #[serde(default)]
     pub watch: Option<WatchReport>,
+    /// Those by kind and errno, the most frequent first.
+    #[serde(default)]
+    pub failures: Vec<Failure>,
     /// By kind, the most frequent first.
     pub ops: Vec<OpCount>,
-    /// Of one request in 16: from decoding to the answer.
+    /// Of one request in 16: from decoding to the answer. All bars, the last of which holds longer times, too.
     pub latency: Vec<LatencyBar>,
     /// Nanoseconds that these requests took together.
     #[serde(default)]
@@ -357,7 +368,7 @@ pub(crate) fn opcode_name(opcode: u32) -> String {
 }
 
 /// Sums up queues.
-pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report {
+pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -> Report {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let mut ops = [0; OPCODES];
     let mut latency = [0; BUCKETS];
@@ -374,6 +385,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         bytes_written: 0,
         backed_opens: 0,
         watch: None,
+        failures: Vec::new(),
         ops: Vec::new(),
         latency: Vec::new(),
         latency_ns: 0,
@@ -382,6 +394,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
         leases: Leases::default(),
         stuck: Vec::new(),
     };
+    report.failures = failures::sum(queues.clone().map(|queue| &queue.failures));
     for queue in queues {
         for (sum, counter) in ops.iter_mut().zip(&queue.ops) {
             *sum += get(counter);
@@ -411,7 +424,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats>) -> Report
     report
         .ops
         .sort_by(|a, b| b.count.cmp(&a.count).then(a.name.cmp(&b.name)));
-    for (bit, &count) in latency.iter().enumerate().filter(|(_, count)| **count > 0) {
+    for (bit, &count) in latency.iter().enumerate() {
         report.latency.push(LatencyBar {
             below_ns: 2 << bit,
             count,
@@ -463,7 +476,7 @@ mod tests {
         let (a, b) = (QueueStats::default(), QueueStats::default());
         assert!(a.begin(Opcode::Read as u32));
         assert!(!a.begin(Opcode::Read as u32));
-        a.end(true);
+        a.end(Opcode::Read as u32, Some(Errno::ACCESS));
         b.begin(9999);
         b.moved(5, 7);
         b.timed(Duration::from_nanos(1000));
@@ -476,12 +489,16 @@ mod tests {
                 count: 2
             }
         );
+        assert_eq!(report.latency.len(), BUCKETS);
+        let filled: Vec<_> = report.latency.iter().filter(|bar| bar.count > 0).collect();
         assert_eq!(
-            report.latency,
-            [LatencyBar {
-                below_ns: 1024,
-                count: 1
-            }]
+            (filled.len(), filled[0].below_ns, filled[0].count),
+            (1, 1024, 1)
+        );
+        let failure = &report.failures[0];
+        assert_eq!(
+            (&*failure.op, &*failure.errno, failure.count),
+            ("READ", "EACCES", 1)
         );
         assert_eq!(
             (report.queues[0].in_flight, report.queues[0].deepest),

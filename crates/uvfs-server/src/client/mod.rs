@@ -256,7 +256,7 @@ impl<F: FileSystem> Client<F> {
         };
         let waits = Waits::new(cx, IMPORT, node.0, Cause::FileSystem);
         let done = session.interrupts.guard(waits, work).await;
-        stats.end(!matches!(done, Some(Ok(_))));
+        stats.end(IMPORT, failure(&done));
         let out = done.unwrap_or(Err(Errno::IO))?;
         if self.guest.is_none() {
             self.identify(node.0, true, tail);
@@ -328,7 +328,7 @@ impl<F: FileSystem> Client<F> {
         let work = async { clients?.find(cx, identity).await };
         let waits = Waits::new(cx, ext::FIND, 0, Cause::FileSystem);
         let done = session.interrupts.guard(waits, work).await;
-        stats.end(!matches!(done, Some(Ok(_))));
+        stats.end(ext::FIND, failure(&done));
         let entry = done.unwrap_or(Err(Errno::IO))?;
         self.looked_up(entry.node.0);
         Ok(Reply::Entry(entry_out(&entry)))
@@ -354,5 +354,14 @@ impl<F: FileSystem> Client<F> {
                 tail.extend_from_slice(&path);
             }
         }
+    }
+}
+
+/// The error of what a client asked for; EIO for what a panic ended.
+fn failure<T>(done: &Option<Result<T, Errno>>) -> Option<Errno> {
+    match done {
+        Some(Ok(_)) => None,
+        Some(Err(errno)) => Some(*errno),
+        None => Some(Errno::IO),
     }
 }
