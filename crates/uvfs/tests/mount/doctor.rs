@@ -181,3 +181,30 @@ fn a_machine_without_fuse_is_not_ready() {
         assert!(table.stdout.contains(word), "no {word:?}: {table}");
     }
 }
+
+/// A device that only root may open would be called ready for users, whom fusermount3 does not help there.
+#[test]
+fn a_device_for_root_alone_is_not_ready_for_users() {
+    use Need::Program;
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Program("setpriv"),
+        Program("unshare"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let program = uvfs_for_all(&scratch);
+    let device = scratch.tmpfs("device", "1m").join("fuse");
+    let script = "mknod \"$1\" c 10 229 && chmod \"$2\" \"$1\" && mount --bind \"$1\" /dev/fuse && \
+        exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all \"$3\" doctor --json";
+    for (mode, expected) in [("600", "off"), ("666", "ok")] {
+        let _ = std::fs::remove_file(&device);
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        let outcome = run(command.arg(&device).arg(mode).arg(&program));
+        let told = diagnosis(outcome);
+        assert_eq!(state(&told, "fuse"), expected, "{mode}: {told}");
+    }
+}
