@@ -5,6 +5,7 @@
 //! | `UVFS_TEST_DIR` | where scratch directories are made (default: the temporary directory) |
 //! | `UVFS_TEST_TOOLS` | where `pjdfstest` and `fsx` are (default: `target/tools/bin`) |
 //! | `UVFS_TEST_FULL` | run the long variants |
+//! | `UVFS_TEST_CELLS` | words that the cells of `run_around` must have, to run only some of them |
 //! | `UVFS_TEST_SERVER` | a shell command that serves in the foreground instead of `uvfs`, with `{options}`, `{source}`, `{mountpoint}` and `{uring}` replaced |
 //! | `UVFS_TEST_SERVER_URING` | what `{uring}` becomes on the uring transport; without it that transport is skipped |
 //! | `UVFS_TEST_NO_IO_URING` | every program is refused io_uring, as in a container: with 1, EPERM, ENOSYS or ENOMEM |

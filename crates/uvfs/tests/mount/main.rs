@@ -30,6 +30,7 @@ mod preload;
 mod programs;
 mod refused;
 mod requests;
+mod run_around;
 mod run_files;
 mod run_programs;
 mod scenes;
