@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::fs::{
-    Access, AtFlags, CWD, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec,
+    Access as Wanted, AtFlags, CWD, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec,
     Timestamps, Uid,
 };
 use rustix::io::Errno;
@@ -310,7 +310,7 @@ impl Source {
 
     /// Whether the host lets the server read, write or execute a file. Where the kernel does not check permissions,
     /// opens go by the server's as well.
-    pub(crate) fn may_access(&self, node: Node, mask: Access) -> Result<()> {
+    pub(crate) fn may_access(&self, node: Node, mask: Wanted) -> Result<()> {
         let inode = self.inode(node)?;
         let fd = self.path_fd(&inode)?;
         let path = ProcPath::new(fd.as_fd());

@@ -197,8 +197,8 @@ fn long_listings_are_those_of_ls(volume: &Volume, mount: &Path) {
     for dir in ["dir60", "dir6000", "files", "special", "attrs", "holes"] {
         let options = LsOptions {
             long: true,
-            recursive: false,
             all: true,
+            ..LsOptions::default()
         };
         let mut ours = Vec::new();
         assert_eq!(
@@ -207,7 +207,6 @@ fn long_listings_are_those_of_ls(volume: &Volume, mount: &Path) {
                 dir.as_bytes(),
                 options,
                 &mut ours,
-                Trust::Trusted,
                 &mut no_errors
             )
             .unwrap(),
@@ -246,6 +245,7 @@ fn every_directory_is_listed_once(volume: &Volume, mount: &Path) {
     let mut ours = Vec::new();
     let options = LsOptions {
         recursive: true,
+        quoted: true,
         ..LsOptions::default()
     };
     tools::ls(
@@ -253,7 +253,6 @@ fn every_directory_is_listed_once(volume: &Volume, mount: &Path) {
         b"",
         options,
         &mut ours,
-        Trust::Trusted,
         &mut no_errors,
     )
     .unwrap();

@@ -133,7 +133,7 @@ struct Made(u64, u64);
 
 impl Made {
     fn of(stat: &rfs::Stat) -> Made {
-        Made(stat.st_dev as u64, stat.st_ino)
+        Made(stat.st_dev, stat.st_ino)
     }
 }
 
@@ -219,7 +219,7 @@ impl Copy<'_> {
             && stat.st_nlink == 1
             && rfs::FileType::from_raw_mode(stat.st_mode) == kind
             && (kind == rfs::FileType::Symlink || stat.st_mode & 0o177 == 0)
-            && stat.st_rdev as u64 == rdev;
+            && stat.st_rdev == rdev;
         if ours { Ok(fd) } else { Err(Errno::STALE) }
     }
 
@@ -352,7 +352,7 @@ impl Copy<'_> {
         inode: &Inode,
     ) -> Option<Made> {
         let kind = inode.file_type();
-        let raw = rfs::FileType::from_raw_mode(kind.mode_bits().into());
+        let raw = rfs::FileType::from_raw_mode(kind.mode_bits());
         let mut rdev = 0;
         match kind {
             FileType::Regular => {
