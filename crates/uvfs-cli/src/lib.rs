@@ -1,18 +1,27 @@
-//! Errors that the commands of uvfs share: one line for people, and an exit status.
+//! What the commands of uvfs share: errors and exit statuses, text and JSON for their two readers, and the grammar of
+//! sizes and durations.
+
+mod output;
+mod text;
+mod units;
 
 use std::any::Any;
 use std::{fmt, io};
 
+pub use output::{JSON_VERSION, complain, json, json_errors, out, warn};
 use rustix::io::Errno;
+pub use text::{Printable, plain, printable};
+pub use units::{DURATIONS, SIZES, duration, microseconds, size};
 use uvfs_sys::limits;
 
 /// Why a command could not do its work.
 ///
-/// Shown by `main` as `uvfs: MESSAGE` on one line. A message says what was being done, why it
+/// Shown by [`complain`] as `uvfs: MESSAGE`, one line for each message. A message says what was being done, why it
 /// failed and, where there is something to do about it, what, as `what: why (what to do)`.
 #[derive(Debug)]
 pub struct Error {
-    message: String,
+    /// Each fit for a terminal.
+    messages: Vec<String>,
     code: u8,
 }
 
@@ -20,17 +29,25 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// A failure: exit status 1.
-    pub fn new(message: impl Into<String>) -> Self {
+    /// A failure: exit status 1. Control characters of the message are escaped, so that it is one line.
+    pub fn new(message: impl AsRef<str>) -> Self {
         Self {
-            message: message.into(),
+            messages: vec![plain(message.as_ref())],
             code: 1,
         }
     }
 
     /// The command line asks for something that makes no sense: exit status 2.
-    pub fn usage(message: impl Into<String>) -> Self {
+    pub fn usage(message: impl AsRef<str>) -> Self {
         Self::new(message).with_code(2)
+    }
+
+    /// Several at once, with the exit status of the first.
+    pub fn all(errors: impl IntoIterator<Item = Error>) -> Option<Self> {
+        let mut errors = errors.into_iter();
+        let mut all = errors.next()?;
+        all.messages.extend(errors.flat_map(|error| error.messages));
+        Some(all)
     }
 
     /// The same error with another exit status.
@@ -43,11 +60,16 @@ impl Error {
     pub fn code(&self) -> u8 {
         self.code
     }
+
+    /// Its messages, one a line.
+    pub fn messages(&self) -> &[String] {
+        &self.messages
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.messages.join("; "))
     }
 }
 

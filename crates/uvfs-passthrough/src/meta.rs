@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::fs::{
-    Access as Wanted, AtFlags, CWD, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp, Timespec,
-    Timestamps, Uid,
+    Access as Wanted, AtFlags, CWD, FallocateFlags, Gid, Statx, StatxFlags, StatxTimestamp,
+    Timespec, Timestamps, Uid,
 };
 use rustix::io::Errno;
 use uvfs_proto::abi;

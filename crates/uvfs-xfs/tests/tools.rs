@@ -202,14 +202,7 @@ fn long_listings_are_those_of_ls(volume: &Volume, mount: &Path) {
         };
         let mut ours = Vec::new();
         assert_eq!(
-            tools::ls(
-                volume,
-                dir.as_bytes(),
-                options,
-                &mut ours,
-                &mut no_errors
-            )
-            .unwrap(),
+            tools::ls(volume, dir.as_bytes(), options, &mut ours, &mut no_errors).unwrap(),
             0
         );
         let args = ["-lnaU", "--time-style=full-iso"];
@@ -248,14 +241,7 @@ fn every_directory_is_listed_once(volume: &Volume, mount: &Path) {
         quoted: true,
         ..LsOptions::default()
     };
-    tools::ls(
-        volume,
-        b"",
-        options,
-        &mut ours,
-        &mut no_errors,
-    )
-    .unwrap();
+    tools::ls(volume, b"", options, &mut ours, &mut no_errors).unwrap();
     let text = String::from_utf8(ours).unwrap();
     assert!(text.contains("\n\ndeep/level-0/level-1:\nhere\nlevel-2\n"));
     assert!(text.contains("\\001\\002") && text.contains("\\377\\376"));

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueHint;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use uvfs_cli::{Error, Result, printed};
+use uvfs_cli::{Error, Result, out, printed, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::LogState;
@@ -17,7 +18,7 @@ use uvfs_xfs::check::{
     CheckOptions, CheckOutcome, CheckProgress, DeviceBlocks, Finding, Prefetch, check, least_memory,
 };
 
-use crate::confine;
+use crate::{confine, options};
 
 /// Exit status: corruption was found.
 const CORRUPT: u8 = 1;
@@ -50,7 +51,10 @@ JSON: one object with
   count       number of findings
   findings    at most 10,000 of them: what, ag, block, inode, path, problem, expected, found;
               what does not apply is null
-  inodes, passes, threads, prefetch, engine, direct, reads, bytes_read, seconds
+  inodes      in use
+  allocated_inodes
+              with the free ones of their chunks
+  passes, threads, prefetch, engine, direct, reads, bytes_read, seconds
   peak_memory in bytes, null where /proc is not mounted";
 
 /// Options of the command.
@@ -58,19 +62,20 @@ JSON: one object with
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
     /// Image file or block device
+    #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
     /// How to read: sync, aio or uring [default: uring, or what there is; sync with --buffered]
-    #[arg(long, value_name = "ENGINE")]
+    #[arg(long, value_name = "ENGINE", value_parser = options::one_of(options::ENGINES, options::engine), hide_possible_values = true)]
     engine: Option<EngineKind>,
     /// Large reads that cover much metadata, exact small ones, or what suits the device
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     prefetch: Strategy,
     /// Most memory to use, such as 64M; the image is gone through several times if need be. The
     /// least is 24M and a quarter of a byte for each inode [default: no bound]
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// Threads [default: one for each CPU, two with sync]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -100,24 +105,6 @@ impl From<Strategy> for Prefetch {
             Strategy::Auto => Prefetch::Auto,
         }
     }
-}
-
-/// Bytes, with K, M, G or T for powers of 1024.
-pub(crate) fn parse_size(s: &str) -> Result<u64, String> {
-    let digits = s.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match s[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
-        other => return Err(format!("no unit {other:?}: K, M, G or T")),
-    };
-    let n: u64 = digits
-        .parse()
-        .map_err(|_| format!("{s:?} is not a number of bytes"))?;
-    n.checked_mul(1 << shift)
-        .ok_or_else(|| format!("{s:?} is too much"))
 }
 
 /// Opens the image past the page cache, or through it where that is not possible.
@@ -255,7 +242,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         e => failed(e.to_string()),
     })?;
     let (verdict, code) = verdict(&outcome);
-    let mut out = io::BufWriter::new(io::stdout().lock());
     let written = if args.json {
         let (reads, bytes) = blocks.stats();
         let value = json!({
@@ -266,6 +252,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "count": outcome.count,
             "findings": outcome.findings.iter().map(finding_json).collect::<Vec<_>>(),
             "inodes": outcome.inodes,
+            "allocated_inodes": outcome.allocated,
             "passes": outcome.passes,
             "threads": options.threads,
             "prefetch": if outcome.prefetch == Prefetch::Large { "large" } else { "exact" },
@@ -276,15 +263,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "peak_memory": peak_memory(),
             "seconds": start.elapsed().as_secs_f64(),
         });
-        writeln!(out, "{value:#}")
+        uvfs_cli::json(&value)
     } else {
-        lines(&mut out, &outcome)
+        let mut out = out();
+        printed(lines(&mut out, &outcome).and_then(|()| out.flush()))
     };
-    printed(written.and_then(|()| out.flush())).map_err(|e| failed(e.to_string()))?;
+    written.map_err(|e| failed(e.to_string()))?;
     if !args.json
         && let Some(w) = outcome.log.warning()
     {
-        eprintln!("uvfs: {}: {w}", args.image.display());
+        warn(format!("{}: {w}", args.image.display()));
     }
     Ok(ExitCode::from(code))
 }
@@ -306,21 +294,5 @@ fn lines(out: &mut impl Write, outcome: &CheckOutcome) -> io::Result<()> {
     match outcome.count {
         0 => writeln!(out, "clean: {} inodes", outcome.inodes),
         n => writeln!(out, "{n} findings, {} inodes", outcome.inodes),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `--memory 64M` would be misread.
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("64M"), Ok(64 << 20));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("2GiB"), Ok(2 << 30));
-        assert!(parse_size("64X").is_err());
-        assert!(parse_size("M").is_err());
-        assert!(parse_size("99999999T").is_err());
     }
 }

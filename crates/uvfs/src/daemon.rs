@@ -3,11 +3,10 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -16,37 +15,6 @@ use sd_notify::NotifyState;
 use uvfs_cli::{Context, Error, Result};
 use uvfs_server::mount;
 use uvfs_sys::limits;
-
-/// The system's log, which a server in the background writes to.
-static SYSTEM_LOG: OnceLock<File> = OnceLock::new();
-
-/// Writes log lines: to standard error, or in the background to the system's log.
-pub struct Log;
-
-impl Write for Log {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let Some(mut log) = SYSTEM_LOG.get() else {
-            return io::stderr().write(line);
-        };
-        // Facility daemon, severity error: what UVFS_LOG lets through is meant to be seen.
-        let mut message = format!("<27>uvfs[{}]: ", std::process::id()).into_bytes();
-        message.extend_from_slice(line.trim_ascii_end());
-        // A line is lost if the log takes none now: the server must not wait for it.
-        let _ = log.write(&message);
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn system_log() -> io::Result<File> {
-    let socket = UnixDatagram::unbound()?;
-    socket.connect("/dev/log")?;
-    socket.set_nonblocking(true)?;
-    Ok(File::from(OwnedFd::from(socket)))
-}
 
 /// How long a mount may take to answer its first request.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -113,9 +81,7 @@ impl Report {
         rustix::stdio::dup2_stdin(null.as_fd()).context(|| "standard input".into())?;
         rustix::stdio::dup2_stdout(null.as_fd()).context(|| "standard output".into())?;
         // Without a system log the messages go to /dev/null.
-        if let Ok(log) = system_log() {
-            let _ = SYSTEM_LOG.set(log);
-        }
+        crate::log::to_system();
         // Only now: a mount point under autofs lets in nobody but the process group of the automounter (systemd's,
         // which starts mounts in its own group) until something is mounted there.
         rustix::process::setsid().context(|| "setsid".into())?;
@@ -131,7 +97,7 @@ impl Report {
     /// It failed, for this reason. True when another process shows it.
     pub fn failed(&mut self, error: &Error) -> bool {
         let mut message = vec![error.code().max(1)];
-        message.extend_from_slice(error.to_string().as_bytes());
+        message.extend_from_slice(error.messages().join("\n").as_bytes());
         self.socket.write_all(&message).is_ok() && self.child.is_none()
     }
 }
@@ -211,8 +177,11 @@ fn follow(mut server: UnixStream, path: &Path) -> Option<Result<ExitCode>> {
             code => {
                 let mut text = Vec::new();
                 let _ = server.take(65536).read_to_end(&mut text);
-                let text = String::from_utf8_lossy(&text).into_owned();
-                return Some(Err(Error::new(text).with_code(code)));
+                let text = String::from_utf8_lossy(&text);
+                let errors = text.lines().map(|line| Error::new(line).with_code(code));
+                return Some(Err(
+                    Error::all(errors).unwrap_or_else(|| ended().with_code(code))
+                ));
             }
         }
     }
@@ -280,9 +249,4 @@ impl Signals {
             }
         }
     }
-}
-
-/// Whether this is a server that has let go of its terminal.
-pub fn is_in_background() -> bool {
-    SYSTEM_LOG.get().is_some()
 }

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use uvfs_cli::{Context, Result, printed};
+use uvfs_cli::{Context, Result, out, printed};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -141,14 +141,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let checks = checks::all();
     let ready = !checks.iter().any(Check::stops_mounts);
     let diagnosis = Diagnosis { ready, checks };
-    let mut text = String::new();
     if args.json {
-        text = serde_json::to_string(&diagnosis).context(|| "the diagnosis".into())?;
-        text.push('\n');
+        uvfs_cli::json(&diagnosis)?;
     } else {
+        let mut text = String::new();
         print(&diagnosis, &mut text).context(|| "the diagnosis".into())?;
+        printed(out().write_all(text.as_bytes()))?;
     }
-    printed(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(match ready {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::ValueHint;
 use rustix::mount::MountFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use uvfs_cli::{Context, Error, Result};
@@ -17,6 +18,31 @@ use crate::options::Options;
 
 /// The name by which mount(8) calls the helper.
 pub const NAME: &str = "mount.fuse.uvfs";
+
+/// The notes of its manual page, before the options.
+pub const PAGE: &str = "\
+Examples:
+  mount -t fuse.uvfs /srv/data /mnt -o ro,allow_other
+  mount -t fuse.uvfs disk.img /mnt -o nosuid,nodev
+  mount -o remount,ro /mnt
+
+Fstab:
+  /srv/data /mnt fuse.uvfs allow_other 0 0
+  /srv/disk.img /mnt/disk fuse.uvfs ro,nosuid,nodev,allow_other,nofail 0 0
+
+mount(8) runs this program, which uvfs install-helper installs, for the type fuse.uvfs. It serves the directory, or the
+XFS image, SOURCE at MOUNTPOINT, and returns when the mount answers. Options have the meaning that they have for every
+file system: nosuid and nodev hold only when asked for, or when the source is mounted so; the mount point has to be
+there, and may hold something. uvfs-mount(1) is the same from the command line.
+
+Flags:
+  -s             take options that are unknown
+  -f             do everything but the mount
+  -n, -v         accepted
+  -N NAMESPACE   mount in this mount namespace
+  -o OPTIONS     options, separated by commas
+
+Exit status: 0 mounted, 1 wrong usage, 32 the mount failed.";
 
 /// Exit statuses of mount(8): wrong usage, and a mount that failed.
 const USAGE: u8 = 1;
@@ -40,7 +66,7 @@ Exit status: 0 installed, 1 failed, 2 wrong usage.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Where mount(8) looks for helpers
-    #[arg(long, default_value = "/sbin")]
+    #[arg(long, default_value = "/sbin", value_hint = ValueHint::DirPath)]
     dir: PathBuf,
     /// Take it away again
     #[arg(long)]
@@ -162,6 +188,8 @@ fn act(call: &Call) -> Result<ExitCode> {
         sloppy: call.sloppy,
         ..Options::default()
     };
+    // mount(8) mounts over what is there, for every file system.
+    options.nonempty = true;
     let words = || call.lists.iter().flat_map(|list| list.split(','));
     // Where mount(8) knows no options of a mount to change, it takes those of /proc/self/mountinfo.
     let shown = |word: &str| {
@@ -169,9 +197,7 @@ fn act(call: &Call) -> Result<ExitCode> {
         ["user_id", "group_id", "max_read"].contains(&name)
     };
     let remount = words().any(|word| word == "remount");
-    for word in words().filter(|word| !remount || !shown(word)) {
-        options.parse(word)?;
-    }
+    options.parse(words().filter(|word| !remount || !shown(word)))?;
     if let Some(namespace) = &call.namespace {
         let name = || namespace.display().to_string();
         let namespace = File::open(namespace).context(name)?;

@@ -11,9 +11,11 @@ mod daemon;
 mod doctor;
 mod helper;
 mod image;
+mod log;
 mod man;
 mod mkfs;
 mod mount;
+mod notes;
 mod options;
 mod repair;
 mod run;
@@ -25,10 +27,10 @@ mod umount;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use uvfs_bench as bench;
-use uvfs_cli::Result;
+use uvfs_cli::{Error, Result, complain, json_errors};
 
 use crate::image::{cat, cp, ls, stat};
 
@@ -49,11 +51,24 @@ Examples:
   uvfs COMMAND --help              more examples and all options
 
 Environment:
-  UVFS_LOG   what to log: error (the default), warn, info, debug, trace, or a filter by
-             target such as uvfs_server=debug; on stderr, or in the system's log
-             (journalctl -t uvfs) by a mount in the background
+  UVFS_LOG          what to log: error (the default), warn, info, debug, trace, or a filter by
+                    target such as uvfs_server=debug; on stderr, or in the system's log
+                    (journalctl -t uvfs) by a mount in the background
+  UVFS_LOG_FORMAT   text (the default) or json
 
-Exit status: 0 success, 1 failure, 2 wrong usage; a command with others says so.";
+Sizes are bytes, or a number with K, M, G, T or P (KiB to PiB) for powers of 1024, as in 65536, 64K, 1.5GiB. Durations
+are seconds, or a number with us, ms, s, min, h or d, as in 2.5, 500ms, 1h.
+
+With --json an error is one JSON object on standard error, and the exit status is the same.
+
+Exit status:
+  0    success
+  1    failure; check: the file system is damaged; repair: damage is left; doctor: mounts do not work; bench compare:
+       slower than allowed; cp, ls: something could not be read or written
+  2    wrong usage; check, repair: they could not run
+  3    check, repair: the log of the file system is dirty
+  32   mount -t fuse.uvfs: the mount failed (1: wrong usage), as mount(8) says
+  126  run: the program can't be executed (127: it is not there; else the exit status is the program's)";
 
 /// The Linux file I/O path in user space.
 #[derive(Parser)]
@@ -141,54 +156,105 @@ enum RunCommand {
     Run(run::Args),
 }
 
+/// The widest that help is, and its width where there is no terminal.
+const WIDTH: usize = 100;
+
+/// The width of the terminal that help is shown on.
+fn width() -> usize {
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
+    let columns = terminal.map_or(0, |size| usize::from(size.ws_col));
+    match columns {
+        0 => WIDTH,
+        columns => columns.clamp(40, WIDTH),
+    }
+}
+
+/// The command with all notes in lines of this width, so that nothing is wrapped twice.
+fn filled(command: clap::Command, width: usize) -> clap::Command {
+    let fill = |notes: Option<&clap::builder::StyledStr>| {
+        notes.map(|notes| notes::fill(&notes.to_string(), width))
+    };
+    let (short, long) = (
+        fill(command.get_after_help()),
+        fill(command.get_after_long_help()),
+    );
+    let names = command
+        .get_subcommands()
+        .map(|sub| sub.get_name().to_owned());
+    let names: Vec<_> = names.collect();
+    let mut command = command.term_width(width);
+    if let Some(notes) = short {
+        command = command.after_help(notes);
+    }
+    if let Some(notes) = long {
+        command = command.after_long_help(notes);
+    }
+    for name in names {
+        command = command.mut_subcommand(name, |sub| filled(sub, width));
+    }
+    command
+}
+
+/// Answers a command line that is no command's: by help, the version, or what is wrong with it.
+fn answer(error: clap::Error, argv: Vec<OsString>) -> Result<ExitCode> {
+    let is_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    let error = match is_help {
+        true => filled(Cli::command(), width())
+            .try_get_matches_from(argv)
+            .err()
+            .unwrap_or(error),
+        false => error,
+    };
+    if matches!(error.exit_code(), 0) || is_help {
+        let _ = error.print();
+        return Ok(ExitCode::from(error.exit_code() as u8));
+    }
+    let text = error.render().to_string();
+    let lines = text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty());
+    let errors = lines.map(|line| Error::usage(line.strip_prefix("error: ").unwrap_or(line)));
+    Err(Error::all(errors).unwrap_or_else(|| Error::usage("wrong usage")))
+}
+
 /// Parses the command line and runs the subcommand it names.
 fn run(argv: Vec<OsString>) -> Result<ExitCode> {
     let parsed = match argv.get(1).is_some_and(|name| name == "run") {
-        true => RunCli::try_parse_from(argv).map(|cli| match cli.command {
+        true => RunCli::try_parse_from(&argv).map(|cli| match cli.command {
             RunCommand::Run(args) => Command::Run(args),
         }),
         false => {
-            init_logging();
-            Cli::try_parse_from(argv).map(|cli| cli.command)
+            let own = argv.iter().take_while(|word| *word != "--");
+            json_errors(own.into_iter().any(|word| word == "--json"));
+            log::init();
+            Cli::try_parse_from(&argv).map(|cli| cli.command)
         }
     };
     match parsed {
         Ok(command) => command.run(),
         // Help and version come this way as well, with status 0.
-        Err(e) => {
-            let _ = e.print();
-            Ok(ExitCode::from(e.exit_code() as u8))
-        }
+        Err(error) => answer(error, argv),
     }
-}
-
-/// Logs what `UVFS_LOG` asks for; only errors when it is not set.
-fn init_logging() {
-    let filter = EnvFilter::builder()
-        .with_env_var("UVFS_LOG")
-        .with_default_directive(tracing::Level::ERROR.into())
-        .from_env_lossy();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| daemon::Log)
-        .with_ansi(false)
-        .init();
 }
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
     let outcome = match helper::is_called(argv.first()) {
         true => {
-            init_logging();
+            log::init();
             helper::called(&argv)
         }
         false => run(argv),
     };
     match outcome {
         Ok(code) => code,
-        Err(e) => {
-            eprintln!("uvfs: {e}");
-            ExitCode::from(e.code())
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(error.code())
         }
     }
 }

@@ -8,16 +8,17 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueHint;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use uvfs_cli::{Error, Result, printed};
+use uvfs_cli::{Error, Result, out, printed, size, warn};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::format::format_uuid;
 use uvfs_xfs::mkfs::{From, Made, MkfsError, MkfsOptions, MkfsProgress, mkfs, parse_uuid};
 use uvfs_xfs::tools::escape;
 
-use crate::check::{parse_size, peak_memory};
-use crate::confine;
+use crate::check::peak_memory;
+use crate::{confine, options};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,7 +39,7 @@ copied for each. An image inside of the source is left out. An archive is read a
 temporary file beside the image; sparse members of GNU and PAX formats keep their holes.
 
 A size is taken from --size, from a device, or from a file that is not empty; otherwise it is what the
-source needs with a twentieth to spare, at least 300M. Sizes take K, M, G and T.
+source needs with a twentieth to spare, at least 300M.
 
 Existing contents are not overwritten without --force, but the remains of an interrupted mkfs are. The
 superblock is completed last: until then nobody takes the image for a file system.
@@ -69,12 +70,13 @@ const CHANGED: u8 = 3;
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
     /// Image file or block device
+    #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Fill it from this directory, or from a tar archive on standard input (-)
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     from: Option<PathBuf>,
     /// Size of the file system, such as 10G
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
     /// Overwrite what is there
     #[arg(long, short)]
@@ -105,7 +107,7 @@ pub struct Args {
     #[arg(short = 's', value_name = "OPTIONS")]
     sector: Vec<String>,
     /// How to write: sync, aio or uring [default: uring, or what there is; sync with --buffered]
-    #[arg(long, value_name = "ENGINE")]
+    #[arg(long, value_name = "ENGINE", value_parser = options::one_of(options::ENGINES, options::engine), hide_possible_values = true)]
     engine: Option<EngineKind>,
     /// Threads that read the source [default: four for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -136,7 +138,7 @@ fn unknown(option: char, name: &str) -> Error {
 }
 
 fn bytes(option: char, name: &str, value: &str) -> Result<u64> {
-    parse_size(value).map_err(|e| Error::usage(format!("-{option} {name}={value}: {e}")))
+    size(value).map_err(|e| Error::usage(format!("-{option} {name}={value}: {e}")))
 }
 
 fn number<T: std::str::FromStr>(option: char, name: &str, value: &str) -> Result<T> {
@@ -150,7 +152,7 @@ fn small(option: char, name: &str, value: &str) -> Result<u32> {
     u32::try_from(n).map_err(|_| Error::usage(format!("-{option} {name}={value}: too much")))
 }
 
-fn options(args: &Args) -> Result<MkfsOptions> {
+fn mkfs_options(args: &Args) -> Result<MkfsOptions> {
     let mut o = MkfsOptions {
         size: args.size,
         label: args.label.clone().into_bytes(),
@@ -244,7 +246,7 @@ fn scratch(image: &Path) -> PathBuf {
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     let start = Instant::now();
-    let options = options(&args)?;
+    let options = mkfs_options(&args)?;
     let from = match &args.from {
         None => From::Nothing,
         Some(dir) if dir.as_os_str() == "-" => {
@@ -269,14 +271,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         MkfsError::Options(_) => Error::usage(e.to_string()),
         _ => Error::new(e.to_string()),
     })?;
-    let mut out = io::stdout().lock();
-    let written = if args.json {
-        writeln!(out, "{:#}", as_json(&args, &made, start))
-    } else if args.quiet {
-        Ok(())
-    } else {
+    if args.json {
+        uvfs_cli::json(&as_json(&args, &made, start))?;
+    } else if !args.quiet {
+        let mut out = out();
         let sb = &made.superblock;
-        writeln!(
+        let written = writeln!(
             out,
             "{}: XFS {}, {} blocks of {} bytes, {} allocation groups, a log of {} blocks, {} inodes",
             args.image.display(),
@@ -286,21 +286,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
             sb.agcount,
             sb.logblocks,
             made.inodes,
-        )
-    };
-    printed(written.and_then(|()| out.flush()))?;
+        );
+        printed(written.and_then(|()| out.flush()))?;
+    }
     if made.changed.count == 0 {
         return Ok(ExitCode::SUCCESS);
     }
     for (path, what) in &made.changed.files {
-        eprintln!(
-            "uvfs: warning: {}: {what}",
+        warn(format!(
+            "warning: {}: {what}",
             escape(path.as_os_str().as_bytes())
-        );
+        ));
     }
     let more = made.changed.count - made.changed.files.len() as u64;
     if more > 0 {
-        eprintln!("uvfs: warning: {more} more changes of files while they were copied");
+        warn(format!(
+            "warning: {more} more changes of files while they were copied"
+        ));
     }
     Ok(ExitCode::from(CHANGED))
 }

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use clap::ValueHint;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use uvfs_cli::{Context, Error, Result};
+use uvfs_cli::{Context, Error, Result, duration, warn};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
@@ -29,6 +30,7 @@ use uvfs_xfs::XfsFs;
 use crate::confine;
 use crate::daemon::{self, Report, Side, Signals};
 use crate::image;
+use crate::log;
 use crate::options::{self, Options};
 use crate::umount;
 
@@ -53,19 +55,19 @@ Exit status: 0 mounted (with --foreground: unmounted again), 1 failed, 2 wrong u
 
 /// Serve a directory, or an XFS image, at a mount point.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", options::HELP))]
+#[command(after_help = EXAMPLES, after_long_help = format!("{}\n\n{EXAMPLES}", options::help()))]
 pub struct Args {
     /// How requests come by: auto takes FUSE-over-io_uring where the kernel has it
-    #[arg(long, value_parser = options::transport, value_name = "auto|uring|dev")]
+    #[arg(long, value_parser = options::one_of(options::TRANSPORTS, options::transport), value_name = "auto|uring|dev", hide_possible_values = true)]
     transport: Option<uvfs_server::Transport>,
     /// The behaviour of a queue that has nothing to do
-    #[arg(long, value_parser = options::wait_mode, value_name = "adaptive|spin|sleep")]
+    #[arg(long, value_parser = options::one_of(options::WAITS, options::wait_mode), value_name = "adaptive|spin|sleep", hide_possible_values = true)]
     wait: Option<uvfs_queue::wait::WaitMode>,
-    /// Longest spin in microseconds
-    #[arg(long, value_parser = options::spin_time, value_name = "N")]
+    /// Longest spin: microseconds, or with a unit
+    #[arg(long, value_parser = options::spin_time, value_name = "TIME")]
     spin_us: Option<Duration>,
-    /// Log requests that wait for longer (default 10; 0: none)
-    #[arg(long, value_parser = options::seconds, value_name = "SECONDS")]
+    /// Log requests that wait for longer (default 10 s; 0: none)
+    #[arg(long, value_parser = duration, value_name = "TIME")]
     slow: Option<Duration>,
     /// Don't go into the background
     #[arg(short, long)]
@@ -74,8 +76,10 @@ pub struct Args {
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
     /// The directory or image to serve
+    #[arg(value_hint = ValueHint::AnyPath)]
     source: PathBuf,
     /// Where
+    #[arg(value_hint = ValueHint::DirPath)]
     mountpoint: PathBuf,
 }
 
@@ -88,9 +92,7 @@ struct Place {
 /// Runs it.
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut options = Options::default();
-    for list in &args.options {
-        options.parse(list)?;
-    }
+    options.parse(args.options.iter().flat_map(|list| list.split(',')))?;
     options.transport = args.transport.unwrap_or(options.transport);
     options.wait.mode = args.wait.unwrap_or(options.wait.mode);
     options.wait.spin = args.spin_us.unwrap_or(options.wait.spin);
@@ -129,6 +131,9 @@ pub fn start(source: &Path, mountpoint: &Path, mut options: Options) -> Result<E
         )));
     };
     let place = place(mountpoint)?;
+    if !options.nonempty {
+        hides_nothing(&source, &place.path)?;
+    }
     let served = serve(&source, image, &place, &options);
     if served.is_err() && place.made {
         let _ = std::fs::remove_dir(&place.path);
@@ -170,6 +175,29 @@ fn place(path: &Path) -> Result<Place> {
         )));
     }
     Ok(Place { path, made: false })
+}
+
+/// Refuses a mount point that holds something: the mount would hide it, as no kernel file system's mount says. A mount
+/// of a directory on itself shows what is there.
+fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
+    let name = path.display();
+    if path == Path::new("/") {
+        return Err(Error::new(
+            "/: the mount would hide the whole system (-o nonempty mounts all the same)",
+        ));
+    }
+    if source == path {
+        return Ok(());
+    }
+    // What may not be listed is none of this user's either.
+    let holds = std::fs::read_dir(path).is_ok_and(|mut list| list.next().is_some());
+    match holds {
+        true => Err(Error::new(format!(
+            "{name}: the mount point is not empty, and the mount would hide what it holds (-o nonempty mounts all \
+             the same)"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// The opened source.
@@ -396,7 +424,7 @@ fn mounted<F: FileSystem>(
         default_permissions: options.default_permissions,
         flags: options.flags,
         // Reads of the page cache stay as large where only writes are to be small.
-        max_read: options.max_write.max(1 << 20),
+        max_read: (options.max_read).unwrap_or(options.max_write.max(1 << 20)),
         auto_unmount: options.auto_unmount,
     };
     let made = mount::mount(path, &mount_options).context(|| path.display().to_string())?;
@@ -447,7 +475,7 @@ fn mounted<F: FileSystem>(
         tracing::debug!(%error, "the kernel's limit for dirty pages stays");
     }
     if let Some(why) = server.fallback() {
-        eprintln!("uvfs: serving over /dev/fuse: {why}");
+        warn(format!("serving over /dev/fuse: {why}"));
     }
     let cut_off = end_on_signals(signals, made).map_err(failed)?;
     unmount.0 = None;
@@ -464,9 +492,9 @@ fn mounted<F: FileSystem>(
 
 /// Tells the one who ends a server what it waits for: on the terminal, or in the system's log.
 fn say(what: &str) {
-    match daemon::is_in_background() {
+    match log::is_system() {
         true => tracing::error!("{what}"),
-        false => eprintln!("uvfs: {what}"),
+        false => warn(what),
     }
 }
 

@@ -1,18 +1,26 @@
 //! `-o` options, in the habit of mount(8) and libfuse.
 
-use std::str::FromStr;
+mod words;
+
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rustix::mount::MountFlags;
-use uvfs_cli::{Error, Result};
+use uvfs_cli::{DURATIONS, Error, Result, SIZES, duration, microseconds, size};
 use uvfs_io::engine::EngineKind;
 use uvfs_passthrough::{Backed, KeepCache, Options as Passthrough};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_server::mount::largest_request;
 use uvfs_server::{SessionOptions, Transport};
 
+use words::Foreign;
+
 /// The options of `-o`, for the help.
-pub const HELP: &str = "\
+pub fn help() -> String {
+    format!("{OWN}\n\n{}\n\n{SIZES} {DURATIONS}", words::help())
+}
+
+const OWN: &str = "\
 Mount options (-o, comma separated; a later one wins):
   ro, rw                     read-only; read-write (default)
   nosuid, nodev, noexec, nosymfollow, sync, dirsync, lazytime
@@ -27,6 +35,8 @@ Mount options (-o, comma separated; a later one wins):
   allow_other                other users may use the mount, under the usual permission checks
   default_permissions        the kernel checks permissions; on with allow_other. Without either
                              only the user who mounts has access, whom the host checks
+  nonempty                   mount over a directory that is not empty, and hides what is in it;
+                             mount -t fuse.uvfs always may
   auto_unmount               the mount goes when its server is killed
   writeback                  the kernel caches writes and sends them later, in larger pieces
   direct_io                  the kernel caches no data
@@ -44,28 +54,32 @@ Mount options (-o, comma separated; a later one wins):
                              root, on ext2 to ext4, XFS and tmpfs), and elsewhere for a second;
                              always is for sources that only change through the mount, and lasts a
                              day; never caches no data, names or attributes
+  kernel_cache, auto_cache   as in libfuse, data alone: what the kernel has cached of a file stays
+                             valid over opens; or does unless the file has changed (default)
   host_locks                 flock and POSIX locks are shared with programs outside of the mount
   xdev                       don't cross into what is mounted below the source
-  attr_timeout=S, entry_timeout=S, negative_timeout=S
-                             for how many seconds the kernel may cache attributes, names and
-                             missing names, whether told of changes or not (where it is not told,
-                             1, 1 and 0)
-  max_write=BYTES            largest read or write request (at most, and by default, 2 MiB or what
+  attr_timeout=TIME, entry_timeout=TIME, negative_timeout=TIME
+                             for how long the kernel may cache attributes, names and missing
+                             names, whether told of changes or not (where it is not told, 1 s, 1 s
+                             and 0)
+  max_write=SIZE             largest read or write request (at most, and by default, 2 MiB or what
                              fs.fuse.max_pages_limit allows, by default 1 MiB)
-  max_readahead=BYTES        largest readahead
-  slow=S                     log requests that wait for longer than S seconds; uvfs stats and uvfs top
-                             list them (default 10; 0: none)
+  max_read=SIZE              largest read request (by default max_write, at least 1 MiB)
+  max_readahead=SIZE         largest readahead
+  slow=TIME                  log requests that wait for longer; uvfs stats and uvfs top list them
+                             (default 10 s; 0: none)
   fsname=NAME, subtype=NAME  what /proc/mounts shows (default SOURCE and uvfs; an empty subtype
                              makes the type plain fuse)
-  transport=T, wait=W, spin_us=N, foreground   as the options of the same names
-  memory=BYTES               images: limit of the metadata cache (default 64M)
+  transport=T, wait=W, spin_us=TIME, foreground
+                             as the options of the same names
+  memory=SIZE                images: limit of the metadata cache (default 64M)
   engine=sync|aio|uring      images: how metadata is read (default sync)
                              Images are always read-only, and cached for as long as memory lasts;
                              the options of directories mean nothing for them.
   nofail                     by mount(8): a source that does not exist is no failure
   remount                    by mount(8): changes the options above down to strictatime, and no other
-  defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*,
-  comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand   accepted, for fstab";
+  defaults, auto, noauto, user[=NAME], users, owner, group, their opposites, _netdev, x-*, X-*, comment=, helper=, uhelper=, silent, loud, iversion, noiversion, nomand
+                             accepted, for fstab";
 
 /// Of a larger request each slot of a queue would need more memory, and nothing gains.
 const MOST_WRITE: u32 = 2 << 20;
@@ -76,9 +90,14 @@ pub struct Options {
     pub passthrough: Passthrough,
     pub allow_other: bool,
     pub default_permissions: bool,
+    /// What the mount point holds may be hidden.
+    pub nonempty: bool,
+    /// The mount goes with its server, however that ends.
     pub auto_unmount: bool,
     pub flags: MountFlags,
     pub max_write: u32,
+    /// At least `max_write`, if none.
+    pub max_read: Option<u32>,
     pub max_readahead: u32,
     pub uncached: bool,
     pub slow: Duration,
@@ -113,27 +132,67 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
     ("strictatime", "nostrictatime", MountFlags::STRICTATIME),
 ];
 
-/// Words with a value.
+/// Words with a value; `passthrough` may have one, and so may `user`.
 const VALUES: &[&str] = &[
     "attr_timeout",
+    "cache",
+    "comment",
+    "engine",
     "entry_timeout",
-    "negative_timeout",
-    "slow",
-    "max_write",
-    "max_readahead",
     "fsname",
+    "helper",
+    "max_read",
+    "max_readahead",
+    "max_write",
+    "memory",
+    "negative_timeout",
+    "passthrough",
+    "slow",
+    "spin_us",
     "subtype",
     "transport",
-    "wait",
-    "spin_us",
-    "memory",
-    "engine",
-    "cache",
-    "passthrough",
-    "user",
-    "comment",
-    "helper",
     "uhelper",
+    "user",
+    "wait",
+];
+
+/// Words without one, but for those in [`FLAGS`].
+const PLAIN: &[&str] = &[
+    "allow_other",
+    "auto_cache",
+    "auto_unmount",
+    "default_permissions",
+    "direct_io",
+    "foreground",
+    "host_locks",
+    "kernel_cache",
+    "nofail",
+    "nonempty",
+    "nopassthrough",
+    "remount",
+    "uncached",
+    "writeback",
+    "xdev",
+];
+
+/// Words of fstab, whose work mount(8) does; it passes on the flags that some of these imply.
+const FSTAB: &[&str] = &[
+    "_netdev",
+    "auto",
+    "defaults",
+    "group",
+    "iversion",
+    "loud",
+    "noauto",
+    "nogroup",
+    "noiversion",
+    "nomand",
+    "noowner",
+    "nouser",
+    "nousers",
+    "owner",
+    "silent",
+    "users",
 ];
 
 impl Default for Options {
@@ -142,9 +201,11 @@ impl Default for Options {
             passthrough: Passthrough::default(),
             allow_other: false,
             default_permissions: false,
+            nonempty: false,
             auto_unmount: false,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             max_write: largest_request(MOST_WRITE),
+            max_read: None,
             max_readahead: 1 << 20,
             uncached: false,
             slow: SessionOptions::default().slow,
@@ -162,13 +223,34 @@ impl Default for Options {
     }
 }
 
+/// The values of `transport`.
+pub const TRANSPORTS: [&str; 3] = ["auto", "uring", "dev"];
+/// The values of `wait`.
+pub const WAITS: [&str; 3] = ["adaptive", "spin", "sleep"];
+/// The values of `engine`.
+pub const ENGINES: [&str; 3] = ["sync", "aio", "uring"];
+
+/// An argument's values for the help and for completions, and what they mean.
+pub fn one_of<T: Clone + Send + Sync + 'static>(
+    values: [&'static str; 3],
+    meaning: impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(values).try_map(move |word| meaning(&word))
+}
+
+fn unknown_value(word: &str, values: &[&str]) -> String {
+    let near = words::nearest(word, values.iter().copied());
+    let hint = near.map_or(String::new(), |near| format!(" (did you mean {near}?)"));
+    format!("{word:?} is none of {}{hint}", values.join(", "))
+}
+
 /// `auto`, `uring` or `dev`.
 pub fn transport(word: &str) -> Result<Transport, String> {
     match word {
         "auto" => Ok(Transport::Auto),
         "uring" => Ok(Transport::Uring),
         "dev" => Ok(Transport::Dev),
-        _ => Err(format!("{word:?} is none of auto, uring, dev")),
+        _ => Err(unknown_value(word, &TRANSPORTS)),
     }
 }
 
@@ -178,17 +260,20 @@ pub fn wait_mode(word: &str) -> Result<WaitMode, String> {
         "adaptive" => Ok(WaitMode::Adaptive),
         "spin" => Ok(WaitMode::Spin),
         "sleep" => Ok(WaitMode::Sleep),
-        _ => Err(format!("{word:?} is none of adaptive, spin, sleep")),
+        _ => Err(unknown_value(word, &WAITS)),
     }
 }
 
-/// Microseconds to spin, at most a second.
+/// `sync`, `aio` or `uring`.
+pub fn engine(word: &str) -> Result<EngineKind, String> {
+    word.parse().map_err(|_| unknown_value(word, &ENGINES))
+}
+
+/// How long to spin: microseconds, or a duration with a unit; at most a second.
 pub fn spin_time(word: &str) -> Result<Duration, String> {
-    match word.parse::<u64>() {
-        Ok(micros) if micros <= 1_000_000 => Ok(Duration::from_micros(micros)),
-        _ => Err(format!(
-            "{word:?} is no number of microseconds up to 1000000"
-        )),
+    match microseconds(word)? {
+        time if time <= Duration::from_secs(1) => Ok(time),
+        _ => Err(format!("{word}: at most 1s")),
     }
 }
 
@@ -196,43 +281,23 @@ pub fn spin_time(word: &str) -> Result<Duration, String> {
 pub fn memory(word: &str) -> Result<u64, String> {
     /// The cache must hold a few of the largest structures at a time.
     const LEAST: u64 = 4 << 20;
-    let size = bytes(word)?;
+    let size = size(word)?;
     if size < LEAST {
         return Err(format!("at least {}M are needed", LEAST >> 20));
     }
     Ok(size)
 }
 
-/// Bytes, with an optional K, M or G of 1024.
-pub fn bytes(word: &str) -> Result<u64, String> {
-    let (digits, shift) = match word.as_bytes().last() {
-        Some(b'k' | b'K') => (&word[..word.len() - 1], 10),
-        Some(b'm' | b'M') => (&word[..word.len() - 1], 20),
-        Some(b'g' | b'G') => (&word[..word.len() - 1], 30),
-        _ => (word, 0),
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("{word:?} is no number of bytes (such as 65536, 64K or 1M)"))
-}
-
-pub fn seconds(word: &str) -> Result<Duration, String> {
-    f64::from_str(word)
-        .ok()
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| format!("{word:?} is no number of seconds"))
-}
-
 impl Options {
-    /// Takes in a comma separated list.
-    pub fn parse(&mut self, list: &str) -> Result<()> {
-        for word in list.split(',').filter(|word| !word.is_empty()) {
-            self.word(word)
-                .map_err(|why| Error::usage(format!("-o {word}: {why}")))?;
-        }
-        Ok(())
+    /// Takes in words. The error names all that can't be taken.
+    pub fn parse<'a>(&mut self, words: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        let words = words.into_iter().filter(|word| !word.is_empty());
+        let outcomes = words.map(|word| (word, self.word(word)));
+        let errors = outcomes.filter_map(|(word, outcome)| {
+            let why = outcome.err()?;
+            Some(Error::usage(format!("-o {word}: {why}")))
+        });
+        Error::all(errors).map_or(Ok(()), Err)
     }
 
     fn cache(&mut self, word: &str) -> Result<(), String> {
@@ -240,7 +305,7 @@ impl Options {
             "auto" => (KeepCache::Unchanged, Passthrough::default().attr_ttl),
             "always" => (KeepCache::Always, Duration::from_secs(86400)),
             "never" => (KeepCache::Never, Duration::ZERO),
-            _ => return Err("is none of auto, always, never".into()),
+            _ => return Err(unknown_value(word, &["auto", "always", "never"])),
         };
         self.passthrough.keep_cache = keep;
         self.passthrough.watch = word == "auto";
@@ -249,11 +314,27 @@ impl Options {
         Ok(())
     }
 
-    fn unknown(&self, why: &str) -> Result<(), String> {
-        match self.sloppy {
-            true => Ok(()),
-            false => Err(format!("{why} (uvfs mount --help lists them)")),
+    /// Answers a word that is none of this command's.
+    fn others(&mut self, word: &str, name: &str) -> Result<(), String> {
+        match words::foreign(name) {
+            Some(Foreign::Always) => return Ok(()),
+            Some(Foreign::Is(other)) => return self.word(other),
+            _ if self.sloppy => return Ok(()),
+            Some(Foreign::Not(instead)) => return Err(format!("not offered ({instead})")),
+            None => {}
         }
+        let flags = FLAGS.iter().flat_map(|(set, clear, _)| [*set, *clear]);
+        let own = [VALUES, PLAIN, FSTAB].concat();
+        let known = flags.chain(own.iter().copied()).chain(words::names());
+        let known: Vec<_> = known.collect();
+        let near = match name != word && known.contains(&name) {
+            true => return Err("takes no value".into()),
+            false => words::nearest(name, known.into_iter()),
+        };
+        Err(match near {
+            Some(near) => format!("unknown option (did you mean {near}?)"),
+            None => "unknown option (uvfs mount --help lists them)".into(),
+        })
     }
 
     fn word(&mut self, word: &str) -> Result<(), String> {
@@ -262,9 +343,11 @@ impl Options {
             None => (word, None),
         };
         let wanted = || value.ok_or_else(|| format!("needs a value, as in {name}=..."));
-        let foreign = name.starts_with("x-") || name.starts_with("X-");
-        if value.is_some() && !VALUES.contains(&name) && !foreign {
-            return self.unknown("unknown option, or one that takes no value");
+        if name.starts_with("x-") || name.starts_with("X-") {
+            return Ok(());
+        }
+        if value.is_some() && !VALUES.contains(&name) {
+            return self.others(word, name);
         }
         let flag = |word: &(&str, &str, _)| name == word.0 || name == word.1;
         if let Some((set, _, flag)) = FLAGS.iter().find(|word| flag(word)) {
@@ -274,7 +357,10 @@ impl Options {
         match name {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
+            "nonempty" => self.nonempty = true,
             "auto_unmount" => self.auto_unmount = true,
+            "kernel_cache" => self.passthrough.keep_cache = KeepCache::Always,
+            "auto_cache" => self.passthrough.keep_cache = KeepCache::Unchanged,
             "writeback" => self.passthrough.writeback = true,
             "direct_io" => self.passthrough.direct_io = true,
             "uncached" => {
@@ -287,14 +373,16 @@ impl Options {
                     (_, None | Some("all")) => Backed::All,
                     (_, Some("direct")) => Backed::Direct,
                     (_, Some("auto")) => Backed::Auto,
-                    _ => return Err("is none of all, direct, auto, off".into()),
+                    (_, Some(word)) => {
+                        return Err(unknown_value(word, &["all", "direct", "auto", "off"]));
+                    }
                 };
             }
             "cache" => self.cache(wanted()?)?,
             "host_locks" => self.passthrough.host_locks = true,
             "xdev" => self.passthrough.xdev = true,
             "attr_timeout" | "entry_timeout" | "negative_timeout" => {
-                let time = seconds(wanted()?)?;
+                let time = duration(wanted()?)?;
                 let passthrough = &mut self.passthrough;
                 passthrough.watch = false;
                 match name {
@@ -304,33 +392,38 @@ impl Options {
                 }
             }
             "max_write" => {
-                let size = bytes(wanted()?)?;
+                let size = size(wanted()?)?;
                 if !(4096..=u64::from(MOST_WRITE)).contains(&size) || size % 4096 != 0 {
                     return Err("has to be a multiple of 4096 from 4096 to 2097152".into());
                 }
                 self.max_write = largest_request(size as u32);
             }
+            "max_read" => {
+                // libfuse's 0 is no limit, and the kernel's least is a page.
+                self.max_read = match size(wanted()?)? {
+                    0 => None,
+                    size if size >= 4096 => Some(size.min(u64::from(u32::MAX)) as u32),
+                    _ => return Err("has to be 0 (no limit) or at least 4096".into()),
+                };
+            }
             "max_readahead" => {
-                self.max_readahead = u32::try_from(bytes(wanted()?)?)
+                self.max_readahead = u32::try_from(size(wanted()?)?)
                     .map_err(|_| "has to be below 4 GiB".to_owned())?;
             }
-            "slow" => self.slow = seconds(wanted()?)?,
+            "slow" => self.slow = duration(wanted()?)?,
             "fsname" => self.fsname = Some(wanted()?.to_owned()),
             "subtype" => self.subtype = wanted()?.to_owned(),
             "transport" => self.transport = transport(wanted()?)?,
             "wait" => self.wait.mode = wait_mode(wanted()?)?,
             "spin_us" => self.wait.spin = spin_time(wanted()?)?,
             "memory" => self.memory = Some(memory(wanted()?)?),
-            "engine" => self.engine = wanted()?.parse()?,
+            "engine" => self.engine = engine(wanted()?)?,
             "foreground" => self.foreground = true,
             "nofail" => self.nofail = true,
             "remount" => self.remount = true,
-            // mount(8) passes on the flags that some of these imply.
-            "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nousers" | "owner"
-            | "noowner" | "group" | "nogroup" | "_netdev" | "silent" | "loud" | "iversion"
-            | "noiversion" | "nomand" | "comment" | "helper" | "uhelper" => {}
-            _ if foreign => {}
-            _ => return self.unknown("unknown option"),
+            "user" | "comment" | "helper" | "uhelper" => {}
+            _ if FSTAB.contains(&name) => {}
+            _ => return self.others(word, name),
         }
         Ok(())
     }
@@ -345,7 +438,7 @@ mod tests {
     fn a_later_word_wins_and_nonsense_is_refused() {
         let mut options = Options::default();
         options
-            .parse("ro,rw,attr_timeout=2.5,,max_write=64K,x-systemd.requires=/a")
+            .parse("ro,rw,attr_timeout=2.5,,max_write=64K,x-systemd.requires=/a".split(','))
             .unwrap();
         assert!(!options.flags.contains(MountFlags::RDONLY));
         assert_eq!(options.passthrough.attr_ttl, Duration::from_millis(2500));
@@ -359,7 +452,7 @@ mod tests {
             ("passthrough=off", Backed::Off),
             ("nopassthrough,passthrough=all", Backed::All),
         ] {
-            options.parse(words).unwrap();
+            options.parse(words.split(',')).unwrap();
             assert_eq!(options.passthrough.passthrough, backed, "{words}");
         }
         for bad in [
@@ -372,7 +465,64 @@ mod tests {
             "attr_timeout",
             "attr_timeout=-1",
         ] {
-            assert_eq!(options.parse(bad).unwrap_err().code(), 2, "{bad}");
+            assert_eq!(options.parse([bad]).unwrap_err().code(), 2, "{bad}");
+        }
+    }
+
+    /// A user of libfuse would have to find out one word after the other.
+    #[test]
+    fn all_bad_words_are_named_with_what_to_use() {
+        let mut options = Options::default();
+        let bad = "ro,alow_other,umask=022,ro=1,cache=alway,big_writes,zzz,max_write=1KB";
+        let error = options.parse(bad.split(',')).unwrap_err();
+        assert_eq!(error.code(), 2);
+        let expected = [
+            "-o alow_other: unknown option (did you mean allow_other?)",
+            "-o umask=022: not offered (modes are the source's; change them there)",
+            "-o ro=1: takes no value",
+            "-o cache=alway: \"alway\" is none of auto, always, never (did you mean always?)",
+            "-o zzz: unknown option (uvfs mount --help lists them)",
+            "-o max_write=1KB: 1KB: the unit KB is ambiguous (use K or KiB, a power of 1024)",
+        ];
+        assert_eq!(error.messages(), expected);
+        // mount -s takes unknown words, and no wrong values.
+        options.sloppy = true;
+        let error = options.parse(bad.split(',')).unwrap_err();
+        assert_eq!(error.messages(), [expected[3], expected[5]]);
+    }
+
+    /// Words that users of libfuse type would be refused, or mean something else.
+    #[test]
+    fn words_of_libfuse() {
+        let mut options = Options::default();
+        let words = "auto_unmount,nonempty,kernel_cache,max_read=128K,noforget,use_ino,hard_remove,\
+            writeback_cache,io_uring,remember=10,ac_attr_timeout=1,no_remote_lock,intr";
+        options.parse(words.split(',')).unwrap();
+        assert!(options.auto_unmount && options.nonempty && options.passthrough.writeback);
+        assert_eq!(options.max_read, Some(128 << 10));
+        assert_eq!(options.passthrough.keep_cache, KeepCache::Always);
+        options.parse(["auto_cache", "max_read=0"]).unwrap();
+        assert_eq!(options.passthrough.keep_cache, KeepCache::Unchanged);
+        assert_eq!(options.max_read, None);
+        assert!(options.parse(["max_read=100"]).is_err());
+    }
+
+    /// A word in the help could not be typed, or one that can be typed is suggested nowhere.
+    #[test]
+    fn every_word_is_known() {
+        for word in PLAIN.iter().chain(FSTAB) {
+            Options::default().parse([*word]).unwrap();
+            let is_fstab = FSTAB.contains(word);
+            assert!(is_fstab || OWN.contains(word), "{word} is not in the help");
+        }
+        for word in VALUES {
+            let error = Options::default().parse([format!("{word}=\u{1}").as_str()]);
+            let unknown = error.is_err_and(|error| error.to_string().contains("unknown option"));
+            assert!(!unknown, "{word}");
+            assert!(
+                OWN.contains(&format!("{word}")),
+                "{word} is not in the help"
+            );
         }
     }
 }

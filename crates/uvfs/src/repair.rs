@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use clap::ValueHint;
 use serde_json::json;
-use uvfs_cli::{Error, Result, printed};
+use uvfs_cli::{Error, Result, out, printed, size, warn};
 use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
-use crate::check::{enough, finding_json, open, parse_size, peak_memory, shown};
+use crate::check::{enough, finding_json, open, peak_memory, shown};
 use crate::confine;
 
 /// Exit status: damage was found with -n, or is left.
@@ -58,6 +59,7 @@ JSON: one object with
 #[command(after_help = EXAMPLES, after_long_help = [EXAMPLES, "\n\n", JSON_HELP].concat())]
 pub struct Args {
     /// Image file or block device
+    #[arg(value_hint = ValueHint::FilePath)]
     image: PathBuf,
     /// Change nothing; say what would be done
     #[arg(short = 'n', long)]
@@ -70,7 +72,7 @@ pub struct Args {
     json: bool,
     /// Most memory to use, such as 256M. The mending of the findings may need more: then it
     /// says how much, and does nothing [default: no bound]
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 }
 
@@ -145,7 +147,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         e => failed(e.to_string()),
     })?;
     let (verdict, code) = verdict(&outcome, args.dry_run);
-    let mut out = io::BufWriter::new(io::stdout().lock());
     let list = |l: &[Finding]| l.iter().map(finding_json).collect::<Vec<_>>();
     let written = if args.json {
         let value = json!({
@@ -163,17 +164,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "peak_memory": peak_memory(),
             "seconds": start.elapsed().as_secs_f64(),
         });
-        writeln!(out, "{value:#}")
+        uvfs_cli::json(&value)
     } else {
-        lines(&mut out, &outcome, args.dry_run)
+        let mut out = out();
+        printed(lines(&mut out, &outcome, args.dry_run).and_then(|()| out.flush()))
     };
-    printed(written.and_then(|()| out.flush())).map_err(|e| failed(e.to_string()))?;
+    written.map_err(|e| failed(e.to_string()))?;
     if outcome.dirty_log.is_some() && !args.json {
-        eprintln!(
-            "uvfs: {}: the log is dirty: mount the file system once to replay it and unmount it, \
+        warn(format!(
+            "{}: the log is dirty: mount the file system once to replay it and unmount it, \
              or, if it cannot be mounted, use -L, which throws away what the log holds",
             args.image.display()
-        );
+        ));
     }
     Ok(ExitCode::from(code))
 }

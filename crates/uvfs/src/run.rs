@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use uvfs_cli::{Context, Error, Result};
-
-use crate::options;
+use clap::ValueHint;
+use uvfs_cli::{Context, Error, Result, duration, size, warn};
 
 const LIBRARY: &str = "libuvfs_preload.so";
 
@@ -35,14 +34,14 @@ Exit status: the program's; 126 it can't be run, 127 it is not there, 1 other fa
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Shared memory of each process, with K, M or G (default 64M)
-    #[arg(long, value_parser = options::bytes, value_name = "SIZE")]
+    /// Shared memory of each process (default 64M)
+    #[arg(long, value_parser = size, value_name = "SIZE")]
     cache: Option<u64>,
-    /// Seconds that calls wait for a server that went to come back (default 5)
-    #[arg(long, value_parser = options::seconds, value_name = "N")]
+    /// How long calls wait for a server that went to come back (default 5s)
+    #[arg(long, value_parser = duration, value_name = "TIME")]
     reconnect: Option<Duration>,
-    /// Seconds that a server may answer nothing before it counts as one that went (default 30)
-    #[arg(long, value_parser = options::seconds, value_name = "N")]
+    /// How long a server may answer nothing before it counts as one that went (default 30s)
+    #[arg(long, value_parser = duration, value_name = "TIME")]
     timeout: Option<Duration>,
     /// Serve every file from its first call on, also where that does not pay
     #[arg(long)]
@@ -51,7 +50,7 @@ pub struct Args {
     #[arg(long)]
     report: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
 
@@ -61,10 +60,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let (program, rest) = args.command.split_first().expect("clap wants one");
     let found = find(program);
     if let Some(why) = found.as_deref().and_then(unsuited) {
-        eprintln!(
-            "uvfs: {}: {why}; it runs as without uvfs run",
+        warn(format!(
+            "{}: {why}; it runs as without uvfs run",
             program.display()
-        );
+        ));
     }
     let mut preload = OsString::from(nameable(library)?);
     if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {

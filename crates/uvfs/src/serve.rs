@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uvfs_cli::{Context, Result};
+use clap::ValueHint;
+use uvfs_cli::{Context, Result, duration};
 use uvfs_passthrough::Passthrough;
 use uvfs_server::slow::Slow;
 use uvfs_server::{ClientLimits, Clients, Session, SessionOptions};
@@ -28,21 +29,22 @@ Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Where programs attach
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: PathBuf,
     /// The behaviour of a client's queue that has nothing to do
-    #[arg(long, value_parser = options::wait_mode, value_name = "adaptive|spin|sleep")]
+    #[arg(long, value_parser = options::one_of(options::WAITS, options::wait_mode), value_name = "adaptive|spin|sleep", hide_possible_values = true)]
     wait: Option<uvfs_queue::wait::WaitMode>,
-    /// Longest spin in microseconds
-    #[arg(long, value_parser = options::spin_time, value_name = "N")]
+    /// Longest spin: microseconds, or with a unit
+    #[arg(long, value_parser = options::spin_time, value_name = "TIME")]
     spin_us: Option<Duration>,
     /// Most clients at a time
     #[arg(long, default_value_t = ClientLimits::default().clients, value_name = "N")]
     max_clients: usize,
     /// Log requests that wait for longer (0: none)
-    #[arg(long, value_parser = options::seconds, value_name = "SECONDS", default_value = "10")]
+    #[arg(long, value_parser = duration, value_name = "TIME", default_value = "10s")]
     slow: Duration,
     /// The directory to serve
+    #[arg(value_hint = ValueHint::DirPath)]
     source: PathBuf,
 }
 
@@ -70,7 +72,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let clients = Clients::listen(session, &args.socket, limits)
         .context(|| args.socket.display().to_string())?;
     if let Ok(Some(refused)) = uvfs_io::runtime::refusal(1) {
-        eprintln!("uvfs: {refused}");
+        uvfs_cli::warn(refused.to_string());
     }
     let signal = signals.wait(None);
     tracing::info!(signal, "ending");

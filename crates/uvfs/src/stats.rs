@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::ValueHint;
 use rustix::io::Errno;
-use uvfs_cli::{Context, Error, Result, printed};
+use uvfs_cli::{Context, Error, Result, out, printable, printed};
 use uvfs_server::stats::{Report, StuckRequest};
 use uvfs_server::{control, mount};
 
@@ -65,7 +66,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "json")]
     prometheus: bool,
     /// The mount point (several with --prometheus)
-    #[arg(required = true, value_name = "MOUNTPOINT")]
+    #[arg(required = true, value_name = "MOUNTPOINT", value_hint = ValueHint::DirPath)]
     mountpoints: Vec<PathBuf>,
 }
 
@@ -120,14 +121,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ));
     };
     let report = ask(mountpoint)?;
-    let mut text = String::new();
     if args.json {
-        text = serde_json::to_string(&report).context(|| "the report".into())?;
-        text.push('\n');
+        uvfs_cli::json(&report)?;
     } else {
+        let mut text = String::new();
         print(&report, &mut text).context(|| "the report".into())?;
+        printed(out().write_all(text.as_bytes()))?;
     }
-    printed(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -191,12 +191,23 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     for op in &report.ops {
         writeln!(out, "{:<20} {:>12}", op.name, op.count)?;
     }
+    if !report.failures.is_empty() {
+        writeln!(
+            out,
+            "\n{:<20} {:<16} {:>12}",
+            "answered with", "error", "count"
+        )?;
+    }
+    for failure in &report.failures {
+        let (op, errno) = (&failure.op, &failure.errno);
+        writeln!(out, "{op:<20} {errno:<16} {:>12}", failure.count)?;
+    }
     writeln!(
         out,
         "\n{:<20} {:>12}   (one request in 16)",
         "latency below", "count"
     )?;
-    for bar in &report.latency {
+    for bar in report.latency.iter().filter(|bar| bar.count > 0) {
         writeln!(
             out,
             "{:<20} {:>12}",
@@ -243,13 +254,10 @@ fn print_stuck(report: &Report, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// A stuck request's file for the terminal: its path without control characters, or its number.
+/// A stuck request's file for the terminal: its path, escaped, or its number.
 pub fn file_of(request: &StuckRequest) -> String {
     match &request.file {
-        Some(path) => path
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
-            .collect(),
+        Some(path) => printable(path).into_owned(),
         None => format!("node {}", request.node),
     }
 }

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::ValueHint;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use uvfs_cli::{Context, Error, Result, printed};
+use uvfs_cli::{Context, Error, Result, duration, printed};
 use uvfs_server::stats::Report;
 
-use crate::{options, stats};
+use crate::stats;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,18 +45,19 @@ pub struct Args {
     /// Print one frame as text, and end
     #[arg(long)]
     once: bool,
-    /// Seconds between frames
-    #[arg(long, value_name = "SECONDS", value_parser = interval, default_value = "1")]
+    /// Time between frames
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s")]
     interval: Duration,
     /// The mount point
+    #[arg(value_hint = ValueHint::DirPath)]
     mountpoint: PathBuf,
 }
 
 /// Parses an interval of at least 0.1 s.
 fn interval(word: &str) -> Result<Duration, String> {
-    match options::seconds(word)? {
+    match duration(word)? {
         time if time >= Duration::from_millis(100) => Ok(time),
-        _ => Err("at least 0.1".into()),
+        _ => Err("at least 100ms".into()),
     }
 }
 

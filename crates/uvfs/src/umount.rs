@@ -74,7 +74,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if let Err(error) = unmount(mountpoint, &args)
             && let Some(earlier) = failed.replace(error)
         {
-            eprintln!("uvfs: {earlier}");
+            uvfs_cli::complain(&earlier);
         }
     }
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
@@ -135,7 +135,8 @@ fn unmount(mountpoint: &Path, args: &Args) -> Result<()> {
     for server in servers {
         if !server.ends_by(end) {
             let (path, pid) = (path.display(), server.pid);
-            eprintln!("uvfs: {path}: unmounted; its server (pid {pid}) has not ended yet");
+            let what = format!("{path}: unmounted; its server (pid {pid}) has not ended yet");
+            uvfs_cli::warn(what);
         }
     }
     Ok(())

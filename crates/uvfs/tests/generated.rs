@@ -1,4 +1,8 @@
-//! Manual pages and completions, which the command makes from its own description.
+//! Manual pages and completions, which the command makes from its own description, and the words of the command where
+//! no mount is needed.
+
+#[path = "generated/words.rs"]
+mod words;
 
 use std::fs;
 use std::path::Path;
@@ -40,6 +44,13 @@ fn every_command_has_a_manual_page() {
             assert!(page.contains(&format!(".SH {section}\n")), "{name}: {page}");
         }
     }
+    let helper = dir.path().join("share/man8/mount.fuse.uvfs.8");
+    let text = fs::read_to_string(&helper).expect("the page of mount(8)'s helper");
+    assert!(
+        text.contains("allow_other") && text.contains("fstab"),
+        "{text}"
+    );
+    check_page(&helper);
     for page in fs::read_dir(&man).unwrap() {
         check_page(&page.unwrap().path());
     }
@@ -53,10 +64,14 @@ fn every_command_has_a_manual_page() {
         .output()
         .unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    // Lines are justified by spaces.
+    let shown = shown.split(' ').filter(|word| !word.is_empty());
+    let shown = shown.collect::<Vec<_>>().join(" ");
     for words in [
         "uvfs mount /srv/data /mnt\n",
         "MOUNT OPTIONS",
-        "attr_timeout=S, entry_timeout=S",
+        "[--transport auto|uring|dev]",
+        "attr_timeout=TIME, entry_timeout=TIME",
         "EXIT STATUS",
         "--foreground",
     ] {
@@ -106,6 +121,15 @@ fn shells_take_their_completions() {
             );
         }
     }
+    // Values of options are completed, and files where an image is meant.
+    let fish = String::from_utf8(uvfs(&["completions", "fish"])).unwrap();
+    let transport = fish.lines().find(|line| line.contains("-l transport"));
+    assert!(
+        transport.is_some_and(|line| line.contains("uring")),
+        "{fish}"
+    );
+    let zsh = String::from_utf8(uvfs(&["completions", "zsh"])).unwrap();
+    assert!(zsh.contains("The directory to serve:_files -/"), "{zsh}");
     let completes = "source \"$0\"; COMP_WORDS=(uvfs mo); COMP_CWORD=1; _uvfs uvfs mo uvfs; echo \"${COMPREPLY[@]}\"";
     if has(&[Need::Program("bash")]) {
         let mut bash = Command::new("bash");

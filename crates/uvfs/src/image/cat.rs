@@ -26,6 +26,7 @@ pub struct Args {
     #[command(flatten)]
     access: Access,
     /// An image file or block device
+    #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The file
     path: PathBuf,

@@ -39,10 +39,12 @@ pub struct Args {
     #[command(flatten)]
     access: Access,
     /// An image file or block device
+    #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The path in the image to copy
     path: PathBuf,
     /// Where to
+    #[arg(value_hint = clap::ValueHint::AnyPath)]
     dest: PathBuf,
 }
 
@@ -81,7 +83,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ];
         for (count, what) in left.iter().filter(|(count, _)| *count > 0) {
             let image = args.image.display();
-            eprintln!("uvfs: {image}: {count} {what} (--trusted copies them)");
+            uvfs_cli::warn(format!("{image}: {count} {what} (--trusted copies them)"));
         }
         super::status(copied.errors + copied.devices_left_out)
     })

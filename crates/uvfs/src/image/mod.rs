@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use uvfs_buf::Target;
-use uvfs_cli::{Context, Error, Result};
+use uvfs_cli::{Context, Error, Result, complain, warn};
 use uvfs_io::device::{Device, OpenOptions};
 use uvfs_io::engine::EngineKind;
 use uvfs_xfs::tools::escape;
@@ -29,10 +29,10 @@ pub const MEMORY: u64 = 64 << 20;
 #[derive(clap::Args)]
 pub struct Access {
     /// Limit of the metadata cache
-    #[arg(long, value_name = "BYTES", value_parser = options::memory, default_value = "64M")]
+    #[arg(long, value_name = "SIZE", value_parser = options::memory, default_value = "64M")]
     memory: u64,
     /// How metadata is read
-    #[arg(long, value_name = "sync|aio|uring", default_value = "sync")]
+    #[arg(long, value_name = "sync|aio|uring", value_parser = options::one_of(options::ENGINES, options::engine), default_value = "sync", hide_possible_values = true)]
     engine: EngineKind,
     /// Read past the kernel's page cache (O_DIRECT)
     #[arg(long)]
@@ -85,7 +85,7 @@ impl Opened {
     /// Tells on standard error what may be wrong with what is read.
     pub fn warn(&self, path: &Path) {
         for warning in self.volume.warnings() {
-            eprintln!("uvfs: warning: {}: {warning}", path.display());
+            warn(format!("warning: {}: {warning}", path.display()));
         }
     }
 }
@@ -131,7 +131,7 @@ fn finish<T>(
 
 /// Tells of something that failed while the rest goes on.
 fn report(image: &Path) -> impl FnMut(&Path, &uvfs_xfs::Error) {
-    move |path, error| eprintln!("uvfs: {}", inside(image, path, error))
+    move |path, error| complain(&inside(image, path, error))
 }
 
 /// Failure if anything was reported.

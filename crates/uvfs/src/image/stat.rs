@@ -39,6 +39,7 @@ pub struct Args {
     #[command(flatten)]
     access: Access,
     /// An image file or block device
+    #[arg(value_hint = clap::ValueHint::FilePath)]
     image: PathBuf,
     /// The file
     path: PathBuf,
@@ -158,15 +159,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let path = super::bytes(&args.path);
     let out = &mut std::io::stdout().lock();
     let outcome = if args.json {
-        json(&volume, path).and_then(|object| {
-            serde_json::to_writer(&mut *out, &object)
-                .map_err(std::io::Error::from)
-                .and_then(|()| std::io::Write::write_all(out, b"\n"))
-                .map_err(|source| uvfs_xfs::Error::Output {
-                    what: "writing the description".into(),
-                    source,
-                })
-        })
+        match json(&volume, path) {
+            Ok(object) => return uvfs_cli::json(&object).map(|()| ExitCode::SUCCESS),
+            Err(error) => Err(error),
+        }
     } else {
         tools::stat(&volume, path, out)
     };

@@ -8,7 +8,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use uvfs_server::stats::Report;
+use uvfs_server::stats::{LatencyBar, Report};
 
 /// The metrics of mounts, each with its name as the label `mount`.
 pub fn text(mounts: Vec<(String, Report)>) -> Result<String, fmt::Error> {
@@ -113,15 +113,32 @@ const METRICS: &[Metric] = &[
         "Requests answered with an error",
         |r| one(r.errors),
     ),
-    counter("read_bytes", "Bytes that callers read", |r| {
-        one(r.bytes_read)
-    }),
-    counter("written_bytes", "Bytes that callers wrote", |r| {
-        one(r.bytes_written)
-    }),
+    counter(
+        "errors",
+        "Requests answered with an error, by kind and errno",
+        |r| {
+            let failures = r.failures.iter();
+            failures
+                .map(|failure| {
+                    let labels = vec![("op", failure.op.clone()), ("errno", failure.errno.clone())];
+                    (labels, failure.count as f64)
+                })
+                .collect()
+        },
+    ),
+    counter(
+        "read_bytes",
+        "Bytes that callers read, without those of backed opens, which the kernel does not report",
+        |r| one(r.bytes_read),
+    ),
+    counter(
+        "written_bytes",
+        "Bytes that callers wrote, without those of backed opens, which the kernel does not report",
+        |r| one(r.bytes_written),
+    ),
     counter(
         "backed_opens",
-        "Opens that the kernel serves by itself",
+        "Opens whose bytes are counted nowhere: the kernel reads and writes the host's file by itself",
         |r| one(r.backed_opens),
     ),
     counter("requests", "Requests received, by kind", |r| {
@@ -249,10 +266,21 @@ impl Collector for Mounts {
         let mut metric =
             encoder.encode_descriptor("latency_seconds", help, None, MetricType::Histogram)?;
         for (mount, report) in &self.0 {
-            let mut buckets: Vec<_> = (report.latency.iter())
+            // No request takes less than a microsecond: one bucket for those bars.
+            let is_short = |bar: &&LatencyBar| bar.below_ns < 1024;
+            let short = report.latency.iter().filter(is_short);
+            let long = report.latency.iter().filter(|bar| !is_short(bar));
+            let mut buckets: Vec<_> = long
                 .map(|bar| (bar.below_ns as f64 / 1e9, bar.count))
                 .collect();
-            buckets.push((f64::INFINITY, 0));
+            if let Some(first) = buckets.first_mut() {
+                first.1 += short.map(|bar| bar.count).sum::<u64>();
+            }
+            // The last bar has longer times, too.
+            match buckets.last_mut() {
+                Some(last) => last.0 = f64::INFINITY,
+                None => buckets.push((f64::INFINITY, 0)),
+            }
             let count = report.latency.iter().map(|bar| bar.count).sum();
             let labels = Labels(vec![("mount", mount.clone())]);
             metric

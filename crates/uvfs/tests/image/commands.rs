@@ -267,7 +267,7 @@ fn errors_are_one_line() {
             &["not an XFS file system"],
         );
         is(
-            &["stat", "--json", other.to_str().unwrap(), "/"],
+            &["stat", other.to_str().unwrap(), "/"],
             &["not an XFS file system"],
         );
     }

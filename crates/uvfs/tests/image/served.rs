@@ -207,7 +207,6 @@ fn commands_that_read_an_image_are_confined() {
     }
 }
 
-
 /// An idmapped mount of an image, as containers have them, would be refused, or show other owners than the kernel's.
 #[test]
 fn idmapped() {

@@ -300,6 +300,31 @@ fn metrics_are_the_numbers_of_the_report() {
     };
     between("uvfs_latency_seconds_count", &[], &bars);
     between("uvfs_latency_seconds_bucket", &[("le", "+Inf")], &bars);
+    let here = ("mount".to_owned(), one.display().to_string());
+    let buckets = metrics.samples.iter().filter(|((name, labels), _)| {
+        name == "uvfs_latency_seconds_bucket" && labels.contains(&here)
+    });
+    let bound = |labels: &[(String, String)]| {
+        let le = labels.iter().find(|(name, _)| name == "le");
+        le.unwrap().1.replace("+Inf", "inf").parse::<f64>().unwrap()
+    };
+    let mut buckets: Vec<_> = buckets
+        .map(|((_, labels), count)| (bound(labels), *count))
+        .collect();
+    buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // All of them, from below 1 us to beyond 100 s, and cumulative.
+    assert_eq!(buckets.len(), 31, "{buckets:?}");
+    assert!(
+        buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1),
+        "{buckets:?}"
+    );
+    let missing = |report: &Value| {
+        let failures = report["failures"].as_array().unwrap().iter();
+        let missing = failures.filter(|it| it["op"] == "GETXATTR" && it["errno"] == "ENODATA");
+        missing.map(|it| it["count"].as_f64().unwrap()).sum()
+    };
+    let labels = [("op", "GETXATTR"), ("errno", "ENODATA")];
+    between("uvfs_errors_total", &labels, &missing);
     let nanos = |report: &Value| report["latency_ns"].as_f64().unwrap() / 1e9;
     between("uvfs_latency_seconds_sum", &[], &nanos);
     for (name, kind) in [
