@@ -302,7 +302,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
             Err(e) => {
                 interrupt::check()?;
-                eprintln!("uvfs: {name}: not measured: {e}");
+                uvfs_cli::warn(format!("{name}: not measured: {e}"));
                 code = ExitCode::FAILURE;
                 let (bench, error) = (name, e.to_string());
                 all.failures.push(Failure { bench, error });

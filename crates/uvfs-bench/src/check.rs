@@ -345,7 +345,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for (t, o) in targets.iter().zip(&outcomes) {
         if let Err(e) = o {
-            eprintln!("uvfs: {}: not measured: {e}", t.name);
+            uvfs_cli::warn(format!("{}: not measured: {e}", t.name));
             code = ExitCode::FAILURE;
         }
     }

@@ -66,7 +66,7 @@ impl Common {
         printed(io::stdout().lock().write_all(text.as_bytes()))?;
         let mut code = ExitCode::SUCCESS;
         for (target, error) in report.failures() {
-            eprintln!("uvfs: {target}: not measured: {error}");
+            uvfs_cli::warn(format!("{target}: not measured: {error}"));
             code = ExitCode::FAILURE;
         }
         Ok(code)

@@ -269,7 +269,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             speed,
             ..
         } = one;
-        eprintln!("uvfs: {bench} {work}: {target} is slower: {speed:.3} times as fast");
+        uvfs_cli::warn(format!(
+            "{bench} {work}: {target} is slower: {speed:.3} times as fast"
+        ));
     }
     Ok(match failed.is_empty() {
         true => ExitCode::SUCCESS,

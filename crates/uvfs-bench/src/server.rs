@@ -407,7 +407,7 @@ impl Drop for Server<'_> {
             self.process.signal(signal);
         }
         if !self.process.wait(STOP) {
-            eprintln!("uvfs: a server does not end after SIGKILL; it is left behind");
+            uvfs_cli::warn("a server does not end after SIGKILL; it is left behind");
         }
         // For processes that it may have started, unless they ended as well.
         self.process.signal(Signal::TERM);

@@ -162,10 +162,10 @@ impl Drop for Workspace {
         // Never walk into a mount that could not be removed.
         if self.is_mounted() {
             let path = dir.keep();
-            eprintln!(
-                "uvfs: {}: left behind, its mnt is still mounted (umount -l it, then remove it)",
+            uvfs_cli::warn(format!(
+                "{}: left behind, its mnt is still mounted (umount -l it, then remove it)",
                 path.display()
-            );
+            ));
         }
     }
 }

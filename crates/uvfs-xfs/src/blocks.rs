@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::format::Fault;
 use crate::geometry::BBSIZE;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Deref;
@@ -62,6 +63,15 @@ pub enum ReadError {
     Io(io::Error),
     /// The verifier refused it.
     Fault(Fault),
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Io(error) => error.fmt(f),
+            ReadError::Fault(fault) => fault.fmt(f),
+        }
+    }
 }
 
 /// A device or image, possibly behind a cache.

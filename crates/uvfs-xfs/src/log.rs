@@ -260,7 +260,7 @@ impl<'a, B: Blocks> Log<'a, B> {
                 bytes: n as u32 * BLOCK as u32,
             }];
             let part = self.blocks.read(&e, &unverified);
-            let part = part.map_err(|e| format!("reading its block {at}: {e:?}"))?;
+            let part = part.map_err(|e| format!("reading its block {at}: {e}"))?;
             out.extend_from_slice(&part);
             done += n;
         }

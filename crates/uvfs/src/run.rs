@@ -15,7 +15,7 @@ const LIBRARY: &str = "libuvfs_preload.so";
 
 const EXAMPLES: &str = "\
 Examples:
-  uvfs run -- dd if=/dev/zero of=/mnt/large bs=4k count=100000
+  uvfs run --report -- dd if=/dev/zero of=/mnt/large bs=4k count=100000
   uvfs run --report -- fio --filename=/mnt/file --rw=write --bs=4k --size=1G --name=job
 
 The program and its children run as always. A process that writes fast to files on a uvfs mount, or
@@ -24,6 +24,9 @@ files no longer go through the kernel. Other processes and files stay with the k
 as fast as without this command. So does whatever can't be served (other file systems, mmap, io_uring,
 a mount with -o writeback, a server that ends and doesn't come back in time). Static programs, and
 those with the set-user-id bit, run as without this command.
+
+A directory that root mounts gains nothing: the kernel itself reads and writes the files that programs use much (uvfs
+mount -o passthrough). Mounts by other users, and file systems that have no files of the host, do.
 
 Environment:
   UVFS_PRELOAD   the library, when libuvfs_preload.so is neither beside the command nor in ../lib

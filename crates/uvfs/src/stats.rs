@@ -23,8 +23,8 @@ Examples:
   uvfs stats --json /mnt
   uvfs stats --prometheus /mnt /srv/x > /var/lib/node_exporter/uvfs.prom
 
-The JSON object has: source, transport, control, socket, pid, uptime_s,
-requests, errors, bytes_read, bytes_written, backed_opens, watch (on, why_not,
+The JSON object has: version, source, transport, control, socket, pid, uptime_s,
+requests, errors, failures (op, errno, count), bytes_read, bytes_written, backed_opens, watch (on, why_not,
 unwatched, events, told, lost), ops (name, count), latency (below_ns, count; of
 one request in 16), latency_ns (the sum of these latencies), queues (in_flight,
 deepest, spins, sleeps, enters), clients that are attached now (pid, uid,
@@ -40,9 +40,9 @@ The metrics are the same numbers, as
 uvfs_requests_total{mount=\"/mnt\",op=\"READ\"}, in the text format of OpenMetrics,
 which Prometheus reads.
 
-The kernel reads and writes some files by itself (uvfs mount -o passthrough).
-Opens of these are counted as backed; bytes read and written through them are
-not counted.
+The kernel reads and writes some files by itself (uvfs mount -o passthrough), and
+tells the server of no byte. uvfs_backed_opens_total counts the opens of these
+files, whose bytes are missing in the others.
 
 The server counts a client's requests. The client itself reports its calls,
 their bytes, its cache hits and the time that it waited, a moment ago.

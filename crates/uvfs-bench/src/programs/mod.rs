@@ -94,7 +94,7 @@ fn programs(only: &[String]) -> Result<(Vec<&'static Program>, Vec<&'static str>
         .partition(|program| program.missing().is_empty());
     for program in &missing {
         let (name, needs) = (program.name, program.missing().join(", "));
-        eprintln!("uvfs: {name}: left out: {needs} is not installed");
+        uvfs_cli::warn(format!("{name}: left out: {needs} is not installed"));
     }
     if there.is_empty() {
         return Err(Error::new("no program is left to measure"));

@@ -146,7 +146,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let probe = File::open(&probe).context(|| probe.display().to_string())?;
     let native_too = has_dontcache(&probe);
     if !native_too {
-        eprintln!("uvfs: native-uncached: left out: this file system has no RWF_DONTCACHE");
+        uvfs_cli::warn("native-uncached: left out: this file system has no RWF_DONTCACHE");
     }
     let targets = targets(&args.sides, native_too)?;
     let bench = UncachedBench {

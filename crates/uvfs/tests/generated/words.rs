@@ -119,6 +119,21 @@ fn no_name_reaches_the_terminal_as_it_is() {
     }
 }
 
+/// An error of a library would be shown as its source code names it.
+#[test]
+fn an_image_that_is_cut_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image_of(dir.path(), &[b"file"]);
+    let file = fs::File::options().write(true).open(&image).unwrap();
+    file.set_len(1 << 20).unwrap();
+    for arguments in [&["check"][..], &["repair", "-n"], &["ls", "-R"]] {
+        let arguments = arguments.iter().map(OsStr::new);
+        let output = run(arguments.chain([image.as_os_str()]));
+        let all = [text(&output.stdout), text(&output.stderr)].concat();
+        assert!(!all.contains("Kind(") && !all.contains("os error"), "{all}");
+    }
+}
+
 /// A program could not tell why a command failed, or would read an error as a result.
 #[test]
 fn errors_are_json_when_asked_for() {
