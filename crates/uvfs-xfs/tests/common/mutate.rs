@@ -14,6 +14,7 @@ use uvfs_xfs::format::*;
 
 #[path = "fields.rs"]
 mod fields;
+#[allow(unused_imports, reason = "not every test program changes fields")]
 pub use fields::change_field;
 
 const PAGE: usize = 4096;

@@ -123,13 +123,14 @@ static void mask(int raw, int how) {
     if (raw) step("mask", by_asm(SYS_rt_sigprocmask, how, (long)&all, 0, 8, 0, 0));
     else LIBC(pthread_sigmask(how, &all, NULL));
 }
+// But for SIGSYS, which `uvfs run` takes out of every mask.
 static void show_mask(void) {
     sigset_t now, raw;
     sigemptyset(&now); sigemptyset(&raw);
     pthread_sigmask(SIG_BLOCK, NULL, &now);
     by_asm(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)&raw, 8, 0, 0);
-    line("SIGSYS blocked %d %d, SIGUSR1 blocked %d %d\n", sigismember(&now, SIGSYS), sigismember(&raw, SIGSYS),
-         sigismember(&now, SIGUSR1), sigismember(&raw, SIGUSR1));
+    line("SIGUSR1 blocked %d %d, SIGSEGV blocked %d %d\n", sigismember(&now, SIGUSR1), sigismember(&raw, SIGUSR1),
+         sigismember(&now, SIGSEGV), sigismember(&raw, SIGSEGV));
 }
 
 // The other functions that block signals.
