@@ -403,7 +403,7 @@ pub(crate) fn is_link(m: &Mend<'_>, inode: &Inode) -> bool {
         return !inode.local_data().contains(&0);
     }
     let target = target(m, inode, &mut |_, _| {}).unwrap_or_default();
-    target.get(..len).is_some_and(|t| !t.contains(&0))
+    target.len() == len && !target.contains(&0)
 }
 
 /// Writes the blocks of a symbolic link's target with right checksums and without log sequence numbers.

@@ -223,3 +223,21 @@ fn a_dirty_log_is_3_until_it_is_replayed() {
     image.unmount(&at);
     checked(&image, &[], 0, "clean");
 }
+
+/// A target that moved out of its inode for attributes that are gone since stays where it is: the kernel reads it so.
+#[test]
+fn a_link_keeps_its_block() {
+    if !has(&NEEDS) || !has(&[Need::Program("xfs_db")]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "link");
+    image.write(
+        "ln -s $(printf 'x%.0s' $(seq 330)) link; setfattr -h -n trusted.a -v 1 link; setfattr -h -x trusted.a link",
+    );
+    let path = image.arg();
+    let format = ["-r", "-c", "path /link", "-c", "p core.format", path];
+    let format = run(&mut command("xfs_db", format)).ok();
+    assert!(format.contains("extents"), "{format}");
+    checked(&image, &[], 0, "clean");
+}

@@ -20,7 +20,7 @@ use crate::harness::*;
 use crate::preload::{How, served_any, uvfs_run};
 
 /// What takes milliseconds hangs after this.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(12);
 
 /// The mount, a directory of the host beside it, and the programs.
 struct Matrix {

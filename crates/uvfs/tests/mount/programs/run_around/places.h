@@ -144,7 +144,6 @@ static void masked_by(const char *place) {
     if (is(place, "sighold")) LIBC(sighold(SIGSYS));
 #ifdef __GLIBC__
     else if (is(place, "sigsetmask")) step("sigsetmask", sigsetmask(~0));
-#endif
     else if (is(place, "context")) {
         LIBC(getcontext(&here));
         if (!rounds++) {
@@ -159,6 +158,7 @@ static void masked_by(const char *place) {
             siglongjmp(out, 1);
         }
     }
+#endif
     show_mask();
     the_job();
     show_mask();
