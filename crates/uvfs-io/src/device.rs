@@ -19,8 +19,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 use uvfs_sys::mountinfo::MountLine;
 
-/// How long a block device may stay claimed by a program that has ended: the kernel ends that program's rings in
-/// the background, and services look at devices that have changed.
+/// How long a block device may stay claimed, or an image locked, by a program that has ended: the kernel ends that
+/// program's rings in the background, and services look at devices that have changed.
 const RELEASE: Duration = Duration::from_secs(1);
 /// Between two attempts to claim a device.
 const RETRY: Duration = Duration::from_millis(5);
@@ -219,12 +219,20 @@ impl Device {
             error => failed("opening it")(error.into()),
         })?;
         if !block_device && !options.shared {
-            lock_image(fd.as_fd(), options.write).map_err(|error| match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) => OpenError::Locked {
+            let locked = loop {
+                match lock_image(fd.as_fd(), options.write) {
+                    Err(Errno::AGAIN | Errno::ACCESS) if began.elapsed() < RELEASE => {
+                        std::thread::sleep(RETRY);
+                    }
+                    other => break other,
+                }
+            };
+            locked.map_err(|error| match error {
+                Errno::AGAIN | Errno::ACCESS => OpenError::Locked {
                     path: path.into(),
                     write: options.write,
                 },
-                _ => failed("locking it")(error),
+                error => failed("locking it")(error.into()),
             })?;
         }
         // Seeking to the end works for block devices as well, without their ioctls.
@@ -282,18 +290,12 @@ impl AsFd for Device {
 
 /// Locks a whole image file, for as long as its descriptor is open (open file description locks, fcntl(2)): shared
 /// for reading, exclusive for writing. A file system without locks has none to ask for.
-fn lock_image(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
+fn lock_image(fd: BorrowedFd<'_>, write: bool) -> Result<(), Errno> {
     // All zeros but for the kind: from the start of the file to wherever it ends.
     let kind = if write { libc::F_WRLCK } else { libc::F_RDLCK };
-    match uvfs_sys::ofd_lock(fd, libc::F_OFD_SETLK, &mut uvfs_sys::whole_file(kind)) {
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
-            ) =>
-        {
-            Ok(())
-        }
+    let locked = uvfs_sys::ofd_lock(fd, libc::F_OFD_SETLK, &mut uvfs_sys::whole_file(kind));
+    match locked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+        Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
         other => other,
     }
 }
@@ -430,7 +432,6 @@ mod tests {
         refused(write);
         drop((reader, second));
         let writer = Device::open(&path, write).unwrap();
-        refused(write);
         refused(OpenOptions::default());
         let shared = OpenOptions {
             shared: true,

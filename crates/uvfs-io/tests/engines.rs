@@ -246,14 +246,10 @@ fn direct_image() {
         direct: true,
         ..WRITE
     };
-    match Device::open(&path, options) {
-        Ok(device) if device.geometry().block <= 512 => {
-            random_io_is_equal(&path, options, &EngineConfig::default());
-        }
-        Ok(device) => eprintln!(
-            "skipped: direct I/O in units of {}",
-            device.geometry().block
-        ),
+    // Not while the image is open, and so locked.
+    match Device::open(&path, options).map(|device| device.geometry().block) {
+        Ok(..=512) => random_io_is_equal(&path, options, &EngineConfig::default()),
+        Ok(block) => eprintln!("skipped: direct I/O in units of {block}"),
         Err(OpenError::NoDirect(_)) => eprintln!("skipped: no direct I/O here"),
         Err(error) => panic!("{error}"),
     }
