@@ -519,10 +519,7 @@ mod tests {
             let error = Options::default().parse([format!("{word}=\u{1}").as_str()]);
             let unknown = error.is_err_and(|error| error.to_string().contains("unknown option"));
             assert!(!unknown, "{word}");
-            assert!(
-                OWN.contains(&format!("{word}")),
-                "{word} is not in the help"
-            );
+            assert!(OWN.contains(&word.to_string()), "{word} is not in the help");
         }
     }
 }

@@ -33,7 +33,11 @@ fn a_source_that_contains_its_mount_point_by_another_path() {
     run(Command::new("mount").arg("--bind").arg(&source).arg(&other)).ok();
     fs::create_dir(source.join("mnt")).unwrap();
     fs::write(source.join("mnt/hidden"), "here").unwrap();
-    let mount = Mount::new(&Serve::over(ANY), &source, &other.join("mnt"));
+    let mount = Mount::new(
+        &Serve::over(ANY).option("nonempty"),
+        &source,
+        &other.join("mnt"),
+    );
     let listing = run_within(
         Duration::from_secs(20),
         Command::new("find")

@@ -5,6 +5,9 @@ use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::io::Errno;
+
+use crate::harness::sandbox;
 use crate::harness::*;
 
 const NOBODY: u32 = 65534;
@@ -183,9 +186,56 @@ fn auto_unmount() {
             .args([&source, &at]),
     );
     let mounted = wait_until(SOON, || namespace.mounted(&at));
+    // Its answer comes after the watching process has been started.
+    run(namespace.as_nobody(Path::new("ls")).arg(&at)).ok();
     server.signal(rustix::process::Signal::KILL);
     let ended = server.wait(SOON).expect("a killed server ends");
     let gone = wait_until(SOON, || !namespace.mounted(&at));
     run(namespace.command("umount").arg("--lazy").arg(&at));
     assert!(mounted && gone, "{mounted} {gone} {ended}");
+}
+
+/// A rootless container, which is a user namespace, needs no more than /dev/fuse: no fusermount3, no right of root's, and
+/// no io_uring.
+#[test]
+fn a_user_namespace_needs_the_device_alone() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("unshare"),
+        Need::Program("setpriv"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let namespace = Namespace::new(&scratch);
+    let (source, at, host) = (
+        scratch.dir("source"),
+        scratch.dir("at"),
+        scratch.dir("host"),
+    );
+    for dir in [&source, &at, &host] {
+        chown(dir, Some(NOBODY), Some(NOBODY)).expect("chown");
+    }
+    let script = "if [ \"$4\" ]; then \"$4\" mount \"$2\" \"$3\"; fi; bash -euo pipefail -c \"$1\" bash \"$3\"; \
+        if [ \"$4\" ]; then \"$4\" umount \"$3\"; fi";
+    let work = |source: &Path, at: &Path, program: &str| {
+        let mut inside = namespace.as_nobody(Path::new("unshare"));
+        inside.args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-euc",
+            script,
+            "sh",
+            WORK,
+        ]);
+        inside.args([source, at]).arg(program);
+        sandbox::refuse(&mut inside, sandbox::IO_URING, Errno::PERM);
+        run(&mut inside).ok()
+    };
+    let shown = work(&source, &at, env!("CARGO_BIN_EXE_uvfs"));
+    assert_eq!(shown, work(&source, &host, ""));
+    assert!(source.join("d").exists());
 }
