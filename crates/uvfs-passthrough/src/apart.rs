@@ -92,7 +92,7 @@ pub(crate) fn or_busy<T>(done: Result<T>) -> Result<T> {
     }
 }
 
-/// One user's threads for a mount, so that nobody waits for another user's calls.
+/// One user's threads for a mount, so that no user waits for another's calls.
 struct RemoteMount {
     pool: Arc<Pool>,
     /// Calls that have not ended, and when one last did, or began as the only one.

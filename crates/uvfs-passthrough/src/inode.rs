@@ -223,7 +223,7 @@ impl Inode {
         }
     }
 
-    /// The size of a regular file of a watched file system, which nobody else answers for.
+    /// The size of a regular file, if its file system is watched for changes of the host.
     pub(crate) fn size_now(&self) -> Option<u64> {
         if !self.is_regular() || !self.is_watched() {
             return None;

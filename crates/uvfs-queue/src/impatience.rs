@@ -1,7 +1,7 @@
 //! Calls that may wait for long, cut short.
 //!
 //! close(2) of the last descriptor of a socket waits until what it was sent has arrived, if the socket lingers
-//! (SO_LINGER). Whoever is handed a descriptor can't know. A signal ends that wait, and the socket is closed all the
+//! (SO_LINGER). The process that is handed a descriptor can't know. A signal ends that wait, and the socket is closed all the
 //! same.
 
 use std::mem::zeroed;

@@ -50,7 +50,7 @@ pub fn directory() -> io::Result<PathBuf> {
         }
     };
     if !dir.exists() {
-        // Nobody else's to write to, not even before its mode is set.
+        // No other user may write to it, not even before its mode is set.
         let mut new = std::fs::DirBuilder::new();
         new.recursive(true).mode(0o711).create(&dir)?;
     }

@@ -319,7 +319,7 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// access(2), and chdir(2); not asked with `default_permissions`. ENOSYS allows everything from then on.
     ///
-    /// Without this method the answer is what the kernel does: it executes no file that nobody may execute, and
+    /// Without this method the answer is what the kernel does: it executes no file without an execute bit, and
     /// leaves all else to the handlers.
     async fn access(&self, cx: &Context, node: Node, mask: Access) -> Result<()> {
         if !mask.contains(Access::EXEC_OK) {

@@ -291,7 +291,7 @@ impl Drop for Mounted {
     }
 }
 
-/// What sendfile(2) reads from an open file's byte `at` on, which asks nobody for the file's size.
+/// What sendfile(2) reads from an open file's byte `at` on, which does not ask the server for the file's size.
 fn sent(file: &fs::File, at: u64) -> String {
     let (from, to) = rustix::pipe::pipe().unwrap();
     let sent = rustix::fs::sendfile(&to, file, Some(&mut { at }), 100).unwrap();
@@ -342,7 +342,7 @@ fn sizes_over_uring() {
     sizes("uring");
 }
 
-/// A file system without `access` does not say that what nobody may execute can be executed.
+/// A file system without `access` does not say that a file without an execute bit can be executed.
 #[test]
 fn access_agrees_with_execution() {
     use rustix::fs::{Access, CWD, accessat};

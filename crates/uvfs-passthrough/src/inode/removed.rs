@@ -244,7 +244,7 @@ mod tests {
         assert!(gone.iter().all(|(uid, _)| *uid == 3));
         assert_eq!(gone[0], (3, 3));
         assert_eq!(queue.len(), 100);
-        // All have as many: nobody loses all.
+        // All have as many: none loses all.
         while queue.len() > 50 {
             excess(&mut queue, 50);
         }

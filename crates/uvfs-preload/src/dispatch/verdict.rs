@@ -265,7 +265,7 @@ pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
 mod tests {
     use super::*;
 
-    /// A call that nobody has thought about may do anything to a descriptor.
+    /// A call that is not listed may do anything to a descriptor.
     #[test]
     fn unknown_calls_can_not_be_followed() {
         for number in [NUMBERS - 1, NUMBERS, 1 << 30, usize::MAX] {

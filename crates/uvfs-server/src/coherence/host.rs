@@ -202,7 +202,7 @@ pub(super) fn tell(
     }
 }
 
-/// Tells the kernel that a file is at least so long. If somebody has cut it meanwhile, its pages go again: then the next
+/// Tells the kernel that a file is at least so long. If another program has cut it meanwhile, its pages go again: then the next
 /// read tells the kernel better.
 pub(super) fn grow(
     notifier: &Notifier,

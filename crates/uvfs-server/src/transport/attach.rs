@@ -288,7 +288,7 @@ impl Spare {
 ///
 /// A client sends descriptors of any file with its messages. Whoever closes one last may wait for whoever serves
 /// that file, or for a socket that lingers, for ever. That is whoever reads the message, the kernel for it where
-/// the message has too many of them, or whoever closes this socket before the message was read. So each user has a
+/// the message has too many of them, or the process that closes this socket before the message was read. So each user has a
 /// thread for that, and only a bounded number of sockets that wait for it.
 #[derive(Clone)]
 struct Gate {
@@ -339,7 +339,7 @@ impl Gate {
         })
     }
 
-    /// Ends a client's socket. A message that nobody has read is read first, by a thread that may wait. The thread that
+    /// Ends a client's socket. An unread message is read first, by a thread that may wait. The thread that
     /// lets clients in closes what is too much for that one.
     fn retire(&self, socket: Arc<File>, places: Option<Arc<Places>>) {
         // Nothing more can come after this.

@@ -229,7 +229,7 @@ fn idmapped() {
         );
         let mount = Mount::new(&Serve::over(transport), &image.path, &at);
         let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/image/programs/idmap.py");
-        // As a user whom the mapping makes the root of the image, and as one who is nobody there.
+        // As a user whom the mapping makes the root of the image, and as one whom the mapping does not know.
         let script = r#"python3 "$3" "$1" "$2"; cd "$2"; find . -printf '%P %U %G %m\n' | sort
 for user in 100000 5; do setpriv --reuid=$user --regid=$user --clear-groups sh -c '
 for file in $(find . -type f | sort | head -200); do test -r $file && md5sum $file; done'; done; cd /; umount "$2""#;

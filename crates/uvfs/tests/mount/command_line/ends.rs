@@ -87,7 +87,7 @@ fn the_last_signal_cuts_users_off() {
         }
         let mut served = Served::new(&Serve::over(transport));
         let mut user = user_of(&served.mount);
-        // As of systemd and kill(1), which nobody sits in front of: it detaches at once.
+        // As of systemd and kill(1), which no user waits for: it detaches at once.
         served.mount.server.signal(Signal::TERM);
         says(&served.mount, &["detached", &user.pid().to_string()]);
         wait_for("the detached mount to go", || {

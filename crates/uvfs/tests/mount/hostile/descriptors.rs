@@ -13,7 +13,7 @@ use crate::harness::*;
 /// Connections in a row, which their maker gives up at once.
 const FLOOD: usize = 3_000;
 
-/// Attaches to the socket `$1`, each time with sockets that linger for whoever closes them last; then makes `$2` connections
+/// Attaches to the socket `$1`, each time with sockets that linger for the process that closes them last; then makes `$2` connections
 /// that each leave a message behind.
 const SENDS: &str = "import array, resource, socket, struct, sys, threading, time\n\
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\

@@ -1,7 +1,7 @@
 // Goes around the C library in the middle of its use. Arguments: a way (ways.h), a place (places.h), an operation, a
 // directory. The program works on the files A and B by the C library, does the operation in that way at that place,
 // and works on by the C library. It writes down every outcome, numbers of descriptors too: they are the same on every
-// file system, whoever serves it.
+// file system, whichever server serves it.
 #include "ways.h"
 
 #include <linux/audit.h>
