@@ -147,7 +147,7 @@ fn uring() {
     same_as_the_host(Transport::Uring);
 }
 
-/// On a mount that only its owner may use the kernel asks the server for permissions, or nobody.
+/// On a mount that only its owner may use the kernel checks no permissions: the server does, or they are not checked.
 #[test]
 fn alone() {
     for transport in transports() {
