@@ -150,9 +150,12 @@ impl MkfsProgress {
     /// Notes a file that is not what it was when it was listed.
     pub(crate) fn note_changed(&self, path: PathBuf, what: &'static str) {
         let mut changed = uvfs_sys::lock(&self.changed);
-        changed.count += 1;
         // Several threads may read parts of one file.
-        if changed.files.len() < Changed::LISTED && !changed.files.iter().any(|(p, _)| *p == path) {
+        if changed.files.iter().any(|(p, _)| *p == path) {
+            return;
+        }
+        changed.count += 1;
+        if changed.files.len() < Changed::LISTED {
             changed.files.push((path, what));
         }
     }

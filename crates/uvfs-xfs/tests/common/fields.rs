@@ -1,6 +1,6 @@
 //! Changes of single fields, as xfs_db makes them, by the layouts that the crate itself reads with.
 
-use super::{Choose, MemImage, Region, fix};
+use super::{Choose, MemImage, Region, choose, fix};
 use uvfs_xfs::format::*;
 
 /// The layouts at places in a structure.
@@ -208,17 +208,9 @@ fn value(old: &[u8], c: &mut dyn Choose) -> Vec<u8> {
 
 /// Changes a field of a structure and sets the checksum right; gives what was done.
 pub fn change_field(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> String {
-    // A kind first, so that rare structures get their share.
-    let mut kinds: Vec<&str> = regions.iter().map(|r| r.kind).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    let kind = kinds[c.below(kinds.len() as u64) as usize];
-    let of: Vec<&Region> = regions.iter().filter(|r| r.kind == kind).collect();
-    let r = of[c.below(of.len() as u64) as usize];
-    let mut bytes = vec![0; r.len];
-    if !image.get(r.offset, &mut bytes) {
+    let Some((r, mut bytes)) = choose(image, regions, c) else {
         return "nothing".into();
-    }
+    };
     let mut all = fields(r, &bytes);
     if all.is_empty() {
         return "nothing".into();
@@ -226,7 +218,8 @@ pub fn change_field(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose
     let (name, at, len) = all.swap_remove(c.below(all.len() as u64) as usize);
     let new = value(&bytes[at..at + len], c);
     let what = format!(
-        "{kind} at {:#x}: {name}: {:02x?} -> {new:02x?}",
+        "{} at {:#x}: {name}: {:02x?} -> {new:02x?}",
+        r.kind,
         r.offset,
         &bytes[at..at + len]
     );

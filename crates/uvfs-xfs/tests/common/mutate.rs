@@ -317,8 +317,12 @@ impl Choose for Bytes<'_> {
     }
 }
 
-/// Damages one structure; gives what was done.
-pub fn damage(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> String {
+/// One of the structures, and its bytes, if the image has them.
+fn choose<'r>(
+    image: &MemImage,
+    regions: &'r [Region],
+    c: &mut dyn Choose,
+) -> Option<(&'r Region, Vec<u8>)> {
     // A kind first, so that rare structures get their share.
     let mut kinds: Vec<&str> = regions.iter().map(|r| r.kind).collect();
     kinds.sort_unstable();
@@ -327,9 +331,14 @@ pub fn damage(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> S
     let of: Vec<&Region> = regions.iter().filter(|r| r.kind == kind).collect();
     let r = of[c.below(of.len() as u64) as usize];
     let mut bytes = vec![0; r.len];
-    if !image.get(r.offset, &mut bytes) {
+    image.get(r.offset, &mut bytes).then_some((r, bytes))
+}
+
+/// Damages one structure; gives what was done.
+pub fn damage(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> String {
+    let Some((r, mut bytes)) = choose(image, regions, c) else {
         return "nothing".into();
-    }
+    };
     let near = if c.below(4) == 0 {
         r.len
     } else {
@@ -390,5 +399,5 @@ pub fn damage(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose) -> S
         fix(image, r);
     }
     let crc = if fixed { "" } else { ", checksum left" };
-    format!("{kind} at {:#x}: {what}{crc}", r.offset)
+    format!("{} at {:#x}: {what}{crc}", r.kind, r.offset)
 }

@@ -89,7 +89,7 @@ fn mapped(file: &File, at: u64) -> bool {
     copied == 1
 }
 
-/// Each call on a file that grows, by a descriptor that nobody asks for the size.
+/// Each call on a file that grows, by a descriptor whose size no program asks for.
 pub fn grown(dir: &Path, argument: &str) -> String {
     let (who, source) = argument.split_once(' ').unwrap();
     let path = Path::new(source).join("file");
@@ -157,26 +157,10 @@ const READERS: usize = 20;
 #[repr(align(4096))]
 struct Block([u8; BLOCK]);
 
-/// libaio's calls; struct iocb and struct io_event of linux/aio_abi.h.
+/// libaio's calls.
 mod aio {
-    #[repr(C)]
-    #[derive(Default)]
-    pub struct Iocb {
-        pub data: u64,
-        pub key: u32,
-        pub rw_flags: u32,
-        pub opcode: u16,
-        pub priority: i16,
-        pub fd: u32,
-        pub buf: u64,
-        pub len: u64,
-        pub offset: i64,
-        pub reserved: u64,
-        pub flags: u32,
-        pub resfd: u32,
-    }
-
-    pub const PWRITE: u16 = 1;
+    use uvfs_sys::aio::IoEvent;
+    pub use uvfs_sys::aio::{Iocb, PWRITE};
 
     pub fn setup(depth: u32) -> u64 {
         let mut context = 0u64;
@@ -192,7 +176,7 @@ mod aio {
     /// What they write from has to live.
     pub unsafe fn write(context: u64, writes: &mut [Iocb]) {
         let mut pointers: Vec<*mut Iocb> = writes.iter_mut().map(std::ptr::from_mut).collect();
-        let mut events = vec![[0u64; 4]; writes.len()];
+        let mut events = vec![IoEvent::default(); writes.len()];
         let n = writes.len();
         // SAFETY: the structures live until all writes have ended, and what they write from as well.
         unsafe {
@@ -210,8 +194,7 @@ mod aio {
             assert_eq!(done, n as i64, "io_getevents");
         }
         for event in events {
-            // data, obj, res, res2
-            assert_eq!(event[2], writes[0].len, "a write's result");
+            assert_eq!(event.res as u64, writes[0].len, "a write's result");
         }
     }
 }
