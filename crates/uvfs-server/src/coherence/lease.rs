@@ -82,8 +82,11 @@ struct Held {
     who: Holder,
     mode: LeaseMode,
     seq: u64,
-    /// Somebody waits for it to be no more than this.
+    /// A request waits for it to be no more than this.
     recalled: Option<Option<LeaseMode>>,
+    /// The kernel knows that the file is at least so long. While a client may write the file, the kernel learns its
+    /// size from nothing but what it is told, and from entries.
+    length: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -159,6 +162,7 @@ impl NodeLeases {
             mode,
             seq,
             recalled: None,
+            length: 0,
         });
         self.check();
     }
@@ -375,6 +379,17 @@ impl Table {
         })
     }
 
+    /// `who` has made the file at least so long: whether the kernel has yet to be told.
+    pub(crate) fn grows(&mut self, node: u64, who: Holder, length: u64) -> bool {
+        let held = self.nodes.get_mut(&node).map(|n| &mut n.held[..]);
+        let mut own = held.unwrap_or_default().iter_mut().filter(|h| h.who == who);
+        own.next().is_none_or(|h| {
+            let grows = length > h.length;
+            h.length = h.length.max(length);
+            grows
+        })
+    }
+
     /// Whether no lease, request or grant is known of the node.
     pub(crate) fn is_free(&self, node: u64) -> bool {
         self.nodes.get(&node).is_none_or(NodeLeases::is_free)
@@ -397,11 +412,15 @@ impl Table {
         }
     }
 
-    /// The kernel may have something of the node.
+    /// The kernel may have something of the node, and may have learned an older size.
     pub(crate) fn mark_known_to_kernel(&mut self, node: u64) {
-        if let Some(n) = self.nodes.get_mut(&node)
-            && std::mem::take(&mut n.hidden)
-        {
+        let Some(n) = self.nodes.get_mut(&node) else {
+            return;
+        };
+        for held in &mut n.held {
+            held.length = 0;
+        }
+        if std::mem::take(&mut n.hidden) {
             self.hidden -= 1;
             self.tidy(node);
         }

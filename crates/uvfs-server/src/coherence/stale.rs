@@ -44,8 +44,11 @@ impl Coherence {
                 continue;
             }
             if own {
-                // The page there may be locked by a read that waits for this client's lease.
-                kernel.grown_later(node, grown.map_or(0, |grown| grown.1));
+                let length = grown.map_or(0, |grown| grown.1);
+                if self.shard(node).table.grows(node, link.id, length) {
+                    // The page there may be locked by a read that waits for this client's lease.
+                    kernel.grown_later(node, length);
+                }
                 continue;
             }
             let (offset, len) = match one.what.part {

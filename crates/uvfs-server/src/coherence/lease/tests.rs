@@ -51,6 +51,24 @@ fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     assert_eq!((t.nodes.len(), t.hidden), (2, 1));
 }
 
+/// The kernel is told once that a file has grown, until it may have learned an older size.
+#[test]
+fn the_kernel_is_told_of_a_length_once() {
+    let mut t = Table::default();
+    assert!(t.grows(NODE, 1, 10), "without a lease it may know anything");
+    let seq = granted(&mut t, 1, LeaseMode::Write);
+    let grown = [10, 10, 5, 11, 11].map(|length| t.grows(NODE, 1, length));
+    assert_eq!(grown, [true, false, false, true, false]);
+    t.mark_known_to_kernel(NODE);
+    assert_eq!(
+        [11, 11].map(|length| t.grows(NODE, 1, length)),
+        [true, false]
+    );
+    t.returned(NODE, 1, seq, Some(LeaseMode::Read));
+    granted(&mut t, 1, LeaseMode::Write);
+    assert!(t.grows(NODE, 1, 11), "it was free to ask meanwhile");
+}
+
 /// Two clients would cache the same file while one of them writes it.
 #[test]
 fn one_writes_or_several_read() {
