@@ -39,7 +39,8 @@ fuzz TARGET *ARGS:
 
 # Every benchmark in two minutes, as a page
 bench REPORT="report.html":
-    cargo run --release -p uvfs -- bench all --quick --report {{REPORT}}
+    cargo build --release -p uvfs -p uvfs-bench -p uvfs-preload
+    target/release/uvfs bench all --quick --report {{REPORT}}
 
 # The benchmarks of the parts, or one of them; criterion's options may follow
 bench-parts NAME="*" *ARGS:

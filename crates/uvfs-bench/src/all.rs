@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use tempfile::{NamedTempFile, TempDir};
 use uvfs_cli::{Context, Error, Result, printed};
 
-use super::child::{Process, Waited, own_path, wait_any};
+use super::child::{Process, Waited, own_path, uvfs, wait_any};
 use super::data::{All, Failure, Run};
 use super::report::{columns, digits};
 use super::server::Peer;
@@ -152,7 +152,7 @@ impl ScratchDir {
             let name = format!("a file with a name of middling length, number {number}");
             fs::write(dir.join(name), [0x5a; 100]).context(what)?;
         }
-        let mut command = Command::new(own_path()?);
+        let mut command = Command::new(uvfs());
         command
             .args(["mkfs", "--quiet", "--from"])
             .arg(&tree)
@@ -168,7 +168,7 @@ impl ScratchDir {
 /// The command line of a benchmark.
 fn command(bench: BenchName, args: &Args, scratch: &ScratchDir) -> Result<Command> {
     let mut command = Command::new(own_path()?);
-    command.args(["bench", &bench.name(), "--json"]);
+    command.args([&bench.name(), "--json"]);
     let rounds = args.rounds.unwrap_or(bench.rounds(args.quick));
     command.args(["--rounds", &rounds.to_string()]);
     if bench == BenchName::Check {

@@ -83,7 +83,7 @@ struct CheckRun {
 }
 
 fn targets(args: &Args) -> Result<Vec<CheckTarget>> {
-    let me = std::env::current_exe().context(|| "finding this program".into())?;
+    let me = super::child::uvfs();
     let image = args.image.display().to_string();
     let mut out = Vec::new();
     for &cache in &args.cache {

@@ -187,7 +187,12 @@ fn poll_once(processes: &[&Process], limit: Duration) -> Option<usize> {
 
 /// The path of this command.
 pub fn own_path() -> Result<PathBuf> {
-    std::env::current_exe().context(|| "finding the uvfs command".into())
+    std::env::current_exe().context(|| "finding this command".into())
+}
+
+/// The path of the command that is measured.
+pub fn uvfs() -> PathBuf {
+    uvfs_cli::beside("uvfs")
 }
 
 #[cfg(test)]

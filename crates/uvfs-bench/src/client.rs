@@ -68,10 +68,10 @@ impl Job {
         )
     }
 
-    /// Adds the arguments that have uvfs run this job.
+    /// Adds the arguments that have this command run this job.
     pub fn add_to(&self, command: &mut Command) -> Result<()> {
         let job = serde_json::to_string(self).context(|| "describing a job".into())?;
-        command.args(["bench", "client", &job]);
+        command.args(["client", &job]);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use rustix::process::{Resource, Signal};
 use serde::Serialize;
 use uvfs_cli::{Context, Error, Result};
 
-use super::child::{Process, Waited, own_path, wait_any};
+use super::child::{Process, Waited, own_path, uvfs, wait_any};
 use super::client::Job;
 use super::interrupt;
 use super::store;
@@ -178,7 +178,7 @@ impl Target {
             None => (None, source),
         };
         let wrapper = match &self.kind {
-            Kind::Run => vec![own_path()?.into_os_string(), "run".into(), "--".into()],
+            Kind::Run => vec![uvfs().into_os_string(), "run".into(), "--".into()],
             _ => Vec::new(),
         };
         Ok(Running {
@@ -197,7 +197,7 @@ impl Target {
         Ok(Some(match &self.kind {
             Kind::Native | Kind::Client { served: false, .. } => return Ok(None),
             Kind::Uvfs { .. } | Kind::Run => {
-                let mut command = Command::new(own_path()?);
+                let mut command = Command::new(uvfs());
                 command.args(["mount", "--foreground"]);
                 if let Kind::Uvfs { options } = &self.kind {
                     command.args(options);
@@ -206,7 +206,7 @@ impl Target {
                 command
             }
             Kind::Client { .. } => {
-                let mut command = Command::new(own_path()?);
+                let mut command = Command::new(uvfs());
                 command.args(["serve", "--socket"]);
                 command.args([&workspace.socket(), source]);
                 command

@@ -1,6 +1,10 @@
-//! What the commands of uvfs share: errors and exit statuses, text and JSON for their two readers, and the grammar of
-//! sizes and durations.
+//! Shared by `uvfs` and `uvfs-bench`: a command line from its parsing to its exit status, help and manual pages, errors,
+//! text and JSON for their two readers, the log, and the grammar of sizes and durations.
 
+mod command;
+pub mod log;
+pub mod man;
+mod notes;
 mod output;
 mod text;
 mod units;
@@ -8,6 +12,7 @@ mod units;
 use std::any::Any;
 use std::{fmt, io};
 
+pub use command::{answer, beside, end};
 pub use output::{JSON_VERSION, complain, json, json_errors, out, warn};
 use rustix::io::Errno;
 pub use text::{Printable, plain, printable};

@@ -4,6 +4,7 @@
 //! `pub fn run(args: Args) -> Result<ExitCode>`. Adding one is a `mod` line and a line in
 //! [`Command`].
 
+mod bench;
 mod check;
 mod completions;
 mod confine;
@@ -11,11 +12,9 @@ mod daemon;
 mod doctor;
 mod helper;
 mod image;
-mod log;
 mod man;
 mod mkfs;
 mod mount;
-mod notes;
 mod options;
 mod repair;
 mod run;
@@ -27,10 +26,8 @@ mod umount;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use uvfs_bench as bench;
-use uvfs_cli::{Error, Result, complain, json_errors};
+use uvfs_cli::{Result, answer, end, json_errors, log};
 
 use crate::image::{cat, cp, ls, stat};
 
@@ -156,71 +153,6 @@ enum RunCommand {
     Run(run::Args),
 }
 
-/// The widest that help is, and its width where there is no terminal.
-const WIDTH: usize = 100;
-
-/// The width of the terminal that help is shown on.
-fn width() -> usize {
-    let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
-    let columns = terminal.map_or(0, |size| usize::from(size.ws_col));
-    match columns {
-        0 => WIDTH,
-        columns => columns.clamp(40, WIDTH),
-    }
-}
-
-/// The command with all notes in lines of this width, so that nothing is wrapped twice.
-fn filled(command: clap::Command, width: usize) -> clap::Command {
-    let fill = |notes: Option<&clap::builder::StyledStr>| {
-        notes.map(|notes| notes::fill(&notes.to_string(), width))
-    };
-    let (short, long) = (
-        fill(command.get_after_help()),
-        fill(command.get_after_long_help()),
-    );
-    let names = command
-        .get_subcommands()
-        .map(|sub| sub.get_name().to_owned());
-    let names: Vec<_> = names.collect();
-    let mut command = command.term_width(width);
-    if let Some(notes) = short {
-        command = command.after_help(notes);
-    }
-    if let Some(notes) = long {
-        command = command.after_long_help(notes);
-    }
-    for name in names {
-        command = command.mut_subcommand(name, |sub| filled(sub, width));
-    }
-    command
-}
-
-/// Answers a command line that is no command's: by help, the version, or what is wrong with it.
-fn answer(error: clap::Error, argv: Vec<OsString>) -> Result<ExitCode> {
-    let is_help = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    );
-    let error = match is_help {
-        true => filled(Cli::command(), width())
-            .try_get_matches_from(argv)
-            .err()
-            .unwrap_or(error),
-        false => error,
-    };
-    if matches!(error.exit_code(), 0) || is_help {
-        let _ = error.print();
-        return Ok(ExitCode::from(error.exit_code() as u8));
-    }
-    let text = error.render().to_string();
-    let lines = text
-        .lines()
-        .map(str::trim_end)
-        .filter(|line| !line.is_empty());
-    let errors = lines.map(|line| Error::usage(line.strip_prefix("error: ").unwrap_or(line)));
-    Err(Error::all(errors).unwrap_or_else(|| Error::usage("wrong usage")))
-}
-
 /// Parses the command line and runs the subcommand it names.
 fn run(argv: Vec<OsString>) -> Result<ExitCode> {
     let parsed = match argv.get(1).is_some_and(|name| name == "run") {
@@ -237,7 +169,7 @@ fn run(argv: Vec<OsString>) -> Result<ExitCode> {
     match parsed {
         Ok(command) => command.run(),
         // Help and version come this way as well, with status 0.
-        Err(error) => answer(error, argv),
+        Err(error) => answer(error, Cli::command(), argv),
     }
 }
 
@@ -250,13 +182,7 @@ fn main() -> ExitCode {
         }
         false => run(argv),
     };
-    match outcome {
-        Ok(code) => code,
-        Err(error) => {
-            complain(&error);
-            ExitCode::from(error.code())
-        }
-    }
+    end(outcome)
 }
 
 #[cfg(test)]

@@ -1,16 +1,14 @@
 //! `uvfs man`: writes a manual page for the command, one for each subcommand, and one for mount(8)'s helper, from the
 //! text of `--help`.
 
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
-use clap::{Arg, Command, CommandFactory, ValueHint};
-use clap_mangen::Man;
-use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
-use uvfs_cli::{Context, Result};
+use clap::{CommandFactory, ValueHint};
+use clap_mangen::roff::{bold, italic, roman};
+use uvfs_cli::man::{write_page, write_pages};
+use uvfs_cli::{Context, Result, beside};
 
-use crate::notes::{self, Block};
 use crate::{helper, options};
 
 const EXAMPLES: &str = "\
@@ -36,208 +34,28 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut command = crate::Cli::command();
     command.build();
-    make(&args.dir)?;
     write_pages(command, &args.dir)?;
+    // The pages of a command of its own, where that is installed.
+    let mut bench = Command::new(beside("uvfs-bench"));
+    let _ = bench.arg("man").arg(&args.dir).status();
     let eight = match args.dir.file_name() {
         Some(name) if name == "man1" => args.dir.with_file_name("man8"),
         _ => args.dir.clone(),
     };
-    make(&eight)?;
-    write_helper(&eight)?;
+    std::fs::create_dir_all(&eight).context(|| eight.display().to_string())?;
+    let line = |call, words| vec![bold(call), roman(" "), italic(words)];
+    write_page(
+        helper::NAME,
+        "mount a directory or an XFS image by mount(8) or a line of fstab",
+        &[
+            line("mount -t fuse.uvfs", "SOURCE MOUNTPOINT [-o OPTIONS]"),
+            line(
+                helper::NAME,
+                "SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS]",
+            ),
+        ],
+        &format!("{}\n\n{}", helper::PAGE, options::help()),
+        &eight,
+    )?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn make(dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir).context(|| dir.display().to_string())
-}
-
-/// A page of a command without its notes, which clap_mangen would fill like prose.
-fn page_of(command: &Command) -> Man {
-    let command = command
-        .clone()
-        .after_help(None::<&str>)
-        .after_long_help(None::<&str>);
-    Man::new(command)
-        .source(concat!("uvfs ", env!("CARGO_PKG_VERSION")))
-        .manual("uvfs")
-}
-
-/// Writes the page of a command, and those of its subcommands.
-fn write_pages(command: Command, dir: &Path) -> Result<()> {
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        write_pages(sub.clone(), dir)?;
-    }
-    let notes = (command.get_after_long_help())
-        .or(command.get_after_help())
-        .map(ToString::to_string)
-        .unwrap_or_default();
-    let man = page_of(&command);
-    let path = dir.join(man.get_filename());
-    let page = || -> io::Result<Vec<u8>> {
-        let mut page = Vec::new();
-        man.render_title(&mut page)?;
-        man.render_name_section(&mut page)?;
-        let mut roff = Roff::default();
-        roff.control("SH", ["SYNOPSIS"]);
-        roff.text(synopsis(&command));
-        roff.to_writer(&mut page)?;
-        man.render_description_section(&mut page)?;
-        man.render_options_section(&mut page)?;
-        if command.has_subcommands() {
-            man.render_subcommands_section(&mut page)?;
-        }
-        extra(&notes).to_writer(&mut page)?;
-        Ok(page)
-    };
-    page()
-        .and_then(|page| std::fs::write(&path, page))
-        .context(|| path.display().to_string())
-}
-
-/// Writes the page of the program that mount(8) calls.
-fn write_helper(dir: &Path) -> Result<()> {
-    let about = "mount a directory or an XFS image by mount(8) or a line of fstab";
-    let man = page_of(&Command::new(helper::NAME).about(about)).section("8");
-    let path = dir.join(man.get_filename());
-    let page = || -> io::Result<Vec<u8>> {
-        let mut page = Vec::new();
-        man.render_title(&mut page)?;
-        man.render_name_section(&mut page)?;
-        let mut roff = Roff::default();
-        roff.control("SH", ["SYNOPSIS"]);
-        let words = |words: [&str; 2]| [bold(words[0]), roman(" "), italic(words[1])];
-        roff.text(words([
-            "mount -t fuse.uvfs",
-            "SOURCE MOUNTPOINT [-o OPTIONS]",
-        ]));
-        roff.control("br", []);
-        roff.text(words([
-            helper::NAME,
-            "SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS]",
-        ]));
-        roff.to_writer(&mut page)?;
-        extra(&format!("{}\n\n{}", helper::PAGE, options::help())).to_writer(&mut page)?;
-        Ok(page)
-    };
-    page()
-        .and_then(|page| std::fs::write(&path, page))
-        .context(|| path.display().to_string())
-}
-
-/// The synopsis of a command: each option with the name of its value.
-fn synopsis(command: &Command) -> Vec<Inline> {
-    let mut line = vec![bold(command.get_bin_name().unwrap_or(command.get_name()))];
-    let asks = |arg: &Arg| ["help", "version"].contains(&arg.get_id().as_str());
-    let shown = |arg: &&Arg| !arg.is_hide_set() && !asks(arg);
-    for arg in command.get_arguments().filter(shown) {
-        let (open, close) = match arg.is_required_set() {
-            true => (" ", ""),
-            false => (" [", "]"),
-        };
-        line.push(roman(open));
-        let names = [
-            arg.get_short().map(|short| format!("-{short}")),
-            arg.get_long().map(|long| format!("--{long}")),
-        ];
-        let names: Vec<_> = names.into_iter().flatten().collect();
-        if !names.is_empty() {
-            line.push(bold(names.join("|")));
-        }
-        if arg.is_positional() || arg.get_action().takes_values() {
-            let id = arg.get_id().as_str().to_uppercase();
-            let value = arg.get_value_names().map(|names| {
-                let names: Vec<_> = names.iter().map(|name| name.as_str()).collect();
-                names.join(" ")
-            });
-            let space = if names.is_empty() { "" } else { " " };
-            line.extend([roman(space), italic(value.unwrap_or(id))]);
-            let many = arg
-                .get_num_args()
-                .is_some_and(|range| range.max_values() > 1);
-            let repeated =
-                matches!(arg.get_action(), clap::ArgAction::Append) && arg.is_positional();
-            if many || repeated {
-                line.push(roman("..."));
-            }
-        }
-        line.push(roman(close));
-    }
-    if command.has_subcommands() {
-        line.extend([roman(" "), italic("COMMAND")]);
-    }
-    line
-}
-
-/// The notes as sections.
-fn extra(notes: &str) -> Roff {
-    let mut roff = Roff::default();
-    // Words of options are to be copied as they are.
-    roff.control("nh", []);
-    let mut section = String::new();
-    let mut begin = |roff: &mut Roff, title: &str| {
-        if section != title {
-            roff.control("SH", [title.to_uppercase().as_str()]);
-            section = title.to_owned();
-        }
-    };
-    for block in notes::read(notes) {
-        match block {
-            Block::Gap => {}
-            Block::Title(title) => {
-                let (title, aside) = title.split_once(" (").unwrap_or((title.as_str(), ""));
-                begin(&mut roff, title);
-                if !aside.is_empty() {
-                    roff.text([roman(format!("({aside}"))]);
-                }
-            }
-            Block::Prose(text) => {
-                let status = text.strip_prefix("Exit status: ");
-                begin(
-                    &mut roff,
-                    if status.is_some() {
-                        "Exit status"
-                    } else {
-                        "Notes"
-                    },
-                );
-                roff.control("PP", []);
-                roff.text([roman(status.unwrap_or(&text))]);
-            }
-            // An example.
-            Block::Entry(term, meaning) if meaning.is_empty() => {
-                roff.control("PP", []);
-                roff.control("nf", []);
-                roff.text([roman(format!("  {term}"))]);
-                roff.control("fi", []);
-            }
-            Block::Entry(term, meaning) => {
-                roff.control("TP", []);
-                roff.text([bold(term)]);
-                roff.text([roman(meaning)]);
-            }
-        }
-    }
-    roff
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A synopsis would say that an option has no value.
-    #[test]
-    fn a_synopsis_has_the_values_of_options() {
-        let mut command = crate::Cli::command();
-        command.build();
-        let mount = command.find_subcommand("mount").unwrap();
-        let mut roff = Roff::default();
-        roff.text(synopsis(mount));
-        let text = roff.to_roff().replace(['\\', '\n'], "");
-        let text = text.replace("fB", "").replace("fI", "").replace("fR", "");
-        assert!(text.contains("[--transport auto|uring|dev]"), "{text}");
-        assert!(
-            text.contains("[-o OPTIONS]") && text.contains("SOURCE"),
-            "{text}"
-        );
-    }
 }

@@ -16,7 +16,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use uvfs_cli::{Context, Error, Result, duration, warn};
+use uvfs_cli::{Context, Error, Result, duration, log, warn};
 use uvfs_io::device::Device;
 use uvfs_io::engine::EngineKind;
 use uvfs_mem::{Monitor, MonitorConfig, Shrinkers};
@@ -30,7 +30,6 @@ use uvfs_xfs::XfsFs;
 use crate::confine;
 use crate::daemon::{self, Report, Side, Signals};
 use crate::image;
-use crate::log;
 use crate::options::{self, Options};
 use crate::umount;
 

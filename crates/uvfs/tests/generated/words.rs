@@ -149,7 +149,6 @@ fn errors_are_json_when_asked_for() {
         &["stats", missing, missing],
         &["check"],
         &["doctor", "--no-such-option"],
-        &["bench", "compare", missing, missing],
     ] {
         let plain = run(arguments);
         let json = run(arguments.iter().chain(&["--json"]));
@@ -385,10 +384,7 @@ fn help_fits() {
             }
         }
         let long = text(&run([name.as_str(), "--help"]).stdout);
-        assert!(
-            long.contains("Exit status: ") || name == "bench",
-            "{name}: {long}"
-        );
+        assert!(long.contains("Exit status: "), "{name}: {long}");
     }
 }
 

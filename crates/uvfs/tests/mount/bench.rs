@@ -10,10 +10,11 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::*;
-use crate::preload::library;
+use crate::preload::{beside, library};
 
 /// `uvfs bench NAME --quick --json` in a directory.
 fn bench(name: &str, rounds: u32, dir: &Path) -> Command {
+    beside("uvfs-bench", "uvfs-bench");
     let mut command = uvfs();
     command.env("UVFS_PRELOAD", library());
     command.args(["bench", name, "--quick", "--json", "--rounds"]);
@@ -177,8 +178,9 @@ fn an_interrupted_suite_leaves_nothing_behind() {
 /// A misspelt `--only` would measure nothing, and succeed.
 #[test]
 fn a_program_that_does_not_exist_is_refused() {
-    let mut command = uvfs();
-    command.args(["bench", "programs", "--only", "emacs"]);
+    let scratch = Scratch::new();
+    let mut command = bench("programs", 1, &scratch.dir("bench"));
+    command.args(["--only", "emacs"]);
     let outcome = run(&mut command);
     assert_eq!(outcome.status.code(), Some(2), "{outcome}");
     assert!(outcome.stderr.contains("git-clone"), "{outcome}");

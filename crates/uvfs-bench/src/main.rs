@@ -1,4 +1,4 @@
-//! `uvfs bench`: measures file systems side by side, in one interleaved run.
+//! `uvfs-bench`, as which `uvfs bench` goes on: measures file systems side by side, in one interleaved run.
 //!
 //! The benchmarks share:
 //! - [`workspace`]: a private directory with the source, the mount point and the servers' log;
@@ -37,9 +37,12 @@ mod wakeup;
 mod workspace;
 mod writeback;
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use uvfs_cli::Result;
+use clap::{CommandFactory, Parser};
+use uvfs_cli::{Result, answer, end, json_errors, log, man};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,10 +57,11 @@ Examples:
   uvfs bench load --quick
   uvfs bench wakeup --help";
 
-/// The benchmarks.
-#[derive(clap::Args)]
-#[command(after_help = EXAMPLES, disable_help_subcommand = true)]
-pub struct Args {
+/// Measure file systems side by side.
+#[derive(Parser)]
+#[command(name = "uvfs-bench", bin_name = "uvfs bench", version, after_help = EXAMPLES)]
+#[command(propagate_version = true, disable_help_subcommand = true)]
+struct Cli {
     #[command(subcommand)]
     bench: Bench,
 }
@@ -87,11 +91,20 @@ enum Bench {
     /// Runs one job of a benchmark and prints what it measured.
     #[command(hide = true)]
     Client(client::Args),
+    /// Writes the manual pages into a directory.
+    #[command(hide = true)]
+    Man { dir: PathBuf },
 }
 
 /// Runs the benchmark that was asked for.
-pub fn run(args: Args) -> Result<ExitCode> {
-    match args.bench {
+fn run(argv: Vec<OsString>) -> Result<ExitCode> {
+    json_errors(argv.iter().any(|word| word == "--json"));
+    log::init();
+    let cli = match Cli::try_parse_from(&argv) {
+        Ok(cli) => cli,
+        Err(error) => return answer(error, Cli::command(), argv),
+    };
+    match cli.bench {
         Bench::All(args) => all::run(args),
         Bench::Compare(args) => compare::run(args),
         Bench::Report(args) => all::run_page(args),
@@ -103,5 +116,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Bench::Programs(args) => programs::bench(args),
         Bench::Load(args) => load::run(args),
         Bench::Client(args) => client::run(args),
+        Bench::Man { dir } => {
+            let mut command = Cli::command();
+            command.build();
+            man::write_pages(command, &dir)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+fn main() -> ExitCode {
+    end(run(std::env::args_os().collect()))
 }

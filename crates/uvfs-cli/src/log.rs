@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::OnceLock;
 
+use crate::{Printable, warn};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
-use uvfs_cli::{Printable, warn};
 
 /// The system's log, which a server in the background writes to.
 static SYSTEM_LOG: OnceLock<File> = OnceLock::new();

@@ -8,8 +8,8 @@ use serde_json::Value;
 #[test]
 fn uncached_shows_each_second_of_both_clients() {
     let dir = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_uvfs"))
-        .args(["bench", "uncached", "--quick", "--rounds", "1"])
+    let output = Command::new(env!("CARGO_BIN_EXE_uvfs-bench"))
+        .args(["uncached", "--quick", "--rounds", "1"])
         .args(["--seconds", "2", "--sides", "client", "--json", "--dir"])
         .arg(dir.path())
         .output()

@@ -12,12 +12,8 @@ use uvfs_testing::{Need, has};
 const HOSTILE: &str = "<script>alert('1')</script>\"><img src=x onerror=\"alert(1)\">&amp;";
 
 fn uvfs(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uvfs"));
-    command
-        .args(["bench"])
-        .args(arguments)
-        .output()
-        .expect("uvfs")
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uvfs-bench"));
+    command.args(arguments).output().expect("uvfs-bench")
 }
 
 fn summary(median: f64) -> Value {
