@@ -272,9 +272,9 @@ pub(crate) fn stand_aside(why: Why) {
 }
 
 /// As [`stand_aside`], for this process and for its children.
-#[cfg(all(target_arch = "x86_64", not(test)))]
+#[cfg(not(test))]
 #[cold]
-fn bar(why: Why) {
+pub(crate) fn bar(why: Why) {
     if is_borrowed() {
         return;
     }

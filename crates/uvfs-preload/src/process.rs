@@ -122,8 +122,7 @@ static BEGIN: extern "C" fn() = begin;
 static END: extern "C" fn() = end;
 
 /// Functions that make other processes or replace this one, and some whose arguments a Rust function
-/// can't pass on. Each calls its hook with the arguments left in their registers, and then jumps to
-/// the next definition.
+/// can't pass on.
 #[cfg(not(test))]
 #[allow(non_snake_case)] // As C has them.
 mod before {
@@ -131,7 +130,7 @@ mod before {
     use crate::dispatch::{self, Why};
     use crate::guard::aside;
     use crate::import;
-    use crate::real::{self, Next};
+    use crate::real::{self, Next, before};
     use crate::table;
     use std::arch::naked_asm;
     use std::ffi::{CStr, c_int, c_void};
@@ -139,17 +138,17 @@ mod before {
     /// The libc crate has it on some machines only.
     const SIGEV_THREAD: c_int = 2;
 
-    fn everything(_: c_int, _: usize, _: usize) {
+    fn everything(_: usize, _: usize, _: usize) {
         aside(calls::publish_all);
     }
 
-    fn borrowing(first: c_int, second: usize, third: usize) {
+    fn borrowing(first: usize, second: usize, third: usize) {
         everything(first, second, third);
         real::vforks();
     }
 
     /// clone(2), whose flags come third. What it makes is not armed.
-    fn cloning(first: c_int, second: usize, flags: usize) {
+    fn cloning(first: usize, second: usize, flags: usize) {
         let flags = flags as c_int;
         let shares = flags & libc::CLONE_VM != 0 && flags & libc::CLONE_VFORK == 0;
         if shares || flags & libc::CLONE_FILES != 0 {
@@ -159,19 +158,19 @@ mod before {
     }
 
     /// unshare(2): the thread would have descriptors of its own.
-    fn parting(flags: c_int, _: usize, _: usize) {
-        if flags & libc::CLONE_FILES != 0 {
+    fn parting(flags: usize, _: usize, _: usize) {
+        if flags as c_int & libc::CLONE_FILES != 0 {
             dispatch::stand_aside(Why::Threads);
         }
     }
 
     /// Threads of the C library's making run functions of the program, or use its descriptors.
-    fn threads(_: c_int, _: usize, _: usize) {
+    fn threads(_: usize, _: usize, _: usize) {
         dispatch::stand_aside(Why::Threads);
     }
 
     /// timer_create(2) and mq_notify(3), which take a sigevent second.
-    fn notifying(_: c_int, event: usize, _: usize) {
+    fn notifying(_: usize, event: usize, _: usize) {
         let event = event as *const libc::sigevent;
         // SAFETY: the caller's, or null.
         if unsafe { event.as_ref() }.is_some_and(|event| event.sigev_notify == SIGEV_THREAD) {
@@ -180,94 +179,28 @@ mod before {
     }
 
     /// A descriptor that something else holds comes to be shared, or gets another number.
-    fn sharing(_: c_int, _: usize, _: usize) {
+    fn sharing(_: usize, _: usize, _: usize) {
         dispatch::stand_aside(Why::Call);
     }
 
-    /// The process ends inside the C library.
-    fn ending(_: c_int, _: usize, _: usize) {
-        super::ending();
-    }
-
-    fn descriptor(first: c_int, _: usize, _: usize) {
-        if !table::is_foreign(first) {
-            aside(|| import::publish_fd(first));
+    /// dlopen(3), whose mode comes second. A library that is bound to its own dependencies first calls the C
+    /// library directly. The linker asks who calls.
+    fn loading(_: usize, mode: usize, _: usize) {
+        if mode as c_int & libc::RTLD_DEEPBIND != 0 {
+            dispatch::bar(Why::Bound);
         }
     }
 
-    macro_rules! before {
-        ($($name:ident, $hook:ident, $what:expr;)*) => {
-            $(
-                extern "C" fn $hook(first: c_int, second: usize, third: usize) -> *mut c_void {
-                    static NEXT: Next = Next::new(
-                        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                            Ok(name) => name,
-                            Err(_) => panic!("a name without NUL"),
-                        },
-                    );
-                    $what(first, second, third);
-                    NEXT.get()
-                }
+    /// The process ends inside the C library.
+    fn ending(_: usize, _: usize, _: usize) {
+        super::ending();
+    }
 
-                /// As the manual says.
-                ///
-                /// # Safety
-                /// As the manual says.
-                #[unsafe(no_mangle)]
-                #[unsafe(naked)]
-                pub unsafe extern "C" fn $name() {
-                    #[cfg(target_arch = "x86_64")]
-                    naked_asm!(
-                        // Seven words and the return address: the stack is aligned again. dprintf's
-                        // arguments may be floating-point numbers.
-                        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
-                        "push rax",
-                        "sub rsp, 128",
-                        "movaps [rsp], xmm0", "movaps [rsp + 16], xmm1",
-                        "movaps [rsp + 32], xmm2", "movaps [rsp + 48], xmm3",
-                        "movaps [rsp + 64], xmm4", "movaps [rsp + 80], xmm5",
-                        "movaps [rsp + 96], xmm6", "movaps [rsp + 112], xmm7",
-                        "call {hook}",
-                        "mov r11, rax",
-                        "movaps xmm0, [rsp]", "movaps xmm1, [rsp + 16]",
-                        "movaps xmm2, [rsp + 32]", "movaps xmm3, [rsp + 48]",
-                        "movaps xmm4, [rsp + 64]", "movaps xmm5, [rsp + 80]",
-                        "movaps xmm6, [rsp + 96]", "movaps xmm7, [rsp + 112]",
-                        "add rsp, 128",
-                        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                        "jmp r11",
-                        hook = sym $hook,
-                    );
-                    #[cfg(target_arch = "aarch64")]
-                    naked_asm!(
-                        "stp x29, x30, [sp, #-224]!",
-                        "stp x0, x1, [sp, #16]",
-                        "stp x2, x3, [sp, #32]",
-                        "stp x4, x5, [sp, #48]",
-                        "stp x6, x7, [sp, #64]",
-                        "str x8, [sp, #80]",
-                        "stp q0, q1, [sp, #96]",
-                        "stp q2, q3, [sp, #128]",
-                        "stp q4, q5, [sp, #160]",
-                        "stp q6, q7, [sp, #192]",
-                        "bl {hook}",
-                        "mov x16, x0",
-                        "ldp q6, q7, [sp, #192]",
-                        "ldp q4, q5, [sp, #160]",
-                        "ldp q2, q3, [sp, #128]",
-                        "ldp q0, q1, [sp, #96]",
-                        "ldr x8, [sp, #80]",
-                        "ldp x6, x7, [sp, #64]",
-                        "ldp x4, x5, [sp, #48]",
-                        "ldp x2, x3, [sp, #32]",
-                        "ldp x0, x1, [sp, #16]",
-                        "ldp x29, x30, [sp], #224",
-                        "br x16",
-                        hook = sym $hook,
-                    );
-                }
-            )*
-        };
+    fn descriptor(first: usize, _: usize, _: usize) {
+        let fd = first as c_int;
+        if !table::is_foreign(fd) {
+            aside(|| import::publish_fd(fd));
+        }
     }
 
     before! {
@@ -303,6 +236,7 @@ mod before {
         lio_listio, before_lio_listio, threads;
         lio_listio64, before_lio_listio64, threads;
         getaddrinfo_a, before_getaddrinfo_a, threads;
+        dlopen, before_dlopen, loading;
         _Fork, before_bare_fork, borrowing;
         popen, before_popen, everything;
         system, before_system, everything;

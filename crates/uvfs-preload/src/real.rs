@@ -59,6 +59,87 @@ macro_rules! next {
     };
 }
 
+/// Stands in front of functions whose arguments a Rust function can't pass on, or that must find no frame of this
+/// library above them. Each calls its hook with its first three arguments, and then jumps to the next definition
+/// with all of them in their registers.
+#[cfg(not(test))]
+macro_rules! before {
+    ($($name:ident, $hook:ident, $what:expr;)*) => {
+        $(
+            extern "C" fn $hook(first: usize, second: usize, third: usize) -> *mut c_void {
+                static NEXT: Next = Next::new(
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name without NUL"),
+                    },
+                );
+                $what(first, second, third);
+                NEXT.get()
+            }
+
+            /// As the manual says.
+            ///
+            /// # Safety
+            /// As the manual says.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() {
+                #[cfg(target_arch = "x86_64")]
+                naked_asm!(
+                    // Seven words and the return address: the stack is aligned again. dprintf's
+                    // arguments may be floating-point numbers.
+                    "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
+                    "push rax",
+                    "sub rsp, 128",
+                    "movaps [rsp], xmm0", "movaps [rsp + 16], xmm1",
+                    "movaps [rsp + 32], xmm2", "movaps [rsp + 48], xmm3",
+                    "movaps [rsp + 64], xmm4", "movaps [rsp + 80], xmm5",
+                    "movaps [rsp + 96], xmm6", "movaps [rsp + 112], xmm7",
+                    "call {hook}",
+                    "mov r11, rax",
+                    "movaps xmm0, [rsp]", "movaps xmm1, [rsp + 16]",
+                    "movaps xmm2, [rsp + 32]", "movaps xmm3, [rsp + 48]",
+                    "movaps xmm4, [rsp + 64]", "movaps xmm5, [rsp + 80]",
+                    "movaps xmm6, [rsp + 96]", "movaps xmm7, [rsp + 112]",
+                    "add rsp, 128",
+                    "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                    "jmp r11",
+                    hook = sym $hook,
+                );
+                #[cfg(target_arch = "aarch64")]
+                naked_asm!(
+                    "stp x29, x30, [sp, #-224]!",
+                    "stp x0, x1, [sp, #16]",
+                    "stp x2, x3, [sp, #32]",
+                    "stp x4, x5, [sp, #48]",
+                    "stp x6, x7, [sp, #64]",
+                    "str x8, [sp, #80]",
+                    "stp q0, q1, [sp, #96]",
+                    "stp q2, q3, [sp, #128]",
+                    "stp q4, q5, [sp, #160]",
+                    "stp q6, q7, [sp, #192]",
+                    "bl {hook}",
+                    "mov x16, x0",
+                    "ldp q6, q7, [sp, #192]",
+                    "ldp q4, q5, [sp, #160]",
+                    "ldp q2, q3, [sp, #128]",
+                    "ldp q0, q1, [sp, #96]",
+                    "ldr x8, [sp, #80]",
+                    "ldp x6, x7, [sp, #64]",
+                    "ldp x4, x5, [sp, #48]",
+                    "ldp x2, x3, [sp, #32]",
+                    "ldp x0, x1, [sp, #16]",
+                    "ldp x29, x30, [sp], #224",
+                    "br x16",
+                    hook = sym $hook,
+                );
+            }
+        )*
+    };
+}
+
+#[cfg(not(test))]
+pub(crate) use before;
 pub(crate) use next;
 
 /// The C library's syscall(2), for this library's own calls: programs' are judged (`dispatch.rs`).

@@ -1,11 +1,10 @@
 //! Ways to a function of the C library that don't lead by this one.
 
 use std::arch::naked_asm;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
 
-use super::{Why, bar, start};
-use crate::real::Next;
+use super::start;
 
 type Look = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
@@ -80,32 +79,5 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "pop rsi", "pop rdi",
         "jmp rax",
         hook = sym before_dlsym,
-    );
-}
-
-/// A library that is bound to its own dependencies first calls the C library directly.
-extern "C" fn before_dlopen(_: *const c_char, mode: c_int) -> *mut c_void {
-    static NEXT: Next = Next::new(c"dlopen");
-    if mode & libc::RTLD_DEEPBIND != 0 {
-        bar(Why::Bound);
-    }
-    NEXT.get()
-}
-
-/// As the manual says. The linker asks who calls.
-///
-/// # Safety
-/// As the manual says.
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-pub unsafe extern "C" fn dlopen(name: *const c_char, mode: c_int) -> *mut c_void {
-    naked_asm!(
-        "push rdi", "push rsi",
-        "sub rsp, 8",
-        "call {hook}",
-        "add rsp, 8",
-        "pop rsi", "pop rdi",
-        "jmp rax",
-        hook = sym before_dlopen,
     );
 }
