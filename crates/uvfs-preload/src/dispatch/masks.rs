@@ -196,3 +196,37 @@ mod contexts {
         unsafe { next::swapcontext(from, to) }
     }
 }
+
+/// longjmp(3), which restores a mask that was saved before this library took SIGSYS out of it, or that the program
+/// has filled.
+#[cfg(target_arch = "x86_64")]
+mod jumps {
+    use std::arch::naked_asm;
+
+    use super::*;
+    use crate::real::before;
+
+    /// The C library's struct __jmp_buf_tag (bits/types/struct___jmp_buf_tag.h).
+    #[repr(C)]
+    struct JumpBuffer {
+        registers: [usize; 8],
+        mask_was_saved: c_int,
+        mask: sigset_t,
+    }
+
+    fn jumping(to: usize, _: usize, _: usize) {
+        // SAFETY: the caller's, from sigsetjmp(3).
+        let to = unsafe { &mut *(to as *mut JumpBuffer) };
+        if to.mask_was_saved != 0 {
+            // SAFETY: a set.
+            unsafe { libc::sigdelset(&mut to.mask, libc::SIGSYS) };
+        }
+    }
+
+    before! {
+        longjmp, before_longjmp, jumping;
+        _longjmp, before_bare_longjmp, jumping;
+        siglongjmp, before_siglongjmp, jumping;
+        __longjmp_chk, before_longjmp_chk, jumping;
+    }
+}
