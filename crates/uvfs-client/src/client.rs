@@ -564,6 +564,12 @@ impl Client {
         descriptors
     }
 
+    /// Ends the thread that all clients of this process have in common, and closes its descriptors. It asks them for
+    /// memory when the machine is short of it. The next client begins another one.
+    pub fn end_common_thread() {
+        crate::cache::memory::unwatch();
+    }
+
     /// The cache's statistics.
     pub fn stats(&self) -> Stats {
         self.0.cache.stats()

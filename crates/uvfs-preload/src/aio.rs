@@ -520,11 +520,6 @@ pub(crate) fn settle() {
 pub(crate) fn leave() {
     shared().over.store(true, Ordering::Relaxed);
     settle();
-}
-
-/// As [`leave`], and the descriptors of this module are closed.
-pub(crate) fn retire() {
-    leave();
     for one in shared().contexts.lock().iter() {
         let mut state = lock(&one.state);
         Context::ring_bell(&mut state);

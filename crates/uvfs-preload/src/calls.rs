@@ -224,17 +224,15 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// Nothing is served from now on.
+/// Whether the program asks about a descriptor that it doesn't have: it is this library's own.
+fn is_hidden(fd: c_int) -> bool {
+    table::is_own(fd) && !is_inside() && !is_borrowed()
+}
+
+/// Nothing is served from now on, and this library has no descriptors and threads any more.
 pub(crate) fn leave() {
     aio::leave();
     import::leave();
-}
-
-/// This library's own descriptor is taken by the program: nothing is served from now on.
-fn retire() {
-    aio::retire();
-    import::retire();
-    dispatch::retired();
 }
 
 /// Positions go to the kernel, and dirty data to the servers.
@@ -252,7 +250,8 @@ fn vacate(fd: c_int) -> Option<table::Closing> {
     let done = aside(|| {
         if let Known::Own = table::look(fd) {
             report::taken(fd);
-            retire();
+            leave();
+            dispatch::retired();
         }
         // If it comes to nothing, the descriptor lives on without its description.
         import::publish_fd(fd);

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uvfs_client::{Client, Config, Server, Stats, Token};
 
@@ -24,6 +24,8 @@ const SERVERS: usize = 8;
 const DEVICES: usize = 64;
 /// Files with writable shared mappings that are remembered; with more all go through the kernel.
 const MAPPED: usize = 256;
+/// How long standing aside waits for calls that are under way.
+const LAST_CALLS: Duration = Duration::from_secs(1);
 /// `FUSE_SUPER_MAGIC` of linux/magic.h.
 const FUSE: i64 = 0x6573_5546;
 
@@ -36,6 +38,8 @@ struct Attached {
 /// Servers and files.
 struct Servers {
     attached: Vec<Attached>,
+    /// Of sessions that have ended.
+    ended: Vec<Stats>,
     /// Devices whose files are left to the kernel.
     foreign: Vec<u64>,
     mapped: Vec<(u64, u64)>,
@@ -60,6 +64,7 @@ impl Imports {
         Self {
             servers: Ranked::new(Servers {
                 attached: Vec::new(),
+                ended: Vec::new(),
                 foreign: Vec::new(),
                 mapped: Vec::new(),
             }),
@@ -445,7 +450,7 @@ pub(crate) fn flush() {
     }
 }
 
-/// Everything goes through the kernel from now on.
+/// Everything goes through the kernel from now on, and the sessions end.
 pub(crate) fn leave() {
     shared().over.store(true, Ordering::Relaxed);
     // An import that has not seen that comes to its end.
@@ -457,16 +462,21 @@ pub(crate) fn leave() {
         }
     }
     flush();
-}
-
-/// This library's own descriptor is taken by the program: as [`leave`], and the sessions end.
-pub(crate) fn retire() {
-    leave();
     let mut state = shared().servers.lock();
-    for one in std::mem::take(&mut state.attached) {
-        for fd in one.client.iter().flat_map(Client::descriptors) {
-            table::own(fd, false);
-        }
+    let mut open = Vec::new();
+    for client in std::mem::take(&mut state.attached)
+        .into_iter()
+        .filter_map(|one| one.client)
+    {
+        state.ended.push(client.stats());
+        open.extend(client.descriptors());
+    }
+    drop(state);
+    Client::end_common_thread();
+    // Calls of other threads that are under way have the last references.
+    let until = Instant::now() + LAST_CALLS;
+    while open.iter().any(|fd| table::is_own(*fd)) && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(100));
     }
 }
 
@@ -482,13 +492,10 @@ pub(crate) fn any() -> bool {
 
 /// The statistics of all servers' caches.
 pub(crate) fn stats() -> Vec<Stats> {
-    shared()
-        .servers
-        .lock()
-        .attached
-        .iter()
-        .filter_map(|one| Some(one.client.as_ref()?.stats()))
-        .collect()
+    let state = shared().servers.lock();
+    let clients = state.attached.iter();
+    let now = clients.filter_map(|one| Some(one.client.as_ref()?.stats()));
+    now.chain(state.ended.iter().copied()).collect()
 }
 
 /// Positions are in the kernel, and nothing is imported while this lives. Dirty pages stay so:

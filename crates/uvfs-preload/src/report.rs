@@ -9,7 +9,7 @@ use uvfs_client::Stats;
 
 use crate::dispatch;
 use crate::import;
-use crate::real::is_set;
+use crate::real::{is_set, stat};
 use crate::table;
 
 /// Why the kernel serves a file of a mount.
@@ -52,6 +52,8 @@ pub(crate) struct Counts {
     done: AtomicBool,
     /// Where it goes: a duplicate of standard error, which programs close before they end.
     to: AtomicI32,
+    /// The file that is there.
+    inode: AtomicU64,
     served: AtomicU64,
     passed: AtomicU64,
     files: AtomicU64,
@@ -71,6 +73,7 @@ impl Counts {
             on: AtomicBool::new(false),
             done: AtomicBool::new(false),
             to: AtomicI32::new(2),
+            inode: AtomicU64::new(0),
             served: AtomicU64::new(0),
             passed: AtomicU64::new(0),
             files: AtomicU64::new(0),
@@ -92,6 +95,10 @@ pub(crate) fn say(line: std::fmt::Arguments<'_>) {
     let mut text = String::new();
     let _ = writeln!(text, "{line}");
     let to = shared().to.load(Ordering::Relaxed);
+    // The program may have put another file there, around the C library.
+    if is_on() && stat(to).map(|st| st.st_ino) != Some(get(&shared().inode)) {
+        return;
+    }
     // SAFETY: the text is as long as it says.
     unsafe { crate::real::syscall()(libc::SYS_write, to, text.as_ptr(), text.len()) };
 }
@@ -109,6 +116,8 @@ pub(crate) fn begin() {
         shared().to.store(fd, Ordering::Relaxed);
         table::own(fd, true);
     }
+    let inode = stat(2).map_or(0, |st| st.st_ino);
+    shared().inode.store(inode, Ordering::Relaxed);
     shared().on.store(true, Ordering::Relaxed);
 }
 

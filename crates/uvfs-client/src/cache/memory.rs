@@ -169,6 +169,13 @@ pub(crate) fn descriptors() -> Vec<RawFd> {
     monitor.map_or_else(Vec::new, |monitor| monitor.descriptors().to_vec())
 }
 
+/// Ends the thread. The next cache begins another.
+pub(crate) fn unwatch() {
+    // Without the lock: the thread may ask a cache, and this waits for it.
+    let watch = lock(&WATCH).take_if(|watch| watch.process == std::process::id());
+    drop(watch);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

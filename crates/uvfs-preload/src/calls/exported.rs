@@ -14,8 +14,8 @@ use uvfs_client::Flags;
 use super::status::{status, status_of};
 use super::transfer::{read_many, read_one, write_many, write_one};
 use super::{
-    advise, allocate, aside, duplicated, flags_of, is_borrowed, is_plausible, making, mapping,
-    noted, out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
+    advise, allocate, aside, duplicated, flags_of, is_borrowed, is_hidden, is_plausible, making,
+    mapping, noted, out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
 };
 
 macro_rules! opens {
@@ -367,6 +367,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     if is_hidden(fd) {
+        set_errno(libc::EBADF);
         return -1;
     }
     // SAFETY: the caller's own argument.
@@ -380,6 +381,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
     if is_hidden(fd) {
+        set_errno(libc::EBADF);
         return -1;
     }
     if fd == to {
@@ -398,6 +400,7 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     if is_hidden(fd) {
+        set_errno(libc::EBADF);
         return -1;
     }
     let _closing = if fd == to { None } else { vacate(to) };
@@ -440,15 +443,6 @@ aliases! {
         -> *mut c_void = mmap;
     _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE = fdopen;
     _IO_fclose(file: *mut FILE) -> c_int = fclose;
-}
-
-/// Whether the program asks about a descriptor that it doesn't have: it is this library's own.
-fn is_hidden(fd: c_int) -> bool {
-    let hidden = table::is_own(fd) && !is_inside() && !is_borrowed();
-    if hidden {
-        set_errno(libc::EBADF);
-    }
-    hidden
 }
 
 /// Before a call that counts from the kernel's position.
@@ -517,6 +511,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
     if is_hidden(fd) {
+        set_errno(libc::EBADF);
         return -1;
     }
     // SAFETY: the caller's own arguments.
@@ -532,6 +527,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     if is_hidden(fd) {
+        set_errno(libc::EBADF);
         return -1;
     }
     // SAFETY: the caller's own arguments.

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 use std::sync::OnceLock;
 use uvfs_client::Attr;
 
-use super::{Step, is_plausible, with};
+use super::{Step, is_hidden, is_plausible, with};
 
 /// Whether owners are numbered here as at the server: not so in a user namespace.
 fn owners_agree() -> bool {
@@ -40,6 +40,9 @@ fn block_size(attr: &Attr) -> u32 {
 /// # Safety
 /// `to` is a caller's buffer.
 pub(super) unsafe fn status(fd: c_int, to: *mut libc::stat) -> Option<Result<c_int, c_int>> {
+    if is_hidden(fd) {
+        return Some(Err(libc::EBADF));
+    }
     if table::is_foreign(fd) || !is_plausible(to.cast(), size_of::<libc::stat>()) {
         return None;
     }

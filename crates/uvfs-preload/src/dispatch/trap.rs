@@ -10,7 +10,9 @@ use std::sync::atomic::Ordering;
 use libc::{sigaction as Action, siginfo_t, ucontext_t};
 
 use super::verdict::{Change, Verdict, Words, verdict};
-use super::{ALLOW, LEAVING, Why, give_back, mode, shared, stand_aside, start, threads, too_many};
+use super::{
+    ALLOW, LEAVING, Why, give_back, mode, shared, stand_aside, start, threads, too_many,
+};
 use crate::guard::aside;
 use crate::real::{Next, errno, is_borrowed, is_inside, next, set_errno};
 use crate::{calls, table};
@@ -151,6 +153,11 @@ fn changed(change: Change) -> c_int {
 pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
     match judged {
         Verdict::Pass => {}
+        // The program has no such descriptor.
+        Verdict::Asks(fd) | Verdict::Uses(fd, _) | Verdict::Uses(_, fd) if table::is_own(fd) => {
+            return Err(-(libc::EBADF as isize));
+        }
+        Verdict::Asks(_) => {}
         Verdict::Uses(first, second) => {
             for fd in [first, second] {
                 if !table::is_foreign(fd) {
@@ -179,7 +186,7 @@ pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
 /// Whether a call can be prepared on the stack of the handler.
 fn is_light(verdict: Verdict) -> bool {
     match verdict {
-        Verdict::Pass => true,
+        Verdict::Pass | Verdict::Asks(_) => true,
         Verdict::Uses(first, second) => [first, second].into_iter().all(table::is_foreign),
         Verdict::Table(Change::Close(fd)) | Verdict::Maps { fd, .. } => table::is_foreign(fd),
         Verdict::Table(_) | Verdict::Ends | Verdict::Aside(_) => false,

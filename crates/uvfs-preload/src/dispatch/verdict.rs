@@ -16,6 +16,8 @@ pub(super) type Words = [usize; 6];
 pub(super) enum Verdict {
     /// It can run as it is.
     Pass,
+    /// It asks about a descriptor.
+    Asks(c_int),
     /// It uses these files (-1 for none), which go back to the kernel first.
     Uses(c_int, c_int),
     /// It closes or duplicates descriptors.
@@ -211,7 +213,7 @@ fn is_harmless_option(option: usize) -> bool {
 
 /// What a call could do. `arguments` may point to memory of the program, which is there where the call is valid.
 pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
-    use Verdict::{Aside, Ends, Maps, Pass, Table, Uses};
+    use Verdict::{Aside, Asks, Ends, Maps, Pass, Table, Uses};
     let fd = |index: usize| arguments[index] as c_int;
     match KINDS.get(number).copied().unwrap_or(Kind::Unknown) {
         Kind::Unknown => Aside(Why::Call),
@@ -232,7 +234,7 @@ pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
             fd: fd(4),
         },
         Kind::Control => match fd(1) {
-            libc::F_GETFD | libc::F_SETFD | libc::F_GETFL => Pass,
+            libc::F_GETFD | libc::F_SETFD | libc::F_GETFL => Asks(fd(0)),
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
                 Table(Change::Control(fd(0), fd(1), arguments[2]))
             }

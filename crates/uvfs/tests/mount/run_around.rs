@@ -17,7 +17,7 @@ use build::{Builds, Program};
 use cells::{Cell, Serving};
 
 use crate::harness::*;
-use crate::preload::{How, served_any, uvfs_run};
+use crate::preload::{How, library, served_any, uvfs_run};
 
 /// What takes milliseconds hangs after this.
 const LIMIT: Duration = Duration::from_secs(12);
@@ -60,7 +60,7 @@ impl Matrix {
         fs::create_dir(&behind).map_err(|e| format!("{}: {e}", behind.display()))?;
         let own = self.builds.command(cell, &at);
         let mut command = match side {
-            Side::Run => under_run(&own),
+            Side::Run => under_run(cell, &own),
             _ => own,
         };
         let mut running = Running::start(&mut command);
@@ -115,8 +115,17 @@ impl Matrix {
 }
 
 /// The same command under `uvfs run --report --eager`, with its environment.
-fn under_run(own: &Command) -> Command {
-    let mut command = uvfs_run(How::Eager);
+fn under_run(cell: &Cell, own: &Command) -> Command {
+    let mut command = match cell.operation {
+        // Without the report, which has a descriptor.
+        "look" => uvfs(),
+        _ => uvfs_run(How::Eager),
+    };
+    if cell.operation == "look" {
+        command
+            .env("UVFS_PRELOAD", library())
+            .args(["run", "--eager"]);
+    }
     command
         .arg("--")
         .arg(own.get_program())

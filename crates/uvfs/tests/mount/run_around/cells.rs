@@ -60,7 +60,8 @@ impl Cell {
             Program::Plain | Program::Linked(_) | Program::Preloaded(_)
         );
         // The report is printed at the end, by whatever the process is then.
-        let reports = !self.ends_early();
+        let takes = matches!(self.operation, "look" | "take" | "close_all");
+        let reports = !self.ends_early() && !takes;
         match plain && self.place == "main" && reports && self.operation != "limit" {
             true => Serving::Some,
             false => Serving::Any,
@@ -81,8 +82,8 @@ const LEFT: [Left; 5] = [
         "in a child the kernel's size of a file is old",
     ),
     (
-        |cell| matches!(cell.operation, "look" | "take" | "close_all"),
-        "the library's own descriptors can be seen and taken",
+        |cell| cell.place == "vforked" && cell.operation == "look",
+        "the child of a vfork sees the library's own descriptors",
     ),
     (
         |cell| {
@@ -209,6 +210,9 @@ pub fn few() -> Vec<Cell> {
         ("asm", "masked", "write"),
         ("asm", "handler", "reopen"),
         ("asm", "longjmp", "reopen"),
+        ("asm", "main", "look"),
+        ("int80", "main", "take"),
+        ("int80", "main", "close_all"),
         ("int80", "raw-thread", "close"),
         ("uring", "main", "reopen"),
         ("uring", "ring-before", "write"),

@@ -39,7 +39,8 @@ static void raw_process(void) {
 
 // clone(2) without the C library: `run` in a new thread or process, on a stack of its own.
 static long raw_clone(unsigned long flags, void (*run)(void)) {
-    size_t size = 256 << 10;
+    // Unwinders look above the first frame.
+    size_t size = 256 << 10, above = 4096;
     char *stack = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (stack == MAP_FAILED) return -ENOMEM;
     long result;
@@ -48,7 +49,7 @@ static long raw_clone(unsigned long flags, void (*run)(void)) {
     __asm__ volatile("syscall; test %%rax, %%rax; jnz 1f; xor %%ebp, %%ebp; call *%%r8;"
                      "mov $60, %%eax; xor %%edi, %%edi; syscall; hlt; 1:"
                      : "=a"(result)
-                     : "a"((long)SYS_clone), "D"(flags), "S"(stack + size), "d"(0l), "r"(nobody), "r"(function)
+                     : "a"((long)SYS_clone), "D"(flags), "S"(stack + size - above), "d"(0l), "r"(nobody), "r"(function)
                      : "rcx", "r11", "memory");
     return result;
 }
