@@ -15,6 +15,7 @@
 //! program makes by the C library is armed as it starts (`threads.rs`); they share one selector byte, which
 //! lets everything pass until the dispatch begins. A process with a thread that is not armed is not served.
 
+pub(crate) mod last;
 #[cfg(target_arch = "x86_64")]
 mod start;
 mod threads;
@@ -123,6 +124,7 @@ pub(crate) struct Dispatch {
     trapped: AtomicU32,
     window: AtomicU32,
     pub(crate) threads: Threads,
+    pub(crate) last: last::Last,
 }
 
 impl Dispatch {
@@ -137,6 +139,7 @@ impl Dispatch {
             trapped: AtomicU32::new(0),
             window: AtomicU32::new(0),
             threads: Threads::new(),
+            last: last::Last::new(),
         }
     }
 }
@@ -305,6 +308,7 @@ pub(crate) fn handler() -> usize {
 pub(crate) fn child() {
     let one = shared();
     one.threads.forget();
+    one.last.forget();
     one.selector.store(ALLOW, Ordering::Relaxed);
     one.confirmed.store(false, Ordering::Relaxed);
     let barred = one.barred.load(Ordering::Relaxed);

@@ -91,7 +91,8 @@ pub(crate) fn trouble(what: &str, error: &io::Error) {
 }
 
 fn attach(socket: PathBuf) -> Attached {
-    shared().session.store(true, Ordering::Relaxed);
+    shared().session.store(true, Ordering::SeqCst);
+    dispatch::last::watch();
     let _making = table::RaceGuard::makes();
     let config = Config {
         memory: engage::memory(),

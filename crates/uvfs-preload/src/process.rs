@@ -87,6 +87,7 @@ extern "C" fn begin() {
     // SAFETY: functions that live as long as the process, as a preloaded library is never unloaded.
     // Registered after the allocator's, so that they run while it still works.
     unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    dispatch::last::begin();
     engage::begin();
     aside(report::begin);
     crate::STATE

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{BLOCK, Why, shared, threads, trap};
+use super::{BLOCK, Why, last, shared, threads, trap};
 use crate::real::stat;
 
 /// The text of the C library, in which calls do not trap; nothing where it can't be told.
@@ -93,8 +93,7 @@ pub(super) fn start(fd: c_int) -> Result<bool, Why> {
     handlers(&text)?;
     trap::install()?;
     threads::arm()?;
-    // The number of links counts the threads, without a look at each.
-    let alone = || Ok(links(c"/proc/self/task")? == 3);
+    let alone = || Ok(last::tasks().ok_or(Why::Unsupported)? == 1);
     let unblocked = || {
         let tasks = armed_tasks()?;
         let own = threads::own();
@@ -181,17 +180,6 @@ fn handlers(text: &Range<usize>) -> Result<(), Why> {
         }
     }
     Ok(())
-}
-
-/// The number of hard links of a file.
-fn links(path: &CStr) -> Result<u64, Why> {
-    // SAFETY: plain data, filled by the call.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: a C string and a buffer.
-    match unsafe { libc::stat(path.as_ptr(), &mut st) } {
-        0 => Ok(st.st_nlink),
-        _ => Err(Why::Unsupported),
-    }
 }
 
 /// The threads of this process, all of which are armed.
@@ -288,7 +276,7 @@ mod tests {
         assert!(text().unwrap().contains(&trap::passing_on()));
         let own = threads::own();
         assert!(numbers("/proc/self/task").unwrap().contains(&own));
-        assert!(links(c"/proc/self/task").unwrap() >= 3);
+        assert!(last::tasks().unwrap() >= 1);
         assert!(!blocks_sigsys(own));
         assert!(children_of(own).is_some());
         let file = std::fs::File::open("/proc/self/exe").unwrap();

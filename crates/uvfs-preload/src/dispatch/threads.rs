@@ -110,7 +110,7 @@ mod exported {
         set_inside(true);
         // SAFETY: of `begin_with` below, for this thread alone.
         let begin = unsafe { Box::from_raw(begin.cast::<Begin>()) };
-        (begin.start)(begin.argument)
+        super::super::last::counted(|| (begin.start)(begin.argument))
     }
 
     /// The first words of a thread of the program.

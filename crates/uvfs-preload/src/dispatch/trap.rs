@@ -11,7 +11,7 @@ use libc::{sigaction as Action, siginfo_t, ucontext_t};
 
 use super::verdict::{Change, Verdict, Words, verdict};
 use super::{
-    ALLOW, LEAVING, Why, give_back, mode, shared, stand_aside, start, threads, too_many,
+    ALLOW, LEAVING, Why, give_back, last, mode, shared, stand_aside, start, threads, too_many,
 };
 use crate::guard::aside;
 use crate::real::{Next, errno, is_borrowed, is_inside, next, set_errno};
@@ -172,6 +172,7 @@ pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
             };
         }
         Verdict::Maps { flags, fd } => calls::mapping(flags, fd),
+        Verdict::Leaves(status) => last::ends(status),
         Verdict::Ends => crate::process::ending(),
         Verdict::Aside(why) => {
             if why == Why::Call {
@@ -189,7 +190,7 @@ fn is_light(verdict: Verdict) -> bool {
         Verdict::Pass | Verdict::Asks(_) => true,
         Verdict::Uses(first, second) => [first, second].into_iter().all(table::is_foreign),
         Verdict::Table(Change::Close(fd)) | Verdict::Maps { fd, .. } => table::is_foreign(fd),
-        Verdict::Table(_) | Verdict::Ends | Verdict::Aside(_) => false,
+        Verdict::Table(_) | Verdict::Leaves(_) | Verdict::Ends | Verdict::Aside(_) => false,
     }
 }
 

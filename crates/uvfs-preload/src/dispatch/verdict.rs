@@ -24,6 +24,8 @@ pub(super) enum Verdict {
     Table(Change),
     /// It maps a file with these flags.
     Maps { flags: c_int, fd: c_int },
+    /// It ends the thread with a status.
+    Leaves(c_int),
     /// It ends the process.
     Ends,
     /// It can't be followed.
@@ -63,6 +65,7 @@ enum Kind {
     Map,
     Control,
     Message,
+    Leave,
     End,
     Ring,
     Clone,
@@ -99,7 +102,7 @@ const PASS: &[i64] = {
         SYS_sched_get_priority_min, SYS_sched_rr_get_interval, SYS_sched_getattr, SYS_sched_setattr,
         SYS_getpriority, SYS_setpriority, SYS_getrlimit, SYS_getrusage, SYS_wait4, SYS_waitid, SYS_kill,
         SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_rt_sigpending,
-        SYS_rt_sigtimedwait, SYS_pause, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_exit, SYS_getcpu,
+        SYS_rt_sigtimedwait, SYS_pause, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_getcpu,
         SYS_uname, SYS_sysinfo, SYS_syslog, SYS_getrandom, SYS_umask, SYS_process_vm_readv,
         SYS_process_vm_writev, SYS_kcmp, SYS_semget, SYS_semop, SYS_semctl, SYS_semtimedop, SYS_msgget,
         SYS_msgsnd, SYS_msgrcv, SYS_msgctl, SYS_perf_event_open,
@@ -173,6 +176,7 @@ static KINDS: [Kind; NUMBERS] = {
     kinds[libc::SYS_mmap as usize] = Kind::Map;
     kinds[libc::SYS_fcntl as usize] = Kind::Control;
     kinds[libc::SYS_sendmsg as usize] = Kind::Message;
+    kinds[libc::SYS_exit as usize] = Kind::Leave;
     kinds[libc::SYS_exit_group as usize] = Kind::End;
     kinds[libc::SYS_io_uring_setup as usize] = Kind::Ring;
     kinds[libc::SYS_io_uring_enter as usize] = Kind::Ring;
@@ -213,7 +217,7 @@ fn is_harmless_option(option: usize) -> bool {
 
 /// What a call could do. `arguments` may point to memory of the program, which is there where the call is valid.
 pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
-    use Verdict::{Aside, Asks, Ends, Maps, Pass, Table, Uses};
+    use Verdict::{Aside, Asks, Ends, Leaves, Maps, Pass, Table, Uses};
     let fd = |index: usize| arguments[index] as c_int;
     match KINDS.get(number).copied().unwrap_or(Kind::Unknown) {
         Kind::Unknown => Aside(Why::Call),
@@ -249,6 +253,7 @@ pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
                 false => Pass,
             }
         }
+        Kind::Leave => Leaves(fd(0)),
         Kind::End => Ends,
         Kind::Ring => Aside(Why::Ring),
         Kind::Clone => Aside(Why::Threads),
