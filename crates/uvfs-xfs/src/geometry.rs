@@ -295,13 +295,18 @@ impl Geometry {
         }
     }
 
-    /// Splits a file system block number, `None` if there is no such block.
+    /// Blocks at the beginning of each allocation group that its headers are in.
+    pub fn header_blocks(&self) -> u32 {
+        (4 * self.sector_size).div_ceil(self.block_size)
+    }
+
+    /// Splits a file system block number, `None` if there is no such block or a group's headers are in it.
     pub fn fsb(&self, fsbno: u64) -> Option<AgBlock> {
         let agno = u32::try_from(fsbno >> self.agblklog)
             .ok()
             .filter(|a| *a < self.agcount)?;
         let agbno = (fsbno & ((1u64 << self.agblklog) - 1)) as u32;
-        (agbno < self.ag_blocks(agno)).then_some(AgBlock { agno, agbno })
+        self.has_agb(agno, agbno).then_some(AgBlock { agno, agbno })
     }
 
     /// Splits the file system block number of a run of `count` blocks; `None` unless all of them
@@ -311,9 +316,9 @@ impl Geometry {
         (count > 0 && count <= self.ag_blocks(a.agno) - a.agbno).then_some(a)
     }
 
-    /// Whether `agbno` is a block of allocation group `agno`.
+    /// Whether `agbno` is a block of allocation group `agno`, behind its headers.
     pub fn has_agb(&self, agno: u32, agbno: u32) -> bool {
-        agno < self.agcount && agbno < self.ag_blocks(agno)
+        (self.header_blocks()..self.ag_blocks(agno)).contains(&agbno)
     }
 
     /// The file system block number of a block of an allocation group.

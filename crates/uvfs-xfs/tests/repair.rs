@@ -11,6 +11,8 @@ mod damages;
 mod judged;
 #[path = "repair/kept.rs"]
 mod kept;
+#[path = "repair/kernel.rs"]
+mod kernel;
 #[path = "common/mutate.rs"]
 mod mutate;
 #[path = "repair/mutated.rs"]

@@ -23,12 +23,11 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     let headers = g.ag_header_daddr(agno, 0) << 9;
     rd.want(headers, 4 * u64::from(g.sector_size));
     rd.go();
-    let header_blocks = (4 * g.sector_size).div_ceil(g.block_size);
     ctx.claim_owned(
         Place::ag("allocation group headers", agno),
         agno,
         0,
-        header_blocks.min(g.ag_blocks(agno)),
+        g.header_blocks().min(g.ag_blocks(agno)),
         RMAP_OWN_FS,
     );
     if let Some(a) = g.fsb_run(g.logstart, g.logblocks)
@@ -284,6 +283,11 @@ fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
         report.differ(place, "agfl_seqno", agno, h.seqno.get());
     }
     ctx.lsn(place, &bytes, 24);
+    // The kernel looks at the slots that are not in use, too.
+    let outside = |b: &Be32| b.get() != NULLAGBLOCK && b.get() >= g.agblocks;
+    if let Some(b) = slots.iter().find(|b| outside(b)) {
+        report.differ(place, "a slot", "a block of the group or none", b.get());
+    }
     let len = slots.len() as u32;
     let (first, last, count) = (agf.flfirst.get(), agf.fllast.get(), agf.flcount.get());
     let agf_place = Place::ag("AGF", agno);
@@ -308,7 +312,7 @@ fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
     }
     for i in 0..active {
         let b = slots[((first + i) % len) as usize].get();
-        if b == 0 || !g.has_agb(agno, b) {
+        if !g.has_agb(agno, b) {
             report.differ(place, format!("slot {i}"), "a block of the group", b);
             continue;
         }

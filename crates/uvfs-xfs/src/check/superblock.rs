@@ -92,39 +92,7 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
             report.differ(place, name, "no unknown bits", format!("{bits:#x}"));
         }
     }
-    if sb.imax_pct > 100 {
-        report.differ(place, "sb_imax_pct", "at most 100", sb.imax_pct);
-    }
-    if sb.flags & !1 != 0 {
-        report.differ(place, "sb_flags", "no unknown bits", sb.flags);
-    }
-    let (unit, width) = (sb.unit.get(), sb.width.get());
-    if (unit == 0) != (width == 0) || (unit != 0 && !width.is_multiple_of(unit)) {
-        report.differ(
-            place,
-            "sb_unit, sb_width",
-            "a stripe width of whole units",
-            format!("{unit}, {width}"),
-        );
-    }
-    let rextsize = u64::from(sb.rextsize.get()) << g.blocklog;
-    if !(4096.min(u64::from(g.block_size))..=1 << 30).contains(&rextsize) {
-        report.differ(
-            place,
-            "sb_rextsize",
-            "an extent of at most 1 GiB",
-            sb.rextsize.get(),
-        );
-    }
-    let realtime = (sb.rextents.get(), sb.rbmblocks.get(), sb.frextents.get());
-    if g.rblocks == 0 && realtime != (0, 0, 0) {
-        report.differ(
-            place,
-            "sb_rextents, sb_rbmblocks, sb_frextents",
-            "zeros without a realtime section",
-            format!("{}, {}, {}", realtime.0, realtime.1, realtime.2),
-        );
-    }
+    ranges(sb, g, place, report);
     // Zero is an old file system's that no kernel has mended yet.
     if sb.bad_features2.get() != 0 && sb.features2.get() != sb.bad_features2.get() {
         report.differ(
@@ -149,6 +117,49 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
     if g.logblocks == 0 || log_bytes > 1 << 31 {
         report.differ(place, "sb_logblocks", "a log of at most 2 GiB", g.logblocks);
     }
+}
+
+/// Whether the stripe's unit and width, and the version's bit for them, agree.
+pub(crate) fn stripe_fits(sb: &Superblock) -> bool {
+    let (unit, width) = (sb.unit.get(), sb.width.get());
+    let bit = sb.versionnum.get() & VERSION_DALIGN != 0;
+    (unit != 0) == bit && (unit == 0) == (width == 0) && width.is_multiple_of(unit.max(1))
+}
+
+/// Ranges that hold in the primary superblock and in its copies.
+pub(crate) fn ranges(sb: &Superblock, g: &Geometry, place: Place, report: &Report) {
+    if sb.imax_pct > 100 {
+        report.differ(place, "sb_imax_pct", "at most 100", sb.imax_pct);
+    }
+    if sb.flags & !1 != 0 {
+        report.differ(place, "sb_flags", "no unknown bits", sb.flags);
+    }
+    if !stripe_fits(sb) {
+        report.differ(
+            place,
+            "sb_unit, sb_width",
+            "a stripe width of whole units, and the version's bit for it",
+            format!("{}, {}", sb.unit.get(), sb.width.get()),
+        );
+    }
+    let rextsize = u64::from(sb.rextsize.get()) << g.blocklog;
+    if !(4096.min(u64::from(g.block_size))..=1 << 30).contains(&rextsize) {
+        report.differ(
+            place,
+            "sb_rextsize",
+            "an extent of at most 1 GiB",
+            sb.rextsize.get(),
+        );
+    }
+    let realtime = (sb.rextents.get(), sb.rbmblocks.get(), sb.frextents.get());
+    if g.rblocks == 0 && realtime != (0, 0, 0) {
+        report.differ(
+            place,
+            "sb_rextents, sb_rbmblocks, sb_frextents",
+            "zeros without a realtime section",
+            format!("{}, {}, {}", realtime.0, realtime.1, realtime.2),
+        );
+    }
     let (size, log) = (u32::from(sb.logsectsize.get()), sb.logsectlog);
     if (size != 0 || log != 0) && 1u32.checked_shl(log.into()) != Some(size) {
         report.differ(place, "sb_logsectlog", "log2 of sb_logsectsize", log);
@@ -158,6 +169,12 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
 /// The quota inodes must be regular files that exist.
 pub(crate) fn quota(ctx: &Ctx<'_>) {
     let sb = ctx.sb;
+    if ctx.g.features.quota && ctx.g.quota_inodes == [None; 3] {
+        let found = format!("{:#x}", sb.versionnum.get());
+        let expected = "no quota without inodes of it";
+        ctx.report
+            .differ(Place::ag(PLACE, 0), "sb_versionnum", expected, found);
+    }
     for (name, ino) in [
         ("sb_uquotino", sb.uquotino.get()),
         ("sb_gquotino", sb.gquotino.get()),

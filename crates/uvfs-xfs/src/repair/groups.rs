@@ -296,8 +296,7 @@ pub(crate) fn group(m: &mut Mend<'_>, agno: u32, o: Owned) -> Option<(u64, u64, 
 /// The owners that are no inodes.
 fn fixed(m: &Mend<'_>, agno: u32, plans: &[TreePlan]) -> Vec<(u32, u32, u64, u64)> {
     let g = &m.g;
-    let headers = (4 * g.sector_size).div_ceil(g.block_size);
-    let mut out = vec![(0, headers, RMAP_OWN_FS, 0)];
+    let mut out = vec![(0, g.header_blocks(), RMAP_OWN_FS, 0)];
     if let Some(a) = g.fsb(g.logstart).filter(|a| a.agno == agno) {
         out.push((a.agbno, g.logblocks, RMAP_OWN_LOG, 0));
     }

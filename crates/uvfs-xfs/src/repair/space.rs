@@ -138,8 +138,7 @@ pub(crate) fn begin(m: &mut Mend<'_>) {
 /// A map of a group with what is at fixed places and the chunks of inodes.
 pub(crate) fn fresh(g: &Geometry, agno: u32, chunks: &[FoundChunk], blocks: u32) -> BlockMap {
     let mut map = BlockMap::new(blocks);
-    let headers = (4 * g.sector_size).div_ceil(g.block_size);
-    map.claim(0, headers.min(blocks), Use::Meta);
+    map.claim(0, g.header_blocks().min(blocks), Use::Meta);
     if let Some(a) = g.fsb_run(g.logstart, g.logblocks)
         && a.agno == agno
     {

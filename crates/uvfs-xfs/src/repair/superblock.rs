@@ -232,8 +232,8 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
         sb.features_log_incompat.set(0);
         set.push("sb_features_log_incompat");
     }
-    let (unit, width) = (sb.unit.get(), sb.width.get());
-    if (unit == 0) != (width == 0) || (unit != 0 && !width.is_multiple_of(unit)) {
+    if !checked::stripe_fits(&sb) {
+        sb.versionnum.set(sb.versionnum.get() & !VERSION_DALIGN);
         sb.unit.set(0);
         sb.width.set(0);
         set.push("sb_unit, sb_width");
@@ -261,10 +261,15 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
 
 /// Quota inodes exist only with quota.
 fn quota(sb: &mut Superblock, set: &mut Vec<&'static str>) {
-    let none = |i: u64| i == 0 || i == NULLFSINO;
-    let on = sb.versionnum.get() & VERSION_QUOTA != 0;
     let all = [sb.uquotino.get(), sb.gquotino.get(), sb.pquotino.get()];
-    if !on && !all.iter().all(|i| none(*i)) {
+    let none = all.iter().all(|i| *i == 0 || *i == NULLFSINO);
+    let mut on = sb.versionnum.get() & VERSION_QUOTA != 0;
+    if on && none {
+        sb.versionnum.set(sb.versionnum.get() & !VERSION_QUOTA);
+        set.push("sb_versionnum");
+        on = false;
+    }
+    if !on && !none {
         sb.uquotino.set(0);
         sb.gquotino.set(0);
         sb.pquotino.set(0);

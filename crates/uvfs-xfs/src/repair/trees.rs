@@ -60,7 +60,7 @@ impl TreeWalk<'_> {
         visit: &mut dyn FnMut(&[u8], usize),
     ) {
         let g = self.g;
-        if agbno == 0 || !g.has_agb(self.agno, agbno) || !self.out.blocks.insert(agbno) {
+        if !g.has_agb(self.agno, agbno) || !self.out.blocks.insert(agbno) {
             self.lost(keys);
             return;
         }

@@ -228,3 +228,84 @@ pub fn change_field(image: &mut MemImage, regions: &[Region], c: &mut dyn Choose
     fix(image, r);
     what
 }
+
+/// A structure with one field changed, and its checksum right.
+pub struct FieldChange {
+    pub what: String,
+    pub offset: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// Values of a field that may be wrong: numbers, and for words of flags each bit.
+fn values(name: &str, old: &[u8]) -> Vec<Vec<u8>> {
+    if old.len() > 8 {
+        let mut new = old.to_vec();
+        new[0] ^= 1;
+        return vec![new];
+    }
+    let mut wide = [0; 8];
+    wide[8 - old.len()..].copy_from_slice(old);
+    let v = u64::from_be_bytes(wide);
+    let (more, less) = (v.wrapping_add(1), v.wrapping_sub(1));
+    let top = 1 << (old.len() * 8 - 1);
+    let mut all = vec![0, 1, 3, 77, 77_777, more, less, v / 2, u64::MAX, top];
+    if ["flags", "version", "features", "mode", "format"]
+        .iter()
+        .any(|f| name.contains(f))
+    {
+        all.extend((0..old.len() * 8).map(|bit| v ^ 1 << bit));
+    }
+    let mut all: Vec<_> = all
+        .iter()
+        .map(|v| v.to_be_bytes()[8 - old.len()..].to_vec())
+        .collect();
+    all.sort();
+    all.dedup();
+    all.retain(|new| new != old);
+    all
+}
+
+/// Every field of a structure of every kind, changed to several values: of those that have the same fields, the
+/// first and the last one.
+pub fn field_changes(image: &MemImage, regions: &[Region]) -> Vec<FieldChange> {
+    let mut ends = std::collections::BTreeMap::new();
+    for r in regions {
+        let mut bytes = vec![0; r.len];
+        image.get(r.offset, &mut bytes);
+        let names: Vec<String> = fields(r, &bytes)
+            .into_iter()
+            .map(|(name, ..)| name)
+            .collect();
+        let sort = if r.kind == "inode" { bytes[2] >> 4 } else { 0 };
+        let ends = ends.entry((r.kind, sort, names)).or_insert((r, r));
+        ends.1 = r;
+    }
+    let mut out = Vec::new();
+    for (first, last) in ends.into_values() {
+        let both = [first, last];
+        for r in &both[..1 + usize::from(first.offset != last.offset)] {
+            let mut bytes = vec![0; r.len];
+            image.get(r.offset, &mut bytes);
+            for (name, at, len) in fields(r, &bytes) {
+                let old = &bytes[at..at + len];
+                for new in values(&name, old) {
+                    let what = format!(
+                        "{} at {:#x}: {name}: {old:02x?} -> {new:02x?}",
+                        r.kind, r.offset
+                    );
+                    let mut bytes = bytes.clone();
+                    bytes[at..at + len].copy_from_slice(&new);
+                    if let Some(crc) = r.crc {
+                        store_crc(&mut bytes, crc);
+                    }
+                    out.push(FieldChange {
+                        what,
+                        offset: r.offset,
+                        bytes,
+                    });
+                }
+            }
+        }
+    }
+    out
+}

@@ -15,7 +15,7 @@ use uvfs_xfs::format::*;
 #[path = "fields.rs"]
 mod fields;
 #[allow(unused_imports, reason = "not every test program changes fields")]
-pub use fields::change_field;
+pub use fields::{FieldChange, change_field, field_changes};
 
 const PAGE: usize = 4096;
 

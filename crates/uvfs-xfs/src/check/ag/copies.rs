@@ -3,6 +3,7 @@
 use super::super::ctx::Ctx;
 use super::super::reader::Reader;
 use super::super::report::Place;
+use super::super::superblock::ranges;
 use crate::format::*;
 
 use super::sector;
@@ -77,13 +78,7 @@ pub(super) fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             features_incompat
         );
     }
-    if copy.flags & !1 != 0 {
-        ctx.report.differ(place, "sb_flags", 0, copy.flags);
-    }
-    if copy.rextents.get() == 0 && copy.frextents.get() != 0 {
-        let found = copy.frextents.get();
-        ctx.report.differ(place, "sb_frextents", 0, found);
-    }
+    ranges(copy, ctx.g, place, ctx.report);
     unused(ctx, place, copy, &bytes);
 }
 

@@ -75,7 +75,7 @@ impl AgTreeWalk<'_, '_> {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let place = self.place(agbno);
-        if !g.has_agb(self.agno, agbno) || agbno == 0 {
+        if !g.has_agb(self.agno, agbno) {
             self.lost();
             report.differ(place, "block pointer", "a block of the group", agbno);
             return None;
