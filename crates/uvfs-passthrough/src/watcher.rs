@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
 use uvfs_server::fs::Watch;
 
 use crate::mount::{FsId, Mount};
@@ -23,6 +24,9 @@ pub(crate) const NAMES: u64 =
     libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
 pub(crate) const CONTENTS: u64 = libc::FAN_MODIFY | libc::FAN_CLOSE_WRITE;
 pub(crate) const MASK: u64 = NAMES | CONTENTS | libc::FAN_ATTRIB | libc::FAN_ONDIR;
+
+const NO_HANDLES: &str = "the server can't open files of the source by handle, which takes CAP_DAC_READ_SEARCH and a \
+    file system that has handles";
 
 /// A fanotify group, and counts of what it reported.
 pub(crate) struct Watcher {
@@ -98,9 +102,9 @@ fn why_not(errno: Errno) -> String {
         Errno::MFILE | Errno::NOSPC => {
             "there are too many watchers (fs.fanotify.max_user_groups, max_user_marks)"
         }
-        _ => "fanotify fails",
+        _ => return format!("fanotify: {errno}"),
     };
-    format!("{why}: {errno}")
+    why.into()
 }
 
 /// Tries whether this process may watch file systems for changes. Whether a source can be watched
@@ -117,8 +121,14 @@ pub fn can_watch() -> std::result::Result<(), String> {
     };
     match watch() {
         // The root's own file system can't be watched; others may.
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV) => Ok(()),
-        Err(errno) => Err(why_not(errno)),
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::XDEV) => {}
+        Err(errno) => return Err(why_not(errno)),
+    }
+    let opens_handles =
+        |now: CapabilitySets| now.effective.contains(CapabilitySet::DAC_READ_SEARCH);
+    match capabilities(None).is_ok_and(opens_handles) {
+        true => Ok(()),
+        false => Err(NO_HANDLES.into()),
     }
 }
 
@@ -156,11 +166,7 @@ impl Watcher {
                 ));
             }
             None => {
-                return Err(
-                    "the server can't open files of the source by handle, which takes \
-                    CAP_DAC_READ_SEARCH and a file system that has handles"
-                        .into(),
-                );
+                return Err(NO_HANDLES.into());
             }
         };
         let id = fs_id(fd).map_err(why_not)?;

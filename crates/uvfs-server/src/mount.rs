@@ -22,11 +22,13 @@ pub use uvfs_sys::mountinfo::{MountLine, mounted, table};
 pub mod ending;
 mod guard;
 mod held;
+mod obstacle;
 pub mod users;
 
 pub use ending::Ending;
 use guard::Guard;
 pub use held::{Mount, list};
+pub use obstacle::{Obstacle, obstacle};
 
 /// How a mount looks to the kernel.
 #[derive(Clone, Debug)]
@@ -68,6 +70,13 @@ fn context(error: impl Into<io::Error>, what: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {}", explain_start(&error)))
 }
 
+fn because(error: io::Error, obstacle: Option<Obstacle>) -> io::Error {
+    match obstacle {
+        Some(obstacle) => io::Error::new(error.kind(), format!("{error}: {obstacle}")),
+        None => error,
+    }
+}
+
 /// Opens `/dev/fuse`.
 ///
 /// # Errors
@@ -79,6 +88,9 @@ pub fn open_device() -> io::Result<OwnedFd> {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => {
                 ": this machine has no FUSE (modprobe fuse; in a container, pass the device in)"
             }
+            // fusermount3 would open it with the user's rights, too.
+            Errno::ACCESS => ": not for this user (as root: chmod 666 /dev/fuse)",
+            Errno::PERM => ": not for this container (docker run --device /dev/fuse)",
             _ => "",
         };
         context(error, &format!("{path}{hint}"))
@@ -127,11 +139,7 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Mount> {
 
 /// Mounts without help; nothing where only fusermount3 may.
 fn directly(mountpoint: &Path, options: &MountOptions, root: bool) -> io::Result<Option<OwnedFd>> {
-    let device = match open_device() {
-        // Where only root may open it, fusermount3 does, and passes it on.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !root => return Ok(None),
-        other => other?,
-    };
+    let device = open_device()?;
     // A dead mount can be mounted over, but has no mode.
     let mode = std::fs::metadata(mountpoint).map_or(libc::S_IFDIR, |found| found.mode());
     let data = CString::new(format!(
@@ -166,7 +174,10 @@ fn directly(mountpoint: &Path, options: &MountOptions, root: bool) -> io::Result
     match direct {
         Ok(()) => Ok(Some(device)),
         Err(Errno::PERM) if !root => Ok(None),
-        Err(error) => Err(context(error, "mount")),
+        Err(errno) => {
+            let error = context(errno, "mount");
+            Err(because(error, obstacle::behind(errno)))
+        }
     }
 }
 
@@ -223,7 +234,10 @@ fn by_fusermount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedF
     match device {
         Ok(Some(device)) if output.status.success() => Ok(device),
         Err(error) => Err(context(error, "fusermount3")),
-        _ => Err(io::Error::other(reason(&output.stderr))),
+        _ => Err(because(
+            io::Error::other(reason(&output.stderr)),
+            obstacle(),
+        )),
     }
 }
 

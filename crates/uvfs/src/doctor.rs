@@ -1,7 +1,7 @@
 //! `uvfs doctor`: says which features that uvfs uses this machine has, and how to switch on the others.
 
 mod checks;
-mod passthrough;
+mod probe;
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -104,28 +104,24 @@ struct Finding {
 }
 
 impl Finding {
-    fn ok(found: impl Into<String>) -> Self {
+    fn new(state: State, found: &str, remedy: Option<String>) -> Self {
         Self {
-            state: State::Ok,
-            found: found.into(),
-            remedy: None,
+            state,
+            found: uvfs_cli::plain(found),
+            remedy,
         }
     }
 
-    fn off(found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            state: State::Off,
-            found: found.into(),
-            remedy: Some(remedy.into()),
-        }
+    fn ok(found: impl AsRef<str>) -> Self {
+        Self::new(State::Ok, found.as_ref(), None)
     }
 
-    fn missing(found: impl Into<String>) -> Self {
-        Self {
-            state: State::Missing,
-            found: found.into(),
-            remedy: None,
-        }
+    fn off(found: impl AsRef<str>, remedy: impl Into<String>) -> Self {
+        Self::new(State::Off, found.as_ref(), Some(remedy.into()))
+    }
+
+    fn missing(found: impl AsRef<str>) -> Self {
+        Self::new(State::Missing, found.as_ref(), None)
     }
 }
 

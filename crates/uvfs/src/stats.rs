@@ -179,7 +179,7 @@ fn print(report: &Report, out: &mut String) -> fmt::Result {
     match &report.watch {
         None => {}
         Some(watch) => match &watch.why_not {
-            Some(why) => writeln!(out, "watching   off: {why}")?,
+            Some(why) => writeln!(out, "watching   off: {}", uvfs_cli::plain(why))?,
             None => writeln!(
                 out,
                 "watching   on: {} events, {} told, {} times lost, {} file systems left out",

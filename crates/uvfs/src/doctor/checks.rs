@@ -11,8 +11,7 @@ use uvfs_queue::placement;
 use uvfs_server::mount;
 use uvfs_sys::limits::explain;
 
-use super::passthrough;
-use super::{Check, Finding};
+use super::{Check, Finding, probe};
 use crate::{helper, run};
 
 /// The oldest kernel that uvfs runs on.
@@ -49,7 +48,7 @@ pub(super) fn all() -> Vec<Check> {
         Check::new(
             "passthrough",
             "databases, linkers and O_DIRECT readers: the kernel serves their files without asking uvfs",
-            passthrough::find(root),
+            passthrough(root),
         ),
         Check::new(
             "fanotify",
@@ -124,7 +123,7 @@ fn kernel() -> Finding {
 fn fuse(root: bool) -> Finding {
     let path = "/dev/fuse";
     match mount::open_device() {
-        Ok(_) => Finding::ok(path),
+        Ok(_) => mounting(root),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !root => {
             // fusermount3 opens it with the user's rights.
             Finding::off(
@@ -141,6 +140,17 @@ fn fuse(root: bool) -> Finding {
             "allow the device to this container (docker run --device /dev/fuse)",
         ),
         Err(error) => Finding::off(error.to_string(), "modprobe fuse"),
+    }
+}
+
+/// Root's right is tried; that of fusermount3 would show in the user's mount namespace.
+fn mounting(root: bool) -> Finding {
+    if let Some(obstacle) = mount::obstacle() {
+        return Finding::off(obstacle.why, obstacle.remedy);
+    }
+    match root.then(probe::mounting) {
+        Some(Err(error)) => Finding::off(error.to_string(), "allow mount(2) to this container"),
+        _ => Finding::ok("/dev/fuse"),
     }
 }
 
@@ -200,11 +210,45 @@ fn over_rings() -> Finding {
     }
 }
 
+/// How to get rights of root's that this process lacks.
+fn rights(root: bool) -> Option<&'static str> {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::DAC_READ_SEARCH;
+    let all = ["0", "0", "4294967295"];
+    let map = text("/proc/self/uid_map").unwrap_or_default();
+    if !root {
+        Some("mount as root")
+    } else if !map.split_whitespace().eq(all) {
+        Some("mount as the machine's root, not as that of a user namespace")
+    } else if !capabilities(None).is_ok_and(|now| now.effective.contains(needed)) {
+        Some("docker run --cap-add SYS_ADMIN --cap-add DAC_READ_SEARCH")
+    } else {
+        None
+    }
+}
+
+fn without(why: &str, root: bool) -> Finding {
+    match rights(root) {
+        Some(remedy) => Finding::off(why, remedy),
+        None => Finding::missing(why),
+    }
+}
+
+fn passthrough(root: bool) -> Finding {
+    if !root {
+        return without("only for root (CAP_SYS_ADMIN)", root);
+    }
+    match probe::takes_backing_files() {
+        Ok(true) => Finding::ok("the kernel takes backing files"),
+        Ok(false) => Finding::missing("this kernel does not have it (it came with Linux 6.9)"),
+        Err(error) => without(&format!("could not be tried: {error}"), root),
+    }
+}
+
 fn fanotify(root: bool) -> Finding {
     match uvfs_passthrough::can_watch() {
         Ok(()) => Finding::ok("with file handles (for sources on ext2 to ext4, XFS and tmpfs)"),
-        Err(why) if root => Finding::missing(why),
-        Err(why) => Finding::off(why, "mount as root"),
+        Err(why) => without(&why, root),
     }
 }
 
@@ -285,7 +329,13 @@ fn user_namespaces(root: bool) -> Finding {
             return Finding::off("only for root", format!("as root: sysctl {setting}"));
         }
     }
-    Finding::ok("allowed")
+    match probe::user_namespace() {
+        Ok(()) => Finding::ok("allowed"),
+        Err(error) => Finding::off(
+            error.to_string(),
+            "allow unshare(2) with CLONE_NEWUSER in the seccomp profile of this container",
+        ),
+    }
 }
 
 fn preload() -> Finding {

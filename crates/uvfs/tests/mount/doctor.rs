@@ -211,3 +211,71 @@ fn a_device_for_root_alone_is_not_ready_for_users() {
         assert_eq!(state(&told, "fuse"), expected, "{mode}: {told}");
     }
 }
+
+/// Root in a container would be told that mounts work, and what they have, as on the machine itself.
+#[test]
+fn what_a_container_refuses_is_told() {
+    if !has(&[
+        Need::Mount(Transport::Dev),
+        Need::Uvfs,
+        Need::Program("setpriv"),
+    ]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.tmpfs("source", "1m"), scratch.dir("mount"));
+    let add = "--cap-add SYS_ADMIN";
+    let handles = "--cap-add DAC_READ_SEARCH";
+    // The right that root lacks, the call that is refused, what `uvfs mount` says, and the checks with their remedies.
+    type Case<'a> = (
+        &'a str,
+        Option<libc::c_long>,
+        Option<&'a str>,
+        &'a [(&'a str, &'a str)],
+    );
+    let cases: &[Case<'_>] = &[
+        (
+            "-sys_admin",
+            None,
+            Some(add),
+            &[("fuse", add), ("passthrough", add), ("fanotify", add)],
+        ),
+        ("-dac_read_search", None, None, &[("fanotify", handles)]),
+        (
+            "-net_raw",
+            Some(libc::SYS_mount),
+            Some("seccomp"),
+            &[("fuse", "mount(2)")],
+        ),
+        (
+            "-net_raw",
+            Some(libc::SYS_unshare),
+            None,
+            &[("user namespaces", "seccomp")],
+        ),
+    ];
+    for (lacks, call, refusal, checks) in cases {
+        let program = |arguments: &[&str]| {
+            let mut command = command("setpriv", ["--bounding-set", lacks, "--inh-caps", lacks]);
+            command.arg(env!("CARGO_BIN_EXE_uvfs")).args(arguments);
+            if let Some(call) = call {
+                sandbox::refuse(&mut command, &[*call], rustix::io::Errno::PERM);
+            }
+            command
+        };
+        let mounting = run(program(&["mount", "--transport", "dev"]).args([&source, &at]));
+        unmount_by_force(&at);
+        assert_eq!(mounting.status.success(), refusal.is_none(), "{mounting}");
+        let said = refusal.unwrap_or_default();
+        assert!(mounting.stderr.contains(said), "no {said:?}: {mounting}");
+        let outcome = run(&mut program(&["doctor", "--json"]));
+        assert!(!outcome.stdout.contains("os error"), "{outcome}");
+        let told = diagnosis(outcome);
+        assert_eq!(told["ready"], refusal.is_none(), "{told}");
+        for (name, remedy) in *checks {
+            assert_eq!(state(&told, name), "off", "{told}");
+            let found = check(&told, name)["do"].as_str().unwrap();
+            assert!(found.contains(remedy), "{name}: {found}");
+        }
+    }
+}

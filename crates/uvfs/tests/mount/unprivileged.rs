@@ -238,3 +238,36 @@ fn a_user_namespace_needs_the_device_alone() {
     let shown = work(&source, &at, env!("CARGO_BIN_EXE_uvfs"));
     assert_eq!(shown, work(&source, &host, ""));
 }
+
+/// A user whom a sandbox keeps fusermount3's rights from would not learn why.
+#[test]
+fn a_sandbox_that_keeps_rights_away_is_named() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs])
+        || !has(&["setpriv", "unshare", "nsenter", "fusermount3"].map(Need::Program))
+    {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.dir("source"), scratch.dir("at"));
+    for dir in [&source, &at] {
+        chown(dir, Some(NOBODY), Some(NOBODY)).expect("chown");
+    }
+    let program = uvfs_for_all(&scratch);
+    let namespace = Namespace::new(&scratch);
+    let nobody = [
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+    ];
+    for (sandbox, words) in [
+        ("--no-new-privs", "no_new_privs"),
+        ("--bounding-set=-sys_admin", "--cap-add SYS_ADMIN"),
+    ] {
+        let mut mount = namespace.command("setpriv");
+        mount.args(nobody).arg(sandbox).arg(&program).arg("mount");
+        let mounting = run(mount.args([&source, &at]));
+        assert_eq!(mounting.status.code(), Some(1), "{mounting}");
+        assert!(mounting.stderr.contains(words), "no {words:?}: {mounting}");
+    }
+}
