@@ -151,7 +151,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the accept, also where somebody removed the socket's name.
+        // Wakes the accept, also where another process removed the socket's name.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -229,7 +229,7 @@ fn answer<F: FileSystem>(stream: &UnixStream, session: &Session<F>) -> io::Resul
 /// Asks the server behind a control socket for its figures.
 ///
 /// # Errors
-/// ECONNREFUSED or ENOENT when it is gone, EACCES for a socket of somebody else's.
+/// ECONNREFUSED or ENOENT when it is gone, EACCES for another user's socket.
 pub fn ask_stats(socket: &Path) -> io::Result<Report> {
     let mut server = UnixStream::connect(socket)?;
     server.set_read_timeout(Some(ANSWERS_WITHIN))?;

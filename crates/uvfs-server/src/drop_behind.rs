@@ -148,7 +148,7 @@ impl DropBehind {
     /// Starts it, with notifications through `device`.
     pub(crate) fn start(recent: Arc<Recent>, device: Arc<OwnedFd>) -> io::Result<Self> {
         let mine = recent.clone();
-        // It asks for no data, so nobody needs to be found for an answer.
+        // It asks for no data, so it registers no receiver of answers.
         let notifier = Notifier::new(device, Arc::new(|_, _| {}));
         let thread = std::thread::Builder::new()
             .name("uvfs-behind".into())
@@ -194,7 +194,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Uncached I/O would drop pages that are still in use, or leave old ones in the cache.
+    /// Ranges are dropped oldest first, and neighbours as one range.
     #[test]
     fn the_oldest_goes_first_and_neighbours_are_one() {
         let mut queue = Ranges::default();
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(queue.ranges.len(), 2);
     }
 
-    /// A mount with uncached I/O would use more and more memory.
+    /// At most `MAX_RANGES` ranges are remembered.
     #[test]
     fn what_is_remembered_is_bounded() {
         let mut queue = Ranges::default();

@@ -75,8 +75,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The last call, after the mount has ended.
     fn destroy(&self) {}
 
-    /// How it watches for changes that others make, which it reports by
-    /// [`crate::Session::host_changed`]. Nothing where there is nobody else.
+    /// How it watches for changes that other programs make, which it reports by
+    /// [`crate::Session::host_changed`]. `None` where no other program can make any.
     fn watch(&self) -> Option<Watch> {
         None
     }

@@ -55,7 +55,7 @@
 //!
 //! # The end
 //!
-//! A mount ends when someone unmounts it, and by SIGTERM, SIGINT and SIGHUP. The kernel then sends what it still has to
+//! A mount ends when a user unmounts it, and by SIGTERM, SIGINT and SIGHUP. The kernel then sends what it still has to
 //! write, the last requests are answered, [`destroy`](crate::FileSystem::destroy) is called, and
 //! [`Mounted::wait`](crate::Mounted::wait) returns. Put what your file system holds back into `destroy`, and into
 //! [`fsync`](crate::FileSystem::fsync) and [`flush`](crate::FileSystem::flush), whose callers are told that it is safe.

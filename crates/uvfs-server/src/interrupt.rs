@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// A client that ends would interrupt another client's calls, or leave its own waiting.
+    /// A client that ends interrupts all its own requests, and no other client's.
     #[test]
     fn a_client_that_ends_interrupts_its_own_requests_alone() {
         let table = Interrupts::default();
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(ended, [true, true, false, false]);
     }
 
-    /// Ctrl-C would not end a program that waits for the mount, or a panic would end the server.
+    /// An interrupt ends a handler that waits, and a panic ends only its own request.
     #[test]
     fn a_waiting_handler_is_interrupted_and_a_panicking_one_is_contained() {
         let table = Interrupts::default();

@@ -529,7 +529,7 @@ pub fn subtype(kind: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// A server would start without any queue.
+    /// A server has a queue for at least one core.
     #[test]
     fn there_are_cores() {
         assert!(possible_cores().unwrap() >= 1);

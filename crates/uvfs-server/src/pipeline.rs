@@ -1,4 +1,4 @@
-//! The stages that every request goes through, whoever sent it and however it came:
+//! The stages that every request goes through, from any sender and over any transport:
 //!
 //! 1. It is decoded, once, from a private copy of its bytes (`request.rs`).
 //! 2. A client's request is authorized, and made no more than its sender may ask for

@@ -1,4 +1,4 @@
-//! The answer to a request: typed until the transport sends it, so that nobody parses it again.
+//! The answer to a request: typed until the transport sends it, so that no stage parses it again.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};

@@ -250,9 +250,9 @@ impl<F: FileSystem> Session<F> {
     pub(crate) fn retrieved(&self, unique: u64, offset: u64, data: Vec<u8>) {
         let sender = lock(&self.retrievals).remove(&unique);
         match sender {
-            // Nobody may be waiting any more.
+            // The caller may have given up.
             Some(sender) => drop(sender.try_send((offset, data))),
-            None => tracing::warn!(unique, "data came that nobody asked for"),
+            None => tracing::warn!(unique, "the kernel sent data that was not asked for"),
         }
     }
 
@@ -309,7 +309,7 @@ impl<F: FileSystem> Session<F> {
     }
 
     /// Has the kernel drop the attributes that it has of a node, which a request changed whose answer
-    /// does not tell. Waits for nobody.
+    /// does not tell. Does not wait.
     pub fn attributes_changed(&self, node: Node) {
         self.drop_attributes(Origin::Kernel, node.0);
     }
@@ -332,8 +332,8 @@ impl<F: FileSystem> Session<F> {
     }
 
     /// Registers a backing file for opens of a node with [`abi::OpenFlags::PASSTHROUGH`], one at a
-    /// time for each node. Clients are granted no lease of the node until it is taken back: what the
-    /// kernel reads and writes then nobody hears of.
+    /// time for each node. Clients are granted no lease of the node until it is taken back: the kernel
+    /// reads and writes it without telling the server.
     ///
     /// # Errors
     /// EBUSY while a client has a lease of the node, or waits for one; EPERM without CAP_SYS_ADMIN,

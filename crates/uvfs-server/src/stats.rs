@@ -192,7 +192,7 @@ pub struct ClientReport {
     pub says: ClientSays,
 }
 
-/// A client's own statistics, which nobody can check; at most a moment old.
+/// A client's own statistics, which the server can't check; at most a moment old.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClientSays {
     /// Its name.
@@ -437,7 +437,7 @@ pub(crate) fn report<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -
 mod tests {
     use super::*;
 
-    /// A client's name could send control characters to the terminal of `uvfs stats`.
+    /// A report has `?` for each byte of a client's name that is not printable ASCII.
     #[test]
     fn a_client_may_say_anything_of_itself() {
         use std::os::fd::AsFd;
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<ClientReport>(&text).unwrap(), report);
     }
 
-    /// `uvfs stats` would show wrong counts.
+    /// A report has the sums of all queues' counts.
     #[test]
     fn queues_are_summed() {
         let (a, b) = (QueueStats::default(), QueueStats::default());

@@ -112,7 +112,7 @@ impl Tokens {
 mod tests {
     use super::*;
 
-    /// A token could be used twice, or long after the file was handed over.
+    /// A token is good once and for a short time, and each user has a bounded number of them.
     #[test]
     fn good_once_and_not_for_long_and_not_too_many() {
         let (table, now) = (Tokens::default(), Instant::now());

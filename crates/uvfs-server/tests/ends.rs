@@ -190,7 +190,7 @@ fn is_mounted(at: &Path) -> bool {
     mounted(at).unwrap().is_some()
 }
 
-/// The mount would stay without a server, `destroy` would not be called, or the program would not go on.
+/// A signal unmounts, `destroy` is called, and the program goes on after `wait`.
 #[test]
 fn signals_end_a_mount_that_is_waited_for() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -206,7 +206,7 @@ fn signals_end_a_mount_that_is_waited_for() {
     }
 }
 
-/// A program that does other things beside its mount could not be ended any more.
+/// A program that does not wait is unmounted and destroyed, and then ends by the signal.
 #[test]
 fn a_program_that_does_not_wait_ends_by_the_signal() {
     let Some(server) = Server::new("sleeps") else {
@@ -219,7 +219,7 @@ fn a_program_that_does_not_wait_ends_by_the_signal() {
     assert!(said.contains("destroyed") && !is_mounted(&at), "{said}");
 }
 
-/// A user of the mount would lose its file in the middle of its work.
+/// A program that has a file open when the signal comes is served until it closes it.
 #[test]
 fn those_who_use_it_are_served_to_their_end() {
     let Some(server) = Server::new("waits") else {
@@ -243,7 +243,7 @@ fn those_who_use_it_are_served_to_their_end() {
     );
 }
 
-/// A handler of the program would be lost, or the process would end although it was asked for something else.
+/// A handler that the program installed, before or after the mount, is called, and the process goes on.
 #[test]
 fn handlers_of_the_program_stay() {
     for scene in ["handler before", "handler later"] {
@@ -260,7 +260,7 @@ fn handlers_of_the_program_stay() {
     }
 }
 
-/// An author who wants signals to do nothing else would not get that, or `auto_unmount` would not help then.
+/// With `OnSignal::Nothing` a signal ends the process and leaves the mount, unless it has `auto_unmount`.
 #[test]
 fn an_author_may_leave_signals_alone() {
     for scene in ["nothing", "guarded"] {
@@ -284,7 +284,7 @@ fn an_author_may_leave_signals_alone() {
     }
 }
 
-/// Only one thread could wait, or unmount; or a mount that is dropped would not be destroyed.
+/// Any thread may wait, and any thread, a drop or a handler may end the mount.
 #[test]
 fn a_mount_is_ended_from_anywhere() {
     for scene in ["threads", "drops"] {

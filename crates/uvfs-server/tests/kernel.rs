@@ -447,7 +447,7 @@ fn bad_handlers(transport: &str) {
     assert_eq!(stage.read("file").unwrap(), "fine");
 }
 
-/// The kernel would keep what the server told it to drop.
+/// The kernel's cache follows each notification.
 #[test]
 fn notifications_over_dev() {
     notifications("dev");
@@ -459,7 +459,7 @@ fn notifications_over_uring() {
     notifications("uring");
 }
 
-/// A handler that panics or answers nonsense would end the mount.
+/// A handler that panics costs its one request, and one that waits holds up no other and is interrupted.
 #[test]
 fn bad_handlers_over_dev() {
     bad_handlers("dev");
@@ -471,7 +471,7 @@ fn bad_handlers_over_uring() {
     bad_handlers("uring");
 }
 
-/// If a queue's thread ended by itself, whoever asks by that queue would wait for ever.
+/// The process ends, so that no caller waits for ever for the thread that panicked.
 fn panics_outside_handlers(transport: &str) {
     let Some(mut stage) = Mounted::over(transport) else {
         return;
@@ -483,7 +483,7 @@ fn panics_outside_handlers(transport: &str) {
     assert_eq!(ended.signal(), Some(libc::SIGABRT), "{ended}");
 }
 
-/// After a panic of the server's own the mount would hang.
+/// A panic outside of handlers ends the process, and the requests of the mount fail.
 #[test]
 fn panics_outside_handlers_over_dev() {
     panics_outside_handlers("dev");

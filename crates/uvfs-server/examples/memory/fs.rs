@@ -16,7 +16,7 @@ struct Inode {
     bytes: Vec<u8>,
     /// The entries of a directory.
     names: BTreeMap<CString, Node>,
-    /// The lookups that were not taken back: while there are any, somebody knows the node.
+    /// The lookups that were not taken back: while there are any, the kernel or a client knows the node.
     lookups: u64,
 }
 

@@ -160,7 +160,7 @@ impl Drop for Guest {
 mod tests {
     use super::*;
 
-    /// Clients of another user could take all of the server's memory or handles.
+    /// A guest has at most its sessions, pages and handles, and gives all of them back.
     #[test]
     fn a_guest_has_no_more_than_it_may_and_gives_all_back() {
         let guests = Guests::new(GuestLimits {

@@ -299,7 +299,7 @@ impl<F: FileSystem> Client<F> {
                 }));
             }
         };
-        // Of a moment at which nobody else could change them any more.
+        // Of a moment at which no other request could change them any more.
         let (none, getattr) = (Payload::default(), abi::GetattrIn::default());
         let getattr = Operation::Getattr(getattr);
         let request = self.request(node, getattr, Payload::default(), &none);

@@ -33,8 +33,8 @@ impl<F: FileSystem> Client<F> {
     }
 
     /// Writes what the client left dirty: through files that it had open, and where it says. Whether
-    /// that was all. Each file goes by itself, and back to whoever waits for it: one on a mount that hangs
-    /// takes no other with it.
+    /// that was all. Each file is written by itself, and its lease then ends: one on a mount that hangs
+    /// holds up no other.
     pub(crate) async fn salvage(self: &Rc<Self>) -> bool {
         let (mut files, mut lost) = (HashMap::<u64, Vec<DirtyBytes>>::default(), 0);
         for (count, dirty) in self.arena.dirty().enumerate() {

@@ -160,7 +160,7 @@ impl<'a> AccessSet<'a> {
                 entry: Some((node, name)),
                 ..Self::nothing()
             },
-            // Nothing that anybody caches, or, in answers, what is checked as it is read.
+            // Nothing that a cache holds, or, in answers, what is checked as it is read.
             Readlink | Statfs | Fsync(_) | Getxattr(..) | Listxattr(_) | Init(_) | Opendir(_)
             | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy | Ioctl(..)
             | Setupmapping(_) | Removemapping(..) | Syncfs(_) | Tmpfile(..) | CuseInit(_) => {
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(first(Opcode::Link, OTHER), linked);
     }
 
-    /// The kernel would keep a name that a client has changed.
+    /// The server finds each name that a request changes.
     #[test]
     fn requests_say_which_names_they_change() {
         let made = set(Opcode::Symlink, &[], b"name\0target\0").1;

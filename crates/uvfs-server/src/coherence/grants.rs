@@ -16,7 +16,7 @@ use super::{Coherence, Entered, PASSING};
 pub(crate) struct Refusal {
     /// After how long it is worth asking again.
     pub(crate) retry: Duration,
-    /// Not because others have leases or requests under way: the kernel asks nobody.
+    /// The kernel reads and writes the node by itself; no lease or request is in the way.
     pub(crate) passing: bool,
 }
 
@@ -67,7 +67,7 @@ impl Coherence {
         };
         let mut asked = self.ask(link, node, mode).await;
         if asked.is_none() {
-            // Others' leases come back first. Somebody may be faster; then the caller does without.
+            // Others' leases come back first. Another client may be faster; then the caller does without.
             let what = Use::data(node, access);
             let entered = self.enter(Origin::Client(link), what, None).await;
             drop(entered.map_err(|_| SOON)?);

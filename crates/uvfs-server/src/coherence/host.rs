@@ -21,7 +21,7 @@ use super::{Coherence, Since};
 use crate::fs::{HostChange, Node};
 use crate::notify::Notifier;
 
-/// Changes that the kernel is yet to be told of; then whoever reports more waits.
+/// Changes that the kernel is yet to be told of; then a caller that reports more waits.
 pub(super) const MOST_PENDING: usize = 1 << 16;
 /// After so long the kernel is told once more of what it was given lately.
 const AGAIN: [Duration; 4] = [
@@ -307,7 +307,7 @@ mod tests {
         grown: None,
     };
 
-    /// The kernel would not be told of one of several changes of the host, or too often.
+    /// Changes of one inode become one notification, which is repeated after each delay of `AGAIN`.
     #[test]
     fn what_is_to_be_told_is_merged() {
         let mut pending = Pending::default();
@@ -341,7 +341,7 @@ mod tests {
         assert!(pending.next().is_none() && pending.pop().is_none());
     }
 
-    /// A file that the host changes all the time would flood the kernel with invalidations.
+    /// A stage postpones a node that changes again, and holds a bounded number of nodes.
     #[test]
     fn a_stage_is_bounded_and_postpones_what_changes_again() {
         let mut stage = Stage::default();

@@ -16,9 +16,9 @@ use uvfs_sys::lock;
 
 /// Invalidations under way at once.
 const INVALIDATORS: usize = 8;
-/// Of these, at most so many are for the host's changes, which nobody waits for.
+/// Of these, at most so many are for the host's changes, which no request waits for.
 const FOR_HOST: usize = INVALIDATORS / 2;
-/// Names that the kernel is yet to let go of, with nobody waiting for it.
+/// Names that the kernel is yet to drop, and that no request waits for.
 const MOST_HINTS: usize = 256;
 
 /// Something for the kernel to drop.
@@ -45,7 +45,7 @@ struct Done {
 #[derive(Default)]
 struct Jobs {
     queue: VecDeque<(Job, Arc<Done>)>,
-    /// Jobs that nobody waits for.
+    /// Jobs that no request waits for.
     hints: VecDeque<Job>,
     /// The changes of programs of the host.
     host: Pending,

@@ -225,7 +225,7 @@ impl KernelCache {
         told.insert(key, Told { version, at });
     }
 
-    /// Forgets what the kernel was told: nobody changes anything behind its back any more.
+    /// Forgets what the kernel was told: no client changes anything behind its back any more.
     pub(crate) fn settle(&self) {
         for told in &self.told {
             lock(told).clear();
@@ -237,7 +237,7 @@ impl KernelCache {
 mod tests {
     use super::*;
 
-    /// The kernel would keep an old entry, or be told of a change that it does not care about.
+    /// A change of an item that the kernel was given invalidates it there, until the kernel has dropped it.
     #[test]
     fn what_was_given_is_told_once() {
         let given = KernelCache::default();
@@ -249,7 +249,7 @@ mod tests {
         given.give(name);
         let version = given.change(name).expect("it was given");
         assert_eq!(given.change(other), None);
-        // Until that was done, everybody has to.
+        // Until the kernel has dropped it, each change has to.
         assert_eq!(given.change(name), Some(version));
         assert!(!given.is_contended(name));
         given.dropped(name, version);
@@ -266,7 +266,7 @@ mod tests {
         assert!(given.change(name).is_some());
     }
 
-    /// The kernel would cache an answer that was overtaken by a change.
+    /// An answer that began before a change is known to be old.
     #[test]
     fn a_change_shows_in_answers_that_began_before() {
         let given = KernelCache::default();
@@ -279,7 +279,7 @@ mod tests {
         assert!(!given.changed_since(key, given.last()));
     }
 
-    /// A change of the host would not reach the kernel's cache.
+    /// A change of the host finds whether, and how long ago, the kernel was given the item.
     #[test]
     fn the_host_changes_what_was_given_lately_or_before() {
         let mut given = KernelCache::default();

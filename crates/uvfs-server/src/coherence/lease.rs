@@ -2,16 +2,16 @@
 //! can be tested; `mod.rs` does the rest.
 //!
 //! A node's pages, size and times are cached by clients that hold a lease of it: several may hold
-//! [`LeaseMode::Read`], or one [`LeaseMode::Write`]. A request of somebody else that would see old data, or
+//! [`LeaseMode::Read`], or one [`LeaseMode::Write`]. Another sender's request that would see old data, or
 //! make cached data old, does not begin before the leases in its way came back. While one waits,
 //! none is granted; and none is granted while a request that changes the node is under way, for
-//! nobody could tell whether what is read then is old.
+//! the server could not tell whether what is read then is old.
 //!
 //! The kernel of a mount caches too, and is never asked: it is told to drop what it has. That takes
 //! a while, so a write lease is granted in two steps, [`Table::ask`] and [`Table::granted`], and
 //! not at all if something came in between.
 //!
-//! A node that the kernel has a backing file of it reads and writes without asking: nobody has a
+//! The kernel reads and writes a node of which it has a backing file without asking: no client has a
 //! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, all leases are recalled
 //! ([`Access::Direct`]).
 
@@ -119,7 +119,7 @@ impl NodeLeases {
         );
         assert!(
             !self.passing || (self.held.is_empty() && self.granting.is_none()),
-            "the kernel asks nobody, so nobody has a lease: {self:?}"
+            "the kernel asks nothing, so no client has a lease: {self:?}"
         );
         debug_assert!(
             self.held

@@ -72,7 +72,7 @@ const TICK: Duration = Duration::from_millis(100);
 #[derive(Default)]
 struct Shard {
     table: Table,
-    /// Counts changes of the table that somebody may wait for.
+    /// Counts changes of the table that a request may wait for.
     version: u64,
     wakers: HashMap<u64, Vec<Waker>>,
     /// Pages that the kernel has asked for since they were invalidated, of nodes that were.
@@ -105,7 +105,7 @@ pub(crate) struct Coherence {
     tracking: AtomicBool,
     attached: Mutex<Queues>,
     shards: [Mutex<Shard>; SHARDS],
-    /// Moves whenever attributes that somebody has just read may have become old.
+    /// Moves whenever attributes that a request has just read may have become old.
     epoch: AtomicU64,
     /// Tells the kernel of the mount, if there is one.
     kernel: std::sync::OnceLock<Arc<Invalidator>>,
@@ -126,7 +126,7 @@ pub(crate) struct Coherence {
 }
 
 /// With more requests of one queue waiting for leases, their holders have less time ([`Link::is_late`]):
-/// when none of a queue's entries is left, the mount stands still for whoever uses that core.
+/// when none of a queue's entries is left, the mount stands still for the programs on that core.
 const CROWD: usize = DEPTH / 2;
 
 thread_local! {
@@ -234,7 +234,7 @@ impl Coherence {
         link
     }
 
-    /// A client has gone, its dirty pages are written: whoever waits for its leases goes on.
+    /// A client has gone, its dirty pages are written: requests that wait for its leases go on.
     pub(crate) fn detach(&self, link: &Link) {
         link.ended();
         self.give_up(link, |_| true);
@@ -254,8 +254,8 @@ impl Coherence {
         }
     }
 
-    /// The kernel is to be given a backing file of a node. Whether it may: nobody has a lease of it,
-    /// and from now on nobody gets one.
+    /// The kernel is to be given a backing file of a node. Whether it may: no client has a lease of it,
+    /// and from now on none gets one.
     pub(crate) fn pass(&self, node: u64) -> bool {
         self.shard(node).table.pass(node)
     }
@@ -274,8 +274,8 @@ impl Coherence {
         attached.quiet
     }
 
-    /// A client was given a node. Remembers it as one that the kernel does not know, if nobody else
-    /// has a lookup of it.
+    /// A client was given a node. Remembers it as one that the kernel does not know, if this is its
+    /// only lookup.
     fn learns<F: FileSystem>(&self, fs: &F, node: u64) {
         let alone = || lookups(fs, Node(node)) == Some(1);
         if self.kernel.get().is_none() || !alone() || !self.settled() {
@@ -504,7 +504,7 @@ mod tests {
     const NODE: u64 = 40;
     const OTHER: u64 = 50;
 
-    /// The kernel would cache attributes or names that a client is changing.
+    /// The kernel gets no lifetime with a name that has changed since, or that is contended.
     #[test]
     fn the_kernel_is_given_no_lifetime_of_what_a_client_changes() {
         let coherence = Coherence::default();

@@ -125,7 +125,7 @@ impl Coherence {
     /// Has the kernel drop things, and waits for it.
     pub(super) async fn tell(&self, stale: Vec<Stale>) {
         let Some(kernel) = self.kernel.get() else {
-            debug_assert!(stale.is_empty(), "there is nobody to tell");
+            debug_assert!(stale.is_empty(), "there is no kernel to tell");
             return;
         };
         for Stale { job, given } in stale {

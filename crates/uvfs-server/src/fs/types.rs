@@ -396,7 +396,7 @@ pub enum Seek {
 /// The node that a name was taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unlinked {
-    /// Its node, if it is known to anybody.
+    /// Its node, if the kernel or a client knows it.
     pub node: Option<Node>,
     /// That was its last name.
     pub last: bool,

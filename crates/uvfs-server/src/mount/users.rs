@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// A busy mount would be reported as used by no process.
+    /// A process uses the mounts of its directory and of its program.
     #[test]
     fn this_process_uses_its_root_and_its_program() {
         let device = |path: &Path| {

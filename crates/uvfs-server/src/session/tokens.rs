@@ -33,7 +33,7 @@ impl<F: FileSystem> Session<F> {
             // A client would not see writes that the kernel holds back.
             return Err(Errno::OPNOTSUPP);
         }
-        // EBUSY for what the kernel reads and writes itself, faster than anybody could here.
+        // EBUSY for what the kernel reads and writes itself, faster than a client could.
         let flags = match self.flags_of(node, fh) {
             Err(Errno::NOSYS) => return Err(Errno::NOTTY),
             other => other?,

@@ -127,7 +127,7 @@ mod tests {
         assert!(has("WRITE", "errno 999", 1), "{found:?}");
     }
 
-    /// A caller that provokes every error there is would overwrite the counts of others.
+    /// Once every counter is taken, further kinds of errors leave the counts as they are.
     #[test]
     fn more_pairs_than_there_is_room_for() {
         let failures = Failures::default();

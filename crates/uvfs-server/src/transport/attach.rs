@@ -122,7 +122,7 @@ impl Drop for Clients {
         self.stop.store(true, Ordering::Release);
         // First, so that a server that comes after this one finds the name free, and keeps it.
         let _ = std::fs::remove_file(&self.path);
-        // Wakes the accept, also where somebody removed the socket's name.
+        // Wakes the accept, also where another process removed the socket's name.
         let _ = shutdown(&self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -286,10 +286,10 @@ impl Spare {
 
 /// Where clients come in: other users, all of them together and each for itself; and threads for what may wait.
 ///
-/// A client sends descriptors of any file with its messages. Whoever closes one last may wait for whoever serves
-/// that file, or for a socket that lingers, for ever. That is whoever reads the message, the kernel for it where
-/// the message has too many of them, or the process that closes this socket before the message was read. So each user has a
-/// thread for that, and only a bounded number of sockets that wait for it.
+/// A client sends descriptors of any file with its messages. The last close of one may wait for the server of
+/// that file, or for a socket that lingers, for ever. The thread that reads the message makes it, the kernel for
+/// that thread where the message has too many, or the process that closes this socket before the message was read.
+/// So each user has a thread for that, and only a bounded number of sockets that wait for it.
 #[derive(Clone)]
 struct Gate {
     all: Arc<AtomicUsize>,
@@ -421,7 +421,7 @@ async fn serve<F: FileSystem>(
 /// Reads a client's first message: two memfds, or else whatever came with it.
 fn receive(socket: &File) -> io::Result<Result<[OwnedFd; 2], Vec<OwnedFd>>> {
     let (_, fds) = attach::receive(socket)?;
-    // Nobody waits to close a memfd.
+    // To close a memfd takes no wait.
     let are_memfds = (fds.iter()).all(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
     Ok(match are_memfds {
         true => fds.try_into(),
@@ -445,7 +445,7 @@ async fn introduce<F: FileSystem>(
     let received = gate.receiving.run(move || (receive(&held.0), held));
     let received = match within(PATIENCE, received).await {
         None => Err(Errno::TIMEDOUT.into()),
-        // Somebody who only looked whether we are there.
+        // A process that only looked whether the server is there.
         Some((Err(error), _)) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Some((received, _)) => received,
     };

@@ -1,4 +1,4 @@
-//! Closes what clients sent, without keeping anybody waiting.
+//! Closes what clients sent, without making a queue's thread wait.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -140,7 +140,7 @@ fn is_forget(opcode: u32) -> bool {
 }
 
 impl<F: FileSystem> DevWorker<F> {
-    /// Everybody waiting finds that it is over.
+    /// Every task that waits finds that it is over.
     fn end(&self) {
         self.over.set(true);
         for waker in self.waiting.borrow_mut().drain(..) {

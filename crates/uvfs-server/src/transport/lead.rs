@@ -5,7 +5,7 @@
 //! no hand-over, and one that does keeps none from being taken.
 //!
 //! Tasks of a [`uvfs_io::runtime::Runtime`] may be woken for what they no longer wait for. So the lead
-//! is nobody's until a task has taken it, whoever that is, and a task is listed as resting exactly while
+//! is free until some task has taken it, and a task is listed as resting exactly while
 //! it rests: the lead is never left to one that is busy.
 
 use std::cell::{Cell, RefCell};
@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 /// The lead among tasks of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Lead {
-    /// Nobody has it.
+    /// No task has it.
     free: Cell<bool>,
     /// The task that was called, or made, to take it and has not come by yet. There is one while it is
     /// free.
@@ -23,7 +23,7 @@ pub(super) struct Lead {
     resting: RefCell<Vec<(u32, Waker)>>,
     /// How many tasks there are.
     tasks: Cell<u32>,
-    /// Nobody gets it any more.
+    /// No task gets it any more.
     closed: Cell<bool>,
 }
 
@@ -37,7 +37,7 @@ impl Lead {
         let was_free = self.free.replace(true);
         assert!(!was_free, "who passes the lead has it");
         if self.called.get().is_some() {
-            // Another came by before it. It takes the lead now, if nobody does that again.
+            // Another came by before it. It takes the lead now, if no other does that again.
             return None;
         }
         // Not in the condition: the borrow would last while the task is woken.
@@ -57,7 +57,7 @@ impl Lead {
         made
     }
 
-    /// Nobody gets the lead from now on, and the tasks that rest end.
+    /// No task gets the lead from now on, and those that rest end.
     pub(super) fn close(&self) {
         self.closed.set(true);
         let resting = std::mem::take(&mut *self.resting.borrow_mut());
@@ -133,7 +133,7 @@ mod tests {
         lead.resting.borrow().iter().map(|&(n, _)| n).collect()
     }
 
-    /// Nobody would take requests, or each request would start a new task.
+    /// A task that rests gets the lead next; a new task is made only when none rests.
     #[test]
     fn one_has_it_and_the_next_is_made_only_when_none_rests() {
         let lead = Lead::default();
@@ -142,7 +142,7 @@ mod tests {
         let mut first = Task(first.as_mut(), Arc::default());
         let mut second = Task(second.as_mut(), Arc::default());
         assert!(first.takes(), "it was free");
-        // Busy: nobody rests.
+        // Busy: no task rests.
         assert_eq!(lead.pass(), Some(1));
         assert!(second.takes());
         // Done with its request, the first rests, and is the next to lead.
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(lead.tasks.get(), 2);
     }
 
-    /// A request would wait for a task that is busy with another one.
+    /// A task that is woken for something else may take the free lead, and is not listed as resting then.
     #[test]
     fn who_is_woken_for_something_else_may_take_it_and_is_not_listed_then() {
         let lead = Lead::default();
@@ -175,7 +175,7 @@ mod tests {
         assert!(late.takes() && numbers(&lead).is_empty());
     }
 
-    /// A burst of requests would start more tasks than the queue has use for.
+    /// No task is made while one that was called for the lead has not come by.
     #[test]
     fn no_more_tasks_are_made_while_one_that_was_called_is_yet_to_come() {
         let lead = Lead::default();
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Tasks as a client's, over requests that wait or not, polled in any order and also for nothing.
+    /// However tasks are polled, no request is left and no task too many is made.
     #[test]
     fn in_no_order_is_a_request_left_or_a_task_too_many_made() {
         let mut random = 1u64;
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    /// Tasks of a client that has gone would stay for as long as their thread, which serves others.
+    /// Tasks end that rest when the lead is closed, or come to rest later.
     #[test]
     fn once_it_is_closed_tasks_rest_no_longer() {
         let lead = Lead::default();
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(polled, Poll::Ready(false));
     }
 
-    /// Two tasks would take requests at a time.
+    /// A lead that is free can't be passed.
     #[test]
     #[should_panic(expected = "who passes the lead has it")]
     fn it_is_passed_once() {

@@ -82,7 +82,7 @@ impl Drop for Transferring {
     }
 }
 
-/// Whether nobody waits for the answer to an opcode: the client is not woken for it, and takes it along
+/// Whether no thread waits for the answer to an opcode: the client is not woken for it, and takes it along
 /// with the next.
 fn is_told(opcode: u32) -> bool {
     opcode == ext::LEASE_RETURN
@@ -164,7 +164,7 @@ impl<F: FileSystem> Channel<F> {
     }
 
     /// Serves the client until it goes or breaks the protocol, and all that it had asked for is
-    /// answered. A request that waits for a lock holds this up for nobody.
+    /// answered. A request that waits for a lock holds up no other.
     pub(super) async fn serve(self: Rc<Self>) {
         // The session may end before its socket is closed, and closes it then.
         let (me, socket) = (Rc::downgrade(&self), self.client.socket.clone());

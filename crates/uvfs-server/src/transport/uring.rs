@@ -9,7 +9,7 @@
 //! for more, which the thread of another core can serve at the same time. The kernel gives a request
 //! to the entry that became free last, so one entry moves and takes the stream along. So do they while
 //! the kernel writes back its cache: it sends all of that to the queue of one core, many requests at a
-//! time, and nobody waits for one of them, so all threads take turns.
+//! time, and no program waits for one of them, so all threads take turns.
 
 use std::future::poll_fn;
 use std::io;
@@ -78,7 +78,7 @@ struct Tasks {
 const ENDED: usize = usize::MAX;
 
 impl Tasks {
-    /// One more is to come; false where the thread has ended, and nobody would run it.
+    /// One more is to come; false where the thread has ended, and would not run it.
     #[must_use]
     fn comes(&self) -> bool {
         let more = |count: usize| (count != ENDED).then(|| count + 1);
@@ -150,7 +150,7 @@ impl<F: FileSystem> Crew<F> {
         }
     }
 
-    /// Has thread `to` go on with an entry whose request nobody has begun with. Gives the request
+    /// Has thread `to` go on with an entry whose request no thread has begun with. Gives the request
     /// back where that thread has not begun, or has ended, as it does with the mount.
     fn hand_over(
         self: &Arc<Self>,
@@ -399,7 +399,7 @@ fn give_answer(memory: &QueueEntry, unique: u64, outcome: &Outcome) {
 mod tests {
     use super::*;
 
-    /// A request would move to a thread that has ended, and hang.
+    /// A thread that has ended takes no more tasks, and one that has taken a task does not end before it.
     #[test]
     fn no_task_comes_to_a_thread_that_has_ended() {
         for _ in 0..2000 {
@@ -411,7 +411,7 @@ mod tests {
                 tasks.left();
                 let ended = tasks.end();
                 let came = moved.join().unwrap();
-                assert!(!(ended && came), "nobody would run it");
+                assert!(!(ended && came), "no thread would run it");
                 if came {
                     assert!(!tasks.end(), "it is still served");
                     tasks.left();

@@ -12,7 +12,7 @@ fn granted(table: &mut Table, who: Holder, mode: LeaseMode) -> u64 {
     }
 }
 
-/// A client's first open would wait for the kernel, or a forgotten node keep its note for ever.
+/// The note that the kernel has nothing of a node is no lease, and ends when the node is forgotten.
 #[test]
 fn what_the_kernel_has_nothing_of_is_noted_beside_the_leases() {
     let mut t = Table::default();
@@ -69,7 +69,7 @@ fn the_kernel_is_told_of_a_length_once() {
     assert!(t.grows(NODE, 1, 11), "it was free to ask meanwhile");
 }
 
-/// Two clients would cache the same file while one of them writes it.
+/// One client has a write lease of a node, or several have read leases.
 #[test]
 fn one_writes_or_several_read() {
     let mut t = Table::default();
@@ -111,7 +111,7 @@ fn one_writes_or_several_read() {
     );
 }
 
-/// A program that reads with O_DIRECT would miss data that a client still holds.
+/// An O_DIRECT open begins once all leases of the node have come back.
 #[test]
 fn a_direct_open_recalls_all_leases() {
     let mut t = Table::default();
@@ -139,7 +139,7 @@ fn a_direct_open_recalls_all_leases() {
     granted(&mut t, 1, LeaseMode::Read);
 }
 
-/// A client would cache a file that the kernel writes without asking the server.
+/// A node with a backing file gets no lease, and a node with a lease gets no backing file.
 #[test]
 fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
     let mut t = Table::default();
@@ -162,7 +162,7 @@ fn there_are_no_leases_of_what_the_kernel_has_a_backing_file_of() {
     assert!(t.is_free(NODE));
 }
 
-/// A client would get a lease though the kernel has just cached the file.
+/// A lease is refused if the kernel read the node while it was being granted.
 #[test]
 fn what_the_kernel_does_meanwhile_spoils_a_grant() {
     let mut t = Table::default();
@@ -453,7 +453,7 @@ impl World {
             self.read(value, self.acked, "the kernel");
         }
         if self.passing {
-            // It reads and writes at the server's file, and none of it is anybody's to know.
+            // It reads and writes at the server's file, of which no cache has anything.
             assert!(self.table.passes(NODE) && self.kernel_cached.is_none());
             assert!(self.clients.iter().all(|c| c.cached.is_none()));
             self.read(self.server, self.acked, "the kernel");
@@ -542,7 +542,7 @@ impl World {
     }
 }
 
-/// Some order of reads, writes, grants and recalls would show a program old data.
+/// No order of reads, writes, grants and recalls shows a program old data.
 #[test]
 fn no_order_of_steps_shows_old_data() {
     let first = World {
