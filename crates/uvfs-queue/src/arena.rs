@@ -349,7 +349,7 @@ impl AsFd for Arena {
 mod tests {
     use super::*;
 
-    /// A server would not find the dirty pages of a client that died.
+    /// A server finds the dirty pages of a client that died.
     #[test]
     fn the_other_side_finds_what_is_dirty() {
         let a = Arena::create(4).unwrap();
@@ -385,7 +385,7 @@ mod tests {
         );
     }
 
-    /// A client could have the server write memory from outside of its arena into a file.
+    /// Dirty pages that a descriptor places outside of the arena are left out.
     #[test]
     fn a_hostile_descriptor_yields_nothing_outside() {
         let a = Arena::create(2).unwrap();
@@ -409,7 +409,7 @@ mod tests {
         assert!(Arena::open(a.as_fd().try_clone_to_owned().unwrap(), 1).is_err());
     }
 
-    /// Parts of a page would be lost, or written twice.
+    /// Spans that touch or overlap can be joined, and cut at a byte.
     #[test]
     fn spans() {
         let (a, b) = (Span::new(0, 10), Span::new(10, 20));

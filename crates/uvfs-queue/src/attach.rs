@@ -54,7 +54,7 @@ pub fn socket() -> io::Result<UnixStream> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it was just made, and nobody else knows it.
+    // SAFETY: it was just made, and no other code knows it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok(aside(socket).into())
 }

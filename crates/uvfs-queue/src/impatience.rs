@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that closes what clients send would wait for as long as they like.
+    /// Closing a socket with unsent data and a long SO_LINGER does not wait.
     #[test]
     fn a_lingering_socket_closes_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

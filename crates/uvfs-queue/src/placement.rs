@@ -8,7 +8,7 @@
 //!
 //! The price: any other thread that wants this core goes first. [`Watchdog`] notices a thread that
 //! waits to run for too long and makes it an ordinary one for a while. While it sleeps itself all are
-//! ordinary ones, so that the first request after a pause is served whoever has the core.
+//! ordinary ones, so that the first request after a pause is served though a program has the core.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -333,7 +333,7 @@ fn watch(shared: &Shared) {
     let mut state = lock(&shared.state);
     while !state.stop {
         if quiet >= QUIET && state.wards.iter().all(|ward| ward.judge.relief == 0) {
-            // A thread that starved now would have nobody to notice it.
+            // The watchdog would not notice a thread that starved now.
             let set_all = |state: &State, policy| {
                 let wards = &state.wards;
                 wards.iter().for_each(|ward| ward.policy(policy));
@@ -367,7 +367,7 @@ fn watch(shared: &Shared) {
 mod tests {
     use super::*;
 
-    /// Queue threads would run on other cores than those of their queues.
+    /// A thread is bound to one core, and a core that does not exist is an error.
     #[test]
     fn a_thread_is_bound_and_comes_back() {
         let core = allowed_cores().unwrap()[0];
@@ -380,7 +380,7 @@ mod tests {
         assert!(bind_to_core(CpuSet::MAX_CPU).is_err());
     }
 
-    /// A thread for calls that block would share one core with programs, and run after them.
+    /// A thread started by one that is bound and idle can take all cores and the ordinary policy.
     #[test]
     fn a_thread_that_a_bound_one_starts_becomes_ordinary() {
         if !can_hand_over() {
@@ -404,7 +404,7 @@ mod tests {
         .unwrap();
     }
 
-    /// A mount would hang while another program keeps a core busy.
+    /// A thread that another program keeps from its core becomes an ordinary one.
     #[test]
     fn a_starving_thread_is_relieved() {
         if !can_hand_over() {
@@ -441,7 +441,7 @@ mod tests {
         hog.join().unwrap();
     }
 
-    /// A mount would stay slow beside a busy program, or switch its threads back and forth.
+    /// A thread that waits for its core is relieved, and for twice as long if it starves again at once.
     #[test]
     fn a_thread_that_never_gets_its_core_is_seen_to_starve() {
         let mut judge = Judge::default();
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(ticks(&mut judge, 1000), Some(RELIEF));
     }
 
-    /// An idle server would be woken again and again, or its first request wait behind busy programs.
+    /// The watchdog of an idle server sleeps, and its threads are ordinary ones until requests come.
     #[test]
     fn while_the_watchdog_sleeps_threads_are_ordinary_ones() {
         if !can_hand_over() {

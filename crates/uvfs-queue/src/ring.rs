@@ -122,7 +122,7 @@ impl<C: Cells> Consumer<C> {
 pub struct Bell<'a>(pub &'a AtomicU32);
 
 impl Bell<'_> {
-    /// Nobody sleeps on the word.
+    /// The consumer does not sleep on the word.
     pub const AWAKE: u32 = 0;
     /// The consumer sleeps, or is about to.
     pub const ASLEEP: u32 = 1;
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Requests would get lost or come twice once the ring has gone around.
+    /// Values come out once and in order, also when the ring has gone around.
     #[test]
     fn values_come_out_in_order_over_many_laps() {
         let cells = Heap::new(4);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(tx.pushed(), rx.popped());
     }
 
-    /// A mount would hang after four billion requests.
+    /// The ring goes on when its sequence numbers wrap.
     #[test]
     fn the_sequence_number_wraps() {
         let cells = Heap::new(2);
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// The other side's leftovers in memory would be taken for a request.
+    /// A cell without the expected sequence number is not a value.
     #[test]
     fn a_stale_or_foreign_cell_is_not_a_value() {
         let cells = Heap::new(2);

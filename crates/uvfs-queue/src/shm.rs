@@ -1,4 +1,4 @@
-//! Sealed shared memory: a memfd that nobody can shrink, grow or unseal, mapped once.
+//! Sealed shared memory: a memfd that no process can shrink, grow or unseal, mapped once.
 
 use std::ffi::CStr;
 use std::io;
@@ -42,7 +42,7 @@ impl SharedMemory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was just made, and nobody else knows it.
+        // SAFETY: it was just made, and no other code knows it.
         let fd = crate::attach::aside(unsafe { OwnedFd::from_raw_fd(fd) });
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -66,7 +66,7 @@ impl SharedMemory {
         if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(bad("shared memory must be writable by both sides"));
         }
-        // A huge page that somebody punches out may not come back: then a look at it is SIGBUS.
+        // A huge page that a client punches out may not come back: then a look at it is SIGBUS.
         if rustix::fs::fstatfs(&fd)?.f_type != TMPFS_MAGIC {
             return Err(bad("shared memory must not be of huge pages"));
         }
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-    /// The two sides would not see each other's data.
+    /// Both sides see each other's data in a sealed memfd.
     #[test]
     fn a_sealed_memfd_is_accepted_and_shared() {
         let a = SharedMemory::create(c"test", 5000).unwrap();
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(got, [0; 5]);
     }
 
-    /// A client could shrink its memory later, which kills the server with SIGBUS.
+    /// Memory that could be shrunk later (SIGBUS), is too large, or is no memfd is refused.
     #[test]
     fn unsealed_too_large_and_foreign_descriptors_are_refused() {
         let fd = memfd_create(c"t", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -246,7 +246,7 @@ mod tests {
         assert!(SharedMemory::open(null.into(), 4096).is_err());
     }
 
-    /// A wrong offset would reach memory behind the mapping.
+    /// An access beyond the mapping panics.
     #[test]
     #[should_panic(expected = "outside")]
     fn ranges_are_checked() {

@@ -99,7 +99,7 @@ impl Spinner {
         self.count(slept);
     }
 
-    /// Counts a wait whose length nobody measured.
+    /// Counts a wait whose length was not measured.
     pub fn count(&mut self, slept: bool) {
         if slept {
             self.counts.sleeps += 1;
@@ -116,8 +116,8 @@ impl Spinner {
 
 /// Decides for threads that wait for an answer whether to spin, from what came of the last spins.
 ///
-/// A spin that ends without an answer has kept a core from whoever could have used it, perhaps from
-/// the very thread that answers. So after each such spin twice as many waits sleep at once, up to
+/// A spin that ends without an answer has kept a core from other threads, perhaps from the very
+/// thread that answers. So after each such spin twice as many waits sleep at once, up to
 /// 256; an answer while spinning ends that.
 #[derive(Debug, Default)]
 pub struct Patience {
@@ -177,7 +177,7 @@ mod tests {
         spinner
     }
 
-    /// An idle server would burn a core, or a busy one sleep between requests.
+    /// A thread spins while requests come at short gaps, and sleeps once the gaps are long.
     #[test]
     fn adaptive_spins_once_gaps_are_short_and_stops_when_they_grow() {
         let mut spinner = adaptive();
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(spinner.budget(), Duration::ZERO);
     }
 
-    /// A client of a slow server would burn a core.
+    /// Each spin without an answer makes twice as many of the next waits sleep, up to 256.
     #[test]
     fn spins_without_an_answer_make_the_next_waits_sleep() {
         let longest = Duration::from_micros(50);
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(sleeps(&patience), 2);
     }
 
-    /// Queue threads, which are bound to one core each, would never spin.
+    /// A thread that is bound to one core counts the cores of its process.
     #[test]
     fn a_thread_bound_to_one_core_of_several_may_spin() {
         let cores = crate::placement::allowed_cores().unwrap();
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(bound.join().unwrap(), process.count() as usize);
     }
 
-    /// On a machine with one core a spinning thread would keep the other side from running.
+    /// On a machine with one core no thread spins: it would keep the other side from running.
     #[test]
     fn on_one_core_nobody_spins() {
         let mut spinner = Spinner::new(WaitConfig {

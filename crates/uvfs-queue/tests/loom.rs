@@ -58,7 +58,7 @@ impl Futex {
     }
 }
 
-/// A consumer would see an entry before its contents.
+/// A consumer that sees an entry sees its contents.
 #[test]
 fn one_producer_publishes_what_it_wrote_before() {
     loom::model(|| {
@@ -83,7 +83,7 @@ fn one_producer_publishes_what_it_wrote_before() {
     });
 }
 
-/// A request would be lost, or done twice.
+/// Each request of two producers is taken once.
 #[test]
 fn two_producers_lose_and_repeat_nothing() {
     loom::model(|| {
@@ -108,8 +108,8 @@ fn two_producers_lose_and_repeat_nothing() {
     });
 }
 
-/// If the handshake could lose a wake-up, the consumer would block for ever: loom reports that
-/// as a deadlock.
+/// The handshake loses no wake-up: if it did, the consumer would block for ever, which loom
+/// reports as a deadlock.
 fn handshake(producers: u32) {
     let cells = Heap::new(2);
     let futex = Arc::new(Futex::new());
@@ -143,7 +143,7 @@ fn handshake(producers: u32) {
     }
 }
 
-/// The server would sleep while there is a request.
+/// The server does not sleep while there is a request.
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| handshake(1));
@@ -202,7 +202,7 @@ impl Moving {
     }
 }
 
-/// If an import could miss a call, the position would be short of that call's byte.
+/// An import misses no call: the position includes each call's byte.
 #[test]
 fn a_position_moves_only_between_calls() {
     let mut model = loom::model::Builder::new();

@@ -182,7 +182,7 @@ impl ClientQueue {
         Bell(self.mem.u32_at(CQ_BELL)).going_to_sleep();
     }
 
-    /// Somebody polls: no need to wake anybody.
+    /// A thread polls: the server need not wake one.
     pub fn disarm(&self) {
         Bell(self.mem.u32_at(CQ_BELL)).awake();
     }

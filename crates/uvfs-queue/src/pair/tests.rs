@@ -14,7 +14,7 @@ fn pair(depth: u32) -> (ClientQueue, ServerQueue) {
     (client, server)
 }
 
-/// A client's request would reach the server changed, or without its reply coming back.
+/// A client's request reaches the server unchanged, and its reply comes back.
 #[test]
 fn a_request_travels_and_its_reply_comes_back() {
     let (client, server) = pair(4);
@@ -47,7 +47,7 @@ fn a_request_travels_and_its_reply_comes_back() {
     client.release(id);
 }
 
-/// A client would send more requests than the rings hold.
+/// A client has no more requests under way than the rings hold.
 #[test]
 fn entries_are_bounded() {
     let (client, _server) = pair(2);
@@ -58,7 +58,7 @@ fn entries_are_bounded() {
     assert_eq!(client.reserve(), Some(a));
 }
 
-/// A request would get lost or hang when both sides go to sleep.
+/// Each request is answered, also when both sides go to sleep in between.
 #[test]
 fn threads_on_both_sides_lose_nothing_and_sleep_when_idle() {
     const EACH: u32 = 5_000;
@@ -111,7 +111,7 @@ fn threads_on_both_sides_lose_nothing_and_sleep_when_idle() {
     assert_eq!(server_side.join().unwrap(), 2 * EACH);
 }
 
-/// A recall would not reach a client, or overwrite an earlier one.
+/// Notifications arrive in order, and one too many is refused.
 #[test]
 fn notifications_are_bounded_and_arrive() {
     let (client, server) = pair(2);
@@ -129,7 +129,7 @@ fn notifications_are_bounded_and_arrive() {
     assert!(server.notify(b"again"));
 }
 
-/// A client could make the server read or write outside of the client's arena.
+/// A server refuses requests that leave the client's arena or their areas, or name no free entry.
 #[test]
 fn a_hostile_client_is_found_out() {
     let segs = |s: Seg| {
@@ -173,7 +173,7 @@ fn a_hostile_client_is_found_out() {
     }
 }
 
-/// A server could crash its clients.
+/// A client refuses numbers that the server may not send.
 #[test]
 fn a_hostile_server_is_found_out() {
     let (client, server) = pair(2);
@@ -185,7 +185,7 @@ fn a_hostile_server_is_found_out() {
     client.pop_notification().unwrap_err();
 }
 
-/// A client could hand over memory that crashes the server.
+/// A server refuses memory that is not laid out as a queue pair.
 #[test]
 fn memory_that_is_no_queue_pair_is_refused() {
     let mem = SharedMemory::create(c"t", 1 << 20).unwrap();
