@@ -997,7 +997,7 @@ pub enum NotifyCode {
 mod tests {
     use super::*;
 
-    /// A request of the kernel would be taken for another one.
+    /// Each opcode is found by its number, and an unknown number is an error.
     #[test]
     fn opcodes_are_their_numbers() {
         for &op in Opcode::ALL {
@@ -1008,7 +1008,7 @@ mod tests {
         assert_eq!(Opcode::try_from(7), Err(UnknownOpcode(7)));
     }
 
-    /// Capabilities of newer kernels would be lost in the negotiation.
+    /// Capabilities of newer kernels survive the negotiation.
     #[test]
     fn init_flags_keep_unknown_bits() {
         let flags = InitFlags::from_words(1 << 30, 0x8000_0200);

@@ -27,7 +27,7 @@ pub const NOTIFY_RECALL: i32 = 8192;
 pub const LEASE_NONE: u32 = 0;
 /// Pages, size and times may be cached for reading; several clients may hold it.
 pub const LEASE_READ: u32 = 1;
-/// Writes may be cached too; one client may hold it, and nobody else then caches anything.
+/// Writes may be cached too; one client may hold it, and no other cache then has anything.
 pub const LEASE_WRITE: u32 = 2;
 
 /// A request for a lease.
@@ -54,7 +54,7 @@ pub struct LeaseOut {
     pub retry_ms: u32,
     /// The lease's number; later ones are larger. Recalls and returns name it. When refused: 1 if
     /// there is no waiting for it, as the kernel of the mount reads and writes the file without asking
-    /// for as long as somebody has it open.
+    /// for as long as a program has it open.
     pub seq: u64,
     /// The attributes at the time of the grant.
     pub attr: Attr,
@@ -118,7 +118,7 @@ impl<'a> ExtOperation<'a> {
 mod tests {
     use super::*;
 
-    /// A malformed request of a client would crash the server.
+    /// A malformed request of a client is refused.
     #[test]
     fn requests_are_parsed_or_refused_whatever_they_say() {
         let parse = |opcode, op: &[u8], payload| ExtOperation::parse(opcode, op, payload);

@@ -63,7 +63,7 @@ pub struct ImportOut {
 mod tests {
     use super::*;
 
-    /// The kernel would refuse the ioctl by which a client imports an open file.
+    /// The kernel passes the ioctl on by which a client imports an open file.
     #[test]
     fn the_kernel_passes_the_ioctl_on() {
         // _IOC_READ, a size of less than 14 bits, and no structure that a compiler pads.

@@ -293,7 +293,7 @@ fn name(namelen: u32, bytes: &[u8]) -> Option<&CStr> {
 mod tests {
     use super::*;
 
-    /// A notification would tell the kernel to drop another node or range.
+    /// A notification that is encoded and parsed is the same.
     #[test]
     fn notifications_round_trip() {
         let nodeids = [3u64, 4, 5];

@@ -164,7 +164,7 @@ fn records<T: FromBytes + Immutable>(
 mod tests {
     use super::*;
 
-    /// The kernel would cache answers for a wrong time.
+    /// A lifetime travels as seconds and nanoseconds, and values out of range are clamped.
     #[test]
     fn times_are_seconds_and_nanoseconds() {
         assert_eq!(ttl(Duration::from_millis(1500)), (1, 500_000_000));
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(ttl(Duration::MAX), (u64::MAX, 999_999_999));
     }
 
-    /// The kernel would refuse a directory listing, or programs see wrong names.
+    /// Entries of a listing are aligned to 8 bytes, read back unchanged, and refused when they do not fit.
     #[test]
     fn entries_are_aligned_and_read_back() {
         let mut buf = [0xff; 128];
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(cut[2], Err(Errno::IO));
     }
 
-    /// A listing would give the kernel wrong attributes of its entries.
+    /// A listing carries the attributes and lifetimes of its entries.
     #[test]
     fn plus_entries_carry_attributes() {
         let mut buf = [0; 512];
@@ -241,7 +241,7 @@ mod tests {
         );
     }
 
-    /// The kernel would refuse every reply.
+    /// A reply's length includes its header.
     #[test]
     fn a_header_counts_itself() {
         assert_eq!(

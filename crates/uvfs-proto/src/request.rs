@@ -413,7 +413,7 @@ impl<'a> Operation<'a> {
                 Operation::Removemapping(arg, payload.records(arg.count)?)
             }
             Opcode::Syncfs => Operation::Syncfs(arg(op)?),
-            // The file has no name: what the kernel sends in its place is nobody's entry.
+            // The file has no name: what the kernel sends in its place is no entry.
             Opcode::Tmpfile => Operation::Tmpfile(arg(op)?, payload.string("name")?),
             Opcode::Statx => Operation::Statx(arg(op)?),
             Opcode::CopyFileRange64 => Operation::CopyFileRange64(arg(op)?),

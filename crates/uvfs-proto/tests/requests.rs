@@ -240,7 +240,7 @@ fn cut_off(m: &Material, negotiated: Negotiated) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// A client and the server would understand a request differently.
+    /// A server parses each request to what the client encoded.
     #[test]
     fn encoded_requests_parse_to_the_same(m in material(), negotiated in negotiated()) {
         for &opcode in Opcode::ALL {
@@ -248,7 +248,7 @@ proptest! {
         }
     }
 
-    /// A request would be read beyond its end.
+    /// A request that is cut off is refused.
     #[test]
     fn what_is_cut_off_is_refused(m in material(), negotiated in negotiated()) {
         for &opcode in Opcode::ALL {
@@ -256,7 +256,7 @@ proptest! {
         }
     }
 
-    /// A damaged request would end the server.
+    /// A damaged request is parsed or refused without a panic.
     #[test]
     fn damaged_requests_do_not_panic(
         m in material(),
@@ -282,7 +282,7 @@ proptest! {
         }
     }
 
-    /// Random bytes would end the server.
+    /// Random bytes are parsed or refused without a panic.
     #[test]
     fn any_bytes_do_not_panic(
         mut header in vec(any::<u8>(), 40),
@@ -317,7 +317,7 @@ fn problem(opcode: Opcode, payload: &[u8], negotiated: Negotiated) -> Option<Pro
         .map(|error| error.problem)
 }
 
-/// A name with a slash would lead out of its directory.
+/// A name of an entry that is empty, `.`, `..` or has a slash is refused.
 #[test]
 fn names_of_entries_are_checked() {
     for bad in [&b"\0"[..], b"a/b\0", b"/\0", b".\0", b"..\0"] {
@@ -368,7 +368,7 @@ fn names_of_entries_are_checked() {
     assert_eq!(problem(Opcode::Removexattr, b"user.a/b\0", LATEST), None);
 }
 
-/// Kernels before 7.36 could not mount.
+/// The shorter INIT of kernels before 7.36 is accepted.
 #[test]
 fn an_old_kernels_init_has_zeros_for_the_rest() {
     let mut bytes = vec![];
@@ -391,7 +391,7 @@ fn an_old_kernels_init_has_zeros_for_the_rest() {
     assert_eq!(init.init_flags().bits(), 0x0fff_ffff);
 }
 
-/// Groups and security contexts of a new file would be lost.
+/// A CREATE keeps its supplementary group and its security context.
 #[test]
 fn a_kernels_create_with_extensions() {
     // CREATE "f" as Linux sends it with a security context and one supplementary group.
@@ -445,7 +445,7 @@ fn a_kernels_create_with_extensions() {
     }
 }
 
-/// A batch would forget more or fewer nodes than it lists.
+/// A batch forgets as many nodes as it counts, and is refused if it has fewer.
 #[test]
 fn a_batch_forgets_what_it_counts() {
     let forget = [
@@ -482,7 +482,7 @@ fn a_batch_forgets_what_it_counts() {
     );
 }
 
-/// Nobody could tell which request was malformed.
+/// An error names the request, its opcode and the fault.
 #[test]
 fn errors_name_the_request() {
     let header = InHeader {
@@ -503,7 +503,7 @@ fn errors_name_the_request() {
     );
 }
 
-/// A name or value that is too long would be cut off.
+/// A request that does not fit, or says another size than it has, is not encoded.
 #[test]
 fn what_does_not_fit_is_not_encoded() {
     let mut out = vec![];
