@@ -2,8 +2,8 @@
 //!
 //! The kernel, and for shared memory another process, may read or write these bytes at any time
 //! while a request is under way. So nothing safe here hands out a Rust reference to them: bytes are
-//! copied in and out, or their address is given to a system call. [`Payload::bytes`] is for those who
-//! know that nobody writes.
+//! copied in and out, or their address is given to a system call. [`Payload::bytes`] is for callers
+//! that rule out writes.
 
 use std::io;
 use std::ops::Range;
@@ -239,7 +239,7 @@ impl Payload {
     /// The bytes where they lie, if they are in one part.
     ///
     /// # Safety
-    /// While the result is used nobody writes to them: no other process, no system call, and nobody who has a
+    /// While the result is used nothing writes to them: no other process, no system call, and no holder of a
     /// clone of a part.
     pub unsafe fn bytes(&self) -> Option<&[u8]> {
         let [part] = &self.parts[..] else { return None };
@@ -302,7 +302,7 @@ impl Payload {
 mod tests {
     use super::*;
 
-    /// Data of a request whose memory is in pieces would be mixed up.
+    /// Data is copied into and out of a payload's parts in their order.
     #[test]
     fn a_payload_is_its_parts_in_order() {
         let buf = IoBuf::alloc(10_000).unwrap();
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(payload.slice(7..7).len(), 0);
     }
 
-    /// A wrong offset would read or write memory outside of a buffer.
+    /// A slice that leaves its buffer panics.
     #[test]
     #[should_panic]
     fn a_slice_outside_is_refused() {

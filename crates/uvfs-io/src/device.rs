@@ -354,7 +354,7 @@ fn mounts_of(
         .into_iter()
         .filter(|line| numbers.contains(&line.device));
     let found = found.map(|line| {
-        // The options of the mount may say `ro` where only those of the file system say that nobody writes.
+        // The options of the mount may say `ro`; only those of the file system say that the kernel writes nothing.
         let writable = line.file_system.split(',').any(|option| option == "rw");
         (line.at, writable)
     });
@@ -388,7 +388,7 @@ fn refuse_mounted(
 mod tests {
     use super::*;
 
-    /// An image file would open with a wrong size, or the error would not say which file is missing.
+    /// An image file opens with its size, and an error names the file that is missing.
     #[test]
     fn image_files() {
         let dir = tempfile::tempdir().unwrap();
@@ -444,7 +444,7 @@ mod tests {
         Device::open(&path, write).unwrap();
     }
 
-    /// `uvfs repair` would change an image that is mounted for writing.
+    /// The mount of a device is found, and whether it is mounted for writing.
     #[test]
     fn mounts_are_found() {
         let text = "\

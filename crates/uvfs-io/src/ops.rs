@@ -438,7 +438,7 @@ mod tests {
         Arc::new(File::from(OwnedFd::from(tempfile::tempfile().unwrap())))
     }
 
-    /// A read or write in several pieces of memory would move wrong bytes.
+    /// A write from several pieces of memory is read back as it was written.
     #[test]
     fn what_is_written_is_read_in_pieces() {
         on_each(|| async {
@@ -462,7 +462,7 @@ mod tests {
         });
     }
 
-    /// A large transfer would block the thread that serves all other callers, or move wrong bytes.
+    /// A large transfer is handed over by the serving thread, and moves the right bytes.
     #[test]
     fn large_transfers_are_handed_over() {
         on_each(|| async {
@@ -482,7 +482,7 @@ mod tests {
         });
     }
 
-    /// The kernel, or a thread, would write into memory that was freed when a request was given up.
+    /// A read that is given up keeps its memory until the kernel, or a thread, has ended it.
     #[test]
     fn an_abandoned_read_keeps_its_memory_until_it_has_ended() {
         let master = tempfile::tempfile().unwrap();
@@ -507,7 +507,7 @@ mod tests {
         });
     }
 
-    /// A wait for a descriptor or a timeout that was given up would stay for ever, or be taken for another.
+    /// Waits for descriptors and timeouts end, also beside others that were given up.
     #[test]
     fn waits_for_descriptors_and_timeouts_end_and_can_be_given_up() {
         on_each(|| async {
@@ -546,7 +546,7 @@ mod tests {
         });
     }
 
-    /// Calls that never end would keep others from being made.
+    /// Other calls are made beside a hundred that never end.
     #[test]
     fn calls_that_hang_leave_threads_for_others() {
         let runtime = Runtime::without_ring(WaitConfig::default());
@@ -577,7 +577,7 @@ mod tests {
             .unwrap();
     }
 
-    /// A call from another thread would wait until the next request comes, or for ever.
+    /// A call from another thread wakes a runtime that sleeps.
     #[test]
     fn other_threads_wake_a_sleeping_runtime() {
         for mode in [WaitMode::Adaptive, WaitMode::Spin, WaitMode::Sleep] {
@@ -612,7 +612,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Memory and descriptors of a server that ended would leak.
+    /// A runtime that ended drops the calls that it has not run, and later ones.
     #[test]
     fn a_runtime_that_is_gone_keeps_no_calls() {
         for runtime in both(WaitMode::Adaptive) {

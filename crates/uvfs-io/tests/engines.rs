@@ -88,7 +88,7 @@ fn random_io(random: &mut Random, arena: &Arena, tag: u64, op: Op, taken: &mut [
     for _ in 0..1 + random.next(5) {
         let sectors = 1 + random.next(40);
         let at = random.next(taken.len() - sectors);
-        // Writes must not overlap: their order is nobody's promise.
+        // Writes must not overlap: no engine promises their order.
         if op == Op::Write && taken[at..at + sectors].contains(&true) {
             continue;
         }
@@ -222,7 +222,7 @@ fn registered_memory() {
     }
 }
 
-/// An engine would read other bytes than the file has.
+/// Every engine reads and writes the bytes of an image file.
 #[test]
 fn buffered_image() {
     let dir = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ fn short_transfers_and_eagain_are_continued() {
     random_io_is_equal(&path, WRITE, &config);
 }
 
-/// One failed extent would fail the others, or hide behind them.
+/// An extent that fails is reported by itself, and the others succeed.
 #[test]
 fn each_extent_has_its_own_result() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,7 +321,7 @@ fn each_extent_has_its_own_result() {
     }
 }
 
-/// A read that can't be would reach the kernel.
+/// An I/O beyond the device, of a wrong length, or a write to a read-only device is refused.
 #[test]
 fn what_is_wrong_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -453,7 +453,7 @@ impl Drop for Loop {
     }
 }
 
-/// A block device would have another size, or other bytes.
+/// A block device has the size and the bytes of its image, and is opened by one at a time.
 #[test]
 fn loop_device() {
     let dir = tempfile::tempdir().unwrap();
@@ -482,7 +482,7 @@ fn loop_device() {
     random_io_is_equal(path, direct, &EngineConfig::default());
 }
 
-/// A device would be written while the kernel has it mounted.
+/// A device that is mounted for writing is refused, and one that is mounted read-only is opened only for reading.
 #[test]
 fn a_mounted_device_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -261,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// The host would charge the server for what a caller writes, or the caller for the server's next write.
+    /// The host sees a caller's ids during that caller's call alone, and the thread keeps its capabilities.
     #[test]
     fn an_identity_holds_for_its_call_alone_and_keeps_capabilities() {
         if !rustix::process::geteuid().is_root() {
