@@ -207,7 +207,7 @@ mod tests {
         seen
     }
 
-    /// A cache would drop what was just used, or an entry would become another one.
+    /// The order is by last use, and a key leads to its own entry until that is removed.
     #[test]
     fn oldest_first_and_keys_stay_valid() {
         let mut lru = Lru::new();
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(order(&mut lru), [1, 3, 4, 0, 9]);
     }
 
-    /// Reclaim would drop buffers that are in use.
+    /// A scan removes the entries that it is told to, and rotates the others.
     #[test]
     fn a_scan_removes_what_it_is_told() {
         let mut lru = Lru::new();
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(order(&mut lru), [8, 9, 1, 3, 5]);
     }
 
-    /// Buffers that are used often would go as soon as those used once.
+    /// A count outlives as many scans as the buffer was used.
     #[test]
     fn reference_counts_age() {
         let count = RefCount::new(0);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A cache that can give memory back. Called from the monitor's thread (and from whoever calls
+/// A cache that can give memory back. Called from the monitor's thread (and by callers of
 /// [`Shrinkers::shrink`]), so it must not wait for I/O that needs the caller.
 pub trait Shrinker: Send + Sync {
     /// A name for logs and statistics.
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// A cache that is gone would keep memory, or take part in shrinking.
+    /// A cache that was dropped takes no more part in shrinking.
     #[test]
     fn the_dropped_are_forgotten() {
         let shrinkers = Shrinkers::new();

@@ -105,8 +105,8 @@ impl Shrinker for Pool {
     }
 }
 
-/// If the trigger were written wrongly, or nobody polled it, the pool would stay as large as it is: no other
-/// source can see this.
+/// The monitor shrinks the pool after a stall in a control group, which no source but the group's trigger
+/// can see.
 #[test]
 fn a_stall_in_a_control_group_is_answered() {
     if let Some(path) = std::env::var_os(CHILD) {

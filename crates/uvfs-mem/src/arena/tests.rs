@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A block of memory would be smaller than what was asked for.
+/// The class of a size is the smallest that holds it.
 #[test]
 fn classes() {
     assert_eq!((class_of(1), class_of(512), class_of(513)), (0, 0, 1));
@@ -10,7 +10,7 @@ fn classes() {
     assert_eq!(all_free(CLASSES - 1), 1);
 }
 
-/// A cache would exceed its limit of memory, or fragment until it can hold nothing.
+/// An arena does not exceed its limit, and memory that is freed serves any size.
 #[test]
 fn the_limit_holds_and_freed_memory_serves_any_class() {
     let arena = Arena::new(4 * SLAB).unwrap();
@@ -27,7 +27,7 @@ fn the_limit_holds_and_freed_memory_serves_any_class() {
     assert_eq!(arena.stats().resident, 0);
 }
 
-/// `trim` would keep the memory that it says it gave back.
+/// Memory that `trim` gave back reads as zero.
 #[test]
 fn memory_given_back_reads_as_zero() {
     let arena = Arena::new(SLAB).unwrap();
@@ -38,7 +38,7 @@ fn memory_given_back_reads_as_zero() {
     assert!(arena.alloc(SLAB).unwrap().iter().all(|&b| b == 0));
 }
 
-/// Memory that io_uring has registered would be given back under its feet.
+/// `trim` gives back nothing of a pinned arena.
 #[test]
 fn pinned_memory_stays() {
     let arena = Arena::pinned(4 * SLAB).unwrap();
@@ -58,7 +58,7 @@ fn pinned_memory_stays() {
     assert_eq!(sevens, 3);
 }
 
-/// Memory that a buffer needs besides its data would not count, and the limit be exceeded.
+/// Memory that a buffer needs besides its data counts towards the limit.
 #[test]
 fn charges_count() {
     let arena = Arena::new(2 * SLAB).unwrap();

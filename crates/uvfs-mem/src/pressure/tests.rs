@@ -47,7 +47,7 @@ fn machine(dir: &Path) -> (MonitorConfig, Arc<Shrinkers>, Arc<Pool>) {
     (config, shrinkers, pool)
 }
 
-/// On a kernel without PSI caches would not shrink when memory gets short.
+/// On a kernel without PSI the monitor shrinks caches when little memory is available.
 #[test]
 fn without_psi_available_memory_is_looked_at() {
     let dir = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn without_psi_available_memory_is_looked_at() {
     until("counted", || monitor.stats().freed > 0);
 }
 
-/// A server in a container would be killed instead of shrinking its caches.
+/// The monitor shrinks caches when the control group is near its limit, page cache not counted.
 #[test]
 fn a_cgroup_near_its_limit_is_pressure() {
     for files in [
@@ -98,7 +98,7 @@ fn a_cgroup_near_its_limit_is_pressure() {
     }
 }
 
-/// A cache would take more memory than its control group, or the machine, has left.
+/// The room is the least that the machine and each control group have left.
 #[test]
 fn room_is_what_the_group_and_the_machine_leave() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ fn room_is_what_the_group_and_the_machine_leave() {
     assert_eq!(Room::new(&config).bytes(), u64::MAX);
 }
 
-/// Memory pressure would be noticed late on kernels that report it.
+/// The monitor uses PSI where the kernel has it, and available memory elsewhere.
 #[test]
 fn psi_is_used_where_the_kernel_has_it() {
     let config = MonitorConfig::default();
@@ -139,7 +139,7 @@ fn psi_is_used_where_the_kernel_has_it() {
     assert_ne!(monitor.sources().contains(&Source::MemAvailable), usable);
 }
 
-/// The limit of the process's own control group would not be found.
+/// The process's own control group of version 1 is found.
 #[test]
 fn cgroup_paths() {
     let dir = tempfile::tempdir().unwrap();
