@@ -91,14 +91,14 @@ impl Buffer {
         self.inner.stamp.load(Ordering::Relaxed)
     }
 
-    /// Leaves a number of the caller's with the content, for whoever reads it next: say, which
+    /// Leaves a number of the caller's with the content, for its next reader: say, which
     /// checks it has passed. It goes when the content is changed, read again or evicted.
     pub fn set_stamp(&self, stamp: u64) {
         self.inner.stamp.store(stamp, Ordering::Relaxed);
     }
 
     /// Locks the content for changing it; the buffer is dirty from now on. Waits for a write in
-    /// progress to end, and until nobody has the content pinned.
+    /// progress to end, and until no handle has the content pinned.
     pub fn write(&self) -> WriteGuard<'_> {
         loop {
             let guard = self.inner.content_mut();
@@ -194,7 +194,7 @@ pub struct Pinned {
     buffer: Buffer,
 }
 
-// SAFETY: `bytes` is shared memory that nobody changes while the handle exists; all else is Send.
+// SAFETY: `bytes` is shared memory that no thread changes while the handle exists; all else is Send.
 unsafe impl Send for Pinned {}
 // SAFETY: as above; a shared handle only reads.
 unsafe impl Sync for Pinned {}

@@ -8,7 +8,7 @@ use uvfs_io::engine::EngineConfig;
 pub struct Config {
     /// The most memory that the buffers and what keeps track of them may take, in bytes.
     pub limit: usize,
-    /// How long an allocation waits for somebody to release a buffer when all memory is in use.
+    /// How long an allocation waits for a buffer to be released when all memory is in use.
     pub memory_wait: Duration,
     /// The engine's set-up.
     pub engine: EngineConfig,

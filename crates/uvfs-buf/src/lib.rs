@@ -5,7 +5,7 @@
 //! counted reference to the content of one or several [`Extent`]s:
 //!
 //! * [`Target::read`] finds or reads it, and has a [`Verifier`] look at the content before
-//!   anybody else does. [`Target::read_many`] submits all its I/O before it waits for any,
+//!   any caller does. [`Target::read_many`] submits all its I/O before it waits for any,
 //!   [`Target::readahead`] does not wait.
 //! * [`Buffer::read`] and [`Buffer::write`] lock the content; [`Buffer::pin`] keeps it readable
 //!   through an owned handle.
@@ -18,7 +18,7 @@
 //! with [`BufError::NoMemory`]. Under memory pressure ([`uvfs_mem::Monitor`]) it gives memory
 //! back through [`Target::shrinker`].
 //!
-//! A thread that waits for I/O collects completions itself, for everybody; the others wait for
+//! A thread that waits for I/O collects completions itself, for all threads; the others wait for
 //! it. There is no thread of the cache's own.
 //!
 //! **Locks.** `lru`, then one group of the index, then a buffer's state; the engine's own locks

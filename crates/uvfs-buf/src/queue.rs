@@ -143,7 +143,7 @@ impl WriteQueue {
                 }
             };
             let Some(bytes) = content.as_deref_mut() else {
-                // Somebody else is writing it.
+                // Another thread is writing it.
                 drop(content);
                 self.end(run, plug);
                 shared.submit(plug);
@@ -205,7 +205,7 @@ impl WriteQueue {
     }
 
     /// Gives up on what is queued: the changes stay in the buffers, which stay dirty (and in
-    /// memory) until somebody writes or invalidates them.
+    /// memory) until a caller writes or invalidates them.
     pub fn clear(&mut self) {
         self.queued.clear();
         self.refused = None;

@@ -84,7 +84,7 @@ impl Shared {
                         return Verdict::Rotate;
                     }
                     let mut group = lock(index.group(inner.daddr()));
-                    // Nobody can find it while the group is locked. Acquire: what the last
+                    // No thread can find it while the group is locked. Acquire: what the last
                     // holder did to it happened before.
                     if inner.holds.load(Ordering::Acquire) > 0 || inner.state().dirty {
                         return Verdict::Rotate;
@@ -314,7 +314,7 @@ impl Target {
         self.read_one(extents, verifier, true)
     }
 
-    /// Reads a buffer past the index: nobody else finds it, and its memory is free when its last
+    /// Reads a buffer past the index: no other caller finds it, and its memory is free when its last
     /// handle is dropped.
     ///
     /// # Errors

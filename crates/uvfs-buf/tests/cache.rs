@@ -130,7 +130,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A buffer would be read twice, or not be found in another allocation group.
+/// A buffer is read once, and found again in any allocation group.
 #[test]
 fn found_again_and_in_any_group() {
     each(256, Config::default(), |target, _| {
@@ -165,7 +165,7 @@ fn found_again_and_in_any_group() {
     });
 }
 
-/// A buffer of several extents would have their contents in another order.
+/// A buffer of several extents has their contents in their order.
 #[test]
 fn batches_and_discontiguous_buffers() {
     each(64, Config::default(), |target, path| {
@@ -196,7 +196,7 @@ fn batches_and_discontiguous_buffers() {
     });
 }
 
-/// A buffer beyond the device, or of no length, would be read.
+/// A buffer beyond the device, or of no length, is refused.
 #[test]
 fn bounds_and_shapes() {
     each(4, Config::default(), |target, _| {
@@ -213,7 +213,7 @@ fn bounds_and_shapes() {
     });
 }
 
-/// Threads that want one buffer would each read it.
+/// Threads that want one buffer at a time read it once.
 #[test]
 fn threads_read_one_buffer_once() {
     each(512, Config::default(), |target, _| {
@@ -235,7 +235,7 @@ fn threads_read_one_buffer_once() {
     });
 }
 
-/// The cache would outgrow its limit, or drop what is needed most.
+/// The cache stays within its limit, and evicts cold buffers before hot ones.
 #[test]
 fn the_limit_evicts_and_the_hot_stay() {
     each(1024, limit(1 << 20), |target, _| {
@@ -259,7 +259,7 @@ fn the_limit_evicts_and_the_hot_stay() {
     });
 }
 
-/// Reading ahead would read nothing, or something else.
+/// Reading ahead reads the buffers that are wanted, each once.
 #[test]
 fn readahead_of_both_kinds() {
     for how in [
@@ -312,7 +312,7 @@ fn readahead_of_both_kinds() {
     });
 }
 
-/// Writes of neighbours would go to the device one by one.
+/// Writes of neighbours go to the device as one.
 #[test]
 fn delayed_writes_are_sorted_and_merged() {
     each(256, Config::default(), |target, path| {
@@ -344,14 +344,14 @@ fn delayed_writes_are_sorted_and_merged() {
         queue.push(target.read(&block(3), &Addressed).unwrap());
         queue.flush().unwrap();
         assert_eq!(target.stats().writes, 8);
-        // `sync` finds what nobody queued.
+        // `sync` finds a buffer that was not queued.
         target.read(&block(50), &Addressed).unwrap().write()[100] = 0xab;
         target.sync().unwrap();
         assert_eq!(fs::read(path).unwrap()[50 * 4096 + 100], 0xab);
     });
 }
 
-/// A buffer would keep what the device no longer has.
+/// An invalidated buffer is read anew, and a handle of the old one keeps its content.
 #[test]
 fn invalidated_buffers_are_read_anew() {
     each(64, Config::default(), |target, path| {
@@ -371,7 +371,7 @@ fn invalidated_buffers_are_read_anew() {
     });
 }
 
-/// A reader would see half of a change.
+/// Writers lose none of each other's changes, and a reader sees the content of its own buffer.
 #[test]
 fn readers_and_writers_of_the_same_buffers() {
     each(64, limit(1 << 20), |target, path| {
@@ -450,7 +450,7 @@ fn pinned_content_stays() {
     });
 }
 
-/// The cache would keep its memory while the system runs out of it.
+/// The cache gives memory back under pressure.
 #[test]
 fn pressure_shrinks_the_cache() {
     each(1024, Config::default(), |target, _| {
@@ -486,7 +486,7 @@ fn pressure_shrinks_the_cache() {
     });
 }
 
-/// Readahead that nobody waits for does not keep a dropped target alive.
+/// Readahead that no caller waits for does not keep a dropped target alive.
 #[test]
 fn dropped_with_io_in_flight() {
     each(256, Config::default(), |target, _| {

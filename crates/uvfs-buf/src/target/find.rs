@@ -56,7 +56,7 @@ impl Shared {
             let mut group = lock(index.group(daddr));
             if let Some(other) = group.get(&key(inner)) {
                 if other.extents[..] == *extents {
-                    // Somebody else was faster.
+                    // Another thread was faster.
                     let other = Buffer::hold(other, self);
                     drop(group);
                     return Ok(Found::Cached(other));

@@ -12,7 +12,7 @@ impl Shared {
     pub(super) fn bump(&self) {
         let mut progress = lock(&self.progress);
         progress.round += 1;
-        // Waking costs a system call, even when nobody sleeps.
+        // Waking costs a system call, even when no thread sleeps.
         if progress.sleepers > 0 {
             self.changed.notify_all();
         }
@@ -40,7 +40,7 @@ impl Shared {
         progress.sleepers -= 1;
     }
 
-    /// Collects completions, or waits until somebody did, once; returns early if `ready`.
+    /// Collects completions, or waits until another thread did, once; returns early if `ready`.
     pub(super) fn step(&self, ready: impl Fn() -> bool) {
         let seen = self.round();
         let mut done = match self.leader.try_lock() {

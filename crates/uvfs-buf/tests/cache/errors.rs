@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A full cache would hang, or grow beyond its limit.
+/// A full cache fails with ENOMEM until a buffer is released.
 #[test]
 fn when_everything_is_held_it_is_enomem_until_something_is_released() {
     let config = Config {
@@ -51,7 +51,7 @@ fn when_everything_is_held_it_is_enomem_until_something_is_released() {
     });
 }
 
-/// A damaged block would be taken for a sound one the second time.
+/// A damaged block fails its verifier each time, and other verifiers may accept it.
 #[test]
 fn verify_errors_stick_and_others_may_look() {
     each(16, Config::default(), |target, path| {
@@ -94,7 +94,7 @@ fn verify_errors_stick_and_others_may_look() {
     });
 }
 
-/// One failed read would fail all later ones.
+/// A read that failed is tried again by the next caller.
 #[test]
 fn read_errors_are_tried_again_by_the_next() {
     let faults = Arc::new(Faults::new());
@@ -158,7 +158,7 @@ fn read_errors_are_tried_again_by_the_next() {
     });
 }
 
-/// A failed write would be forgotten, and its data dropped.
+/// A write that failed stays an error, and its buffer dirty, until a retry succeeds.
 #[test]
 fn write_errors_stick_until_a_retry_succeeds() {
     let faults = Arc::new(Faults::new());

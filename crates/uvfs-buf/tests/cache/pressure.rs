@@ -142,7 +142,7 @@ fn in_a_group(limit: u64, test: &str) {
     assert!(status.success(), "in the cgroup: {status}");
 }
 
-/// A check in little memory would be killed by the kernel.
+/// Reading all metadata succeeds in a control group of a tenth of its size.
 #[test]
 fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
     match std::env::var_os(CHILD) {
@@ -154,7 +154,7 @@ fn finishes_in_a_cgroup_of_a_tenth_of_the_metadata() {
     }
 }
 
-/// Without its monitor the cache would outgrow the group, whose limit is below its own.
+/// Its monitor keeps the cache within the group, whose limit is below the cache's own.
 #[test]
 fn pressure_in_a_control_group_holds_the_cache_back() {
     match std::env::var_os(CHILD) {
