@@ -48,7 +48,7 @@ pub(super) fn ofd_lock(
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
-            // Either may be said of a lock that somebody else has.
+            // Either may be said of a lock that another process has.
             Some(libc::EACCES) => return Err(errno(libc::EAGAIN)),
             _ => return Err(error),
         }
