@@ -149,8 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Programs would see wrong times of files from before 1970, or a file system with a wild time would
-    /// panic.
+    /// Times before 1970 stay as they are, and a wild time does not panic.
     #[test]
     fn times_before_the_epoch_survive() {
         for (secs, nanos) in [(0, 0), (5, 7), (-1, 0), (-2, 999_999_999), (-1, 1)] {
@@ -161,7 +160,7 @@ mod tests {
         time(i64::MAX, u32::MAX);
     }
 
-    /// The kernel would get an errno from a file system that is reserved for the kernel itself.
+    /// An errno of a file system that is reserved for the kernel becomes EIO.
     #[test]
     fn only_errors_that_programs_know_get_out() {
         assert_eq!(errno(Errno::ENOENT), fs::Errno::NOENT);

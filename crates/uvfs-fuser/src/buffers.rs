@@ -37,7 +37,7 @@ impl Buffers {
 mod tests {
     use super::*;
 
-    /// Each write would allocate memory anew, or idle buffers would pile up.
+    /// A buffer is used again, and at most `KEPT` idle ones are kept.
     #[test]
     fn a_buffer_is_used_again_for_more_and_for_less() {
         let buffers = Buffers::default();

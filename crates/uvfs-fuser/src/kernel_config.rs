@@ -163,7 +163,7 @@ mod tests {
         KernelConfig::new(offered, 128 << 10, Version(7, 45))
     }
 
-    /// A program that asks for another time granularity would get another answer than from fuser.
+    /// A time granularity is rounded down to a power of ten, and answered as by fuser.
     #[test]
     fn times_step_by_powers_of_ten() {
         let mut config = config();
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(config.set_time_granularity(2 * second), Err(second));
     }
 
-    /// A program would believe that the kernel has a capability that it lacks.
+    /// A request for capabilities that the kernel lacks is refused, and the error lists those with a name.
     #[test]
     fn what_the_kernel_lacks_can_not_be_asked_for() {
         let mut config = config();
@@ -191,7 +191,7 @@ mod tests {
         assert!(config.requested.contains(InitFlags::FUSE_POSIX_ACL));
     }
 
-    /// A program would set sizes that the kernel refuses, or get another answer than from fuser.
+    /// Sizes are bounded to what the kernel takes, and answered as by fuser.
     #[test]
     fn sizes_are_bounded_and_the_last_value_is_told() {
         let mut config = config();

@@ -140,7 +140,7 @@ mod tests {
         for_mount(&config)
     }
 
-    /// A mount with options that exclude each other would silently use one of them.
+    /// Options that exclude each other are refused.
     #[test]
     fn what_contradicts_is_refused() {
         for (one, other) in CONTRARY {
@@ -152,7 +152,7 @@ mod tests {
         assert!(made(&auto, SessionACL::All).unwrap().allow_other);
     }
 
-    /// A mount would honour device files and set-user-ID programs that nobody asked for.
+    /// A mount honours device files and set-user-ID programs only if its options ask for it.
     #[test]
     fn devices_and_set_user_id_are_off_unless_asked_for() {
         let plain = made(&[], SessionACL::Owner).unwrap();
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(asked.flags, MountFlags::RDONLY);
     }
 
-    /// A misspelt mount option would be ignored.
+    /// A misspelt mount option is an error that names it.
     #[test]
     fn other_words_are_known_or_refused() {
         let words = [MountOption::CUSTOM("max_read=4096,noexec".into())];

@@ -12,7 +12,7 @@ pub(crate) type Answer<T> = Result<T, Errno>;
 enum State<T> {
     Waiting(Option<Waker>),
     Answered(Answer<T>),
-    /// Nobody waits any more.
+    /// The request is over: its task no longer waits.
     Over,
 }
 
@@ -62,7 +62,7 @@ impl<T> Sender<T> {
         self.send_with(|| answer);
     }
 
-    /// Makes the answer only if somebody waits for it.
+    /// Makes the answer only if the request's task waits for it.
     pub(crate) fn send_with(mut self, answer: impl FnOnce() -> Answer<T>) {
         if let Some(slot) = self.slot.take() {
             slot.put(answer);
@@ -130,7 +130,7 @@ mod tests {
         Pin::new(receiver).poll(&mut Context::from_waker(&waker))
     }
 
-    /// A request that a program answers on another thread would hang.
+    /// An answer from another thread wakes the request's task once.
     #[test]
     fn an_answer_from_another_thread_wakes_once() {
         let counts = Arc::new(Counts::default());
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(poll(&mut receiver, &counts), Poll::Ready(Ok(7)));
     }
 
-    /// A request that a program answers at once would hang.
+    /// An answer that came before the wait is taken at once.
     #[test]
     fn an_answer_that_came_first_is_there() {
         let (sender, mut receiver) = slot(1);
@@ -155,7 +155,7 @@ mod tests {
         );
     }
 
-    /// A program that forgets to reply would hang the caller.
+    /// A reply that a program drops is EIO.
     #[test]
     fn a_dropped_reply_is_an_io_error() {
         let (sender, mut receiver) = slot::<()>(1);
@@ -166,7 +166,7 @@ mod tests {
         );
     }
 
-    /// A late reply would write into the memory of another request.
+    /// A late reply writes nothing into the memory of the request.
     #[test]
     fn nothing_is_written_for_a_request_that_is_over() {
         let (sender, receiver) = slot::<()>(1);

@@ -253,7 +253,7 @@ fn calls(by: &str) -> String {
     format!("{outcomes:?} {}", server.end(|| {}))
 }
 
-/// A handler's mistake would give programs cut-off data, and a handler that copies nothing would be asked twice.
+/// Callers of awkward handlers get the same as with fuser, and a copy that copies nothing is asked for once.
 #[test]
 fn awkward_handlers() {
     if !has(&[Need::Fuse]) {
@@ -265,8 +265,8 @@ fn awkward_handlers() {
     assert!(got.contains("Some(5)") && got.contains("Ok(())"), "{got}");
 }
 
-/// A session with AutoUnmount that is in use would answer EBUSY, and be unmounted all the same. fuser leaves that to
-/// fusermount3, of which some versions leave the mount there.
+/// A session with AutoUnmount that is in use is unmounted, and answers Ok. fuser leaves that to fusermount3, of
+/// which some versions leave the mount there.
 #[test]
 fn unmounting_a_guarded_mount_in_use() {
     if !has(&[Need::Fuse]) {

@@ -199,7 +199,7 @@ impl Drop for Mounted {
     }
 }
 
-/// fuser's example `hello` would not run as it is published.
+/// fuser's example `hello` runs as it is published.
 #[test]
 fn hello_is_read_with_one_thread_and_with_several() {
     for threads in ["1", "2", "6"] {
@@ -231,7 +231,7 @@ fn null_has_nothing() {
     }
 }
 
-/// AutoUnmount would leave a dead mount.
+/// AutoUnmount unmounts when the server is killed.
 #[test]
 fn auto_unmount_outlives_a_server_that_is_killed() {
     if let Some(mut mounted) = Mounted::new("hello", &["{at}", "--auto-unmount"]) {
@@ -344,7 +344,7 @@ fn on_uvfs(manifest: &str) -> String {
     lines.join("\n") + "\n[workspace]\n"
 }
 
-/// A published crate that builds on fuser would not run over uvfs.
+/// A published crate that builds on fuser runs over uvfs.
 #[test]
 fn easy_fuser_passes_its_tests() {
     if skipped() {

@@ -60,7 +60,7 @@ fn serves() {
                     state.ready = true;
                     state.waiting.take()
                 });
-                waiting.expect("somebody polls").notify().unwrap();
+                waiting.expect("a program polls").notify().unwrap();
             }
             "end" => break,
             other => panic!("{other:?} is no command"),
@@ -143,7 +143,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A handler that answers from another thread, or never, would hang its caller.
+/// A caller gets the answer of another thread, and EIO from a handler that panics or never answers.
 #[test]
 fn replies_come_at_once_later_or_never() {
     let Some(mounted) = Mounted::with_threads(1) else {
@@ -163,7 +163,7 @@ fn replies_come_at_once_later_or_never() {
     assert_eq!(time.unwrap(), before);
 }
 
-/// A listing in pieces would miss or repeat names.
+/// A listing in pieces has each name once.
 #[test]
 fn a_long_listing_has_every_name_once() {
     let Some(mounted) = Mounted::with_threads(2) else {
@@ -181,7 +181,7 @@ fn a_long_listing_has_every_name_once() {
     }
 }
 
-/// A handler would get other arguments than fuser gives it.
+/// A handler gets the arguments that fuser gives it.
 #[test]
 fn what_a_handler_is_told() {
     let Some(mounted) = Mounted::with_threads(1) else {
@@ -217,7 +217,7 @@ fn what_a_handler_is_told() {
     assert!(said.contains("release 3 O_RDONLY None false"), "{said}");
 }
 
-/// A notification would not reach the kernel.
+/// The kernel's cache follows each notification.
 #[test]
 fn the_kernel_drops_what_it_is_told_to() {
     let Some(mut mounted) = Mounted::with_threads(1) else {
@@ -232,7 +232,7 @@ fn the_kernel_drops_what_it_is_told_to() {
     assert_eq!(mounted.text("late"), "here\n");
 }
 
-/// A program would sleep in poll(2) for ever.
+/// A notification wakes a program that sleeps in poll(2).
 #[test]
 fn a_poll_is_told_when_there_is_something() {
     let Some(mut mounted) = Mounted::with_threads(1) else {
@@ -269,7 +269,7 @@ fn most_at_once(threads: usize) -> Option<usize> {
     Some(mounted.text("meet").parse().unwrap())
 }
 
-/// Handlers that share state without locks would run side by side.
+/// With one thread one handler runs at a time.
 #[test]
 fn one_thread_means_one_handler_at_a_time() {
     if let Some(most) = most_at_once(1) {
@@ -277,7 +277,7 @@ fn one_thread_means_one_handler_at_a_time() {
     }
 }
 
-/// One slow handler would stop all others.
+/// With many threads handlers run side by side.
 #[test]
 fn many_threads_run_handlers_side_by_side() {
     let cores = std::thread::available_parallelism().unwrap().get();
@@ -286,7 +286,7 @@ fn many_threads_run_handlers_side_by_side() {
     }
 }
 
-/// `destroy` would not be called.
+/// The end of a session calls `destroy` and unmounts.
 #[test]
 fn the_end_destroys_the_file_system() {
     let Some(mut mounted) = Mounted::with_threads(1) else {
@@ -299,8 +299,7 @@ fn the_end_destroys_the_file_system() {
     assert_eq!(fs::read_dir(&mounted.at).unwrap().count(), 0, "unmounted");
 }
 
-/// A program that waits in `mount` would be killed with its mount left behind, one that does other things could not
-/// be ended.
+/// A signal unmounts; a program that waits in `mount` then goes on, and one that does other things ends.
 #[test]
 fn signals_end_a_session() {
     for waits in [true, false] {
@@ -329,7 +328,7 @@ impl Filesystem for Fails {
     }
 }
 
-/// A file system that can't start would be mounted.
+/// A file system that fails in `init` is not mounted, and the mount fails with its error.
 #[test]
 fn a_failed_init_is_the_error_of_the_mount() {
     if !has(&[Need::Fuse]) {
