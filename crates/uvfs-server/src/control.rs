@@ -1,4 +1,4 @@
-//! The control socket: who may reach it asks the server about the mount.
+//! The control socket, over which commands ask the server about the mount.
 //!
 //! One request a line, one answer a line: `stats` gives a [`Report`] as JSON.
 

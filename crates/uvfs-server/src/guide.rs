@@ -60,8 +60,8 @@
 //! [`Mounted::wait`](crate::Mounted::wait) returns. Put what your file system holds back into `destroy`, and into
 //! [`fsync`](crate::FileSystem::fsync) and [`flush`](crate::FileSystem::flush), whose callers are told that it is safe.
 //!
-//! A mount in use can't be unmounted. SIGINT waits for those who use it; SIGTERM, SIGHUP and a second SIGINT detach it:
-//! it leaves the tree, and those who use it are served until they are done. One more signal cuts them off: they get
+//! A mount in use can't be unmounted. SIGINT waits for its users; SIGTERM, SIGHUP and a second SIGINT detach it:
+//! it leaves the tree, and its users are served until they are done. One more signal cuts them off: they get
 //! errors, and the kernel's unwritten pages are lost. Messages go to `tracing`.
 //!
 //! A program with signal handlers of its own keeps them, and ends the mount itself:
@@ -100,7 +100,7 @@
 //! - Every [`Entry`](crate::fs::Entry) that you return counts a lookup, whichever method returns it. The node
 //!   lives until [`forget`](crate::FileSystem::forget) has taken all of them back, also without a name.
 //! - [`unlink`](crate::FileSystem::unlink), `rmdir` and `rename` return which node lost its name
-//!   ([`Unlinked`](crate::fs::Unlinked)), so that the server can tell those who keep the name.
+//!   ([`Unlinked`](crate::fs::Unlinked)), so that the server can invalidate its attributes in the kernel.
 //! - The kernel truncates by [`setattr`](crate::FileSystem::setattr), also for an open with O_TRUNC.
 //!
 //! The `main.rs` of the example serves it:

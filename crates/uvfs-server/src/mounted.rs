@@ -19,7 +19,7 @@ use crate::signals::OnSignals;
 pub enum OnSignal {
     /// They unmount, and the process ends: by [`Mounted::wait`], which returns, or else by the signal once the file
     /// system is destroyed. A mount in use is waited for after SIGINT, and detached after the others and a second
-    /// SIGINT: those who use it are served until they are done. One more signal cuts them off.
+    /// SIGINT: its users are served until they are done. One more signal cuts them off.
     ///
     /// A signal that the program ignores, or has a handler for, is left to it, and a handler that it installs later
     /// takes over.
@@ -120,7 +120,7 @@ fn serve<F: FileSystem>(fs: F, mount: &Mount, options: Options) -> io::Result<Mo
     Ok(Mounted { session, life })
 }
 
-/// A mount's life, as those see it who wait for its end.
+/// A mount's life, as threads see it that wait for its end.
 struct Life {
     mount: Mount,
     /// The file system is destroyed.

@@ -21,10 +21,10 @@ use crate::fs::Node;
 
 /// Takes what was retrieved: where it begins, and the bytes.
 pub(crate) type Retrieved = SyncSender<(u64, Vec<u8>)>;
-/// Makes known, or takes back, who waits for a retrieval.
+/// Registers, or takes back, the receiver of a retrieval.
 pub(crate) type Register = Arc<dyn Fn(u64, Option<Retrieved>) + Send + Sync>;
 
-/// Tells the kernel that it is to drop, or to take, something that it caches.
+/// Invalidates things in the kernel's caches, or stores things there.
 ///
 /// ```no_run
 /// use uvfs_server::{FileSystem, Options, fs::Node};

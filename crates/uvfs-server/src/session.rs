@@ -263,8 +263,8 @@ impl<F: FileSystem> Session<F> {
         self.coherence.host_is_watched(Box::new(size));
     }
 
-    /// A program of the host has changed something behind the mount: the kernel drops what it has of
-    /// it. Only after [`Session::host_is_watched`].
+    /// A program of the host has changed something behind the mount: the server invalidates what the
+    /// kernel has of it. Only after [`Session::host_is_watched`].
     pub fn host_changed(&self, change: HostChange<'_>) {
         self.coherence.host_changed(change);
     }
@@ -294,7 +294,7 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
-    /// Has the kernel drop the attributes that it has of a node, where a request of its own changed them
+    /// Invalidates the attributes that the kernel has of a node, where a request of its own changed them
     /// and the answer can't say so.
     pub(crate) fn drop_attributes(&self, origin: Origin, node: u64) {
         if origin == Origin::Kernel {
@@ -308,7 +308,7 @@ impl<F: FileSystem> Session<F> {
         }
     }
 
-    /// Has the kernel drop the attributes that it has of a node, which a request changed whose answer
+    /// Invalidates the attributes that the kernel has of a node, which a request changed whose answer
     /// does not tell. Does not wait.
     pub fn attributes_changed(&self, node: Node) {
         self.drop_attributes(Origin::Kernel, node.0);
@@ -506,7 +506,7 @@ impl<F: FileSystem> Session<F> {
         self.device.as_raw_fd()
     }
 
-    /// Tells the kernel what to drop, if there is one; can't retrieve anything. Unlike
+    /// Notifies the kernel, if there is one; can't retrieve anything. Unlike
     /// [`Session::notifier`] it does not keep the session.
     pub fn invalidator(&self) -> Option<Notifier> {
         let nobody: crate::notify::Register = Arc::new(|_, _| {});

@@ -273,7 +273,7 @@ pub struct WatchReport {
     pub unwatched: u64,
     /// Events that came.
     pub events: u64,
-    /// Things that the kernel was told to drop.
+    /// Things that the server invalidated in the kernel.
     pub told: u64,
     /// Times that events were lost, and everything was dropped.
     pub lost: u64,

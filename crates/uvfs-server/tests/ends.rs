@@ -284,7 +284,7 @@ fn an_author_may_leave_signals_alone() {
     }
 }
 
-/// Any thread may wait, and any thread, a drop or a handler may end the mount.
+/// Any thread may wait for a mount, and any thread or handler, or dropping it, ends it.
 #[test]
 fn a_mount_is_ended_from_anywhere() {
     for scene in ["threads", "drops"] {

@@ -164,7 +164,7 @@ impl<F: FileSystem> Client<F> {
                     },
                     Err(errno) => refuse(&self.stats, asked, *errno),
                 };
-                // Accounted once the client is told, who goes on meanwhile: its next request is
+                // Accounted once the client is told, which goes on meanwhile: its next request is
                 // taken after that.
                 send(&outcome, &tail, &message.room);
                 if let Ok(request) = &request {

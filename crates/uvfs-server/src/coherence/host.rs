@@ -1,5 +1,5 @@
 //! Changes that programs of the host make behind the mount, as the file system that watches for
-//! them reports them: the kernel is told to drop what it has of them.
+//! them reports them: the server invalidates what the kernel has of them.
 //!
 //! A change is noted before the kernel is told (`kernel_cache.rs`), so an answer that was read before
 //! the change and is not sent yet gets no lifetime. An answer that was sent may still reach the
@@ -33,7 +33,7 @@ const AGAIN: [Duration; 4] = [
 /// Things to be told again after the same time. Beyond that the oldest are told at once.
 const MOST_AGAIN: usize = 1 << 15;
 
-/// Something that the kernel has to drop.
+/// Something to invalidate in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum What {
     /// A node's attributes.

@@ -1,4 +1,4 @@
-//! Tells the kernel to drop what a client, or a program of the host, has changed. The kernel waits for
+//! Invalidates in the kernel what a client, or a program of the host, has changed. The kernel waits for
 //! pages that requests of its own have locked, so threads of their own make these calls.
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ const FOR_HOST: usize = INVALIDATORS / 2;
 /// Names that the kernel is yet to drop, and that no request waits for.
 const MOST_HINTS: usize = 256;
 
-/// Something for the kernel to drop.
+/// Something to invalidate.
 pub(super) enum Job {
     /// A node's attributes, and its pages from an offset on unless that is negative.
     Inode(u64, i64, i64),
@@ -72,7 +72,7 @@ struct Shared {
     sizes: OnceLock<Box<Sizes>>,
 }
 
-/// Threads that tell the kernel what to drop, and wait with it for pages that are in use.
+/// Threads that make invalidations, and wait with the kernel for pages that are in use.
 pub(super) struct Invalidator {
     pub(super) notifier: Notifier,
     shared: Arc<Shared>,
@@ -86,7 +86,7 @@ impl Drop for Invalidator {
 }
 
 impl Invalidator {
-    /// Has the kernel drop a node's attributes and pages, now and until answers that are under way to it
+    /// Invalidates a node's attributes and pages, now and until answers that are under way to the kernel
     /// must have arrived.
     pub(super) fn tell_again(&self, node: u64) {
         let how = How {
@@ -97,7 +97,7 @@ impl Invalidator {
         self.tell_of_host(What::Inode(node), how);
     }
 
-    /// Has the kernel drop a node's attributes and pages soon.
+    /// Invalidates a node's attributes and pages soon.
     pub(super) fn drop_later(&self, node: u64) {
         let how = How {
             pages: true,
@@ -162,7 +162,7 @@ impl Invalidator {
         }
     }
 
-    /// Has the kernel drop what a program of the host has changed. Waits while there is too much of
+    /// Invalidates what a program of the host has changed. Waits while there is too much of
     /// it; the kernel then keeps the host's events, as many as it likes.
     pub(super) fn tell_of_host(&self, what: What, how: How) {
         let mut jobs = lock(&self.shared.jobs);

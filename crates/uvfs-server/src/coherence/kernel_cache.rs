@@ -4,7 +4,7 @@
 //! The kernel may keep a name, or a file's attributes, for as long as it likes. So every answer with
 //! a lifetime is noted here, by a hash of what it was about. The table is only ever too careful:
 //! things whose hashes meet share a place. A change looks here after it was made; if nothing is
-//! noted, the kernel has nothing to drop.
+//! noted, there is nothing to invalidate.
 //!
 //! An answer may overlap with a change. Then either the change sees what the answer noted, and tells
 //! the kernel; or the answer, which looks for changes once it is noted, sees the change, and gives no
@@ -109,7 +109,7 @@ pub(crate) struct KernelCache {
     changes: Box<[AtomicU64]>,
     /// The number of the last change of all.
     last: AtomicU64,
-    /// Of keys that the kernel was told to drop, what it had been given by then.
+    /// Of keys that were invalidated, what the kernel had been given by then.
     told: [Mutex<HashMap<Key, Told>>; SHARDS],
 }
 

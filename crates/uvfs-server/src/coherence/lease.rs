@@ -7,7 +7,7 @@
 //! none is granted; and none is granted while a request that changes the node is under way, for
 //! the server could not tell whether what is read then is old.
 //!
-//! The kernel of a mount caches too, and is never asked: it is told to drop what it has. That takes
+//! The kernel of a mount caches too, and is never asked: the server invalidates what it has. That takes
 //! a while, so a write lease is granted in two steps, [`Table::ask`] and [`Table::granted`], and
 //! not at all if something came in between.
 //!

@@ -282,7 +282,7 @@ impl Coherence {
             return;
         }
         self.shard(node).table.mark_unknown_to_kernel(node);
-        // Again: who came to have it in between either counts now, or finds it here.
+        // Again: a sender that got a lookup in between either counts now, or finds it here.
         if !alone() {
             self.shard(node).table.mark_known_to_kernel(node);
         }
@@ -306,8 +306,8 @@ impl Coherence {
         }
     }
 
-    /// Begins a request's work on one node; waits until no lease is in its way. `caller` says who waits
-    /// then, and how it is interrupted, for requests of the kernel's.
+    /// Begins a request's work on one node; waits until no lease is in its way. `caller` says which program
+    /// waits then, and how it is interrupted, for requests of the kernel's.
     async fn enter(
         &self,
         origin: Origin<&Link>,
@@ -418,7 +418,7 @@ impl Coherence {
         }
     }
 
-    /// Has the kernel drop a node's attributes, and its pages unless `offset` is negative.
+    /// Invalidates a node's attributes in the kernel, and its pages unless `offset` is negative.
     async fn invalidate(&self, node: u64, offset: i64, len: i64) {
         let Some(kernel) = self.kernel.get() else {
             return;

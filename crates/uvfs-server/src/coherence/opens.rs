@@ -251,7 +251,7 @@ mod tests {
         coherence.released(NODE, 0, OFlags::RDONLY);
         coherence.released(NODE, 2, OFlags::WRONLY);
         assert!(!coherence.mixes() && coherence.shard(NODE).opens.is_empty());
-        // What has a backing file has no pages.
+        // A node with a backing file has no pages.
         let backed = file(3, OpenFlags::PASSTHROUGH);
         coherence.opened(NODE, OFlags::RDWR, &backed, false);
         assert!(!coherence.may_be_dirty(NODE));

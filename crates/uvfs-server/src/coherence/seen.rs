@@ -1,4 +1,4 @@
-//! Which pages of a node the kernel may have read since it was told to drop them.
+//! Which pages of a node the kernel may have read since they were invalidated.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ impl Shard {
 }
 
 impl Coherence {
-    /// A read of the kernel's begins, which may bring a page back that it was told to drop.
+    /// A read of the kernel's begins, which may bring a page back that was invalidated.
     pub(crate) fn sees(&self, node: u64, arg: &abi::ReadIn, room: usize) {
         if let Some(seen) = self.shard(node).seen.get_mut(&node) {
             // No more than a request has room for.

@@ -33,7 +33,7 @@ impl Coherence {
             return false;
         }
         given.give(key);
-        // Only now: who changes it later finds what was noted.
+        // Only now: a later change finds what was noted.
         !given.changed_since(key, since.last)
     }
 

@@ -10,7 +10,7 @@ use super::access::{AccessSet, Part};
 use super::kernel_cache::{Key, Version};
 use super::{Coherence, Under};
 
-/// Something that the kernel has to drop, and what is noted of it then.
+/// Something to invalidate in the kernel, and what is noted of it then.
 pub(super) struct Stale {
     job: Job,
     given: Option<(Key, Version)>,
@@ -122,7 +122,7 @@ impl Coherence {
         stale
     }
 
-    /// Has the kernel drop things, and waits for it.
+    /// Invalidates things in the kernel, and waits for that.
     pub(super) async fn tell(&self, stale: Vec<Stale>) {
         let Some(kernel) = self.kernel.get() else {
             debug_assert!(stale.is_empty(), "there is no kernel to tell");

@@ -18,9 +18,9 @@ pub enum Stage {
     Served,
     /// Being unmounted; what the kernel has to write is written.
     Unmounting,
-    /// Unmounted as soon as those who use it are done.
+    /// Unmounted as soon as its users are done.
     Waiting,
-    /// Out of the tree, and served until those who use it are done.
+    /// Out of the tree, and served until its users are done.
     Detached,
     /// Cut off.
     Aborted,
@@ -41,7 +41,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Of a mount. `say` gets the messages, and `users` names those who use the mount, as [`Mount::users`] does.
+    /// Of a mount. `say` gets the messages, and `users` names the mount's users, as [`Mount::users`] does.
     pub fn new(mount: Mount, say: fn(&str), users: fn(&Mount) -> String) -> Self {
         Self {
             mount,

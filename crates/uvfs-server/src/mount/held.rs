@@ -85,7 +85,7 @@ impl Mount {
         self.take_away(false)
     }
 
-    /// Takes the mount out of the tree, although it is in use. Those who use it are served until they are done.
+    /// Takes the mount out of the tree, although it is in use. Its users are served until they are done.
     ///
     /// # Errors
     /// EBUSY when another mount covers it; what fusermount3 says.

@@ -316,7 +316,7 @@ impl Gate {
         }
     }
 
-    /// A place for a client, who has one among all clients already.
+    /// A place for a client, which has one among all clients already.
     fn lets_in(
         &self,
         socket: &File,
