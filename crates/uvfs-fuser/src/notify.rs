@@ -96,7 +96,7 @@ impl Notifier {
         }
     }
 
-    /// Drops a name that was removed, and tells those who watch the directory.
+    /// Invalidates a name that was removed, and tells programs that watch the directory.
     ///
     /// # Errors
     /// ENOTEMPTY for a directory in use; when the mount is gone.

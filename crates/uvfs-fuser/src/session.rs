@@ -258,8 +258,8 @@ impl BackgroundSession {
     /// Unmounts, and waits until the file system is destroyed.
     ///
     /// # Errors
-    /// EBUSY while the mount is in use, but not with `MountOption::AutoUnmount`, which detaches it and waits for those
-    /// who use it; the error of the session.
+    /// EBUSY while the mount is in use, but not with `MountOption::AutoUnmount`, which detaches it and waits for its
+    /// users; the error of the session.
     pub fn umount_and_join(mut self) -> io::Result<()> {
         if let Some(waiter) = self.waiter {
             waiter.waits();

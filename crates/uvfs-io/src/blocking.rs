@@ -102,7 +102,7 @@ impl Pool {
     }
 
     /// Runs `call` on another thread and gives its result. It runs to its end, even if the future is
-    /// dropped; a panic in it goes on in the one who awaits.
+    /// dropped; a panic in it goes on in the task that awaits.
     pub fn run<T: Send + 'static>(
         self: &Arc<Self>,
         call: impl FnOnce() -> T + Send + 'static,

@@ -5,7 +5,7 @@
 //!
 //! There are two drivers. A *ring* is an io_uring: the same system call submits what tasks have queued. Where
 //! io_uring is refused, as containers' seccomp profiles do, a *pool* of threads makes the calls that may wait
-//! (`pool.rs`). What runs on a runtime need not know which one it has; only FUSE-over-io_uring takes a ring.
+//! (`pool.rs`). A task need not know which one its runtime has; only FUSE-over-io_uring takes a ring.
 
 mod call;
 mod op;

@@ -10,7 +10,7 @@
 //!   `MADV_DONTNEED`, the mapping itself never changes.
 //! * [`Lru`]: a list in order of age; [`RefCount`]: the small counter that lets an entry survive
 //!   as many looks of reclaim as its kind deserves.
-//! * [`Shrinker`] and [`Shrinkers`]: who can give memory back, and how they are asked.
+//! * [`Shrinker`] and [`Shrinkers`]: caches that can give memory back, and how they are asked.
 //! * [`Monitor`]: the thread that asks, when the kernel's pressure stall information (or, where
 //!   that is missing, a look at `MemAvailable` and the cgroup's own numbers) says it is time.
 //!

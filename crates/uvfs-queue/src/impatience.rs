@@ -8,7 +8,7 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-/// What waits is interrupted this often, in nanoseconds.
+/// A call that waits is interrupted this often, in nanoseconds.
 const PERIOD: i64 = 2_000_000;
 
 /// A signal that the program has left alone, with a handler that does nothing.

@@ -23,7 +23,7 @@ pub struct SharedMemory {
 }
 
 // SAFETY: the mapping lives as long as the value, and every access is an atomic or a raw copy
-// that assumes nothing about who else writes.
+// that assumes nothing about other writers.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; there is no interior state besides the shared bytes.
 unsafe impl Sync for SharedMemory {}

@@ -33,7 +33,7 @@ impl Default for WaitConfig {
     }
 }
 
-/// Threads of this process that spin now; one core is always left to those who ask.
+/// Threads of this process that spin now; one core is always left to the threads that ask.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts of how waits ended.

@@ -9,7 +9,7 @@ use io_uring::{opcode, squeue, types};
 use super::op::Keep;
 use super::ring::Sqe;
 
-/// An operation. What it points to is kept, with its descriptor, until it completes.
+/// An operation. The memory that it points to is kept, with its descriptor, until it completes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     /// preadv2(2) or pwritev2(2).
@@ -98,7 +98,7 @@ impl Call {
     /// Makes a call that may wait, in this thread: its result, negative for an errno.
     ///
     /// # Safety
-    /// What it points to, and its descriptor, stay valid until this returns.
+    /// The memory that it points to, and its descriptor, stay valid until this returns.
     pub(super) unsafe fn make(&self) -> i32 {
         let result = match *self {
             Call::Transfer {

@@ -8,7 +8,7 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 use super::{EXTENSIONS_MINOR, Negotiated, Operation, Request, op_len, secctx_is_valid};
 
 impl<'a> Operation<'a> {
-    /// The structure's bytes, and the pieces that make up the payload, for who writes them to
+    /// The structure's bytes, and the pieces that make up the payload, for callers that write them to
     /// memory of their own kind. The data of WRITE and NOTIFY_REPLY is not among the pieces.
     pub fn parts(&self, negotiated: Negotiated) -> (&[u8], [&'a [u8]; 2]) {
         const NONE: &[u8] = &[];
