@@ -158,7 +158,7 @@ fn wait(child: &Child) -> io::Result<(i32, libc::rusage)> {
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     loop {
         // SAFETY: both pointers are to live variables of the right types; the child is ours and
-        // nobody else waits for it.
+        // no other thread waits for it.
         let pid = unsafe { libc::wait4(child.id() as i32, &mut status, 0, &mut usage) };
         if pid >= 0 {
             return Ok((status, usage));

@@ -209,7 +209,7 @@ mod tests {
         Process::spawn(&mut command, Signal::KILL).unwrap()
     }
 
-    /// A benchmark would miss the exit status, or the output, of a program that it runs.
+    /// The exit status and the output of a child reach the benchmark.
     #[test]
     fn a_child_is_waited_for_and_heard() {
         let mut child = start("sh", &["-c", "echo yes; echo no >&2; exit 3"]);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(child.output(), ("yes\n".into(), "no\n".into()));
     }
 
-    /// A program that hangs would hang the benchmark, too, or be left behind.
+    /// A program that hangs neither hangs the benchmark nor is left behind.
     #[test]
     fn a_wait_has_an_end_and_a_signal_ends_the_child() {
         // It reads from a pipe that stays open.
@@ -233,7 +233,7 @@ mod tests {
         assert!(!child.status().unwrap().success());
     }
 
-    /// The error of a missing program would not say which one is missing.
+    /// The error of a missing program names it.
     #[test]
     fn a_program_that_is_not_there_is_named() {
         let e = Process::spawn(&mut Command::new("/no/such/program"), Signal::KILL);

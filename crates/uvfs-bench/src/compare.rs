@@ -311,7 +311,7 @@ mod tests {
         found.remove(0)
     }
 
-    /// `uvfs bench compare` would miss a change of speed, or call a faster run slower.
+    /// `uvfs bench compare` finds a change of speed, and its direction.
     #[test]
     fn a_difference_beyond_the_spread_is_found_in_time_and_in_rate() {
         let (before, after) = ([1.0, 1.1, 0.9, 1.0, 1.05], [2.0, 2.1, 1.9, 2.2, 2.0]);
@@ -326,7 +326,7 @@ mod tests {
         }
     }
 
-    /// `uvfs bench compare` would report noise as a change of speed.
+    /// `uvfs bench compare` reports no change of speed that is within the noise.
     #[test]
     fn a_difference_within_the_spread_is_none() {
         let (a, b) = ([1.0, 1.2, 0.9, 1.1, 1.0], [1.1, 1.0, 1.0, 1.2, 0.9]);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!((single.change, single.low), (Change::None, None));
     }
 
-    /// The confidence interval of `uvfs bench compare` would be too narrow or too wide.
+    /// The confidence interval of `uvfs bench compare` is that of the median.
     #[test]
     fn the_interval_is_that_of_the_median() {
         assert_eq!(interval(&[2.0, 1.0, 3.0]), Some((1.0, 3.0)));
@@ -351,7 +351,7 @@ mod tests {
         );
     }
 
-    /// `uvfs bench compare` would silently skip a benchmark that only one of the runs has.
+    /// `uvfs bench compare` names each benchmark that only one of the runs has.
     #[test]
     fn the_names_of_one_run_only_are_listed() {
         let (found, only) = compare(&all("x", "op", &[1.0]), &all("y", "op", &[1.0])).unwrap();

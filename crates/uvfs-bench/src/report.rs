@@ -284,7 +284,7 @@ mod tests {
         )
     }
 
-    /// Scripts that read the output of `--json` would not find the fields that `--help` documents.
+    /// `--json` prints the fields that `--help` documents.
     #[test]
     fn the_json_has_the_documented_shape() {
         let report = report();
@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// A benchmark's table would show figures in wrong columns, or hide that a target failed.
+    /// A benchmark's table has each figure in its column, and says which target failed.
     #[test]
     fn the_table_shows_medians_spread_cpu_and_ratios() {
         let table = report().table();
@@ -368,7 +368,7 @@ mod tests {
         );
     }
 
-    /// Large numbers in tables would be hard to read.
+    /// Large numbers in tables have commas.
     #[test]
     fn numbers_get_commas() {
         assert_eq!(thousands(0.4), "0");

@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// One target would always run first, and so be measured on a colder or warmer machine than the others.
+    /// Each target has its turn in every round, and each is first equally often.
     #[test]
     fn every_target_has_its_turn_in_every_round_and_each_is_first_once() {
         let targets = [target("a"), target("b"), target("c")];
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// One broken server would end the whole benchmark, or its partial figures would count.
+    /// One broken server does not end the benchmark, and its partial figures don't count.
     #[test]
     fn a_target_that_fails_is_left_out_and_the_others_go_on() {
         let targets = [target("good"), target("bad")];

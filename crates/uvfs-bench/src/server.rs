@@ -473,7 +473,7 @@ mod tests {
         text.parse().map(|p: Peer| p.command)
     }
 
-    /// `--peer` would start another command than the one given.
+    /// `--peer` starts the command that it is given.
     #[test]
     fn a_peer_is_a_name_and_a_command() {
         let p: Peer = "hp=/opt/hp --foreground {source} {mountpoint}"
@@ -486,7 +486,7 @@ mod tests {
         );
     }
 
-    /// `--peer` would split arguments that contain spaces or equal signs.
+    /// `--peer` keeps arguments with spaces or equal signs whole.
     #[test]
     fn a_peers_command_may_be_quoted_and_hold_equal_signs() {
         assert_eq!(
@@ -501,7 +501,7 @@ mod tests {
         );
     }
 
-    /// A mistake in `--peer` would only show once the benchmark runs, without a reason.
+    /// A mistake in `--peer` is refused with the reason before the benchmark runs.
     #[test]
     fn what_is_no_peer_is_refused_with_the_reason() {
         for (text, word) in [
@@ -519,7 +519,7 @@ mod tests {
         }
     }
 
-    /// The JSON of a run would not say which options a target had.
+    /// The JSON of a run says which options each target had.
     #[test]
     fn a_target_says_what_it_is_in_json() {
         let target = Target {

@@ -120,27 +120,27 @@ impl Latency {
 mod tests {
     use super::*;
 
-    /// A target without samples would show figures.
+    /// A target without samples shows no figures.
     #[test]
     fn no_values_have_no_summary() {
         assert_eq!(Summary::of([]), None);
     }
 
-    /// Reports would show another value than the median of an odd number of rounds.
+    /// The median of an odd number of rounds is the middle one.
     #[test]
     fn an_odd_number_has_a_middle_value() {
         let s = Summary::of([9.0, 1.0, 4.0]).unwrap();
         assert_eq!((s.min, s.median, s.max), (1.0, 4.0, 9.0));
     }
 
-    /// Reports would show another value than the median of an even number of rounds.
+    /// The median of an even number of rounds is the mean of the middle two.
     #[test]
     fn an_even_number_takes_the_mean_of_the_middle_two() {
         let s = Summary::of([4.0, 10.0, 1.0, 2.0]).unwrap();
         assert_eq!((s.min, s.median, s.max), (1.0, 3.0, 10.0));
     }
 
-    /// Latencies would be further off than the 3% that `--help` promises.
+    /// Latencies are within the 3% that `--help` promises.
     #[test]
     fn a_histogram_keeps_values_within_three_percent() {
         assert_eq!(Histogram::default().quantile(0.5), None);
@@ -159,7 +159,7 @@ mod tests {
         assert!(last(u64::MAX) > u64::MAX / 100 * 96);
     }
 
-    /// Percentiles over several processes or rounds would leave out samples.
+    /// Percentiles over several processes or rounds count every sample.
     #[test]
     fn histograms_add_up() {
         let (mut a, mut b) = (Histogram::default(), Histogram::default());
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(quantiles, [10, 10, 20, 20, 30]);
     }
 
-    /// The histogram in a report would count a latency in a wrong bar.
+    /// The histogram in a report counts each latency in its bar.
     #[test]
     fn quarters_of_powers_of_two_hold_all_values() {
         assert_eq!(Histogram::default().quarters(), []);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(histogram.quarters(), quarters);
     }
 
-    /// A run of one round would have no median, minimum or maximum.
+    /// A run of one round has a median, a minimum and a maximum.
     #[test]
     fn one_value_is_all_three() {
         let s = Summary::of([7.0]).unwrap();

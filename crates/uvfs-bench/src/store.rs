@@ -197,7 +197,7 @@ impl FileSystem for Store {
 mod tests {
     use super::*;
 
-    /// The benchmark's slow store would answer at once, or not find its files.
+    /// The name of a file of the slow store leads to a node with that file's latency.
     #[test]
     fn a_name_gives_a_node_with_its_latency() {
         let name = std::ffi::CString::new(file_name(3, 100)).unwrap();

@@ -174,7 +174,7 @@ impl Drop for Workspace {
 mod tests {
     use super::*;
 
-    /// A benchmark would read wrong data, or leave its files in /dev/shm.
+    /// A workspace holds the data that it was filled with, and is removed at its end.
     #[test]
     fn is_filled_cleared_and_removed() {
         let parent = tempfile::tempdir().unwrap();
@@ -196,7 +196,7 @@ mod tests {
         assert!(!root.exists());
     }
 
-    /// A benchmark without enough space would fail in the middle with ENOSPC.
+    /// Too little space is an error at once, not ENOSPC in the middle.
     #[test]
     fn too_little_room_is_an_error() {
         let parent = tempfile::tempdir().unwrap();

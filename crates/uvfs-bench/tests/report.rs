@@ -8,7 +8,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 use uvfs_testing::{Need, has};
 
-/// Names as somebody could choose them to take over the page.
+/// Names that try to take over the page.
 const HOSTILE: &str = "<script>alert('1')</script>\"><img src=x onerror=\"alert(1)\">&amp;";
 
 fn uvfs(arguments: &[&str]) -> Output {
@@ -134,7 +134,7 @@ fn text(node: Node) -> String {
     nodes.filter_map(|node| node.text()).collect()
 }
 
-/// `uvfs bench report` would leave out a benchmark.
+/// `uvfs bench report` shows every benchmark.
 #[test]
 fn the_page_has_every_table_and_plots() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn thread(bench: &str, targets: &[&str], works: &[(&str, &str)]) -> (Vec<String>
     (rows.collect(), all("figcaption").map(text).collect())
 }
 
-/// The HTML report would lack a table or plot that it promises.
+/// The HTML report has the table and the plots that it promises.
 #[test]
 fn the_page_has_the_table_of_each_thread_and_its_plots() {
     let holds = |found: &[String], wanted: &str| {
@@ -277,7 +277,7 @@ fn the_page_has_the_table_of_each_thread_and_its_plots() {
     holds(&plots, "Latency of read-1 over /dev/fuse, by wait policy");
 }
 
-/// A name in a result could run a script in the reader's browser.
+/// No name in a result runs a script in the reader's browser.
 #[test]
 fn nothing_is_loaded_and_names_stay_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ fn screenshot(page: &Path, dark: bool, dir: &Path) -> Vec<[u8; 3]> {
         .collect()
 }
 
-/// Text of the page would be unreadable, or run over its plot.
+/// A browser shows the page's text and plots, in light and in dark.
 #[test]
 fn a_browser_shows_it_in_light_and_dark() {
     if !has(&[Need::Program("chromium")]) {
@@ -368,7 +368,7 @@ fn a_browser_shows_it_in_light_and_dark() {
     }
 }
 
-/// `uvfs bench compare` would call noise a change, or a change noise.
+/// `uvfs bench compare` tells a change from noise.
 #[test]
 fn compare_tells_a_difference_from_chance() {
     let dir = tempfile::tempdir().unwrap();

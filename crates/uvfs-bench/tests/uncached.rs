@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// `uvfs bench uncached` would leave out a second or a client, or leave files behind.
+/// `uvfs bench uncached` shows every second of both clients, and leaves no files behind.
 #[test]
 fn uncached_shows_each_second_of_both_clients() {
     let dir = tempfile::tempdir().unwrap();

@@ -267,7 +267,7 @@ mod tests {
         ways
     }
 
-    /// `uvfs bench direct` would measure a way that moves wrong bytes or none.
+    /// Every way that `uvfs bench direct` measures moves the right bytes.
     #[test]
     fn every_way_reads_and_writes_the_right_bytes() {
         let dir = tempfile::tempdir().unwrap();

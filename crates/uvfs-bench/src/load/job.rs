@@ -136,7 +136,7 @@ mod tests {
     use crate::workspace::Workspace;
     use clap::ValueEnum;
 
-    /// `uvfs bench load` would report a wrong rate, or leave files behind.
+    /// `uvfs bench load` counts each operation, and leaves no files behind.
     #[test]
     fn every_work_counts_its_operations() {
         let parent = tempfile::tempdir().unwrap();

@@ -317,7 +317,7 @@ impl Bars {
 mod tests {
     use super::*;
 
-    /// The report's charts would cut values off, or have axes that are hard to read.
+    /// An axis of a chart holds all values, and its ticks are round numbers.
     #[test]
     fn an_axis_holds_its_values_and_has_round_ticks() {
         let linear = Axis::new(Scale::Linear, [3.0, 870.0].into_iter());
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(narrow.ticks, [2.0, 5.0, 10.0, 20.0, 50.0]);
     }
 
-    /// A report with an odd value, such as zero or NaN, would hang or draw outside of its chart.
+    /// Odd values, such as zero or NaN, neither hang a chart nor leave it.
     #[test]
     fn no_value_breaks_an_axis() {
         for values in [
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Labels of the report's charts would overlap.
+    /// Labels of the report's charts are short.
     #[test]
     fn figures_are_short() {
         let all = [0.05, 1.0, 25.5, 1000.0, 12_345.0, 5e6].map(short);

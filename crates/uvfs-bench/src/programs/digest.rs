@@ -67,7 +67,7 @@ impl Digest {
 mod tests {
     use super::*;
 
-    /// `uvfs bench programs` would fail a program that prints in another order, or accept other output.
+    /// The order of a program's lines does not count; the lines do.
     #[test]
     fn lines_count_in_any_order() {
         let dir = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ mod tests {
         assert_ne!(digest(""), digest("\n"));
     }
 
-    /// `uvfs bench programs` would accept a program that leaves a wrong file, name or mode.
+    /// A wrong file, name or mode changes the digest of a tree.
     #[test]
     fn each_change_of_a_tree_shows_except_what_is_left_out() {
         let dir = tempfile::tempdir().unwrap();

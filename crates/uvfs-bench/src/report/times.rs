@@ -100,7 +100,7 @@ mod tests {
     use super::super::{Report, Unit, WorkInfo};
     use super::*;
 
-    /// The table of `uvfs bench programs` would show wrong times or compare the wrong sides.
+    /// The table of `uvfs bench programs` shows the right times, and compares the right sides.
     #[test]
     fn the_table_has_a_line_for_each_program_and_compares_the_sides() {
         let target = |name: &str, kind| Target {

@@ -286,7 +286,7 @@ fn sum(sum: Measured, one: &Measured) -> Measured {
 mod tests {
     use super::*;
 
-    /// `uvfs bench uncached` would leave out a second, or measure a cache that holds everything.
+    /// `uvfs bench uncached` measures every second, and an uncached client holds little.
     #[test]
     fn each_second_and_the_rest_are_answered_and_uncached_holds_little() {
         let dir = tempfile::tempdir().unwrap();

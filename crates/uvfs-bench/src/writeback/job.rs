@@ -132,7 +132,7 @@ impl WritebackJob {
 mod tests {
     use super::*;
 
-    /// `uvfs bench writeback` would measure a way that loses bytes.
+    /// Every way that `uvfs bench writeback` measures writes all bytes.
     #[test]
     fn every_way_without_a_server_writes_all_bytes() {
         for (way, block) in [
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// The benchmark that discards data would measure the store instead of the client.
+    /// A store that discards data writes none of it.
     #[test]
     fn a_store_that_discards_keeps_nothing() {
         for way in [WritebackAccess::Local, WritebackAccess::Copying] {

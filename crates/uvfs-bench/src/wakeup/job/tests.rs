@@ -3,7 +3,7 @@ use super::*;
 use clap::ValueEnum;
 use std::fs;
 
-/// A client process would do another job than the benchmark asked for.
+/// A client process does the job that the benchmark asks for.
 #[test]
 fn a_job_survives_its_json() {
     let job = Job::Wakeup(WakeupJob {
@@ -19,7 +19,7 @@ fn a_job_survives_its_json() {
     assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
 }
 
-/// A name that `--work` takes would differ from the one in the JSON, so that runs can't be compared.
+/// A work has the same name in `--work` and in the JSON, so that runs can be compared.
 #[test]
 fn a_work_has_one_name() {
     for work in WakeupWork::ALL {
@@ -30,7 +30,7 @@ fn a_work_has_one_name() {
     assert_eq!(WakeupWork::value_variants(), WakeupWork::ALL);
 }
 
-/// A work would skip files, or use some twice and find them in a cache.
+/// A work uses each file once, so that it finds none in a cache.
 #[test]
 fn shuffled_numbers_are_all_there() {
     let mut numbers = Random(7).shuffled(100);
@@ -39,7 +39,7 @@ fn shuffled_numbers_are_all_there() {
     assert_eq!(numbers, (0..100).collect::<Vec<_>>());
 }
 
-/// A work on small files would count calls that it did not make, or not notice wrong contents.
+/// A work on small files counts the calls that it makes, and notices wrong contents.
 #[test]
 fn small_file_works_do_what_they_say() {
     let dir = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ fn small_file_works_do_what_they_say() {
     assert_eq!(fs::read_dir(path).unwrap().count(), 0);
 }
 
-/// The rate of streams would be in another unit than the report says.
+/// The rate of streams is in the report's unit, MiB.
 #[test]
 fn streams_count_mebibytes() {
     let dir = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ fn streams_count_mebibytes() {
     assert_eq!(stream_in(&path).unwrap().amount, 3.0);
 }
 
-/// Reads at a queue depth would be counted though they returned wrong bytes, or get lost.
+/// Reads at a queue depth return the right bytes, and none gets lost.
 #[test]
 fn reads_at_a_depth_come_back_whole() {
     let dir = tempfile::tempdir().unwrap();
