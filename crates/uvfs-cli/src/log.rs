@@ -131,7 +131,7 @@ impl Write for Message {
 mod tests {
     use super::*;
 
-    /// journalctl -p err would show everything, or nothing.
+    /// journalctl -p err shows errors only.
     #[test]
     fn each_level_has_its_severity() {
         let levels = [

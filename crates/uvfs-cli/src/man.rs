@@ -193,7 +193,7 @@ fn extra(notes: &str) -> Roff {
 mod tests {
     use super::*;
 
-    /// A synopsis would say that an option has no value.
+    /// A synopsis shows the values of options.
     #[test]
     fn a_synopsis_has_the_values_of_options() {
         let command = Command::new("serve").args([

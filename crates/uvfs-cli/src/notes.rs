@@ -149,7 +149,7 @@ Exit status: 0 done.";
         assert_eq!(read(""), []);
     }
 
-    /// A terminal would wrap lines that are wrapped already.
+    /// No line is longer than the terminal is wide.
     #[test]
     fn lines_are_as_long_as_the_terminal_is_wide() {
         let words = |text: &str| {
