@@ -91,7 +91,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Mount points with spaces in their path would not be found.
+    /// Mount points with spaces in their path are found.
     #[test]
     fn mountinfo_is_unescaped() {
         assert_eq!(unescape(br"/a\040b\134c\01"), br"/a b\c\01");
