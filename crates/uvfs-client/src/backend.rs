@@ -48,8 +48,8 @@ pub trait PageIo: Send + Sync {
     fn poll(&self, done: &mut dyn FnMut() -> bool);
 
     /// Does some of the work that was submitted, until `done` says so, if the backend works in
-    /// this process. Unlike [`PageIo::poll`] it never uses up time for nothing: whoever calls
-    /// this has long to wait.
+    /// this process. Unlike [`PageIo::poll`] it never uses up time for nothing: its caller
+    /// has long to wait.
     fn help(&self, done: &mut dyn FnMut() -> bool);
 }
 

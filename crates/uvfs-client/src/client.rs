@@ -56,7 +56,7 @@ struct Walked {
     node: NodeId,
     /// Nothing for the root, which is not looked up.
     attr: Option<Attr>,
-    /// Somebody else gives the lookup back.
+    /// The inode gives the lookup back; the root has none.
     is_kept: bool,
 }
 

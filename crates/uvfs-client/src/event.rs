@@ -1,4 +1,4 @@
-//! An event that threads and tasks wait for, and that costs its sender nothing when nobody does.
+//! An event that threads and tasks wait for, and that costs its sender nothing when none does.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ impl Event {
         uvfs_sys::lock(&self.inner)
     }
 
-    /// Wakes everybody. Call after the condition has changed and its lock is free.
+    /// Wakes all waiters. Call after the condition has changed and its lock is free.
     pub(crate) fn notify(&self) {
         fence(Ordering::SeqCst);
         if self.waiters.load(Ordering::Relaxed) == 0 {

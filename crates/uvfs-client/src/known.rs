@@ -233,7 +233,7 @@ impl Known {
     }
 
     /// A file was opened; our number for the handle. `placed`: its identity says itself where it is,
-    /// as for a file that somebody else looked up.
+    /// as for a file that another program looked up.
     pub(crate) fn opened(
         &mut self,
         generation: u64,
@@ -315,7 +315,7 @@ impl Known {
             .collect()
     }
 
-    /// A server came back, and has these nodes and handles. Answers what nobody wants any more: the
+    /// A server came back, and has these nodes and handles. Returns what is no longer in use: the
     /// handles that it is to close, by its numbers of node and handle, and the nodes to forget.
     pub(crate) fn rebind(
         &mut self,
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    /// After a restart of the server an open file would reach another file.
+    /// After a restart of the server an open file is the same file.
     #[test]
     fn numbers_stay_when_the_server_changes() {
         let mut known = Known::default();
@@ -398,8 +398,7 @@ mod tests {
         assert_eq!(known.closed(1, 7, 3), Some(4));
     }
 
-    /// A client would reopen files that are closed, or fail to reopen one that is open, after a restart of
-    /// the server.
+    /// After a restart of the server the client reopens the files that are open, and no others.
     #[test]
     fn an_identity_goes_with_the_last_handle_or_with_its_node() {
         let mut known = Known::default();
@@ -438,7 +437,7 @@ mod tests {
         assert!(known.open.is_empty());
     }
 
-    /// A server without privileges would not find a client's open files after a restart.
+    /// A server without privileges finds a client's open files by their paths after a restart.
     #[test]
     fn an_identity_ends_with_the_path_that_led_there() {
         let mut known = Known::default();

@@ -12,7 +12,7 @@ const STEP: Duration = Duration::from_millis(500);
 /// The result of a look at a session.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
-    /// The server answers, or nobody asks.
+    /// The server answers, or no request waits.
     Lives,
     /// Half of the time is over: a request that every server answers at once tells a slow file from a
     /// silent server.
@@ -62,8 +62,7 @@ mod tests {
 
     const BOUND: Duration = Duration::from_secs(2);
 
-    /// A client that was stopped for a while would take its server for dead, or wait for ever for one that
-    /// is.
+    /// Only time in which the client runs counts as a server's silence, and enough of it ends the session.
     #[test]
     fn only_time_without_answers_counts_and_that_in_steps() {
         let (silence, start) = (Silence::default(), Instant::now());

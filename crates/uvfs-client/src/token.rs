@@ -11,7 +11,7 @@ use zerocopy::FromZeros;
 
 use crate::cache::errno;
 
-/// Good for one [`crate::Client::import_token`] within a few seconds: whoever shows it may use the
+/// Good for one [`crate::Client::import_token`] within a few seconds: a client that shows it may use the
 /// open file that it was made for, in the way that it was opened.
 pub struct Token {
     secret: [u8; 32],

@@ -124,8 +124,8 @@ fn each_way(mut client: impl FnMut() -> Client) -> [u64; 6] {
     [written, written_back, cold, warm, direct, direct_write]
 }
 
-/// If anything beside the one copy between the caller's memory and the page were made, by the client or by the
-/// server, the numbers would be larger. (One test in this program: the count is everybody's.)
+/// The client and the server make one copy, between the caller's memory and the page. (One test in this program: the
+/// counter is the process's.)
 #[test]
 fn what_is_written_or_read_is_copied_once() {
     let once = [4, 0, 4, 4, 4, 4];

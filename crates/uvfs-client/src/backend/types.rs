@@ -131,7 +131,7 @@ pub enum LockKind {
     Exclusive,
 }
 
-/// A byte range that somebody has locked.
+/// A byte range that is locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeLock {
     /// How.
@@ -239,12 +239,12 @@ pub enum Grant {
     },
     /// Not now; worth asking again after this long.
     Refused(Duration),
-    /// As [`Grant::Refused`], and not worth waiting for: somebody uses the file without leases, for as
-    /// long as they like.
+    /// As [`Grant::Refused`], and not worth waiting for: the file is in use without leases, for as
+    /// long as its users like.
     Taken(Duration),
 }
 
-/// A lease that somebody else needs back.
+/// A lease that the server wants back.
 #[derive(Debug, Clone, Copy)]
 pub struct Recall {
     /// The inode.
@@ -279,7 +279,7 @@ pub struct Reattached<'a> {
     pub written: bool,
     /// It could not write all of it.
     pub lost: bool,
-    /// When it was gone: whatever was changed later somebody else has changed. Seconds and
+    /// When it was gone: another program made the changes that are later. Seconds and
     /// nanoseconds since 1970.
     pub since: (i64, u32),
     /// For each node with open files what it is now, or the errno with which it was not found.
@@ -289,6 +289,6 @@ pub struct Reattached<'a> {
     pub handles: &'a HashMap<(NodeId, u64), Result<u64, i32>>,
 }
 
-/// Is called when a server came back, before anybody can use it. All requests to the one before
+/// Is called when a server came back, before any call can use it. All requests to the one before
 /// have ended or are about to, with an error. Must not call the backend, but for [`super::FileOps::release`].
 pub type OnReattach = Box<dyn Fn(&Reattached<'_>) + Send + Sync>;

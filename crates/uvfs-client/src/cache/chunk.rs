@@ -95,7 +95,7 @@ pub(super) struct Chunk {
     pub(super) reading: Bits,
     /// The data that is being read into it is old already: throw it away when it comes.
     pub(super) stale: Bits,
-    /// It goes when its I/O ends, unless somebody else has used it.
+    /// It goes when its I/O ends, unless another call has used it.
     pub(super) dropbehind: Bits,
     /// It was used since reclaim last looked. Set by readers, who share the lock.
     referenced: [AtomicU64; WORDS],
@@ -228,7 +228,7 @@ impl Chunks {
 mod tests {
     use super::*;
 
-    /// The client would lose track of dirty or cached pages, and so lose data.
+    /// Masks of pages are set, cleared and searched at every bound of their words.
     #[test]
     fn masks_and_searches() {
         let mut bits = Bits::default();
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(bits.iter().count(), 512);
     }
 
-    /// The client would not find cached pages of sparse files.
+    /// The client finds the cached pages of sparse files.
     #[test]
     fn chunks_near_and_far() {
         let mut chunks = Chunks::default();

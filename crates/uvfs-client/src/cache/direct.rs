@@ -26,7 +26,7 @@ impl std::fmt::Debug for Then {
 }
 
 /// A direct read or write whose pieces are under way. Its pages belong to it until the last one
-/// has ended, whoever waits.
+/// has ended, also when no caller waits.
 #[derive(Debug)]
 pub(crate) struct Direct {
     inode: Arc<Inode>,
@@ -40,7 +40,7 @@ pub(crate) struct Direct {
     left: AtomicUsize,
     ended: AtomicBool,
     then: Mutex<Option<Then>>,
-    /// Somebody waits who copies each piece while others are still on their way.
+    /// A caller waits, and copies each piece while others are still on their way.
     eager: AtomicBool,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An error that every open file is to hear of once, as the kernel's errseq: a count of errors,
-/// whether anybody has seen the last one, and its errno.
+/// whether a file has heard of the last one, and its errno.
 #[derive(Debug, Default)]
 pub(crate) struct ErrSeq(AtomicU64);
 
@@ -19,7 +19,7 @@ impl ErrSeq {
             });
     }
 
-    /// Where a file that is opened now begins: an error that nobody has heard of is news to it.
+    /// Where a file that is opened now begins: an error that no file has heard of is news to it.
     pub(crate) fn sample(&self) -> u64 {
         let now = self.0.load(Ordering::Acquire);
         if now != 0 && now & SEEN == 0 {
@@ -34,7 +34,7 @@ impl ErrSeq {
         self.0.load(Ordering::Acquire) & !SEEN
     }
 
-    /// The last error, if there was one after `count`. Nobody counts as having heard of it.
+    /// The last error, if there was one after `count`. No file counts as having heard of it.
     pub(super) fn after(&self, count: u64) -> Option<i32> {
         let now = self.0.load(Ordering::Acquire);
         (now & !SEEN != count).then_some((now & (SEEN - 1)) as i32)
@@ -57,7 +57,7 @@ impl ErrSeq {
 mod tests {
     use super::*;
 
-    /// A program that calls fsync(2) would miss an error of writeback, or get the same one twice.
+    /// Every fsync(2) reports an error of writeback once.
     #[test]
     fn an_error_is_heard_once_by_everybody() {
         let errors = ErrSeq::default();
@@ -69,12 +69,12 @@ mod tests {
         errors.set(28);
         assert_eq!(errors.check(&a), Some(28));
         assert_eq!(errors.check(&a), None);
-        // Opened after somebody heard: not told.
+        // Opened after a file heard: not told.
         let c = AtomicU64::new(errors.sample());
         assert_eq!(errors.check(&c), None);
         assert_eq!(errors.check(&b), Some(28));
         errors.set(5);
-        // Opened before anybody heard: told.
+        // Opened before any file heard: told.
         let d = AtomicU64::new(errors.sample());
         assert_eq!(errors.check(&d), Some(5));
         assert_eq!(errors.check(&c), Some(5));

@@ -83,7 +83,7 @@ pub(super) struct State {
     /// Pages in `dirty` of any chunk.
     pub(super) dirty: u64,
     pub(super) dirtied_at: Option<Instant>,
-    /// Writeback failed: not before this, unless somebody asks for it.
+    /// Writeback failed: not before this, unless a caller asks for it.
     pub(super) retry_at: Option<Instant>,
     pub(super) failing: Option<i32>,
     pub(super) in_flight: Vec<InFlight>,
@@ -284,7 +284,7 @@ impl Inode {
 
     // Reading.
 
-    /// Copies what is cached at `offset`. `keep` marks the pages as used by somebody who wants
+    /// Copies what is cached at `offset`. `keep` marks the pages as used by a caller who wants
     /// them to stay.
     pub(crate) fn read_cached(&self, buf: &mut [u8], offset: u64, keep: bool) -> (usize, ReadStop) {
         let st = self.read_state();

@@ -1,4 +1,4 @@
-//! Leases: whether an inode's pages may be used, and what happens when somebody else needs them.
+//! Leases: whether an inode's pages may be used, and what happens when the server recalls one.
 //!
 //! Every cached call looks at the lease under the same lock as at the pages, so a recall that takes
 //! it away there has no call in progress behind it. Then it writes what is dirty, drops the pages
@@ -103,7 +103,7 @@ impl Inode {
     }
 
     /// Waits for a lease to write; its number and the size of the file, which stays so as long as
-    /// the lease does. Nothing when it can't be had for a long time, or nobody knows for how long.
+    /// the lease does. Nothing when it can't be had for a long time, or for an unknown one.
     pub(crate) fn append_lease(self: &Arc<Self>) -> Option<(u64, u64)> {
         let began = Instant::now();
         loop {
@@ -231,7 +231,7 @@ impl Inode {
         let gone = match (again, writer) {
             _ if found.written => Some(found.lost.then_some(libc::EIO)),
             (Err(code), _) | (_, Some(Err(code))) => Some(Some(code)),
-            // Somebody else's changes are newer.
+            // Another program's changes are newer.
             (Ok(again), _) if again.mtime > found.since => Some(Some(libc::EIO)),
             _ => None,
         };
@@ -252,7 +252,7 @@ impl Inode {
         self.closed();
     }
 
-    /// The lease of an inode that nobody uses any more, to be given back.
+    /// The lease of an inode that is no longer in use, to be given back.
     pub(super) fn take_lease(&self) -> Option<u64> {
         let mut st = self.state();
         let had = std::mem::replace(&mut st.lease.mode, Lease::None);
@@ -268,7 +268,7 @@ impl Inode {
             let mut st = self.state();
             let lease = &mut st.lease;
             if lease.mode == Lease::None || recall.seq < lease.seq {
-                // Given back already, or not known to be had yet: whoever is asking finds out.
+                // Given back already, or not known to be had yet: the call that asks finds out.
                 lease.recalled = lease.recalled.max(recall.seq);
                 drop(st);
                 let backend = &self.cache.backend;

@@ -22,7 +22,7 @@ pub(super) struct Leased {
     pub(super) granted: Instant,
     /// Not asked for before.
     pub(super) again: Instant,
-    /// Nor to be waited for: it was refused because somebody uses the file without leases.
+    /// Nor to be waited for: it was refused because the file is in use without leases.
     pub(super) taken: bool,
     pub(super) pause: Duration,
     /// The dirty pages were written under a lease of a server that is gone.
@@ -32,7 +32,7 @@ pub(super) struct Leased {
 }
 
 impl Leased {
-    /// Of a new inode; where nobody else uses the files, everything may always be cached.
+    /// Of a new inode; where no other client uses the files, everything may always be cached.
     pub(super) fn new(shared: bool) -> Self {
         let now = Instant::now();
         Self {

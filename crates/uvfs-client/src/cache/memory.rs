@@ -86,7 +86,7 @@ impl Cold {
 }
 
 impl Cache {
-    /// Takes the memory of pages that nobody has.
+    /// Gives the memory of unused pages back to the kernel.
     pub(super) fn cool(&self, pages: &mut Vec<u32>) {
         // In the order in which they are handed out, with the neighbours in one call.
         pages.sort_unstable_by(|a, b| b.cmp(a));
@@ -180,7 +180,7 @@ pub(crate) fn unwatch() {
 mod tests {
     use super::*;
 
-    /// A client's cache would take memory that the machine does not have, or get none and hang.
+    /// A client's cache takes only memory that the machine has, and always gets some.
     #[test]
     fn pages_are_handed_out_in_their_order_and_some_always() {
         let mut cold = Cold::new(2000, false);

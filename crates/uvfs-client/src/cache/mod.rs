@@ -256,7 +256,7 @@ impl Cache {
     pub(crate) fn evict(&self, node: NodeId) {
         let mut inodes = lock(&self.inodes);
         match inodes.get(&node) {
-            // The map's reference and nothing else: nobody can get another while we hold it.
+            // The map's reference and nothing else: no thread can get another while we hold the map.
             Some(inode) if Arc::strong_count(inode) == 1 && inode.is_idle() => {
                 let lookups = inode.lookups.load(Ordering::Acquire);
                 let inode = inodes.remove(&node);
@@ -293,7 +293,7 @@ impl Cache {
         n
     }
 
-    /// Pages that somebody has.
+    /// Pages that are handed out.
     fn used(&self) -> u64 {
         let free = lock(&self.free);
         self.pages - (free.len() + lock(&self.cold).len()) as u64

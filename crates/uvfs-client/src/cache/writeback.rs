@@ -290,7 +290,7 @@ impl Inode {
             .position(|f| f.id == id)
             .expect("it was under way");
         st.in_flight.swap_remove(at);
-        // Lets the file be closed at the server when nobody else has it; not under the lock.
+        // Lets the server close the file when no other open has it; not under the lock.
         let last =
             st.dirty == 0 && st.in_flight.is_empty() && self.opens.load(Ordering::Acquire) == 0;
         let writer = if last { st.writer.take() } else { None };

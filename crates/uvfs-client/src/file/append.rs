@@ -46,7 +46,7 @@ impl File {
         }
         drop(writer);
         let Some(at) = began else {
-            // Nobody gets a lease of it: as good as can be.
+            // There is no lease of it: as good as can be.
             let at = f.inode.current_size()?;
             begun.set(true);
             return self.write_direct(bufs, len, Some(at), flags);

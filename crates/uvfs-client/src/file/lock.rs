@@ -47,7 +47,7 @@ impl File {
     }
 
     /// As [`File::lock_range`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when
-    /// somebody else has a lock in the way.
+    /// another owner has a lock in the way.
     ///
     /// # Errors
     /// As [`File::lock_range`].
@@ -65,7 +65,7 @@ impl File {
         self.change_lock(false, None, start, end, false)
     }
 
-    /// The first lock of somebody else that is in the way of one like this, if there is one.
+    /// The first lock of another owner that is in the way of one like this, if there is one.
     ///
     /// # Errors
     /// `EINVAL` for an empty range, and what the backend answers.
@@ -90,8 +90,8 @@ impl File {
         self.change_lock(true, Some(kind), 0, LAST, true)
     }
 
-    /// As [`File::lock`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when somebody
-    /// else has it.
+    /// As [`File::lock`], but fails with `EAGAIN` ([`io::ErrorKind::WouldBlock`]) when another
+    /// owner has it.
     ///
     /// # Errors
     /// As [`File::lock`].
@@ -172,7 +172,7 @@ impl FileInner {
 mod tests {
     use super::*;
 
-    /// A lock on a range would cover a byte too many or too few.
+    /// A lock on a range covers exactly its bytes.
     #[test]
     fn ranges_have_a_first_and_a_last_byte() {
         assert_eq!(bounds(..).unwrap(), (0, LAST));

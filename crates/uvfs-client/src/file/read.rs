@@ -376,7 +376,7 @@ impl BufferedRead {
                 let direct = f.inode.start_read(&f.handle, at, len, self.dontcache, None);
                 self.direct = Some(direct);
             }
-            // Somebody else's read brings it.
+            // Another read brings it.
             ReadStop::Miss(page) if f.inode.is_reading(page) => return None,
             ReadStop::Miss(page) if self.singly => {
                 self.fill = Some(f.inode.fill(&f.handle, page, page, self.dontcache, true));

@@ -50,7 +50,7 @@ impl Driver {
         }
     }
 
-    /// Counts what somebody waited for begun calls.
+    /// Counts the time that a caller waited for begun calls.
     pub fn waited(&self, time: Duration) {
         if let Some(cache) = self.0.upgrade() {
             cache.counters.waited_ns(time.as_nanos() as u64);

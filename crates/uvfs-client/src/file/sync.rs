@@ -72,7 +72,7 @@ impl File {
                 .map_or(Ok(()), |code| Err(errno(code)));
         }
         self.sync_range(0, u64::MAX)?;
-        // The pages are what the server now has: worth keeping for whoever opens it next.
+        // The pages are what the server now has: worth keeping for the next open.
         if let Ok(attr) = f.cache.backend.files().getattr(f.inode.node) {
             f.inode.saw(attr.mtime, attr.size);
         }

@@ -54,7 +54,7 @@ const SEQ_BITS: u32 = 48;
 /// When the server dies, or is ended, calls wait for one that serves the same source at the same
 /// path: [`Server::reconnect_within`] says how long. That one is attached to, open files are opened
 /// there again, and what is dirty is written. Files that can't be carried over fail: those that are gone
-/// with `ESTALE`, files whose locks somebody else has by now, or that somebody else has changed while
+/// with `ESTALE`, files whose locks another client has by now, or that another program has changed while
 /// they were dirty here, with `EIO`. Files that a guest imported are its no more (`ESTALE`). Changes of
 /// names that were under way fail with `ENOTCONN`, and may have been made.
 ///
@@ -80,7 +80,7 @@ pub struct Server {
 
 /// State that outlives a session.
 struct Connection {
-    /// Where the server is; without it nobody comes back.
+    /// Where the server is; without it the client does not re-attach.
     path: Option<PathBuf>,
     /// The user that the first server ran as.
     user: OnceLock<u32>,
@@ -118,9 +118,9 @@ struct Connection {
 /// The watcher's attempts to attach.
 #[derive(Default)]
 struct Attempts {
-    /// Since when there is no server, as far as anybody has noticed.
+    /// When the client noticed that there is no server.
     lost: Option<Instant>,
-    /// Nobody looks for one any more.
+    /// The watcher no longer looks for one.
     over: bool,
     wanted: bool,
     begun: u64,

@@ -59,7 +59,7 @@ pub(super) enum Waiting {
     Data(Op, usize, crate::backend::Done),
     /// A request that blocks its caller, and whether the reply's data is in a segment.
     Call(Arc<Mutex<Option<Reply>>>, bool),
-    /// Nobody waits: release, forget.
+    /// No thread waits: release, forget.
     Ignored,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Session {
     pub(super) silence: Silence,
     /// How long the server may answer nothing.
     pub(super) answers: Duration,
-    /// Held by whoever takes completions.
+    /// Held by the thread that takes completions.
     pub(super) consumer: Mutex<()>,
     /// Threads that poll now.
     pub(super) pollers: AtomicU32,
@@ -136,7 +136,7 @@ impl Session {
             if self.dead.load(Ordering::Acquire) {
                 return Err(errno(libc::ENOTCONN));
             }
-            // Recalls are answered even when all others wait for somebody else's.
+            // A recall is answered even when all other requests wait for another client's lease.
             let rest = if ANSWERS_RECALLS.get() {
                 0
             } else {
@@ -163,7 +163,7 @@ impl Session {
                 }
                 self.queue.reserve_leaving(rest).map(Some)
             };
-            // Not for long: of requests that nobody waits for the server tells nobody that they ended.
+            // Not for long: the server does not wake the client for requests that no thread waits for.
             if let Some(Some(id)) = self.event.wait_timeout(free, Duration::from_millis(2)) {
                 return Ok(id);
             }
@@ -513,7 +513,7 @@ impl Session {
         }
     }
 
-    /// The body of the thread that ends requests nobody polls for.
+    /// The body of the thread that ends requests that no other thread polls for.
     pub(super) fn reap(&self) {
         let mut published = None::<Instant>;
         while !self.stop.load(Ordering::Acquire) {
@@ -537,7 +537,7 @@ impl Session {
                 self.fail_all();
                 std::thread::park_timeout(Duration::from_millis(100));
             } else if self.queue.in_flight() > 0 && hung_up(&self.socket) {
-                // While the session is not the current one nobody else looks.
+                // While the session is not the current one no other thread looks.
                 self.dead.store(true, Ordering::Release);
             }
         }

@@ -56,13 +56,13 @@ fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static
     ended.recv_timeout(PATIENCE).expect(what)
 }
 
-/// If each client had a thread at the server, a thousand programs would have a thousand.
+/// A thousand clients take no more threads of the server than one.
 #[test]
 fn a_thousand_clients_share_one_thread_for_each_core() {
     let dir = tempfile::tempdir().unwrap();
     let server = listen(dir.path(), ClientLimits::default());
     let cores = std::thread::available_parallelism().unwrap().get();
-    assert_eq!(threads("uvfs-clients"), 0, "nobody needs them yet");
+    assert_eq!(threads("uvfs-clients"), 0, "no client needs them yet");
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = descriptors();
     let clients: Vec<Raw> = (0..1000)
@@ -86,8 +86,9 @@ fn a_thousand_clients_share_one_thread_for_each_core() {
     assert_eq!(threads("uvfs-clients"), 0);
 }
 
-/// The eventfd by which a client rings is shared with it. If the server wrote to it, or read it as it is,
-/// this client would stop whoever wants its lease, and the server's end.
+/// A client shares the eventfd by which it rings with the server. One that blocks stops neither the recall of its
+/// lease
+/// nor the server's end.
 #[test]
 fn a_bell_that_blocks_stops_nobody() {
     let dir = tempfile::tempdir().unwrap();
@@ -105,7 +106,7 @@ fn a_bell_that_blocks_stops_nobody() {
     let granted = hostile.call(LEASE, node, lease.as_bytes(), &[]).unwrap();
     let (granted, _) = LeaseOut::read_from_prefix(&granted).unwrap();
     assert_eq!(granted.granted, LEASE_WRITE);
-    // Now a write to it waits until somebody reads, and a read until somebody writes.
+    // Now a write to it waits until the other side reads, and a read until it writes.
     rustix::fs::fcntl_setfl(&hostile.bell, OFlags::empty()).unwrap();
     let full = (u64::MAX - 1).to_ne_bytes();
     rustix::io::write(&hostile.bell, &full).unwrap();
@@ -137,8 +138,7 @@ fn a_bell_that_blocks_stops_nobody() {
     ends("the server's end", move || drop(server));
 }
 
-/// If any write counted as progress, a client that has work on one file could keep everybody from another
-/// one for twelve times as long as it may.
+/// Work on one file gives a client no more time to return its lease of another.
 #[test]
 fn work_on_one_file_gives_no_more_time_for_another() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn huge() -> OwnedFd {
     fd
 }
 
-/// If the server took what is no memfd of ordinary pages, it could be made to wait, or to die of SIGBUS.
+/// The server takes only sealed memfds of ordinary pages, which make it neither wait nor die of SIGBUS.
 #[test]
 fn odd_descriptors_are_refused_and_harm_nobody() {
     let dir = tempfile::tempdir().unwrap();
@@ -240,7 +240,7 @@ fn odd_descriptors_are_refused_and_harm_nobody() {
     drop((good, server));
 }
 
-/// A socket that nobody can close at once: for two minutes the one who closes it last waits for its peer to read.
+/// A socket whose last close blocks: for two minutes it waits for its peer to read.
 fn lingers() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -296,7 +296,7 @@ const WAYS: [Way; 5] = [
             );
         })
     }),
-    ("one that nobody reads", |path| {
+    ("one that the server does not read", |path| {
         let client = Raw::connect(path);
         Box::new(move |bad| {
             sends(&client.socket, b"more", &[bad.as_fd()]);
@@ -314,8 +314,9 @@ const WAYS: [Way; 5] = [
     }),
 ];
 
-/// If a thread that serves others, or lets them in, closed what came with a message that is none, with one too many
-/// descriptors, or with one that nobody reads, it would wait for whoever serves that file.
+/// No thread that serves or admits clients closes the descriptors that a client sent: a close may wait for the server
+/// of
+/// that file.
 #[test]
 fn no_thread_that_serves_others_closes_what_a_client_sent() {
     for (what, way) in WAYS {
@@ -415,8 +416,7 @@ fn listen_on_one_thread<F: FileSystem>(
     std::thread::scope(|scope| scope.spawn(of_one_core).join().unwrap())
 }
 
-/// If the server looked at all pages that a client left before it served others, one that leaves very many would stop
-/// them.
+/// The server goes on serving others while it looks at the very many pages that a client left.
 #[test]
 fn a_client_that_leaves_very_many_dirty_pages_stops_nobody() {
     const PAGES: u32 = 1 << 20;
@@ -442,8 +442,7 @@ fn a_client_that_leaves_very_many_dirty_pages_stops_nobody() {
     drop((good, server));
 }
 
-/// If a client with always one more request kept its thread to itself, nobody else on it would be served, nor
-/// let in.
+/// A client that always has one more request leaves its thread time to serve and to admit others.
 #[test]
 fn a_client_that_floods_its_queue_stops_nobody() {
     const REQUESTS: u64 = 1_000_000;

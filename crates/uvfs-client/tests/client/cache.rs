@@ -27,7 +27,7 @@ fn quiet() -> Config {
     }
 }
 
-/// Writeback would send a request for each page.
+/// Writeback sends many pages in one request.
 #[test]
 fn a_request_takes_two_locks_and_nothing_is_merged() {
     let dir = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn a_request_takes_two_locks_and_nothing_is_merged() {
     );
 }
 
-/// A small write to a new part of a file would wait for a read.
+/// A small write to a new part of a file waits for no read.
 #[test]
 fn a_partial_write_reads_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn a_partial_write_reads_nothing() {
     assert!(std::fs::read(dir.path().join("f")).unwrap() == want);
 }
 
-/// Random reads would fetch pages that nobody wants, or sequential ones would wait for each.
+/// Sequential reads are read ahead, random ones fetch only their pages.
 #[test]
 fn readahead_grows_on_sequential_reads_and_not_on_random_ones() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn readahead_grows_on_sequential_reads_and_not_on_random_ones() {
     assert!(stats.cached_pages <= 100 + 16);
 }
 
-/// Uncached calls would fill the cache, or drop what others keep in it.
+/// Uncached calls neither fill the cache nor drop pages that were in it.
 #[test]
 fn uncached_calls_leave_nothing_and_older_pages_stay() {
     let dir = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn uncached_calls_leave_nothing_and_older_pages_stay() {
     assert_eq!(file.size(), 64 * MIB as u64);
 }
 
-/// A program would never learn that its data was not written, or learn it for ever.
+/// A program learns once of each file that its data was not written.
 #[test]
 fn a_failed_writeback_is_told_once_per_file_and_tried_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -189,7 +189,7 @@ fn a_failed_writeback_is_told_once_per_file_and_tried_again() {
     late.close().unwrap();
 }
 
-/// An error of the server would lose data that a sync had acknowledged.
+/// Errors of the server lose no data that a sync has acknowledged.
 #[test]
 fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
     for every in 2..9 {
@@ -236,7 +236,7 @@ fn errors_at_every_nth_request_lose_nothing_that_was_acknowledged() {
     }
 }
 
-/// A large direct call would take one piece after another, or count what was never read.
+/// All pieces of a large direct call are under way at once, and only those that were read count.
 #[test]
 fn direct_pieces_are_sent_together_and_a_short_or_failed_one_ends_the_call() {
     let dir = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ fn direct_pieces_are_sent_together_and_a_short_or_failed_one_ends_the_call() {
     );
 }
 
-/// A direct read would miss a cached write, or the other way round.
+/// Direct reads see cached writes, and cached reads see direct writes.
 #[test]
 fn direct_and_cached_calls_see_each_other() {
     let dir = tempfile::tempdir().unwrap();
@@ -311,7 +311,7 @@ fn direct_and_cached_calls_see_each_other() {
     );
 }
 
-/// Two threads that write to one page would lose one of the writes.
+/// Threads that write to one page lose none of the writes.
 #[test]
 fn threads_on_one_file_lose_no_write() {
     let dir = tempfile::tempdir().unwrap();
@@ -358,7 +358,7 @@ fn threads_on_one_file_lose_no_write() {
     }
 }
 
-/// A call on names or attributes would give another result than the host's.
+/// Calls on names and attributes give the host's results.
 #[test]
 fn names_and_attributes() {
     let dir = tempfile::tempdir().unwrap();
@@ -435,7 +435,7 @@ fn names_and_attributes() {
     assert_eq!(e.raw_os_error(), Some(libc::EISDIR));
 }
 
-/// A cache would outlive the file's change by somebody else.
+/// A file that is opened again shows another program's changes.
 #[test]
 fn a_reopened_file_shows_what_others_changed() {
     let dir = tempfile::tempdir().unwrap();
@@ -457,7 +457,7 @@ fn a_reopened_file_shows_what_others_changed() {
     assert_eq!(read(), b"three");
 }
 
-/// A future of a call would never be woken.
+/// The future of a call is woken when the call ends.
 #[test]
 fn a_completion_can_be_awaited() {
     struct Thread(std::thread::Thread);
@@ -486,7 +486,7 @@ fn a_completion_can_be_awaited() {
     }
 }
 
-/// copy_range would copy what was there before a cached write.
+/// copy_range copies what was written before it, cached or not.
 #[test]
 fn ranges_are_copied_with_what_is_cached_of_them() {
     let dir = tempfile::tempdir().unwrap();

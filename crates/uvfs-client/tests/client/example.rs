@@ -27,7 +27,7 @@ fn mounted(at: &Path) -> Option<Mounted<Memory>> {
     }
 }
 
-/// The example of a file system in memory would not work when mounted.
+/// The example of a file system in memory works when it is mounted.
 #[test]
 fn a_mount_is_a_file_system() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ fn a_mount_is_a_file_system() {
     assert_eq!(fs::read_dir(at).unwrap().count(), 0, "it is unmounted");
 }
 
-/// The example would not serve clients.
+/// The example serves clients.
 #[test]
 fn a_client_takes_over_a_file_of_the_mount() {
     let dir = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn a_client_takes_over_a_file_of_the_mount() {
     file.close().unwrap();
 }
 
-/// The example would not work in a process without a mount.
+/// The example works in a process without a mount.
 #[test]
 fn a_program_uses_it_without_a_mount() {
     let session = Session::unmounted(Memory::new(), SessionOptions::default()).unwrap();

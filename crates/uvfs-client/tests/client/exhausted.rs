@@ -14,7 +14,7 @@ use uvfs_testing::{Need, has};
 use crate::common::{DEADLINE, eventually, rw};
 use crate::server::Server;
 
-/// Nobody's, so that this user has no other processes.
+/// No other process runs as this user.
 const USER: u32 = 54_399;
 /// How many processes and threads it may have.
 const PROCESSES: u64 = 24;
@@ -71,7 +71,7 @@ fn entries(pid: Pid, of: &str) -> u64 {
     std::fs::read_dir(dir).unwrap().count() as u64
 }
 
-/// A server that has let nobody in yet.
+/// A server that has no client yet.
 fn begin(dir: &Path, user: Option<u32>) -> Server {
     std::fs::create_dir_all(dir.join("data")).unwrap();
     std::fs::write(dir.join("data/f"), "contents").unwrap();
@@ -115,7 +115,7 @@ fn is_refused(attempt: io::Result<Client>, what: &str) -> bool {
     }
 }
 
-/// Somebody attaches and is served.
+/// A client attaches and is served.
 fn is_well(dir: &Path) {
     let client = attach(dir, 4 << 20).unwrap();
     let file = client.open("f", rw()).unwrap();
@@ -124,8 +124,7 @@ fn is_well(dir: &Path) {
     assert_eq!(&read, b"contents");
 }
 
-/// If the server let a client wait that it can't let in, or kept what it had taken for it, this would hang or
-/// the counts would grow.
+/// Without descriptors the server refuses a client at once, and keeps nothing that it had taken for it.
 #[test]
 fn without_descriptors_a_client_is_refused_and_nothing_is_kept() {
     let mut refused = 0;
@@ -160,7 +159,7 @@ fn without_descriptors_a_client_is_refused_and_nothing_is_kept() {
     assert!(refused >= 12, "{refused}");
 }
 
-/// If a thread that can't be made left its fellows behind, or nobody told the client, the same.
+/// Without threads the server does the same, and ends those that it had begun.
 #[test]
 fn without_threads_a_client_is_refused_and_nothing_is_kept() {
     // The server runs as another user.
@@ -187,7 +186,7 @@ fn without_threads_a_client_is_refused_and_nothing_is_kept() {
     assert!(refused >= 1, "{refused}");
 }
 
-/// If the arena that does not fit were an invalid one, the program would be told what is not so.
+/// An arena that does not fit into memory is ENOMEM, not an invalid one.
 #[test]
 fn without_memory_a_client_is_refused_and_smaller_ones_are_not() {
     let dir = tempfile::tempdir().unwrap();

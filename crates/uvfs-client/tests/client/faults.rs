@@ -318,7 +318,7 @@ fn fails_everywhere(errno: Errno) {
     assert!(calls > 30, "{calls}");
 }
 
-/// ENOSPC at an unlucky call would lose data that was synced before.
+/// ENOSPC at any call loses no data that was synced before.
 #[test]
 fn no_space_at_any_call_loses_nothing_that_was_synced() {
     fails_everywhere(Errno::NOSPC);
@@ -376,7 +376,7 @@ impl BadPage {
     }
 }
 
-/// If pages that can be read failed with one that can't, a program would lose them, too, whichever way it reads.
+/// A page that can't be read fails no other page, whichever way a program reads.
 #[test]
 fn a_page_that_cannot_be_read_takes_no_other_with_it() {
     let session = Arc::new(Session::unmounted(BadPage, SessionOptions::default()).unwrap());

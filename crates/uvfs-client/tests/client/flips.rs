@@ -152,8 +152,8 @@ impl Flipped {
     }
 }
 
-/// If the server looked at memory twice, or trusted what it had not checked, it would panic, or the kind of
-/// request that did so would take from the client beside it what that has.
+/// The server reads memory once and checks what it read: no kind of request makes it panic, or take what the client
+/// beside has.
 #[test]
 fn memory_that_changes_under_every_kind_of_request_harms_only_its_client() {
     watch_for_panics();

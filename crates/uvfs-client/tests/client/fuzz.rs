@@ -83,7 +83,7 @@ fn drive(name: &str, mut run: impl FnMut(&[u8])) {
 /// Inputs that led to a finding once.
 const FOUND: &[&[u8]] = &[];
 
-/// A client could end the server by what it writes into its queue.
+/// No bytes that a client writes into its queue end the server.
 #[test]
 fn sessions_of_any_bytes() {
     let mut target = targets::Sessions::default();
@@ -92,21 +92,21 @@ fn sessions_of_any_bytes() {
     assert!(target.served > 100, "{}", target.served);
 }
 
-/// Anybody who reaches the socket could end the server.
+/// No bytes that reach the socket end the server.
 #[test]
 fn attach_messages_of_any_bytes() {
     let mut target = targets::Attaching::default();
     drive("attach", |input| target.run(input));
 }
 
-/// A request to the control socket could end the server.
+/// No request to the control socket ends the server.
 #[test]
 fn control_requests_of_any_bytes() {
     let mut target = targets::Controlling::default();
     drive("control", |input| target.run(input));
 }
 
-/// Clients would see different contents of one file.
+/// Clients see the same contents of one file.
 #[test]
 fn several_clients_agree_with_a_model() {
     let mut target = targets::Coherent::default();

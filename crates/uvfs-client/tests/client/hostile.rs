@@ -1,5 +1,5 @@
 //! Clients that break the rules: they change memory while the server reads it, guess other clients'
-//! numbers, or die at a bad moment. Nobody else may notice.
+//! numbers, or die at a bad moment. No other client may notice.
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -52,7 +52,7 @@ fn while_changing<T>(raw: &Raw, seg: Seg, words: [u64; 2], work: impl FnOnce() -
     })
 }
 
-/// A hostile client could take away nodes that others use.
+/// A hostile client takes away no nodes that others use.
 #[test]
 fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
     const RECORDS: usize = 3000;
@@ -108,7 +108,7 @@ fn a_batch_of_forgets_that_changes_while_it_is_read_takes_nothing_of_others() {
     assert_eq!(session.fs().known_inodes(), 0);
 }
 
-/// A hostile client could have the server count nodes that it never gave.
+/// The server counts no node for a client that it did not give.
 #[test]
 fn a_listing_that_changes_in_the_arena_gives_no_node() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn is_locked(file: &std::fs::File) -> bool {
     i32::from(flock.l_type) != libc::F_UNLCK
 }
 
-/// A client could release locks of another one.
+/// A client releases no locks of another one.
 #[test]
 fn nobody_drops_the_locks_of_a_guessed_owner() {
     let dir = tempfile::tempdir().unwrap();
@@ -292,7 +292,7 @@ fn short(takes: &[usize]) -> Arc<Session<Short>> {
     Arc::new(Session::unmounted(fs, SessionOptions::default()).unwrap())
 }
 
-/// A short write of recovery would count as a whole one.
+/// Recovery continues a short write, or reports the data as lost.
 #[test]
 fn what_a_dead_client_left_is_written_whole_or_counts_as_lost() {
     for (takes, written, end) in [
@@ -329,7 +329,7 @@ fn what_a_dead_client_left_is_written_whole_or_counts_as_lost() {
     }
 }
 
-/// A client could lock in the name of another one.
+/// A client locks in no other client's name.
 #[test]
 fn every_owner_of_locks_is_the_clients_own() {
     let session = short(&[]);

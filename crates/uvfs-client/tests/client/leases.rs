@@ -176,7 +176,7 @@ fn one_at_a_time(users: &[Vec<Box<dyn Use>>], seed: u64, ops: usize) {
     }
 }
 
-/// All at once, each counting up in its own places, which share pages with everybody else's.
+/// All at once, each counting up in its own places, which share pages with those of the others.
 fn all_at_once(users: Vec<Box<dyn Use>>, seed: u64, time: Duration) {
     const PLACES: u64 = 8;
     let n = users.len() as u64;
@@ -237,7 +237,7 @@ fn times() -> (usize, Duration) {
     }
 }
 
-/// A client would read what another one has since replaced.
+/// A client reads what another one wrote last.
 #[test]
 fn two_clients_one_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ fn two_clients_one_at_a_time() {
     one_at_a_time(&users, 1, times().0);
 }
 
-/// Clients at work at the same time would lose or mix up writes.
+/// Clients at work at the same time neither lose nor mix up writes.
 #[test]
 fn three_clients_all_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -264,7 +264,7 @@ fn three_clients_all_at_once() {
     all_at_once(users, 1, times().1);
 }
 
-/// A read of cached data would cost a request all the same.
+/// A read of cached data costs no request.
 #[test]
 fn what_is_cached_is_cached() {
     let dir = tempfile::tempdir().unwrap();
@@ -283,7 +283,7 @@ fn what_is_cached_is_cached() {
     assert_eq!(std::fs::read(&host).unwrap(), [1; 10_000]);
     let mut buf = [0; 10];
     assert_eq!(file.read_at(&mut buf, 5, Flags::empty()).unwrap(), 10);
-    // Nobody has been writing since: both may cache it, and a change reaches both.
+    // No client has been writing since: both may cache it, and a change reaches both.
     let other = b.open("f", rw()).unwrap();
     assert_eq!(other.read_at(&mut buf, 5, Flags::empty()).unwrap(), 10);
     other.write_at(&[2; 3], 5, Flags::empty()).unwrap();
@@ -301,7 +301,7 @@ fn what_is_cached_is_cached() {
     assert_eq!(other.stat().unwrap().size, 9);
 }
 
-/// Two clients that append would overwrite each other.
+/// Two clients that append don't overwrite each other.
 #[test]
 fn appends_of_several_clients_all_stay() {
     let dir = tempfile::tempdir().unwrap();
@@ -413,7 +413,7 @@ fn writes_as_told() {
     }
 }
 
-/// A client could keep others from a file for ever.
+/// A client that ignores a recall is cut off, so that others get the file.
 #[test]
 fn a_client_that_ignores_a_recall_is_cut_off_and_its_data_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -440,7 +440,7 @@ fn a_client_that_ignores_a_recall_is_cut_off_and_its_data_written() {
     assert_eq!(std::fs::read(&host).unwrap(), b"First");
 }
 
-/// Two recalls that cross would deadlock.
+/// Two recalls that cross do not deadlock.
 #[test]
 fn two_clients_that_wait_for_each_other_both_get_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -480,7 +480,7 @@ fn counts_up() {
     }
 }
 
-/// Data that a client wrote before it was killed would be lost.
+/// Data that a client wrote before it was killed is not lost.
 #[test]
 fn a_client_killed_with_a_lease_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();

@@ -110,7 +110,7 @@ fn two_files_lock(one: &Client, other: &Client) {
     assert_eq!(wrong.raw_os_error(), Some(libc::EBADF));
 }
 
-/// Two clients would both get an exclusive lock.
+/// An exclusive lock excludes other clients.
 #[test]
 fn locks_of_one_client_and_of_two() {
     let dir = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn locker_to_be_killed() {
     }
 }
 
-/// A killed client's locks would keep others out for ever.
+/// A killed client's locks are released.
 #[test]
 fn a_killed_client_leaves_no_locks() {
     let dir = tempfile::tempdir().unwrap();
@@ -164,7 +164,7 @@ fn a_killed_client_leaves_no_locks() {
     });
 }
 
-/// A client could not end while it waits for a lock.
+/// A client can end while it waits for a lock.
 #[test]
 fn a_client_that_waits_for_a_lock_can_go() {
     let dir = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ fn syncs(backend: impl Backend, data: &Path) {
             let real = std::fs::read(data.join("f")).unwrap();
             assert_eq!(&real[i as usize * 5000..][..5], b"again");
         } else {
-            // Several at a time, and one that nobody waits for.
+            // Several at a time, and one that no thread waits for.
             drop(file.submit_sync(false));
             let mut both = [file.submit_sync(true), file.submit_sync(false)];
             eventually("both", || both.iter_mut().all(|p| p.is_done()));
@@ -225,7 +225,7 @@ fn syncs(backend: impl Backend, data: &Path) {
     file.close().unwrap();
 }
 
-/// One of the ways to wait for an fsync would never return.
+/// Every way to wait for an fsync returns.
 #[test]
 fn fsync_can_be_waited_for_polled_and_awaited() {
     let dir = tempfile::tempdir().unwrap();
@@ -235,7 +235,7 @@ fn fsync_can_be_waited_for_polled_and_awaited() {
     syncs(Server::from(socket), &dir.path().join("data"));
 }
 
-/// A program would not learn that its data was not written.
+/// A program learns once that its data was not written.
 #[test]
 fn an_asynchronous_fsync_tells_of_failed_writeback_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -253,7 +253,7 @@ fn an_asynchronous_fsync_tells_of_failed_writeback_once() {
     assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), [1; 10_000]);
 }
 
-/// A client in the server's process would deadlock with it.
+/// A client in the server's process does not deadlock with it.
 #[test]
 fn a_client_in_the_servers_own_program() {
     let dir = tempfile::tempdir().unwrap();

@@ -442,7 +442,7 @@ fn small() -> Config {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
-    /// Some sequence of reads, writes and truncations would give other bytes than an array does.
+    /// Every sequence of reads, writes and truncations gives the bytes that an array does.
     #[test]
     fn a_file_is_a_file(calls in prop::collection::vec(call(), 1..60)) {
         run(&calls, 1, small());

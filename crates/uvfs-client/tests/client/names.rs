@@ -327,7 +327,7 @@ fn dirs() -> (tempfile::TempDir, PathBuf, PathBuf) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
-    /// Some sequence of changes of names would give another tree than the host's.
+    /// Every sequence of changes of names gives the host's tree.
     #[test]
     fn names_are_names(calls in prop::collection::vec(call(), 1..60)) {
         let (_dir, data, host) = dirs();

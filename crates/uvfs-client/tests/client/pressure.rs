@@ -95,7 +95,7 @@ fn program_in_the_group() {
     assert!(peak >= 16 * MIB, "{peak}");
 }
 
-/// The kernel would kill a program whose cache does not fit its control group.
+/// A program whose cache does not fit its control group is not killed.
 #[test]
 fn a_cache_above_the_limit_of_its_control_group_gives_way() {
     let Some(group) = Group::new() else {

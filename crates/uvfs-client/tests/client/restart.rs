@@ -86,7 +86,7 @@ fn step(file: &File, host: &Path, model: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-/// A restart of the server would end its clients or lose their data.
+/// A restart of the server neither ends its clients nor loses their data.
 #[test]
 fn clients_go_on_when_the_server_is_killed_and_started_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn clients_go_on_when_the_server_is_killed_and_started_again() {
     }
 }
 
-/// An append that was under way at a restart would be done twice, or not at all.
+/// An append is done once, also when a restart interrupts it.
 #[test]
 fn appended_lines_are_there_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn appended_lines_are_there_once() {
                 let line = count.load(Ordering::Relaxed);
                 match log.append(format!("{line:09}\n").as_bytes(), Flags::empty()) {
                     Ok(_) => {}
-                    // Of the one that was under way nobody knows.
+                    // The one that was under way may have been made.
                     Err(e) => {
                         assert_eq!(e.raw_os_error(), Some(libc::ENOTCONN));
                         doubtful.push(line);
@@ -199,7 +199,7 @@ fn appended_lines_are_there_once() {
     assert!(expected == lines, "{counts:?} {around:?} {doubtful:?}");
 }
 
-/// Calls would hang for ever without a server, or dirty data be dropped.
+/// Calls without a server fail after a time, and dirty data stays.
 #[test]
 fn without_a_server_calls_fail_after_the_bound_and_what_is_dirty_waits() {
     let dir = tempfile::tempdir().unwrap();
@@ -239,7 +239,7 @@ fn without_a_server_calls_fail_after_the_bound_and_what_is_dirty_waits() {
     file.close().unwrap();
 }
 
-/// A program could not exit while its server is away.
+/// A program can exit while its server is away.
 #[test]
 fn a_client_that_ends_without_a_server_does_not_hang() {
     let dir = tempfile::tempdir().unwrap();
@@ -253,7 +253,7 @@ fn a_client_that_ends_without_a_server_does_not_hang() {
     drop(client);
 }
 
-/// After a restart a client would write to another file of the same name.
+/// After a restart a client writes to no other file of the same name.
 #[test]
 fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     let dir = tempfile::tempdir().unwrap();
@@ -297,7 +297,7 @@ fn files_that_were_removed_or_replaced_are_stale_and_renamed_ones_are_found() {
     assert_eq!(std::fs::read(data.join("replaced")).unwrap(), b"ANOTHER");
 }
 
-/// A client would put old pages over what others wrote during the restart.
+/// A client overwrites nothing that others wrote during the restart.
 #[test]
 fn what_others_changed_meanwhile_is_seen_and_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ fn what_others_changed_meanwhile_is_seen_and_not_overwritten() {
     assert_eq!(std::fs::read(data.join("touched")).unwrap(), b"BYuched");
 }
 
-/// A client would write its data to another server's files.
+/// A client writes nothing to the server of another source.
 #[test]
 fn another_source_on_the_socket_is_refused_until_ours_is_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -367,7 +367,7 @@ fn another_source_on_the_socket_is_refused_until_ours_is_back() {
     assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"ours");
 }
 
-/// A client would go on without the lock that it had.
+/// A client takes its locks again, and loses a file whose lock another one took.
 #[test]
 fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -380,7 +380,7 @@ fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
     lost.lock(LockKind::Exclusive).unwrap();
     lost.write_at(b"dirty", 0, Flags::empty()).unwrap();
     server.kill();
-    // Somebody is faster.
+    // Another client is faster.
     let _server = Server::start_at(dir.path(), "data", "sock2");
     let theirs = Client::new(
         Socket::connect(dir.path().join("sock2")).unwrap(),
@@ -412,7 +412,7 @@ fn locks_are_taken_again_and_a_file_whose_lock_is_lost_fails() {
     again.lock(exclusive).unwrap();
 }
 
-/// Data that the old server wrote would be written over newer data.
+/// A client writes nothing again that the old server wrote.
 #[test]
 fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
     let dir = tempfile::tempdir().unwrap();
@@ -422,7 +422,7 @@ fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
     file.write_at(b"first", 0, Flags::empty()).unwrap();
     server.end();
     assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"first");
-    // Somebody else changes it before it is read again.
+    // The host changes it before the client reads it again.
     std::fs::write(dir.path().join("data/f"), b"second").unwrap();
     let server = Server::start(dir.path(), "data");
     file.sync_all().unwrap();
@@ -439,7 +439,7 @@ fn a_server_that_ended_in_order_has_written_and_nothing_is_written_twice() {
     assert_eq!(std::fs::read(dir.path().join("data/f")).unwrap(), b"FOURTH");
 }
 
-/// If the client took what its server could not write at its end for written, it would be lost without a word.
+/// An fsync reports what the old server could not write at its end.
 #[test]
 fn what_a_server_could_not_write_at_its_end_is_told_once_it_is_back() {
     const LIMIT: u64 = 10_000;
@@ -478,7 +478,7 @@ fn what_a_server_could_not_write_at_its_end_is_told_once_it_is_back() {
     assert_eq!(code(large.sync_all()), Some(libc::EIO));
 }
 
-/// A removal that was under way at a restart would fail, or never be done.
+/// Names are removed at the new server as at the old one.
 #[test]
 fn names_are_removed_at_a_server_that_came_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -522,7 +522,7 @@ fn names_are_removed_at_a_server_that_came_back() {
     });
 }
 
-/// If the client trusted whoever listens at the path, another user would get what it has cached.
+/// The client hands its memory only to a server of the same user as before.
 #[test]
 fn another_users_server_gets_no_memory() {
     if !has(&[Need::Root]) {

@@ -33,7 +33,7 @@ fn client_of(dir: &Path, memory: usize) -> std::io::Result<Client> {
     Client::new(Server::connect(dir.join("sock")).unwrap(), config)
 }
 
-/// Sessions would pile up in the server.
+/// A session ends with its client.
 #[test]
 fn a_client_that_is_dropped_leaves_its_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn a_client_that_is_dropped_leaves_its_server() {
     eventually("it is gone", || served.report().clients.is_empty());
 }
 
-/// A call over shared memory would give another result than one on the host.
+/// A call over shared memory gives the host's result.
 #[test]
 fn files_names_and_attributes_over_shared_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -123,7 +123,7 @@ fn files_names_and_attributes_over_shared_memory() {
     client.unlink("d/g").unwrap();
 }
 
-/// Threads of one client would take each other's answers.
+/// Each thread of a client gets its own answers.
 #[test]
 fn threads_share_a_session() {
     let dir = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ fn threads_share_a_session() {
     }
 }
 
-/// Clients would wait for ever for a server that ended.
+/// Clients of a server that ended get an error.
 #[test]
 fn a_server_that_goes_leaves_its_clients_with_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ fn serve_two(dir: &Path) -> Clients {
     serve(dir, limits)
 }
 
-/// A client that asks for too much, or points out of its arena, would take a place, memory or data of others.
+/// A client that asks for too much, or points out of its arena, takes no place, memory or data of others.
 #[test]
 fn hostile_clients_harm_nobody_else() {
     let dir = tempfile::tempdir().unwrap();
@@ -240,7 +240,7 @@ fn hostile_clients_harm_nobody_else() {
     );
 }
 
-/// One client after another would use up the server's memory.
+/// The server admits only so many clients at a time.
 #[test]
 fn a_third_client_finds_no_place_while_two_are_there() {
     let dir = tempfile::tempdir().unwrap();
@@ -287,7 +287,7 @@ fn writer_to_be_killed() {
     }
 }
 
-/// Data that a client wrote before it was killed would be lost.
+/// Data that a client wrote before it was killed is not lost.
 #[test]
 fn what_a_killed_client_has_written_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,7 +336,7 @@ fn what_a_killed_client_has_written_is_not_lost() {
     assert!(real.len() > end);
 }
 
-/// Copies or extended attributes would fail over shared memory.
+/// Copies and extended attributes work over shared memory.
 #[test]
 fn open_files_copy_ranges_and_have_attributes_over_shared_memory() {
     let dir = tempfile::tempdir().unwrap();

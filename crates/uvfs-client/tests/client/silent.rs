@@ -27,7 +27,7 @@ fn code<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<i32> {
     result.unwrap_err().raw_os_error()
 }
 
-/// If one wait had no end, the call that makes it would hang this test.
+/// Every wait of a call has an end.
 #[test]
 fn every_kind_of_call_ends_when_its_server_answers_nothing() {
     type Call = fn(&Client, &uvfs_client::File) -> Option<i32>;
@@ -94,8 +94,7 @@ fn every_kind_of_call_ends_when_its_server_answers_nothing() {
     });
 }
 
-/// If the time were counted from the first request on, or a stop of any length ended the session, the call
-/// would fail.
+/// A server that stops for less than the bound, and then goes on, fails no call.
 #[test]
 fn a_server_that_goes_on_in_time_has_lost_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +108,7 @@ fn a_server_that_goes_on_in_time_has_lost_nothing() {
         std::thread::scope(|scope| {
             let synced = scope.spawn(|| file.sync_all());
             std::thread::sleep(BOUND * 3 / 4);
-            assert!(!synced.is_finished(), "nobody has answered");
+            assert!(!synced.is_finished(), "the server has not answered");
             server.signal(Signal::CONT);
             synced.join().unwrap().unwrap();
         });
@@ -117,7 +116,7 @@ fn a_server_that_goes_on_in_time_has_lost_nothing() {
     }
 }
 
-/// If a single request that waits counted as a server's silence, nobody could wait for a lock.
+/// A single request that waits, as for a lock, is no silence of the server.
 #[test]
 fn a_lock_may_be_waited_for_longer() {
     let dir = tempfile::tempdir().unwrap();
@@ -135,7 +134,7 @@ fn a_lock_may_be_waited_for_longer() {
     });
 }
 
-/// If attaching had no end, a program would not begin.
+/// Attaching to a silent server fails after a time.
 #[test]
 fn attaching_to_a_silent_server_ends() {
     let dir = tempfile::tempdir().unwrap();

@@ -144,7 +144,7 @@ fn serve(place: &Place, data: &Path) -> (Clients, PathBuf) {
     (clients, socket)
 }
 
-/// Uncached calls would fill the host's page cache.
+/// Uncached calls leave nothing in the host's page cache.
 #[test]
 fn the_host_keeps_nothing_of_uncached_calls() {
     let Some(place) = place() else { return };

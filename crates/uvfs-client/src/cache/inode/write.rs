@@ -87,7 +87,7 @@ impl Inode {
             );
             if dirtied.pages > 0 {
                 st.dirty += dirtied.pages;
-                // Under the lock: nobody can have written them yet.
+                // Under the lock: no writeback can have taken them yet.
                 self.cache.add_dirty(dirtied.idle);
                 if st.dirtied_at.is_none() {
                     st.dirtied_at = Some(Instant::now());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A stream would push everything else out of the cache.
+/// A stream pushes nothing else out of the cache.
 #[test]
 fn a_stream_larger_than_the_cache_passes_through_few_pages() {
     let want: Vec<u8> = (0..=255).cycle().step_by(3).take(4093).collect();
@@ -55,7 +55,7 @@ fn a_stream_larger_than_the_cache_passes_through_few_pages() {
     }
 }
 
-/// Writers that are faster than the server would use memory without limit.
+/// Writers that are faster than the server wait once the cache is full.
 #[test]
 fn writers_are_held_back_at_the_limit_and_the_cache_stays_within_its_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ fn writers_are_held_back_at_the_limit_and_the_cache_stays_within_its_memory() {
     }
 }
 
-/// Writers would hang where every writeback fails.
+/// Writers do not hang where every writeback fails.
 #[test]
 fn a_store_that_only_fails_does_not_hold_writers_for_ever() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ impl PageIo for Single {
     fn help(&self, _: &mut dyn FnMut() -> bool) {}
 }
 
-/// Client and server would wait for each other's memory.
+/// Client and server do not wait for each other's memory.
 #[test]
 fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
     let dir = tempfile::tempdir().unwrap();
@@ -275,7 +275,7 @@ fn a_one_thread_server_that_needs_pages_to_answer_a_write_does_not_deadlock() {
     }
 }
 
-/// Dirty pages would stay in memory until somebody syncs.
+/// Dirty pages are written after a time, without a sync.
 #[test]
 fn pages_age_and_are_written() {
     let dir = tempfile::tempdir().unwrap();

@@ -238,7 +238,7 @@ pub struct Sessions {
     world: World,
     hostile: Option<Hostile>,
     runs: usize,
-    /// Requests that the server took for real ones, as far as anybody looked.
+    /// Requests that the server took for real ones, as far as this target looked.
     pub served: usize,
 }
 

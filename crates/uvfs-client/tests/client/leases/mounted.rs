@@ -128,7 +128,7 @@ fn with_a_mount(transport: &str) {
     drop(clients);
 }
 
-/// The kernel and clients would see different contents of one file.
+/// The kernel and clients see the same contents of one file.
 #[test]
 fn two_clients_and_a_mount_over_dev() {
     with_a_mount("dev");
@@ -140,7 +140,7 @@ fn two_clients_and_a_mount_over_uring() {
     with_a_mount("uring");
 }
 
-/// A client would miss what the kernel has not written back yet.
+/// A client sees what the kernel has not written back yet.
 #[test]
 fn a_mount_that_writes_back() {
     let Some(mounted) = Mounted::over("writeback") else {
