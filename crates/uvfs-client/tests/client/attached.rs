@@ -87,8 +87,7 @@ fn a_thousand_clients_share_one_thread_for_each_core() {
 }
 
 /// A client shares the eventfd by which it rings with the server. One that blocks stops neither the recall of its
-/// lease
-/// nor the server's end.
+/// lease nor the server's end.
 #[test]
 fn a_bell_that_blocks_stops_nobody() {
     let dir = tempfile::tempdir().unwrap();
@@ -315,8 +314,7 @@ const WAYS: [Way; 5] = [
 ];
 
 /// No thread that serves or admits clients closes the descriptors that a client sent: a close may wait for the server
-/// of
-/// that file.
+/// of that file.
 #[test]
 fn no_thread_that_serves_others_closes_what_a_client_sent() {
     for (what, way) in WAYS {
