@@ -461,7 +461,7 @@ mod tests {
 
     use super::*;
 
-    /// A malicious image that takes over its reader could open and change files, start programs, or end others.
+    /// A reader that a malicious image has taken over opens and changes no files, starts no programs, and ends none.
     #[test]
     fn a_confined_thread_does_only_what_it_is_for() {
         let dir = tempfile::tempdir().unwrap();
@@ -515,7 +515,7 @@ mod tests {
         );
     }
 
-    /// What is signalled, and where by sockets without a path, Landlock alone can keep to itself.
+    /// Landlock keeps a confined server from signalling other processes, and from sockets without a path.
     #[test]
     fn a_confined_server_signals_and_reaches_nobody() {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};

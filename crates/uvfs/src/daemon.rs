@@ -82,7 +82,7 @@ impl Report {
         rustix::stdio::dup2_stdout(null.as_fd()).context(|| "standard output".into())?;
         // Without a system log the messages go to /dev/null.
         uvfs_cli::log::to_system();
-        // Only now: a mount point under autofs lets in nobody but the process group of the automounter (systemd's,
+        // Only now: a mount point under autofs lets in only the process group of the automounter (systemd's,
         // which starts mounts in its own group) until something is mounted there.
         rustix::process::setsid().context(|| "setsid".into())?;
         let wrote = self.socket.write_all(&[0]);

@@ -73,7 +73,7 @@ pub struct Args {
     remove: bool,
 }
 
-/// Whether somebody but root may put another file where `path` is. mount(8) runs the helper as root.
+/// Whether a user other than root may put another file where `path` is. mount(8) runs the helper as root.
 fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
     for part in path.ancestors() {
         let meta = std::fs::metadata(part)?;
@@ -292,7 +292,7 @@ mod tests {
         words.iter().map(OsString::from).collect()
     }
 
-    /// mount(8) and fstab could not mount uvfs.
+    /// The helper takes the command lines that mount(8) gives it.
     #[test]
     fn the_helper_is_called_as_mount_does() {
         let argv = words(&[

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// The command would panic when it parses its arguments.
+    /// The command line is well formed.
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();

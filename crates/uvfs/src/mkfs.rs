@@ -42,7 +42,7 @@ A size is taken from --size, from a device, or from a file that is not empty; ot
 source needs with a twentieth to spare, at least 300M.
 
 Existing contents are not overwritten without --force, but the remains of an interrupted mkfs are. The
-superblock is completed last: until then nobody takes the image for a file system.
+superblock is completed last: until then no program takes the image for a file system.
 
 A file that other programs remove, replace or cut off while it is copied is reported; zeros stand for
 what is gone.

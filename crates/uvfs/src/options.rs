@@ -433,7 +433,7 @@ impl Options {
 mod tests {
     use super::*;
 
-    /// A mount option would be ignored, or misspelt ones accepted.
+    /// The last of several words holds, and misspelt ones are refused.
     #[test]
     fn a_later_word_wins_and_nonsense_is_refused() {
         let mut options = Options::default();
@@ -469,7 +469,7 @@ mod tests {
         }
     }
 
-    /// A user of libfuse would have to find out one word after the other.
+    /// One error names all bad words, and says what to use.
     #[test]
     fn all_bad_words_are_named_with_what_to_use() {
         let mut options = Options::default();
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(error.messages(), [expected[3], expected[5]]);
     }
 
-    /// Words that users of libfuse type would be refused, or mean something else.
+    /// Words of libfuse mean what they mean there.
     #[test]
     fn words_of_libfuse() {
         let mut options = Options::default();
@@ -507,7 +507,7 @@ mod tests {
         assert!(options.parse(["max_read=100"]).is_err());
     }
 
-    /// A word in the help could not be typed, or one that can be typed is suggested nowhere.
+    /// The help has the words that can be typed, and no others.
     #[test]
     fn every_word_is_known() {
         for word in PLAIN.iter().chain(FSTAB) {

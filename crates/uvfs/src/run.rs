@@ -225,7 +225,7 @@ fn is_static(head: &[u8]) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// `uvfs run` would not warn that a static program can't be served.
+    /// A static program, which `uvfs run` can't serve, is recognised.
     #[test]
     fn static_programs_are_told_from_others() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();

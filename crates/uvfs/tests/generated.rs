@@ -30,7 +30,7 @@ fn subcommands() -> Vec<String> {
         .collect()
 }
 
-/// A command would have no manual page, or man(1) could not read it.
+/// Every command has a manual page that man(1) can read.
 #[test]
 fn every_command_has_a_manual_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,7 +102,7 @@ fn check_page(page: &Path) {
     }
 }
 
-/// A shell would refuse its completions.
+/// Shells accept their completions.
 #[test]
 fn shells_take_their_completions() {
     let dir = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ impl Drop for Off {
     }
 }
 
-/// Where root has not switched io_uring on, no mount would succeed, or nobody could tell why it is slow.
+/// Where root has not switched io_uring on, mounts use /dev/fuse, and say why; `--transport uring` fails.
 #[test]
 fn auto_falls_back_and_says_why_and_uring_fails() {
     if !has(&[Need::Mount(Transport::Uring), Need::Uvfs]) {

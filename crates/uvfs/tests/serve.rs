@@ -94,7 +94,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 7 + i / 4096) as u8).collect()
 }
 
-/// A client of `uvfs serve` would not see the host's files.
+/// A client of `uvfs serve` and the host see each other's files.
 #[test]
 fn what_a_client_writes_is_on_the_host_and_the_other_way_round() {
     let mut served = Served::start();
@@ -135,7 +135,7 @@ fn what_a_client_writes_is_on_the_host_and_the_other_way_round() {
     assert!(!served.socket().exists(), "the socket is gone");
 }
 
-/// SIGTERM would lose what clients wrote.
+/// SIGTERM loses nothing that clients wrote.
 #[test]
 fn a_server_that_is_told_to_end_writes_what_its_clients_left_dirty() {
     let mut served = Served::start();
@@ -151,7 +151,7 @@ fn a_server_that_is_told_to_end_writes_what_its_clients_left_dirty() {
     assert!(client.stat("dirty").is_err(), "the server is gone");
 }
 
-/// A second server would take the clients of the first.
+/// A second server takes no clients of one that is alive.
 #[test]
 fn a_socket_is_taken_from_a_dead_server_and_not_from_a_living_one() {
     let mut served = Served::start();
@@ -179,7 +179,7 @@ fn a_socket_is_taken_from_a_dead_server_and_not_from_a_living_one() {
     assert!(!served.socket().exists());
 }
 
-/// The error would not name the source or the socket.
+/// The error names the source that can't be served.
 #[test]
 fn what_cannot_be_served_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -363,7 +363,7 @@ fn mount_helper() -> Finding {
 mod tests {
     use super::*;
 
-    /// `uvfs doctor` would misjudge the kernel's version.
+    /// `uvfs doctor` reads the kernel's version.
     #[test]
     fn releases_have_numbers() {
         assert_eq!(version("6.18.0-rc3+"), Some((6, 18)));
@@ -373,7 +373,7 @@ mod tests {
         assert!(version("5.4.0") < Some(OLDEST) && version("6.1.0") > Some(OLDEST));
     }
 
-    /// Scripts could not tell two checks of `uvfs doctor --json` apart.
+    /// Each check of `uvfs doctor --json` has a name of its own.
     #[test]
     fn every_check_has_a_name_of_its_own() {
         let checks = all();

@@ -109,7 +109,7 @@ fn shown(path: &Path) -> String {
     escape(path.as_os_str().as_bytes())
 }
 
-/// Ends a command that writes to standard output. When nobody reads that any more there is
+/// Ends a command that writes to standard output. When no program reads that any more there is
 /// nothing to say.
 fn finish<T>(
     image: &Path,

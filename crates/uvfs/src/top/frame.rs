@@ -309,7 +309,7 @@ fn draw_stuck(frame: &mut Frame<'_>, area: Rect, span: &Span<'_>) {
 mod tests {
     use super::*;
 
-    /// The columns of `uvfs top` would not line up.
+    /// Numbers fit the columns of `uvfs top`.
     #[test]
     fn numbers_are_short() {
         let shorts = [0.0, 999.0, 1500.0, 2.5e6, 1e12].map(short);

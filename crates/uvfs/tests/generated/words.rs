@@ -39,7 +39,7 @@ fn image_of(dir: &Path, names: &[&[u8]]) -> PathBuf {
     image
 }
 
-/// A user would have to find the bad words one by one, without a word about what to use.
+/// One run names all bad words, and says what to use.
 #[test]
 fn all_bad_words_are_answered_at_once() {
     let words = "ro,alow_other,umask=022,nonsens,attr_timeout=soon,use_ino";
@@ -83,7 +83,7 @@ const FAILURES: &[&[&str]] = &[
     &["man", "/dev/null/{}"],
 ];
 
-/// A name of a file could write to the terminal, or look like a message of the command.
+/// No name of a file controls the terminal, or looks like a message of the command.
 #[test]
 fn no_name_reaches_the_terminal_as_it_is() {
     let name = b"\x1b]0;owned\x07\x1b[31m\nuvfs: all is well\x9b2J\xc2\x9b2J";
@@ -119,7 +119,7 @@ fn no_name_reaches_the_terminal_as_it_is() {
     }
 }
 
-/// An error of a library would be shown as its source code names it.
+/// No message shows an error as a library's source code names it.
 #[test]
 fn an_image_that_is_cut_off() {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn an_image_that_is_cut_off() {
     }
 }
 
-/// A program could not tell why a command failed, or would read an error as a result.
+/// With `--json` an error is JSON on standard error, and nothing is on standard output.
 #[test]
 fn errors_are_json_when_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn errors_are_json_when_asked_for() {
     }
 }
 
-/// `check` would count other inodes than `mkfs` has made, and JSON have no version.
+/// `mkfs`, `check` and `repair` count the same inodes, and their JSON has a version.
 #[test]
 fn commands_count_the_same_inodes() {
     let dir = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ const AWKWARD: &[&[u8]] = &[
     b"'a",
 ];
 
-/// A listing could drive a terminal, or a script would not get the names that there are.
+/// `uvfs ls` quotes names on a terminal, and gives scripts the names as they are.
 #[test]
 fn ls_shows_names_as_ls_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -288,7 +288,7 @@ fn ls_shows_names_as_ls_does() {
     assert_eq!(ours, theirs);
 }
 
-/// `-h` would print help where ls(1) has sizes.
+/// `-h` has ls(1)'s meaning.
 #[test]
 fn ls_has_sizes_for_people() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,7 +321,7 @@ fn ls_has_sizes_for_people() {
     assert!(help.status.success() && text(&help.stdout).contains("--human-readable"));
 }
 
-/// One command would take `64K` and another refuse it, or take it for something else.
+/// All commands take the same words for sizes.
 #[test]
 fn sizes_are_the_same_everywhere() {
     let dir = tempfile::tempdir().unwrap();
@@ -349,7 +349,7 @@ fn sizes_are_the_same_everywhere() {
     }
 }
 
-/// A mount would hide files, or the whole system, without a word.
+/// A mount point that holds something is refused.
 #[test]
 fn what_a_mount_would_hide() {
     let dir = tempfile::tempdir().unwrap();
@@ -369,7 +369,7 @@ fn what_a_mount_would_hide() {
     assert_eq!(fs::read(at.join("file")).unwrap(), b"mine");
 }
 
-/// Help would be wrapped by the terminal once more, or a command have none.
+/// Every command has help, which fits 100 columns and lists the exit statuses.
 #[test]
 fn help_fits() {
     for name in subcommands() {
@@ -388,7 +388,7 @@ fn help_fits() {
     }
 }
 
-/// A collector of logs could not read them, or would get all messages as errors.
+/// A collector can read the log as JSON, with the levels of messages.
 #[test]
 fn the_log_is_json_when_asked_for() {
     let dir = tempfile::tempdir().unwrap();

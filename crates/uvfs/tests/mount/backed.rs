@@ -22,8 +22,7 @@ fn figure(mount: &Mount, name: &str) -> u64 {
     }
 }
 
-/// If a database's writes cost a request each again, this fails; also if options no longer say which
-/// opens have a backing file.
+/// A database's writes cost no request each, and the options say which opens have a backing file.
 #[test]
 fn programs_that_work_on_a_file_need_no_requests() {
     let python = r#"
@@ -69,8 +68,8 @@ if flags & os.O_RDWR: assert os.pread(fd, 4096, 4096 * 7) == b"%4096d" % 7
     }
 }
 
-/// If a program that writes many small files paid for a backing file for each, or one that writes large
-/// files sent each write as a request, this fails.
+/// A program that writes many small files gets a backing file for the first alone, one that writes large files for
+/// each.
 #[test]
 fn a_file_gets_a_backing_file_if_the_last_one_was_large() {
     let python = r#"
@@ -186,8 +185,7 @@ fn store(file: &File, byte: u8) {
     }
 }
 
-/// If the mount shows an old size or time while the kernel writes to a file by itself, or misses what the
-/// host writes meanwhile, this fails.
+/// The mount shows the size and times of a file that the kernel writes by itself, and the host's writes to it.
 #[test]
 fn attributes_are_right_while_the_kernel_writes() {
     for transport in transports() {

@@ -1,5 +1,5 @@
 //! A mount when something else breaks: the server dies, the source is full, read-only or
-//! changed behind the mount's back, or everybody waits for a lock.
+//! changed behind the mount's back, or many programs wait for a lock.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -72,7 +72,7 @@ fn server_killed(transport: Transport) {
     }
 }
 
-/// Programs would hang on the mount of a server that was killed, or it could not be mounted again.
+/// No program hangs on the mount of a server that was killed, and it can be mounted again.
 #[test]
 fn server_killed_dev() {
     server_killed(Transport::Dev);
@@ -120,7 +120,7 @@ fn source_full(transport: Transport) {
     }
 }
 
-/// A full source would lose data that a write had acknowledged, or show another error than ENOSPC.
+/// A full source gives ENOSPC, and loses no data that a write has acknowledged.
 #[test]
 fn source_full_dev() {
     source_full(Transport::Dev);
@@ -155,7 +155,7 @@ fn assert_read_only(mount: &Mount) {
     }
 }
 
-/// A change on a read-only source would succeed, or fail by another error than EROFS.
+/// Changes on a read-only source fail with EROFS.
 #[test]
 fn source_read_only() {
     if !has(&[Need::Mount(Transport::Dev)]) {
@@ -170,7 +170,7 @@ fn source_read_only() {
     mount.unmount();
 }
 
-/// `-o ro` would let a program change the source.
+/// With `-o ro` no program changes the source.
 #[test]
 fn mounted_read_only() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -260,7 +260,7 @@ fn files_vanish(transport: Transport) {
     served.mount.unmount();
 }
 
-/// Files that the host removes would hang the programs that have them open, or end the server.
+/// Files that the host removes neither hang the programs that have them open nor end the server.
 #[test]
 fn files_vanish_dev() {
     files_vanish(Transport::Dev);
@@ -306,7 +306,7 @@ fn idle_costs_nothing(transport: Transport) {
     served.mount.unmount();
 }
 
-/// An idle server would keep a core busy.
+/// An idle server uses hardly any CPU time.
 #[test]
 fn idle_costs_nothing_dev() {
     idle_costs_nothing(Transport::Dev);
@@ -402,7 +402,7 @@ fn lock_waiters_wait_alone(transport: Transport) {
     }
 }
 
-/// Programs that wait for a lock would stop others, or more of them than there is room for would hang.
+/// Programs that wait for a lock stop no others, and all get it in the end.
 #[test]
 fn lock_waiters_dev() {
     lock_waiters_wait_alone(Transport::Dev);

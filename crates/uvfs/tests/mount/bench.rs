@@ -44,7 +44,7 @@ fn can_run_programs() -> bool {
     ])
 }
 
-/// `uvfs bench programs` would leave out a side, or leave files and mounts behind.
+/// `uvfs bench programs` measures each side, and leaves no files or mounts behind.
 #[test]
 fn programs_run_on_each_side() {
     if !can_run_programs() {
@@ -120,7 +120,7 @@ fn every_program_runs_twice_in_the_same_way() {
     assert!(is_empty(&dir));
 }
 
-/// A broken file system would count as a fast one.
+/// A file system on which a program fails or differs is named.
 #[test]
 fn a_side_on_which_a_program_fails_or_differs_is_named() {
     if !can_run_programs() {
@@ -150,7 +150,7 @@ fn a_side_on_which_a_program_fails_or_differs_is_named() {
     assert!(is_empty(&dir));
 }
 
-/// Ctrl-C would leave a mount behind.
+/// Ctrl-C leaves no mount behind.
 #[test]
 fn an_interrupted_suite_leaves_nothing_behind() {
     if !can_run_programs() {
@@ -175,7 +175,7 @@ fn an_interrupted_suite_leaves_nothing_behind() {
     assert!(is_empty(&dir));
 }
 
-/// A misspelt `--only` would measure nothing, and succeed.
+/// A misspelt `--only` is refused.
 #[test]
 fn a_program_that_does_not_exist_is_refused() {
     let scratch = Scratch::new();
@@ -216,7 +216,7 @@ fn all_runs_the_benchmarks_that_are_named() {
     assert!(is_empty(&dir));
 }
 
-/// Ctrl-C in `bench all` would leave the current benchmark running.
+/// Ctrl-C in `bench all` ends the current benchmark.
 #[test]
 fn all_interrupted_leaves_nothing_behind() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -240,7 +240,7 @@ fn all_interrupted_leaves_nothing_behind() {
     assert!(is_empty(&dir) && is_empty(&out));
 }
 
-/// `uvfs bench load` would leave out a point of its curve.
+/// `uvfs bench load` measures each point of its curve.
 #[test]
 fn load_measures_each_point_on_each_side() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -278,7 +278,7 @@ fn load_measures_each_point_on_each_side() {
     assert_eq!(fs::read_dir(&dir).unwrap().count(), before);
 }
 
-/// Ctrl-C would leave busy processes behind.
+/// Ctrl-C leaves no busy processes behind.
 #[test]
 fn an_interrupted_load_ends_its_processes() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

@@ -308,7 +308,7 @@ pub const CALLS: &[(&str, Call)] = &[
     ("chown to self", |p| chown(p, Some(rustix::process::geteuid().as_raw()), None)),
     ("chown to the same", |p| rustix::fs::stat(&p.file).and_then(|s| chown(p, Some(s.st_uid), Some(s.st_gid)))),
     ("chown to others", |p| chown(p, Some(1234), Some(1234))),
-    ("chown to nobody in particular", |p| chown(p, None, None)),
+    ("chown without an owner", |p| chown(p, None, None)),
     ("chgrp to own", |p| chown(p, None, Some(rustix::process::getegid().as_raw()))),
     ("chgrp to supplementary", |p| chown(p, None, Some(GROUP))),
     ("utimens now", |p| touch(p, UTIME_NOW, UTIME_NOW)),

@@ -340,7 +340,7 @@ fn with_each(function: &str) {
     }
 }
 
-/// A program on the mount would read old data of a file that a client writes, or the other way round.
+/// A program on the mount and a client see each other's writes to a file.
 #[test]
 fn a_client_and_the_kernel_see_one_file() {
     with_each("one_file");
@@ -354,13 +354,13 @@ fn long_lived(transport: Transport) -> Serve {
         .option("attr_timeout=600")
 }
 
-/// A client could write through a token of a descriptor that only reads.
+/// A token of a descriptor that only reads gives a client no write.
 #[test]
 fn tokens_give_no_more_than_the_descriptor() {
     with_each("hostile");
 }
 
-/// Another user's client could reach files that it never opened.
+/// Another user's client reaches only the files that it opened.
 #[test]
 fn another_user_is_a_guest() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -438,7 +438,7 @@ pub fn greedy(dir: &Path, _: &str) -> String {
     "ok".into()
 }
 
-/// If limits were for all users together, one could take everything from all others.
+/// Limits are for each user: one takes nothing from the others.
 #[test]
 fn a_guest_has_no_more_than_its_share() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -465,7 +465,7 @@ fn a_guest_has_no_more_than_its_share() {
     in_child(&served, "one_file", "", None);
 }
 
-/// A client would wait for ever for a mount that was taken away.
+/// Calls of a client end with the mount.
 #[test]
 fn clients_end_with_the_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -494,7 +494,7 @@ fn clients_end_with_the_mount() {
     }
 }
 
-/// A client would not find the server again that was killed and mounted anew.
+/// A client finds the next server of a mount that was killed and mounted anew.
 #[test]
 fn clients_of_a_mount_find_the_next_one() {
     for (transport, guest) in [
@@ -534,7 +534,7 @@ fn clients_of_a_mount_find_the_next_one() {
     }
 }
 
-/// Programs could not find the socket of a mount.
+/// Programs find the socket of a mount.
 #[test]
 fn the_socket_is_shown() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -559,7 +559,7 @@ pub fn refused(dir: &Path, _: &str) -> String {
     errno(Token::of(file.as_fd())).to_string()
 }
 
-/// A client would miss what the kernel has not written back yet.
+/// A client can't import a file whose data the kernel may not have written back yet.
 #[test]
 fn a_mount_that_writes_back_gives_no_tokens() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

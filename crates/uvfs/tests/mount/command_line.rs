@@ -37,7 +37,7 @@ fn mount(source: &Path, at: &Path) -> Command {
     command
 }
 
-/// A script could not tell wrong usage from a failure.
+/// Scripts can tell wrong usage from a failure by the exit status.
 #[test]
 fn usage_errors_exit_with_2() {
     if !has(&[Need::Uvfs]) {
@@ -60,7 +60,7 @@ fn usage_errors_exit_with_2() {
     }
 }
 
-/// A misspelt option would be ignored.
+/// A misspelt option is refused.
 #[test]
 fn unknown_mount_option() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -74,7 +74,7 @@ fn unknown_mount_option() {
     assert!(outcome.stderr.contains("no_such_option"), "{outcome}");
 }
 
-/// A value that makes no sense would be taken for another one.
+/// A value that makes no sense is refused.
 #[test]
 fn bad_values_of_options() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -123,7 +123,7 @@ fn no_fuse_on_the_machine() {
     assert!(!at.exists(), "the mount point that was made stayed");
 }
 
-/// A source that can't be served would give an empty mount.
+/// A source that can't be served is refused.
 #[test]
 fn source_is_neither_directory_nor_image() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -144,7 +144,7 @@ fn source_is_neither_directory_nor_image() {
     assert!(mounted(&at).is_none());
 }
 
-/// The error would not name the mount point.
+/// The error names the mount point.
 #[test]
 fn mount_point_cannot_be_made() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -165,7 +165,7 @@ fn mount_point_cannot_be_made() {
     );
 }
 
-/// `--help` or `--version` would fail, or go to standard error.
+/// `--help` and `--version` succeed, and print to standard output.
 #[test]
 fn help_and_version() {
     if !has(&[Need::Uvfs]) {
@@ -180,7 +180,7 @@ fn help_and_version() {
     run(uvfs().args(["mount", "--help"])).ok();
 }
 
-/// A misspelt source would be made, or served empty.
+/// A missing source is refused.
 #[test]
 fn missing_source() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -195,7 +195,7 @@ fn missing_source() {
     assert!(mounted(&at).is_none());
 }
 
-/// A plain file would be served as if it were a directory.
+/// A plain file is not served as a directory.
 #[test]
 fn source_is_a_file() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -209,7 +209,7 @@ fn source_is_a_file() {
     assert!(mounted(&at).is_none());
 }
 
-/// Something would be mounted over a file.
+/// Nothing is mounted over a file.
 #[test]
 fn mount_point_is_a_file() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -223,7 +223,7 @@ fn mount_point_is_a_file() {
     assert!(mounted(&file).is_none());
 }
 
-/// The README's first command would fail.
+/// A missing mount point is made, as the README says.
 #[test]
 fn missing_mount_point_is_made() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -241,7 +241,7 @@ fn missing_mount_point_is_made() {
     unmounted.ok();
 }
 
-/// Two mounts would lie on top of each other unasked.
+/// A second mount on a mount point is refused.
 #[test]
 fn mounted_already() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -340,7 +340,7 @@ fn in_the_background(transport: Transport) {
     assert_eq!(fs::read_to_string(source.join("new")).unwrap(), "more\n");
 }
 
-/// `uvfs mount` would return before the mount answers, or stay attached to the terminal.
+/// `uvfs mount` returns once the mount answers, and is then detached from the terminal.
 #[test]
 fn in_the_background_dev() {
     in_the_background(Transport::Dev);
@@ -379,7 +379,7 @@ fn systemd_is_told_when_the_mount_answers() {
     outcome.expect("it ends").ok();
 }
 
-/// Without `default_permissions` nobody gets more than the files' modes allow.
+/// Without `default_permissions` a user gets no more than the files' modes allow.
 #[test]
 fn permissions_hold_without_the_option() {
     if !has(&[

@@ -1,5 +1,5 @@
 //! Files that are opened with O_DIRECT: the kernel reads and writes the host's file itself, where it may,
-//! and nobody sees anything but the one file.
+//! and all programs and clients see the one file.
 
 mod agreement;
 
@@ -68,7 +68,7 @@ fn copy(at: &Path) -> std::process::Command {
     shell(COPY, &[at])
 }
 
-/// Direct reads and writes would go through the server and cost a request each.
+/// Direct reads and writes go to the host without requests to the server.
 #[test]
 fn the_kernel_reads_and_writes_by_itself() {
     for transport in transports() {
@@ -193,7 +193,7 @@ pub fn opener(dir: &Path, seed: &str) -> String {
     "ok".into()
 }
 
-/// Opens of one file in different ways at once would fail with EIO or EBUSY.
+/// Opens of one file in different ways at once succeed.
 #[test]
 fn no_open_fails() {
     for transport in transports() {
@@ -350,7 +350,7 @@ pub fn leases(dir: &Path, _: &str) -> String {
     "ok".into()
 }
 
-/// A client would cache a file that the kernel changes without a request.
+/// A client gets no lease of a file that the kernel changes without a request.
 #[test]
 fn nobody_has_leases_of_what_is_the_kernels() {
     for transport in transports() {
@@ -383,7 +383,7 @@ os.open("first", os.O_WRONLY | os.O_CREAT)
 b = os.open("buffered", os.O_WRONLY | os.O_CREAT)
 for i in range(50): assert os.pwrite(b, b"text", i * 4) == 4
 print(os.fstat(d).st_size, os.fstat(b).st_size)
-# What is only looked up, and listed with its contents, is in nobody'"'"'s way.
+# A file that is only looked up, and listed with its contents, hinders no direct open.
 for i in range(20):
     (entry,) = [e for e in os.scandir(".") if e.name == "seen"]
     assert entry.stat().st_size == os.stat("seen").st_size == 4096
@@ -435,7 +435,7 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
-/// A file that the kernel reads by itself would outlive its server and its mount.
+/// A file that the kernel reads by itself ends with its server and its mount.
 #[test]
 fn a_killed_server_leaves_a_dead_mount() {
     for transport in transports() {

@@ -90,7 +90,7 @@ fn root_is_told_what_its_mounts_have() {
     assert!(!mounts.contains("uvfs-doctor"), "{mounts}");
 }
 
-/// `uvfs doctor` would fail for users who are not root.
+/// `uvfs doctor` works for users who are not root.
 #[test]
 fn a_user_is_told_what_takes_root() {
     use Need::Program;
@@ -185,7 +185,7 @@ fn a_machine_without_fuse_is_not_ready() {
     }
 }
 
-/// A device that only root may open would be called ready for users, whom fusermount3 does not help there.
+/// A device that only root may open is not called ready for users, whom fusermount3 does not help there.
 #[test]
 fn a_device_for_root_alone_is_not_ready_for_users() {
     use Need::Program;

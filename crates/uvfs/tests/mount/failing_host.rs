@@ -74,9 +74,8 @@ fn can() -> bool {
     has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("python3")])
 }
 
-/// If a write that the host takes in part counted as whole, or the signal that comes with it (SIGXFSZ) ended the
-/// server, bytes would be lost in silence, or everybody's mount. Here the server's own limit for the size of files
-/// cuts writes short.
+/// A write that the host takes in part is a short one for the caller, and the signal that comes with it (SIGXFSZ)
+/// does not end the server. Here the server's own limit for the size of files cuts writes short.
 #[test]
 fn a_write_that_the_host_takes_in_part_is_one_that_the_caller_sees() {
     const LIMIT: u64 = 250_000;
@@ -113,8 +112,7 @@ fn a_write_that_the_host_takes_in_part_is_one_that_the_caller_sees() {
     }
 }
 
-/// If an error of the host's disk were lost on its way, a program would take its data for safe. The disk is a
-/// sparse file on a file system that gets full.
+/// A program's fsync reports an error of the host's disk. The disk is a sparse file on a file system that gets full.
 #[test]
 fn an_error_of_the_hosts_disk_comes_with_the_sync() {
     if !can() {
@@ -144,8 +142,8 @@ fn an_error_of_the_hosts_disk_comes_with_the_sync() {
     }
 }
 
-/// If a read that hangs counted as a server's silence, or kept its program from being ended, a file on a mount
-/// that hangs would take all others with it.
+/// A read that hangs is no silence of the server, and does not keep its program from being ended: other files are
+/// served meanwhile.
 #[test]
 fn a_read_that_hangs_takes_nothing_else_under_uvfs_run() {
     if !can() {
@@ -205,8 +203,8 @@ fn a_read_that_hangs_takes_nothing_else_under_uvfs_run() {
     served.mount.unmount().ok();
 }
 
-/// If the server wrote what a dead client left file by file, and gave all leases back at its end, a file on a mount
-/// that hangs would keep the others for as long: nobody could read them, and what they got would not be there.
+/// A file on a mount that hangs delays no other file that a dead client left: the others can be read, and have all
+/// that the client wrote.
 #[test]
 fn what_a_dead_client_left_waits_for_no_mount_that_hangs() {
     if !can() {
@@ -384,9 +382,8 @@ const READS: &str = "import os, sys\n\
     \x20 if read != bytes([page]) * 4096: bad.append((page, read))\n\
     print(error, had, bad, os.fstat(fd).st_size)";
 
-/// If a read that failed behind some bytes were a short one, every cache would take that for the end of the file:
-/// cat(1) would succeed with a part of it, or with zeros. If it failed with pages that can be read, they would be
-/// lost with the bad one.
+/// A read that fails behind some bytes is no short one, which every cache would take for the end of the file. The
+/// pages around the bad one are read.
 #[test]
 fn a_bad_place_of_the_hosts_disk_is_no_end_of_a_file() {
     let ways = [
@@ -415,7 +412,7 @@ fn a_bad_place_of_the_hosts_disk_is_no_end_of_a_file() {
     });
 }
 
-/// If an error or a short write of the host were lost on its way, a program would take its data for safe.
+/// A program learns of an error of the host, and a short write of the host is continued.
 #[test]
 fn a_write_to_a_bad_place_fails_and_one_that_is_short_is_gone_on_with() {
     let ways = [
@@ -461,8 +458,8 @@ fn on_failing_hosts(ways: &[(Way, &str)], test: impl Fn(&str, (Way, &str), usize
     }
 }
 
-/// If `uvfs stats` asked the mount where its server is, it would wait for a source that hangs, just when somebody
-/// wants to know why; and it would find no server of a file system that has no extended attributes.
+/// `uvfs stats` finds the server without a call on the mount: it waits for no source that hangs, and needs no
+/// extended attributes.
 #[test]
 fn stats_are_shown_of_a_source_that_hangs_and_one_without_attributes() {
     if !can() {
@@ -481,7 +478,7 @@ fn stats_are_shown_of_a_source_that_hangs_and_one_without_attributes() {
     let mut stats = Running::start(uvfs().arg("stats").arg(&served.mount.at));
     let shown = stats.wait(SOON);
     host.signal(Signal::CONT);
-    let text = shown.expect("it asks nobody who hangs").ok();
+    let text = shown.expect("it asks no server that hangs").ok();
     let server = served.mount.server.pid();
     assert!(
         text.contains(&format!("server     pid {server},")),

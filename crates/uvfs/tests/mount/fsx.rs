@@ -55,7 +55,7 @@ fn exercise(transport: Transport, option: &str) {
     served.mount.unmount();
 }
 
-/// A random mix of writes, truncations, holes and mappings would read back something else than was written.
+/// A random mix of writes, truncations, holes and mappings reads back what was written.
 #[test]
 fn dev() {
     exercise(Transport::Dev, "");

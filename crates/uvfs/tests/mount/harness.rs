@@ -196,7 +196,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A running program whose output goes to files, so that nobody waits on a pipe.
+/// A running program whose output goes to files, so that it never waits on a pipe.
 pub struct Running {
     child: Child,
     what: String,

@@ -19,7 +19,7 @@ pub use silent::{attach_with_hung_files, crowd_of_open_files};
 /// The transport of tests that are about something else.
 const ANY: Transport = Transport::Dev;
 
-/// If only the text of the paths were compared, this server would come to serve its own mount, and hang.
+/// Whether a source contains the mount point does not depend on the path, so no server serves its own mount.
 #[test]
 fn a_source_that_contains_its_mount_point_by_another_path() {
     if !has(&[Need::Mount(ANY), Need::Uvfs]) {
@@ -52,7 +52,7 @@ fn a_source_that_contains_its_mount_point_by_another_path() {
     );
 }
 
-/// If a client of the control socket could take its time, it would hold up the server's end.
+/// A client of the control socket that takes its time does not hold up the server's end.
 #[test]
 fn a_slow_client_of_the_control_socket_holds_up_nobody() {
     if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")]) {

@@ -98,7 +98,7 @@ fn changes_show(transport: Transport) {
     assert_eq!(fs::read_to_string(report).unwrap(), "good");
 }
 
-/// A listing would miss or repeat files that were there all the time.
+/// A listing has each file once that was there all the time.
 #[test]
 fn changes_show_beside_listings_dev() {
     changes_show(Transport::Dev);

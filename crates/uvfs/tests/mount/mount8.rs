@@ -52,7 +52,7 @@ fn same(part: &str, lines: usize) {
     assert_eq!(kernel, uvfs);
 }
 
-/// systemd's automount units would deadlock on their own mount.
+/// systemd's automount units can mount uvfs.
 #[test]
 fn an_automount_is_mounted_by_the_automounters_process_group() {
     if !needed() || !has(&[Need::Program("python3")]) {
@@ -72,37 +72,37 @@ fn an_automount_is_mounted_by_the_automounters_process_group() {
     assert_eq!(outcome.ok(), "content");
 }
 
-/// Options of mount(8) would be refused, or not shown in mountinfo.
+/// Options of mount(8) are accepted, and mountinfo shows them.
 #[test]
 fn words() {
     same("words", 50);
 }
 
-/// A mount would allow what its source's mount forbids.
+/// A mount allows nothing that its source's mount forbids.
 #[test]
 fn restrictions_of_the_source() {
     same("inherited", 3);
 }
 
-/// `nosuid` and `nodev` would not hold.
+/// `nosuid` and `nodev` hold.
 #[test]
 fn set_user_id_and_devices() {
     same("privileges", 8);
 }
 
-/// df(1) would show other sizes than for the source.
+/// df(1) shows the sizes of the source.
 #[test]
 fn sizes() {
     same("sizes", 3);
 }
 
-/// A user could mount what fstab does not let him, or could not mount what it does.
+/// A user can mount what fstab allows him, and nothing else.
 #[test]
 fn by_a_user() {
     same("user", 2);
 }
 
-/// Names with spaces would not survive fstab and mountinfo.
+/// Names with spaces survive fstab and mountinfo.
 #[test]
 fn names_and_fstab() {
     if !needed() {

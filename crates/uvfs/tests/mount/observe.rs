@@ -70,7 +70,7 @@ impl Stuck {
     }
 }
 
-/// Nobody could see which request hangs, and on what.
+/// The log and `uvfs stats` name a request that hangs.
 #[test]
 fn a_stuck_request_is_logged_and_listed() {
     for transport in [Transport::Dev, Transport::Uring] {
@@ -235,7 +235,7 @@ impl Metrics {
     }
 }
 
-/// Prometheus would be told other numbers than `uvfs stats`.
+/// Prometheus gets the numbers of `uvfs stats`.
 #[test]
 fn metrics_are_the_numbers_of_the_report() {
     if !has(&[Need::Mount(ANY), Need::Uvfs]) {
@@ -453,7 +453,7 @@ fn number(shown: &str, word: &str) -> Option<String> {
     rest.split_whitespace().next().map(str::to_owned)
 }
 
-/// `uvfs top` would show nothing, or leave the terminal in raw mode.
+/// `uvfs top` shows the mount, and restores the terminal.
 #[test]
 fn top_in_a_terminal() {
     if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("setsid")]) {

@@ -269,15 +269,14 @@ const BY_NATURE: &[(&str, &str)] = &[
     ("clone", ""),
     // Its requests don't tell the two apart.
     ("pwritev2 RWF_NOAPPEND", ""),
-    ("chown to nobody in particular", ""),
+    ("chown without an owner", ""),
     // tmpfs alone takes set-group-id then.
     ("removexattr ACL", "(set-gid, no x, by owner)"),
     // The host's direct I/O is the kernel's page cache's.
     ("write O_DIRECT|O_APPEND", ""),
 ];
 
-/// The user that a set-user-id program, which everybody may write, runs as after nobody in particular has written to
-/// it.
+/// The user that a set-user-id program, which all users may write, runs as after a stranger has written to it.
 pub fn executed_after(dir: &Path, _: &str) -> String {
     let write: Call = |p| {
         let file = open(&p.file, OFlags::WRONLY)?;
@@ -331,7 +330,7 @@ pub fn executed_after(dir: &Path, _: &str) -> String {
     report
 }
 
-/// A set-user-id program would keep its privileges after it was changed.
+/// A set-user-id program loses its privileges when it is changed.
 #[test]
 fn set_user_id_programs_that_are_written_to() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -414,7 +413,7 @@ fn same_as_the_host(transport: Transport, kind: &str, options: &[&str]) {
     );
 }
 
-/// A call would give another result, or leave another state, than on the tmpfs below.
+/// Every call gives the result, and leaves the state, that it does on the tmpfs below.
 #[test]
 fn tmpfs() {
     same_as_the_host(Transport::Uring, "tmpfs", &["", "passthrough=all"]);

@@ -62,7 +62,7 @@ fn parse(report: &str) -> BTreeMap<String, Verdict> {
     verdicts
 }
 
-/// A failure in pjdfstest's report would go unnoticed.
+/// A failure in pjdfstest's report is noticed.
 #[test]
 fn report_is_read() {
     let report = "a::b    ok\nc::d   FAILED\n\tassertion failed\n  left: 0\nBacktrace:\n 0: x\n\
@@ -134,7 +134,7 @@ fn passes_what_the_host_passes(transport: Transport) {
     );
 }
 
-/// The mount would break POSIX where pjdfstest looks.
+/// The mount keeps POSIX where pjdfstest looks.
 #[test]
 fn dev() {
     passes_what_the_host_passes(Transport::Dev);

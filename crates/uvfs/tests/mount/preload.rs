@@ -116,7 +116,7 @@ fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
 }
 
-/// cp, tar, sort or another everyday program would leave other files under `uvfs run`.
+/// cp, tar, sort and other everyday programs leave the same files under `uvfs run`.
 #[test]
 fn everyday_programs() {
     if !can() {
@@ -142,7 +142,7 @@ fn everyday_programs() {
     }
 }
 
-/// Programs that live for milliseconds would pay for a session.
+/// Programs that live for milliseconds get no session.
 #[test]
 fn short_programs_are_left_to_the_kernel() {
     if !can() {
@@ -158,7 +158,7 @@ fn short_programs_are_left_to_the_kernel() {
     assert!(!outcome.stderr.contains("going on"), "{outcome}");
 }
 
-/// sqlite or git would corrupt its files under `uvfs run`.
+/// sqlite and git leave sound files under `uvfs run`.
 #[test]
 fn databases_and_repositories() {
     if !can() || !has(&["sqlite3", "git"].map(Need::Program)) {
@@ -186,7 +186,7 @@ fn databases_and_repositories() {
     same_as_host(How::Eager, Transport::Dev, &[], script);
 }
 
-/// fio would read back other blocks than it wrote.
+/// fio reads back the blocks that it wrote.
 #[test]
 fn fio_verifies() {
     if !can() || !has(&[Need::Program("fio")]) {
@@ -209,7 +209,7 @@ fn fio_verifies() {
     }
 }
 
-/// make or rsync would leave other files under `uvfs run`.
+/// make and rsync leave the same files under `uvfs run`.
 #[test]
 fn builds_and_copies() {
     if !can() || !has(&["cc", "rsync", "make", "ar"].map(Need::Program)) {
@@ -233,7 +233,7 @@ fn builds_and_copies() {
     served_as_on_the_host(script);
 }
 
-/// A random mix of calls would read back something else than was written under `uvfs run`.
+/// A random mix of calls reads back what was written under `uvfs run`.
 #[test]
 fn fsx() {
     if !can() || !has(&[Need::Tool("fsx")]) {
@@ -326,7 +326,7 @@ print("agreed")
     }
 }
 
-/// `uvfs run` would hide how the program ended.
+/// `uvfs run` ends with the program's exit status.
 #[test]
 fn exit_statuses_and_words() {
     if !can() {
@@ -352,7 +352,7 @@ fn exit_statuses_and_words() {
     assert!(run_it(&["--help"]).ok().contains("--report"));
 }
 
-/// `uvfs run --report` would not say which files the kernel served, or name a wrong reason.
+/// `uvfs run --report` says which files the kernel served, and why.
 #[test]
 fn the_report_says_why_the_kernel_served_a_file() {
     if !can() || !has(&[Need::Program("python3")]) {
@@ -398,7 +398,7 @@ fn the_report_says_why_the_kernel_served_a_file() {
     says(program, How::Eager, none, switched);
 }
 
-/// `uvfs stats` would not show a program while it is attached, or show wrong figures of it.
+/// `uvfs stats` shows a program while it is attached, with its figures.
 #[test]
 fn stats_of_each_client() {
     if !can() || !has(&[Need::Program("python3")]) {
@@ -449,8 +449,7 @@ while os.path.exists(sys.argv[2]): time.sleep(0.01)
     wait_for("its end", || json()["clients"] == serde_json::json!([]));
 }
 
-/// If the client did not know of it, a write to a mount that is to be synchronous would only be in the
-/// memory of the program that `uvfs run` serves.
+/// On a mount that is synchronous, a program's write under `uvfs run` is with the host when it returns.
 #[test]
 fn a_synchronous_mount_holds_nothing_back_under_uvfs_run() {
     if !has(&[

@@ -139,7 +139,7 @@ fn programs_cost_few_requests(transport: Transport) {
     }
 }
 
-/// An everyday program would cost more requests than it did, which shows as time.
+/// Everyday programs cost no more requests than are listed here: each shows as time.
 #[test]
 fn programs_cost_few_requests_dev() {
     programs_cost_few_requests(Transport::Dev);
@@ -201,7 +201,7 @@ pub fn beside(dir: &Path, host: &str) -> String {
         let mut seen = vec![0; expected.len()];
         reader.read_exact_at(&mut seen, 0).unwrap();
         assert!(seen == expected, "read in round {round}");
-        // SAFETY: the mapping has `len` bytes; nobody else uses it now.
+        // SAFETY: the mapping has `len` bytes; no other thread uses it now.
         let mapped = unsafe { std::slice::from_raw_parts(map, len) };
         assert!(mapped == &expected[..len], "mapped in round {round}");
         assert!(fs::read(host).unwrap() == expected, "host in round {round}");
@@ -240,7 +240,7 @@ fn flags_are_switched(mut writer: &File, mut reader: &File, expected: &mut Vec<u
     assert!(seen == *expected, "after the switches");
 }
 
-/// A reader would miss a write that came another way: by a mapping, directly, or appended.
+/// A reader sees writes that came another way: by a mapping, directly, or appended.
 #[test]
 fn writers_and_readers_of_all_kinds_agree() {
     for transport in transports() {

@@ -79,13 +79,13 @@ fn same_everywhere(part: &str) {
     }
 }
 
-/// A call would give another result under `uvfs run`.
+/// Every call gives the same result under `uvfs run`.
 #[test]
 fn every_call_on_every_kind_of_path() {
     same_everywhere("0");
 }
 
-/// Descriptors that are passed on or inherited would lead to other files under `uvfs run`.
+/// Descriptors that are passed on or inherited lead to the same files under `uvfs run`.
 #[test]
 fn descriptors_processes_and_places() {
     same_everywhere("1");
@@ -163,7 +163,7 @@ shutil.copytree("tree/b", "b2"); print(len(os.listdir("b2"))); shutil.rmtree("b2
     }
 }
 
-/// A database that is killed while it writes is whole, whoever looks.
+/// A database that is killed while it writes is whole.
 #[test]
 fn databases_are_killed() {
     if !can() || !has(&[Need::Program("sqlite3")]) {
@@ -200,7 +200,7 @@ fn databases_are_killed() {
     }
 }
 
-/// bonnie++ would fail under `uvfs run`.
+/// bonnie++ passes under `uvfs run`.
 #[test]
 fn bonnie() {
     if !can() || !has(&[Need::Program("bonnie++")]) {

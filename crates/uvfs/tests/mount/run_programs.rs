@@ -23,7 +23,7 @@ fn words(outcome: &Outcome) -> Vec<&str> {
 
 const COPY: &str = "cd \"$1\"; seq 100000 >a; dd if=a of=b bs=5000 status=none; cmp a b; md5sum b";
 
-/// Python's own file tests would fail under `uvfs run`.
+/// Python's own file tests pass under `uvfs run`.
 #[test]
 fn python() {
     if !can() || !has(&[Need::Program("python3")]) {
@@ -90,7 +90,7 @@ END
     served_as_on_the_host(script);
 }
 
-/// A program that can't be preloaded would fail under `uvfs run`.
+/// A program that can't be preloaded runs under `uvfs run`.
 #[test]
 fn a_static_program_runs_as_ever() {
     if !can() || !has(&[Need::Program("cc")]) {
@@ -233,7 +233,7 @@ while True:
     old.kill();
 }
 
-/// A program near its memory limit would fail under `uvfs run` and not without.
+/// A program near its memory limit runs under `uvfs run` as it does without.
 #[test]
 fn memory_at_its_limits() {
     if !can() {

@@ -135,7 +135,7 @@ fn same_as_the_host(transport: Transport) {
     );
 }
 
-/// A call's error, size, mode or contents would differ from a kernel file system's.
+/// A call's error, size, mode and contents are those of a kernel file system.
 #[test]
 fn dev() {
     same_as_the_host(Transport::Dev);

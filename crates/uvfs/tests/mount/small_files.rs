@@ -60,7 +60,7 @@ fn contents_come_with_the_open(transport: Transport) {
     assert!(requests(&served, "READ") > 0, "large files are read");
 }
 
-/// Reading a small file would cost a request more.
+/// Reading a small file costs no READ.
 #[test]
 fn contents_come_with_the_open_dev() {
     contents_come_with_the_open(Transport::Dev);

@@ -55,7 +55,7 @@ fn streams_and_small_requests_mix(transport: Transport) {
     served.mount.unmount();
 }
 
-/// Streams of several programs would lose or mix up data.
+/// Streams of several programs neither lose nor mix up data.
 #[test]
 fn dev() {
     streams_and_small_requests_mix(Transport::Dev);

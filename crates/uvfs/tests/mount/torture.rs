@@ -79,7 +79,7 @@ impl Call<'_> {
             "write", "write", "write", "append", "append", "rename", "sync", "synclog",
         ][random.below(8) as usize];
         if seq < FIRST {
-            // Bytes that nobody wrote before the server went stay with the mount that went, too.
+            // Bytes that were not written before the server went stay with the mount that went, too.
             file = seq as usize % FILES;
             what = ["write", "append"][usize::from(seq as usize >= FILES)];
         }
@@ -282,7 +282,7 @@ impl Model {
             };
             assert!(
                 kept || written(),
-                "{name}: the byte {byte} at {i} is nobody's"
+                "{name}: the byte {byte} at {i} comes from no write"
             );
         }
     }
@@ -525,7 +525,7 @@ fn rounds(transport: Transport, under_run: bool, killed: Killed) {
 
 macro_rules! nothing_acknowledged_is_lost_by_kill {
     ($($name:ident: $transport:ident, $under_run:literal, $killed:ident;)*) => { $(
-        /// If it fails, a write that was acknowledged is lost.
+        /// No write that was acknowledged is lost.
         #[test]
         fn $name() {
             rounds(Transport::$transport, $under_run, Killed::$killed);
@@ -547,7 +547,7 @@ nothing_acknowledged_is_lost_by_kill! {
     nothing_is_lost_when_both_are_killed_under_uvfs_run_uring: Uring, true, Both;
 }
 
-/// If the comparison could not fail, nothing would be shown by it.
+/// The comparison notices what is lost.
 #[test]
 fn the_notes_tell_what_is_lost() {
     let dir = tempfile::tempdir().unwrap();

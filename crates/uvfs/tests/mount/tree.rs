@@ -58,7 +58,7 @@ fn walk_once(root: &Path) -> usize {
     right
 }
 
-/// A large tree would not be found again as it was made.
+/// A large tree is found again as it was made.
 #[test]
 fn dev() {
     walked_under_a_descriptor_limit(Transport::Dev);

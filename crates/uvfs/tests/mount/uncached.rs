@@ -92,7 +92,7 @@ fn nothing_stays(transport: Transport, option: &str) {
     mount.unmount().ok();
 }
 
-/// `-o uncached` would fill the page cache all the same.
+/// `-o uncached` leaves nothing in the page cache.
 #[test]
 fn nothing_stays_cached_over_dev() {
     nothing_stays(Transport::Dev, "");

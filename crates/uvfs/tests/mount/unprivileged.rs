@@ -152,7 +152,7 @@ fn serves_its_user(transport: Transport) {
     assert!(!after, "still mounted");
 }
 
-/// A user without privileges could not mount, or would get those of root.
+/// A user without privileges can mount, and gets none of root's.
 #[test]
 fn dev() {
     serves_its_user(Transport::Dev);
@@ -164,7 +164,7 @@ fn uring() {
     serves_its_user(Transport::Uring);
 }
 
-/// A killed server would leave a dead mount, which its user may take away, and fusermount3 does with auto_unmount.
+/// With auto_unmount, fusermount3 takes away the mount of a user's server that was killed.
 #[test]
 fn auto_unmount() {
     use Need::*;

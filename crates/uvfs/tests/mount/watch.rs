@@ -214,7 +214,7 @@ grep -r nothing-has-this . || true; for i in $(seq 50); do test -e missing$i || 
 stat -c '%n %s' d/*; readlink e/link
 "#;
 
-/// The kernel would ask again for what has not changed.
+/// The kernel does not ask again for what has not changed.
 #[test]
 fn what_is_unchanged_is_not_asked_for_again() {
     if !has(&[Need::Mount(Transport::Uring), Need::Uvfs]) {
@@ -250,7 +250,7 @@ fn what_is_unchanged_is_not_asked_for_again() {
     }
     assert!(left.is_empty(), "{left:?}");
     // Programs that use the mount cause no events that lead anywhere. The first file that cp writes has a
-    // backing file, and the kernel's writes there look like somebody else's.
+    // backing file, and the kernel's writes there look like another program's.
     let script = r#"cd "$1"; cp -a d copy; mv copy other; chmod -R a+r other; rm -r other"#;
     mount.run(&mut shell(script, &[&mount.at])).ok();
     let watch = &stats(&mount)["watch"];
@@ -258,8 +258,8 @@ fn what_is_unchanged_is_not_asked_for_again() {
     assert_eq!(watch["told"], 0, "{watch}");
 }
 
-/// A directory that the host has just made can be worked in: being told of its name costs nobody a
-/// working directory.
+/// A directory that the host has just made can be worked in: the notification of its name takes no program's working
+/// directory away.
 #[test]
 fn a_new_name_is_not_dropped() {
     if !needs("tmpfs", Transport::Uring) {
@@ -300,7 +300,7 @@ pub fn mounts_below(mount: &Path, host: &str) -> String {
     "good".into()
 }
 
-/// A file system that is mounted below the source would show old contents for ever.
+/// Changes of a file system that is mounted below the source are seen.
 #[test]
 fn mounts_below_the_source_are_seen() {
     if !needs("tmpfs", Transport::Uring) {
@@ -316,7 +316,7 @@ fn mounts_below_the_source_are_seen() {
     );
 }
 
-/// Nobody could tell why the caches of a mount live shortly.
+/// `uvfs stats` says why the caches of a mount live shortly.
 #[test]
 fn who_does_not_watch_says_why() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

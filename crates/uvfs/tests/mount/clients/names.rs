@@ -421,7 +421,7 @@ pub fn random_names(dir: &Path, seed: &str) -> String {
     "ok".into()
 }
 
-/// The kernel would go on showing names that a client removed.
+/// The kernel no longer shows names that a client removed.
 #[test]
 fn the_kernel_sees_what_a_client_does_to_names() {
     for transport in [Transport::Dev, Transport::Uring] {
@@ -437,7 +437,7 @@ fn the_kernel_sees_what_a_client_does_to_names() {
     }
 }
 
-/// After changes by both a name would be there for one of them only.
+/// After changes by both, clients and the kernel have the same names.
 #[test]
 fn clients_and_the_kernel_agree_on_names() {
     for transport in [Transport::Dev, Transport::Uring] {

@@ -20,7 +20,7 @@ fn says(mount: &Mount, words: &[&str]) {
     assert!(said, "not {words:?}: {}", mount.server.stderr());
 }
 
-/// Who ends a busy server would see nothing happen, and the changes of its users would be lost.
+/// A busy server names its users, waits for them, and keeps their changes.
 fn in_use(transport: Transport) {
     if !has(&[Need::Mount(transport), Need::Uvfs]) {
         return;
@@ -61,7 +61,7 @@ fn a_server_in_use_uring() {
     in_use(Transport::Uring);
 }
 
-/// A mount that was to be ended by SIGINT would stay when its users are done.
+/// A mount that SIGINT ends goes when its users are done.
 #[test]
 fn an_interrupted_server_ends_with_its_last_user() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -78,7 +78,7 @@ fn an_interrupted_server_ends_with_its_last_user() {
     served.mount.expect_gone();
 }
 
-/// A server that users never let go of could only be killed, which leaves its mount behind.
+/// The last signal ends a server whose users never let go of it, and its mount.
 #[test]
 fn the_last_signal_cuts_users_off() {
     for transport in transports() {
@@ -115,7 +115,7 @@ fn with_word(word: &Path) -> usize {
         .count()
 }
 
-/// A killed server would leave a dead mount, although auto_unmount was asked for; or an orderly end a process.
+/// With auto_unmount a killed server leaves no dead mount, and an orderly end no process.
 #[test]
 fn auto_unmount() {
     for transport in transports() {
@@ -154,7 +154,7 @@ fn auto_unmount() {
     }
 }
 
-/// `uvfs umount` would stop at the first one that fails, or take mounts of other file systems.
+/// `uvfs umount` goes on after one that fails, and leaves mounts of other file systems.
 #[test]
 fn several_mounts() {
     if !has(&[

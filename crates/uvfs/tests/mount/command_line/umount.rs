@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// `uvfs umount` would not tell the mount of a killed server from one that works, or from none.
+/// `uvfs umount` and `uvfs mount` tell the mount of a killed server from one that works, and from none.
 #[test]
 fn dead_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -31,7 +31,7 @@ fn dead_mount() {
     Mount::new(&Serve::over(Transport::Dev), &served.source, &at).unmount();
 }
 
-/// Only who mounted it, and root, may unmount.
+/// Only root and the user who mounted it may unmount.
 #[test]
 fn umount_by_somebody_else() {
     if !has(&[
@@ -52,7 +52,7 @@ fn umount_by_somebody_else() {
     served.mount.unmount();
 }
 
-/// If `uvfs umount` did not wait for the server's end, the source would still be in use.
+/// `uvfs umount` waits for the server's end, after which the source is free.
 #[test]
 fn a_source_is_free_after_umount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -79,7 +79,7 @@ fn a_source_is_free_after_umount() {
     }
 }
 
-/// `uvfs umount` would succeed without doing anything.
+/// `uvfs umount` fails where there is nothing to unmount.
 #[test]
 fn umount_of_what_is_not_mounted() {
     if !has(&[Need::Uvfs]) {
@@ -101,7 +101,7 @@ fn umount_of_what_is_not_mounted() {
     );
 }
 
-/// `uvfs umount` would take away a file system of somebody else.
+/// `uvfs umount` takes away no other file system.
 #[test]
 fn umount_leaves_other_file_systems_alone() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -146,7 +146,7 @@ fn ended_by_signals(transport: Transport) {
     }
 }
 
-/// SIGTERM would leave a dead mount behind.
+/// SIGTERM, SIGINT and SIGHUP unmount.
 #[test]
 fn ended_by_signals_dev() {
     ended_by_signals(Transport::Dev);

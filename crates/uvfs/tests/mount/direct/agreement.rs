@@ -1,4 +1,4 @@
-//! The kernel, programs and clients see one file, whoever reads and writes it directly.
+//! The kernel, programs and clients see one file, also when some read and write it directly.
 
 use super::*;
 
@@ -385,25 +385,25 @@ fn one_file(option: &str) {
     }
 }
 
-/// A reader would see what a finished write has replaced where only some opens are direct.
+/// A reader sees the last finished write where only some opens are direct.
 #[test]
 fn everybody_sees_one_file_when_some_of_it_is_direct() {
     one_file("");
 }
 
-/// A reader would see what a finished write has replaced, with `passthrough=direct`.
+/// A reader sees the last finished write, with `passthrough=direct`.
 #[test]
 fn everybody_sees_one_file_when_all_that_is_direct_is_the_kernels() {
     one_file("passthrough=direct");
 }
 
-/// A reader would see what a finished write has replaced, with `passthrough=all`.
+/// A reader sees the last finished write, with `passthrough=all`.
 #[test]
 fn everybody_sees_one_file_when_all_of_it_is_the_kernels() {
     one_file("passthrough");
 }
 
-/// A reader would see what a finished write has replaced, without backing files.
+/// A reader sees the last finished write, without backing files.
 #[test]
 fn everybody_sees_one_file_when_nothing_of_it_is_the_kernels() {
     one_file("nopassthrough");

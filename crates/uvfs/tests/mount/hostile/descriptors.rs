@@ -47,8 +47,7 @@ const SENDS: &str = "import array, resource, socket, struct, sys, threading, tim
     print('flooded', flush=True)\n\
     time.sleep(1000)";
 
-/// If what one user sends could keep the threads that close it, sockets that wait for them would take all descriptors
-/// of the server.
+/// Sockets that one user sends, and whose close waits, take a bounded number of the server's descriptors.
 #[test]
 fn a_user_without_an_open_file_takes_no_descriptors() {
     if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")])

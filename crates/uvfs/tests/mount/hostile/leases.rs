@@ -56,8 +56,7 @@ pub fn crowd(dir: &Path, name: &str) -> String {
     began.elapsed().as_millis().to_string()
 }
 
-/// If those who wait for a lease could fill a queue for as long as its holder may take, one client
-/// would stop a whole mount with a file of its own.
+/// Requests that wait for a lease do not fill a queue: a client stops no mount with a file of its own.
 #[test]
 fn a_crowd_that_waits_for_a_lease_stops_nobody_else() {
     for transport in [Transport::Dev, Transport::Uring] {
@@ -123,8 +122,8 @@ fn killed_caller_ends(transport: Transport) -> bool {
     before
 }
 
-/// If interrupts were not looked at, a killed caller would stay until the lease came back; and if each
-/// counted, callers would get an error that no other file system gives.
+/// A killed caller ends before the lease comes back; another signal does not interrupt the wait, as on other file
+/// systems.
 #[test]
 fn a_killed_caller_waits_for_no_lease_and_a_signalled_one_does() {
     for transport in [Transport::Dev, Transport::Uring] {
@@ -136,8 +135,7 @@ fn a_killed_caller_waits_for_no_lease_and_a_signalled_one_does() {
     }
 }
 
-/// If an open waited on a queue's thread for a program of the host that does not give up its lease of the file, that
-/// program would stop the mount for 45 s, with a file of its own, and again.
+/// An open that waits for a program of the host, which does not give up its lease of the file, stops no queue.
 #[test]
 fn a_host_program_with_leases_stops_nobody() {
     if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("python3")]) {
@@ -192,7 +190,7 @@ const LEASES_AND_OPENS: &str = "import errno, fcntl, os, signal, sys, threading,
     print(len(refused), set(refused), flush=True)\n\
     time.sleep(1000)";
 
-/// If one user's opens of a file that it has a lease of could fill a queue, everybody else's requests would wait.
+/// One user's opens of a file that it has a lease of leave room for the requests of other users.
 #[test]
 fn a_users_lease_of_its_own_file_keeps_only_its_own_opens() {
     use std::os::unix::process::CommandExt;

@@ -31,8 +31,8 @@ const TRIES: &str = "import errno, os, sys, time\n\
     \x20 try: call(); print(name, 'done')\n\
     \x20 except OSError as e: print(name, errno.errorcode[e.errno])";
 
-/// If the server acted as root on what the kernel had checked by attributes that were old, a user could read, change
-/// and remove other users' files.
+/// The host checks again what the kernel has checked by old attributes: no user reads, changes or removes other
+/// users' files.
 #[test]
 fn what_the_kernel_checked_by_old_attributes_the_host_checks_again() {
     for transport in transports() {
@@ -95,8 +95,7 @@ fn as_user(at: &Path) -> Command {
     command
 }
 
-/// If a server that checks again took its own view for the caller's, members of a group could no longer use what is
-/// the group's.
+/// A server that checks again counts the caller's supplementary groups.
 #[test]
 fn a_supplementary_group_is_enough() {
     if !has(&[

@@ -17,8 +17,8 @@ use crate::child;
 use crate::harness::*;
 use crate::preload::{How, served_any, uvfs_run};
 
-/// If the library's waits had no end, a program would never have its files back from a server that answers
-/// nothing. Afterwards it is the kernel's call that waits, until the server goes on.
+/// The library's waits have an end, after which the kernel has the files of a server that answers nothing. The
+/// kernel's calls then wait until the server goes on.
 #[test]
 fn a_silent_server_gives_its_files_back_to_the_kernel() {
     const BOUND: Duration = Duration::from_secs(2);
@@ -57,7 +57,7 @@ fn a_silent_server_gives_its_files_back_to_the_kernel() {
     let waits = program.ended().is_none() && !program.stdout().contains("synced");
     served.mount.server.signal(Signal::CONT);
     assert!(given_up && took >= BOUND, "{took:?} {}", program.stderr());
-    assert!(waits, "nobody can have synced it");
+    assert!(waits, "the server can't have synced it");
     let outcome = program.wait(SOON).expect("it goes on");
     assert!(served_any(&outcome), "{outcome}");
     outcome.ok();
@@ -66,8 +66,7 @@ fn a_silent_server_gives_its_files_back_to_the_kernel() {
     assert!(fs::read(served.source.join("file")).unwrap() == expected);
 }
 
-/// If a host's call on a mount below the source kept its queue's thread, a neighbour that never answers
-/// would stop the whole mount.
+/// A call on a mount below the source that never answers holds no queue's thread.
 #[test]
 fn a_hung_mount_below_the_source_stops_nobody_else() {
     for transport in [Transport::Dev, Transport::Uring] {
@@ -153,8 +152,8 @@ pub fn crowd_of_open_files(dir: &Path, argument: &str) -> String {
     began.elapsed().as_millis().to_string()
 }
 
-/// If calls on open files waited on a queue's thread, or took the threads that its ring has for all files, those
-/// of a neighbour that never answers would stop the whole mount.
+/// Calls on open files of a mount that never answers hold no queue's thread, nor the threads that its ring has for
+/// all files.
 #[test]
 fn calls_on_open_files_of_a_hung_mount_stop_nobody_else() {
     if !has(&[Need::Mount(ANY), Need::Uvfs]) {
@@ -208,7 +207,7 @@ fn calls_on_open_files_of_a_hung_mount_stop_nobody_else() {
     }
 }
 
-/// Attaches with descriptors that nobody can close: of a file whose file system stopped answering.
+/// Attaches with descriptors whose close does not return: of a file whose file system stopped answering.
 pub fn attach_with_hung_files(dir: &Path, argument: &str) -> String {
     let (socket, flags) = argument.split_once(' ').unwrap();
     let flags = Path::new(flags);
@@ -234,7 +233,7 @@ pub fn attach_with_hung_files(dir: &Path, argument: &str) -> String {
     "ok".into()
 }
 
-/// If the server closed what a client sends itself, it would wait for whoever serves that file.
+/// The server's threads do not close what a client sends: a close may wait for the server of that file.
 #[test]
 fn descriptors_that_cannot_be_closed_stop_nobody() {
     if !has(&[Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")]) {

@@ -9,7 +9,7 @@ use std::process::Command;
 use super::ANY;
 use crate::harness::*;
 
-/// Somebody who has nothing to do with the server.
+/// A user who has nothing to do with the server.
 const USER: u32 = 54_321;
 
 /// The same, for other attacks.
@@ -17,9 +17,8 @@ pub fn user() -> u32 {
     USER
 }
 
-/// If the server kept the capability to exceed quotas (CAP_SYS_RESOURCE), every user of its mount would
-/// exceed theirs; the others are of no use to it, and of much to who takes it over. The effect on quotas
-/// itself is not seen here: kernels without them are common.
+/// The server drops the capability to exceed quotas (CAP_SYS_RESOURCE), so that no user of its mount exceeds theirs,
+/// and others that it has no use for. The effect on quotas itself is not seen here: kernels without them are common.
 #[test]
 fn no_thread_of_a_server_keeps_what_it_does_not_need() {
     const GIVEN_UP: [(u32, &str); 7] = [
@@ -51,7 +50,7 @@ fn no_thread_of_a_server_keeps_what_it_does_not_need() {
     assert!(threads > 1, "workers among them");
 }
 
-/// If the helper led to a file that a user may replace, mount(8) would run that user's program as root.
+/// The helper leads to no file that a user may replace, since mount(8) runs it as root.
 #[test]
 fn the_helper_leads_only_to_what_root_alone_can_change() {
     if !has(&[Need::Mount(ANY), Need::Uvfs]) {
@@ -86,7 +85,7 @@ fn the_helper_leads_only_to_what_root_alone_can_change() {
     assert_eq!(fs::read_link(&link).unwrap(), program);
 }
 
-/// If the mode of the control socket alone kept others out, they could ask before it is set.
+/// The control socket refuses other users, whatever its mode.
 #[test]
 fn the_control_socket_answers_no_other_user() {
     let needs = [Need::Mount(ANY), Need::Uvfs, Need::Program("getfattr")];
@@ -137,8 +136,7 @@ const FILLS: &str = "import os, sys\n\
     except OSError as e: assert e.errno == 28, e\n\
     print(at)";
 
-/// If the server took space as root for everybody, every user of its mount could take the blocks that the host's
-/// file system keeps for root, who then could not even log in.
+/// The server takes space as the caller, so that users leave the blocks that the host's file system keeps for root.
 #[test]
 fn blocks_that_are_kept_for_root_are_not_the_users() {
     let needs = [Need::Mount(ANY), Need::Uvfs, Need::Program("mkfs.ext4")];

@@ -53,7 +53,7 @@ END"##;
     assert!(served_any(&outcome), "{outcome}");
 }
 
-/// A position would be one after dup or fork where it should be two, or two where it should be one.
+/// Descriptors share a position after dup and fork, and have their own after an open.
 #[test]
 fn positions_are_shared_as_the_kernel_shares_them() {
     if !can() || !has(&[Need::Program("python3")]) {
@@ -147,7 +147,7 @@ fn signals_wait_for_the_end_of_a_call() {
     assert!(!outcome.stderr.contains("through the kernel"), "{outcome}");
 }
 
-/// fstat, fadvise or ioctl on a served file would answer other than the kernel.
+/// fstat, fadvise and ioctl on a served file answer as the kernel does.
 #[test]
 fn attributes_and_advice() {
     if !can() || !has(&[Need::Program("python3")]) {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Data that a process wrote would be lost when it is killed.
+/// Data that a process wrote before it was killed is not lost.
 #[test]
 fn killed() {
     if !can() || !has(&[Need::Program("python3")]) {

@@ -8,8 +8,7 @@ const SCRIPT: &str = "import os, sys\n\
     os.fsync(fd)\n\
     print(os.pread(fd, 5, 99_995), os.fstat(fd).st_size)";
 
-/// A server sees the number 0 of a client outside of its pid namespace. If it could not take that, the program would
-/// not be served, or the server would end.
+/// A server sees the number 0 of a client outside of its pid namespace, and serves it.
 #[test]
 fn a_server_in_a_pid_namespace_serves_programs_outside_of_it() {
     if !can() || !has(&["unshare", "python3"].map(Need::Program)) {

@@ -76,8 +76,8 @@ for bits in (0o6755, 0o2745, 0o4644):
     print(*(mode(kind + name) for kind in ("root", "opened-before", "opened-after", "cut")))
 "##;
 
-/// If a set-user-id program under `uvfs run` had no privileges, or did not see what its caller had written, it
-/// would not work; if a write left set-id bits, its writer could make a program of another user's.
+/// A set-user-id program under `uvfs run` has its privileges, and sees what its caller has written. A write clears
+/// the set-id bits, so that its writer makes no program of another user's.
 #[test]
 fn programs_with_privileges_and_writes_that_take_them_away() {
     if !can() || !has(&["python3", "cc"].map(Need::Program)) {

@@ -73,7 +73,7 @@ inherited() {
   mount -o remount,rw,suid,dev,exec "$dir/source"
 }
 
-# A set-user-id program and a device, used by somebody else.
+# A set-user-id program and a device, used by another user.
 privileges() {
   install -m 4755 -o 1234 "$(command -v id)" "$dir/source/id"
   rm -f "$dir/source/null"
@@ -142,7 +142,7 @@ names() {
   gone
 }
 
-# By nobody, as fstab permits.
+# By the user nobody, as fstab permits.
 as_user() {
   chown 65534 "$at"
   cat >"$dir/fstab"

@@ -41,7 +41,7 @@ check(open("child", "rb").read(), b"".join(b"%03d\n" % i for i in range(100)))
 one = os.open("file", os.O_RDONLY); os.read(one, 256)
 out = subprocess.run(["head", "-c", "16"], stdin=one, stdout=subprocess.PIPE).stdout
 check(out, data[256:272])
-# Appending: to the end, whoever made it longer.
+# Appending: to the end, whichever descriptor made it longer.
 log = os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 plain = os.open("log", os.O_RDWR)
 for i in range(10):

@@ -305,7 +305,7 @@ fn utimens_of_link_and_by_others(s: &mut Scene, times: &Timestamps) {
     );
     s.value("of link is", s.times("link")[1]);
     s.value("file keeps its own", s.times("file")[1]);
-    // Anyone who may write may say now; only the owner may say when.
+    // A user who may write may say now; only the owner may say when.
     s.chmod("file", 0o666).unwrap();
     let path = s.at("file");
     s.done(

@@ -296,7 +296,7 @@ pub fn play(dir: &Path, which: &str) -> String {
     report
 }
 
-/// Calls a function as nobody in a new directory of theirs.
+/// Calls a function as the user nobody in a new directory of theirs.
 fn as_nobody_in<T: Send>(s: &Scene, call: impl FnOnce(&Scene) -> T + Send) -> T {
     let dir = s.at("nobody's");
     fs::mkdir(&dir, Mode::from(0o755)).unwrap();

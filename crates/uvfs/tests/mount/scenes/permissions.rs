@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The file of nobody with a mode and a capability.
+/// The file of the user nobody with a mode and a capability.
 fn fresh(s: &Scene, mode: u32) {
     let file = s.file("file", "content");
     fs::fchown(

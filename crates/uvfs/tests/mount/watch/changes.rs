@@ -314,7 +314,7 @@ pub fn changes_are_seen((kind, transport, count): (&str, Transport, usize)) {
     );
 }
 
-/// A change on the host would never show on the mount.
+/// A change on the host shows on the mount.
 #[test]
 fn changes_are_seen_on_tmpfs() {
     changes_are_seen(KINDS[0]);

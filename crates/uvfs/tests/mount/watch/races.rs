@@ -169,7 +169,7 @@ pub fn races_end_well((kind, transport, _): (&str, Transport, usize)) {
     assert_eq!(stats(&mount)["watch"]["on"], true);
 }
 
-/// A change on the host that races with a lookup would leave an old entry in the kernel for ever.
+/// A change on the host that races with a lookup leaves no old entry in the kernel.
 #[test]
 fn races_end_well_on_tmpfs() {
     races_end_well(KINDS[0]);
