@@ -39,7 +39,7 @@ pub trait PageIo: Send + Sync {
     /// its own, so a request may end before this returns.
     fn submit(&self, batch: &mut Vec<Request>);
 
-    /// As [`PageIo::submit`], by a caller who can spare the time and whose processor's caches have
+    /// As [`PageIo::submit`], by a caller that can spare the time and whose processor's caches have
     /// the data: a backend that works in this process does the requests here and now.
     fn carry_out(&self, batch: &mut Vec<Request>);
 

@@ -556,8 +556,8 @@ impl Client {
         self.files().removexattr(found.node, name.as_ref())
     }
 
-    /// The descriptors that this client has open, for who must not close them by mistake, or has to
-    /// close them in a child process.
+    /// The descriptors that this client has open, for a caller that must not close them by mistake, or has to close
+    /// them in a child process.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let mut descriptors = self.backend().pages().descriptors();
         descriptors.extend(crate::cache::memory::descriptors());

@@ -97,7 +97,7 @@ pub(super) struct Chunk {
     pub(super) stale: Bits,
     /// It goes when its I/O ends, unless another call has used it.
     pub(super) dropbehind: Bits,
-    /// It was used since reclaim last looked. Set by readers, who share the lock.
+    /// It was used since reclaim last looked. Set by readers, which share the lock.
     referenced: [AtomicU64; WORDS],
 }
 

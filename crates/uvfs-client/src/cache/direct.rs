@@ -294,7 +294,7 @@ impl Direct {
         }
     }
 
-    /// Has who waits woken for each piece, so that [`Direct::copy_out`] keeps up with them.
+    /// Has the waiter woken for each piece, so that [`Direct::copy_out`] keeps up with them.
     pub(crate) fn hurry(&self) {
         self.eager.store(true, Ordering::Release);
     }
@@ -305,7 +305,7 @@ impl Direct {
         let mut copied = 0;
         let mut ended = false;
         while !ended {
-            // Once for each few pieces: who is woken by the first helps with those that are left.
+            // Once for each few pieces: a waiter woken by the first helps with those that are left.
             self.inode.cache.wait(&self.inode.event, || {
                 // Looked at first: what ended before it was set is copied after it.
                 ended = self.ended();

@@ -284,7 +284,7 @@ impl Inode {
 
     // Reading.
 
-    /// Copies what is cached at `offset`. `keep` marks the pages as used by a caller who wants
+    /// Copies what is cached at `offset`. `keep` marks the pages as used by a caller that wants
     /// them to stay.
     pub(crate) fn read_cached(&self, buf: &mut [u8], offset: u64, keep: bool) -> (usize, ReadStop) {
         let st = self.read_state();

@@ -26,7 +26,7 @@ impl File {
         self.current_size().unwrap_or_else(|_| self.0.inode.size())
     }
 
-    /// As [`File::size`], for those who want to know why it can't be told.
+    /// As [`File::size`], for a caller that wants to know why it can't be told.
     ///
     /// # Errors
     /// The backend's error.

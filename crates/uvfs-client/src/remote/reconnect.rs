@@ -38,7 +38,7 @@ pub(super) struct Ready {
     pub(super) descriptors: Descriptors,
 }
 
-/// A server that is gone, for who looks for the next.
+/// A server that is gone, for the search for the next.
 pub(super) struct Lost<'a> {
     /// Where that will be.
     pub(super) path: &'a Path,

@@ -104,11 +104,11 @@ pub(super) struct Session {
     pub(super) descriptors: Descriptors,
 }
 
-/// All that a session has open, and who wants to know when that begins and ends.
+/// All that a session has open, and the function to call when that begins and ends.
 pub(super) struct Descriptors {
     pub(super) open: Vec<RawFd>,
     pub(super) told: Option<OnDescriptor>,
-    /// Of the first session who wants to know asks by himself.
+    /// Not for the first session, whose descriptors the caller asks for by itself.
     pub(super) begins: bool,
 }
 

@@ -260,7 +260,7 @@ fn sends(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let _ = rustix::net::sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL);
 }
 
-/// What `attach::send` writes.
+/// The bytes that `attach::send` writes.
 fn message() -> [u8; 32] {
     let (ours, theirs) = UnixStream::pair().unwrap();
     attach::send(&ours, hello(), &[]).unwrap();

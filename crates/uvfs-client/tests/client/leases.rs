@@ -51,7 +51,7 @@ fn client(dir: &Path) -> Client {
     Client::new(Socket::connect(dir.join("sock")).unwrap(), config).unwrap()
 }
 
-/// A file as one of those who use it sees it.
+/// A file as one of its users sees it.
 trait Use: Send {
     fn read(&self, buf: &mut [u8], at: u64, how: Flags) -> usize;
     fn write(&self, buf: &[u8], at: u64, how: Flags);

@@ -101,7 +101,7 @@ fn a_cache_above_the_limit_of_its_control_group_gives_way() {
     let Some(group) = Group::new() else {
         return uvfs_testing::skip("needs root and memory control groups");
     };
-    // In memory that the group does not pay for, as who touches a page first does: a disk that others
+    // In memory that the group does not pay for, as the first to touch a page does: a disk that others
     // keep busy writes back too slowly for a group of version 1, which is killed then.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     fs::write(dir.path().join("data"), vec![1; DATA]).unwrap();

@@ -541,7 +541,7 @@ fn another_users_server_gets_no_memory() {
     let path = socket.clone();
     let (sender, received) = std::sync::mpsc::channel();
     let impostor = std::thread::spawn(move || {
-        // Of this thread alone; who listens is the one that clients see.
+        // Of this thread alone; clients see the user of the thread that listens.
         let nobody = rustix::process::Uid::from_raw(65534);
         rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -10,7 +10,7 @@ use uvfs_queue::arena::{PAGE_SIZE, Span};
 
 use super::{Inode, PAGE, place, push_seg};
 
-/// A read that was started for a caller who waits.
+/// A read that was started for a caller that waits.
 #[derive(Debug, Default)]
 pub(crate) struct Fill {
     left: AtomicU32,

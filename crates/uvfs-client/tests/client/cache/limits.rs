@@ -158,7 +158,7 @@ impl Nested {
                         .read_at(&mut buf, n % 512 * 4096, Flags::empty())
                         .unwrap();
                     assert_eq!((got, buf[0]), (4096, 6));
-                    // Slower than who writes, however slow that is: it has to wait for pages.
+                    // Slower than the writer, however slow that is: it has to wait for pages.
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 me.inner.submit(&mut vec![request]);

@@ -524,7 +524,7 @@ impl Coherent {
                 files[which] = client.open(name, rw).unwrap();
             }
             _ => {
-                // Under another name and back; who has it open does not notice.
+                // Under another name and back; clients that have it open do not notice.
                 let name = ["x", "y"][which];
                 client.rename(name, "z", 0).unwrap();
                 client.rename("z", name, 0).unwrap();
