@@ -445,7 +445,7 @@ fn unmount(mountpoint: &Path, force: bool) -> Result<(), Errno> {
         Err(Errno::PERM) => {}
         done => return done,
     }
-    // Without privileges, as fusermount3(1) does it for the one who mounted.
+    // Without privileges, as fusermount3(1) does it for the user who mounted.
     let mut command = Command::new("fusermount3");
     command.arg(if force { "-uqz" } else { "-uq" }).arg("--");
     command.arg(mountpoint).stdin(Stdio::null());

@@ -6,7 +6,7 @@ use uvfs_cli::{Error, Result};
 
 use super::server::{Kind, Peer, Target, check_names};
 
-/// Servers of others.
+/// Servers of other projects.
 #[derive(clap::Args)]
 pub struct Peers {
     /// Another file server: it is run without a shell, has to stay in the foreground, and is

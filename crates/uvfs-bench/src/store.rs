@@ -20,7 +20,7 @@ use uvfs_server::fs::{
 use uvfs_server::mount::{MountOptions, mount};
 use uvfs_server::{FileSystem, Server, ServerOptions, Session, SessionOptions};
 
-/// Nothing changes but by those who use it.
+/// Nothing changes but through the mount.
 const TTL: Duration = Duration::from_secs(3600);
 
 /// The store to serve until it is unmounted.
