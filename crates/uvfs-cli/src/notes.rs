@@ -17,8 +17,8 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// Reads notes: paragraphs, and tables whose lines are indented by two. What a term means stands behind two spaces, or
-/// in the lines below, indented by more.
+/// Reads notes: paragraphs, and tables whose lines are indented by two. The meaning of a term stands behind two
+/// spaces, or in the lines below, indented by more.
 pub fn read(notes: &str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let lines: Vec<&str> = notes.lines().collect();
