@@ -1,9 +1,9 @@
-//! Gives up what a program has no use for, so that who takes it over has little.
+//! Gives up what a program has no use for, so that an attacker who takes it over has little.
 //!
-//! A root server of a directory keeps the capabilities that serving takes. What reads an image, which may come from
-//! anywhere, is confined by lists of what it may do: the threads that serve one, and the commands that look into one
-//! or make one of an archive. They get next to no capabilities, open only the files that they are told to (Landlock),
-//! and make only the system calls of a list (seccomp); others fail with EPERM.
+//! A root server of a directory keeps the capabilities that serving takes. The code that reads an image, which may
+//! come from anywhere, is confined by lists of what it may do: the threads that serve one, and the commands that look
+//! into one or make one of an archive. They get next to no capabilities, open only the files that they are told to
+//! (Landlock), and make only the system calls of a list (seccomp); others fail with EPERM.
 //!
 //! Threads begin with what the one has that starts them. A server's first thread, which does no more than wait and
 //! unmount, stays as it was.
@@ -91,7 +91,7 @@ pub fn reader(engine: EngineKind) {
     confine(CapabilitySet::empty(), &Files::default(), &calls);
 }
 
-/// For a command that looks at all of an image that it has opened, or mends it. What it finds may not fit into memory.
+/// For a command that looks at all of an image that it has opened, or mends it. Its findings may not fit into memory.
 pub fn checker() {
     let files = Files {
         scratch: Some(std::env::temp_dir()),
@@ -187,7 +187,8 @@ fn confine_files(files: &Files) -> Result<RulesetStatus, Box<dyn std::error::Err
     Ok(status.ruleset)
 }
 
-/// What every program does: memory, threads, time, and what is done with descriptors. Opening is Landlock's to allow.
+/// The calls of every program: memory, threads, time, and what is done with descriptors. Opening is Landlock's to
+/// allow.
 const BASE: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_getres,
@@ -313,7 +314,7 @@ const BASE: &[libc::c_long] = &[
     libc::SYS_time,
 ];
 
-/// Of those who use io_uring. What a ring does is not asked for here: it takes Landlock to confine that.
+/// Of programs that use io_uring. This list does not confine what a ring does: that takes Landlock.
 const RINGS: &[libc::c_long] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
@@ -343,7 +344,7 @@ const SERVING: &[libc::c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// Of those who write files.
+/// Of programs that write files.
 const MAKING: &[libc::c_long] = &[
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
@@ -353,7 +354,7 @@ const MAKING: &[libc::c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// Of those who make files of every kind, with all that belongs to them.
+/// Of programs that make files of every kind, with all that belongs to them.
 const COPYING: &[libc::c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -439,7 +440,7 @@ fn allow_calls(lists: &[&[libc::c_long]]) -> Result<(), Box<dyn std::error::Erro
         (libc::SYS_clone3, Vec::new()),
         (
             libc::SYS_ioctl,
-            // What is put into a terminal's input a shell takes for typed.
+            // A shell takes for typed what is put into a terminal's input.
             vec![
                 only(1, SeccompCmpOp::Eq, TIOCSTI)?,
                 only(1, SeccompCmpOp::Eq, TIOCLINUX)?,

@@ -188,7 +188,7 @@ fn hides_nothing(source: &Path, path: &Path) -> Result<()> {
     if source == path {
         return Ok(());
     }
-    // What may not be listed is none of this user's either.
+    // A user who may not list it has nothing there to hide.
     let holds = std::fs::read_dir(path).is_ok_and(|mut list| list.next().is_some());
     match holds {
         true => Err(Error::new(format!(
@@ -489,7 +489,7 @@ fn mounted<F: FileSystem>(
     }
 }
 
-/// Tells the one who ends a server what it waits for: on the terminal, or in the system's log.
+/// Tells the user who ends a server what it waits for: on the terminal, or in the system's log.
 fn say(what: &str) {
     match log::is_system() {
         true => tracing::error!("{what}"),

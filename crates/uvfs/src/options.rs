@@ -90,7 +90,7 @@ pub struct Options {
     pub passthrough: Passthrough,
     pub allow_other: bool,
     pub default_permissions: bool,
-    /// What the mount point holds may be hidden.
+    /// The mount may hide what its mount point holds.
     pub nonempty: bool,
     /// The mount goes with its server, however that ends.
     pub auto_unmount: bool,

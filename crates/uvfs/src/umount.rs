@@ -46,7 +46,7 @@ pub struct Args {
     /// All mounts of uvfs, the last one first
     #[arg(short, long, conflicts_with = "mountpoints")]
     all: bool,
-    /// Print who uses the file system with this device number: [`users_by_child`]
+    /// Print the processes that use the file system with this device number: [`users_by_child`]
     #[arg(long, hide = true, value_name = "MAJOR:MINOR", exclusive = true)]
     users_of: Option<String>,
     /// The mount points
@@ -80,8 +80,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// Who uses a mount, for its server. A server has given up the capability to look into other processes, which a child
-/// of root gets again.
+/// The processes that use a mount, for its server. A server has given up the capability to look into other processes,
+/// which a child of root gets again.
 pub fn users_by_child(mount: &Mount) -> String {
     let child = Command::new("/proc/self/exe")
         .args(["umount", "--users-of", mount.number()])

@@ -90,7 +90,7 @@ impl Opened {
     }
 }
 
-/// Opens an image as the command line says, and warns. What reads it from then on is confined by `confine`.
+/// Opens an image as the command line says, and warns. `confine` confines all that reads it from then on.
 fn open(path: &Path, access: &Access, confine: impl FnOnce(EngineKind)) -> Result<Volume> {
     let device = open_device(path, access.direct)?;
     confine(access.engine);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// What a word of others is here.
+/// The meaning of a foreign word here.
 #[derive(Clone, Copy, Debug)]
 pub enum Foreign {
     /// Always so, or of no effect that a program could see.
@@ -150,7 +150,7 @@ const FOREIGN: &[(&str, Foreign)] = &[
     ("writeback_cache", Is("writeback")),
 ];
 
-/// What a word of others is, if it is one.
+/// The meaning of a foreign word, if it is one.
 pub fn foreign(name: &str) -> Option<Foreign> {
     let found = FOREIGN.binary_search_by_key(&name, |(word, _)| word);
     found.ok().map(|at| FOREIGN[at].1)
@@ -165,7 +165,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     (distance <= 1 + word.len() / 5).then_some(name)
 }
 
-/// The names of all words of others.
+/// The names of all foreign words.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FOREIGN.iter().map(|(name, _)| *name)
 }

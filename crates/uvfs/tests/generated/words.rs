@@ -1,4 +1,4 @@
-//! What the command says: errors for people and for programs, names that come from elsewhere, sizes and help.
+//! The words of the command: errors for people and for programs, names that come from elsewhere, sizes and help.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -149,7 +149,7 @@ pub fn client_of(dir: &Path) -> Client {
     Client::new(Server::connect(socket).unwrap(), config).unwrap()
 }
 
-/// Opens of both kinds at once, by many and by some who are killed: none fails.
+/// Opens of both kinds at once, by many threads and by processes that are killed: none fails.
 pub fn opener(dir: &Path, seed: &str) -> String {
     let work = |seed: u64| {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);

@@ -1,5 +1,4 @@
-//! What the kernel of the mount knows of a file follows what others do to it: sizes that grow, and pages beside direct
-//! writes.
+//! The kernel of the mount sees what others do to a file: sizes that grow, and pages beside direct writes.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,7 +17,7 @@ use crate::harness::*;
 
 const PAGE: usize = 4096;
 
-/// Who makes a file longer.
+/// The side that makes a file longer.
 enum Writer<'a> {
     Host(&'a Path),
     Client(uvfs_client::Client),
@@ -101,7 +100,7 @@ pub fn grown(dir: &Path, argument: &str) -> String {
     wait_for("the file", || dir.join("file").exists());
     for write in [false, true] {
         for call in ["sendfile", "splice", "copy_file_range", "FIONREAD", "mmap"] {
-            // What the host does behind a client's lease, that client does not see.
+            // A client does not see what the host does behind its lease.
             let by = if who == "host" {
                 &path
             } else {
@@ -173,7 +172,7 @@ mod aio {
     /// Submits writes and waits for all of them.
     ///
     /// # Safety
-    /// What they write from has to live.
+    /// The memory that they write from has to live.
     pub unsafe fn write(context: u64, writes: &mut [Iocb]) {
         let mut pointers: Vec<*mut Iocb> = writes.iter_mut().map(std::ptr::from_mut).collect();
         let mut events = vec![IoEvent::default(); writes.len()];

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// One of those who use the file at the same time.
+/// One of the users of the file at the same time.
 enum Opened {
     Kernel(File),
     Client(ClientFile),

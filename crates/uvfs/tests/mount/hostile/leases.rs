@@ -1,4 +1,4 @@
-//! Holders of leases who do not give them back.
+//! Holders of leases that do not give them back.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -93,7 +93,7 @@ pub fn signalled(dir: &Path, ready: &str) -> String {
     fs::metadata(dir.join("held")).unwrap().len().to_string()
 }
 
-/// Whether a killed caller ended before the lease that it waited for did; who only got a signal waited.
+/// Whether a killed caller ended before the lease that it waited for did; one that only got a signal waited.
 fn killed_caller_ends(transport: Transport) -> bool {
     let served = Served::new(&Serve::over(transport).option("nopassthrough"));
     let mut holder = stopped_leaseholder(&served);

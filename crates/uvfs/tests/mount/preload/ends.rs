@@ -167,7 +167,7 @@ fn no_server_to_attach_to() {
         (outcome.stdout.as_str(), outcome.stderr.as_str()),
         ("409600\n", "")
     );
-    // The socket goes in the middle: who is attached stays so, who comes later does without.
+    // The socket goes in the middle: attached programs stay so, later ones do without.
     let socket = served.mount.run(
         command("getfattr", ["--only-values", "-n", "user.uvfs.socket"]).arg(&served.mount.at),
     );

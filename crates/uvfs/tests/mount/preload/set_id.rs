@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
 "#;
 
 /// Runs the helper, which it writes itself, with a file that it has written to; then writes to files with
-/// set-id bits as root, as another user, and as one who was root when the file was opened.
+/// set-id bits as root, as another user, and as a user who was root when the file was opened.
 const SCRIPT: &str = r##"
 import os, subprocess, sys
 os.chdir(sys.argv[1])

@@ -168,7 +168,7 @@ fn appending(s: &mut Scene, by_others: bool) {
     }
     s.note("content", s.content("file"));
     s.note("size", s.size("file"));
-    // What a reader has cached grows with it.
+    // The pages that a reader has cached grow with it.
     let reader = s.open("file", OFlags::RDONLY).unwrap();
     s.note("read before", read_all(&reader));
     let writer = s.open("file", append).unwrap();

@@ -405,7 +405,7 @@ pub fn access(s: &mut Scene) {
     drop(writer);
 }
 
-/// What access(2) and chdir(2) say to root, and what then happens.
+/// The answers of access(2) and chdir(2) to root, and what then happens.
 pub fn access_alone(s: &mut Scene) {
     use rustix::fs::Access;
     std::fs::copy("/bin/true", s.at("program")).unwrap();
