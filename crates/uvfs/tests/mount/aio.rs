@@ -10,7 +10,7 @@ fn can() -> bool {
     has(&[Need::Mount(Transport::Dev), Need::Uvfs])
 }
 
-/// Every result of libaio's calls, compared with those of the same program without `uvfs run`.
+/// Every call of libaio gives the result that it gives without `uvfs run`.
 #[test]
 fn libaio_answers_as_the_kernel_does() {
     if !can() || !has(&[Need::Program("cc")]) {
@@ -42,7 +42,7 @@ fn libaio_answers_as_the_kernel_does() {
     }
 }
 
-/// fio's own checksums; what isn't served, as io_uring, agrees with what is.
+/// fio's checksums hold, and calls that are not served, as io_uring's, agree with those that are.
 #[test]
 fn fio_verifies_asynchronous_engines() {
     if !can() || !has(&[Need::Program("fio")]) {

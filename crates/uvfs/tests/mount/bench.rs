@@ -92,7 +92,7 @@ fn programs_run_on_each_side() {
     assert!(is_empty(&dir));
 }
 
-/// Every program that is installed, in the source itself.
+/// Every program that is installed gives the same result each time, in the source itself.
 #[test]
 fn every_program_runs_twice_in_the_same_way() {
     if !has(&[Need::Program("git"), Need::Uvfs]) {
@@ -186,7 +186,7 @@ fn a_program_that_does_not_exist_is_refused() {
     assert!(outcome.stderr.contains("git-clone"), "{outcome}");
 }
 
-/// The page and the JSON of one benchmark, and its name where it fails.
+/// `bench all` writes a page and JSON, and names a benchmark that fails.
 #[test]
 fn all_runs_the_benchmarks_that_are_named() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

@@ -100,7 +100,7 @@ fn bad_values_of_options() {
     }
 }
 
-/// Where /dev has no fuse.
+/// Where /dev has no fuse, a mount fails and says what to do.
 #[test]
 fn no_fuse_on_the_machine() {
     if !has(&[
@@ -256,7 +256,7 @@ fn mounted_already() {
     served.mount.unmount();
 }
 
-/// As a user who may read the source but neither mount nor write to the mount point.
+/// A user who may neither mount nor write to the mount point gets an error.
 #[test]
 fn no_permission() {
     if !has(&[

@@ -104,7 +104,7 @@ fn the_kernel_reads_and_writes_by_itself() {
     }
 }
 
-/// A source that lies on other file systems, which the kernel refuses.
+/// The server reads and writes the files that the kernel refuses as backing files.
 #[test]
 fn what_the_kernel_refuses_goes_through_the_server() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

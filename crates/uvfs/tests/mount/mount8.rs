@@ -132,8 +132,8 @@ nosuid below, xdev: rw,relatime rw
     assert_eq!(script("names"), expected);
 }
 
-/// Calls that a mount made read-only refuses, and takes again once it is writable: also one that was
-/// mounted read-only.
+/// A mount that is made read-only refuses writes, and takes them again once it is writable: also one that was mounted
+/// read-only.
 #[test]
 fn remount_read_only_and_back() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {

@@ -118,7 +118,7 @@ fn threads_and_forks() {
     }
 }
 
-/// Programs that walk, copy and remove trees.
+/// Programs that walk, copy and remove trees do the same under `uvfs run`.
 #[test]
 fn trees() {
     let programs = [

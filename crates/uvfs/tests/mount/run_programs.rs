@@ -125,7 +125,7 @@ fn a_static_program_runs_as_ever() {
     assert!(words(&outcome).is_empty(), "{outcome}");
 }
 
-/// Another library in front of the C library, with an allocator and a write(2) of its own.
+/// `uvfs run` works beside another preloaded library, with an allocator and a write(2) of its own.
 #[test]
 fn other_preloaded_libraries_and_allocators() {
     if !can() || !has(&[Need::Program("cc")]) {
@@ -210,7 +210,7 @@ fn goes_on_through_the_kernel(served: &Served, command: &mut Command) {
     assert!(lines.iter().all(all), "{outcome}");
 }
 
-/// A server that speaks another version of the protocol.
+/// A program goes on through the kernel if the server speaks another version of the protocol.
 #[test]
 fn an_old_server() {
     if !can() || !has(&[Need::Program("python3"), Need::Program("getfattr")]) {

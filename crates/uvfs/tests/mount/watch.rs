@@ -144,7 +144,7 @@ pub fn look(mount: &Path, host: &str) -> String {
     format!("{took:?}")
 }
 
-/// More changes than the kernel keeps events of, while the server can't take them.
+/// The mount follows more changes than the kernel keeps events of while the server can't take them.
 #[test]
 fn lost_events_are_made_up_for() {
     if !needs("tmpfs", Transport::Uring) {

@@ -153,7 +153,7 @@ os.close(g)
     }
 }
 
-/// Without anything to attach to, and when it goes: the kernel serves.
+/// Without a server to attach to, and after it went, the kernel serves.
 #[test]
 fn no_server_to_attach_to() {
     if !can() || !has(&[Need::Program("python3")]) {
