@@ -312,10 +312,15 @@ impl FileSystem for Passthrough {
         node: Node,
         fh: Handle,
         _: OFlags,
-        _: Option<LockOwner>,
+        flock: Option<LockOwner>,
     ) -> Result<()> {
-        // A flock(2) lock goes with the host's open file.
-        let call = move |source: &Source| source.release_file(fh);
+        let call = move |source: &Source| {
+            // The host's open file, and the lock, would go on as the backing file of others who have the file open.
+            if let (Some(_), Ok(file)) = (flock, source.file(fh)) {
+                let _ = rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::Unlock);
+            }
+            source.release_file(fh)
+        };
         self.give_back(cx, node, call).await
     }
 

@@ -151,7 +151,7 @@ fn print_metrics(mountpoints: &[PathBuf]) -> Result<ExitCode> {
 }
 
 fn print(report: &Report, out: &mut String) -> fmt::Result {
-    writeln!(out, "source     {}", report.source)?;
+    writeln!(out, "source     {}", uvfs_cli::printable(&report.source))?;
     writeln!(out, "transport  {}", report.transport)?;
     writeln!(
         out,

@@ -33,6 +33,11 @@ const BY_NATURE: &[(&str, &str, &str)] = &[
     ),
     (
         "locks open child asks who",
+        "host_locks",
+        "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
+    ),
+    (
+        "locks open child asks who",
         "host_locks,nopassthrough",
         "the protocol does not tell a lock of an open file from a process's, so it shows a pid",
     ),
@@ -113,6 +118,7 @@ fn same_as_the_host(transport: Transport) {
         for option in [
             "",
             "writeback",
+            "host_locks",
             "host_locks,nopassthrough",
             "passthrough=direct",
         ] {

@@ -203,3 +203,57 @@ fn blocks_that_are_kept_for_root_are_not_the_users() {
         }
     }
 }
+
+/// Forks `$2` processes on one core, which wait for the lock of `$1`; prints how each ended.
+const LOCKS: &str = "import fcntl, os, sys\n\
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n\
+    for _ in range(int(sys.argv[2])):\n\
+    \x20 if os.fork() == 0:\n\
+    \x20\x20\x20 try: fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX)\n\
+    \x20\x20\x20 except OSError as e: os._exit(e.errno)\n\
+    \x20\x20\x20 os._exit(0)\n\
+    try:\n\
+    \x20 while True: print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n\
+    except ChildProcessError: pass";
+
+/// If one user's waits for locks could take all places that a queue has for them, no one else's program could wait.
+#[test]
+fn a_user_who_waits_for_locks_leaves_places_to_others() {
+    /// Places of one user.
+    const SHARE: usize = 24;
+    let needs = [Need::Mount(Transport::Uring), Need::Uvfs];
+    if !has(&needs) || !has(&[Need::Program("python3")]) {
+        return;
+    }
+    let served = Served::new(&Serve::over(Transport::Uring).option("host_locks"));
+    let path = served.source.join("locked");
+    let held = fs::File::create(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    held.lock().unwrap();
+    let waits = |user: u32, count: usize| {
+        let mut python = Command::new("python3");
+        python.args(["-c", LOCKS]).arg(served.at("locked"));
+        python.arg(count.to_string()).uid(user).gid(user);
+        Running::start(&mut python)
+    };
+    let ended = |running: &Running, how: i32| {
+        let how = how.to_string();
+        running.stdout().lines().filter(|line| *line == how).count()
+    };
+    let refused = rustix::io::Errno::NOLCK.raw_os_error();
+    let mut users = Vec::new();
+    // The second user's share is whole. One more is refused, by which one sees that the others wait.
+    for (user, more) in [(USER, 10), (USER + 1, 1)] {
+        let mut running = waits(user, SHARE + more);
+        wait_for("what is above the share", || {
+            ended(&running, refused) == more || running.ended().is_some()
+        });
+        users.push((running, more));
+    }
+    held.unlock().unwrap();
+    for (mut running, more) in users {
+        let outcome = running.wait(SOON).expect("all end");
+        assert_eq!(ended(&running, refused), more, "{outcome}");
+        assert_eq!(ended(&running, 0), SHARE, "{outcome}");
+    }
+}
