@@ -31,6 +31,49 @@ const TRIES: &str = "import errno, os, sys, time\n\
     \x20 try: call(); print(name, 'done')\n\
     \x20 except OSError as e: print(name, errno.errorcode[e.errno])";
 
+/// What [`TRIES`] prints that `tries` runs, with the path of the mount, on files below `source` that the host changes.
+fn tried(source: &Path, scratch: &Scratch, mut tries: Command, at: &Path) -> String {
+    let source = |name: &str| source.join(name);
+    fs::set_permissions(source(""), fs::Permissions::from_mode(0o1777)).unwrap();
+    for name in ["closed", "replaced", "moved", "given", "cut", "own"] {
+        fs::write(source(name), name).unwrap();
+        chown(source(name), Some(user()), Some(user())).unwrap();
+    }
+    chown(source("closed"), Some(0), Some(0)).unwrap();
+    let sign = scratch.path("sign");
+    fs::set_permissions(sign.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
+    let mut tries = Running::start(tries.args(["-c", TRIES]).arg(at).arg(&sign));
+    let looked = sign.with_extension("looked");
+    wait_for("the kernel to know all files", || {
+        looked.exists() || tries.ended().is_some()
+    });
+    // Another user's, under the same names.
+    let secret = |name: &str| {
+        fs::write(source("secret"), "secret").unwrap();
+        fs::set_permissions(source("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(source("secret"), source(name)).unwrap();
+    };
+    fs::set_permissions(source("closed"), fs::Permissions::from_mode(0o600)).unwrap();
+    for name in ["made", "replaced", "moved"] {
+        secret(name);
+    }
+    for name in ["given", "cut"] {
+        chown(source(name), Some(0), Some(0)).unwrap();
+        fs::set_permissions(source(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    fs::write(&sign, "").unwrap();
+    let told = tries.wait(SOON).expect("nothing waits").ok();
+    for name in ["made", "replaced", "moved"] {
+        assert_eq!(fs::read_to_string(source(name)).unwrap(), "secret");
+    }
+    let mode = fs::metadata(source("given")).unwrap().mode() & 0o7777;
+    assert_eq!(mode, 0o600, "{told}");
+    told
+}
+
+/// The kernel believes for an hour what it was told.
+const FOR_AN_HOUR: &str = "attr_timeout=3600,entry_timeout=3600,negative_timeout=3600";
+
 /// The host checks again what the kernel has checked by old attributes: no user reads, changes or removes other
 /// users' files.
 #[test]
@@ -39,51 +82,48 @@ fn what_the_kernel_checked_by_old_attributes_the_host_checks_again() {
         if !has(&[Need::Uvfs, Need::Program("python3")]) {
             return;
         }
-        // The kernel believes for an hour what it was told.
-        let serve = Serve::over(transport).option("attr_timeout=3600,entry_timeout=3600");
-        let served = Served::new(&serve.option("negative_timeout=3600"));
-        let source = |name: &str| served.source.join(name);
-        fs::set_permissions(&served.source, fs::Permissions::from_mode(0o1777)).unwrap();
-        for name in ["closed", "replaced", "moved", "given", "cut", "own"] {
-            fs::write(source(name), name).unwrap();
-            chown(source(name), Some(user()), Some(user())).unwrap();
-        }
-        chown(source("closed"), Some(0), Some(0)).unwrap();
-        let sign = served.scratch.path("sign");
-        fs::set_permissions(sign.parent().unwrap(), fs::Permissions::from_mode(0o777)).unwrap();
-        let mut tries = as_user(&served.mount.at);
-        tries.args(["-c", TRIES]).arg(&served.mount.at).arg(&sign);
-        let mut tries = Running::start(&mut tries);
-        let looked = sign.with_extension("looked");
-        wait_for("the kernel to know all files", || {
-            looked.exists() || tries.ended().is_some()
-        });
-        // Another user's, under the same names.
-        let secret = |name: &str| {
-            fs::write(source("secret"), "secret").unwrap();
-            fs::set_permissions(source("secret"), fs::Permissions::from_mode(0o600)).unwrap();
-            fs::rename(source("secret"), source(name)).unwrap();
-        };
-        fs::set_permissions(source("closed"), fs::Permissions::from_mode(0o600)).unwrap();
-        for name in ["made", "replaced", "moved"] {
-            secret(name);
-        }
-        for name in ["given", "cut"] {
-            chown(source(name), Some(0), Some(0)).unwrap();
-            fs::set_permissions(source(name), fs::Permissions::from_mode(0o600)).unwrap();
-        }
-        fs::write(&sign, "").unwrap();
-        let told = tries.wait(SOON).expect("nothing waits").ok();
+        let served = Served::new(&Serve::over(transport).option(FOR_AN_HOUR));
+        let at = &served.mount.at;
+        let told = tried(&served.source, &served.scratch, as_user(at), at);
         let expected = "open EACCES\ncreate EACCES\nunlink EPERM\nrename EPERM\nchmod EPERM\ntruncate EACCES\n";
         assert_eq!(told, expected, "{transport}");
-        for name in ["made", "replaced", "moved"] {
-            assert_eq!(fs::read_to_string(source(name)).unwrap(), "secret");
-        }
         assert_eq!(
-            fs::metadata(source("given")).unwrap().mode() & 0o7777,
-            0o600
+            fs::read_to_string(served.source.join("cut")).unwrap(),
+            "cut"
         );
-        assert_eq!(fs::read_to_string(source("cut")).unwrap(), "cut");
+    }
+}
+
+/// If a server whose /proc does not show the caller acted as root, users in other pid namespaces could change and remove
+/// other users' files.
+#[test]
+fn whose_a_file_is_the_host_checks_for_callers_that_are_not_seen() {
+    if !has(&[Need::Mount(super::ANY), Need::Uvfs])
+        || !has(&["python3", "unshare", "nsenter"].map(Need::Program))
+    {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (source, at) = (scratch.tmpfs("source", "1m"), scratch.dir("mount"));
+    let mut server = command("unshare", ["--pid", "--fork", "--kill-child"]);
+    server.args(["--mount-proc", env!("CARGO_BIN_EXE_uvfs"), "mount"]);
+    server.args(["--foreground", "-o", "allow_other", "-o", FOR_AN_HOUR]);
+    let mut server = Running::start(server.args([&source, &at]));
+    let unshare = server.pid();
+    let inside = || fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"));
+    let mounted = || {
+        let table =
+            inside().and_then(|pid| fs::read_to_string(format!("/proc/{}/mountinfo", pid.trim())));
+        table.is_ok_and(|table| table.contains(&format!(" {} ", at.display())))
+    };
+    wait_for("the mount", || mounted() || server.ended().is_some());
+    let (server_pid, user) = (inside().unwrap(), user().to_string());
+    let mut tries = command("nsenter", ["--mount", "--target", server_pid.trim()]);
+    tries.args(["--setuid", &user, "--setgid", &user, "python3"]);
+    let told = tried(&source, &scratch, tries, &at);
+    server.kill();
+    for refused in ["unlink EPERM", "rename EPERM", "chmod EPERM"] {
+        assert!(told.contains(refused), "no {refused}: {told}");
     }
 }
 
