@@ -239,7 +239,7 @@ pub(crate) fn leave() {
 pub(crate) fn publish_all() {
     import::publish_all();
     aio::settle();
-    import::flush();
+    import::show();
 }
 
 /// Makes way for what will have this number.

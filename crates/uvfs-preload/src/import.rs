@@ -451,6 +451,13 @@ pub(crate) fn flush() {
     }
 }
 
+/// Writes what is dirty, and has the kernel learn the sizes: sendfile(2), mappings and appending go by those that it
+/// knows.
+pub(crate) fn show() {
+    flush();
+    table::all().for_each(refresh);
+}
+
 /// Everything goes through the kernel from now on, and the sessions end.
 pub(crate) fn leave() {
     shared().over.store(true, Ordering::Relaxed);
@@ -499,8 +506,7 @@ pub(crate) fn stats() -> Vec<Stats> {
     now.chain(state.ended.iter().copied()).collect()
 }
 
-/// Positions are in the kernel, and nothing is imported while this lives. Dirty pages stay so:
-/// a child asks the kernel for them, or a session of its own, and both recall the lease.
+/// Positions are in the kernel, and nothing is imported while this lives.
 pub(crate) struct Hold(Guard<'static, Servers, { crate::rank::SERVERS }>);
 
 impl Hold {

@@ -31,6 +31,7 @@ extern "C" fn before_fork() {
         // In a signal handler, amid a call.
         return;
     };
+    import::show();
     // In the order of their ranks.
     let hold = Hold::new();
     let contexts = aio::hold();
