@@ -352,6 +352,10 @@ unsafe fn served(context: &Arc<Context>, at: *const Iocb) -> Option<Call> {
     if moves && opened.flags & libc::O_ACCMODE == refusing {
         return None;
     }
+    // The kernel appends, whatever the place.
+    if matches!(wants, Wants::File(Moves::Write(_))) && opened.flags & libc::O_APPEND != 0 {
+        return None;
+    }
     let flags = flags | opened.how();
     let notice = match request.flags & RESFD != 0 {
         true => Some(notice(context, c_int::try_from(request.resfd).ok()?)?),

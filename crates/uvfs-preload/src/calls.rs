@@ -103,7 +103,11 @@ fn transfer(
     };
     let at = u64::try_from(at).ok()?;
     with(fd, Wants::File(moves), |_, opened| {
-        Step::Done(call(opened, at))
+        // The kernel appends, whatever the place (pwrite(2), BUGS).
+        match matches!(moves, Moves::Write(_)) && opened.flags & libc::O_APPEND != 0 {
+            true => Step::Kernel,
+            false => Step::Done(call(opened, at)),
+        }
     })
 }
 

@@ -257,6 +257,14 @@ static void op_race(void) {
     }
 }
 static void op_setfl(void) { AROUND(SYS_fcntl, a, F_SETFL, O_APPEND, 0); }
+static void op_append(void) {
+    long fd = CALL(SYS_openat, AT_FDCWD, "C", O_RDWR | O_CREAT, 0644, 0, 0);
+    AROUND(SYS_fcntl, fd, F_SETFL, O_APPEND, 0);
+    LIBC(write(fd, "0123456789", 10));
+    LIBC(pwrite(fd, "+", 1, 3));
+    LIBC(lseek(fd, 0, SEEK_END));
+    use("C", fd);
+}
 static void op_truncate(void) { AROUND(SYS_ftruncate, a, 355, 0, 0); }
 static void op_sendfile(void) {
     AROUND(SYS_sendfile, b, a, NULL, 15);
@@ -345,7 +353,7 @@ static const struct { const char *name; void (*job)(void); } operations[] = {
     {"none", op_none}, {"close", op_close}, {"reopen", op_reopen}, {"open", op_open}, {"dup", op_dup}, {"dup2", op_dup2},
     {"dup3", op_dup3}, {"close_range", op_close_range},
     {"close_all", op_close_all}, {"take", op_take}, {"look", op_look}, {"lseek", op_lseek}, {"read", op_read}, {"write", op_write},
-    {"mmap", op_mmap}, {"fork", op_fork}, {"exec", op_exec}, {"spawn", op_spawn}, {"race", op_race}, {"setfl", op_setfl},
+    {"mmap", op_mmap}, {"fork", op_fork}, {"exec", op_exec}, {"spawn", op_spawn}, {"race", op_race}, {"setfl", op_setfl}, {"append", op_append},
     {"truncate", op_truncate}, {"sendfile", op_sendfile}, {"send", op_send}, {"limit", op_limit}, {"thread_exit", op_thread_exit},
     {"raw_exit", op_raw_exit}, {"strict", op_strict}, {"filter", op_filter}, {"exit", op_exit},
 };
