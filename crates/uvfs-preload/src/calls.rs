@@ -199,7 +199,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     if to < 0 || from == to {
         return to;
     }
-    aside(|| match table::look(from) {
+    let duplicate = || match table::look(from) {
         Known::Described(one) if to as usize >= crate::DESCRIPTORS => import::publish(from, &one),
         Known::Described(one) => table::duplicate(to, one),
         Known::Foreign | Known::Own => table::foreign(to),
@@ -224,6 +224,13 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
                 table::made(to);
             }
         },
+    };
+    aside(|| {
+        if to == libc::STDERR_FILENO {
+            // perror(3) and others write to it inside the C library.
+            import::publish_fd(from);
+        }
+        duplicate();
     });
     to
 }

@@ -199,7 +199,8 @@ pub(crate) fn opened(fd: c_int, likely: bool) {
         OFF if likely && import::is_on_mount(fd) => begin(fd).unwrap_or(false),
         _ => false,
     };
-    match private {
+    // The C library's streams write to standard error at the kernel's position.
+    match private && fd != libc::STDERR_FILENO {
         true => table::opened(fd),
         false => table::made(fd),
     }
