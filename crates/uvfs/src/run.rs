@@ -22,8 +22,8 @@ The program and its children run as always. A process that writes fast to files 
 reads the same file again and again, attaches to the mount's server, and its reads and writes of those
 files no longer go through the kernel. Other processes and files stay with the kernel, where they are
 as fast as without this command. So does whatever can't be served (other file systems, mmap, io_uring,
-a mount with -o writeback, a server that ends and doesn't come back in time). Static programs, and
-those with the set-user-id bit, run as without this command.
+a mount with -o writeback, a server that ends and doesn't come back in time). Static programs,
+those of musl, and those with the set-user-id bit run as without this command.
 
 A directory that root mounts gains nothing: the kernel itself reads and writes the files that programs use much (uvfs
 mount -o passthrough). Mounts by other users, and file systems that have no files of the host, do.
@@ -62,7 +62,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let library = library()?;
     let (program, rest) = args.command.split_first().expect("clap wants one");
     let found = find(program);
-    if let Some(why) = found.as_deref().and_then(unsuited) {
+    let unsuited = found.as_deref().and_then(unsuited);
+    if let Some(why) = unsuited {
         warn(format!(
             "{}: {why}; it runs as without uvfs run",
             program.display()
@@ -75,7 +76,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     // Found already; else it fails, as execvp(3) says.
     let mut command = Command::new(found.as_deref().unwrap_or(Path::new(program)));
-    command.arg0(program).args(rest).env("LD_PRELOAD", preload);
+    command.arg0(program).args(rest);
+    if unsuited != Some(OTHER_LIBRARY) {
+        command.env("LD_PRELOAD", preload);
+    }
     if let Some(bytes) = args.cache {
         command.env("UVFS_RUN_CACHE", bytes.to_string());
     }
@@ -188,6 +192,9 @@ pub fn find(program: &OsString) -> Option<PathBuf> {
         })
 }
 
+/// A reason of [`unsuited`]. The program's dynamic linker would not start it with a library that needs glibc.
+const OTHER_LIBRARY: &str = "is of another C library";
+
 /// Why the dynamic linker would not load the library, as far as the file tells.
 fn unsuited(path: &Path) -> Option<&'static str> {
     let mode = path.metadata().ok()?.permissions().mode();
@@ -197,11 +204,16 @@ fn unsuited(path: &Path) -> Option<&'static str> {
     let mut head = [0; 4096];
     let mut file = std::fs::File::open(path).ok()?;
     let len = file.read(&mut head).ok()?;
-    is_static(&head[..len])?.then_some("is statically linked")
+    match interpreter(&head[..len])? {
+        b"" => Some("is statically linked"),
+        // A name that ld.so(8) never has.
+        other if other.windows(7).any(|at| at == b"ld-musl") => Some(OTHER_LIBRARY),
+        _ => None,
+    }
 }
 
-/// Whether an ELF file of this machine's kind has no interpreter; nothing for other files.
-fn is_static(head: &[u8]) -> Option<bool> {
+/// The interpreter that an ELF file of this machine's kind names, empty for none; nothing for other files.
+fn interpreter(head: &[u8]) -> Option<&[u8]> {
     const PT_INTERP: u32 = 3;
     let word = |at: usize, len: usize| {
         let mut bytes = [0; 8];
@@ -214,11 +226,16 @@ fn is_static(head: &[u8]) -> Option<bool> {
     }
     let (from, size, count) = (word(32, 8)? as usize, word(54, 2)? as usize, word(56, 2)?);
     for index in 0..count as usize {
-        if word(from.checked_add(index * size)?, 4)? as u32 == PT_INTERP {
-            return Some(false);
+        let header = from.checked_add(index * size)?;
+        if word(header, 4)? as u32 == PT_INTERP {
+            let (at, len) = (
+                word(header + 8, 8)? as usize,
+                word(header + 32, 8)? as usize,
+            );
+            return head.get(at..at.checked_add(len)?);
         }
     }
-    Some(true)
+    Some(b"")
 }
 
 #[cfg(test)]
@@ -229,13 +246,14 @@ mod tests {
     #[test]
     fn static_programs_are_told_from_others() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        assert_eq!(is_static(&own[..4096]), Some(false));
+        let found = interpreter(&own[..4096]).unwrap();
+        assert!(found.windows(8).any(|at| at == b"ld-linux"), "{found:?}");
         let mut other = own[..4096].to_vec();
         other[56..58].copy_from_slice(&[0, 0]);
-        assert_eq!(is_static(&other), Some(true));
-        assert_eq!(is_static(b"#!/bin/sh\n"), None);
+        assert_eq!(interpreter(&other), Some(&b""[..]));
+        assert_eq!(interpreter(b"#!/bin/sh\n"), None);
         for len in 0..200 {
-            let _ = is_static(&own[..len]);
+            let _ = interpreter(&own[..len]);
         }
     }
 }
