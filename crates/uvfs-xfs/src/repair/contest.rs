@@ -35,13 +35,6 @@ pub(crate) fn owners(m: &Mend<'_>) -> Owners {
         if out.contains_key(agno) || *agno >= g.agcount {
             continue;
         }
-        let at = g.ag_header_daddr(*agno, AGF_SECTOR);
-        let bytes = m.disk.get(at << 9, g.sector_size as usize);
-        let bytes = bytes.unwrap_or_default();
-        let Ok(agf) = check_agf(&bytes, &g.ident(at, None)) else {
-            continue;
-        };
-        let root = (agf.rmap_root.get(), agf.rmap_level.get());
         let runs: Vec<(u32, u32)> = m
             .contested
             .iter()
@@ -49,17 +42,66 @@ pub(crate) fn owners(m: &Mend<'_>) -> Owners {
             .map(|c| (c.1, c.2))
             .collect();
         let mut found = Vec::new();
-        let walked = walk(m.disk, g, *agno, Btree::Rmap, root, &mut |recs, n| {
-            for r in RmapRecord::slice_at(recs, 0, n).unwrap_or_default() {
-                let (s, n) = (r.startblock.get(), r.blockcount.get());
-                if runs.iter().any(|run| overlap(*run, (s, n))) {
-                    found.push((s, n, r.owner.get()));
-                }
+        let whole = records(m, *agno, &mut |r| {
+            let (s, n) = (r.startblock.get(), r.blockcount.get());
+            if runs.iter().any(|run| overlap(*run, (s, n))) {
+                found.push((s, n, r.owner.get()));
             }
         });
-        if walked.whole {
+        if whole {
             out.insert(*agno, found);
         }
+    }
+    out
+}
+
+/// Visits the records of a group's reverse mapping tree; gives whether these are all.
+fn records(m: &Mend<'_>, agno: u32, visit: &mut dyn FnMut(&RmapRecord)) -> bool {
+    let g = &m.g;
+    let at = g.ag_header_daddr(agno, AGF_SECTOR);
+    let bytes = m.disk.get(at << 9, g.sector_size as usize);
+    let bytes = bytes.unwrap_or_default();
+    let Ok(agf) = check_agf(&bytes, &g.ident(at, None)) else {
+        return false;
+    };
+    let root = (agf.rmap_root.get(), agf.rmap_level.get());
+    let walked = walk(m.disk, g, agno, Btree::Rmap, root, &mut |recs, n| {
+        let recs = RmapRecord::slice_at(recs, 0, n).unwrap_or_default();
+        recs.iter().for_each(&mut *visit);
+    });
+    walked.whole
+}
+
+/// The extents of data forks with findings, as the reverse mapping trees have them.
+pub(crate) fn mapped(m: &Mend<'_>) -> HashMap<u64, Vec<Extent>> {
+    let mut out: HashMap<u64, Vec<Extent>> = HashMap::new();
+    if !m.g.features.rmapbt {
+        return out;
+    }
+    let parts = ["inode", "data fork", "bmbt"];
+    let bad = m
+        .about
+        .iter()
+        .filter(|(_, about)| parts.iter().any(|p| about.contains(p)));
+    out.extend(bad.map(|(ino, _)| (*ino, Vec::new())));
+    if out.is_empty() {
+        return out;
+    }
+    for agno in 0..m.g.agcount {
+        records(m, agno, &mut |r| {
+            let offset = r.offset.get();
+            if offset & (RMAP_OFF_ATTR_FORK | RMAP_OFF_BMBT_BLOCK) == 0
+                && let Some(extents) = out.get_mut(&r.owner.get())
+            {
+                let agbno = r.startblock.get();
+                let (from, run) = (extents.len(), (AgBlock { agno, agbno }, r.blockcount.get()));
+                fork::append(m, extents, offset & RMAP_OFF_MASK, &[run]);
+                let unwritten = offset & RMAP_OFF_UNWRITTEN != 0;
+                extents[from..]
+                    .iter_mut()
+                    .for_each(|e| e.unwritten = unwritten);
+            }
+        });
     }
     out
 }

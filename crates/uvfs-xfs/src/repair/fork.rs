@@ -51,6 +51,25 @@ impl Map {
         }
     }
 
+    /// Takes the extents that are missing from `others`, if all are then as many as they should be; gives whether
+    /// they are.
+    pub fn complete(&mut self, others: &[Extent], count: u64) -> bool {
+        let mut all = [&self.extents[..], others].concat();
+        all.sort_by_key(|e| e.startoff);
+        let mut end = 0;
+        all.retain(|e| {
+            let fits = e.startoff >= end;
+            end = end.max(e.startoff + u64::from(e.blockcount));
+            fits
+        });
+        let complete = all.len() as u64 == count && self.extents.len() < all.len();
+        if complete {
+            self.extents = all;
+            (self.hurt, self.rebuild) = (false, true);
+        }
+        complete
+    }
+
     /// Gives up the blocks of an inode's data fork, which nobody else has.
     pub fn release(&self, m: &mut Mend<'_>, ino: u64) {
         let g = m.g.clone();

@@ -20,6 +20,7 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
     let mut unbuilt = Unbuilt::default();
     let mut tree = DirectoryTree::default();
     let owners = contest::owners(m);
+    let mapped = contest::mapped(m);
     (m.recount, m.again) = (false, false);
     for agno in 0..m.g.agcount {
         each(m, agno, true, &mut |m, ino, slot, raw| {
@@ -60,7 +61,8 @@ pub(crate) fn all(m: &mut Mend<'_>) -> DirectoryTree {
     later.sort_by_key(|l| l.0);
     for (_, ino, slot) in &later {
         if let Some(raw) = m.raw(*ino) {
-            damaged(m, *ino, *slot, &raw, &mut unbuilt);
+            let mapped = mapped.get(ino).map_or(&[][..], |e| e);
+            damaged(m, *ino, *slot, &raw, mapped, &mut unbuilt);
         }
     }
     for (seen, maps) in std::mem::take(&mut unbuilt.trees) {
@@ -186,8 +188,15 @@ fn agno(g: &Geometry, ino: u64) -> usize {
     g.inode(ino).map_or(0, |a| a.agno as usize)
 }
 
-/// Follows an inode that may have findings.
-fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], unbuilt: &mut Unbuilt) {
+/// Follows an inode that may have findings. Extents that its data fork forgot are taken from those `mapped`.
+fn damaged(
+    m: &mut Mend<'_>,
+    ino: u64,
+    slot: usize,
+    old: &[u8],
+    mapped: &[Extent],
+    unbuilt: &mut Unbuilt,
+) {
     let parsed = Inode::parse(ino, old, &m.g);
     if !m.is_bad(ino)
         && let Ok(inode) = parsed
@@ -209,7 +218,13 @@ fn damaged(m: &mut Mend<'_>, ino: u64, slot: usize, old: &[u8], unbuilt: &mut Un
             if seen.inode.file_type() == FileType::Symlink {
                 mend_link(m, ino, &mut seen.inode, &mut seen.raw);
             }
-            let maps = read_maps(m, &seen.inode);
+            let mut maps = read_maps(m, &seen.inode);
+            for (_, map) in maps.iter_mut().filter(|(f, _)| *f == Fork::Data) {
+                if map.complete(mapped, seen.inode.nextents) {
+                    let text = "extents taken from the reverse mapping tree";
+                    m.say("inode", None, Some(ino), text.into());
+                }
+            }
             follow(m, seen, old, maps, unbuilt);
         }
         Err(e) => clear(m, ino, slot, old, &e.to_string()),
@@ -247,7 +262,7 @@ fn follow(
     for (f, map) in &mut maps {
         claim(m, map, *f == Fork::Data && kind == FileType::Regular);
         // A tree with findings is built anew with the rest.
-        map.rebuild =
+        map.rebuild |=
             map.hurt || (seen.bad && m.is_about(seen.ino, "bmbt") && !map.tree.is_empty());
         m.recount |= map.rebuild;
     }

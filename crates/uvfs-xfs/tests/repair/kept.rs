@@ -4,7 +4,8 @@ use super::*;
 use mutate::Region;
 use std::os::unix::fs::FileExt;
 use uvfs_xfs::format::{
-    Agi, BTREE_SHORT_CRC_OFFSET, BmdrBlock, BtreeShort, DinodeV2, FORMAT_BTREE,
+    Agi, BTREE_LONG_CRC_OFFSET, BTREE_SHORT_CRC_OFFSET, BmdrBlock, BtreeLong, BtreeLongCrc,
+    BtreeShort, DinodeV2, FORMAT_BTREE,
 };
 
 /// Repairs a damaged copy of the image; xfs_repair and the kernel find it sound, and all files are what they were.
@@ -110,6 +111,35 @@ fn the_old_link_count() {
         store_crc(&mut bytes, DINODE_CRC_OFFSET);
         file.write_all_at(&bytes, offset.unwrap()).unwrap();
     });
+}
+
+/// A block of a file's extent tree that says that it has fewer records than it has, or that can't be read: the reverse
+/// mapping tree has the extents.
+#[test]
+fn extent_trees_that_forgot_records() {
+    let Some(image) = base() else { return };
+    let mem = MemImage::load(&image.path()).unwrap();
+    let regions = mutate::regions(&mem);
+    let v = image.open();
+    let ino = v.resolve(b"/files/many-extents", false).unwrap().ino;
+    let records = |r: &Region| {
+        let mut bytes = vec![0; r.len];
+        assert!(mem.get(r.offset, &mut bytes));
+        let head = BtreeLong::at(&bytes, 0).unwrap();
+        let owner = BtreeLongCrc::at(&bytes, BtreeLong::SIZE).unwrap().owner;
+        let leaf = head.level.get() == 0 && owner.get() == ino;
+        leaf.then_some(head.numrecs.get())
+    };
+    let mut maps = regions.iter().filter(|r| r.kind == "bmbt");
+    let (leaf, all) = maps.find_map(|r| Some((r, records(r)?))).unwrap();
+    for left in [1, all - 1, u16::MAX] {
+        nothing_is_lost(&image, &format!("bmbt-{left}"), |file| {
+            let mut bytes = bytes_of(file, leaf);
+            bytes[6..8].copy_from_slice(&left.to_be_bytes());
+            store_crc(&mut bytes, BTREE_LONG_CRC_OFFSET);
+            file.write_all_at(&bytes, leaf.offset).unwrap();
+        });
+    }
 }
 
 /// A block of an inode tree that says that it has fewer records than it has, with a group header that agrees or
