@@ -19,6 +19,8 @@ mod mutate;
 mod mutated;
 #[path = "repair/once.rs"]
 mod once;
+#[path = "repair/said.rs"]
+mod said;
 #[path = "common/sink.rs"]
 mod sink;
 #[path = "repair/trees.rs"]

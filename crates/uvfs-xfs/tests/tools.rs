@@ -2,6 +2,8 @@
 //! Needs root, loop devices and mkfs.xfs.
 
 mod common;
+#[path = "tools/swapped.rs"]
+mod swapped;
 
 use common::*;
 use std::ffi::OsStr;

@@ -146,24 +146,29 @@ impl Ticket {
         })
     }
 
-    fn list(&self) -> Result<Listing, MkfsError> {
+    fn list(&self, progress: &MkfsProgress) -> Result<Listing, MkfsError> {
         let dir = match self.name.is_empty() {
-            true => self.parent.clone(),
+            true => Some(self.parent.clone()),
             false => self.parent.clone().enter(&self.name)?,
+        };
+        let Some(dir) = dir else {
+            let what = "removed or replaced before it was listed: it is empty";
+            progress.note_changed(self.parent.path(&self.name), what);
+            return Ok((self.parent.clone(), Vec::new()));
         };
         let entries = dir.list()?;
         Ok((dir, entries))
     }
 
     /// Lists it unless somebody else does.
-    fn run(&self, ahead: &AtomicUsize) {
+    fn run(&self, ahead: &AtomicUsize, progress: &MkfsProgress) {
         let mut slot = lock(&self.slot);
         if !matches!(*slot, Slot::Waiting) {
             return;
         }
         *slot = Slot::Running;
         drop(slot);
-        let listed = self.list();
+        let listed = self.list(progress);
         if let Ok((_, entries)) = &listed {
             ahead.fetch_add(entries.len(), Ordering::Relaxed);
         }
@@ -296,7 +301,7 @@ impl<'a> WorkPool<'a> {
         if matches!(*slot, Slot::Waiting) {
             *slot = Slot::Taken;
             drop(slot);
-            return ticket.list();
+            return ticket.list(self.progress);
         }
         while matches!(*slot, Slot::Running) {
             slot = ticket
@@ -311,7 +316,7 @@ impl<'a> WorkPool<'a> {
                 }
                 listed
             }
-            _ => ticket.list(),
+            _ => ticket.list(self.progress),
         }
     }
 
@@ -345,7 +350,7 @@ impl<'a> WorkPool<'a> {
                 self.work.notify_one();
             }
             if let Some(t) = scan {
-                t.run(&self.ahead);
+                t.run(&self.ahead, self.progress);
             }
             if let Some(job) = job {
                 self.room.notify_one();

@@ -257,16 +257,19 @@ impl SourceDir for HostDir {
         Ok(entries)
     }
 
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError> {
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Option<Arc<dyn SourceDir>>, MkfsError> {
         let flags = OPEN | OFlags::DIRECTORY;
-        let fd = rfs::openat(&self.fd, name, flags, Mode::empty())
-            .map_err(|e| self.failed(name, "opening it", e))?;
-        Ok(Arc::new(HostDir {
+        let fd = match rfs::openat(&self.fd, name, flags, Mode::empty()) {
+            // Removed, or replaced by something else.
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
+            other => other.map_err(|e| self.failed(name, "opening it", e))?,
+        };
+        Ok(Some(Arc::new(HostDir {
             tree: self.tree.clone(),
             fd,
             name: name.into(),
             parent: Some(self),
-        }))
+        })))
     }
 
     fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError> {

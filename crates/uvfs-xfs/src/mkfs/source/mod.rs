@@ -82,11 +82,11 @@ pub trait SourceDir: Send + Sync {
     /// [`MkfsError::Source`], which names the path.
     fn list(&self) -> Result<Vec<SourceEntry>, MkfsError>;
 
-    /// The directory `name` in this one.
+    /// The directory `name` in this one; `None` if there is none any more.
     ///
     /// # Errors
     /// As [`SourceDir::list`].
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError>;
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Option<Arc<dyn SourceDir>>, MkfsError>;
 
     /// The regular file `name` in this directory; `None` if there is none any more.
     ///

@@ -459,13 +459,13 @@ impl SourceDir for TarDir {
         Ok(entries.collect())
     }
 
-    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Arc<dyn SourceDir>, MkfsError> {
+    fn enter(self: Arc<Self>, name: &[u8]) -> Result<Option<Arc<dyn SourceDir>>, MkfsError> {
         let node = self.node_of(name)?;
-        Ok(Arc::new(TarDir {
+        Ok(Some(Arc::new(TarDir {
             tree: self.tree.clone(),
             node,
             path: self.path(name),
-        }))
+        })))
     }
 
     fn open(&self, name: &[u8]) -> Result<Option<SourceReader>, MkfsError> {
