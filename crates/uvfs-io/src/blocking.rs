@@ -1,7 +1,7 @@
 //! System calls that may block and that io_uring cannot do, on small pools of threads: one that all
-//! share, and others for what may never end.
+//! share, others of users, and others for what may never end.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use uvfs_queue::placement;
 use uvfs_sys::lock;
 
-/// Threads of the pool that all share.
+/// Threads of the pool that all share, and of each user's.
 const MAX_THREADS: usize = 8;
 /// A thread with nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(5);
@@ -118,6 +118,27 @@ impl Pool {
     }
 }
 
+/// Pools of users, so that no user's calls wait for another's.
+#[derive(Default)]
+pub struct PerUser(Mutex<HashMap<u32, Arc<Pool>>>);
+
+impl PerUser {
+    /// Runs `call` on one of the user's threads: see [`Pool::run`].
+    pub fn run<T: Send + 'static>(
+        &self,
+        user: u32,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Call<T> {
+        let mut pools = lock(&self.0);
+        if !pools.contains_key(&user) {
+            // Those of users who have asked for nothing lately have no threads, which would hold them.
+            pools.retain(|_, pool| Arc::strong_count(pool) > 1);
+        }
+        let pool = pools.entry(user).or_insert_with(|| Pool::new(MAX_THREADS));
+        pool.run(call)
+    }
+}
+
 fn call_of<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> (Call<T>, Job) {
     let slot = Arc::new(Mutex::new(Slot {
         result: None,
@@ -162,4 +183,28 @@ fn submit(pool: &Arc<Pool>, job: Job) {
     }
     drop(state);
     pool.work.notify_one();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// One user's calls that take long would keep another's waiting.
+    #[test]
+    fn no_user_waits_for_another() {
+        let pools = PerUser::default();
+        let (end, ended) = channel::<()>();
+        let ended = Arc::new(Mutex::new(ended));
+        for _ in 0..3 * MAX_THREADS {
+            let ended = ended.clone();
+            let _ = pools.run(1, move || lock(&ended).recv());
+        }
+        let (done, other) = channel();
+        let _ = pools.run(2, move || done.send(()));
+        let waited = other.recv_timeout(Duration::from_secs(20));
+        drop(end);
+        assert_eq!(waited, Ok(()));
+    }
 }

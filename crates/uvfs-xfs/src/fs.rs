@@ -17,8 +17,9 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use uvfs_io::blocking::PerUser;
 use uvfs_io::ops::{self, File};
-use uvfs_io::{IoBuf, Payload, blocking};
+use uvfs_io::{IoBuf, Payload};
 use uvfs_proto::abi;
 use uvfs_server::fs::{
     self, Attributes, Bytes, Config, Context, DirEntry, DirSink, Entry, Errno, FileSystem, Handle,
@@ -60,6 +61,8 @@ pub struct XfsFs {
     volume: Arc<Volume>,
     /// Where file data is read from; without it, through the volume.
     data: Option<Arc<File>>,
+    /// Threads that wait for a device without a ring.
+    readers: PerUser,
     asked: Asked,
     idmapped: bool,
 }
@@ -131,6 +134,7 @@ impl XfsFs {
         XfsFs {
             data: own.map(|fd| Arc::new(File::from(fd))),
             volume,
+            readers: PerUser::default(),
             asked: Asked::default(),
             idmapped: false,
         }
@@ -157,24 +161,24 @@ impl XfsFs {
 
     /// Runs `op`, which reads metadata. A block that is not in the cache is fetched while other requests
     /// of this thread go on; then `op` runs again.
-    async fn look<T>(&self, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
+    async fn look<T>(&self, cx: &Context, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
         for _ in 0..MISSES {
             match without_waiting(&mut op) {
                 Ok(done) => return done.map_err(errno),
-                Err(missing) => self.fetch(missing).await,
+                Err(missing) => self.fetch(cx, missing).await,
             }
         }
         op().map_err(errno)
     }
 
     /// Brings blocks into the cache. That it failed is seen when they are read.
-    async fn fetch(&self, extents: Vec<DiskExtent>) {
+    async fn fetch(&self, cx: &Context, extents: Vec<DiskExtent>) {
         let Some(file) = &self.data else {
             let volume = self.volume.clone();
-            return blocking::run(move || {
+            let read = move || {
                 let _ = volume.blocks().read(&extents, &unverified);
-            })
-            .await;
+            };
+            return self.readers.run(cx.uid, read).await;
         };
         for e in &extents {
             // Only to have it in the kernel's page cache, from where the cache gets it at once.
@@ -327,9 +331,9 @@ impl FileSystem for XfsFs {
         Ok(())
     }
 
-    async fn lookup(&self, _: &Context, parent: Node, name: &CStr) -> Result<Entry> {
+    async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
         let (dir, inode) = self
-            .look(|| {
+            .look(cx, || {
                 let dir = self.inode(parent)?;
                 if name == c"." {
                     // By a file handle (open_by_handle_at(2)): also of what is no directory.
@@ -352,21 +356,21 @@ impl FileSystem for XfsFs {
         Ok(self.entry(&inode))
     }
 
-    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
+    async fn getattr(&self, cx: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
         Ok(Attributes {
-            attr: self.attr(&self.look(|| self.inode(node)).await?),
+            attr: self.attr(&self.look(cx, || self.inode(node)).await?),
             ttl: TTL,
         })
     }
 
     async fn statx(
         &self,
-        _: &Context,
+        cx: &Context,
         node: Node,
         _: Option<Handle>,
         _: u32,
     ) -> Result<(abi::Statx, Duration)> {
-        let i = self.look(|| self.inode(node)).await?;
+        let i = self.look(cx, || self.inode(node)).await?;
         let flags = [
             (DIFLAG_IMMUTABLE, STATX_ATTR_IMMUTABLE),
             (DIFLAG_APPEND, STATX_ATTR_APPEND),
@@ -399,8 +403,9 @@ impl FileSystem for XfsFs {
         Ok((statx, TTL))
     }
 
-    async fn readlink(&self, _: &Context, node: Node) -> Result<Bytes> {
-        self.look(|| self.volume.readlink(&self.inode(node)?)).await
+    async fn readlink(&self, cx: &Context, node: Node) -> Result<Bytes> {
+        self.look(cx, || self.volume.readlink(&self.inode(node)?))
+            .await
     }
 
     async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
@@ -411,19 +416,19 @@ impl FileSystem for XfsFs {
         Err(Errno::NOSYS)
     }
 
-    async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
+    async fn read(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         if let Some(file) = &self.data {
             let runs = || {
                 let inode = self.inode(node)?;
                 self.volume.data_runs(&inode, how.offset, data.len())
             };
-            return read_runs(file, &self.look(runs).await?, data).await;
+            return read_runs(file, &self.look(cx, runs).await?, data).await;
         }
-        let inode = self.look(|| self.inode(node)).await?;
+        let inode = self.look(cx, || self.inode(node)).await?;
         let volume = self.volume.clone();
         let (offset, len) = (how.offset, data.len());
         // The device may be slow: other requests of this queue go on meanwhile.
-        let bytes = blocking::run(move || {
+        let bytes = self.readers.run(cx.uid, move || {
             let mut bytes = vec![0; len];
             let n = volume.read(&inode, offset, &mut bytes)?;
             bytes.truncate(n);
@@ -436,13 +441,13 @@ impl FileSystem for XfsFs {
 
     async fn readdir(
         &self,
-        _: &Context,
+        cx: &Context,
         node: Node,
         _: Handle,
         sink: &mut dyn DirSink,
     ) -> Result<()> {
         let offset = sink.offset();
-        let dir = self.look(|| self.inode(node)).await?;
+        let dir = self.look(cx, || self.inode(node)).await?;
         let plus = sink.wants_attributes();
         let all = match offset {
             0 => plus && self.asked.begin(),
@@ -453,7 +458,7 @@ impl FileSystem for XfsFs {
         if plus {
             // An inode that cannot be read is reported when it is listed.
             let ahead = || Ok(self.readahead(&dir, offset, &wanted));
-            let _ = self.look(ahead).await?;
+            let _ = self.look(cx, ahead).await?;
         }
         let nothing = Entry::missing(Duration::ZERO);
         let (mut any, mut omitted) = (false, false);
@@ -501,7 +506,7 @@ impl FileSystem for XfsFs {
             })?;
             missing.map_or(Ok(()), Err)
         };
-        let listed = self.look(list).await;
+        let listed = self.look(cx, list).await;
         if omitted {
             self.asked.omitted(dir.ino);
         }
@@ -524,12 +529,14 @@ impl FileSystem for XfsFs {
         })
     }
 
-    async fn getxattr(&self, _: &Context, node: Node, name: &CStr) -> Result<Bytes> {
-        self.look(|| self.volume.xattr(&self.inode(node)?, name.to_bytes()))
-            .await
+    async fn getxattr(&self, cx: &Context, node: Node, name: &CStr) -> Result<Bytes> {
+        self.look(cx, || {
+            self.volume.xattr(&self.inode(node)?, name.to_bytes())
+        })
+        .await
     }
 
-    async fn listxattr(&self, _: &Context, node: Node) -> Result<Bytes> {
+    async fn listxattr(&self, cx: &Context, node: Node) -> Result<Bytes> {
         // More than the kernel takes (XATTR_LIST_MAX).
         let too_long = |list: &Vec<u8>| list.len() > 65_536;
         let names = || {
@@ -541,7 +548,7 @@ impl FileSystem for XfsFs {
             })?;
             Ok(list)
         };
-        let list = self.look(names).await?;
+        let list = self.look(cx, names).await?;
         if too_long(&list) {
             return Err(Errno::TOOBIG);
         }
@@ -549,8 +556,8 @@ impl FileSystem for XfsFs {
     }
 
     /// Inode flags (`lsattr`, `xfs_io -c stat`).
-    async fn ioctl(&self, _: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
-        let inode = self.look(|| self.inode(node)).await?;
+    async fn ioctl(&self, cx: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
+        let inode = self.look(cx, || self.inode(node)).await?;
         let mut data = match ioctl.cmd {
             FS_IOC_GETFLAGS => inode_flags(&inode).to_ne_bytes().to_vec(),
             FS_IOC_FSGETXATTR => {
@@ -570,13 +577,13 @@ impl FileSystem for XfsFs {
 
     async fn lseek(
         &self,
-        _: &Context,
+        cx: &Context,
         node: Node,
         _: Handle,
         offset: u64,
         seek: Seek,
     ) -> Result<u64> {
-        let inode = self.look(|| self.inode(node)).await?;
+        let inode = self.look(cx, || self.inode(node)).await?;
         if offset >= inode.size {
             return Err(Errno::NXIO);
         }
@@ -603,7 +610,7 @@ impl FileSystem for XfsFs {
                 })?;
             Ok((at, data))
         };
-        let (at, data) = self.look(find).await?;
+        let (at, data) = self.look(cx, find).await?;
         match seek {
             Seek::Data => data.filter(|d| *d < inode.size).ok_or(Errno::NXIO),
             Seek::Hole => Ok(at.min(inode.size)),
