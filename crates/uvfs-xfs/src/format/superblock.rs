@@ -242,3 +242,5 @@ pub const UQUOTA_ACCT: u16 = 0x0001;
 pub const GQUOTA_ACCT: u16 = 0x0040;
 /// Project quota is accounted.
 pub const PQUOTA_ACCT: u16 = 0x0008;
+/// State of group or project quota on version 4, which version 5 never has.
+pub const OQUOTA_FLAGS: u16 = 0x0030;

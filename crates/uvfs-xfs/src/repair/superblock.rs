@@ -220,6 +220,12 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
         sb.imax_pct = 25;
         set.push("sb_imax_pct");
     }
+    let (mut version, mut features2) = (sb.versionnum.get(), sb.features2.get());
+    if checked::fit_v5(&mut version, &mut features2) {
+        sb.versionnum.set(version);
+        sb.features2.set(features2);
+        set.push("sb_versionnum, sb_features2");
+    }
     if sb.flags & !1 != 0 {
         sb.flags = 0;
         set.push("sb_flags");
@@ -275,8 +281,9 @@ fn quota(sb: &mut Superblock, set: &mut Vec<&'static str>) {
         sb.pquotino.set(0);
         set.push("sb_uquotino, sb_gquotino, sb_pquotino");
     }
-    if !on && sb.qflags.get() != 0 {
-        sb.qflags.set(0);
+    let flags = if on { !OQUOTA_FLAGS } else { 0 };
+    if sb.qflags.get() & !flags != 0 {
+        sb.qflags.set(sb.qflags.get() & flags);
         set.push("sb_qflags");
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 use mutate::FieldChange;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use uvfs_xfs::format::{SB_CRC_OFFSET, Superblock, VERSION_DALIGN, VERSION_QUOTA};
+use uvfs_xfs::format::{SB_CRC_OFFSET, Superblock, VERSION_DALIGN, VERSION_NLINK, VERSION_QUOTA};
 
 /// The kernel's log from now on.
 struct KernelLog(File);
@@ -210,7 +210,7 @@ fn fields_to_the_kernel() {
 type Edit = fn(&mut Superblock);
 
 /// Fields of superblocks that the check did not look at once: the bits of quota and of stripes without what they
-/// stand for, and a number in a copy that is beyond its range.
+/// stand for, the bits that version 5 always or never has, and a number in a copy that is beyond its range.
 #[test]
 fn fields_of_superblocks() {
     let Some(image) = base() else { return };
@@ -218,13 +218,17 @@ fn fields_of_superblocks() {
     let regions = mutate::regions(&mem);
     let mut copies = regions.iter().filter(|r| r.kind == "superblock");
     let (primary, copy) = (copies.next().unwrap(), copies.next().unwrap());
-    let edits: [(_, _, Edit); 3] = [
+    let edits: [(_, _, Edit); 5] = [
         ("quota", primary, |s| {
             s.versionnum.set(s.versionnum.get() | VERSION_QUOTA)
         }),
         ("stripes", primary, |s| {
             s.versionnum.set(s.versionnum.get() | VERSION_DALIGN)
         }),
+        ("links", primary, |s| {
+            s.versionnum.set(s.versionnum.get() & !VERSION_NLINK)
+        }),
+        ("qflags", primary, |s| s.qflags.set(0x20)),
         ("imax_pct", copy, |s| s.imax_pct = 255),
     ];
     judged::each(&image, edits.len(), &|i, path| {
