@@ -239,7 +239,7 @@ impl Source {
         if !sink.fits(name.len()) {
             return Ok(false);
         }
-        if dots {
+        if dots || self.crowd.is_busy() {
             return Ok(sink.add_plus(shown, &self.no_entry(ino)));
         }
         // Names are looked up on the host's own mount, which others are mounted below.

@@ -4,6 +4,7 @@
 //! descriptor; a bounded cache keeps O_PATH descriptors of those in use. Elsewhere each inode holds
 //! an O_PATH descriptor, which also keeps its inode number from being used again.
 
+mod crowd;
 mod find;
 mod kept;
 mod key;
@@ -24,6 +25,7 @@ use uvfs_server::fs::Node;
 use crate::mount::Mount;
 use crate::owners::Owners;
 use crate::sys;
+pub(crate) use crowd::{Crowd, patiently};
 pub(crate) use find::root;
 use kept::Kept;
 pub(crate) use key::Key;

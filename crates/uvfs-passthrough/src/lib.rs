@@ -41,7 +41,7 @@ use rustix::process::Resource;
 use crate::apart::Apart;
 use crate::creds::Creds;
 use crate::dir::OpenDir;
-use crate::inode::{Inodes, Mounts, PathFds, Removed};
+use crate::inode::{Crowd, Inodes, Mounts, PathFds, Removed};
 use crate::mounted::Mounted;
 use crate::open_file::OpenFile;
 use crate::rules::Rules;
@@ -84,6 +84,7 @@ pub(crate) struct Source {
     report: Mutex<Option<Box<Report>>>,
     path_fds: PathFds,
     removed: Removed,
+    crowd: Arc<Crowd>,
     files: Table<OpenFile>,
     dirs: Table<OpenDir>,
     backing: OnceLock<Backing>,
@@ -142,6 +143,7 @@ impl Passthrough {
             inodes: Arc::new(Inodes::new(inode)),
             report: Mutex::default(),
             path_fds: PathFds::new(path_fds),
+            crowd: Crowd::new(limit),
             removed: Removed::new((limit / 8).clamp(16, MAX_REMOVED) as usize),
             files: Table::default(),
             dirs: Table::default(),

@@ -2,8 +2,10 @@
 
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uvfs_server::fs::Node;
@@ -138,4 +140,6 @@ pub struct Backing {
     pub unregister: Box<dyn Fn(Node, i32) + Send + Sync>,
     /// Has the kernel drop what it has cached of a node's attributes: `Session::attributes_changed`.
     pub changed: Box<dyn Fn(Node) + Send + Sync>,
+    /// Has the kernel forget nodes that are not in use: `Notifier::prune`.
+    pub forget: Arc<dyn Fn(&[Node]) -> io::Result<()> + Send + Sync>,
 }

@@ -10,6 +10,7 @@ use uvfs_io::ops;
 use uvfs_proto::abi;
 use uvfs_server::fs::*;
 
+use crate::inode::patiently;
 use crate::options::{Backed, KeepCache};
 use crate::{Passthrough, Source};
 
@@ -122,8 +123,11 @@ impl FileSystem for Passthrough {
     }
 
     async fn lookup(&self, cx: &Context, parent: Node, name: &CStr) -> Result<Entry> {
-        apart!(self, cx, [parent], Some(name), [name], |source| source
-            .look_up(parent, name))
+        let call = async || {
+            apart!(self, cx, [parent], Some(name), [name], |source| source
+                .look_up(parent, name))
+        };
+        patiently(&self.0, call).await
     }
 
     async fn getattr(&self, cx: &Context, node: Node, fh: Option<Handle>) -> Result<Attributes> {
@@ -228,8 +232,11 @@ impl FileSystem for Passthrough {
     }
 
     async fn open(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
-        apart!(self, cx, [node], None, [cx, how], |source| source
-            .open_file(cx, node, how))
+        let call = async || {
+            apart!(self, cx, [node], None, [cx, how], |source| source
+                .open_file(cx, node, how))
+        };
+        patiently(&self.0, call).await
     }
 
     async fn create(
@@ -240,14 +247,17 @@ impl FileSystem for Passthrough {
         new: &NewNode,
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
-        apart!(
-            self,
-            cx,
-            [parent],
-            Some(name),
-            [cx, name, new, how],
-            |source| source.with_room(|| source.create_file(cx, parent, name, new, how))
-        )
+        let call = async || {
+            apart!(
+                self,
+                cx,
+                [parent],
+                Some(name),
+                [cx, name, new, how],
+                |source| source.with_room(|| source.create_file(cx, parent, name, new, how))
+            )
+        };
+        patiently(&self.0, call).await
     }
 
     async fn tmpfile(
@@ -339,8 +349,11 @@ impl FileSystem for Passthrough {
         if kernel && self.0.lists_unopened.load(Ordering::Relaxed) {
             return Err(Errno::NOSYS);
         }
-        apart!(self, cx, [node], None, [cx], |source| source
-            .open_dir(cx, node))
+        let call = async || {
+            apart!(self, cx, [node], None, [cx], |source| source
+                .open_dir(cx, node))
+        };
+        patiently(&self.0, call).await
     }
 
     async fn readdir(
@@ -352,7 +365,8 @@ impl FileSystem for Passthrough {
     ) -> Result<()> {
         let offset = sink.offset();
         if !self.0.apart.any() || !self.0.is_apart(&*self.0.inode(node)?) {
-            return self.0.list(node, fh, sink);
+            let list = async || self.0.list(node, fh, &mut *sink);
+            return patiently(&self.0, list).await;
         }
         let dir = apart!(self, cx, [node], None, [], |source| source
             .read_ahead(node, fh, offset))?;

@@ -328,7 +328,7 @@ fn back(session: &Arc<Session<Passthrough>>) {
         }
     }));
     let weak = || Arc::downgrade(session);
-    let (weak, other, third) = (weak(), weak(), weak());
+    let (weak, other, third, fourth) = (weak(), weak(), weak(), weak());
     session.fs().set_backing(Backing {
         register: Box::new(move |node, file| match weak.upgrade() {
             Some(session) => session.register_backing(node, file),
@@ -343,6 +343,10 @@ fn back(session: &Arc<Session<Passthrough>>) {
             if let Some(session) = third.upgrade() {
                 session.attributes_changed(node);
             }
+        }),
+        forget: Arc::new(move |nodes| match fourth.upgrade() {
+            Some(session) => session.notifier().prune(nodes),
+            None => Err(Errno::NODEV.into()),
         }),
     });
 }

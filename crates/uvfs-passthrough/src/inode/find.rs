@@ -130,6 +130,7 @@ impl Source {
             Err(Errno::MFILE | Errno::NFILE) => {
                 self.path_fds.clear();
                 self.removed.clear();
+                self.thin_out();
                 attempt()
             }
             result => result,
@@ -271,6 +272,9 @@ impl Source {
         held: Option<OwnedFd>,
     ) -> Result<Arc<Inode>> {
         debug_assert!(held.is_some() || (key.handle.is_some() && mount.fd.is_some()));
+        if let Some(fd) = &held {
+            self.holds(fd);
+        }
         self.inodes.find_or_insert(key, |node, key| {
             Arc::new(Inode {
                 node,

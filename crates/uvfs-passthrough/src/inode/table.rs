@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -122,6 +123,18 @@ impl Inodes {
         for shard in &self.shards {
             let shard = lock(shard);
             nodes.extend(shard.by_key.iter().map(|known| known.inode.node));
+        }
+        nodes
+    }
+
+    /// The numbers of nodes that are not open.
+    pub(super) fn unused(&self) -> Vec<Node> {
+        let mut nodes = Vec::new();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            let inodes = shard.by_key.iter().map(|known| &known.inode);
+            let unused = inodes.filter(|inode| inode.opens.load(Ordering::Relaxed) == 0);
+            nodes.extend(unused.map(|inode| inode.node));
         }
         nodes
     }

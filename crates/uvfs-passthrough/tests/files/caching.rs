@@ -138,6 +138,7 @@ fn backing_files_are_registered_once_and_taken_back() {
             down.fetch_sub(1, Ordering::Relaxed);
         }),
         changed: Box::new(|_| {}),
+        forget: Arc::new(|_| Ok(())),
     });
     let node = served.lookup(ROOT, "file").unwrap().node;
     let first = served.open(node, libc::O_RDONLY).unwrap();
@@ -216,6 +217,7 @@ impl Kernel {
                 live.remove(at.expect("it is registered"));
             }),
             changed: Box::new(|_| {}),
+            forget: Arc::new(|_| Ok(())),
         });
         kernel
     }

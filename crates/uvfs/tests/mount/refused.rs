@@ -195,3 +195,46 @@ fn a_low_limit_is_named_with_its_value() {
         }
     }
 }
+
+/// Without file handles, which take a capability, each file that the kernel knows takes a descriptor: who lists a tree
+/// of more files than the limit of these would use them up.
+#[test]
+fn a_tree_of_more_files_than_descriptors_is_served() {
+    if !has(&[Need::Mount(Transport::Dev), Need::Uvfs])
+        || !has(&["prlimit", "setpriv"].map(Need::Program))
+    {
+        return;
+    }
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut version = kernel.split('.').map(|part| part.parse().unwrap_or(0));
+    if (version.next(), version.next()) < (Some(6), Some(18)) {
+        return uvfs_testing::skip("needs Linux 6.18, which can be told to forget files");
+    }
+    const LOOK: &str = "cd \"$1\"; ls -lR --time-style=+ | md5sum; grep -r 7 | sort | md5sum; find . -size 1 | wc -l";
+    const COPY: &str = "cd \"$1\"; cp -r 1 copy; diff -r 1 copy; rm -r copy 2; ls";
+    let scratch = Scratch::new();
+    let at = scratch.dir("mount");
+    for transport in transports() {
+        let source = scratch.tmpfs(&format!("source-{transport}"), "64m");
+        for dir in 1..=8 {
+            fs::create_dir(source.join(dir.to_string())).unwrap();
+            for file in 0..150 {
+                fs::write(source.join(format!("{dir}/{file}")), file.to_string()).unwrap();
+            }
+        }
+        let looked = run(&mut shell(LOOK, &[&source])).ok();
+        let lacks = "-dac_read_search";
+        let mut mount = command("prlimit", ["--nofile=256:256", "setpriv"]);
+        mount.args(["--bounding-set", lacks, "--inh-caps", lacks]);
+        mount.args([env!("CARGO_BIN_EXE_uvfs"), "mount", "--transport"]);
+        let mounting = run(mount.arg(transport.to_string()).args([&source, &at]));
+        let through = run(&mut shell(LOOK, &[&at]));
+        let copied = run(&mut shell(COPY, &[&at]));
+        let unmounted = run(uvfs().arg("umount").arg(&at));
+        unmount_by_force(&at);
+        mounting.ok();
+        assert_eq!(through.ok(), looked, "{transport}");
+        assert_eq!(copied.ok(), "1\n3\n4\n5\n6\n7\n8\n", "{transport}");
+        unmounted.ok();
+    }
+}
