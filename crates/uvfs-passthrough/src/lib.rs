@@ -51,7 +51,7 @@ pub use crate::watch::Report;
 use crate::watcher::Watcher;
 pub use crate::watcher::can_watch;
 use crate::writers::Writers;
-pub use options::{Backed, Backing, Error, KeepCache, Options, Register};
+pub use options::{Backed, Backing, Error, Forget, KeepCache, Options, Register};
 
 /// Most O_PATH descriptors kept open for inodes that are known by handle.
 const MAX_PATH_FDS: u64 = 1024;

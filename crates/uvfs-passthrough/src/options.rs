@@ -131,6 +131,9 @@ pub enum Error {
 /// Registers a node's file and gives its id.
 pub type Register = dyn Fn(Node, BorrowedFd<'_>) -> std::io::Result<i32> + Send + Sync;
 
+/// Has the kernel forget nodes; an error says that this kernel can't be told to.
+pub type Forget = dyn Fn(&[Node]) -> io::Result<()> + Send + Sync;
+
 /// How backing files are registered with the kernel, and it is told of what a request changed: by
 /// `Session::register_backing`, `Session::unregister_backing` and so on of uvfs_server.
 pub struct Backing {
@@ -141,5 +144,5 @@ pub struct Backing {
     /// Has the kernel drop what it has cached of a node's attributes: `Session::attributes_changed`.
     pub changed: Box<dyn Fn(Node) + Send + Sync>,
     /// Has the kernel forget nodes that are not in use: `Notifier::prune`.
-    pub forget: Arc<dyn Fn(&[Node]) -> io::Result<()> + Send + Sync>,
+    pub forget: Arc<Forget>,
 }

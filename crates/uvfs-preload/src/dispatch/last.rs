@@ -138,7 +138,7 @@ fn wait() {
 
 /// Whether the program's threads have ended. It opens no file, whose descriptor the program could meet.
 fn is_over() -> bool {
-    let own = u64::from(shared().last.own.load(Ordering::SeqCst));
+    let own = shared().last.own.load(Ordering::SeqCst) as usize;
     let mut room = 0;
     // A main thread that has ended counts until the process does, and has no program any more.
     // SAFETY: a C string, and room.
@@ -147,10 +147,10 @@ fn is_over() -> bool {
 }
 
 /// The number of threads: the links of their directory, without a look at each.
-pub(super) fn tasks() -> Option<u64> {
+pub(super) fn tasks() -> Option<usize> {
     // SAFETY: plain data, filled by the call.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: a C string and a buffer.
     let done = unsafe { libc::stat(c"/proc/self/task".as_ptr(), &mut st) };
-    (done == 0).then(|| st.st_nlink.saturating_sub(2).into())
+    (done == 0).then(|| st.st_nlink.saturating_sub(2) as usize)
 }

@@ -171,7 +171,7 @@ fn judge_change(base: &Path, path: &Path, change: &FieldChange) -> Option<String
 fn fields_to_the_kernel() {
     let Some(image) = base() else { return };
     if let Err(e) = KernelLog::open() {
-        return uvfs_testing::skip(&format!("needs /dev/kmsg: {e}"));
+        return uvfs_testing::skip(format!("needs /dev/kmsg: {e}"));
     }
     let mem = MemImage::load(&image.path()).unwrap();
     let mut changes = mutate::field_changes(&mem, &mutate::regions(&mem));
