@@ -30,8 +30,9 @@ pub unsafe extern "C" fn syscall(
     e: usize,
     f: usize,
 ) -> c_long {
+    let mut judged = Verdict::Pass;
     if !is_over() && !is_inside() && !is_borrowed() {
-        let judged = verdict(number as usize, &[a, b, c, d, e, f]);
+        judged = verdict(number as usize, &[a, b, c, d, e, f]);
         // Before anything is served, only what lasts counts.
         if (mode() != OFF || judged == Verdict::Aside(Why::Ring))
             && let Err(done) = trap::prepare(number as usize, judged)
@@ -46,7 +47,9 @@ pub unsafe extern "C" fn syscall(
         }
     }
     // SAFETY: the caller's own arguments.
-    unsafe { next::syscall(number, a, b, c, d, e, f) }
+    let done = unsafe { next::syscall(number, a, b, c, d, e, f) };
+    trap::ran(judged, done as isize);
+    done
 }
 
 /// As the manual says.

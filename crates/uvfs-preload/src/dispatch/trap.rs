@@ -14,8 +14,8 @@ use super::{
     ALLOW, LEAVING, Why, give_back, last, mode, shared, stand_aside, start, threads, too_many,
 };
 use crate::guard::aside;
-use crate::real::{Next, errno, is_borrowed, is_inside, next, set_errno};
-use crate::{calls, table};
+use crate::real::{Next, errno, is_borrowed, is_inside, next, set_errno, stat};
+use crate::{calls, import, table};
 
 mod next {
     use super::*;
@@ -152,7 +152,7 @@ fn changed(change: Change) -> c_int {
 /// What a call needs before it runs; `Err` with its result where nothing is left to do.
 pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
     match judged {
-        Verdict::Pass => {}
+        Verdict::Pass | Verdict::Opens => {}
         // The program has no such descriptor.
         Verdict::Asks(fd) | Verdict::Uses(fd, _) | Verdict::Uses(_, fd) if table::is_own(fd) => {
             return Err(-(libc::EBADF as isize));
@@ -184,10 +184,18 @@ pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
     Ok(())
 }
 
+/// A call has run. A file that it has opened may be longer than the kernel knows, which would append to it at the
+/// old end: the kernel asks now.
+pub(super) fn ran(judged: Verdict, done: isize) {
+    if judged == Verdict::Opens && done >= 0 && import::any() {
+        let _ = stat(done as c_int);
+    }
+}
+
 /// Whether a call can be prepared on the stack of the handler.
 fn is_light(verdict: Verdict) -> bool {
     match verdict {
-        Verdict::Pass | Verdict::Asks(_) => true,
+        Verdict::Pass | Verdict::Opens | Verdict::Asks(_) => true,
         Verdict::Uses(first, second) => [first, second].into_iter().all(table::is_foreign),
         Verdict::Table(Change::Close(fd)) | Verdict::Maps { fd, .. } => table::is_foreign(fd),
         Verdict::Table(_) | Verdict::Leaves(_) | Verdict::Ends | Verdict::Aside(_) => false,
@@ -317,7 +325,11 @@ extern "C" fn trapped(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
         Ok(()) if again || shared().selector.load(Ordering::SeqCst) == ALLOW => {
             registers[libc::REG_RIP as usize] -= INSTRUCTION;
         }
-        Ok(()) => registers[libc::REG_RAX as usize] = call(number, &words) as i64,
+        Ok(()) => {
+            let done = call(number, &words);
+            ran(judged, done);
+            registers[libc::REG_RAX as usize] = done as i64;
+        }
     }
     set_errno(before);
 }

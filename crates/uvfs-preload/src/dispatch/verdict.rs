@@ -16,6 +16,8 @@ pub(super) type Words = [usize; 6];
 pub(super) enum Verdict {
     /// It can run as it is.
     Pass,
+    /// It opens a file.
+    Opens,
     /// It asks about a descriptor.
     Asks(c_int),
     /// It uses these files (-1 for none), which go back to the kernel first.
@@ -65,6 +67,7 @@ enum Kind {
     Map,
     Control,
     Message,
+    Open,
     Leave,
     End,
     Ring,
@@ -107,7 +110,7 @@ const PASS: &[i64] = {
         SYS_process_vm_writev, SYS_kcmp, SYS_semget, SYS_semop, SYS_semctl, SYS_semtimedop, SYS_msgget,
         SYS_msgsnd, SYS_msgrcv, SYS_msgctl, SYS_perf_event_open,
         // Files by path, directories, and inodes.
-        SYS_open, SYS_openat, SYS_openat2, SYS_creat, SYS_stat, SYS_lstat, SYS_newfstatat, SYS_statx, SYS_access,
+        SYS_stat, SYS_lstat, SYS_newfstatat, SYS_statx, SYS_access,
         SYS_faccessat, SYS_faccessat2, SYS_truncate, SYS_rename, SYS_renameat, SYS_renameat2, SYS_mkdir,
         SYS_mkdirat, SYS_rmdir, SYS_link, SYS_linkat, SYS_unlink, SYS_unlinkat, SYS_symlink, SYS_symlinkat,
         SYS_readlink, SYS_readlinkat, SYS_mknod, SYS_mknodat, SYS_chmod, SYS_fchmod, SYS_fchmodat, SYS_chown,
@@ -176,6 +179,10 @@ static KINDS: [Kind; NUMBERS] = {
     kinds[libc::SYS_mmap as usize] = Kind::Map;
     kinds[libc::SYS_fcntl as usize] = Kind::Control;
     kinds[libc::SYS_sendmsg as usize] = Kind::Message;
+    kinds[libc::SYS_open as usize] = Kind::Open;
+    kinds[libc::SYS_openat as usize] = Kind::Open;
+    kinds[libc::SYS_openat2 as usize] = Kind::Open;
+    kinds[libc::SYS_creat as usize] = Kind::Open;
     kinds[libc::SYS_exit as usize] = Kind::Leave;
     kinds[libc::SYS_exit_group as usize] = Kind::End;
     kinds[libc::SYS_io_uring_setup as usize] = Kind::Ring;
@@ -217,7 +224,7 @@ fn is_harmless_option(option: usize) -> bool {
 
 /// What a call could do. `arguments` may point to memory of the program, which is there where the call is valid.
 pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
-    use Verdict::{Aside, Asks, Ends, Leaves, Maps, Pass, Table, Uses};
+    use Verdict::{Aside, Asks, Ends, Leaves, Maps, Opens, Pass, Table, Uses};
     let fd = |index: usize| arguments[index] as c_int;
     match KINDS.get(number).copied().unwrap_or(Kind::Unknown) {
         Kind::Unknown => Aside(Why::Call),
@@ -253,6 +260,7 @@ pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
                 false => Pass,
             }
         }
+        Kind::Open => Opens,
         Kind::Leave => Leaves(fd(0)),
         Kind::End => Ends,
         Kind::Ring => Aside(Why::Ring),

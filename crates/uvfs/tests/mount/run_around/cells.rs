@@ -201,6 +201,7 @@ pub fn few() -> Vec<Cell> {
         ("asm", "handler", "reopen"),
         ("asm", "longjmp", "reopen"),
         ("asm", "main", "look"),
+        ("asm", "main", "open"),
         ("asm", "main", "append"),
         ("libc", "main", "perror"),
         ("asm", "forked", "sendfile"),
