@@ -19,7 +19,7 @@ const NO_KEY: u32 = u32::MAX;
 
 /// The state of this module.
 pub(crate) struct Last {
-    /// [`LIVES`], [`BY_LIBRARY`], or the status with which the main thread has ended itself.
+    /// [`LIVES`], [`BY_LIBRARY`], or the process's status once the main thread has ended itself.
     main: AtomicI32,
     /// This library's threads.
     own: AtomicU32,
@@ -85,7 +85,8 @@ unsafe extern "C" fn main_ended(_: *mut c_void) {
 pub(super) fn ends(status: c_int) {
     // SAFETY: no arguments.
     if super::threads::own() == unsafe { libc::getpid() } {
-        main_ends(status & 0xff);
+        // Else the status is that of a later one, which ends by the C library.
+        main_ends(if is_last() { status & 0xff } else { 0 });
     }
 }
 
@@ -138,12 +139,17 @@ fn wait() {
 
 /// Whether the program's threads have ended. It opens no file, whose descriptor the program could meet.
 fn is_over() -> bool {
-    let own = shared().last.own.load(Ordering::SeqCst) as usize;
     let mut room = 0;
     // A main thread that has ended counts until the process does, and has no program any more.
     // SAFETY: a C string, and room.
     let main = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), &raw mut room, 1) };
-    main < 0 && tasks() == Some(1 + own)
+    main < 0 && is_last()
+}
+
+/// Whether one thread is there beside this library's.
+fn is_last() -> bool {
+    let own = shared().last.own.load(Ordering::SeqCst) as usize;
+    tasks() == Some(1 + own)
 }
 
 /// The number of threads: the links of their directory, without a look at each.
