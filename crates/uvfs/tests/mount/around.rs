@@ -82,6 +82,12 @@ fn the_end() {
     same("executes", None);
 }
 
+/// A program would not end, as this library's threads are there, or would end before its other threads.
+#[test]
+fn the_last_thread() {
+    same("last", None);
+}
+
 /// Requests of an io_uring would use positions that the kernel doesn't have.
 #[test]
 fn an_io_uring() {

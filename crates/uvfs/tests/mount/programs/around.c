@@ -96,6 +96,31 @@ static void early(void) {
     int a = open("a", O_RDWR | O_CREAT, 0644), b = R1(SYS_dup, a);
     for (int i = 0; i < 5; i++) { write(a, "0123456789", 10); P("at %ld\n", lseek(b, 0, SEEK_CUR)); } show("a");
 }
+// Children whose main threads end before the others, or as the last.
+static pthread_t main_thread; static int last_file;
+static void works_on(void) { for (int i = 0; i < 30; i++) write(last_file, "0123456789", 10); P("at %ld\n", lseek(last_file, 0, SEEK_CUR)); }
+static void at_exit(void) { P("at exit\n"); works_on(); }
+static void destroyed(void *value) { P("destroyed\n"); works_on(); }
+static void *outlives(void *unused) { usleep(20000); works_on(); return NULL; }
+static void *joins(void *unused) { void *result = NULL; int code = pthread_join(main_thread, &result); P("joined %d %ld\n", code, (long)result); works_on(); return NULL; }
+static void *cancels(void *unused) { usleep(10000); pthread_cancel(main_thread); return joins(NULL); }
+static void leaves(int how) {
+    pthread_t other; pthread_key_t key; main_thread = pthread_self(); last_file = make("last"); atexit(at_exit); printf("printed\n");
+    if (how == 1) { pthread_key_create(&key, destroyed); pthread_setspecific(key, &key); }
+    void *(*bodies[])(void *) = {NULL, NULL, outlives, joins, cancels, outlives};
+    if (bodies[how]) pthread_create(&other, NULL, bodies[how], NULL);
+    while (how == 4) pause();
+    if (how == 5) R1(SYS_exit, 7);
+    pthread_exit((void *)5);
+}
+static void last(void) {
+    for (int how = 0; how < 6; how++) {
+        int status; fflush(stdout); pid_t child = fork();
+        if (!child) leaves(how);
+        waitpid(child, &status, 0); P("%d: %d\n", how, status); show("last"); unlink("last");
+    }
+    make("a");
+}
 static void ends(void) { make("a"); R1(SYS_exit_group, 0); }
 static void executes(void) { make("a"); char *words[] = {"sh", "-c", "cat a", NULL}, *none[] = {NULL}; R3(SYS_execve, "/bin/sh", words, none); }
 static void ring(void) {
@@ -109,8 +134,8 @@ static void old_entry(void) {
 }
 int main(int n, char **words) {
     if (n < 3 || chdir(words[1])) return 91;
-    const char *names[] = {"table", "signals", "threads", "processes", "early", "ends", "executes", "ring", "old_entry"};
-    void (*parts[])(void) = {table, signals, threads, processes, early, ends, executes, ring, old_entry};
-    for (int i = 0; i < 9; i++) if (!strcmp(words[2], names[i])) { parts[i](); P("done\n"); return 0; }
+    const char *names[] = {"table", "signals", "threads", "processes", "early", "ends", "last", "executes", "ring", "old_entry"};
+    void (*parts[])(void) = {table, signals, threads, processes, early, ends, last, executes, ring, old_entry};
+    for (int i = 0; i < 10; i++) if (!strcmp(words[2], names[i])) { parts[i](); P("done\n"); return 0; }
     return 92;
 }
