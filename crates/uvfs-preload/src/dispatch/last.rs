@@ -3,7 +3,7 @@
 //! the program.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::shared;
@@ -22,7 +22,7 @@ pub(crate) struct Last {
     /// [`LIVES`], [`BY_LIBRARY`], or the process's status once the main thread has ended itself.
     main: AtomicI32,
     /// This library's threads.
-    own: AtomicU32,
+    own: AtomicUsize,
     watched: AtomicBool,
     /// Of pthread_key_create(3): its destructor tells of the main thread's end.
     key: AtomicU32,
@@ -32,7 +32,7 @@ impl Last {
     pub(super) const fn new() -> Self {
         Self {
             main: AtomicI32::new(LIVES),
-            own: AtomicU32::new(0),
+            own: AtomicUsize::new(0),
             watched: AtomicBool::new(false),
             key: AtomicU32::new(NO_KEY),
         }
@@ -148,7 +148,7 @@ fn is_over() -> bool {
 
 /// Whether one thread is there beside this library's.
 fn is_last() -> bool {
-    let own = shared().last.own.load(Ordering::SeqCst) as usize;
+    let own = shared().last.own.load(Ordering::SeqCst);
     tasks() == Some(1 + own)
 }
 
@@ -158,5 +158,5 @@ pub(super) fn tasks() -> Option<usize> {
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: a C string and a buffer.
     let done = unsafe { libc::stat(c"/proc/self/task".as_ptr(), &mut st) };
-    (done == 0).then(|| st.st_nlink.saturating_sub(2) as usize)
+    (done == 0).then(|| (st.st_nlink as usize).saturating_sub(2))
 }
