@@ -70,9 +70,9 @@ __attribute__((noinline)) static long by_asm(long nr, long a, long b, long c, lo
 }
 
 // The 32-bit entry of the kernel, whose numbers are i386's and whose pointers have 32 bits.
-static char *low;
+static __thread char *low;
 static long copied(const void *from, size_t len) {
-    static size_t used;
+    static __thread size_t used;
     if (!low) {
         low = (char *)by_asm(SYS_mmap, 0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
         if ((long)low < 0) abort();
