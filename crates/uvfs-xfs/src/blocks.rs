@@ -23,8 +23,8 @@ pub struct DiskExtent {
 
 /// Checks the contents of a block when it has been read.
 ///
-/// A cache may run it only when a block comes in and not again for a block that it has, so whoever
-/// uses a block still checks every bound, but need not check sums again.
+/// A cache may run it only when a block comes in and not again for a block that it has, so the user of a block still
+/// checks every bound, but need not check sums again.
 pub type Verify<'a> = &'a (dyn Fn(&[u8]) -> Result<(), Fault> + Sync);
 
 /// A verifier that takes anything.

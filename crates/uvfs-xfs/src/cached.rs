@@ -108,7 +108,7 @@ impl Blocks for CachedBlocks {
             return Err(ReadError::Io(io::ErrorKind::WouldBlock.into()));
         }
         if exact {
-            // The content itself, not a copy: nobody writes through this cache.
+            // The content itself, not a copy: nothing writes through this cache.
             let buffer = self.target.read(&wide, &Anything).map_err(error)?.pin();
             if checks == 0 || buffer.buffer().stamp() != checks {
                 verify(&buffer).map_err(ReadError::Fault)?;

@@ -67,18 +67,18 @@ pub struct XfsFs {
     idmapped: bool,
 }
 
-/// Whether those who list directories go on to ask for the attributes of what is in them, as tar
-/// does and find does not. Attributes that nobody asks for cost more than the rest of a listing;
+/// Whether programs that list directories go on to ask for the attributes of what is in them, as tar
+/// does and find does not. Attributes that no program asks for cost more than the rest of a listing;
 /// each that is asked for costs a request if the listing was without.
 ///
-/// Once attributes are given nobody needs to ask, so that one listing in [`SAMPLE`] goes without
+/// Once attributes are given no program needs to ask, so one listing in [`SAMPLE`] goes without
 /// them, as a sample.
 #[derive(Default)]
 struct Asked {
     /// Listings are given with attributes.
     yes: AtomicBool,
     listings: AtomicU32,
-    /// The directory that was last listed without attributes and had files; 0 once somebody asked.
+    /// The directory that was last listed without attributes and had files; 0 once a program asked.
     sample: AtomicU64,
 }
 
@@ -88,7 +88,7 @@ impl Asked {
         let yes = self.yes.load(Ordering::Relaxed);
         if yes && self.listings.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1 {
             if self.sample.load(Ordering::Relaxed) != 0 {
-                // Nobody asked for anything in the last one.
+                // No program asked for anything in the last one.
                 self.yes.store(false, Ordering::Relaxed);
             }
             return false;
@@ -323,7 +323,7 @@ impl FileSystem for XfsFs {
             | InitFlags::POSIX_ACL
             | InitFlags::EXPORT_SUPPORT;
         // Whether a listing has attributes is decided here (see `Asked`). The kernel would look only
-        // at whether somebody asked before the listing goes on, but most read it to its end first.
+        // at whether a program asked before the listing goes on, but most programs read it to its end first.
         config.wanted -= InitFlags::READDIRPLUS_AUTO;
         config.wanted -= InitFlags::AUTO_INVAL_DATA | InitFlags::WRITEBACK_CACHE;
         config.wanted.set(InitFlags::ALLOW_IDMAP, self.idmapped);

@@ -1,7 +1,7 @@
 //! The command line's operations on an image: list, show, describe, copy out.
 //!
-//! Names and contents come from an image that nobody vouches for. Control characters in names are
-//! shown escaped; a copy never follows a link that came out of the image and never overwrites.
+//! Names and contents come from an image that is not trusted. Control characters in names are shown
+//! escaped; a copy never follows a link that came out of the image and never overwrites.
 
 mod copy;
 mod ls;

@@ -189,7 +189,7 @@ pub static AG_HEADERS: &dyn Verifier = &AgHeaders;
 mod tests {
     use super::*;
 
-    /// Blocks that uvfs writes would fail verification, or damaged ones pass it.
+    /// Blocks that uvfs writes pass verification, and damaged ones fail it.
     #[test]
     fn what_is_sealed_verifies_and_what_is_changed_does_not() {
         let mut node = vec![0u8; 4096];

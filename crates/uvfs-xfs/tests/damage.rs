@@ -74,7 +74,7 @@ fn clean(args: &[&str]) {
     }
 }
 
-/// The checker would find damage in a sound image.
+/// The checker finds no damage in a sound image.
 #[test]
 fn clean_default() {
     clean(&[]);
@@ -489,7 +489,7 @@ fn small() -> Option<&'static (MemImage, Vec<mutate::Region>)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A damaged image would crash or hang `uvfs check` or a mount of it.
+    /// A damaged image neither crashes nor hangs `uvfs check` or a mount of it.
     #[test]
     fn no_panic_no_hang(seed: u64, count in 1usize..6) {
         if let Some((mem, regions)) = small() {

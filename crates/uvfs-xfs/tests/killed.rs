@@ -137,7 +137,7 @@ fn findings(path: &Path) -> Vec<String> {
     outcome.findings.iter().map(|f| f.to_string()).collect()
 }
 
-/// A repair that is killed would leave an image that can no longer be repaired.
+/// An image whose repair was killed can still be repaired.
 #[test]
 fn a_killed_repair_is_done_again() {
     if !can_compare() {

@@ -38,7 +38,7 @@ fn findings(image: &Path) -> Vec<String> {
     outcome.findings.iter().map(|f| f.to_string()).collect()
 }
 
-/// Asserts that nobody finds anything wrong: the checker, and xfs_repair if it is there.
+/// Asserts that neither the checker nor, if it is there, xfs_repair finds anything wrong.
 #[track_caller]
 fn sound(image: &Path, what: &str) {
     assert_eq!(findings(image), Vec::<String>::new(), "{what}");
@@ -105,7 +105,7 @@ fn sweep() -> Vec<(&'static str, MkfsOptions)> {
     ]
 }
 
-/// Some combination of sizes would give a damaged image.
+/// Each combination of sizes gives a sound image.
 #[test]
 fn empty_images_are_sound_over_a_sweep_of_options() {
     let dir = scratch();
@@ -118,7 +118,7 @@ fn empty_images_are_sound_over_a_sweep_of_options() {
     }
 }
 
-/// The kernel would find the image damaged once it allocates in it.
+/// The kernel allocates in a new image, which stays sound.
 #[test]
 fn the_kernel_writes_to_empty_images() {
     if !can_run() {
@@ -313,7 +313,7 @@ fn same(ours: &[String], expected: &[String], what: &str) {
     );
 }
 
-/// A file, link or attribute of the source would be missing or different.
+/// The image has all files, links and attributes of the source.
 #[test]
 fn a_filled_image_shows_what_the_source_has() {
     if !can_run() {
@@ -354,7 +354,7 @@ fn a_filled_image_shows_what_the_source_has() {
     }
 }
 
-/// `--reproducible` images would differ.
+/// `--reproducible` images of the same input are the same.
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let dir = scratch();
@@ -407,7 +407,7 @@ fn the_same_input_gives_the_same_bytes() {
     assert!(images[0] == images[1], "the images differ");
 }
 
-/// A file system with data would be overwritten without `--force`.
+/// A file system with data is only overwritten with `--force`.
 #[test]
 fn what_is_there_is_not_overwritten_unasked() {
     let dir = scratch();
@@ -428,7 +428,7 @@ fn what_is_there_is_not_overwritten_unasked() {
     assert_eq!(fs::read(&text).unwrap(), b"not an image");
 }
 
-/// A failed mkfs would leave half an image.
+/// A failed mkfs leaves no image.
 #[test]
 fn errors_name_the_path_and_leave_no_file() {
     let dir = scratch();
@@ -452,7 +452,7 @@ fn errors_name_the_path_and_leave_no_file() {
     assert!(!image.exists());
 }
 
-/// A file of 8 EiB would be read to its end.
+/// Only the data of a file of 8 EiB is read, not its holes.
 #[test]
 fn the_longest_file_keeps_its_holes() {
     let dir = scratch();

@@ -53,7 +53,7 @@ fn fill_and_compare(image: &Image, args: &[&str]) {
 
 macro_rules! combinations {
     ($($name:ident: $args:expr,)*) => {$(
-        /// uvfs would read an image of this shape otherwise than the kernel does.
+        /// uvfs reads an image of this shape as the kernel does.
         #[test]
         fn $name() {
             through_kernel($args);
@@ -120,7 +120,7 @@ fn through_mkfs(args: &[&str]) -> Option<Image> {
     Some(image)
 }
 
-/// Images of the old format could not be read.
+/// Images of the old format can be read.
 #[test]
 fn v4_from_mkfs() {
     let Some(image) = through_mkfs(&["-m", "crc=0"]) else {
@@ -133,7 +133,7 @@ fn v4_from_mkfs() {
     eprintln!("xfs_db set {set} attributes of {}", all.len());
 }
 
-/// Images of the oldest format that mkfs.xfs makes could not be read.
+/// Images of the oldest format that mkfs.xfs makes can be read.
 #[test]
 fn v4_old_from_mkfs() {
     through_mkfs(&[
@@ -150,7 +150,7 @@ fn v4_old_from_mkfs() {
     ]);
 }
 
-/// A name would not be found by another case on a file system that ignores it.
+/// A name is found by another case on a file system that ignores case.
 #[test]
 fn names_without_case() {
     if !can_run() {

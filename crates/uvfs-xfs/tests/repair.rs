@@ -493,8 +493,7 @@ impl Blocks for Watched {
     }
 }
 
-/// Repair of a directory, or of the inode tree of a group, would read all inodes again, though the check
-/// has seen them, or write what is not sound.
+/// Repair of a directory, or of the inode tree of a group, is sound and reads no inode again that the check has seen.
 #[test]
 fn inodes_are_read_once_for_damage_beside_them() {
     let Some(image) = base() else { return };

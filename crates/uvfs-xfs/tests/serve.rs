@@ -121,7 +121,7 @@ fn image(args: &[&str]) -> Option<Image> {
     Some(image)
 }
 
-/// A mounted image would show other files than the kernel's mount of it.
+/// A mounted image shows the files of the kernel's mount of it.
 #[test]
 fn served_like_the_kernel() {
     let Some(image) = image(&[]) else { return };

@@ -48,7 +48,7 @@ fn walk(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Copies out of an image would lose owners, times, holes or links.
+/// Copies out of an image keep owners, times, holes and links.
 #[test]
 fn copy_out_keeps_everything() {
     let Some(image) = filled() else { return };
@@ -121,7 +121,7 @@ fn copy_out_keeps_everything() {
     }
 }
 
-/// `cp` into a directory and `cp` to a new name would be mixed up.
+/// `cp` copies into a directory that is there, or to a new name.
 #[test]
 fn copy_out_as_and_into() {
     let Some(image) = filled() else { return };
@@ -182,7 +182,7 @@ fn copy_out_as_and_into() {
     );
 }
 
-/// `uvfs ls`, `cat` and `stat` would show something else than the kernel's mount of the same image.
+/// `uvfs ls`, `cat` and `stat` show the same as the kernel's mount of the image.
 #[test]
 fn ls_cat_and_stat() {
     let Some(image) = filled() else { return };

@@ -334,7 +334,7 @@ fn build_levels<A: Copy>(
 mod tests {
     use super::*;
 
-    /// The kernel and xfs_repair would refuse the trees of a new image.
+    /// The blocks of a new image's trees are filled as the kernel and xfs_repair require.
     #[test]
     fn no_block_but_the_root_is_less_than_half_full() {
         for max in [10, 11, 505] {
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// A tree would be built with too few or too many blocks.
+    /// A tree has the levels and blocks that its records take.
     #[test]
     fn shapes() {
         let s = Shape::new(Btree::Bno, 4096, 0);

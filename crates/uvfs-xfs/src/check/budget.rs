@@ -295,7 +295,7 @@ impl Cutter {
 mod tests {
     use super::*;
 
-    /// A check within a memory limit would leave out blocks, or count them twice.
+    /// The passes of a check within a memory limit cover each block once.
     #[test]
     fn windows_of_groups() {
         let cuts = [(0, 0), (0, 30), (2, 0), (2, 99), (4, 0)];
@@ -316,7 +316,7 @@ mod tests {
         assert!(Window::NOTHING.of(0, 50).is_empty());
     }
 
-    /// A check would exceed its memory limit in a pass.
+    /// Each pass of a check stays within its memory limit.
     #[test]
     fn cuts() {
         let mut c = Cutter::new(100, 1000);

@@ -80,7 +80,7 @@ impl DeviceBlocks {
         engine::open(self.kind, self.device.clone(), config)
     }
 
-    /// An engine that nobody uses now.
+    /// An engine that is not in use.
     fn take(&self) -> io::Result<Arc<dyn Engine>> {
         let idle = self.idle.lock().expect("no holder panics").pop();
         match idle {
@@ -89,7 +89,7 @@ impl DeviceBlocks {
         }
     }
 
-    /// An engine with memory for `room` bytes in reads of any length, that nobody uses now.
+    /// An engine with memory for `room` bytes in reads of any length, that is not in use.
     fn take_registered(&self, room: usize) -> io::Result<Registered> {
         let mut streams = self.streams.lock().expect("no holder panics");
         if let Some(i) = streams.iter().position(|s| s.room >= room) {

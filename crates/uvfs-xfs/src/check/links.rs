@@ -374,7 +374,7 @@ pub(crate) fn cycles(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A check with little memory would report wrong parents of directories.
+    /// A check with little memory knows the same parents of directories.
     #[test]
     fn ups_in_a_file_are_those_in_memory() {
         for n in [0usize, 1, 511, 512, 513, 5000] {

@@ -1,10 +1,10 @@
 //! A read-only check of a whole file system.
 //!
-//! Allocation groups are worked on in parallel. First their headers and trees: free space, sharing
-//! and inode chunks are known then. Then all inodes in the order they lie on disk, in large reads;
-//! each inode's forks, directory entries and attributes are checked when it comes by, its blocks
-//! are marked in a map of two bits a block, and links are counted in eight bytes an inode. Last
-//! what only the whole tells: link counts, parents, blocks nobody owns, sharing, owners, counters.
+//! Allocation groups are worked on in parallel. First their headers and trees: free space, sharing and inode chunks are
+//! known then. Then all inodes in the order they lie on disk, in large reads; each inode's forks, directory entries and
+//! attributes are checked when it comes by, its blocks are marked in a map of two bits a block, and links are counted
+//! in eight bytes an inode. Last the facts that only the whole tells: link counts, parents, blocks without an owner,
+//! sharing, owners, counters.
 //!
 //! Owners and sharing are not kept but summed up (see [`space::Fingerprint`]): what the rmapbt and
 //! refcountbt say, less what was seen, must be nothing in each region.

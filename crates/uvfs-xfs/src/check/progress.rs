@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How far a check has come, for whoever watches.
+/// How far a check has come.
 #[derive(Debug, Default)]
 pub struct CheckProgress {
     done: AtomicU64,

@@ -12,7 +12,7 @@ const PAGE_WORDS: usize = (PAGE_BLOCKS / WORD_BLOCKS) as usize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Use {
-    /// Nobody has spoken for it.
+    /// Nothing has claimed it.
     Unknown = 0,
     /// In the free space trees.
     Free = 1,
@@ -293,7 +293,7 @@ mod tests {
         v
     }
 
-    /// Blocks with two owners would go unnoticed.
+    /// Blocks with two owners are noticed.
     #[test]
     fn claims_and_conflicts() {
         let blocks = 3 * PAGE_BLOCKS + 77;
@@ -321,7 +321,7 @@ mod tests {
         );
     }
 
-    /// A sound image would be called damaged because two trees cut an extent in different places.
+    /// Two trees may cut an extent in different places.
     #[test]
     fn fingerprints_do_not_see_cuts() {
         let f = Fingerprint::new(100_000);

@@ -98,7 +98,7 @@ impl Usage {
 mod tests {
     use super::*;
 
-    /// A check of quotas with little memory would miss an id, or count it twice.
+    /// A check of quotas with little memory counts each id once.
     #[test]
     fn classes_cover_all_ids_once() {
         let first = Class {

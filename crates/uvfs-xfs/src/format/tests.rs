@@ -1,6 +1,6 @@
 use super::*;
 
-/// File data would be read from wrong blocks.
+/// An extent record gives the blocks that the format says.
 #[test]
 fn extent_records_unpack() {
     let rec = ExtentRecord {
@@ -27,7 +27,7 @@ fn extent_records_unpack() {
     assert!(!all.unwritten);
 }
 
-/// Names would not be found in large directories.
+/// Names have the hashes by which large directories find them.
 #[test]
 fn name_hashes() {
     assert_eq!(da_hashname(b"."), 0x2e);
@@ -36,7 +36,7 @@ fn name_hashes() {
     assert_eq!(da_hashname_ci(b"ABC"), da_hashname_ci(b"abc"));
 }
 
-/// Files would show wrong times, most of all those before 1970 and after 2038.
+/// Times are right, also before 1970 and after 2038.
 #[test]
 fn times() {
     assert_eq!(timestamp(0, false), (0, 0));
@@ -45,7 +45,7 @@ fn times() {
     assert_eq!(timestamp((1u64 << 31) * 1_000_000_000 + 7, true), (0, 7));
 }
 
-/// Repair and mkfs would write records that the kernel reads differently.
+/// Records that repair and mkfs write are read back as they were.
 #[test]
 fn records_pack_as_they_unpack() {
     for e in [
@@ -84,7 +84,7 @@ fn records_pack_as_they_unpack() {
     assert_eq!(bigtime_stamp(i64::MAX, 5), bigtime_stamp(1 << 60, 0));
 }
 
-/// Inodes of sparse chunks would be read from blocks that hold none.
+/// The holes of sparse chunks hold no inodes.
 #[test]
 fn sparse_chunks() {
     let r = InobtRecord {
@@ -98,7 +98,7 @@ fn sparse_chunks() {
     assert_eq!(r.unpack(false).count, 64);
 }
 
-/// Damaged blocks would pass as sound ones.
+/// A checksum tells a damaged block from a sound one.
 #[test]
 fn crcs() {
     let mut b = vec![7u8; 512];

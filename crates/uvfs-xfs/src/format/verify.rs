@@ -91,7 +91,7 @@ pub fn check_crc(bytes: &[u8], crc_offset: usize) -> Result<(), Fault> {
     }
 }
 
-/// Stores the checksum of `bytes` at `crc_offset`; for those who damage or make images.
+/// Stores the checksum of `bytes` at `crc_offset`; for programs that damage or make images.
 ///
 /// # Panics
 /// If `crc_offset + 4` is beyond `bytes`.

@@ -182,7 +182,7 @@ pub struct Made {
     pub engine: EngineKind,
     /// Past the kernel's page cache.
     pub direct: bool,
-    /// What changed while it was copied.
+    /// Files that changed while they were copied.
     pub changed: Changed,
 }
 
@@ -396,7 +396,7 @@ fn write<'a>(
     progress: &'a MkfsProgress,
 ) -> Result<(Superblock, u64), MkfsError> {
     let g = &l.g;
-    // From here on nobody takes it for what it was before, nor for a file system.
+    // From here on no program takes it for what it was before, nor for a file system.
     let mut unfinished = vec![0; l.header_blocks as usize * g.block_size as usize];
     let mut sb = l.sb;
     sb.inprogress = 1;

@@ -64,7 +64,7 @@ impl SourceFile {
         Ok(reader)
     }
 
-    /// Fills `buf`. What is no longer there becomes zeros, and is noted.
+    /// Fills `buf`. Data that is no longer there becomes zeros, and is noted.
     fn read(&self, offset: u64, buf: &mut [u8], progress: &MkfsProgress) -> Result<(), MkfsError> {
         let once;
         let reader = match (self.several, self.reader.get()) {
@@ -160,7 +160,7 @@ impl Ticket {
         Ok((dir, entries))
     }
 
-    /// Lists it unless somebody else does.
+    /// Lists it unless another thread does.
     fn run(&self, ahead: &AtomicUsize, progress: &MkfsProgress) {
         let mut slot = lock(&self.slot);
         if !matches!(*slot, Slot::Waiting) {

@@ -1,4 +1,4 @@
-//! What a device may hold already: the signatures by which libblkid knows file systems, volumes and partition tables.
+//! The signatures by which libblkid knows file systems, volumes and partition tables that a device may hold already.
 
 /// Bytes of the start of a device in which signatures are looked for: the farthest is that of VMFS, at one MiB.
 pub(super) const START: u64 = (1 << 20) + 4096;

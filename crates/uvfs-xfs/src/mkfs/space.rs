@@ -244,7 +244,7 @@ impl SpaceMap {
     }
 
     /// The number within its group of a new inode, in `near` or wherever there is room: (group, inode,
-    /// and whether it is the first of a unit that nobody has written).
+    /// and whether it is the first of a unit that is not written yet).
     pub fn inode(&mut self, near: u32) -> Result<(u32, u32, bool), Full> {
         let (unit_inodes, inopblog) = (self.unit_inodes, self.inopblog);
         let mut agno = near;

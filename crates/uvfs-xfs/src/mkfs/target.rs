@@ -262,7 +262,7 @@ impl Destination {
     }
 
     /// Waits until the device can be opened by others: a ring that had it as a registered file lets
-    /// go of it some time after it was closed, and until then nobody can mount it.
+    /// go of it some time after it was closed, and until then it can't be mounted.
     pub fn await_release(&self) {
         const TRIES: u32 = 500;
         for _ in 0..if self.block_device { TRIES } else { 0 } {

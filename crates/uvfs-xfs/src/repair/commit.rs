@@ -45,7 +45,7 @@ impl DeviceSink {
         Ok(DeviceSink::through(target))
     }
 
-    /// Writes through this cache, which nobody else uses.
+    /// Writes through this cache, which has no other user.
     pub fn through(target: Target) -> DeviceSink {
         DeviceSink {
             queue: Mutex::new((WriteQueue::new(&target), 0)),

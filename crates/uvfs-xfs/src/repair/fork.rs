@@ -70,7 +70,7 @@ impl Map {
         complete
     }
 
-    /// Gives up the blocks of an inode's data fork, which nobody else has.
+    /// Gives up the blocks of an inode's data fork, which have no other owner.
     pub fn release(&self, m: &mut Mend<'_>, ino: u64) {
         let g = m.g.clone();
         let extents = self.extents.iter().map(|e| (e.startblock, e.blockcount));

@@ -11,9 +11,9 @@ use crate::inode::{Fork, Inode};
 /// Blocks that the free list begins with.
 const LIST: usize = 6;
 
-/// The blocks of a group, and who has them.
+/// The blocks of a group, and their owners.
 pub(crate) struct Owned {
-    /// Runs that nobody has.
+    /// Runs without an owner.
     free_blocks: Vec<(u32, u32)>,
     /// Records of the reverse mapping tree: start, blocks, owner, offset.
     owners: Vec<(u32, u32, u64, u64)>,
@@ -512,7 +512,7 @@ fn write(
 mod tests {
     use super::*;
 
-    /// Repair would write reference counts that free blocks which reflinked files still share.
+    /// Reference counts that repair writes are those of the files that share the blocks.
     #[test]
     fn references_of_shared_runs() {
         assert_eq!(references(&[]), []);
@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(references(&[(10, 10), (20, 4)]), [(10, 14, 2)]);
     }
 
-    /// Repair would write an owner tree that xfs_repair refuses.
+    /// Records of one owner that go on are joined, as xfs_repair requires.
     #[test]
     fn owners_that_go_on_are_one() {
         let ino = 131;

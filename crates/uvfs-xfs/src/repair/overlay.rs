@@ -135,7 +135,7 @@ impl Overlay {
         out
     }
 
-    /// These blocks will be asked for next. Earlier ones that nobody has asked for are dropped.
+    /// These blocks will be asked for next. Earlier ones that were not asked for are dropped.
     pub fn expect(&self, blocks: Fetched) {
         *self.ahead.lock().expect("no holder panics") = blocks;
     }
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
     use crate::blocks::FileBlocks;
 
-    /// A repair with little memory would write back wrong blocks.
+    /// A repair with little memory writes back the same blocks.
     #[test]
     fn what_goes_to_the_file_comes_back() {
         let file = tempfile::tempfile().unwrap();

@@ -80,7 +80,7 @@ pub(crate) fn mend(
     })
 }
 
-/// Whether blocks are nobody's.
+/// Whether blocks have no owner.
 fn is_lost_space(f: &Finding) -> bool {
     f.what == "free space" && f.problem.ends_with("are neither free nor in use")
 }

@@ -294,7 +294,7 @@ impl Mend<'_> {
 mod tests {
     use super::*;
 
-    /// Repair would count used blocks as free.
+    /// Used blocks are taken out of free ones.
     #[test]
     fn runs_less_other_runs() {
         assert_eq!(

@@ -37,7 +37,7 @@ pub struct Copied {
     pub rights_taken_off: u64,
 }
 
-/// What a copy takes over of an image's that gives power over the machine it is copied to.
+/// The parts of an image with power over the machine it is copied to that a copy takes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
     /// No device is made; set-user-id and set-group-id bits of files, and capabilities, are taken off.

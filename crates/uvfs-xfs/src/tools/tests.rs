@@ -2,7 +2,7 @@ use crate::inode::Time;
 
 use super::*;
 
-/// `uvfs image stat` would show wrong dates.
+/// `uvfs image stat` shows right dates.
 #[test]
 fn times_are_shown() {
     let show = |sec, nsec| format_time(Time { sec, nsec });
@@ -19,7 +19,7 @@ fn times_are_shown() {
     );
 }
 
-/// `uvfs image ls` would show wrong modes.
+/// `uvfs image ls` shows modes as ls(1) does.
 #[test]
 fn modes_are_shown() {
     assert_eq!(mode_string(0o100644), "-rw-r--r--");
@@ -27,7 +27,7 @@ fn modes_are_shown() {
     assert_eq!(mode_string(0o127000), "l--S--S--T");
 }
 
-/// A name in an image could send control characters to the terminal.
+/// A name in an image sends no control characters to the terminal.
 #[test]
 fn names_are_escaped() {
     assert_eq!(escape(b"plain \xc3\xa4"), "plain \u{e4}");

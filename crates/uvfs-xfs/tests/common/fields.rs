@@ -109,7 +109,7 @@ fn attribute_leaf(out: &mut Layouts, bytes: &[u8]) {
     }
 }
 
-/// What a structure consists of.
+/// The parts of a structure.
 fn layouts(kind: &str, bytes: &[u8]) -> Layouts {
     let mut out = Layouts::new();
     let info = [

@@ -271,7 +271,7 @@ fn compare_all(image: &Image, damages: &[Damage]) {
     assert!(t.done * 3 > damages.len(), "most damages could not be done");
 }
 
-/// `uvfs check` would call an image sound that xfs_repair calls damaged, or the other way round.
+/// `uvfs check` calls an image damaged exactly when xfs_repair does.
 #[test]
 fn verdicts() {
     let Some(image) = base() else { return };

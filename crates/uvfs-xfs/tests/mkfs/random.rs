@@ -144,7 +144,7 @@ fn compare(v: &Volume, host: &Path, dir: &Inode) {
     }
 }
 
-/// An image made from some tree would hold other contents than the tree.
+/// An image made from any tree holds the tree's contents.
 #[test]
 fn random_trees_are_read_back() {
     let cases = if full() { 400 } else { 25 };

@@ -1,4 +1,4 @@
-//! What looks lost, and is not: a repair keeps it.
+//! A repair keeps the contents that look lost and are not.
 
 use super::*;
 use mutate::Region;

@@ -139,7 +139,7 @@ fn kernel_objections(path: &Path) -> Vec<String> {
     errors
 }
 
-/// What is wrong with the check or the repair of an image with this change.
+/// The fault of the check or the repair of an image with this change.
 fn judge_change(base: &Path, path: &Path, change: &FieldChange) -> Option<String> {
     copy(base, path);
     let file = File::options().write(true).open(path).unwrap();
@@ -166,7 +166,7 @@ fn judge_change(base: &Path, path: &Path, change: &FieldChange) -> Option<String
     })
 }
 
-/// The kernel would refuse what the check calls sound, or what the repair has mended.
+/// The kernel takes each image that the check calls sound or the repair has mended.
 #[test]
 fn fields_to_the_kernel() {
     let Some(image) = base() else { return };

@@ -32,8 +32,8 @@ fn outcome(mem: &MemImage, regions: &[mutate::Region], seed: u64) -> Result<(), 
 /// copy of the superblock with another UUID beside a broken inode tree.
 const FOUND: [u64; 7] = [22662, 61526, 56176, 80498, 84156, 58925, 23020];
 
-/// A repair would say that it has mended an image in which the check still finds something; or panic, or hang.
-/// `UVFS_MUTATED` says how many images, and `UVFS_MUTATED_FROM` the first seed.
+/// The check finds nothing in an image that a repair says it has mended, and none panics or hangs. `UVFS_MUTATED` says
+/// how many images, and `UVFS_MUTATED_FROM` the first seed.
 #[test]
 fn mutated_images_are_mended() {
     if !can_compare() {

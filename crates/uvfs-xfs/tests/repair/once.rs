@@ -48,7 +48,7 @@ impl Blocks for Counted {
     }
 }
 
-/// A check, and all rounds of a repair, would read parts of a small file system several times.
+/// A check, and all rounds of a repair, read each part of a small file system once.
 #[test]
 fn a_small_file_system_is_read_once() {
     let Some(image) = base() else { return };

@@ -1,9 +1,9 @@
-//! What a repair says of its changes.
+//! The words in which a repair reports its changes.
 
 use super::*;
 use uvfs_xfs::mkfs::{From, MkfsOptions, MkfsProgress, mkfs};
 
-/// An inode that is cleared and then becomes lost+found would be named by the path that it had.
+/// An inode that is cleared and then becomes lost+found is not named by the path that it had.
 #[test]
 fn an_inode_that_becomes_lost_and_found() {
     let scratch = tempfile::tempdir().unwrap();

@@ -39,8 +39,8 @@ fn a_tree_and_a_directory_damaged_together() {
     }
 }
 
-/// A hole of a part of a cluster would stay in the inode tree. For xfs_repair the whole cluster is then a hole, and
-/// the inodes in it are lost.
+/// No hole of a part of a cluster stays in the inode tree: for xfs_repair the whole cluster is then a hole, and the
+/// inodes in it are lost.
 #[test]
 fn a_hole_is_whole_clusters() {
     const HOLEMASK: usize = 60;

@@ -105,8 +105,8 @@ impl FileSystem for Slow {
     }
 }
 
-/// A server that reads its image by AIO would stop answering while the device takes its time over one read:
-/// here more requests wait for the device than the server has threads, and others are answered.
+/// A server that reads its image by AIO goes on answering while the device takes its time over reads: here more
+/// requests wait for the device than the server has threads, and others are answered.
 #[test]
 fn requests_go_on_while_reads_wait() {
     let Some(image) = image(&[]) else { return };

@@ -102,7 +102,7 @@ fn out_of_an_image() {
     let to = scratch.path().join("to");
     fs::create_dir(&to).unwrap();
     let swapped = swapping(&to, outside.0.path(), false, || {
-        // What was swapped in is in the way, and is reported.
+        // The entry that was swapped in is in the way, and is reported.
         tools::copy_out(&volume, b"/", &to, Trust::Trusted, &mut |_, _| {}).unwrap();
     });
     assert!(swapped > 0);

@@ -290,7 +290,7 @@ fn scan_chunks(ctx: &Ctx<'_>, rd: &mut Reader<'_>, span: Span, out: &mut Gathere
     }
 }
 
-/// Checks the inodes of a run. What some of them led to is let go of when they are done, and more is asked
+/// Checks the inodes of a run. Blocks that some of them led to are let go of when they are done, and more is asked
 /// for.
 fn scan_inodes(
     ctx: &Ctx<'_>,

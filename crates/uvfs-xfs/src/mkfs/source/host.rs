@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(&buf, b"345\0\0\0\0\0");
     }
 
-    /// What XFS can't store is refused.
+    /// Attributes that XFS can't store are refused.
     #[test]
     fn attributes_that_cannot_be_stored_are_refused() {
         assert!(attribute(b"user.a", b"x").unwrap().is_some());

@@ -130,7 +130,7 @@ mod tests {
         s.parts(&mut &contents[..])
     }
 
-    /// Sparse files of a tar archive would get their data in wrong places.
+    /// Sparse files of a tar archive get their data in the right places.
     #[test]
     fn maps_of_each_version() {
         let want = vec![(0, 512), (4096, 100)];
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(of(&[("name", "x")], b"").unwrap(), None);
     }
 
-    /// A malformed archive would crash mkfs or make it allocate without bound.
+    /// A malformed map is an error; mkfs neither panics nor allocates without bound.
     #[test]
     fn maps_without_sense_are_refused() {
         for map in [

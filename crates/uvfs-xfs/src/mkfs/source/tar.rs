@@ -501,7 +501,7 @@ impl TarDir {
 mod tests {
     use super::*;
 
-    /// Files from an archive would get wrong times.
+    /// Files from an archive get its times, with fractions.
     #[test]
     fn times_have_fractions() {
         let t = |sec, nsec| Some(Time { sec, nsec });
@@ -512,7 +512,7 @@ mod tests {
         assert_eq!(pax_time("x"), None);
     }
 
-    /// An archive could name files outside of the new image's root.
+    /// An archive names no files outside of the new image's root.
     #[test]
     fn names_stay_inside() {
         assert_eq!(names(b"./a//b/"), Some(vec![&b"a"[..], b"b"]));
@@ -539,7 +539,7 @@ mod tests {
         read(bytes, &std::env::temp_dir())
     }
 
-    /// What a failed program leaves in a pipe is no archive: nothing at all, or one without its end.
+    /// The output of a program that failed is no archive: nothing at all, or one without its end.
     #[test]
     fn an_archive_needs_its_end() {
         let whole = archive(&[], 0);
