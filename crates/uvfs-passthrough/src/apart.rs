@@ -1,7 +1,7 @@
 //! Calls on mounts below the source that others answer for: FUSE, NFS and their like. And opens of files that a
 //! program of the host has a lease of (F_SETLEASE): it has 45 s to give that up.
 //!
-//! Such a call may wait for ever, and its queue's thread serves everybody. So it is made by threads that
+//! Such a call may wait for ever, and its queue's thread serves all callers. So it is made by threads that
 //! the mount has to itself, and the request waits as a task. It waits as long as a program on the host
 //! would, and as there ends when the caller is killed. Only when nothing on the mount has ended for
 //! [`HUNG`] and more than [`CROWD`] requests wait for such mounts do further ones fail.
@@ -49,7 +49,7 @@ const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
 const LEASED: u64 = u64::MAX - 1;
 /// Stands for the mount of copies that take long.
 const COPIES: u64 = u64::MAX - 2;
-/// Stands for the mount that is at a name, as nobody knows yet which that is.
+/// Stands for the mount at a name, before it is known which that is.
 const UNKNOWN: u64 = u64::MAX;
 
 thread_local! {
@@ -59,8 +59,8 @@ thread_local! {
     static WHERE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Opens a file, which may wait for a program of the host that has a lease of it: in this thread only where
-/// nobody else waits for that.
+/// Opens a file, which may wait for a program of the host that has a lease of it: in this thread only where no other
+/// request waits for that.
 pub(crate) fn open_leased(
     flags: OFlags,
     open: impl FnOnce(OFlags) -> Result<OwnedFd>,
@@ -84,7 +84,7 @@ pub(crate) fn open_leased(
     }
 }
 
-/// An error for who can't wait elsewhere.
+/// An error for callers that can't wait elsewhere.
 pub(crate) fn or_busy<T>(done: Result<T>) -> Result<T> {
     match done {
         Err(ELSEWHERE) => Err(Errno::BUSY),
@@ -174,7 +174,7 @@ impl Apart {
     }
 }
 
-/// The result of a call that nobody waits for any more.
+/// The result of a call that no request waits for any more.
 pub(crate) trait Unwanted {
     /// Takes back what it gave to the caller.
     fn take_back(self, source: &Source);
@@ -222,14 +222,14 @@ impl Unwanted for (Entry, Opened) {
 }
 
 impl Source {
-    /// Whether a call on an inode may wait for those who answer for its mount. Not where the whole source
-    /// is theirs.
+    /// Whether a call on an inode may wait for another server, which answers for its mount. Not where that serves the
+    /// whole source.
     pub(crate) fn is_apart(&self, inode: &Inode) -> bool {
         inode.mount.remote && inode.mount.id != self.inodes.root().mount.id
     }
 
-    /// Attributes of what was found in `parent`. Ends with [`ELSEWHERE`] where that is another mount, as
-    /// nobody knows yet who answers for that.
+    /// Attributes of what was found in `parent`. Ends with [`ELSEWHERE`] where that is another mount, as it is not
+    /// known yet which server answers for that.
     pub(crate) fn stat_found(
         &self,
         parent: &Inode,
@@ -327,7 +327,7 @@ impl Source {
         call: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         if !runtime::is_running() {
-            // This thread serves nobody else.
+            // This thread serves no other request.
             let before = MAY_WAIT.replace(true);
             let done = call(self);
             MAY_WAIT.set(before);
@@ -379,7 +379,7 @@ impl Source {
     }
 }
 
-/// Reads and writes of files that are apart. They have memory of their own: a call that nobody waits for any more
+/// Reads and writes of files that are apart. They have memory of their own: a call that no request waits for any more
 /// may still come to write into it, when the memory of its request serves another.
 impl Source {
     pub(crate) async fn read_elsewhere(

@@ -11,8 +11,8 @@
 //!
 //! A securebit keeps the server's other capabilities from being dropped as the id changes.
 //!
-//! So does what takes space for a caller on a file system that keeps blocks for root: it gives them to whoever
-//! has root's file-system user id.
+//! Calls that take space for a caller on a file system that keeps blocks for root run as the caller, too: it gives
+//! those blocks to each process with root's file-system user id.
 
 use std::cell::Cell;
 use std::io;
@@ -99,7 +99,7 @@ pub(crate) fn is_administrator() -> bool {
 }
 
 /// Calls `work` without CAP_FSETID, whose holders' writes leave set-user-id and set-group-id as they
-/// are. The kernel writes to a backing file with the capabilities of who registered it.
+/// are. The kernel writes to a backing file with the capabilities of the thread that registered it.
 pub(crate) fn without_fsetid<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let before = capabilities(None)?;
     if !before.effective.contains(CapabilitySet::FSETID) {
@@ -172,8 +172,8 @@ impl Status {
         self.uid == 0 && self.capabilities.contains(CapabilitySet::FSETID)
     }
 
-    /// What the caller may override. In a user namespace that it made itself a caller has every capability, and the
-    /// host gives it none: there its ids are mapped in another way than the server's.
+    /// The checks that the caller may override. In a user namespace that it made itself a caller has every capability,
+    /// and the host gives it none: there its ids are mapped in another way than the server's.
     fn overrides(&self, cx: &Context) -> CapabilitySet {
         let overrides = self.capabilities & OVERRIDES;
         if overrides.is_empty() {
@@ -360,7 +360,7 @@ impl Creds {
         (cx.uid != 0).then_some(Spender { creds: *self, cx })
     }
 
-    /// Nobody, for what is written without a request.
+    /// The user `nobody`, for writes without a request.
     pub(crate) fn nobody(&self, reserves: bool) -> Option<Spender> {
         let kernel = Context {
             unique: 0,
@@ -388,7 +388,7 @@ fn nobody(cx: &Context) -> Context {
 }
 
 /// A caller who takes space of the host's file system, but not what that keeps for root. In a user namespace that
-/// lacks the caller's id the server's root is nobody whom anything is kept for.
+/// lacks the caller's id nothing is kept for the server's root.
 #[derive(Clone, Copy)]
 pub(crate) struct Spender {
     creds: Creds,
@@ -401,7 +401,7 @@ impl Spender {
         self.creds.caller_without_umask(&self.cx).ok()
     }
 
-    /// The credentials for the ring: it has nobody's, for all callers.
+    /// The credentials for the ring: those of the user `nobody`, for all callers.
     fn personality(&self) -> Option<u16> {
         runtime::personality().or_else(|| {
             let _nobody = (self.creds.caller_without_umask(&nobody(&self.cx))).ok()?;
@@ -490,7 +490,7 @@ impl Drop for Rights {
 mod tests {
     use super::*;
 
-    /// A caller would get the groups or capabilities of another process.
+    /// A caller has its own groups and capabilities, not those of another process.
     #[test]
     fn a_callers_groups_and_capabilities_are_read() {
         let text = "Name:\tx\nUid:\t1\t2\t3\t7\nGroups:\t5 3000 \nCapEff:\t0000000000000010\n";

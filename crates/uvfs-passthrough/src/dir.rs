@@ -268,7 +268,7 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// A host file system with broken directory entries would crash the server.
+    /// Broken directory entries of a host file system don't crash the server.
     #[test]
     fn entries_are_parsed_within_bounds() {
         let mut bytes = Vec::new();

@@ -29,7 +29,7 @@ fn asked_direct(flags: OFlags) -> bool {
     flags.contains(OFlags::DIRECT)
 }
 
-/// Whether a caller only reads, past all caches, a file that others answer for. The kernel is then left to
+/// Whether a caller only reads, past all caches, a file that another server answers for. The kernel is then left to
 /// have all pieces of a large call under way. Not for writers: it would let in one at a time.
 fn reads_far(inode: &Inode, asked: OFlags) -> bool {
     inode.mount.remote && asked & OFlags::ACCMODE == OFlags::RDONLY
@@ -41,7 +41,7 @@ fn takes_direct(fd: BorrowedFd<'_>) -> bool {
         return false;
     };
     let takes = rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT).is_ok();
-    // Nobody else uses it yet.
+    // No other thread uses it yet.
     takes && rustix::fs::fcntl_setfl(fd, flags).is_ok()
 }
 

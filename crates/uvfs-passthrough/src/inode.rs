@@ -63,7 +63,7 @@ impl Told {
     }
 }
 
-/// What decides who may use a file, but for its ACL: a change of that moves the time.
+/// The attributes that decide which users may use a file, but for its ACL: a change of that moves the time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Access {
     ctime: (i64, u32),
@@ -137,8 +137,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Whether programs may store to the file through a mapping of its backing file. That moves its times
-    /// and nobody tells the kernel of the mount, so it caches no attributes meanwhile.
+    /// Whether programs may store to the file through a mapping of its backing file. That moves its times unseen by the
+    /// mount, so the kernel caches no attributes meanwhile.
     pub(crate) fn is_mappable(&self) -> bool {
         self.backing.is_some_and(|backing| backing.mappable)
     }
@@ -194,7 +194,7 @@ impl Inode {
             if !self.is_regular() {
                 return Stale::Attributes;
             }
-            // The kernel drops pages that are older than a backing file before anybody can read them.
+            // The kernel drops pages that are older than a backing file before a program can read them.
             if state.backing.is_none() && (!state.was_backed || state.plain > 0) {
                 return Stale::Contents;
             }

@@ -24,8 +24,8 @@ use crate::sys::{self, Result};
 const FIRST_WAIT: Duration = Duration::from_micros(100);
 const LAST_WAIT: Duration = Duration::from_millis(10);
 
-/// The kernel does not wait for the answer to a last close. The locks that go with it are free for
-/// whoever asks next, though that request may be served first: so look again before refusing.
+/// The kernel does not wait for the answer to a last close. The locks that go with it are free for the next request,
+/// though that may be served first: so look again before refusing.
 const GRACE: Duration = Duration::from_millis(5);
 
 /// As fcntl(2) has it.
@@ -159,7 +159,7 @@ impl Source {
         0
     }
 
-    /// Takes a lock, or gives one back, without waiting: EAGAIN, or EACCES, when somebody else has it.
+    /// Takes a lock, or gives one back, without waiting: EAGAIN, or EACCES, when another owner has it.
     pub(crate) fn try_lock(&self, how: &LockHow, lock: &Lock) -> Result<()> {
         let file = self.file(how.fh)?;
         if how.flock {
@@ -205,7 +205,7 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// A lock through the mount would cover another range for programs of the host.
+    /// A lock through the mount covers the same range for programs of the host.
     #[test]
     fn ranges_are_inclusive_on_the_wire_and_lengths_on_the_host() {
         let to_end = Lock {

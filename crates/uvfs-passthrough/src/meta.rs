@@ -89,7 +89,7 @@ pub(crate) fn has_set_id(file: &Statx) -> bool {
 }
 
 /// Clears set-user-id and set-group-id as a write by one without CAP_FSETID does. Capabilities the
-/// host clears by itself, whoever writes. Says whether there were any bits to clear.
+/// host clears by itself, whichever user writes. Says whether there were any bits to clear.
 pub(crate) fn kill_suidgid(cx: &Context, fd: BorrowedFd<'_>) -> Result<bool> {
     match kill_sgid(cx, fd, libc::S_ISUID)? {
         Some(mode) => strip(fd, mode).map(|()| true),
@@ -189,8 +189,7 @@ fn change_times(fd: BorrowedFd<'_>, set: &SetAttr) -> Result<()> {
 }
 
 /// Whether the kernel writes back the times that it keeps with the writeback cache. It does so for
-/// a removed file, too, when that is already gone from the host; an error would be told to whoever
-/// syncs next.
+/// a removed file, too, when that is already gone from the host; an error would be told to the program that syncs next.
 fn is_written_back(set: &SetAttr) -> bool {
     set.ctime.is_some()
         && set.mode.is_none()
@@ -252,7 +251,7 @@ impl Source {
         }
     }
 
-    /// Notes by what attributes the kernel checks from now on. What a client asks for the kernel is not told.
+    /// Notes by what attributes the kernel checks from now on. The kernel is not told what a client asks for.
     fn tell_access(&self, cx: &Context, inode: &Inode, st: &Statx) {
         if !interrupt::is_client(cx) {
             inode.state().access = Some(Access::of(st));
@@ -409,7 +408,7 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// A device file would show, or be made with, another device number.
+    /// Device files show, and are made with, the right device numbers.
     #[test]
     fn device_numbers_survive_their_encoding() {
         for (major, minor) in [(0, 0), (1, 3), (8, 255), (259, 70_000), (0xfff, 0xf_ffff)] {

@@ -54,8 +54,7 @@ impl Mounted {
         Ok(mount::table()?.into_iter().filter_map(below).collect())
     }
 
-    /// The names that lead elsewhere since the last call, with their directories, as far as anybody
-    /// knows those.
+    /// The names that lead elsewhere since the last call, with their directories, as far as the server knows those.
     pub(crate) fn changed(&mut self, inodes: &Inodes) -> Vec<(Arc<Inode>, CString)> {
         let Ok(now) = self.read() else {
             return Vec::new();

@@ -99,7 +99,7 @@ impl Source {
             let dev = match new.kind {
                 FileType::RegularFile | FileType::Fifo | FileType::Socket => 0,
                 FileType::CharacterDevice | FileType::BlockDevice => {
-                    // Anyone may make a whiteout; devices take an administrator.
+                    // Any user may make a whiteout; devices take an administrator.
                     let whiteout = new.kind == FileType::CharacterDevice && new.rdev == 0;
                     if cx.uid != 0 && !whiteout {
                         return Err(Errno::PERM);
@@ -239,7 +239,7 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// A name such as `..` would lead out of the source.
+    /// Names that lead elsewhere, such as `..`, are refused.
     #[test]
     fn only_plain_names_are_names() {
         for bad in [c"", c".", c"..", c"a/b", c"/", c"a/"] {

@@ -85,7 +85,7 @@ impl FileSystem for Passthrough {
             Ok(_) => tracing::debug!("watching for what the host changes"),
             Err(why) => tracing::info!(why, "not watching for what the host changes"),
         }
-        // It then caches all listings, and the host checks nobody's permissions. Since this version of the
+        // It then caches all listings, and the host checks no caller's permissions. Since this version of the
         // protocol (Linux 6.9) the host's offsets outlive the descriptor that they were read from, tmpfs's too.
         let unopened = watcher.is_ok()
             && (options.checks_permissions || self.0.creds.is_root())
@@ -530,7 +530,7 @@ impl ClientSupport for Passthrough {
 }
 
 impl Passthrough {
-    /// Takes back what a caller has no more use for, also when nobody waits for that any more.
+    /// Takes back what a caller has no more use for, also when no request waits for that any more.
     async fn give_back(
         &self,
         cx: &Context,

@@ -123,7 +123,7 @@ impl<T> Table<T> {
 mod tests {
     use super::*;
 
-    /// A stale handle would reach another open file.
+    /// A stale handle reaches no other open file.
     #[test]
     fn a_number_dies_with_its_thing() {
         let table = Table::default();

@@ -87,7 +87,7 @@ fn check(result: libc::c_long) -> Result<libc::c_long> {
 
 fn owned(result: libc::c_long) -> Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the call that gave it succeeded, so it is a new descriptor that nobody else owns.
+    // SAFETY: the call that gave it succeeded, so it is a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -400,7 +400,7 @@ mod tests {
 
     use super::*;
 
-    /// The host's kernel would write behind the room for an answer.
+    /// The host's kernel writes no answer past the room for it.
     #[test]
     fn answers_to_ioctl_have_room() {
         let sizes = FileIoctl::ALL.map(|one| (one.size(), FileIoctl::new(one as u32) == Some(one)));
@@ -410,7 +410,7 @@ mod tests {
         );
     }
 
-    /// A lookup would take one file for another whose handle looks alike.
+    /// A handle tells its file's own inode number, or none.
     #[test]
     fn a_handle_tells_its_number_or_nothing() {
         let file = tempfile::tempfile().unwrap();

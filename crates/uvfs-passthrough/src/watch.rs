@@ -318,7 +318,7 @@ mod tests {
         Events { bytes, own: -7 }
     }
 
-    /// Each change through the mount would drop the kernel's cache of it.
+    /// Changes through the mount don't drop the kernel's cache of it.
     #[test]
     fn own_events_are_left_out() {
         let bytes = two_events();
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Changes of the host would go unseen, so that programs read old data.
+    /// All changes that the host's kernel reports are seen.
     #[test]
     fn events_are_parsed_within_bounds() {
         let bytes = two_events();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     proptest! {
-        /// Malformed events would crash the server or make it loop.
+        /// Malformed events neither crash the server nor make it loop.
         #[test]
         fn no_bytes_are_too_bad(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),

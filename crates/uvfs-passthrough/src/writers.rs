@@ -46,7 +46,7 @@ impl Writers {
 mod tests {
     use super::*;
 
-    /// A program that unpacks many small files would pay for a backing file for each of them.
+    /// A program that unpacks many small files pays for one backing file only.
     #[test]
     fn only_the_first_of_many_small_files_counts_as_large() {
         let writers = Writers::default();
@@ -59,7 +59,7 @@ mod tests {
         assert!(writers.begin(8), "another thread");
     }
 
-    /// A program that copies many large files would write each but the first through the server.
+    /// A program that copies many large files gets a backing file for each of them.
     #[test]
     fn after_a_large_file_the_next_counts_as_large() {
         let writers = Writers::default();

@@ -22,7 +22,7 @@ use uvfs_server::fs::{
 };
 use uvfs_testing::{Need, has};
 
-/// The simplest use of a served directory would fail.
+/// Data that is written is read back, and names move.
 #[test]
 fn what_is_written_is_read_and_names_move() {
     on_each_store(|store, source| {
@@ -95,7 +95,7 @@ fn what_is_written_is_read_and_names_move() {
     });
 }
 
-/// Nodes that the kernel forgot would stay in memory.
+/// Nodes that the kernel has forgotten are freed.
 #[test]
 fn everything_is_forgotten_that_was_counted() {
     on_each_store(|store, source| {
@@ -137,7 +137,7 @@ fn everything_is_forgotten_that_was_counted() {
     });
 }
 
-/// Times and sizes would be others than the host's.
+/// Times and sizes are the host's.
 #[test]
 fn times_sizes_and_birth() {
     on_each_store(|_, source| {
@@ -195,7 +195,7 @@ fn times_sizes_and_birth() {
     });
 }
 
-/// Holes would be filled, or copies read other data.
+/// Holes stay holes, and copies have the same data.
 #[test]
 fn holes_are_made_and_found_and_data_is_copied() {
     on_each_store(|store, source| {
@@ -274,7 +274,7 @@ fn holes_are_made_and_found_and_data_is_copied() {
     });
 }
 
-/// Some change would get through on a read-only mount.
+/// A read-only mount refuses every change.
 #[test]
 fn read_only_refuses_every_change() {
     let dir = tempfile::tempdir().unwrap();
@@ -337,7 +337,7 @@ fn read_only_refuses_every_change() {
     );
 }
 
-/// The error would not say what is wrong with the source.
+/// The error says what is wrong with the source.
 #[test]
 fn what_cannot_be_served_is_said_clearly() {
     let dir = tempfile::tempdir().unwrap();
@@ -357,7 +357,7 @@ fn what_cannot_be_served_is_said_clearly() {
     assert!(file.contains("Not a directory"), "{file}");
 }
 
-/// A file system that is mounted below the source would show what it covers.
+/// A file system that is mounted below the source is shown or, with `xdev`, what it covers.
 #[test]
 fn submounts_are_crossed_or_looked_below() {
     if !has(&[Need::Root]) {
@@ -416,7 +416,7 @@ fn submounts_are_crossed_or_looked_below() {
     std::thread::spawn(test).join().unwrap();
 }
 
-/// Modes and owners would be others than the host's.
+/// Modes and owners are the host's.
 #[test]
 fn permissions_of_the_source_are_shown_as_they_are() {
     let dir = tempfile::tempdir().unwrap();

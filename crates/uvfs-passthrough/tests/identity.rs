@@ -21,7 +21,7 @@ fn whole(served: &Served, node: Node) -> Vec<u8> {
     [identity, served.fs.path(node).unwrap()].concat()
 }
 
-/// After a restart a client would find another file by the same identity.
+/// After a restart a client finds the same file by an identity, or none.
 #[test]
 fn an_identity_means_one_file_for_ever() {
     on_each_store(|store, source| {
@@ -66,7 +66,7 @@ fn an_identity_means_one_file_for_ever() {
     });
 }
 
-/// A client could reach files outside of the source.
+/// By an identity a client reaches no files outside of the source.
 #[test]
 fn an_identity_leads_nowhere_out_of_the_source() {
     let outer = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use uvfs_testing::{Need, has};
 
 const LIMIT: u64 = 200;
 
-/// The server would run out of descriptors on a large tree.
+/// The server doesn't run out of descriptors on a large tree.
 #[test]
 fn a_tree_has_ten_times_more_files_than_there_may_be_descriptors() {
     // Without root each inode takes a descriptor.

@@ -47,7 +47,7 @@ fn served() -> (tempfile::TempDir, Served, File, Handle) {
     (dir, served, host, opened.fh)
 }
 
-/// Two owners would both get an exclusive lock.
+/// An exclusive lock has one owner, on the mount and on the host.
 #[test]
 fn owners_and_the_host_keep_each_other_out() {
     let (_dir, served, host, fh) = served();
@@ -119,7 +119,7 @@ fn owners_and_the_host_keep_each_other_out() {
     assert_eq!(set(1, lock(5, 4, READ)), Err(Errno::INVAL));
 }
 
-/// A program that waits for a lock would sleep for ever.
+/// A program that waits for a lock gets it when it is free.
 #[test]
 fn who_waits_gets_the_lock_when_it_is_free() {
     let (_dir, served, host, fh) = served();
@@ -160,7 +160,7 @@ fn who_waits_gets_the_lock_when_it_is_free() {
     });
 }
 
-/// flock(2) would be released by another descriptor's close.
+/// A flock(2) belongs to the open file, holds on the host, and ends with the file's release.
 #[test]
 fn flock_is_of_the_open_file() {
     let (_dir, served, host, fh) = served();

@@ -18,14 +18,14 @@ fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// New files would belong to the server's user.
+/// New files belong to the caller.
 #[test]
 fn what_is_made_is_the_callers() {
     if !has(&[Need::Root]) {
         return;
     }
     on_each_store(|store, source| {
-        // Nobody but root may write here: the kernel has checked the caller.
+        // Only root may write here: the kernel has checked the caller.
         chmod(source, 0o755);
         let served = Served::new(source, Options::default());
         let owner = |name: &str| {
@@ -100,7 +100,7 @@ fn what_is_made_is_the_callers() {
     });
 }
 
-/// New files would have other permissions than on the host.
+/// New files have the permissions and the group that they get on the host.
 #[test]
 fn groups_and_default_acls_come_from_the_directory() {
     if !has(&[Need::Root]) {
@@ -164,7 +164,7 @@ fn groups_and_default_acls_come_from_the_directory() {
     });
 }
 
-/// Anybody who may write to a root's set-user-id program could put his own in its place.
+/// A write clears set-user-id and set-group-id when the request says so.
 #[test]
 fn writing_takes_privileges_when_it_is_said_to() {
     on_each_store(|store, source| {
@@ -205,7 +205,7 @@ fn writing_takes_privileges_when_it_is_said_to() {
     });
 }
 
-/// A truncated set-user-id program would keep its privileges for what is written to it next.
+/// Truncation clears set-user-id and set-group-id when the request says so.
 #[test]
 fn truncating_takes_privileges_when_it_is_said_to() {
     on_each_store(|_, source| {
@@ -248,7 +248,7 @@ fn truncating_takes_privileges_when_it_is_said_to() {
     });
 }
 
-/// A new owner would run as the old one, and a capability would outlive the program that it was given to.
+/// No set-user-id outlives a change of the owner, and no capability the program that it was given to.
 #[test]
 fn a_new_owner_and_new_contents_take_privileges() {
     // Only root gives files away.
@@ -293,7 +293,7 @@ fn a_new_owner_and_new_contents_take_privileges() {
     });
 }
 
-/// An extended attribute would be lost, or shown to somebody who may not see it.
+/// Extended attributes are kept, and shown only to users who may see them.
 #[test]
 fn extended_attributes_of_every_namespace() {
     on_each_store(|store, source| {

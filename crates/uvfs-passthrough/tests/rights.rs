@@ -1,4 +1,4 @@
-//! What a caller may do when a program of the host has changed a file since the kernel checked. The tests stand for
+//! The rights of a caller when a program of the host has changed a file since the kernel checked. The tests stand for
 //! the kernel: they look a name up, change the file on the host, and then send the request that the kernel allowed.
 
 mod common;
@@ -91,7 +91,7 @@ fn on_a_shared_directory(test: fn(&Served, &Path, &Context, &[Context])) {
     assert_eq!(rustix::process::getgroups().unwrap(), []);
 }
 
-/// A caller would read and write a file of another user that was made between its lookup and its CREATE.
+/// A caller opens no file of another user that was made between its lookup and its CREATE.
 #[test]
 fn create_does_not_open_what_the_kernel_did_not_check() {
     on_a_shared_directory(|served, source, _, all| {
@@ -121,7 +121,7 @@ fn create_does_not_open_what_the_kernel_did_not_check() {
     });
 }
 
-/// A caller would read what was written after the file was closed to it.
+/// A caller reads nothing that was written after the file was closed to it.
 #[test]
 fn open_checks_again_what_has_changed() {
     on_a_shared_directory(|served, source, caller, all| {
@@ -160,7 +160,7 @@ fn open_checks_again_what_has_changed() {
             assert_eq!(opens(cx, node, libc::O_WRONLY), Err(Errno::STALE));
             chown(&path, Some(0), Some(0)).unwrap();
         }
-        // What a client asks is not what the kernel was told.
+        // The kernel is not told what a client asks.
         let node = look_up(0o644);
         chmod(&path, 0o600);
         let client = Context {
@@ -185,7 +185,7 @@ fn open_checks_again_what_has_changed() {
     });
 }
 
-/// A caller would remove or replace other users' files in a directory such as /tmp.
+/// A caller removes and replaces no other users' files in a directory such as /tmp.
 #[test]
 fn the_sticky_bit_holds_for_what_the_name_is_now() {
     on_a_shared_directory(|served, source, _, all| {
@@ -226,7 +226,7 @@ fn the_sticky_bit_holds_for_what_the_name_is_now() {
     });
 }
 
-/// A caller would go on to make and remove names in a directory that was closed to it.
+/// A caller makes and removes no names in a directory that was closed to it.
 #[test]
 fn names_change_only_where_the_caller_may_write_now() {
     on_a_shared_directory(|served, source, cx, _| {
@@ -266,7 +266,7 @@ fn names_change_only_where_the_caller_may_write_now() {
         assert_eq!(all("first"), [Ok(()); 10]);
         chmod(&dir, 0o755);
         let mut refused = [Err(Errno::ACCESS); 10];
-        // What was not made can't be removed, and what is moved out stays.
+        // Names that were not made can't be removed, and those that are moved out stay.
         for name in [2, 4, 6, 7, 9] {
             refused[name] = Err(Errno::NOENT);
         }
@@ -286,7 +286,7 @@ fn names_change_only_where_the_caller_may_write_now() {
     });
 }
 
-/// The former owner of a file would change what belongs to another user now.
+/// The former owner of a file changes no attributes of it.
 #[test]
 fn attributes_change_only_for_who_owns_the_file_now() {
     on_a_shared_directory(|served, source, caller, all| {

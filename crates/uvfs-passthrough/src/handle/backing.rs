@@ -137,7 +137,7 @@ impl Source {
     fn register(&self, inode: &Inode, fd: BorrowedFd<'_>, asked: OFlags) -> Option<i32> {
         let hooks = self.backing.get()?;
         let all = self.options.passthrough == Backed::All;
-        // The kernel writes as who registered the file, for every caller.
+        // The kernel writes as the thread that registered the file, for every caller.
         let _nobody = (self.creds.nobody(inode.mount.reserves)).and_then(|spender| spender.here());
         let registered = match all || !asked_direct(asked) || takes_direct(fd) {
             true => creds::without_fsetid(|| (hooks.register)(inode.node, fd)),

@@ -166,10 +166,9 @@ impl Source {
         }
     }
 
-    /// Whether what is written by an open with these flags goes past the kernel's page cache, which nobody
-    /// can read or map through it. Before the first write to a page cache the kernel asks for the file's
-    /// capabilities, and it copies once more. Where it never looks whether the file has changed, a reader
-    /// beside the writer could keep an old page.
+    /// Whether writes by an open with these flags go past the kernel's page cache: nothing is read or mapped through
+    /// it. Before the first write to a page cache the kernel asks for the file's capabilities, and it copies once more.
+    /// Where it never looks whether the file has changed, a reader beside the writer could keep an old page.
     fn writes_around(&self, asked: OFlags) -> bool {
         asked & OFlags::ACCMODE == OFlags::WRONLY
             && !self.writes_back()

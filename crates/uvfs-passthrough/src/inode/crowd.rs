@@ -43,7 +43,7 @@ impl Crowd {
         })
     }
 
-    /// Whether to look up nothing that nobody asks for.
+    /// Whether to look up only what is asked for.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
     }

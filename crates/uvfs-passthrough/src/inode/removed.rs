@@ -18,9 +18,9 @@ use super::find::tells_number;
 use super::kept::{Kept, OpenCount};
 use super::key::Key;
 
-/// Descriptors of inodes whose last name was removed through the mount, kept for those who still
-/// are in or at them: no handle leads there any more. They close when the kernel forgets the inode,
-/// mostly at once, or when there are too many: first those of the user who removed the most, oldest first.
+/// Descriptors of inodes whose last name was removed through the mount, kept for programs that still are in or at them:
+/// no handle leads there any more. They close when the kernel forgets the inode, mostly at once, or when there are too
+/// many: first those of the user who removed the most, oldest first.
 pub(crate) struct Removed {
     /// With the user who removed the name.
     queue: Mutex<VecDeque<(u32, Weak<Inode>)>>,
@@ -144,8 +144,8 @@ impl Leaving {
 }
 
 impl Source {
-    /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where
-    /// the name leads to what nobody knows.
+    /// To be called before a name is removed, and given to `keep_removed` afterwards. Nothing where the name leads to
+    /// no known inode.
     pub(crate) fn leaving(
         &self,
         parent: &Arc<Inode>,
@@ -177,8 +177,7 @@ impl Source {
         Leaving::of(self.open_name(dir, name).ok()?)
     }
 
-    /// Says what lost a name, and if that was its last one keeps it reachable for those who still
-    /// are in or at it.
+    /// Says what lost a name, and if that was its last one keeps it reachable for programs that still are in or at it.
     pub(crate) fn keep_removed(&self, uid: u32, leaving: Option<Leaving>) -> Unlinked {
         match leaving {
             None => Unlinked::default(),
@@ -234,7 +233,7 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// One user who removes many files would take from all others those that they are still in.
+    /// A user who removes many files loses its own, and takes from other users none that they are still in.
     #[test]
     fn a_user_who_removes_many_files_loses_its_own() {
         let mut queue: VecDeque<_> = (0..100).map(|n| (n % 10, n)).collect();

@@ -27,7 +27,7 @@ pub const ROOT_USER: Context = Context {
     pid: 0,
     group: None,
 };
-/// Anyone else.
+/// A user other than root.
 pub const USER: Context = Context {
     unique: 2,
     uid: 4321,
@@ -353,7 +353,7 @@ pub fn on_each_store(test: fn(&str, &Path)) {
     eprintln!("on {done} file systems");
 }
 
-/// Gives the thread mounts of its own, which nobody else sees and which end with it.
+/// Gives the thread mounts of its own, which no other thread sees and which end with it.
 pub fn own_mounts() -> bool {
     // SAFETY: only detaches this thread's view of the mounts and its working directory.
     let unshared = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0;

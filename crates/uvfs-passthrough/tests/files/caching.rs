@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// Uncached I/O would fail on hosts without it.
+/// Uncached I/O works on hosts with it and without.
 #[test]
 fn uncached_io_works_where_the_host_has_it_and_where_not() {
     on_each_store(|store, source| {
@@ -33,7 +33,7 @@ fn uncached_io_works_where_the_host_has_it_and_where_not() {
     });
 }
 
-/// The kernel would keep pages of a file that the host changed, or drop those of one that it did not.
+/// The kernel keeps the pages of a file until the host changes it.
 #[test]
 fn cached_pages_are_kept_while_the_file_is_the_same() {
     let dir = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn cached_pages_are_kept_while_the_file_is_the_same() {
     assert!(flags.contains(OpenFlags::NOFLUSH));
 }
 
-/// With `-o writeback` a small write to a file that is open for writing only would fail.
+/// With `-o writeback` a small write succeeds on a file that is open for writing only.
 #[test]
 fn writeback_reads_what_it_writes_around() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn writeback_reads_what_it_writes_around() {
     assert!(!wanted.contains(InitFlags::WRITEBACK_CACHE));
 }
 
-/// The kernel would keep files open that nobody uses.
+/// The kernel keeps no files open that are not in use.
 #[test]
 fn backing_files_are_registered_once_and_taken_back() {
     use std::sync::Arc;
@@ -227,7 +227,7 @@ impl Kernel {
     }
 }
 
-/// The kernel would read past what others wrote through their page caches, or refuse every later open.
+/// A file gets a backing file only while it is not open otherwise, and all its opens share that.
 #[test]
 fn a_backing_file_is_for_files_that_are_not_open_otherwise() {
     // Only root registers backing files.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A new file would show the old one's attributes, as it has its inode number.
+/// A new file never shows the attributes of an old one that had its inode number.
 #[test]
 fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
     on_each_store(|store, source| {
@@ -28,7 +28,7 @@ fn a_new_file_is_never_taken_for_one_that_had_its_inode_number() {
     });
 }
 
-/// A lookup during a rename would mix two files.
+/// A lookup during a rename never mixes two files.
 #[test]
 fn a_file_is_shown_with_its_own_attributes_while_names_change_hands() {
     const LOOKUPS: usize = 20_000;
@@ -78,7 +78,7 @@ fn open_below(source: &Path) -> Vec<String> {
     below.map(|to| to.to_string_lossy().into_owned()).collect()
 }
 
-/// A removed file would be gone for a program that has it open.
+/// A removed file stays for a program that has it open.
 #[test]
 fn what_was_removed_stays_for_those_who_have_it_open() {
     on_each_store(|store, source| {
@@ -106,8 +106,7 @@ fn what_was_removed_stays_for_those_who_have_it_open() {
         assert_eq!(served.lookup(dir.node, "x").err(), Some(Errno::NOENT));
         // `..` and names are still refused in it.
         assert_eq!(served.lookup(dir.node, "..").err(), Some(Errno::INVAL));
-        // Nobody has these open, but the kernel still knows them: someone may be at them by an
-        // O_PATH descriptor.
+        // No program has these open, but the kernel still knows them: one may be at them by an O_PATH descriptor.
         let (late, opened) = served.create(&ROOT_USER, ROOT, "late", 0o600);
         served.release(opened.fh);
         let (over, opened) = served.create(&ROOT_USER, ROOT, "over", 0o600);
@@ -190,7 +189,7 @@ fn is_as_found(served: &Served, found: &Entry, store: &str) {
     }
 }
 
-/// A lookup during a replacement would mix two files.
+/// A lookup during a replacement never mixes two files.
 #[test]
 fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
     on_each_store(|store, source| {
@@ -207,7 +206,7 @@ fn a_name_that_is_replaced_all_the_time_is_always_one_file() {
     });
 }
 
-/// A removal would count against the file that has the name now.
+/// A removal counts against the file that it removed, not the one that has the name now.
 #[test]
 fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
     on_each_store(|store, source| {
@@ -230,7 +229,7 @@ fn what_takes_a_name_that_is_being_removed_is_not_taken_for_what_had_it() {
     });
 }
 
-/// The kernel would keep a link count that is too high.
+/// The kernel is told which file loses a name, so that its link count is right.
 #[test]
 fn a_name_says_who_loses_it_if_that_is_known() {
     on_each_store(|store, source| {
@@ -257,7 +256,7 @@ fn a_name_says_who_loses_it_if_that_is_known() {
     });
 }
 
-/// Removed files that the kernel never forgets would use up all descriptors.
+/// Removed files that the kernel never forgets don't use up all descriptors.
 #[test]
 fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
     // The test mounts a small tmpfs.
@@ -279,7 +278,7 @@ fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
         }
         // Other tests of this process open some too.
         assert!(descriptors() < before + 1200, "{before} {}", descriptors());
-        // The space of what the kernel has not forgotten yet is there for those who need it.
+        // The space of what the kernel has not forgotten yet is there for writes that need it.
         for name in ["large", "another", "third"] {
             let (_, opened) = served.create(&ROOT_USER, ROOT, name, 0o600);
             let how = IoHow {
@@ -304,7 +303,7 @@ fn what_is_kept_of_removed_files_is_bounded_and_gives_way() {
     std::thread::spawn(test).join().unwrap();
 }
 
-/// A symbolic link or a device would lead out of the source.
+/// No symbolic link or device leads out of the source.
 #[test]
 fn no_name_leads_out_and_no_device_is_opened() {
     on_each_store(|_, source| {
@@ -362,7 +361,7 @@ fn no_name_leads_out_and_no_device_is_opened() {
         let passwd = served.lookup(ROOT, "passwd").unwrap();
         for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDWR | libc::O_TRUNC] {
             assert_eq!(served.open(passwd.node, flags).err(), Some(Errno::NXIO));
-            // Nobody has the pipe open: opening it would wait for ever, or fail otherwise.
+            // No program has the pipe open: opening it would wait for ever, or fail otherwise.
             let fifo = served.lookup(ROOT, "fifo").unwrap();
             assert_eq!(served.open(fifo.node, flags).err(), Some(Errno::NXIO));
             // Nor by a creat(2) of the name.
@@ -384,7 +383,7 @@ fn no_name_leads_out_and_no_device_is_opened() {
     });
 }
 
-/// A listing in pieces would miss or repeat files that were there all the time.
+/// A listing in pieces has each file once that was there all the time.
 #[test]
 fn a_listing_goes_on_where_it_was_whatever_changed() {
     on_each_store(|store, source| {
@@ -432,7 +431,7 @@ fn a_listing_goes_on_where_it_was_whatever_changed() {
     });
 }
 
-/// O_TMPFILE and linkat would not work together.
+/// O_TMPFILE and linkat work together.
 #[test]
 fn nameless_files_get_names() {
     on_each_store(|store, source| {
