@@ -448,7 +448,7 @@ unsafe fn submit(ring: usize, count: c_long, list: *const *mut Iocb) -> c_int {
             };
             let mut state = lock(&context.state);
             if state.waiters > 0 && !state.armed {
-                // Somebody sleeps without a bell: this one is the kernel's as well.
+                // A thread sleeps without a bell: this request is the kernel's as well.
                 continue;
             }
             if state.under_way + state.ended.len() >= context.limit {

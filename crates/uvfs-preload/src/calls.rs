@@ -178,10 +178,10 @@ fn out_of_reach(fd: c_int) -> c_int {
     /// This library's descriptors have numbers from here on.
     const HIGH: usize = 500;
     let before = errno();
-    // SAFETY: numbers; the descriptor is nobody else's.
+    // SAFETY: numbers; the descriptor is this library's.
     let high = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, HIGH) };
     if high < 0 {
-        // The program was faster, and has closed it: nobody owns the number.
+        // The program was faster, and has closed it: the number has no owner.
         if errno() == libc::EBADF {
             return -1;
         }

@@ -118,7 +118,7 @@ pub(crate) struct Dispatch {
     number: AtomicU32,
     /// A [`Why`] that holds for children as well, or 0.
     barred: AtomicU8,
-    /// What the process had done before the dispatch began was looked at.
+    /// All that the process had done before the dispatch began was looked at.
     confirmed: AtomicBool,
     /// Calls that trapped in the second that `window` names.
     trapped: AtomicU32,

@@ -247,7 +247,7 @@ mod tests {
     const SECOND: c_int = 60_003;
     const SMALL: c_int = 60_005;
 
-    /// `uvfs run` would attach short-lived programs and make them slower.
+    /// `uvfs run` attaches no short-lived programs, which it would only make slower.
     #[test]
     fn a_descriptor_pays_once_it_has_written_enough() {
         let not = || false;
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(shared().written.load(Ordering::Relaxed), 0);
     }
 
-    /// A file would be imported while another thread's call moves its position.
+    /// No file is imported while another thread's call moves its position.
     #[test]
     fn a_call_under_way_is_seen() {
         let fd = 60_004;

@@ -16,8 +16,8 @@
 //! *Calls that don't go through the C library* are seen too while a file is served, or end that
 //! (`dispatch.rs`).
 //!
-//! *Paths* go to the kernel. Opening functions are intercepted only to note that nobody else has the
-//! new descriptor yet.
+//! *Paths* go to the kernel. Opening functions are intercepted only to note that no other process has
+//! the new descriptor yet.
 //!
 //! *Signals* that come during a served call are handled at its end, as with the kernel's calls on
 //! files (`signals.rs`). A call by a handler that interrupts one all the same goes to the kernel. The
@@ -42,7 +42,7 @@
 //! 1 or 2 held, but never with those below.
 //!
 //! `table::RaceGuard` is no lock: it keeps the program's closing and this library's making of descriptors
-//! apart for some milliseconds at most, and whoever waits longer goes on.
+//! apart for some milliseconds at most, and a thread that waits longer goes on.
 
 // Unit tests would stand in front of their own C library: they leave out what is exported.
 #![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]

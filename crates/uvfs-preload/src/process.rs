@@ -149,7 +149,7 @@ mod before {
         real::vforks();
     }
 
-    /// clone(2), whose flags come third. What it makes is not armed.
+    /// clone(2), whose flags come third. The child is not armed.
     fn cloning(first: usize, second: usize, flags: usize) {
         let flags = flags as c_int;
         let shares = flags & libc::CLONE_VM != 0 && flags & libc::CLONE_VFORK == 0;
@@ -186,7 +186,7 @@ mod before {
     }
 
     /// dlopen(3), whose mode comes second. A library that is bound to its own dependencies first calls the C
-    /// library directly. The linker asks who calls.
+    /// library directly. The linker looks at the caller.
     fn loading(_: usize, mode: usize, _: usize) {
         if mode as c_int & libc::RTLD_DEEPBIND != 0 {
             dispatch::bar(Why::Bound);

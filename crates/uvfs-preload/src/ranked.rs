@@ -75,7 +75,7 @@ mod tests {
     static FIRST: Ranked<u8, 1> = Ranked::new(1);
     static SECOND: Ranked<u8, 2> = Ranked::new(2);
 
-    /// If a thread could take locks in falling order, two threads could wait for each other for ever.
+    /// No thread takes locks in falling order, so that no two wait for each other for ever.
     #[test]
     fn locks_are_taken_in_rising_order() {
         let (first, second) = (FIRST.lock(), SECOND.lock());

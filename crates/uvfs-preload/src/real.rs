@@ -19,7 +19,7 @@ impl Next {
         }
     }
 
-    /// Null when nobody defines it.
+    /// Null when no library defines it.
     pub(crate) fn get(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
         if !found.is_null() {
@@ -215,7 +215,7 @@ pub(crate) fn is_borrowed() -> bool {
 /// Whether the environment has a variable. For the program's start: the standard library's way takes a
 /// lock.
 pub(crate) fn is_set(name: &CStr) -> bool {
-    // SAFETY: a C string, and nobody changes the environment before the program begins.
+    // SAFETY: a C string, and nothing changes the environment before the program begins.
     !unsafe { libc::getenv(name.as_ptr()) }.is_null()
 }
 

@@ -264,7 +264,7 @@ fn left_to_kernel(counts: &Counts) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// `--report` would name another reason than the one that was counted, or count a file twice.
+    /// `--report` names the reason that was counted, and counts a file once.
     #[test]
     fn each_file_has_one_reason() {
         let counts = Counts::new();

@@ -158,7 +158,7 @@ extern "C" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     // SAFETY: a function that the program has given; one that wants fewer arguments ignores some.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
     handler(signal, info, context);
-    // What the program has left there is blocked when this returns.
+    // The signals that the program has left there are blocked when this returns.
     if let Some(context) = unsafe {
         // SAFETY: of the kernel, or null.
         context.cast::<libc::ucontext_t>().as_mut()

@@ -26,7 +26,7 @@ const MOST: usize = 1 << 16;
 const TAG: u64 = 7;
 /// Nothing is known; it may be shared with other processes.
 const UNKNOWN: u64 = 1;
-/// Opened by this process a moment ago: nobody else has it.
+/// Opened by this process a moment ago: no other process has it.
 const FRESH: u64 = 2;
 /// Not ours to serve.
 const FOREIGN: u64 = 3;
@@ -44,7 +44,7 @@ pub(crate) struct Descriptors {
     made: AtomicUsize,
     /// Threads of the program that close what they may not have opened.
     closing_now: AtomicUsize,
-    /// Threads that are at work here with descriptors that nobody knows yet.
+    /// Threads that are at work here with descriptors that are not in the table yet.
     making_now: AtomicUsize,
     /// Held in [`while_it_has`].
     by_number: Ranked<(), { crate::rank::BY_NUMBER }>,
@@ -88,7 +88,7 @@ fn saw(fd: c_int) {
 /// Where an open file description is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Here: nobody but this process has the description.
+    /// Here: only this process has the description.
     Here(u64),
     /// In the kernel, where other processes see it too.
     Kernel,
@@ -124,13 +124,13 @@ impl Opened {
 pub(crate) struct Description {
     /// Words and calls that have it; 0 when it is free.
     users: AtomicU32,
-    /// Set once, by whoever imports it.
+    /// Set once, by the thread that imports it.
     opened: AtomicPtr<Opened>,
     /// All through the kernel, from now on.
     kernel: AtomicBool,
     /// Held by calls that use it, as the kernel does.
     pub(crate) position: Mutex<Position>,
-    /// The position is known to nobody else when it is imported.
+    /// The position is known to no other process when it is imported.
     pub(crate) private: AtomicBool,
     /// Calls that use the kernel's position at this moment.
     pub(crate) passing: Calls,
@@ -161,7 +161,7 @@ impl Drop for Use {
 }
 
 impl Use {
-    /// A new description that nobody has imported yet.
+    /// A new description, not imported yet.
     pub(crate) fn new(private: bool) -> Option<Self> {
         let free = state().free.lock().pop();
         let one = match free {
@@ -409,7 +409,7 @@ impl RaceGuard {
         }
     }
 
-    /// The program closes descriptors, whoever has them.
+    /// The program closes descriptors, also such as it may not have opened.
     pub(crate) fn closes() -> Self {
         Self::enter(&state().closing_now, &state().making_now, true)
     }
@@ -454,7 +454,7 @@ pub(crate) fn close_own(fd: c_int, close: impl FnOnce() -> c_int) -> Option<c_in
     if own & TAG != OWN {
         return None;
     }
-    // Until it is closed, the program must not; from then on somebody else may have the number.
+    // Until it is closed, the program must not; from then on another thread may have the number.
     let done = close();
     let unknown = fresh_word(UNKNOWN);
     let _ = slot.compare_exchange(own, unknown, Ordering::AcqRel, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use super::start;
 
 type Look = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The dynamic linker's dlsym(3). It asks who calls, so this library's own dlsym jumps to it.
+/// The dynamic linker's dlsym(3). It looks at the caller, so this library's own dlsym jumps to it.
 fn real() -> *mut c_void {
     static REAL: OnceLock<usize> = OnceLock::new();
     let found = REAL.get_or_init(|| {

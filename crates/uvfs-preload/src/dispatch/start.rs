@@ -260,7 +260,7 @@ fn has_same(fd: c_int, task: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A file that is mapped shared would be served, or an unrelated one not.
+    /// Mappings that share a file are found, and no others.
     #[test]
     fn shared_mappings_are_found() {
         let line = "7f0000000000-7f0000001000 rw-s 00000000 00:2f 1234   /mnt/a file";
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(shared_file(""), None);
     }
 
-    /// Threads, or the C library, would be overlooked.
+    /// /proc shows the threads, and the C library.
     #[test]
     fn the_kernel_tells_of_threads() {
         assert!(text().unwrap().contains(&trap::passing_on()));

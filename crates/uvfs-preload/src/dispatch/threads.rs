@@ -98,7 +98,7 @@ mod exported {
         }
     }
 
-    /// What a thread begins with.
+    /// The start of a thread.
     #[repr(C)]
     struct Begin {
         start: Start,
@@ -158,9 +158,9 @@ mod exported {
         done
     }
 
-    /// As the manual says. Threads that are started by this library are at work in it for as long as
-    /// they live: they answer recalls and look for servers, so they must not need what others hold
-    /// who wait for them. A thread of the program arms itself before its first line.
+    /// As the manual says. Threads that are started by this library are at work in it for as long as they live: they
+    /// answer recalls and look for servers, so they must not need what a thread that waits for them holds. A thread of
+    /// the program arms itself before its first line.
     ///
     /// # Safety
     /// As the manual says.
@@ -188,7 +188,7 @@ mod exported {
         argument: *mut c_void,
     ) -> c_int {
         begin_with(start, argument, |start, argument| {
-            // SAFETY: as above. What a start function returns stays in its register.
+            // SAFETY: as above. A start function's result stays in its register.
             unsafe { next::thrd_create(to, start, argument) }
         })
     }

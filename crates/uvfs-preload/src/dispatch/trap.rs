@@ -1,8 +1,8 @@
 //! System calls outside the C library's text: SIGSYS, and what its handler does.
 //!
-//! The handler runs on the stack that the program has given for signals, if any: the stack of the caller may be
-//! small (goroutines). What takes more room than a handler may count on runs on a stack made for it. The call itself
-//! is made from the handler with the program's signal mask, so that signals interrupt it as always.
+//! The handler runs on the stack that the program has given for signals, if any: the stack of the caller may be small
+//! (goroutines). Work that takes more room than a handler may count on runs on a stack made for it. The call itself is
+//! made from the handler with the program's signal mask, so that signals interrupt it as always.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::sync::atomic::Ordering;
@@ -149,7 +149,7 @@ fn changed(change: Change) -> c_int {
     }
 }
 
-/// What a call needs before it runs; `Err` with its result where nothing is left to do.
+/// Does what a call needs before it runs; `Err` with its result where nothing is left to do.
 pub(super) fn prepare(number: usize, judged: Verdict) -> Result<(), isize> {
     match judged {
         Verdict::Pass | Verdict::Opens => {}
@@ -255,7 +255,7 @@ fn prepare_apart(number: usize, judged: Verdict) -> Result<(), isize> {
     one.result
 }
 
-/// What siginfo_t says of a call (`_sigsys` of asm-generic/siginfo.h).
+/// The part of siginfo_t about a call (`_sigsys` of asm-generic/siginfo.h).
 #[repr(C)]
 struct Info {
     signal: c_int,

@@ -1,4 +1,4 @@
-//! What a system call around the C library could do to a served file.
+//! The effects that a system call around the C library could have on a served file.
 //!
 //! A call passes only if it is known to leave every descriptor of a file as it is. One that is not known
 //! at all may do anything.
@@ -11,7 +11,7 @@ use crate::args::is_plausible;
 /// The arguments of a system call.
 pub(super) type Words = [usize; 6];
 
-/// What to do with a call.
+/// How a call is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It can run as it is.
@@ -222,7 +222,7 @@ fn is_harmless_option(option: usize) -> bool {
     harmless.iter().any(|one| *one as usize == option)
 }
 
-/// What a call could do. `arguments` may point to memory of the program, which is there where the call is valid.
+/// Judges a call. `arguments` may point to memory of the program, which is there where the call is valid.
 pub(super) fn verdict(number: usize, arguments: &Words) -> Verdict {
     use Verdict::{Aside, Asks, Ends, Leaves, Maps, Opens, Pass, Table, Uses};
     let fd = |index: usize| arguments[index] as c_int;
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// A file would stay served although the kernel moves its position, or shares its memory.
+    /// Files whose positions the kernel moves, or whose memory it shares, are found.
     #[test]
     fn files_are_found_among_the_arguments() {
         let of = |number: i64, arguments: Words| verdict(number as usize, &arguments);
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(of(libc::SYS_fcntl, duplicate), table(change));
     }
 
-    /// Descriptors would leave in a message, or SIGSYS be blocked, without a trace.
+    /// Descriptors that leave in a message, and masks that block SIGSYS, are noticed.
     #[test]
     fn arguments_behind_pointers_count() {
         // SAFETY: plain data.

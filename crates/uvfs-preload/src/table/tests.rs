@@ -1,6 +1,6 @@
 use super::*;
 
-/// A descriptor that was duplicated would lose its file when the other one is closed.
+/// A descriptor that was duplicated keeps its file when the other one is closed.
 #[test]
 fn a_description_is_shared_and_ends_with_its_last_user() {
     let (a, b) = (40_000, 40_001);
@@ -31,7 +31,7 @@ fn a_description_is_shared_and_ends_with_its_last_user() {
     assert!(!is_foreign(a));
 }
 
-/// If a thread could use a number that another thread closes, it would move another file's position.
+/// A number that one thread uses is closed by no other meanwhile: its position would become another file's.
 #[test]
 fn a_number_is_used_for_its_own_description_only() {
     let fd = 40_020;
@@ -58,7 +58,7 @@ fn a_number_is_used_for_its_own_description_only() {
     while_it_has(fd, &one, || panic!("another's"));
 }
 
-/// A program that closes a file in one thread and uses it in another would crash.
+/// A program may close a file in one thread and use it in another.
 #[test]
 fn threads_close_what_others_use() {
     let fd = 40_010;
