@@ -60,7 +60,7 @@ fn flip(path: &Path, at: u64) {
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
 }
 
-/// A script could not tell a sound image from a damaged one.
+/// The exit status tells a sound image from a damaged one.
 #[test]
 fn a_sound_image_is_0_and_a_damaged_one_1() {
     if !has(&NEEDS) {
@@ -160,7 +160,7 @@ fn memory_is_bounded() {
     assert!(outcome.stderr.contains("at least 25M"), "{outcome}");
 }
 
-/// An image that can't be read would count as damaged, or as sound.
+/// An image that can't be read counts neither as damaged nor as sound.
 #[test]
 fn what_cannot_be_checked_is_2() {
     if !has(&NEEDS) {
@@ -200,7 +200,7 @@ fn what_cannot_be_checked_is_2() {
     }
 }
 
-/// An image that only needs its log replayed would count as damaged.
+/// An image that only needs its log replayed does not count as damaged.
 #[test]
 fn a_dirty_log_is_3_until_it_is_replayed() {
     if !has(&NEEDS) {

@@ -48,7 +48,7 @@ fn words(listing: &str) -> String {
         .join("\n")
 }
 
-/// `uvfs ls` would show other names, modes or times than the kernel's mount.
+/// `uvfs ls` shows the names, modes and times of the kernel's mount.
 #[test]
 fn listed_like_the_kernel() {
     if !has(&NEEDS) {
@@ -77,7 +77,7 @@ fn listed_like_the_kernel() {
     });
 }
 
-/// `uvfs cat` or `stat` would show something else than the kernel's mount.
+/// `uvfs cat` and `stat` show the same as the kernel's mount.
 #[test]
 fn contents_and_attributes_like_the_kernels() {
     if !has(&NEEDS) {
@@ -138,7 +138,7 @@ fn contents_and_attributes_like_the_kernels() {
     );
 }
 
-/// `uvfs cp` would lose owners, times, holes or links.
+/// `uvfs cp` keeps owners, times, holes and links.
 #[test]
 fn copied_with_everything() {
     if !has(&NEEDS) {
@@ -200,8 +200,7 @@ fn copied_with_everything() {
     refused(&nowhere, &["/no: "]);
 }
 
-/// If the copy remembered a file that it could not make, a later name of it would become a link to a
-/// file of somebody else.
+/// When a copy could not make a file, no later name of that becomes a link to the file that was in the way.
 #[test]
 fn a_copy_makes_no_links_to_what_was_there() {
     if !has(&NEEDS) {
@@ -230,7 +229,7 @@ fn a_copy_makes_no_links_to_what_was_there() {
     assert_eq!(file("two").ino(), file("three").ino());
 }
 
-/// An error would not name the image and what is wrong.
+/// An error names the image and what is wrong.
 #[test]
 fn errors_are_one_line() {
     if !has(&NEEDS) {
@@ -333,7 +332,7 @@ fn realtime_files_are_refused_by_name() {
     assert_eq!(fs::read_to_string(to.join("kept")).unwrap(), "here\n");
 }
 
-/// `uvfs ls … | head` would print an error.
+/// `uvfs ls … | head` prints no error.
 #[test]
 fn a_reader_that_goes_away_is_no_error_message() {
     if !has(&NEEDS) {
@@ -347,7 +346,7 @@ fn a_reader_that_goes_away_is_no_error_message() {
     assert_eq!((&*outcome.stdout, &*outcome.stderr), ("many:\n", ""));
 }
 
-/// A command would read an image while the kernel writes it.
+/// No command reads an image that the kernel has mounted for writing.
 #[test]
 fn an_image_in_use_is_left_alone() {
     if !has(&NEEDS) {
@@ -360,7 +359,7 @@ fn an_image_in_use_is_left_alone() {
     refused(&outcome, &["mounted at", at.to_str().unwrap()]);
 }
 
-/// What gives power over the machine stays in an image that is not trusted, and the command says so.
+/// Devices and rights stay in an image that is not trusted, and the command says so.
 #[test]
 fn a_copy_takes_no_devices_and_no_rights_unless_trusted() {
     if !has(&NEEDS) || !has(&[Need::Program("setcap")]) {

@@ -22,7 +22,7 @@ fn sound(image: &str) {
     run(&mut command("xfs_repair", ["-n", image])).ok();
 }
 
-/// The kernel would refuse an image, or show other files in it.
+/// The kernel mounts an image made from a directory, and shows the same files.
 #[test]
 fn a_directory_becomes_an_image_that_the_kernel_mounts() {
     if !has(&NEEDS) || !has(&[Need::Program("xfs_repair")]) {
@@ -47,7 +47,7 @@ fn a_directory_becomes_an_image_that_the_kernel_mounts() {
     same(&ours, &expected);
 }
 
-/// A block device would be taken for a file.
+/// A block device becomes a file system.
 #[test]
 fn a_device_becomes_a_file_system() {
     if !has(&NEEDS) || !has(&[Need::Program("xfs_repair")]) {
@@ -134,7 +134,7 @@ fn a_device_with_large_sectors_is_made_checked_and_repaired() {
     sound(at);
 }
 
-/// Half an image would be mounted as if it were whole.
+/// An interrupted mkfs leaves no file system.
 #[test]
 fn an_interrupted_one_is_no_file_system() {
     if !has(&[Need::Uvfs]) {
@@ -180,7 +180,7 @@ fn an_interrupted_one_is_no_file_system() {
     assert!(in_the_middle > 0, "it was never killed while in progress");
 }
 
-/// A script could not tell wrong usage from a failure.
+/// The exit status tells wrong usage from a failure.
 #[test]
 fn wrong_options_are_2_and_errors_are_one_line() {
     if !has(&[Need::Uvfs]) {
@@ -224,7 +224,7 @@ fn wrong_options_are_2_and_errors_are_one_line() {
     refused(&mkfs(&["--size", "400M", "/dev/null"]), &["neither"]);
 }
 
-/// Files would be missing in the image, and nobody would know.
+/// A source file that can't be read is named, and no image is left.
 #[test]
 fn a_source_that_cannot_be_read_is_named() {
     if !has(&[Need::Uvfs]) || !uvfs_testing::has(&[uvfs_testing::Need::Root]) {
@@ -345,7 +345,7 @@ fn device_numbers_and_flags_are_kept() {
     let served = run(uvfs().args(["mount", image]).arg(&ours));
     let shown = run(shell(list, &[]).current_dir(&ours));
     run(uvfs().arg("umount").arg(&ours));
-    // What can't be changed can't be removed with the scratch directory.
+    // Immutable and append-only files can't be removed with the scratch directory.
     let clear = "chattr -i i; chattr -a a";
     run(shell(clear, &[]).current_dir(&from));
     run(shell(clear, &[]).current_dir(&to));

@@ -22,7 +22,7 @@ fn json(image: &Image<'_>, args: &[&str], code: i32, verdict: &str) -> Value {
     json
 }
 
-/// `uvfs repair -n` would say something else than a repair does.
+/// `uvfs repair -n` says what a repair does, and a second repair finds nothing.
 #[test]
 fn what_dry_runs_say_is_done_and_a_second_run_finds_nothing() {
     if !has(&NEEDS) {
@@ -80,7 +80,7 @@ fn what_dry_runs_say_is_done_and_a_second_run_finds_nothing() {
     assert!(run(uvfs().arg("check").arg(image.arg())).status.success());
 }
 
-/// A repair would write to a file that is no file system.
+/// A file that is no file system is not repaired.
 #[test]
 fn what_is_no_file_system_cannot_be_repaired() {
     let scratch = Scratch::new();

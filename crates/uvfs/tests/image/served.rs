@@ -48,7 +48,7 @@ fn mounted_like_the_kernel(transport: Transport) {
     }
 }
 
-/// A mounted image would show other files than the kernel's mount of it.
+/// A mounted image shows the files of the kernel's mount of it.
 #[test]
 fn dev() {
     mounted_like_the_kernel(Transport::Dev);
@@ -81,7 +81,7 @@ fn listed_and_looked_at_in_turns() {
     mount.unmount().ok();
 }
 
-/// A mount in the background would hide that the log was not replayed.
+/// A mount in the background says first that the log was not replayed.
 #[test]
 fn a_dirty_log_is_told_before_the_background() {
     if !has(&NEEDS) {
@@ -106,7 +106,7 @@ fn a_dirty_log_is_told_before_the_background() {
     gone.ok();
 }
 
-/// A mount that fails would leave something at the mount point.
+/// A mount that fails leaves nothing at the mount point.
 #[test]
 fn what_is_no_image_is_refused_and_nothing_is_left() {
     if !has(&NEEDS) {
@@ -127,7 +127,7 @@ fn what_is_no_image_is_refused_and_nothing_is_left() {
     }
 }
 
-/// An attacker who takes over a thread that reads an image, by that image's bytes, should have next to nothing.
+/// An attacker who takes over a thread that reads an image, by that image's bytes, has next to nothing.
 #[test]
 fn the_threads_that_serve_an_image_are_confined() {
     const IPC_LOCK_AND_SYS_NICE: u64 = 1 << 14 | 1 << 23;
@@ -173,7 +173,7 @@ fn the_threads_that_serve_an_image_are_confined() {
     assert!(mounted(&mount.at).is_none());
 }
 
-/// The same for the commands: an image or an archive may be anybody's.
+/// The same for the commands: an image or an archive may come from any user.
 #[test]
 fn commands_that_read_an_image_are_confined() {
     use std::process::{Command, Stdio};
@@ -207,7 +207,7 @@ fn commands_that_read_an_image_are_confined() {
     }
 }
 
-/// An idmapped mount of an image, as containers have them, would be refused, or show other owners than the kernel's.
+/// An idmapped mount of an image, as containers have them, shows the owners that the kernel's shows.
 #[test]
 fn idmapped() {
     if !has(&NEEDS)
@@ -244,7 +244,7 @@ for file in $(find . -type f | sort | head -200); do test -r $file && md5sum $fi
     }
 }
 
-/// A program that keeps file handles, as backups and NFS servers do, would find none of its files again.
+/// A program that keeps file handles, as backups and NFS servers do, finds its files again.
 #[test]
 fn handles_lead_to_files_that_the_kernel_has_forgotten() {
     if !has(&NEEDS) || !has(&[Need::Mount(Transport::Dev), Need::Program("python3")]) {

@@ -39,56 +39,56 @@ fn same(part: &str, aside: Option<&str>) {
         Some(words) => assert!(outcome.stderr.contains(words), "{outcome}"),
         None => assert!(!outcome.stderr.contains("stands aside"), "{outcome}"),
     }
-    // What a process that is replaced or ended in the kernel has served, no report says.
+    // No report counts the files of a process that is replaced or ended in the kernel.
     if !["ends", "executes"].contains(&part) {
         assert!(served_any(&outcome), "{outcome}");
     }
 }
 
-/// A descriptor that is closed, duplicated or moved around the C library would lead to another file.
+/// Descriptors that are closed, duplicated or moved around the C library lead to the right files.
 #[test]
 fn descriptors() {
     same("table", None);
 }
 
-/// A call in a signal handler would end the program, or a program's SIGSYS would be lost.
+/// Calls in a signal handler work, and a program gets its SIGSYS.
 #[test]
 fn signal_handlers() {
     same("signals", Some("handles or blocks SIGSYS"));
 }
 
-/// Another thread's calls would not be seen.
+/// Other threads' calls are seen.
 #[test]
 fn threads() {
     same("threads", None);
 }
 
-/// A process that the C library did not make would have a position of its own.
+/// A process that the C library did not make shares the file's position.
 #[test]
 fn processes() {
     same("processes", Some("made around the C library"));
 }
 
-/// What the process did before it was served would be forgotten.
+/// Duplicates from before the process was served are known.
 #[test]
 fn duplicates_from_before() {
     same("early", None);
 }
 
-/// Data would be lost with a process that ends, or becomes another program, around the C library.
+/// No data is lost with a process that ends, or becomes another program, around the C library.
 #[test]
 fn the_end() {
     same("ends", None);
     same("executes", None);
 }
 
-/// A program would not end, as this library's threads are there, or would end before its other threads.
+/// A program ends with the last of its own threads, and not before.
 #[test]
 fn the_last_thread() {
     same("last", None);
 }
 
-/// Requests of an io_uring would use positions that the kernel doesn't have.
+/// The kernel has the positions that requests of an io_uring use.
 #[test]
 fn an_io_uring() {
     let uring = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
@@ -97,14 +97,13 @@ fn an_io_uring() {
     }
 }
 
-/// A call by the 32-bit entry would close a served file unseen.
+/// A call by the 32-bit entry, which can't be followed, is noticed.
 #[test]
 fn the_old_entry() {
     same("old_entry", Some("can't be followed"));
 }
 
-/// libuv closes files by an io_uring and by the C library. A write to the file that has the number next would
-/// go to the one that was closed.
+/// libuv closes files by an io_uring and by the C library. A write to the file that has the number next goes to that.
 #[test]
 fn node() {
     if !can() || !has(&[Need::Program("node")]) {
@@ -134,7 +133,7 @@ fn node() {
     }
 }
 
-/// A program with a sanitizer would not start, nor would any with a library whose path has a space or a colon.
+/// A program with a sanitizer starts, and so does any with a library whose path has a space or a colon.
 #[test]
 fn sanitizers_and_awkward_paths() {
     if !can() || !has(&[Need::Program("cc")]) {

@@ -28,7 +28,7 @@ mv d/1 d/one; ln d/2 two; ln -s d/3 three; cat d/one two three; chmod 600 two; s
 flock two true; truncate -s 1 two; stat -c %s d/2; sync -f random; rm -r *; ls -A
 "#;
 
-/// A mount in a container would be reported as made, and answer every call with ENOTCONN.
+/// In a container without io_uring a mount works over /dev/fuse, and says so.
 #[test]
 fn without_io_uring_every_transport_but_its_own_serves() {
     // With UVFS_TEST_NO_IO_URING another filter would have its own error.
@@ -74,7 +74,7 @@ fn without_io_uring_every_transport_but_its_own_serves() {
     }
 }
 
-/// A mount whose server can't work would be reported as made.
+/// A mount whose server can't work fails, and does not stay.
 #[test]
 fn a_server_whose_threads_fail_makes_no_mount() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -107,7 +107,7 @@ fn a_server_whose_threads_fail_makes_no_mount() {
     }
 }
 
-/// Programs over shared memory would find no server, and image tools end.
+/// Without io_uring programs attach over shared memory, and image tools work.
 #[test]
 fn without_io_uring_clients_and_image_tools_work() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs]) {
@@ -162,7 +162,7 @@ fn without_io_uring_clients_and_image_tools_work() {
     assert!(stats.to_string().contains("client"), "{stats}");
 }
 
-/// An error would not say which limit was reached, or a dead mount would stay.
+/// An error says which limit was reached, and no dead mount stays.
 #[test]
 fn a_low_limit_is_named_with_its_value() {
     if !has(&[
@@ -196,8 +196,8 @@ fn a_low_limit_is_named_with_its_value() {
     }
 }
 
-/// Without file handles, which take a capability, each file that the kernel knows takes a descriptor: who lists a tree
-/// of more files than the limit of these would use them up.
+/// Without file handles, which take a capability, each file that the kernel knows takes a descriptor. A tree of more
+/// files than the limit of these is served all the same.
 #[test]
 fn a_tree_of_more_files_than_descriptors_is_served() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs])

@@ -1,6 +1,6 @@
-//! Programs that go around the C library while `uvfs run` serves their files: each cell of the matrix is a way into
-//! the kernel, a place where that is done, and an operation. What the program sees and leaves is what it sees and
-//! leaves without `uvfs run` and on the host.
+//! Programs that go around the C library while `uvfs run` serves their files: each cell of the matrix is a way into the
+//! kernel, a place where that is done, and an operation. The program sees and leaves the same as without `uvfs run` and
+//! on the host.
 
 mod build;
 mod cells;
@@ -19,7 +19,7 @@ use cells::{Cell, Serving};
 use crate::harness::*;
 use crate::preload::{How, library, served_any, uvfs_run};
 
-/// What takes milliseconds hangs after this.
+/// A cell takes milliseconds: it hangs after this.
 const LIMIT: Duration = Duration::from_secs(12);
 
 /// The mount, a directory of the host beside it, and the programs.
@@ -50,7 +50,7 @@ impl Matrix {
         }
     }
 
-    /// What a cell prints, how it ends, and the files that it leaves.
+    /// Runs a cell. Gives what it prints, how it ends, and the files that it leaves.
     fn side(&self, cell: &Cell, number: usize, side: Side) -> Result<(Outcome, String), String> {
         let name = format!("{number}-{side:?}");
         let (at, behind) = match side {
@@ -238,8 +238,8 @@ fn has_rings() -> bool {
     has
 }
 
-/// A call that does not pass through the C library would leave the table of descriptors wrong, and data would go
-/// into the wrong file, or to the wrong place of it.
+/// Calls that do not pass through the C library leave the table of descriptors right, and data goes into the right
+/// file, at the right place.
 #[test]
 fn a_few_cells() {
     if can() {

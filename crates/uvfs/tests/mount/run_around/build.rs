@@ -99,7 +99,7 @@ impl Program {
 /// Where a program is, or why it could not be made.
 type Made = OnceLock<Result<PathBuf, String>>;
 
-/// What was compiled so far.
+/// The programs that were compiled so far.
 pub struct Builds {
     at: PathBuf,
     made: Mutex<HashMap<Program, Arc<Made>>>,

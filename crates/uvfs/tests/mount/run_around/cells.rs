@@ -72,7 +72,7 @@ impl Cell {
 /// Cells, and why they differ.
 type Left = (fn(&Cell) -> bool, &'static str);
 
-/// What still differs, and why. The whole matrix runs these cells, too, and says which of them differ no more.
+/// The cells that still differ, and why. The whole matrix runs them, too, and says which of them differ no more.
 const LEFT: [Left; 3] = [
     (
         |cell| {
@@ -107,7 +107,7 @@ const OPERATIONS: [&str; 12] = [
     "exec",
 ];
 
-/// What else the library has to know of.
+/// Other operations that the library has to know of.
 const MORE: [&str; 18] = [
     "none",
     "close_all",
@@ -129,7 +129,7 @@ const MORE: [&str; 18] = [
     "exit",
 ];
 
-/// What functions of the C library do inside it (`programs/run_around/inside.h`).
+/// Functions of the C library that make calls inside it (`programs/run_around/inside.h`).
 const INSIDE: [&str; 9] = [
     "stdout", "perror", "aio", "allocate", "daemon", "login", "wordexp", "popen", "stream",
 ];
@@ -188,7 +188,7 @@ fn cell(program: Program, way: &'static str, place: &'static str, operation: &'s
     }
 }
 
-/// What CI runs: one compiled program, milliseconds each.
+/// The cells that CI runs: one compiled program, milliseconds each.
 pub fn few() -> Vec<Cell> {
     [
         ("syscall", "main", "reopen"),
