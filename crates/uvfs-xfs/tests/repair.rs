@@ -224,7 +224,7 @@ fn cut_off_after_each_write() {
     eprintln!("{cuts} repairs cut off");
 }
 
-/// How a file system is refused whose superblock asks for what no repair here knows.
+/// The refusal of a file system whose superblock asks for what no repair here knows.
 const UNKNOWN_FEATURES: &str =
     ": repairing XFS with parent pointers or unknown features is not supported";
 

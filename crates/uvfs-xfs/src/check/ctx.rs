@@ -367,7 +367,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Claims blocks for metadata and says who owns them.
+    /// Claims blocks for metadata, and notes their owner.
     pub fn claim_owned(&self, place: Place, agno: u32, start: u32, len: u32, owner: u64) -> bool {
         self.own(agno, start, len, owner, 0, 0);
         self.claim(place, agno, start, len, Use::Meta, false)

@@ -224,8 +224,8 @@ pub(crate) fn weight(start: u32, len: u32) -> u64 {
     mix(u64::from(start) + u64::from(len)).wrapping_sub(mix(start.into()))
 }
 
-/// Sums of ownership over regions of an allocation group, to compare who was seen to own blocks
-/// with who the reverse mapping tree says owns them, in memory that does not grow with either.
+/// Sums of ownership over regions of an allocation group, to compare the owners that blocks were seen to have with
+/// those in the reverse mapping tree, in memory that does not grow with either.
 pub(crate) struct Fingerprint {
     sums: Vec<AtomicU64>,
     region: u32,

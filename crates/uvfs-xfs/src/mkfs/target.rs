@@ -261,7 +261,7 @@ impl Destination {
         }
     }
 
-    /// Waits until the device can be opened by others: a ring that had it as a registered file lets
+    /// Waits until the device can be opened by other programs: a ring that had it as a registered file lets
     /// go of it some time after it was closed, and until then it can't be mounted.
     pub fn await_release(&self) {
         const TRIES: u32 = 500;

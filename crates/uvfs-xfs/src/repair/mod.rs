@@ -12,7 +12,7 @@
 //!    otherwise a copy.
 //! 2. Inodes ([`chunks`], [`inode`]): the chunks that the inode trees have, or, in a group whose
 //!    trees are damaged, all whose inodes name themselves. Each inode's fields are set right and its
-//!    forks followed; blocks belong to whom claims them first: inodes without findings before others,
+//!    forks followed; blocks belong to the inode that claims them first: inodes without findings before others,
 //!    and those that can prove their claim ([`contest`]) before those that cannot. An extent that leads outside or to another's blocks is cut off its file.
 //! 3. Directories ([`dir`]), in the same pass, and attributes ([`attr`]): those with damage are built
 //!    anew from their good entries. An entry is believed to say the type of an inode that comes
