@@ -192,7 +192,7 @@ impl Status {
 pub(crate) struct Creds {
     uid: u32,
     gid: u32,
-    /// It may make files of others.
+    /// It may make files of other users.
     switches: bool,
     /// The kernel checks what callers may do, so the host has to check it, too.
     checks: bool,
@@ -343,7 +343,7 @@ impl Creds {
     }
 
     /// The user who takes the space for a caller's data, where that is not the server. `from_cache`: the kernel's page
-    /// cache writes, and does not tell for whom.
+    /// cache writes, and does not tell for which caller.
     pub(crate) fn spender(
         &self,
         cx: &Context,

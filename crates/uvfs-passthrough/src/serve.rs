@@ -325,7 +325,8 @@ impl FileSystem for Passthrough {
         flock: Option<LockOwner>,
     ) -> Result<()> {
         let call = move |source: &Source| {
-            // The host's open file, and the lock, would go on as the backing file of others who have the file open.
+            // The host's open file, and the lock, would go on as the backing file of other programs that have the file
+            // open.
             if let (Some(_), Ok(file)) = (flock, source.file(fh)) {
                 let _ = rustix::fs::flock(file.as_fd(), rustix::fs::FlockOperation::Unlock);
             }

@@ -72,7 +72,7 @@ impl Context {
         aside(|| {
             let mut state = lock(&self.state);
             state.armed = false;
-            // It may have been rung for others, who sleep still.
+            // It may have been rung for other threads, which sleep still.
             if state.waiters > 0 && self.arm(&mut state) && !state.ended.is_empty() {
                 Self::ring_bell(&mut state);
             }
