@@ -248,7 +248,7 @@ fn truncating_takes_privileges_when_it_is_said_to() {
     });
 }
 
-/// No set-user-id outlives a change of the owner, and no capability the program that it was given to.
+/// A new owner clears set-user-id and set-group-id, and new contents clear capabilities.
 #[test]
 fn a_new_owner_and_new_contents_take_privileges() {
     // Only root gives files away.

@@ -271,7 +271,7 @@ fn compare_all(image: &Image, damages: &[Damage]) {
     assert!(t.done * 3 > damages.len(), "most damages could not be done");
 }
 
-/// `uvfs check` calls an image damaged exactly when xfs_repair does.
+/// `uvfs check` calls an image damaged when xfs_repair does, and only then, but for known reasons.
 #[test]
 fn verdicts() {
     let Some(image) = base() else { return };

@@ -227,7 +227,7 @@ pub fn step(default: usize) -> usize {
     n.map_or(default, |n| n.parse().expect("UVFS_DAMAGE is a number"))
 }
 
-/// An image that uvfs has repaired is sound to xfs_repair, and has all files that were sound.
+/// An image that uvfs has repaired is sound to xfs_repair, and keeps each file that xfs_repair keeps.
 #[test]
 fn damages_are_mended() {
     let Some(image) = base() else { return };
