@@ -199,10 +199,10 @@ mod tests {
         let ended = Arc::new(Mutex::new(ended));
         for _ in 0..3 * MAX_THREADS {
             let ended = ended.clone();
-            let _ = pools.run(1, move || lock(&ended).recv());
+            drop(pools.run(1, move || lock(&ended).recv()));
         }
         let (done, other) = channel();
-        let _ = pools.run(2, move || done.send(()));
+        drop(pools.run(2, move || done.send(())));
         let waited = other.recv_timeout(Duration::from_secs(20));
         drop(end);
         assert_eq!(waited, Ok(()));
