@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// One user's calls that take long would keep another's waiting.
+    /// A user's calls that take long keep no other user's waiting.
     #[test]
     fn no_user_waits_for_another() {
         let pools = PerUser::default();
