@@ -35,7 +35,30 @@ pub fn write_pages(command: Command, dir: &Path) -> Result<()> {
         .or(command.get_after_help())
         .map(ToString::to_string)
         .unwrap_or_default();
-    let man = page_of(&command);
+    write(
+        &page_of(&command),
+        &[synopsis(&command)],
+        &notes,
+        dir,
+        |man, page| {
+            man.render_description_section(page)?;
+            man.render_options_section(page)?;
+            match command.has_subcommands() {
+                true => man.render_subcommands_section(page),
+                false => Ok(()),
+            }
+        },
+    )
+}
+
+/// Writes a page: its synopsis by lines, the sections that `between` renders, and the notes.
+fn write(
+    man: &Man,
+    synopsis: &[Vec<Inline>],
+    notes: &str,
+    dir: &Path,
+    between: impl FnOnce(&Man, &mut Vec<u8>) -> io::Result<()>,
+) -> Result<()> {
     let path = dir.join(man.get_filename());
     let page = || -> io::Result<Vec<u8>> {
         let mut page = Vec::new();
@@ -43,14 +66,15 @@ pub fn write_pages(command: Command, dir: &Path) -> Result<()> {
         man.render_name_section(&mut page)?;
         let mut roff = Roff::default();
         roff.control("SH", ["SYNOPSIS"]);
-        roff.text(synopsis(&command));
-        roff.to_writer(&mut page)?;
-        man.render_description_section(&mut page)?;
-        man.render_options_section(&mut page)?;
-        if command.has_subcommands() {
-            man.render_subcommands_section(&mut page)?;
+        for (number, line) in synopsis.iter().enumerate() {
+            if number > 0 {
+                roff.control("br", []);
+            }
+            roff.text(line.clone());
         }
-        extra(&notes).to_writer(&mut page)?;
+        roff.to_writer(&mut page)?;
+        between(man, &mut page)?;
+        extra(notes).to_writer(&mut page)?;
         Ok(page)
     };
     page()
@@ -71,26 +95,7 @@ pub fn write_page(
     dir: &Path,
 ) -> Result<()> {
     let man = page_of(&Command::new(name).about(about)).section("8");
-    let path = dir.join(man.get_filename());
-    let page = || -> io::Result<Vec<u8>> {
-        let mut page = Vec::new();
-        man.render_title(&mut page)?;
-        man.render_name_section(&mut page)?;
-        let mut roff = Roff::default();
-        roff.control("SH", ["SYNOPSIS"]);
-        for (number, line) in synopsis.iter().enumerate() {
-            if number > 0 {
-                roff.control("br", []);
-            }
-            roff.text(line.clone());
-        }
-        roff.to_writer(&mut page)?;
-        extra(notes).to_writer(&mut page)?;
-        Ok(page)
-    };
-    page()
-        .and_then(|page| std::fs::write(&path, page))
-        .context(|| path.display().to_string())
+    write(&man, synopsis, notes, dir, |_, _| Ok(()))
 }
 
 /// The synopsis of a command: each option with the name of its value.
