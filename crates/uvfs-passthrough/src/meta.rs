@@ -224,11 +224,16 @@ impl Source {
     /// Notes what the kernel is told of a file, and says for how long it may cache that. Not while a backing
     /// file changes what the kernel does not look at: times by stores through a mapping, set-user-id and
     /// set-group-id by writes.
-    fn tell(&self, inode: &Inode, st: &Statx) -> Duration {
+    ///
+    /// `to_kernel`: it is the kernel that is told, and checks its callers by these from now on.
+    fn tell(&self, inode: &Inode, st: &Statx, to_kernel: bool) -> Duration {
+        let mut state = inode.state();
+        if to_kernel {
+            state.access = Some(Access::of(st));
+        }
         if inode.is_regular() {
             let set_id = has_set_id(st);
             let now = Told::of(st);
-            let mut state = inode.state();
             state.set_id |= set_id;
             if state.is_mappable() || set_id && state.backing.is_some() {
                 state.told = None;
@@ -237,24 +242,17 @@ impl Source {
             state.told = Some(now);
             state.settled = now.is_settled();
         }
+        drop(state);
         lifetime(inode, self.options.attr_ttl)
     }
 
     pub(crate) fn entry(&self, inode: &Inode, st: &Statx) -> Entry {
-        inode.state().access = Some(Access::of(st));
         Entry {
             node: inode.node,
             generation: 0,
             attr: attr(st),
-            attr_ttl: self.tell(inode, st),
+            attr_ttl: self.tell(inode, st, true),
             entry_ttl: lifetime(inode, self.options.entry_ttl),
-        }
-    }
-
-    /// Notes by what attributes the kernel checks from now on. The kernel is not told what a client asks for.
-    fn tell_access(&self, cx: &Context, inode: &Inode, st: &Statx) {
-        if !interrupt::is_client(cx) {
-            inode.state().access = Some(Access::of(st));
         }
     }
 
@@ -264,10 +262,9 @@ impl Source {
     }
 
     fn attributes(&self, cx: &Context, inode: &Inode, st: &Statx) -> Attributes {
-        self.tell_access(cx, inode, st);
         Attributes {
             attr: attr(st),
-            ttl: self.tell(inode, st),
+            ttl: self.tell(inode, st, !interrupt::is_client(cx)),
         }
     }
 
@@ -303,8 +300,8 @@ impl Source {
             Some(file) => ask(file.as_fd())?,
             None => ask(self.path_fd(&inode)?.as_fd())?,
         };
-        self.tell_access(cx, &inode, &st);
-        Ok((sx(&st), self.tell(&inode, &st)))
+        let ttl = self.tell(&inode, &st, !interrupt::is_client(cx));
+        Ok((sx(&st), ttl))
     }
 
     /// Whether the host lets the server read, write or execute a file. Where the kernel does not check permissions,
