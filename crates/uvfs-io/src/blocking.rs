@@ -10,7 +10,7 @@ use std::time::Duration;
 use uvfs_queue::placement;
 use uvfs_sys::lock;
 
-/// Threads of the pool that all share, and of each user's.
+/// Threads of the pool that all share.
 const MAX_THREADS: usize = 8;
 /// A thread with nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(5);
@@ -119,23 +119,39 @@ impl Pool {
 }
 
 /// Pools of users, so that no user's calls wait for another's.
-#[derive(Default)]
-pub struct PerUser(Mutex<HashMap<u32, Arc<Pool>>>);
+pub struct PerUser {
+    /// Threads of each.
+    most: usize,
+    pools: Mutex<HashMap<u32, Arc<Pool>>>,
+}
 
 impl PerUser {
+    /// Of at most so many threads for each user.
+    pub fn new(most: usize) -> Self {
+        Self {
+            most,
+            pools: Mutex::default(),
+        }
+    }
+
     /// Runs `call` on one of the user's threads: see [`Pool::run`].
     pub fn run<T: Send + 'static>(
         &self,
         user: u32,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Call<T> {
-        let mut pools = lock(&self.0);
+        // Without the lock: where no thread can be had, the call runs in this one.
+        self.pool(user).run(call)
+    }
+
+    fn pool(&self, user: u32) -> Arc<Pool> {
+        let mut pools = lock(&self.pools);
         if !pools.contains_key(&user) {
-            // Those of users who have asked for nothing lately have no threads, which would hold them.
+            // Threads hold their pool, so a pool that only this map holds is idle.
             pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         }
-        let pool = pools.entry(user).or_insert_with(|| Pool::new(MAX_THREADS));
-        pool.run(call)
+        let new = || Pool::new(self.most);
+        pools.entry(user).or_insert_with(new).clone()
     }
 }
 
@@ -194,7 +210,7 @@ mod tests {
     /// A user's calls that take long keep no other user's waiting.
     #[test]
     fn no_user_waits_for_another() {
-        let pools = PerUser::default();
+        let pools = PerUser::new(MAX_THREADS);
         let (end, ended) = channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
         for _ in 0..3 * MAX_THREADS {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
-use uvfs_io::blocking::Pool;
+use uvfs_io::blocking::{PerUser, Pool};
 use uvfs_io::{Payload, ops, runtime};
 use uvfs_server::fs::{Context, Entry, IoHow, Node, Opened};
 use uvfs_server::interrupt;
@@ -47,8 +47,6 @@ const ELSEWHERE: Errno = Errno::from_raw_os_error(4000);
 
 /// Stands for the mount of files that programs of the host have leases of, wherever they are.
 const LEASED: u64 = u64::MAX - 1;
-/// Stands for the mount of copies that take long.
-const COPIES: u64 = u64::MAX - 2;
 /// Stands for the mount at a name, before it is known which that is.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -131,8 +129,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The mounts below the source that others answer for.
-#[derive(Default)]
+/// The mounts below the source that others answer for, and other calls that take long.
 pub(crate) struct Apart {
     /// There are, or were, any.
     any: AtomicBool,
@@ -142,15 +139,27 @@ pub(crate) struct Apart {
     mounts: Mutex<HashMap<(u64, u32), Arc<RemoteMount>>>,
     /// Names that lead to them, by their directories' nodes.
     crossings: Mutex<HashSet<(Node, CString)>>,
+    /// For copies that take long.
+    pub(crate) copiers: PerUser,
 }
 
 impl Apart {
+    pub(crate) fn new() -> Self {
+        Self {
+            any: AtomicBool::new(false),
+            waits: AtomicUsize::new(0),
+            mounts: Mutex::default(),
+            crossings: Mutex::default(),
+            copiers: PerUser::new(THREADS),
+        }
+    }
+
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
     fn mount(&self, id: u64, uid: u32) -> Arc<RemoteMount> {
-        if id != LEASED && id != COPIES {
+        if id != LEASED {
             self.any.store(true, Ordering::Relaxed);
         }
         let mut mounts = lock(&self.mounts);
@@ -161,11 +170,6 @@ impl Apart {
             })
         };
         mounts.entry((id, uid)).or_insert_with(new).clone()
-    }
-
-    /// A user's threads for copies that take long.
-    pub(crate) fn copiers(&self, uid: u32) -> Arc<Pool> {
-        self.mount(COPIES, uid).pool.clone()
     }
 
     fn is_crossing(&self, node: Node, name: &CStr) -> bool {

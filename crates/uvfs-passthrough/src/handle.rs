@@ -224,7 +224,7 @@ impl Source {
         let call = self.begin_copy(cx, copy)?;
         match copy.len <= SHORT_COPY {
             true => call(),
-            false => self.apart.copiers(cx.uid).run(call).await,
+            false => self.apart.copiers.run(cx.uid, call).await,
         }
     }
 

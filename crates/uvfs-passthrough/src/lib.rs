@@ -153,7 +153,7 @@ impl Passthrough {
             writers: Writers::default(),
             caches_writes: AtomicBool::new(false),
             lists_unopened: AtomicBool::new(false),
-            apart: Apart::default(),
+            apart: Apart::new(),
         })))
     }
 

@@ -35,6 +35,8 @@ const READAHEAD_CLUSTERS: usize = 16;
 const READAHEAD_ENTRIES: usize = 256;
 
 // The ioctls of inode flags (linux/fs.h); the size in the numbers of the first two is that of a long.
+/// Threads of each user that read without a ring.
+const READERS: usize = 8;
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
@@ -134,7 +136,7 @@ impl XfsFs {
         XfsFs {
             data: own.map(|fd| Arc::new(File::from(fd))),
             volume,
-            readers: PerUser::default(),
+            readers: PerUser::new(READERS),
             asked: Asked::default(),
             idmapped: false,
         }
