@@ -240,6 +240,15 @@ fn is_hidden(fd: c_int) -> bool {
     table::is_own(fd) && !is_inside() && !is_borrowed()
 }
 
+/// EBADF for a descriptor that the program doesn't have.
+fn refuses(fd: c_int) -> bool {
+    let hidden = is_hidden(fd);
+    if hidden {
+        set_errno(libc::EBADF);
+    }
+    hidden
+}
+
 /// Nothing is served from now on, and this library has no descriptors and threads any more.
 pub(crate) fn leave() {
     aio::leave();

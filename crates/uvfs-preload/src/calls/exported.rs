@@ -14,8 +14,8 @@ use uvfs_client::Flags;
 use super::status::{status, status_of};
 use super::transfer::{read_many, read_one, write_many, write_one};
 use super::{
-    advise, allocate, aside, duplicated, flags_of, is_borrowed, is_hidden, is_plausible, making,
-    mapping, noted, out_of_reach, place, published, seek, sync, sync_range, truncate, vacate,
+    advise, allocate, aside, duplicated, flags_of, is_borrowed, is_plausible, making, mapping,
+    noted, out_of_reach, place, published, refuses, seek, sync, sync_range, truncate, vacate,
 };
 
 macro_rules! opens {
@@ -366,8 +366,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    if is_hidden(fd) {
-        set_errno(libc::EBADF);
+    if refuses(fd) {
         return -1;
     }
     // SAFETY: the caller's own argument.
@@ -380,8 +379,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    if is_hidden(fd) {
-        set_errno(libc::EBADF);
+    if refuses(fd) {
         return -1;
     }
     if fd == to {
@@ -399,8 +397,7 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    if is_hidden(fd) {
-        set_errno(libc::EBADF);
+    if refuses(fd) {
         return -1;
     }
     let _closing = if fd == to { None } else { vacate(to) };
@@ -510,8 +507,7 @@ fn controlled(fd: c_int, command: c_int, arg: usize, done: c_int) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
-    if is_hidden(fd) {
-        set_errno(libc::EBADF);
+    if refuses(fd) {
         return -1;
     }
     // SAFETY: the caller's own arguments.
@@ -526,8 +522,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int {
 /// As the manual says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
-    if is_hidden(fd) {
-        set_errno(libc::EBADF);
+    if refuses(fd) {
         return -1;
     }
     // SAFETY: the caller's own arguments.
