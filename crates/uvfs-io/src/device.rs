@@ -198,14 +198,11 @@ impl Device {
         let exclusive = if claim { flags | OFlags::EXCL } else { flags };
         let is_mounted = || mounted_at(&devices(meta.rdev())).is_some();
         let began = Instant::now();
-        let first = loop {
-            match rustix::fs::open(path, exclusive, Mode::empty()) {
-                Err(Errno::BUSY) if claim && began.elapsed() < RELEASE && !is_mounted() => {
-                    std::thread::sleep(RETRY);
-                }
-                other => break other,
-            }
-        };
+        let first = retried(
+            began,
+            || rustix::fs::open(path, exclusive, Mode::empty()),
+            |errno| errno == Errno::BUSY && claim && !is_mounted(),
+        );
         let fd = match first {
             // The claim fails on a device that is mounted read-only too, which may be read.
             Err(Errno::BUSY) if claim && !options.write && is_mounted() => {
@@ -219,14 +216,11 @@ impl Device {
             error => failed("opening it")(error.into()),
         })?;
         if !block_device && !options.shared {
-            let locked = loop {
-                match lock_image(fd.as_fd(), options.write) {
-                    Err(Errno::AGAIN | Errno::ACCESS) if began.elapsed() < RELEASE => {
-                        std::thread::sleep(RETRY);
-                    }
-                    other => break other,
-                }
-            };
+            let locked = retried(
+                began,
+                || lock_image(fd.as_fd(), options.write),
+                |errno| matches!(errno, Errno::AGAIN | Errno::ACCESS),
+            );
             locked.map_err(|error| match error {
                 Errno::AGAIN | Errno::ACCESS => OpenError::Locked {
                     path: path.into(),
@@ -285,6 +279,20 @@ impl Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// Makes a call again while it fails in a way that may pass, until [`RELEASE`] after `began`.
+fn retried<T>(
+    began: Instant,
+    mut call: impl FnMut() -> Result<T, Errno>,
+    passes: impl Fn(Errno) -> bool,
+) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(errno) if began.elapsed() < RELEASE && passes(errno) => std::thread::sleep(RETRY),
+            done => return done,
+        }
     }
 }
 
