@@ -204,8 +204,6 @@ pub(crate) fn access(fd: BorrowedFd<'_>, access: rustix::fs::Access) -> Result<(
     .map(drop)
 }
 
-/// Since Linux 6.6; the number is the same on every architecture.
-const SYS_FCHMODAT2: libc::c_long = 452;
 /// chmod(2) of what `fd`, maybe an O_PATH descriptor, stands for.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
     static MISSING: AtomicBool = AtomicBool::new(false);
@@ -213,7 +211,7 @@ pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
         // SAFETY: the path is a static string; the other arguments are integers.
         let result = check(unsafe {
             libc::syscall(
-                SYS_FCHMODAT2,
+                uvfs_sys::SYS_FCHMODAT2,
                 fd.as_raw_fd(),
                 c"".as_ptr(),
                 mode,

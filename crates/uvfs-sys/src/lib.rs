@@ -9,6 +9,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// fchmodat2(2), since Linux 6.6; the number is the same on every architecture.
+pub const SYS_FCHMODAT2: libc::c_long = 452;
+
 /// Locks a mutex, also after another holder has panicked: no code of uvfs leaves what it guards half done.
 ///
 /// ```

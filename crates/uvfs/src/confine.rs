@@ -114,16 +114,23 @@ pub fn maker(image: &Path, scratch: &Path) {
     confine(kept, &files, &[BASE, RINGS, MAKING]);
 }
 
-/// For a command that copies out of an image: into a directory, or to what is not there yet.
-pub fn copier(destination: &Path, engine: EngineKind) {
-    let parent = match destination.parent() {
-        _ if destination.is_dir() => destination,
+/// The directory that a name is in.
+pub fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
         Some(parent) => parent,
-        None => destination,
+        None => path,
+    }
+}
+
+/// For a command that copies out of an image: into a directory, or to what is not there yet.
+pub fn copier(destination: &Path, engine: EngineKind) {
+    let directory = match destination.is_dir() {
+        true => destination,
+        false => directory_of(destination),
     };
     let files = Files {
-        copies: Some(parent.to_owned()),
+        copies: Some(directory.to_owned()),
         ..Files::default()
     };
     // Owners, modes and devices are as in the image.
@@ -358,7 +365,7 @@ const MAKING: &[libc::c_long] = &[
 const COPYING: &[libc::c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
-    SYS_FCHMODAT2,
+    uvfs_sys::SYS_FCHMODAT2,
     libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_flistxattr,
@@ -388,8 +395,6 @@ const COPYING: &[libc::c_long] = &[
 const TIOCSTI: u64 = 0x5412;
 /// Pastes, on a console of the machine (ioctl_console(2)).
 const TIOCLINUX: u64 = 0x541c;
-/// Since Linux 6.6; the number is the same on every architecture.
-const SYS_FCHMODAT2: libc::c_long = 452;
 
 /// A rule for the first argument, or another, of a system call.
 fn only(argument: u8, cmp: SeccompCmpOp, value: u64) -> seccompiler::Result<SeccompRule> {

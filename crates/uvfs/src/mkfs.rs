@@ -236,10 +236,9 @@ fn scratch(image: &Path) -> PathBuf {
     let is_device = image
         .metadata()
         .is_ok_and(|it| it.file_type().is_block_device());
-    match image.parent() {
-        _ if is_device => std::env::temp_dir(),
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => ".".into(),
+    match is_device {
+        true => std::env::temp_dir(),
+        false => confine::directory_of(image).to_owned(),
     }
 }
 
