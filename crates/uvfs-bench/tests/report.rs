@@ -129,6 +129,14 @@ fn is_of_thread(node: &Node) -> bool {
     tables.any(|table| table.attribute("class") == Some("seed"))
 }
 
+fn parsed(page: &str) -> Document<'_> {
+    let options = ParsingOptions {
+        allow_dtd: true,
+        ..ParsingOptions::default()
+    };
+    Document::parse_with_options(page, options).expect("well-formed")
+}
+
 fn text(node: Node) -> String {
     let nodes = node.descendants().filter(Node::is_text);
     nodes.filter_map(|node| node.text()).collect()
@@ -139,11 +147,7 @@ fn text(node: Node) -> String {
 fn the_page_has_every_table_and_plots() {
     let dir = tempfile::tempdir().unwrap();
     let page = fs::read_to_string(page(dir.path())).unwrap();
-    let options = ParsingOptions {
-        allow_dtd: true,
-        ..ParsingOptions::default()
-    };
-    let document = Document::parse_with_options(&page, options).expect("well-formed");
+    let document = parsed(&page);
     let sections: Vec<Node> = document
         .descendants()
         .filter(|n| n.has_tag_name("section"))
@@ -209,11 +213,7 @@ fn thread(bench: &str, targets: &[&str], works: &[(&str, &str)]) -> (Vec<String>
     let output = uvfs(&["report", results.to_str().unwrap(), page.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
     let page = fs::read_to_string(page).unwrap();
-    let options = ParsingOptions {
-        allow_dtd: true,
-        ..ParsingOptions::default()
-    };
-    let document = Document::parse_with_options(&page, options).expect("well-formed");
+    let document = parsed(&page);
     let all = |tag: &'static str| document.descendants().filter(move |n| n.has_tag_name(tag));
     let cells =
         |row: Node| -> Vec<String> { row.children().filter(Node::is_element).map(text).collect() };
@@ -282,11 +282,7 @@ fn the_page_has_the_table_of_each_thread_and_its_plots() {
 fn nothing_is_loaded_and_names_stay_names() {
     let dir = tempfile::tempdir().unwrap();
     let page = fs::read_to_string(page(dir.path())).unwrap();
-    let options = ParsingOptions {
-        allow_dtd: true,
-        ..ParsingOptions::default()
-    };
-    let document = Document::parse_with_options(&page, options).expect("well-formed");
+    let document = parsed(&page);
     for node in document.descendants().filter(Node::is_element) {
         let tag = node.tag_name().name();
         assert!(

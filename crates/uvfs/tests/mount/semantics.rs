@@ -95,6 +95,26 @@ fn compare(
     }
 }
 
+/// Plays the scenes in a directory of their own of a mount, which ends.
+fn play_through(mount: Mount, which: &str, option: &str, scratch: &Scratch) -> String {
+    let dir = mount.at.join(format!("through-{option}"));
+    mount
+        .run(std::process::Command::new("mkdir").arg(&dir))
+        .ok();
+    let through = play(&dir, which, scratch, Some(&mount));
+    mount.unmount();
+    through
+}
+
+fn none_differ(transport: Transport, differences: &[String]) {
+    assert!(
+        differences.is_empty(),
+        "{} results over {transport} differ from the host's:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
+}
+
 fn same_as_the_host(transport: Transport) {
     if !has(&[Need::Mount(transport), Need::Program("mkfs.ext4")]) {
         return;
@@ -122,23 +142,12 @@ fn same_as_the_host(transport: Transport) {
             "host_locks,nopassthrough",
             "passthrough=direct",
         ] {
-            let serve = Serve::over(transport).option(option);
-            let mount = Mount::new(&serve, &source, &at);
-            let dir = at.join(format!("through-{option}"));
-            mount
-                .run(std::process::Command::new("mkdir").arg(&dir))
-                .ok();
-            let through = play(&dir, "", &scratch, Some(&mount));
+            let mount = Mount::new(&Serve::over(transport).option(option), &source, &at);
+            let through = play_through(mount, "", option, &scratch);
             compare(&host, &steps(&through), name, option, &mut differences);
-            mount.unmount();
         }
     }
-    assert!(
-        differences.is_empty(),
-        "{} results over {transport} differ from the host's:\n{}",
-        differences.len(),
-        differences.join("\n")
-    );
+    none_differ(transport, &differences);
 }
 
 /// A call's error, size, mode and contents are those of a kernel file system.
@@ -170,19 +179,9 @@ fn alone() {
             let mut serve = Serve::over(transport);
             serve.options = vec!["fsname=alone".into()];
             let mount = Mount::new(&serve.option(option), &source, &at);
-            let dir = mount.at.join(format!("through-{option}"));
-            mount
-                .run(std::process::Command::new("mkdir").arg(&dir))
-                .ok();
-            let through = play(&dir, "alone", &scratch, Some(&mount));
+            let through = play_through(mount, "alone", option, &scratch);
             compare(&host, &steps(&through), "tmpfs", option, &mut differences);
-            mount.unmount();
         }
-        assert!(
-            differences.is_empty(),
-            "{} results over {transport} differ from the host's:\n{}",
-            differences.len(),
-            differences.join("\n")
-        );
+        none_differ(transport, &differences);
     }
 }
