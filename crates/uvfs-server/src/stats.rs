@@ -310,7 +310,7 @@ pub struct Report {
     /// Whether changes behind the mount are watched for. Nothing where there can be none.
     #[serde(default)]
     pub watch: Option<WatchReport>,
-    /// Those by kind and errno, the most frequent first.
+    /// Errors by kind and errno, the most frequent first.
     #[serde(default)]
     pub failures: Vec<Failure>,
     /// By kind, the most frequent first.

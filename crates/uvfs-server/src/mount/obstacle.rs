@@ -20,8 +20,8 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What keeps this process, and a fusermount3 that it starts, from mounting. Nothing if they have the right, which the
-/// kernel may refuse all the same.
+/// The reason why this process, and a fusermount3 that it starts, lack the right to mount. With the right the kernel may
+/// refuse all the same.
 pub fn obstacle() -> Option<Obstacle> {
     const RIGHT: CapabilitySet = CapabilitySet::SYS_ADMIN;
     if capabilities(None).is_ok_and(|now| now.effective.contains(RIGHT)) {
@@ -40,7 +40,7 @@ pub fn obstacle() -> Option<Obstacle> {
     })
 }
 
-/// What may be behind an error of mount(2).
+/// A likely reason for an error of mount(2).
 pub(super) fn behind(errno: Errno) -> Option<Obstacle> {
     let why = match errno {
         Errno::PERM => "a seccomp profile may refuse mount(2)",

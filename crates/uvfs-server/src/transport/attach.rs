@@ -349,7 +349,7 @@ impl Gate {
             return;
         }
         let uid = attach::peer(&*socket).map_or(u32::MAX, |peer| peer.uid);
-        // Those that were let in are counted.
+        // A client that was let in has a place, so that no more count is needed.
         let most = if places.is_some() {
             usize::MAX
         } else {

@@ -212,7 +212,7 @@ fn a_device_for_root_alone_is_not_ready_for_users() {
     }
 }
 
-/// Root in a container would be told that mounts work, and what they have, as on the machine itself.
+/// Root in a container learns from doctor and from mount what the container refuses, and how to get it.
 #[test]
 fn what_a_container_refuses_is_told() {
     if !has(&[

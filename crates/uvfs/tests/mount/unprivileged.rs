@@ -239,7 +239,7 @@ fn a_user_namespace_needs_the_device_alone() {
     assert_eq!(shown, work(&source, &host, ""));
 }
 
-/// A user whom a sandbox keeps fusermount3's rights from would not learn why.
+/// A user whom a sandbox keeps fusermount3's rights from learns why.
 #[test]
 fn a_sandbox_that_keeps_rights_away_is_named() {
     if !has(&[Need::Mount(Transport::Dev), Need::Uvfs])
