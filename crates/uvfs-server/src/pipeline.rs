@@ -18,7 +18,7 @@ use uvfs_proto::request::Operation;
 
 use crate::coherence::{AccessSet, Effects};
 use crate::dispatch::{self, attributes};
-use crate::fs::{Errno, FileSystem, Origin, Result};
+use crate::fs::{Errno, FileSystem, Origin, Result, Unlinked};
 use crate::reply::{Outcome, Reply};
 use crate::request::{Message, Request};
 use crate::session::Session;
@@ -111,7 +111,8 @@ async fn untracked<F: FileSystem>(
     {
         coherence.sees(request.node, arg, request.room.len());
     }
-    let mut outcome = dispatch::answer(session, request, &Cell::default()).await;
+    let unlinked = Cell::default();
+    let mut outcome = answer(session, request, &unlinked).await;
     if let (Operation::Write(arg), Ok(_)) = (&request.operation, &outcome) {
         coherence.direct_write(request.node, arg).await;
     }
@@ -130,7 +131,7 @@ async fn under_leases<F: FileSystem>(
     let coherence = &session.coherence;
     let under = pin!(coherence.begin(request, access, &session.interrupts)).await?;
     let unlinked = Cell::default();
-    let mut outcome = pin!(dispatch::answer(session, request, &unlinked)).await;
+    let mut outcome = pin!(answer(session, request, &unlinked)).await;
     let (fs, unlinked) = (session.fs(), unlinked.get());
     let grown = match request.origin {
         Origin::Client(_) => Box::pin(grown(session, request, &outcome)).await,
@@ -153,6 +154,19 @@ async fn under_leases<F: FileSystem>(
         }
     }
     outcome
+}
+
+/// Calls the handler, in turn with what the kernel is told of the file's size.
+async fn answer<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    unlinked: &Cell<Unlinked>,
+) -> Outcome {
+    let handler = dispatch::answer(session, request, unlinked);
+    match request.sets_size() {
+        true => Box::pin(session.coherence.in_turn(request, handler)).await,
+        false => handler.await,
+    }
 }
 
 /// A node whose file a client's request has made longer, maybe, and how long that is now at least. Nothing where the

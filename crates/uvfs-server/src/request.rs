@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use uvfs_io::Payload;
-use uvfs_proto::abi::{self, InHeader, Opcode, URING_OP_IN_OUT_SZ};
+use uvfs_proto::abi::{self, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
 use uvfs_proto::request::{self, Negotiated, Operation};
 use zerocopy::FromBytes;
 
@@ -149,6 +149,12 @@ impl<'a> Request<'a> {
         };
         let opcode = self.operation.opcode() as u32;
         Waits::new(&self.cx, opcode, self.node, cause)
+    }
+
+    /// Whether it is a SETATTR that sets the size of a file.
+    pub(crate) fn sets_size(&self) -> bool {
+        matches!(self.operation, Operation::Setattr(arg)
+            if SetattrValid::from_bits_retain(arg.valid).contains(SetattrValid::SIZE))
     }
 
     /// A CREATE that truncates the file if there is one: which one is not known before.

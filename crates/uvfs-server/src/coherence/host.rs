@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::invalidator::Sizes;
 use super::kernel_cache::{Given, Key, UNDER_WAY};
+use super::turns::Turns;
 use super::{Coherence, Since};
 use crate::fs::{HostChange, Node};
 use crate::notify::Notifier;
@@ -170,6 +171,7 @@ impl Pending {
 /// knows where it does not ask for one.
 pub(super) fn tell(
     notifier: &Notifier,
+    turns: &Turns,
     size: impl Fn(Node) -> Option<u64>,
     what: &What,
     how: How,
@@ -178,10 +180,9 @@ pub(super) fn tell(
     let offset = if how.pages { 0 } else { -1 };
     let drop = |node: u64| {
         notifier.invalidate_inode(Node(node), offset, 0)?;
-        let now = how.pages.then(|| size(Node(node))).flatten();
-        match how.grown.max(now) {
-            Some(grown) => grow(notifier, &size, node, grown),
-            None => Ok(()),
+        match how.pages || how.grown.is_some() {
+            true => grow(notifier, turns, &size, node, how.grown, how.pages),
+            false => Ok(()),
         }
     };
     let told = match what {
@@ -202,14 +203,24 @@ pub(super) fn tell(
     }
 }
 
-/// Tells the kernel that a file is at least so long. If another program has cut it meanwhile, its pages go again: then the next
-/// read tells the kernel better.
+/// Tells the kernel that a file is at least as long as a client has made it (`grown`), or, with `pages`, as it is now. If
+/// another program has cut it meanwhile, its pages go again: then the next read tells the kernel better. While the kernel
+/// truncates the file, this is left out ([`Turns`]).
 pub(super) fn grow(
     notifier: &Notifier,
+    turns: &Turns,
     size: impl Fn(Node) -> Option<u64>,
     node: u64,
-    grown: u64,
+    grown: Option<u64>,
+    pages: bool,
 ) -> std::io::Result<()> {
+    let Some(_turn) = turns.grow(node) else {
+        return Ok(());
+    };
+    let now = pages.then(|| size(Node(node))).flatten();
+    let Some(grown) = grown.max(now) else {
+        return Ok(());
+    };
     notifier.grow(Node(node), grown)?;
     match size(Node(node)).is_some_and(|now| now < grown) {
         true => notifier.invalidate_inode(Node(node), 0, 0),

@@ -10,6 +10,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use super::host::{self, How, Pending, What};
+use super::turns::{Truncation, Turns};
 use crate::fs::Node;
 use crate::notify::Notifier;
 use uvfs_sys::lock;
@@ -70,6 +71,7 @@ struct Shared {
     room: Condvar,
     /// Gives the size of a file that the host has changed.
     sizes: OnceLock<Box<Sizes>>,
+    turns: Turns,
 }
 
 /// Threads that make invalidations, and wait with the kernel for pages that are in use.
@@ -118,6 +120,19 @@ impl Invalidator {
     /// Says how to find out the sizes of files that the host has changed.
     pub(super) fn set_sizes(&self, sizes: Box<Sizes>) {
         let _ = self.shared.sizes.set(sizes);
+    }
+
+    /// A truncation begins, of which [`Invalidator::truncated`] is told the end. It waits until the kernel knows the
+    /// sizes that were read before.
+    pub(super) async fn truncates(&self, node: u64) -> Truncation<'_> {
+        self.shared.turns.truncate(node).await
+    }
+
+    /// A truncation has ended: if the kernel was not told of the node's size meanwhile, it is told now.
+    pub(super) fn truncated(&self, node: u64, truncation: Truncation<'_>) {
+        if truncation.end() {
+            self.drop_later(node);
+        }
     }
 
     pub(super) fn new(notifier: Notifier) -> Self {
@@ -246,7 +261,7 @@ fn work(shared: &Shared, notifier: &Notifier) {
                 }
                 shared.room.notify_one();
                 drop(now);
-                host::tell(notifier, size, &what, how, round);
+                host::tell(notifier, &shared.turns, size, &what, how, round);
                 now = lock(&shared.jobs);
                 now.host.telling -= 1;
                 now.host.told(what, how, round);
@@ -258,7 +273,9 @@ fn work(shared: &Shared, notifier: &Notifier) {
         let told = match job {
             Job::Inode(node, offset, len) => notifier.invalidate_inode(Node(node), offset, len),
             Job::Entry(parent, name) => notifier.invalidate_entry(Node(parent), &name),
-            Job::Grown(node, grown) => host::grow(notifier, size, node, grown),
+            Job::Grown(node, grown) => {
+                host::grow(notifier, &shared.turns, size, node, Some(grown), false)
+            }
             Job::Removed(parent, name, node) => notifier.deleted(Node(parent), Node(node), &name),
         };
         if let Err(error) = told {

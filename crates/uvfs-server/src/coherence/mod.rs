@@ -26,6 +26,7 @@ mod opens;
 mod seen;
 mod shows;
 mod stale;
+mod turns;
 mod waiting;
 
 use std::cell::Cell;
@@ -409,6 +410,22 @@ impl Coherence {
             }
         }
         Ok(Under { entered, since })
+    }
+
+    /// Runs the handler of a request. If that truncates a file, the kernel is told of no size of it meanwhile.
+    pub(crate) async fn in_turn<T>(
+        &self,
+        request: &Request<'_>,
+        handler: impl Future<Output = T>,
+    ) -> T {
+        let Some(kernel) = self.kernel.get().filter(|_| request.sets_size()) else {
+            return handler.await;
+        };
+        let node = request.node;
+        let truncation = kernel.truncates(node).await;
+        let done = handler.await;
+        kernel.truncated(node, truncation);
+        done
     }
 
     /// Has the kernel write what it has dirty of a node, if it may have something.
