@@ -11,11 +11,9 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::client::guests::is_own;
 use crate::fs::FileSystem;
 use crate::session::Session;
 use crate::stats::Report;
-use crate::transport::attach::{self, ClientLimits, Clients};
 
 /// The longest request.
 const LINE: u64 = 256;
@@ -91,37 +89,6 @@ pub(crate) fn socket_path(suffix: &str) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(path),
     }
-}
-
-/// Mounts of one source at a time whose clients find the next server by the socket's name.
-const SAME_SOURCE: u32 = 64;
-
-/// Listens for a mount's clients, where a server of the same source that comes after this one will
-/// listen, too: its clients look for it there.
-///
-/// # Errors
-/// When the directory or the socket can't be made.
-pub(crate) fn listen_for_clients<F: FileSystem>(
-    session: &Arc<Session<F>>,
-    limits: ClientLimits,
-) -> io::Result<Clients> {
-    let source = attach::source(session);
-    if source == [0; 16] {
-        return Clients::listen(session.clone(), &socket_path(".clients")?, limits);
-    }
-    let dir = directory()?;
-    // Two servers that begin at once must not both take a dead one's socket for theirs.
-    let lock = std::fs::File::open(&dir)?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
-    let source = u128::from_ne_bytes(source);
-    for number in 0..SAME_SOURCE {
-        let path = dir.join(format!("{source:032x}-{number}.clients"));
-        match Clients::listen(session.clone(), &path, limits) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            other => return other,
-        }
-    }
-    Clients::listen(session.clone(), &socket_path(".clients")?, limits)
 }
 
 impl Control {
@@ -209,7 +176,7 @@ impl Write for Until<'_> {
 
 fn answer<F: FileSystem>(stream: &UnixStream, session: &Session<F>) -> io::Result<()> {
     // The socket's mode keeps others out, from when it is set.
-    if !is_own(uvfs_queue::attach::peer(stream)?.uid) {
+    if !uvfs_sys::is_own_user(uvfs_queue::attach::peer(stream)?.uid) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let end = Instant::now() + PATIENCE;

@@ -4,11 +4,9 @@ mod call;
 mod listing;
 mod wire;
 
-use std::cell::Cell;
 use std::pin::pin;
 
 use uvfs_proto::abi;
-use uvfs_proto::import::TOKEN_IOCTL;
 use uvfs_proto::request::Operation;
 
 use crate::fs::*;
@@ -21,15 +19,10 @@ use listing::listing;
 pub(crate) use wire::entry_out;
 use wire::{attr_out, set_attr, sized};
 
-/// Answers a request; never panics, whatever the handler does. The node that loses a name by it
-/// is put into `unlinked`.
-pub(crate) async fn answer<F: FileSystem>(
-    session: &Session<F>,
-    request: &Request<'_>,
-    unlinked: &Cell<Unlinked>,
-) -> Outcome {
+/// Answers a request; never panics, whatever the handler does.
+pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
     // Where it is made: it is large to move.
-    let handler = pin!(dispatch(session, request, unlinked));
+    let handler = pin!(dispatch(session, request));
     let answered = session.interrupts.guard(request.waits(), handler).await;
     answered.unwrap_or_else(|| {
         let (opcode, node) = (request.operation.opcode().name(), request.node);
@@ -47,24 +40,16 @@ pub(crate) async fn attributes<F: FileSystem>(
     let mut request = of.like(node, Operation::Getattr(abi::GetattrIn::default()));
     // Apart from the kernel's and from clients' own.
     request.cx.unique |= 1 << 61;
-    match answer(session, &request, &Cell::default()).await? {
+    match answer(session, &request).await? {
         Reply::Attributes(out) => Ok(out.attr),
         _ => Err(Errno::IO),
     }
 }
 
-async fn dispatch<F: FileSystem>(
-    session: &Session<F>,
-    request: &Request<'_>,
-    unlinked: &Cell<Unlinked>,
-) -> Outcome {
+async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
     let call = Call { session, request };
     let (fs, cx, node) = (&session.fs, &request.cx, Node(request.node));
     let done = |(): ()| Reply::Empty;
-    let lost = |what: Unlinked| {
-        unlinked.set(what);
-        Reply::Empty
-    };
     let entry = |entry: Entry| Reply::Entry(entry_out(&entry));
     let attr = |attributes: Attributes| Reply::Attributes(attr_out(&attributes));
     use Operation::*;
@@ -79,16 +64,18 @@ async fn dispatch<F: FileSystem>(
         Symlink { name, target } => fs.symlink(cx, node, name, target).await.map(entry),
         Mknod(arg, name) => call.mknod(&arg, name).await.map(entry),
         Mkdir(arg, name) => call.mkdir(&arg, name).await.map(entry),
-        Unlink(name) => fs.unlink(cx, node, name).await.map(lost),
-        Rmdir(name) => fs.rmdir(cx, node, name).await.map(lost),
+        Unlink(name) => fs.unlink(cx, node, name).await.map(Reply::Removed),
+        Rmdir(name) => fs.rmdir(cx, node, name).await.map(Reply::Removed),
         Rename { arg, name, newname } => {
             let to = (Node(arg.newdir), newname);
-            call.rename(name, to, RenameFlags::empty()).await.map(lost)
+            call.rename(name, to, RenameFlags::empty())
+                .await
+                .map(Reply::Removed)
         }
         Rename2 { arg, name, newname } => {
             let (to, flags) = ((Node(arg.newdir), newname), arg.flags);
             let flags = RenameFlags::from_bits_retain(flags);
-            call.rename(name, to, flags).await.map(lost)
+            call.rename(name, to, flags).await.map(Reply::Removed)
         }
         Link(arg, name) => call.link(&arg, name).await.map(entry),
         Open(arg) => call.open(&arg).await,
@@ -118,7 +105,6 @@ async fn dispatch<F: FileSystem>(
         Lseek(arg) => call.lseek(&arg).await,
         CopyFileRange(arg) => call.copy(&arg).await,
         CopyFileRange64(arg) => call.copy_64(&arg).await,
-        Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => call.token(&arg),
         Ioctl(arg, input) => call.ioctl(&arg, input).await,
         Poll(arg) => call.poll(&arg).await,
         Bmap(arg) => call.bmap(&arg).await,

@@ -35,6 +35,7 @@ pub mod fs;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod interrupt;
+mod lease;
 pub mod mount;
 mod mounted;
 pub mod notify;
@@ -45,6 +46,7 @@ pub mod server;
 pub mod session;
 pub mod signals;
 pub mod slow;
+mod stage;
 pub mod stats;
 mod token;
 mod transport;

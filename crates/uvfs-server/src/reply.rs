@@ -5,9 +5,9 @@ use std::ops::{Deref, DerefMut};
 
 use smallvec::SmallVec;
 use uvfs_proto::abi;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::fs::Errno;
+use crate::fs::{Bytes, Errno, Opened, Unlinked};
 
 /// Bytes of an answer. Short ones stay inline; the longest common one is that of CREATE, with a
 /// client's identity of the file.
@@ -25,14 +25,18 @@ pub(crate) enum Reply {
     Empty,
     /// A node that was found or made.
     Entry(abi::EntryOut),
+    /// A name that was taken away, or led elsewhere: an answer without a body.
+    Removed(Unlinked),
     /// A file that was made and opened.
-    Created(abi::EntryOut, abi::OpenOut),
+    Created(abi::EntryOut, OpenReply),
     /// An open file or directory.
-    Opened(abi::OpenOut),
+    Opened(OpenReply),
     /// Attributes.
     Attributes(abi::AttrOut),
     /// Attributes as statx(2) has them; twice as large as all others.
     Statx(Box<abi::StatxOut>),
+    /// A position in a file.
+    Sought(abi::LseekOut),
     /// How much a WRITE took.
     Written(abi::WriteOut),
     /// How much a READ put into the request's room.
@@ -43,13 +47,59 @@ pub(crate) enum Reply {
     Bytes(Body),
 }
 
+/// An open file or directory, and what of it the answer has no room for.
+#[derive(Debug)]
+pub(crate) struct OpenReply {
+    /// The answer.
+    pub(crate) out: abi::OpenOut,
+    /// [`Opened::contents`].
+    pub(crate) contents: Option<Bytes>,
+    /// [`Opened::changed`].
+    pub(crate) changed: bool,
+}
+
+impl From<Opened> for OpenReply {
+    fn from(opened: Opened) -> Self {
+        Self {
+            out: abi::OpenOut {
+                fh: opened.fh.0,
+                open_flags: opened.flags.bits(),
+                backing_id: opened.backing,
+            },
+            contents: opened.contents,
+            changed: opened.changed,
+        }
+    }
+}
+
 /// A listing, in private memory.
 #[derive(Debug)]
 pub(crate) struct Listed {
     /// The entries.
     pub(crate) bytes: Scratch,
-    /// Of a client's READDIRPLUS: each entry's node, or 0 for one that counts no lookup.
-    pub(crate) nodes: Vec<u64>,
+    /// Each is a `struct fuse_direntplus`, and not a `struct fuse_dirent`.
+    pub(crate) plus: bool,
+}
+
+impl Listed {
+    /// Calls `each` with the name and the entry of everything listed with attributes.
+    pub(crate) fn entries(&mut self, mut each: impl FnMut(&[u8], &mut abi::EntryOut)) {
+        if !self.plus {
+            return;
+        }
+        let mut rest = &mut self.bytes[..];
+        while let Ok((mut header, _)) = abi::Direntplus::read_from_prefix(rest) {
+            let end = size_of::<abi::Direntplus>() + header.dirent.namelen as usize;
+            let (record, behind) = rest.split_at_mut(end.next_multiple_of(8));
+            each(
+                &record[size_of::<abi::Direntplus>()..end],
+                &mut header.entry_out,
+            );
+            let written = header.write_to_prefix(record);
+            debug_assert!(written.is_ok(), "it was read from there");
+            rest = behind;
+        }
+    }
 }
 
 impl Reply {
@@ -69,12 +119,13 @@ impl Reply {
     /// The body, in two pieces. The data of a READ is not in them: it lies in the room already.
     pub(crate) fn parts(&self) -> [&[u8]; 2] {
         match self {
-            Self::None | Self::Empty | Self::Read(_) => [&[], &[]],
+            Self::None | Self::Empty | Self::Removed(_) | Self::Read(_) => [&[], &[]],
             Self::Entry(out) => [out.as_bytes(), &[]],
-            Self::Created(entry, opened) => [entry.as_bytes(), opened.as_bytes()],
-            Self::Opened(out) => [out.as_bytes(), &[]],
+            Self::Created(entry, opened) => [entry.as_bytes(), opened.out.as_bytes()],
+            Self::Opened(opened) => [opened.out.as_bytes(), &[]],
             Self::Attributes(out) => [out.as_bytes(), &[]],
             Self::Statx(out) => [out.as_bytes(), &[]],
+            Self::Sought(out) => [out.as_bytes(), &[]],
             Self::Written(out) => [out.as_bytes(), &[]],
             Self::Listing(listed) => [&listed.bytes, &[]],
             Self::Bytes(body) => [body, &[]],

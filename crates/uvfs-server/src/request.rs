@@ -1,14 +1,16 @@
 //! A request, decoded once: everything behind a transport works on this and not on bytes.
 
+use std::ffi::CStr;
+
 use smallvec::SmallVec;
 use uvfs_io::Payload;
 use uvfs_proto::abi::{self, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
 use uvfs_proto::request::{self, Negotiated, Operation};
 use zerocopy::FromBytes;
 
-use crate::client::link::Link;
 use crate::fs::{Context, Errno, Origin, Result};
 use crate::interrupt::{Cause, Waits};
+use crate::lease::Link;
 
 /// Requests that one queue has under way at most; further ones wait in the kernel.
 pub(crate) const DEPTH: usize = 64;
@@ -108,7 +110,14 @@ impl<'a> Request<'a> {
         let mut cx = message.context();
         let mut data = Payload::default();
         let operation = match Opcode::try_from(message.header.opcode) {
-            Ok(Opcode::Write) => Operation::Write(write(message, &mut data)?),
+            Ok(Opcode::Write) => {
+                let mut arg = write(message, &mut data)?;
+                if matches!(origin, Origin::Kernel) {
+                    // It means nothing there: what the session asks for goes for all of the kernel's.
+                    arg.write_flags &= !abi::WriteFlags::DONTCACHE.bits();
+                }
+                Operation::Write(arg)
+            }
             Ok(Opcode::NotifyReply) => Operation::NotifyReply(notify_reply(message, &mut data)?),
             _ => {
                 let op = message.structure();
@@ -118,7 +127,13 @@ impl<'a> Request<'a> {
                     error.errno()
                 })?;
                 cx.group = parsed.supp_groups.iter().next();
-                parsed.operation
+                match (parsed.operation, &origin) {
+                    (Operation::Read(mut arg), Origin::Kernel) => {
+                        arg.read_flags &= !abi::ReadFlags::DONTCACHE.bits();
+                        Operation::Read(arg)
+                    }
+                    (operation, _) => operation,
+                }
             }
         };
         Ok(Self {
@@ -155,6 +170,20 @@ impl<'a> Request<'a> {
     pub(crate) fn sets_size(&self) -> bool {
         matches!(self.operation, Operation::Setattr(arg)
             if SetattrValid::from_bits_retain(arg.valid).contains(SetattrValid::SIZE))
+    }
+
+    /// The name by which the kernel may keep the entry in the answer.
+    pub(crate) fn entry_name(&self) -> Option<&'a CStr> {
+        use Operation::*;
+        match self.operation {
+            Lookup(name)
+            | Create(_, name)
+            | Mknod(_, name)
+            | Mkdir(_, name)
+            | Symlink { name, .. }
+            | Link(_, name) => Some(name),
+            _ => None,
+        }
     }
 
     /// A CREATE that truncates the file if there is one: which one is not known before.

@@ -15,14 +15,14 @@ use uvfs_queue::placement::{self, Watchdog};
 use uvfs_queue::wait::{WaitConfig, WaitMode};
 use uvfs_sys::limits::explain;
 
-use crate::control::{self, Control};
+use crate::control::Control;
 use crate::drop_behind::DropBehind;
 use crate::fs::FileSystem;
 use crate::mount;
 use crate::session::{Init, Session};
 use crate::signals::Blocked;
 use crate::slow::Slow;
-use crate::transport::attach::{ClientLimits, Clients};
+use crate::transport::attach::{self, ClientLimits, Clients};
 use crate::transport::{dev, uring};
 
 /// How requests come by.
@@ -181,7 +181,7 @@ impl<F: FileSystem> Server<F> {
             )
             .ok();
         let clients = options.clients.and_then(|limits| {
-            control::listen_for_clients(&session, limits)
+            attach::listen_for_clients(&session, limits)
                 .inspect_err(|error| tracing::warn!(%error, "no clients besides the kernel"))
                 .ok()
         });

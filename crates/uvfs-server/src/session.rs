@@ -18,9 +18,9 @@ use uvfs_proto::reply;
 use uvfs_proto::request::{self, Negotiated, Operation, Request};
 use zerocopy::IntoBytes;
 
-use crate::coherence::{Coherence, Since};
+use crate::coherence::Coherence;
 use crate::drop_behind::{DropBehind, Recent};
-use crate::fs::{Config, FileSystem, HostChange, Node, OFlags, Opened, Origin};
+use crate::fs::{Config, FileSystem, HostChange, Node};
 use crate::interrupt;
 use crate::notify::{Notifier, Retrieved};
 pub(crate) use crate::request::DEPTH;
@@ -269,65 +269,39 @@ impl<F: FileSystem> Session<F> {
         self.coherence.host_changed(change);
     }
 
-    /// Tells the kernel what goes with the answer to an open of its own, which was read since
-    /// `since`. A notification that fails is asked for later.
-    pub(crate) fn tell_of_open(&self, origin: Origin, node: u64, file: &Opened, since: Since) {
-        if origin != Origin::Kernel {
-            return;
-        }
-        if file.changed {
-            self.drop_attributes(origin, node);
-        }
-        // A client may have changed them since they were read.
-        let contents = file
-            .contents
-            .as_deref()
-            .filter(|_| !self.coherence.tracks());
-        let contents = contents.map(|data| Notification::Store {
-            nodeid: node,
-            offset: 0,
-            data,
-        });
-        if let Some(contents) = contents {
-            self.tell(node, &contents);
-            self.coherence.shows_pages(node, since);
-        }
-    }
-
     /// Invalidates the attributes that the kernel has of a node, where a request of its own changed them
     /// and the answer can't say so.
-    pub(crate) fn drop_attributes(&self, origin: Origin, node: u64) {
-        if origin == Origin::Kernel {
-            let attributes = Notification::InvalInode {
-                ino: node,
-                // None of its pages: that could wait for one that another request has locked.
-                off: -1,
-                len: 0,
-            };
-            self.tell(node, &attributes);
-        }
+    pub(crate) fn drop_attributes(&self, node: u64) {
+        let attributes = Notification::InvalInode {
+            ino: node,
+            // None of its pages: that could wait for one that another request has locked.
+            off: -1,
+            len: 0,
+        };
+        self.tell(node, &attributes);
     }
 
     /// Invalidates the attributes that the kernel has of a node, which a request changed whose answer
     /// does not tell. Does not wait.
     pub fn attributes_changed(&self, node: Node) {
-        self.drop_attributes(Origin::Kernel, node.0);
+        self.drop_attributes(node.0);
     }
 
-    fn tell(&self, node: u64, notification: &Notification<'_>) {
+    pub(crate) fn tell(&self, node: u64, notification: &Notification<'_>) {
         if let Err(error) = crate::notify::send(self.device.as_fd(), notification) {
             tracing::debug!(node, %error, "a notification was not taken");
         }
     }
 
-    /// Notes an open of the kernel's, and counts what `uvfs stats` shows of one.
-    pub(crate) fn note_open(&self, origin: Origin, node: u64, flags: OFlags, file: &Opened) {
-        if origin == Origin::Kernel {
-            let back = self.kernel_writes_back();
-            self.coherence.opened(node, flags, file, back);
-        }
-        if file.flags.contains(abi::OpenFlags::PASSTHROUGH) {
-            self.backed.fetch_add(1, Ordering::Relaxed);
+    /// The kernel was given a file with a backing file.
+    pub(crate) fn counts_backed_open(&self) {
+        self.backed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request of the kernel's has moved bytes that the kernel may have cached.
+    pub(crate) fn moved(&self, node: u64, offset: u64, len: usize) {
+        if let Some(recent) = self.recent.get() {
+            recent.add(node, offset, len);
         }
     }
 

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::client::guests::is_own;
 use crate::fs::{Handle, Node};
 use uvfs_sys::lock;
 
@@ -54,7 +53,7 @@ impl Out {
 
     fn is_full(&self, user: u32) -> bool {
         let own = self.users.get(&user).is_some_and(|&n| n >= MOST_OF_USER);
-        self.tokens.len() >= MOST || (own && !is_own(user))
+        self.tokens.len() >= MOST || (own && !uvfs_sys::is_own_user(user))
     }
 
     fn forget_old(&mut self, now: Instant) {

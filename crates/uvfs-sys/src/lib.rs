@@ -25,6 +25,11 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether a user is this process's own, or root.
+pub fn is_own_user(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
 /// fcntl(2) with `F_OFD_SETLK` or `F_OFD_GETLK`: a lock that belongs to the open file description of `fd`.
 ///
 /// # Errors

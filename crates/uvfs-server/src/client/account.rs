@@ -8,7 +8,7 @@ use uvfs_proto::request::Operation;
 
 use super::Client;
 use crate::fs::{FileSystem, ROOT};
-use crate::reply::{Outcome, Reply};
+use crate::reply::Reply;
 use crate::request::Request;
 
 impl<F: FileSystem> Client<F> {
@@ -50,23 +50,20 @@ impl<F: FileSystem> Client<F> {
     }
 
     /// Remembers what a reply gives to the client, or takes from it.
-    pub(super) fn account(&self, request: &Request<'_>, outcome: &Outcome) {
-        let Ok(reply) = outcome else { return };
+    pub(super) fn account(&self, request: &Request<'_>, reply: Reply) {
         let node = request.node;
         match reply {
             Reply::Entry(entry) => self.looked_up(entry.nodeid),
             Reply::Created(entry, opened) => {
-                self.opened(entry.nodeid, opened.fh, false);
+                self.opened(entry.nodeid, opened.out.fh, false);
                 self.looked_up(entry.nodeid);
             }
             Reply::Opened(opened) => {
                 let is_directory = matches!(request.operation, Operation::Opendir(_));
-                self.opened(node, opened.fh, is_directory);
+                self.opened(node, opened.out.fh, is_directory);
             }
-            Reply::Listing(listed) => {
-                for &node in &listed.nodes {
-                    self.looked_up(node);
-                }
+            Reply::Listing(mut listed) => {
+                listed.entries(|_, entry| self.looked_up(entry.nodeid));
             }
             _ => {}
         }

@@ -33,11 +33,6 @@ impl Default for GuestLimits {
     }
 }
 
-/// Whether a user is the server's own, or root.
-pub(crate) fn is_own(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
-}
-
 #[derive(Default)]
 struct Usage {
     sessions: usize,

@@ -7,8 +7,8 @@
 mod account;
 mod authorize;
 pub(crate) mod guests;
-pub(crate) mod link;
 mod recovery;
+pub(crate) mod tasks;
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -27,10 +27,10 @@ use uvfs_proto::request::Operation;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::{End, ServerQueue};
 
-use crate::coherence::lease::LeaseMode;
 use crate::dispatch::{attributes, entry_out};
 use crate::fs::{Context, Errno, FileSystem, Node, Origin};
 use crate::interrupt::{self, Cause, Waits};
+use crate::lease::{LeaseMode, Link};
 use crate::pipeline::{execute, refuse};
 use crate::reply::{Body, Outcome, Reply};
 use crate::request::{Message, Request};
@@ -38,7 +38,6 @@ use crate::session::Session;
 use crate::stats::{Attached, QueueStats};
 
 use guests::Guest;
-use link::Link;
 
 pub(crate) struct Client<F: FileSystem> {
     pub(crate) session: Arc<Session<F>>,
@@ -167,8 +166,8 @@ impl<F: FileSystem> Client<F> {
                 // Accounted once the client is told, which goes on meanwhile: its next request is
                 // taken after that.
                 send(&outcome, &tail, &message.room);
-                if let Ok(request) = &request {
-                    self.account(request, &outcome);
+                if let (Ok(request), Ok(reply)) = (&request, outcome) {
+                    self.account(request, reply);
                 }
             }
             Some(Ok(operation)) => {

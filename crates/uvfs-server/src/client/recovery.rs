@@ -11,10 +11,10 @@ use uvfs_proto::request::Operation;
 use uvfs_queue::arena::DirtyBytes;
 
 use super::Client;
+use super::tasks::{contained, yield_now};
 use crate::fs::FileSystem;
 use crate::pipeline::execute;
 use crate::reply::{Outcome, Reply};
-use crate::transport::{contained, yield_now};
 
 /// Of so many dirty pages it is found out at a time whether they may be written; others on the thread are served
 /// in between.

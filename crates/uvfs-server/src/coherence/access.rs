@@ -1,5 +1,5 @@
-//! The access set of a request: the nodes and names that it looks at and changes. Leases, the
-//! invalidation of the kernel's caches, and the count of untracked requests all go by it.
+//! The access set of a request: the nodes and names that it looks at and changes. Leases and the
+//! invalidation of the kernel's caches go by it.
 
 use std::ffi::CStr;
 
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use uvfs_proto::abi::{self, SetattrValid};
 use uvfs_proto::request::Operation;
 
-use super::lease::Access::{self, Change, Direct, Look};
+use crate::lease::Access::{self, Change, Direct, Look};
 
 /// The part of a node that a request looks at or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +44,8 @@ pub(crate) struct AccessSet<'a> {
     pub(crate) nodes: SmallVec<[Use; 2]>,
     /// The names that it gives to nodes or takes from them, each with its directory.
     pub(crate) names: SmallVec<[(u64, &'a CStr); 2]>,
-    /// The name by which the kernel may keep the entry in the reply.
-    pub(crate) entry: Option<(u64, &'a CStr)>,
     /// The bytes of a file that it changes, as an invalidation names them: offset, and length or 0.
     pub(crate) range: (i64, i64),
-    /// It changes something that may be cached, or brings attributes without naming their node, so
-    /// it has to be known of even before there are clients.
-    pub(crate) counted: bool,
 }
 
 impl<'a> AccessSet<'a> {
@@ -59,9 +54,7 @@ impl<'a> AccessSet<'a> {
         Self {
             nodes: nodes.iter().map(of).collect(),
             names: SmallVec::new(),
-            entry: None,
             range: (0, 0),
-            counted: true,
         }
     }
 
@@ -69,22 +62,8 @@ impl<'a> AccessSet<'a> {
         Self::uses(&[])
     }
 
-    fn uncounted(self) -> Self {
-        Self {
-            counted: false,
-            ..self
-        }
-    }
-
-    /// A name is made, and the reply is its entry.
-    fn makes(node: u64, name: &'a CStr) -> Self {
-        Self {
-            entry: Some((node, name)),
-            ..Self::removes(node, name)
-        }
-    }
-
-    fn removes(node: u64, name: &'a CStr) -> Self {
+    /// A name is made or removed.
+    fn name(node: u64, name: &'a CStr) -> Self {
         Self {
             names: SmallVec::from_slice(&[(node, name)]),
             ..Self::nothing()
@@ -120,8 +99,9 @@ impl<'a> AccessSet<'a> {
     pub(crate) fn of(node: u64, operation: &Operation<'a>) -> Self {
         use Operation::*;
         match *operation {
-            Read(_) | Getattr(_) | Statx(_) => Self::uses(&[(node, Look, Part::Data)]).uncounted(),
-            Lseek(_) | Bmap(_) => Self::uses(&[(node, Look, Part::Data)]),
+            Read(_) | Getattr(_) | Statx(_) | Lseek(_) | Bmap(_) => {
+                Self::uses(&[(node, Look, Part::Data)])
+            }
             Write(arg) => Self {
                 range: (arg.offset.min(i64::MAX as u64) as i64, arg.size.into()),
                 ..Self::uses(&[(node, Change, Part::Data)])
@@ -144,31 +124,25 @@ impl<'a> AccessSet<'a> {
             CopyFileRange(arg) | CopyFileRange64(arg) => Self::copies(node, &arg),
             // CREATE also where it finds the file there: that is not known before.
             Create(_, name) | Mknod(_, name) | Mkdir(_, name) | Symlink { name, .. } => {
-                Self::makes(node, name)
+                Self::name(node, name)
             }
             Link(arg, name) => {
                 let linked = (arg.oldnodeid, Change, Part::Links);
                 Self {
                     nodes: Self::uses(&[linked]).nodes,
-                    ..Self::makes(node, name)
+                    ..Self::name(node, name)
                 }
             }
-            Unlink(name) | Rmdir(name) => Self::removes(node, name),
+            Unlink(name) | Rmdir(name) => Self::name(node, name),
             Rename { arg, name, newname } => Self::moves((node, name), (arg.newdir, newname)),
             Rename2 { arg, name, newname } => Self::moves((node, name), (arg.newdir, newname)),
-            Lookup(name) => Self {
-                entry: Some((node, name)),
-                ..Self::nothing()
-            },
             // Nothing that a cache holds, or, in answers, what is checked as it is read.
-            Readlink | Statfs | Fsync(_) | Getxattr(..) | Listxattr(_) | Init(_) | Opendir(_)
-            | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy | Ioctl(..)
-            | Setupmapping(_) | Removemapping(..) | Syncfs(_) | Tmpfile(..) | CuseInit(_) => {
+            Lookup(_) | Readlink | Statfs | Fsync(_) | Getxattr(..) | Listxattr(_) | Init(_)
+            | Opendir(_) | Readdir(_) | Readdirplus(_) | Fsyncdir(_) | Access(_) | Destroy
+            | Ioctl(..) | Setupmapping(_) | Removemapping(..) | Syncfs(_) | Tmpfile(..)
+            | CuseInit(_) | Forget(_) | BatchForget(..) | Release(_) | Releasedir(_) | Flush(_)
+            | Getlk(_) | Setlk(_) | Setlkw(_) | Interrupt(_) | Poll(_) | NotifyReply(_) => {
                 Self::nothing()
-            }
-            Forget(_) | BatchForget(..) | Release(_) | Releasedir(_) | Flush(_) | Getlk(_)
-            | Setlk(_) | Setlkw(_) | Interrupt(_) | Poll(_) | NotifyReply(_) => {
-                Self::nothing().uncounted()
             }
         }
     }

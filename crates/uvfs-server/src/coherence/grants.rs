@@ -1,8 +1,7 @@
 //! Leases of clients: asked for, granted and returned.
 
-use super::lease::{Access, Ask, LeaseMode};
-use crate::client::link::Link;
 use crate::fs::Origin;
+use crate::lease::{Access, Ask, LeaseMode, Link};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::invalidator::Sizes;
 use super::kernel_cache::{Given, Key, UNDER_WAY};
 use super::turns::Turns;
-use super::{Coherence, Since};
+use super::{Coherence, Since, WATCHED};
 use crate::fs::{HostChange, Node};
 use crate::notify::Notifier;
 
@@ -243,6 +243,7 @@ impl Coherence {
         if let Some(kernel) = self.kernel.get() {
             kernel.set_sizes(sizes);
         }
+        self.enter_stage(WATCHED);
     }
 
     /// A program of the host has changed something. Waits for nothing but room to note it.
@@ -300,8 +301,11 @@ impl Coherence {
     /// The kernel is about to be given a part of a directory's listing, which it may keep, or was
     /// given a file's contents, read since `since`. If the host changed it meanwhile it goes again.
     pub(crate) fn shows_pages(&self, node: u64, since: Since) {
+        if self.stage().is_plain() {
+            return;
+        }
         let (given, key) = (self.given(), Key::attributes(node));
-        given.give(key);
+        given.give(key, self.tracks());
         if given.changed_since(key, since.last) {
             self.tell_of_host(What::Inode(node), true, Given::Lately);
         }

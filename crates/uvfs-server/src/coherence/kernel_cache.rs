@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use foldhash::quality::FixedState;
+use rustix::time::{ClockId, clock_gettime};
 
 use uvfs_sys::lock;
 
@@ -103,7 +104,8 @@ struct Told {
 
 /// Tracks which names and attributes the kernel may still have.
 pub(crate) struct KernelCache {
-    began: Instant,
+    /// [`coarse`] then.
+    began: Duration,
     times: Box<[AtomicU64]>,
     /// The number of the last change of any key that is counted here.
     changes: Box<[AtomicU64]>,
@@ -111,6 +113,12 @@ pub(crate) struct KernelCache {
     last: AtomicU64,
     /// Of keys that were invalidated, what the kernel had been given by then.
     told: [Mutex<HashMap<Key, Told>>; SHARDS],
+}
+
+/// The time since the system started, as of the last tick of its clock, which costs less than a finer one.
+fn coarse() -> Duration {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 /// A lifetime in ticks of 16 ms, rounded up.
@@ -122,7 +130,7 @@ impl Default for KernelCache {
     fn default() -> Self {
         let zeros = |n| (0..n).map(|_| AtomicU64::new(0)).collect();
         Self {
-            began: Instant::now(),
+            began: coarse(),
             times: zeros(TIMES),
             changes: zeros(CHANGES),
             last: AtomicU64::new(0),
@@ -133,7 +141,7 @@ impl Default for KernelCache {
 
 impl KernelCache {
     fn now(&self) -> u32 {
-        ticks(self.began.elapsed())
+        ticks(coarse().saturating_sub(self.began))
     }
 
     fn told(&self, key: Key) -> &Mutex<HashMap<Key, Told>> {
@@ -145,10 +153,15 @@ impl KernelCache {
         self.last.load(Ordering::SeqCst)
     }
 
-    /// Notes that the kernel is given what `key` stands for, or may come to have it by moving it.
-    pub(crate) fn give(&self, key: Key) {
+    /// Notes that the kernel is given what `key` stands for, or may come to have it by moving it. How often counts only
+    /// where there are clients (`tracks`), of whose changes the kernel is told once.
+    pub(crate) fn give(&self, key: Key, tracks: bool) {
         let at = u64::from(self.now());
         for place in key.times() {
+            // Times never fall: a change finds this one, as if it had been written now.
+            if !tracks && self.times[place].load(Ordering::SeqCst) >> 32 >= at {
+                continue;
+            }
             let later = |old: u64| {
                 // Never 0 again.
                 let count = (old as u32).wrapping_add(1).max(1);
@@ -156,6 +169,14 @@ impl KernelCache {
             };
             let noted = self.times[place].fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
             debug_assert!(noted.is_ok(), "there is always something to write");
+        }
+    }
+
+    /// The kernel may have anything: nothing was noted until now.
+    pub(crate) fn assume_all(&self) {
+        let now = u64::from(self.now()) << 32 | 1;
+        for time in &self.times {
+            time.fetch_max(now, Ordering::SeqCst);
         }
     }
 
@@ -246,7 +267,7 @@ mod tests {
         assert_ne!(name, Key::name(2, b"name"));
         assert_ne!(Key::attributes(1), Key::name(1, b""));
         assert_eq!(given.change(name), None);
-        given.give(name);
+        given.give(name, true);
         let version = given.change(name).expect("it was given");
         assert_eq!(given.change(other), None);
         // Until the kernel has dropped it, each change has to.
@@ -255,11 +276,11 @@ mod tests {
         given.dropped(name, version);
         assert_eq!(given.change(name), None);
         assert!(given.is_contended(name) && !given.is_contended(other));
-        given.give(name);
+        given.give(name, true);
         let again = given.change(name).expect("it was given again");
         assert_ne!(again, version);
         // An item that is given while the kernel drops it is not dropped.
-        given.give(name);
+        given.give(name, true);
         given.dropped(name, again);
         assert!(given.change(name).is_some());
         given.settle();
@@ -272,7 +293,7 @@ mod tests {
         let given = KernelCache::default();
         let key = Key::attributes(5);
         let before = given.last();
-        given.give(key);
+        given.give(key, true);
         assert!(!given.changed_since(key, before));
         given.change(key);
         assert!(given.changed_since(key, before));
@@ -287,9 +308,9 @@ mod tests {
         let before = given.last();
         assert_eq!(given.host_change(key), Given::Never);
         assert!(given.changed_since(key, before));
-        given.give(key);
+        given.give(key, true);
         assert_eq!(given.host_change(key), Given::Lately);
-        given.began -= 2 * UNDER_WAY;
+        given.began = given.began.saturating_sub(2 * UNDER_WAY);
         assert_eq!(given.host_change(key), Given::Before);
         assert!(given.change(key).is_some());
         let (all, other) = (given.last(), Key::attributes(9));

@@ -1,9 +1,9 @@
 //! Keeps what clients and the kernel cache in agreement: the waiting, recalling and invalidating
 //! around the table of `lease.rs`.
 //!
-//! Every request passes here on its way to the dispatcher. Without clients that costs it one load;
-//! the requests that change something are counted as well, so that those which began before the
-//! first client came are known to have ended before the first lease is granted.
+//! Requests come here from `stage/`: those of a plain mount not at all. The requests that change something are counted
+//! before that is known, so that those which began before the first client came are known to have ended before the first
+//! lease is granted.
 //!
 //! A recall goes to the client through its notification ring, and the request that it is for waits
 //! as a task; its queue serves others. Invalidations of the kernel's cache are system calls that
@@ -21,7 +21,6 @@ mod grants;
 mod host;
 mod invalidator;
 mod kernel_cache;
-pub(crate) mod lease;
 mod opens;
 mod seen;
 mod shows;
@@ -49,13 +48,12 @@ pub(crate) use access::AccessSet;
 use access::Use;
 use invalidator::Invalidator;
 use kernel_cache::{KernelCache, Key};
-use lease::{Access, Begin, Holder, Recall, Table};
 use opens::{Mixed, Opens};
 use seen::Seen;
 
-use crate::client::link::Link;
 use crate::fs::{Context, FileSystem, Node, Origin, Unlinked};
-use crate::interrupt::{self};
+use crate::interrupt;
+use crate::lease::{Access, Begin, Holder, Link, Recall, Table};
 use crate::notify::Notifier;
 use crate::reply::{Outcome, Reply};
 use crate::request::DEPTH;
@@ -70,6 +68,13 @@ const SHARDS: usize = 16;
 const PASSING: Duration = Duration::from_millis(20);
 /// How often a waiting request looks again: a recall may not have fit into its ring.
 const TICK: Duration = Duration::from_millis(100);
+/// Bits of a [`Stage`]: the file system reports changes of the host.
+const WATCHED: u64 = 1;
+/// There are clients.
+const TRACKED: u64 = 2;
+/// How often the stage has changed.
+const CHANGED: u64 = 4;
+
 #[derive(Default)]
 struct Shard {
     table: Table,
@@ -99,11 +104,28 @@ struct Queues {
     quiet: bool,
 }
 
+/// The stage of a mount (`stage/mod.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stage(u64);
+
+impl Stage {
+    /// There are no clients, and no reports of what the host changes.
+    pub(crate) fn is_plain(self) -> bool {
+        self.0 % CHANGED == 0
+    }
+
+    /// There are clients.
+    pub(crate) fn tracks(self) -> bool {
+        self.0 & TRACKED != 0
+    }
+}
+
 /// Coordinates the caches of one session's clients and kernel.
 #[derive(Default)]
 pub(crate) struct Coherence {
-    /// There are clients. Only written under `attached`'s lock.
-    tracking: AtomicBool,
+    /// [`WATCHED`] and [`TRACKED`], and above them how often that changed. The latter is only written under
+    /// `attached`'s lock.
+    stage: AtomicU64,
     attached: Mutex<Queues>,
     shards: [Mutex<Shard>; SHARDS],
     /// Moves whenever attributes that a request has just read may have become old.
@@ -161,14 +183,6 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// The effects of a handler that its request does not tell.
-pub(crate) struct Effects {
-    /// The node that lost a name.
-    pub(crate) unlinked: Unlinked,
-    /// A node whose file a client has made longer, maybe, and how long that is at least.
-    pub(crate) grown: Option<(u64, u64)>,
-}
-
 /// A request under way: the nodes that it has entered, and since when its attributes may be old.
 pub(crate) struct Under<'a> {
     entered: SmallVec<[Entered<'a>; 2]>,
@@ -195,7 +209,26 @@ impl Coherence {
 
     /// Whether there are clients.
     pub(crate) fn tracks(&self) -> bool {
-        self.tracking.load(Ordering::SeqCst)
+        self.stage().tracks()
+    }
+
+    /// The stage that the mount is in. If another one comes later, it has changed meanwhile.
+    pub(crate) fn stage(&self) -> Stage {
+        Stage(self.stage.load(Ordering::SeqCst))
+    }
+
+    fn change_stage(&self, change: impl Fn(u64) -> u64) {
+        let next = |stage| Some(change(stage) + CHANGED);
+        let changed = (self.stage).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        debug_assert!(changed.is_ok(), "there is always a next stage");
+    }
+
+    /// From now on what the kernel may have cached is noted. It may have been given anything before.
+    fn enter_stage(&self, bit: u64) {
+        if self.stage().is_plain() && self.kernel.get().is_some() {
+            self.given().assume_all();
+        }
+        self.change_stage(|stage| stage | bit);
     }
 
     /// Watches a queue of the session for requests that begin untracked.
@@ -231,7 +264,7 @@ impl Coherence {
         attached.next += 1;
         let link = Arc::new(Link::new(attached.next, queue, deadline, guest));
         attached.links.insert(link.id, link.clone());
-        self.tracking.store(true, Ordering::SeqCst);
+        self.enter_stage(TRACKED);
         link
     }
 
@@ -243,7 +276,7 @@ impl Coherence {
         attached.links.remove(&link.id);
         if attached.links.is_empty() {
             attached.quiet = false;
-            self.tracking.store(false, Ordering::SeqCst);
+            self.change_stage(|stage| stage & !TRACKED);
             for shard in &self.shards {
                 let mut shard = lock(shard);
                 shard.seen.clear();
@@ -299,11 +332,15 @@ impl Coherence {
     }
 
     /// A RENAME of the kernel's is about to begin: names move, and keep the lifetime that they had.
-    pub(crate) fn moves(&self, access: &AccessSet<'_>) {
-        if let [from, to] = access.names[..] {
-            for (parent, name) in [from, to] {
-                self.given().give(Key::name(parent, name.to_bytes()));
-            }
+    pub(crate) fn moves(&self, request: &Request<'_>) {
+        let (to, names) = match request.operation {
+            Operation::Rename { arg, name, newname } => (arg.newdir, [name, newname]),
+            Operation::Rename2 { arg, name, newname } => (arg.newdir, [name, newname]),
+            _ => return,
+        };
+        for (parent, name) in [request.node, to].into_iter().zip(names) {
+            let key = Key::name(parent, name.to_bytes());
+            self.given().give(key, self.tracks());
         }
     }
 
@@ -404,24 +441,16 @@ impl Coherence {
             entered.push(self.enter(request.origin, what, caller).await?);
         }
         if is_kernels {
-            self.moves(access);
-            if let Operation::Read(arg) = request.operation {
-                self.sees(request.node, &arg, request.room.len());
-            }
+            self.moves(request);
         }
         Ok(Under { entered, since })
     }
 
-    /// Runs the handler of a request. If that truncates a file, the kernel is told of no size of it meanwhile.
-    pub(crate) async fn in_turn<T>(
-        &self,
-        request: &Request<'_>,
-        handler: impl Future<Output = T>,
-    ) -> T {
-        let Some(kernel) = self.kernel.get().filter(|_| request.sets_size()) else {
+    /// Runs a handler that sets the size of a node. The kernel is told of no size of it meanwhile.
+    pub(crate) async fn in_turn<T>(&self, node: u64, handler: impl Future<Output = T>) -> T {
+        let Some(kernel) = self.kernel.get() else {
             return handler.await;
         };
-        let node = request.node;
         let truncation = kernel.truncates(node).await;
         let done = handler.await;
         kernel.truncated(node, truncation);
@@ -449,8 +478,8 @@ impl Coherence {
         !self.shard(node).table.is_free(node)
     }
 
-    /// After a request's handler, which had these effects: tells the kernel what a client
-    /// has changed, and mends what in the reply may be old. Gives the node of a client's reply whose
+    /// After a request's handler: tells the kernel what a client has changed, and corrects what in the reply may be old.
+    /// `grown` is a node whose file a client has made longer, maybe, and how long that is at least. Gives the node of a client's reply whose
     /// attributes may be another holder's to change: they have to be asked for, see
     /// [`Coherence::looks`].
     pub(crate) async fn end<F: FileSystem>(
@@ -459,7 +488,7 @@ impl Coherence {
         request: &Request<'_>,
         access: &AccessSet<'_>,
         under: Under<'_>,
-        Effects { unlinked, grown }: Effects,
+        grown: Option<(u64, u64)>,
         outcome: &mut Outcome,
     ) -> Option<u64> {
         if let (Origin::Client(link), Ok(Reply::Written(_))) = (request.origin, &*outcome)
@@ -475,7 +504,6 @@ impl Coherence {
                 self.tell(self.stale(link, access, &under, grown)).await;
             }
             (Origin::Kernel, &Operation::Write(arg)) => {
-                Box::pin(self.direct_write(request.node, &arg)).await;
                 Box::pin(self.drop_written(request.node, arg)).await;
             }
             (Origin::Kernel, _) => {}
@@ -489,8 +517,15 @@ impl Coherence {
             {
                 entry.set_attr_ttl(Duration::ZERO);
             }
-            self.shows(request.node, &request.operation, access, reply, since);
+            self.shows(fs, request, reply, since);
             return None;
+        };
+        if let Reply::Listing(listed) = reply {
+            self.lists(fs, listed, since, |_, _| {});
+        }
+        let unlinked = match reply {
+            Reply::Removed(unlinked) => *unlinked,
+            _ => Unlinked::default(),
         };
         let unlinked = Unlinked {
             node: unlinked.node.filter(|&node| {
@@ -525,7 +560,7 @@ mod tests {
     #[test]
     fn the_kernel_is_given_no_lifetime_of_what_a_client_changes() {
         let coherence = Coherence::default();
-        coherence.tracking.store(true, Ordering::SeqCst);
+        coherence.enter_stage(TRACKED);
         let entry = || {
             let mut entry = abi::EntryOut {
                 nodeid: OTHER,

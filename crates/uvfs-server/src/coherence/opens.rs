@@ -18,7 +18,7 @@ use uvfs_proto::abi::{self, OpenFlags, WriteFlags};
 
 use super::seen::pages;
 use super::{Coherence, Shard};
-use crate::fs::{OFlags, Opened};
+use crate::fs::OFlags;
 use crate::request::DEPTH;
 
 /// A direct write that may not wait for its pages does so for this long.
@@ -101,14 +101,15 @@ impl Coherence {
     }
 
     /// The kernel is about to be given an open file.
-    pub(crate) fn opened(&self, node: u64, flags: OFlags, file: &Opened, writes_back: bool) {
-        if file.flags.contains(OpenFlags::PASSTHROUGH) {
+    pub(crate) fn opened(&self, node: u64, flags: OFlags, file: &abi::OpenOut, writes_back: bool) {
+        let how = OpenFlags::from_bits_retain(file.open_flags);
+        if how.contains(OpenFlags::PASSTHROUGH) {
             return;
         }
         let access = flags & OFlags::RWMODE;
-        let past = file.flags.contains(OpenFlags::DIRECT_IO);
+        let past = how.contains(OpenFlags::DIRECT_IO);
         let one = Use {
-            fh: file.fh.0,
+            fh: file.fh,
             access,
             direct: past || flags.contains(OFlags::DIRECT),
             // A mapping can be stored to if the file is open for both.
@@ -161,15 +162,21 @@ impl Coherence {
         self.mixed.nodes.load(Ordering::SeqCst) > 0
     }
 
-    /// A write of the kernel's has been applied. If it went past a page cache that others use, the pages that the
-    /// kernel may have read before go. Not for what comes from the cache, whose pages wait for this very answer.
-    pub(crate) async fn direct_write(&self, node: u64, arg: &abi::WriteIn) {
-        let flags = OFlags::from_bits_retain(arg.flags);
-        let asked = flags.contains(OFlags::DIRECT);
+    /// Whether a write of the kernel's may go past a page cache that others use. Not what comes from the cache, whose
+    /// pages wait for the very answer.
+    pub(crate) fn may_go_past(&self, arg: &abi::WriteIn) -> bool {
         let from_cache = WriteFlags::from_bits_retain(arg.write_flags).contains(WriteFlags::CACHE);
-        if from_cache || !(asked || self.mixes()) {
-            return;
-        }
+        !from_cache && (Self::is_direct(arg) || self.mixes())
+    }
+
+    fn is_direct(arg: &abi::WriteIn) -> bool {
+        OFlags::from_bits_retain(arg.flags).contains(OFlags::DIRECT)
+    }
+
+    /// A write of the kernel's, for which [`Coherence::may_go_past`] holds, has been applied. If it went past a page
+    /// cache that others use, the pages that the kernel may have read before go.
+    pub(crate) async fn direct_write(&self, node: u64, arg: &abi::WriteIn) {
+        let asked = Self::is_direct(arg);
         let old = {
             let shard = self.shard(node);
             let Some(opens) = shard.opens.get(&node) else {
@@ -219,14 +226,14 @@ impl Drop for Wait<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::Handle;
 
     const NODE: u64 = 7;
 
-    fn file(fh: u64, flags: OpenFlags) -> Opened {
-        Opened {
-            flags,
-            ..Opened::new(Handle(fh))
+    fn file(fh: u64, flags: OpenFlags) -> abi::OpenOut {
+        abi::OpenOut {
+            fh,
+            open_flags: flags.bits(),
+            backing_id: 0,
         }
     }
 

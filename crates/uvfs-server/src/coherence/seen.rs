@@ -76,6 +76,9 @@ impl Shard {
 impl Coherence {
     /// A read of the kernel's begins, which may bring a page back that was invalidated.
     pub(crate) fn sees(&self, node: u64, arg: &abi::ReadIn, room: usize) {
+        if !self.mixes() && !self.tracks() {
+            return;
+        }
         if let Some(seen) = self.shard(node).seen.get_mut(&node) {
             // No more than a request has room for.
             let size = u64::from(arg.size).min(room as u64);

@@ -1,15 +1,17 @@
 //! The lifetimes that the kernel may be given in a reply.
 
-use crate::reply::Reply;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use uvfs_proto::abi::{self};
+
+use uvfs_proto::abi;
 use uvfs_proto::reply;
 use uvfs_proto::request::Operation;
 
 use super::Coherence;
-use super::access::AccessSet;
 use super::kernel_cache::{KernelCache, Key};
+use crate::fs::{FileSystem, Node};
+use crate::reply::{Listed, Reply};
+use crate::request::Request;
 
 /// A moment, for telling whether something that was read since may be old.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +22,11 @@ pub(crate) struct Since {
     pub(super) last: u64,
 }
 
+impl Since {
+    /// Before anything was noted.
+    pub(crate) const ALWAYS: Self = Self { epoch: 0, last: 0 };
+}
+
 impl Coherence {
     /// Whether the kernel can't have anything of a node.
     pub(super) fn is_unknown_to_kernel(&self, node: u64) -> bool {
@@ -28,11 +35,11 @@ impl Coherence {
 
     /// Whether an answer to the kernel, of what was read since `since`, may give `key` a lifetime.
     fn may_give(&self, key: Key, since: Since) -> bool {
-        let given = self.given();
-        if self.tracks() && given.is_contended(key) {
+        let (given, tracks) = (self.given(), self.tracks());
+        if tracks && given.is_contended(key) {
             return false;
         }
-        given.give(key);
+        given.give(key, tracks);
         // Only now: a later change finds what was noted.
         !given.changed_since(key, since.last)
     }
@@ -74,17 +81,17 @@ impl Coherence {
     }
 
     /// A request of the kernel's is about to be answered. An answer that may be old already loses its lifetime.
-    pub(crate) fn shows(
+    pub(crate) fn shows<F: FileSystem>(
         &self,
-        node: u64,
-        operation: &Operation<'_>,
-        access: &AccessSet<'_>,
+        fs: &F,
+        request: &Request<'_>,
         reply: &mut Reply,
         since: Since,
     ) {
+        let node = request.node;
         match reply {
             Reply::Entry(entry) | Reply::Created(entry, _) => {
-                let name = access.entry.map(|(parent, name)| (parent, name.to_bytes()));
+                let name = request.entry_name().map(|name| (node, name.to_bytes()));
                 self.shows_entry(name, entry, since);
             }
             Reply::Attributes(out) => {
@@ -93,14 +100,41 @@ impl Coherence {
             Reply::Statx(out) => {
                 self.shows_attributes(node, &mut out.attr_valid, &mut out.attr_valid_nsec, since);
             }
+            Reply::Listing(listed) => {
+                self.lists(fs, listed, since, |name, entry| {
+                    self.shows_entry(Some((node, name)), entry, since);
+                });
+                self.shows_pages(node, since);
+            }
             // A listing that the kernel keeps would only be looked at again when the directory's
             // time has changed, and that may be no finer than the clock's ticks.
-            Reply::Opened(out) if matches!(operation, Operation::Opendir(_)) && self.tracks() => {
+            Reply::Opened(opened)
+                if matches!(request.operation, Operation::Opendir(_)) && self.tracks() =>
+            {
                 let keeps = abi::OpenFlags::CACHE_DIR | abi::OpenFlags::KEEP_CACHE;
-                out.open_flags &= !keeps.bits();
+                opened.out.open_flags &= !keeps.bits();
             }
             _ => {}
         }
+    }
+
+    /// A listing is about to be given to the kernel or a client. Of an entry whose attributes another client may know
+    /// better, only the name stays, to be looked up when it is used; the others are shown to `each`.
+    pub(super) fn lists<F: FileSystem>(
+        &self,
+        fs: &F,
+        listed: &mut Listed,
+        since: Since,
+        each: impl Fn(&[u8], &mut abi::EntryOut),
+    ) {
+        listed.entries(|name, entry| {
+            if entry.nodeid != 0 && !self.may_keep(entry.nodeid, since) {
+                fs.forget(Node(entry.nodeid), 1);
+                *entry = abi::EntryOut::default();
+            } else {
+                each(name, entry);
+            }
+        });
     }
 
     pub(super) fn epoch(&self) -> u64 {

@@ -1,9 +1,8 @@
 //! The items that a request makes stale in the kernel, which is told when the request ends.
 
 use super::invalidator::Job;
-use super::lease::Access;
-use crate::client::link::Link;
 use crate::fs::Unlinked;
+use crate::lease::{Access, Link};
 use std::sync::atomic::Ordering;
 
 use super::access::{AccessSet, Part};

@@ -116,7 +116,7 @@ mod tests {
     fn growths_and_truncations_take_turns() {
         let turns = Turns::default();
         let runtime = Runtime::new(WaitConfig::default()).unwrap();
-        runtime.block_on(async move {
+        let ran = runtime.block_on(async move {
             let growth = turns.grow(1).expect("nothing truncates it");
             let waits = ops::within(Duration::from_millis(5), turns.truncate(1)).await;
             assert!(waits.is_none());
@@ -128,5 +128,6 @@ mod tests {
             assert!(second.end() && lock(&turns.0).is_empty());
             assert!(!turns.truncate(1).await.end());
         });
+        ran.unwrap();
     }
 }

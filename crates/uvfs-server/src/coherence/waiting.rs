@@ -1,7 +1,7 @@
 //! A request that waits for leases to come back.
 
-use super::lease::Recall;
 use crate::interrupt::{Cause, Waits, interrupted, is_dying};
+use crate::lease::Recall;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use std::future::Future;

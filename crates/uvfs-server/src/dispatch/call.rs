@@ -5,13 +5,11 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 use uvfs_proto::abi::{self, InitFlags, ReadFlags, WriteFlags};
-use uvfs_proto::import::TokenOut;
 use uvfs_proto::reply;
 use uvfs_proto::request::Records;
 use zerocopy::IntoBytes;
 
-use super::wire::{created, data_only, lock, new_node, open_out, sized, type_of, with_fh};
-use crate::client::guests::is_own;
+use super::wire::{created, data_only, lock, new_node, sized, type_of, with_fh};
 use crate::fs::*;
 use crate::reply::{Body, Outcome, Reply};
 use crate::request::{DEPTH, Request};
@@ -23,31 +21,12 @@ pub const CONTROL_XATTR: &str = "user.uvfs.control";
 /// The extended attribute of the root that names the socket that clients attach to.
 pub const SOCKET_XATTR: &str = "user.uvfs.socket";
 
-/// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
-const IOC_WRITE: u32 = 1 << 30;
-
 /// The two ways of lseek(2) that the kernel can't answer by itself.
 const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
 const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
 
 /// FUSE_SETXATTR_ACL_KILL_SGID.
 const ACL_KILL_SGID: u32 = 1;
-
-/// Whether a read or write is to leave nothing in the store's cache: all of the session's, or those
-/// of our own clients that ask for it. The flag means nothing in a request of the kernel.
-fn uncached<F: FileSystem>(session: &Session<F>, request: &Request<'_>, asked: bool) -> bool {
-    let asked = asked && matches!(request.origin, Origin::Client(_));
-    (session.options.uncached || asked) && session.takes_uncached()
-}
-
-/// The kernel may have cached what a request of its own moved.
-fn moved<F: FileSystem>(session: &Session<F>, request: &Request<'_>, offset: u64, len: usize) {
-    if let Some(recent) = session.recent.get()
-        && matches!(request.origin, Origin::Kernel)
-    {
-        recent.add(request.node, offset, len);
-    }
-}
 
 /// A request on its way to its handler.
 pub(super) struct Call<'a, F: FileSystem> {
@@ -68,8 +47,9 @@ impl<F: FileSystem> Call<'_, F> {
         Node(self.request.node)
     }
 
-    fn origin(&self) -> Origin<()> {
-        self.request.origin.map(|_| ())
+    /// Whether a read or write is to leave nothing in the store's cache: all of the session's, or one that asks for it.
+    fn uncached(&self, asked: bool) -> bool {
+        (self.session.options.uncached || asked) && self.session.takes_uncached()
     }
 
     /// How a file or directory is opened.
@@ -77,7 +57,7 @@ impl<F: FileSystem> Call<'_, F> {
         OpenHow {
             flags: OFlags::from_bits_retain(flags),
             kill_suidgid: open_flags & abi::OPEN_KILL_SUIDGID != 0,
-            origin: self.origin(),
+            origin: self.request.origin.map(|_| ()),
         }
     }
 
@@ -155,7 +135,7 @@ impl<F: FileSystem> Call<'_, F> {
     pub(super) async fn opendir(&self, arg: &abi::OpenIn) -> Outcome {
         let how = self.how(arg.flags, arg.open_flags);
         let opened = self.fs().opendir(self.cx(), self.node(), &how).await?;
-        Ok(Reply::Opened(open_out(&opened)))
+        Ok(Reply::Opened(opened.into()))
     }
 
     pub(super) async fn releasedir(&self, arg: &abi::ReleaseIn) -> Result<()> {
@@ -200,14 +180,9 @@ impl<F: FileSystem> Call<'_, F> {
     }
 
     pub(super) async fn open(&self, arg: &abi::OpenIn) -> Outcome {
-        let since = self.session.coherence.now();
         let how = self.how(arg.flags, arg.open_flags);
         let file = self.fs().open(self.cx(), self.node(), &how).await?;
-        self.session
-            .tell_of_open(self.origin(), self.request.node, &file, since);
-        self.session
-            .note_open(self.origin(), self.request.node, how.flags, &file);
-        Ok(Reply::Opened(open_out(&file)))
+        Ok(Reply::Opened(file.into()))
     }
 
     pub(super) async fn create(&self, arg: &abi::CreateIn, name: &CStr) -> Outcome {
@@ -217,9 +192,7 @@ impl<F: FileSystem> Call<'_, F> {
             .fs()
             .create(self.cx(), self.node(), name, &new, &how)
             .await?;
-        self.session
-            .note_open(self.origin(), made.0.node.0, how.flags, &made.1);
-        Ok(created(&made))
+        Ok(created(made))
     }
 
     pub(super) async fn tmpfile(&self, arg: &abi::CreateIn) -> Outcome {
@@ -229,9 +202,7 @@ impl<F: FileSystem> Call<'_, F> {
             .fs()
             .tmpfile(self.cx(), self.node(), &new, &how)
             .await?;
-        self.session
-            .note_open(self.origin(), made.0.node.0, how.flags, &made.1);
-        Ok(created(&made))
+        Ok(created(made))
     }
 
     pub(super) async fn read(&self, arg: &abi::ReadIn) -> Outcome {
@@ -249,11 +220,7 @@ impl<F: FileSystem> Call<'_, F> {
             owner: flags
                 .contains(ReadFlags::LOCKOWNER)
                 .then_some(LockOwner(arg.lock_owner)),
-            uncached: uncached(
-                self.session,
-                self.request,
-                flags.contains(ReadFlags::DONTCACHE),
-            ),
+            uncached: self.uncached(flags.contains(ReadFlags::DONTCACHE)),
             ..IoHow::default()
         };
         let data = self.request.room.slice(0..size);
@@ -262,7 +229,6 @@ impl<F: FileSystem> Call<'_, F> {
             .read(self.cx(), self.node(), &how, &data)
             .await?
             .min(size);
-        moved(self.session, self.request, arg.offset, read);
         Ok(Reply::Read(read))
     }
 
@@ -277,11 +243,7 @@ impl<F: FileSystem> Call<'_, F> {
             owner: flags
                 .contains(WriteFlags::LOCKOWNER)
                 .then_some(LockOwner(arg.lock_owner)),
-            uncached: uncached(
-                self.session,
-                self.request,
-                flags.contains(WriteFlags::DONTCACHE),
-            ),
+            uncached: self.uncached(flags.contains(WriteFlags::DONTCACHE)),
         };
         let data = &self.request.data;
         let written = self
@@ -289,7 +251,6 @@ impl<F: FileSystem> Call<'_, F> {
             .write(self.cx(), self.node(), &how, data)
             .await?
             .min(data.len());
-        moved(self.session, self.request, arg.offset, written);
         Ok(Reply::Written(abi::WriteOut {
             size: written as u32,
             padding: 0,
@@ -311,10 +272,6 @@ impl<F: FileSystem> Call<'_, F> {
             .then_some(LockOwner(arg.lock_owner));
         let opened = OFlags::from_bits_retain(arg.flags);
         let fh = Handle(arg.fh);
-        if self.origin() == Origin::Kernel {
-            let coherence = &self.session.coherence;
-            coherence.released(self.request.node, arg.fh, opened);
-        }
         self.fs()
             .release(self.cx(), self.node(), fh, opened, flock)
             .await
@@ -336,23 +293,12 @@ impl<F: FileSystem> Call<'_, F> {
         self.fs()
             .setxattr(self.cx(), self.node(), name, value, flags, kill_sgid)
             .await?;
-        self.changed_xattr(name);
         Ok(())
     }
 
     pub(super) async fn removexattr(&self, name: &CStr) -> Result<()> {
         self.fs().removexattr(self.cx(), self.node(), name).await?;
-        self.changed_xattr(name);
         Ok(())
-    }
-
-    /// An access control list is a part of the mode, which the answer does not tell. Of the other attributes only the
-    /// time of change moves, and the kernel sees to that.
-    fn changed_xattr(&self, name: &CStr) {
-        if name.to_bytes().starts_with(b"system.") {
-            self.session
-                .drop_attributes(self.origin(), self.request.node);
-        }
     }
 
     pub(super) async fn getxattr(&self, arg: &abi::GetxattrIn, name: &CStr) -> Outcome {
@@ -401,42 +347,11 @@ impl<F: FileSystem> Call<'_, F> {
             SEEK_HOLE => Seek::Hole,
             _ => return Err(Errno::INVAL),
         };
-        let coherence = &self.session.coherence;
-        let offset = match coherence.may_be_dirty(self.request.node) {
-            true => Box::pin(self.seek_written(arg, seek)).await?,
-            false => self.seek(arg, arg.offset, seek).await?,
-        };
-        Ok(Reply::of(&abi::LseekOut { offset }))
-    }
-
-    async fn seek(&self, arg: &abi::LseekIn, offset: u64, seek: Seek) -> Result<u64> {
         let (fs, fh) = (self.fs(), Handle(arg.fh));
-        fs.lseek(self.cx(), self.node(), fh, offset, seek).await
-    }
-
-    /// As [`Call::seek`], where the kernel may have dirty pages in what the file system takes for a hole: it writes
-    /// them back first. Where the file system has data there is nothing to write.
-    async fn seek_written(&self, arg: &abi::LseekIn, seek: Seek) -> Result<u64> {
-        let mut written = arg.offset;
-        loop {
-            let found = self.seek(arg, arg.offset, seek).await;
-            // The hole that the answer goes by; one without an end goes on behind the end of the file.
-            let (begin, end) = match (seek, found) {
-                (Seek::Data, Ok(data)) => (arg.offset, Some(data)),
-                (Seek::Hole, Ok(hole)) => (hole, self.seek(arg, hole, Seek::Data).await.ok()),
-                (_, Err(Errno::NXIO)) => (arg.offset, None),
-                (_, Err(_)) => return found,
-            };
-            let begin = begin.max(written);
-            if end.is_some_and(|end| end <= begin) || begin == u64::MAX {
-                return found;
-            }
-            let coherence = &self.session.coherence;
-            coherence
-                .write_back_hole(self.request.node, begin, end)
-                .await;
-            written = end.unwrap_or(u64::MAX);
-        }
+        let offset = fs
+            .lseek(self.cx(), self.node(), fh, arg.offset, seek)
+            .await?;
+        Ok(Reply::Sought(abi::LseekOut { offset }))
     }
 
     pub(super) async fn copy(&self, arg: &abi::CopyFileRangeIn) -> Outcome {
@@ -480,17 +395,6 @@ impl<F: FileSystem> Call<'_, F> {
         Ok(copied.min(copy.len))
     }
 
-    /// Gives a client a token of an open file.
-    pub(super) fn token(&self, arg: &abi::IoctlIn) -> Outcome {
-        let body = self
-            .session
-            .token_for(self.node(), Handle(arg.fh), self.cx().uid)?;
-        let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
-        let room = size_of::<TokenOut>().min(arg.out_size as usize);
-        answer.extend_from_slice(&body.as_bytes()[..room]);
-        Ok(Reply::Bytes(answer))
-    }
-
     pub(super) async fn ioctl(&self, arg: &abi::IoctlIn, input: &[u8]) -> Outcome {
         let ioctl = Ioctl {
             fh: Handle(arg.fh),
@@ -501,11 +405,6 @@ impl<F: FileSystem> Call<'_, F> {
             out_size: arg.out_size,
         };
         let (result, data) = self.fs().ioctl(self.cx(), self.node(), &ioctl).await?;
-        if arg.cmd & IOC_WRITE != 0 {
-            // It changed attributes that the kernel has, such as the time of a change.
-            self.session
-                .drop_attributes(self.origin(), self.request.node);
-        }
         if data.len() > arg.out_size as usize {
             let (len, room) = (data.len(), arg.out_size);
             tracing::warn!(
@@ -556,7 +455,7 @@ impl LockWait {
         LOCK_WAITS.with_borrow_mut(|waits| {
             let own = waits.iter().filter(|other| **other == uid).count();
             let most = DEPTH * 3 / 4;
-            if waits.len() >= most || own >= most / 2 && !is_own(uid) {
+            if waits.len() >= most || own >= most / 2 && !uvfs_sys::is_own_user(uid) {
                 tracing::warn!(
                     waits = waits.len(),
                     own,

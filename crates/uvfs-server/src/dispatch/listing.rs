@@ -1,6 +1,5 @@
 //! Listings of directories.
 
-use crate::coherence::Since;
 use crate::fs::*;
 use crate::reply::{Listed, Outcome, Reply, Scratch};
 use crate::request::Request;
@@ -13,15 +12,8 @@ use super::wire::entry_out;
 /// A listing is sent in pieces of at most this, whatever the kernel has room for.
 const LISTING_MAX: usize = 1 << 20;
 
-struct Listing<'a, F: FileSystem> {
-    session: &'a Session<F>,
-    directory: u64,
+struct Listing<'a> {
     offset: u64,
-    /// Since when what it says may be old.
-    since: Since,
-    origin: Origin,
-    /// Of a client's, the entries' nodes.
-    nodes: Vec<u64>,
     buf: DirBuf<'a>,
     room: usize,
     plus: bool,
@@ -35,18 +27,15 @@ fn dirent_type(kind: FileType) -> u32 {
     }
 }
 
-impl<F: FileSystem> Listing<'_, F> {
+impl Listing<'_> {
     fn push(&mut self, dir: DirEntry<'_>, entry: &abi::EntryOut) -> bool {
-        let buf = &mut self.buf;
-        let pushed = buf.push_plus(entry, dir.ino, dir.next, dirent_type(dir.kind), dir.name);
-        if pushed.is_ok() && self.origin != Origin::Kernel {
-            self.nodes.push(entry.nodeid);
-        }
-        pushed.is_ok()
+        self.buf
+            .push_plus(entry, dir.ino, dir.next, dirent_type(dir.kind), dir.name)
+            .is_ok()
     }
 }
 
-impl<F: FileSystem> DirSink for Listing<'_, F> {
+impl DirSink for Listing<'_> {
     fn offset(&self) -> u64 {
         self.offset
     }
@@ -79,20 +68,7 @@ impl<F: FileSystem> DirSink for Listing<'_, F> {
 
     fn add_plus(&mut self, dir: DirEntry<'_>, entry: &Entry) -> bool {
         debug_assert!(self.plus, "asked for without attributes");
-        let coherence = &self.session.coherence;
-        if entry.node != Node(0) && !coherence.may_keep(entry.node.0, self.since) {
-            // Another client may know better: the name alone, to be looked up when it is used.
-            let added = self.add(dir);
-            if added {
-                self.session.fs.forget(entry.node, 1);
-            }
-            return added;
-        }
-        let mut out = entry_out(entry);
-        if self.origin == Origin::Kernel {
-            coherence.shows_entry(Some((self.directory, dir.name)), &mut out, self.since);
-        }
-        self.push(dir, &out)
+        self.push(dir, &entry_out(entry))
     }
 }
 
@@ -102,27 +78,17 @@ pub(super) async fn listing<F: FileSystem>(
     arg: &abi::ReadIn,
     plus: bool,
 ) -> Outcome {
-    let (cx, node) = (&request.cx, request.node);
     let room = (arg.size as usize).min(request.room.len()).min(LISTING_MAX);
     let mut bytes = Scratch::new(room);
     let mut sink = Listing {
-        session,
-        directory: node,
         offset: arg.offset,
-        since: session.coherence.now(),
-        origin: request.origin.map(|_| ()),
-        nodes: Vec::new(),
         buf: DirBuf::new(&mut bytes),
         room,
         plus,
     };
-    let fs = &session.fs;
-    fs.readdir(cx, Node(node), Handle(arg.fh), &mut sink)
-        .await?;
-    let (len, nodes, since) = (sink.buf.len(), sink.nodes, sink.since);
-    if matches!(request.origin, Origin::Kernel) {
-        session.coherence.shows_pages(node, since);
-    }
+    let (node, fh) = (Node(request.node), Handle(arg.fh));
+    session.fs.readdir(&request.cx, node, fh, &mut sink).await?;
+    let len = sink.buf.len();
     bytes.truncate(len);
-    Ok(Reply::Listing(Listed { bytes, nodes }))
+    Ok(Reply::Listing(Listed { bytes, plus }))
 }

@@ -31,14 +31,6 @@ pub(super) fn attr_out(attributes: &Attributes) -> abi::AttrOut {
     }
 }
 
-pub(super) fn open_out(opened: &Opened) -> abi::OpenOut {
-    abi::OpenOut {
-        fh: opened.fh.0,
-        open_flags: opened.flags.bits(),
-        backing_id: opened.backing,
-    }
-}
-
 pub(super) fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
     use SetattrValid as Valid;
     let valid = Valid::from_bits_retain(arg.valid);
@@ -127,6 +119,6 @@ pub(super) fn with_fh(flags: u32, fh: u64) -> Option<Handle> {
         .then_some(Handle(fh))
 }
 
-pub(super) fn created((entry, opened): &(Entry, Opened)) -> Reply {
-    Reply::Created(entry_out(entry), open_out(opened))
+pub(super) fn created((entry, opened): (Entry, Opened)) -> Reply {
+    Reply::Created(entry_out(&entry), opened.into())
 }

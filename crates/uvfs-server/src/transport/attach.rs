@@ -26,8 +26,8 @@ use uvfs_queue::pair::{End, MAX_SEGS, ServerQueue};
 use uvfs_queue::wait::WaitConfig;
 
 use crate::client::Client;
-use crate::client::guests::{Guest, GuestLimits, Guests, is_own};
-use crate::control::listen_at;
+use crate::client::guests::{Guest, GuestLimits, Guests};
+use crate::control::{directory, listen_at, socket_path};
 use crate::fs::{FileSystem, ROOT};
 use crate::session::Session;
 use crate::stats::Attached;
@@ -39,6 +39,8 @@ use crate::transport::shm::{ArenaRegion, Channel};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Sockets of clients of one user that were not let in, and wait to be closed.
 const CLOSING: usize = 64;
+/// Mounts of one source at a time whose clients find the next server by the socket's name.
+const SAME_SOURCE: u32 = 64;
 
 /// The limits that a server sets for its clients.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +117,34 @@ impl Clients {
             thread: Some(thread),
         })
     }
+}
+
+/// Listens for a mount's clients, where a server of the same source that comes after this one will
+/// listen, too: its clients look for it there.
+///
+/// # Errors
+/// When the directory or the socket can't be made.
+pub(crate) fn listen_for_clients<F: FileSystem>(
+    session: &Arc<Session<F>>,
+    limits: ClientLimits,
+) -> io::Result<Clients> {
+    let source = source(session);
+    if source == [0; 16] {
+        return Clients::listen(session.clone(), &socket_path(".clients")?, limits);
+    }
+    let dir = directory()?;
+    // Two servers that begin at once must not both take a dead one's socket for theirs.
+    let lock = std::fs::File::open(&dir)?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    let source = u128::from_ne_bytes(source);
+    for number in 0..SAME_SOURCE {
+        let path = dir.join(format!("{source:032x}-{number}.clients"));
+        match Clients::listen(session.clone(), &path, limits) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    Clients::listen(session.clone(), &socket_path(".clients")?, limits)
 }
 
 impl Drop for Clients {
@@ -324,7 +354,7 @@ impl Gate {
         all: Option<Place>,
     ) -> io::Result<Places> {
         let uid = attach::peer(socket)?.uid;
-        let (guest, guests) = match is_own(uid) {
+        let (guest, guests) = match uvfs_sys::is_own_user(uid) {
             true => (None, None),
             false if !limits.guests => return Err(Errno::PERM.into()),
             false => {

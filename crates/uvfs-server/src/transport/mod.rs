@@ -14,9 +14,6 @@ mod pool;
 mod shm;
 pub mod uring;
 
-pub(crate) use pool::contained;
-pub(crate) use shm::yield_now;
-
 /// How long the structure behind a header is; 0 of an opcode that is not known.
 fn structure_len<F: FileSystem>(session: &Session<F>, header: &InHeader) -> usize {
     Opcode::try_from(header.opcode).map_or(0, |opcode| op_len(opcode, session.negotiated()))

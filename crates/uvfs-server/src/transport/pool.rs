@@ -2,8 +2,6 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
@@ -16,6 +14,7 @@ use uvfs_io::runtime::{self, Remote, Runtime};
 use uvfs_queue::placement;
 use uvfs_queue::wait::WaitConfig;
 
+use crate::client::tasks::contained;
 use uvfs_sys::lock;
 
 /// The threads, each with a runtime. Dropping the pool tells the clients that the server ends, and
@@ -155,19 +154,4 @@ impl Drop for Pool {
             let _ = thread.join();
         }
     }
-}
-
-/// Runs a client's task so that its panic ends neither the thread nor another client; None after one.
-pub(crate) async fn contained<T>(task: impl Future<Output = T>) -> Option<T> {
-    let mut task = pin!(task);
-    poll_fn(
-        |cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
-            Ok(polled) => polled.map(Some),
-            Err(_) => {
-                tracing::error!("a task of a client panicked");
-                Poll::Ready(None)
-            }
-        },
-    )
-    .await
 }

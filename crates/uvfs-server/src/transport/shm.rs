@@ -25,11 +25,11 @@ use uvfs_queue::wait::{Spinner, WaitConfig};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::client::Client;
+use crate::client::tasks::{contained, yield_now};
 use crate::fs::FileSystem;
 use crate::reply::{Body, Outcome, Reply, header_of};
 use crate::request::Message;
 use crate::transport::lead::Lead;
-use crate::transport::pool::contained;
 
 /// A client's arena, as memory for I/O.
 pub(super) struct ArenaRegion(pub(super) Arc<Arena>);
@@ -90,19 +90,6 @@ fn is_told(opcode: u32) -> bool {
             Opcode::try_from(opcode),
             Ok(Opcode::Release | Opcode::Releasedir | Opcode::Forget | Opcode::BatchForget)
         )
-}
-
-/// Lets the runtime's other tasks run.
-pub(crate) async fn yield_now() {
-    let mut yielded = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// A client's end of a queue pair, and the tasks that take requests from it.

@@ -1,5 +1,5 @@
 //! The table of leases. Pure state, no I/O and no waiting, so that all of it
-//! can be tested; `mod.rs` does the rest.
+//! can be tested; `coherence/` does the rest.
 //!
 //! A node's pages, size and times are cached by clients that hold a lease of it: several may hold
 //! [`LeaseMode::Read`], or one [`LeaseMode::Write`]. Another sender's request that would see old data, or
@@ -15,6 +15,8 @@
 //! lease of it then, and none is granted ([`Table::pass`]). Before it gets one, all leases are recalled
 //! ([`Access::Direct`]).
 
+mod link;
+
 use std::collections::hash_map::Entry;
 
 use foldhash::HashMap;
@@ -22,6 +24,7 @@ use smallvec::SmallVec;
 
 use crate::fs::Origin;
 use crate::stats::Leases;
+pub(crate) use link::Link;
 
 /// A client's number.
 pub(crate) type Holder = u64;

@@ -12,7 +12,7 @@ use uvfs_proto::reply;
 use uvfs_queue::pair::ServerQueue;
 use zerocopy::IntoBytes;
 
-use crate::coherence::lease::{Holder, LeaseMode, Recall};
+use super::{Holder, LeaseMode, Recall};
 use uvfs_sys::lock;
 
 /// A client that writes back all the while may take so many deadlines for a recall.

@@ -1,0 +1,177 @@
+//! What the kernel of a mount has to be told beside the answers to its requests: its page cache may be older, or newer,
+//! than what a handler reads or writes (`coherence/opens.rs`), and some answers have no room for all that changed.
+
+use std::ffi::CStr;
+
+use uvfs_proto::abi::{self, OpenFlags};
+use uvfs_proto::import::{TOKEN_IOCTL, TokenOut};
+use uvfs_proto::notify::Notification;
+use uvfs_proto::request::Operation;
+use zerocopy::IntoBytes;
+
+use crate::coherence::Since;
+use crate::dispatch;
+use crate::fs::{Errno, FileSystem, Handle, Node, OFlags};
+use crate::reply::{Body, OpenReply, Outcome, Reply};
+use crate::request::Request;
+use crate::session::Session;
+
+/// _IOC_WRITE where a command of ioctl(2) has it: it hands something over.
+const IOC_WRITE: u32 = 1 << 30;
+
+/// Answers a request of the kernel's.
+pub(super) async fn answer<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
+    let (coherence, node) = (&session.coherence, request.node);
+    match &request.operation {
+        Operation::Read(arg) => {
+            coherence.sees(node, arg, request.room.len());
+            let outcome = dispatch::answer(session, request).await;
+            if let Ok(Reply::Read(len)) = outcome {
+                session.moved(node, arg.offset, len);
+            }
+            outcome
+        }
+        Operation::Write(arg) => {
+            let outcome = dispatch::answer(session, request).await;
+            if let Ok(Reply::Written(out)) = &outcome {
+                session.moved(node, arg.offset, out.size as usize);
+            }
+            if coherence.may_go_past(arg) {
+                // Rare, and large.
+                Box::pin(coherence.direct_write(node, arg)).await;
+            }
+            outcome
+        }
+        Operation::Open(arg) => {
+            let since = coherence.now();
+            let mut outcome = dispatch::answer(session, request).await;
+            if let Ok(Reply::Opened(file)) = &mut outcome {
+                if file.changed {
+                    session.drop_attributes(node);
+                }
+                if let Some(contents) = file.contents.take() {
+                    give_contents(session, node, &contents, since);
+                }
+                opened(session, node, arg.flags, file);
+            }
+            outcome
+        }
+        Operation::Create(arg, _) | Operation::Tmpfile(arg, _) => {
+            let outcome = dispatch::answer(session, request).await;
+            if let Ok(Reply::Created(entry, file)) = &outcome {
+                opened(session, entry.nodeid, arg.flags, file);
+            }
+            outcome
+        }
+        Operation::Release(arg) => {
+            coherence.released(node, arg.fh, OFlags::from_bits_retain(arg.flags));
+            dispatch::answer(session, request).await
+        }
+        Operation::Lseek(arg) if coherence.may_be_dirty(node) => {
+            Box::pin(seek_written(session, request, arg)).await
+        }
+        Operation::Setattr(_) if request.sets_size() => {
+            Box::pin(coherence.in_turn(node, dispatch::answer(session, request))).await
+        }
+        Operation::Setxattr(_, name, _) | Operation::Removexattr(name) => {
+            let outcome = dispatch::answer(session, request).await;
+            if outcome.is_ok() && is_part_of_mode(name) {
+                session.drop_attributes(node);
+            }
+            outcome
+        }
+        Operation::Ioctl(arg, _) if arg.cmd == TOKEN_IOCTL => token(session, request, arg),
+        Operation::Ioctl(arg, _) => {
+            let outcome = dispatch::answer(session, request).await;
+            if outcome.is_ok() && arg.cmd & IOC_WRITE != 0 {
+                // It changed attributes that the kernel has, such as the time of a change.
+                session.drop_attributes(node);
+            }
+            outcome
+        }
+        _ => dispatch::answer(session, request).await,
+    }
+}
+
+/// Gives a program a token of an open file, for a client.
+fn token<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    arg: &abi::IoctlIn,
+) -> Outcome {
+    let token = session.token_for(Node(request.node), Handle(arg.fh), request.cx.uid)?;
+    let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
+    let room = size_of::<TokenOut>().min(arg.out_size as usize);
+    answer.extend_from_slice(&token.as_bytes()[..room]);
+    Ok(Reply::Bytes(answer))
+}
+
+/// Gives the kernel all that is in a file, with the answer to its open.
+fn give_contents<F: FileSystem>(session: &Session<F>, node: u64, data: &[u8], since: Since) {
+    // A client may have changed them since they were read.
+    if !session.coherence.tracks() {
+        let contents = Notification::Store {
+            nodeid: node,
+            offset: 0,
+            data,
+        };
+        session.tell(node, &contents);
+        session.coherence.shows_pages(node, since);
+    }
+}
+
+/// Notes an open of the kernel's, and counts what `uvfs stats` shows of one.
+fn opened<F: FileSystem>(session: &Session<F>, node: u64, flags: u32, file: &OpenReply) {
+    let back = session.kernel_writes_back();
+    let flags = OFlags::from_bits_retain(flags);
+    session.coherence.opened(node, flags, &file.out, back);
+    if OpenFlags::from_bits_retain(file.out.open_flags).contains(OpenFlags::PASSTHROUGH) {
+        session.counts_backed_open();
+    }
+}
+
+/// An access control list is a part of the mode, which the answer does not tell. Of the other attributes only the
+/// time of change moves, and the kernel sees to that.
+fn is_part_of_mode(name: &CStr) -> bool {
+    name.to_bytes().starts_with(b"system.")
+}
+
+/// An LSEEK, where the kernel may have dirty pages in what the file system takes for a hole: it writes them back first.
+/// Where the file system has data there is nothing to write.
+async fn seek_written<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    arg: &abi::LseekIn,
+) -> Outcome {
+    const DATA: u32 = libc::SEEK_DATA as u32;
+    const HOLE: u32 = libc::SEEK_HOLE as u32;
+    let seek = async |offset, whence| {
+        let arg = abi::LseekIn {
+            offset,
+            whence,
+            ..*arg
+        };
+        match dispatch::answer(session, &request.like(request.node, Operation::Lseek(arg))).await? {
+            Reply::Sought(out) => Ok(out.offset),
+            _ => Err(Errno::IO),
+        }
+    };
+    let mut written = arg.offset;
+    loop {
+        let found = seek(arg.offset, arg.whence).await;
+        // The hole that the answer goes by; one without an end goes on behind the end of the file.
+        let (begin, end) = match (arg.whence, found) {
+            (DATA, Ok(data)) => (arg.offset, Some(data)),
+            (HOLE, Ok(hole)) => (hole, seek(hole, DATA).await.ok()),
+            (_, Err(Errno::NXIO)) => (arg.offset, None),
+            _ => (u64::MAX, None),
+        };
+        let begin = begin.max(written);
+        if end.is_some_and(|end| end <= begin) || begin == u64::MAX {
+            return found.map(|offset| Reply::Sought(abi::LseekOut { offset }));
+        }
+        let coherence = &session.coherence;
+        coherence.write_back_hole(request.node, begin, end).await;
+        written = end.unwrap_or(u64::MAX);
+    }
+}

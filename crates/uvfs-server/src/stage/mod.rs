@@ -1,0 +1,105 @@
+//! What stands between a decoded request and its handler.
+//!
+//! A mount is in one of three stages, which [`Coherence`](crate::coherence::Coherence) knows:
+//!
+//! - *plain*: the kernel's requests go to their handlers, and the server keeps nothing in mind about them. So it is
+//!   with every mount whose file system reports no changes of the host, while it has no clients.
+//! - *watched*: the file system reports what programs of the host change. The server notes what the kernel may have
+//!   cached, for as long as the kernel may keep it.
+//! - *tracked*: there are clients. Requests wait for leases (`leases.rs`).
+//!
+//! The first client, and the first report, change the stage while requests are under way. Each request of the kernel's
+//! that could give the kernel something, or change something, is counted by its queue before it looks at the stage, and
+//! until it has ended. Both are in one order for all threads (SeqCst). So whoever changes the stage either sees the count,
+//! and grants no lease until it is gone; or the request sees the new stage. A plain request looks once more at its end: if
+//! the stage has changed meanwhile, its answer is treated as one that is as old as the mount. What was answered before
+//! counts as given to the kernel (`KernelCache::assume_all`).
+
+mod kernel;
+mod leases;
+
+use std::pin::pin;
+
+use uvfs_proto::request::Operation;
+
+use crate::coherence::{Since, Stage};
+use crate::fs::{FileSystem, Origin};
+use crate::reply::Outcome;
+use crate::request::Request;
+use crate::session::Session;
+use crate::stats::QueueStats;
+
+/// Answers a request, as the mount's stage calls for.
+pub(crate) async fn answer<F: FileSystem>(
+    session: &Session<F>,
+    stats: &QueueStats,
+    request: &Request<'_>,
+) -> Outcome {
+    if matches!(request.origin, Origin::Kernel) {
+        let counted = is_counted(&request.operation);
+        if counted {
+            stats.without_leases(true);
+        }
+        let stage = session.coherence.stage();
+        if !stage.tracks() {
+            let outcome = without_leases(session, request, stage).await;
+            if counted {
+                stats.without_leases(false);
+            }
+            return outcome;
+        }
+        if counted {
+            stats.without_leases(false);
+        }
+    }
+    pin!(leases::answer(session, request)).await
+}
+
+/// Whether a lease that is granted while the request is under way would be wrong: it changes something that may be
+/// cached, or brings attributes without naming their node. Requests that wait for other programs are not counted, nor
+/// reads, which lock the pages that they fill.
+fn is_counted(operation: &Operation<'_>) -> bool {
+    use Operation::*;
+    !matches!(
+        operation,
+        Read(_)
+            | Getattr(_)
+            | Statx(_)
+            | Forget(_)
+            | BatchForget(..)
+            | Release(_)
+            | Releasedir(_)
+            | Flush(_)
+            | Getlk(_)
+            | Setlk(_)
+            | Setlkw(_)
+            | Interrupt(_)
+            | Poll(_)
+            | NotifyReply(_)
+    )
+}
+
+/// Answers a request of the kernel's while there are no leases.
+async fn without_leases<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+    stage: Stage,
+) -> Outcome {
+    let coherence = &session.coherence;
+    if stage.is_plain() {
+        let mut outcome = kernel::answer(session, request).await;
+        if coherence.stage() != stage
+            && let Ok(reply) = &mut outcome
+        {
+            coherence.shows(session.fs(), request, reply, Since::ALWAYS);
+        }
+        return outcome;
+    }
+    let since = coherence.now();
+    coherence.moves(request);
+    let mut outcome = kernel::answer(session, request).await;
+    if let Ok(reply) = &mut outcome {
+        coherence.shows(session.fs(), request, reply, since);
+    }
+    outcome
+}
