@@ -4,10 +4,14 @@
 //! is missing. Both print a line that says why the test does not run; `./test` collects these lines. Where the
 //! environment has `CI`, both fail the test: a skipped test would look like one that passed.
 
+mod arrows;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
+
+pub use arrows::assert_arrows_go_down;
 
 /// Something of the machine that a test cannot do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,31 @@
+//! The modules of the server, from the top down.
+
+/// No module uses one above it.
+#[test]
+fn dependencies_of_modules_go_down() {
+    let order = [
+        "mounted",
+        "server",
+        "transport",
+        "client",
+        "pipeline",
+        "stage",
+        "dispatch",
+        "control slow",
+        "session",
+        "drop_behind",
+        "coherence",
+        "request",
+        "lease",
+        "stats",
+        "reply",
+        "token",
+        "interrupt",
+        "notify",
+        "signals",
+        "mount",
+        "fs",
+        "guide",
+    ];
+    uvfs_testing::assert_arrows_go_down(env!("CARGO_MANIFEST_DIR"), &order);
+}
