@@ -98,7 +98,7 @@ macro_rules! layout {
 }
 
 /// The defect of a structure: the first check that it failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The buffer ends before the structure does.
     Short {
@@ -162,6 +162,30 @@ impl Fault {
             found: found.into(),
         }
     }
+
+    /// The defect in words, the value that would be right, and the one that is there.
+    pub fn text(&self) -> (&'static str, String, String) {
+        let hex = |v: &u32| format!("{v:#x}");
+        let sum = |v: &u32| format!("{v:#010x}");
+        match self {
+            Fault::Short { need, have } => {
+                let most = format!("at most {have} bytes");
+                ("it does not fit", most, need.to_string())
+            }
+            Fault::Magic { expected, found } => ("magic number", hex(expected), hex(found)),
+            Fault::Crc { expected, found } => ("checksum", sum(expected), sum(found)),
+            Fault::Uuid { expected, found } => ("uuid", format_uuid(expected), format_uuid(found)),
+            Fault::Owner { expected, found } => ("owner", expected.to_string(), found.to_string()),
+            Fault::BlockNumber { expected, found } => {
+                ("own block number", expected.to_string(), found.to_string())
+            }
+            Fault::Field {
+                name,
+                expected,
+                found,
+            } => (name, expected.to_string(), found.to_string()),
+        }
+    }
 }
 
 /// A uuid the way people write it.
@@ -178,39 +202,8 @@ pub fn format_uuid(u: &Uuid) -> String {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fault::Short { need, have } => {
-                write!(
-                    f,
-                    "structure ends at byte {need} but only {have} bytes are there"
-                )
-            }
-            Fault::Magic { expected, found } => {
-                write!(f, "magic number {found:#x}, expected {expected:#x}")
-            }
-            Fault::Crc { expected, found } => {
-                write!(f, "checksum {found:#010x}, expected {expected:#010x}")
-            }
-            Fault::Uuid { expected, found } => {
-                write!(
-                    f,
-                    "uuid {}, expected {}",
-                    format_uuid(found),
-                    format_uuid(expected)
-                )
-            }
-            Fault::Owner { expected, found } => write!(f, "owner {found}, expected {expected}"),
-            Fault::BlockNumber { expected, found } => {
-                write!(f, "block number {found:#x}, expected {expected:#x}")
-            }
-            Fault::Field {
-                name,
-                expected,
-                found,
-            } => {
-                write!(f, "{name} is {found}, expected {expected}")
-            }
-        }
+        let (text, expected, found) = self.text();
+        write!(f, "{text}: expected {expected}, found {found}")
     }
 }
 

@@ -175,7 +175,7 @@ fn mended_saying(image: &MemImage) -> Result<(MemImage, usize, Option<BTreeSet<u
     let sink = MemSink::new(image, usize::MAX, EIO);
     let o = repair_mem(image, &sink).map_err(|e| e.to_string())?;
     let told = o.changes.len() as u64 == o.change_count;
-    let told = told.then(|| o.changes.iter().filter_map(|c| c.inode).collect());
+    let told = told.then(|| o.changes.iter().filter_map(|c| c.place.inode).collect());
     if o.left_count > 0 {
         let left: Vec<String> = o.left.iter().take(4).map(|f| f.to_string()).collect();
         return Err(format!("{left:?}"));

@@ -176,15 +176,28 @@ fn log_name(log: &LogState) -> &'static str {
 
 /// A finding as JSON.
 pub(crate) fn finding_json(f: &Finding) -> Value {
+    let (text, values) = f.problem.text();
+    json_at(f, Some(f.problem.name()), &text, values)
+}
+
+/// A finding, or a change that a repair made, as JSON.
+pub(crate) fn json_at<P>(
+    f: &Finding<P>,
+    name: Option<&str>,
+    text: &str,
+    values: Option<(String, String)>,
+) -> Value {
+    let (expected, found) = values.unzip();
     json!({
-        "what": f.what,
-        "ag": f.ag,
-        "block": f.block,
-        "inode": f.inode,
+        "what": f.place.what.name(),
+        "ag": f.place.ag,
+        "block": f.place.block,
+        "inode": f.place.inode,
         "path": f.path,
-        "problem": f.problem,
-        "expected": f.expected,
-        "found": f.found,
+        "name": name,
+        "problem": text,
+        "expected": expected,
+        "found": found,
     })
 }
 

@@ -1,5 +1,6 @@
 //! `uvfs repair`: mends an XFS file system.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use uvfs_io::device::{Device, OpenError, OpenOptions};
 use uvfs_xfs::check::{CheckOptions, DeviceBlocks, Finding};
 use uvfs_xfs::repair::{DeviceSink, RepairError, RepairOptions, RepairOutcome, repair};
 
-use crate::check::{enough, finding_json, open, peak_memory, shown};
+use crate::check::{enough, finding_json, json_at, open, peak_memory, shown};
 use crate::confine;
 
 /// Exit status: damage was found with -n, or is left.
@@ -148,6 +149,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })?;
     let (verdict, code) = verdict(&outcome, args.dry_run);
     let list = |l: &[Finding]| l.iter().map(finding_json).collect::<Vec<_>>();
+    let changes = outcome.changes.iter();
+    let changes = changes.map(|c| json_at(c, None, &c.problem, None));
     let written = if args.json {
         let value = json!({
             "verdict": verdict,
@@ -155,7 +158,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "found_count": outcome.found_count,
             "found": list(&outcome.found),
             "change_count": outcome.change_count,
-            "changes": list(&outcome.changes),
+            "changes": changes.collect::<Vec<_>>(),
             "left_count": outcome.left_count,
             "left": list(&outcome.left),
             "inodes": outcome.inodes,
@@ -192,24 +195,28 @@ impl uvfs_xfs::repair::Sink for Nowhere {
     }
 }
 
+fn all<T: Display>(list: &[T]) -> Vec<&dyn Display> {
+    list.iter().map(|item| item as &dyn Display).collect()
+}
+
 fn lines(out: &mut impl Write, o: &RepairOutcome, dry_run: bool) -> io::Result<()> {
     if o.dirty_log.is_some() {
         return Ok(());
     }
     for (title, list, count) in [
-        ("found", &o.found, o.found_count),
+        ("found", all(&o.found), o.found_count),
         (
             match dry_run {
                 true => "would mend",
                 false if o.left_count > 0 => "not done",
                 false => "mended",
             },
-            &o.changes,
+            all(&o.changes),
             o.change_count,
         ),
-        ("left", &o.left, o.left_count),
+        ("left", all(&o.left), o.left_count),
     ] {
-        for f in list {
+        for f in &list {
             writeln!(out, "{title}: {f}")?;
         }
         let kept = list.len() as u64;

@@ -5,8 +5,8 @@ mod inodes;
 mod tree;
 
 use super::ctx::{AgSums, Ctx, SharedExtent};
+use super::problem::{Counter, Place, Problem, Structure};
 use super::reader::{Bytes, Reader};
-use super::report::Place;
 use super::space::{Use, class, mix};
 use crate::format::*;
 use copies::superblock_copy;
@@ -24,7 +24,7 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     rd.want(headers, 4 * u64::from(g.sector_size));
     rd.go();
     ctx.claim_owned(
-        Place::ag("allocation group headers", agno),
+        Place::ag(Structure::GroupHeaders, agno),
         agno,
         0,
         g.header_blocks().min(g.ag_blocks(agno)),
@@ -35,7 +35,7 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         && a.agno == agno
     {
         ctx.claim_owned(
-            Place::block("log", agno, a.agbno),
+            Place::block(Structure::Log, agno, a.agbno),
             agno,
             a.agbno,
             g.logblocks,
@@ -57,6 +57,11 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
     if !whole {
         report.incomplete();
     }
+}
+
+/// A record of blocks that the group does not have.
+fn not_there(at: usize, start: u32, blocks: u32) -> Problem {
+    Problem::NotThere { at, start, blocks }
 }
 
 fn sector(ctx: &Ctx<'_>, rd: &mut Reader<'_>, place: Place, agno: u32, n: u32) -> Option<Bytes> {
@@ -92,7 +97,7 @@ fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTree
         agf.bno_root.get(),
         agf.bno_level.get(),
         &mut |at, recs, n| {
-            let place = Place::block("bnobt", agno, at);
+            let place = Place::block(Btree::Bno, agno, at);
             for (i, r) in AllocRecord::slice_at(recs, 0, n)
                 .unwrap_or_default()
                 .iter()
@@ -103,10 +108,7 @@ fn by_block(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTree
                     .sum
                     .wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(
-                        place,
-                        format!("record {i}: {l} blocks from {s} are not there"),
-                    );
+                    report.bad(place, not_there(i, s, l));
                     continue;
                 }
                 if s < end {
@@ -139,7 +141,7 @@ fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeR
         agf.cnt_root.get(),
         agf.cnt_level.get(),
         &mut |at, recs, n| {
-            let place = Place::block("cntbt", agno, at);
+            let place = Place::block(Btree::Cnt, agno, at);
             for (i, r) in AllocRecord::slice_at(recs, 0, n)
                 .unwrap_or_default()
                 .iter()
@@ -148,13 +150,10 @@ fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeR
                 let (s, l) = (r.startblock.get(), r.blockcount.get());
                 sum = sum.wrapping_add(mix(u64::from(s) << 32 | u64::from(l)));
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(
-                        place,
-                        format!("record {i}: {l} blocks from {s} are not there"),
-                    );
+                    report.bad(place, not_there(i, s, l));
                 }
                 if (l, s) < last {
-                    report.bad(place, format!("record {i} is out of order"));
+                    report.out_of_order(place, "record", i);
                 }
                 last = (l, s);
             }
@@ -166,7 +165,7 @@ fn by_size(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> (AgTreeR
 /// AGF, AGFL, and the trees of free space, owners and sharing. Gives whether all could be followed.
 fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) -> bool {
     let (g, report) = (ctx.g, ctx.report);
-    let place = Place::ag("AGF", agno);
+    let place = Place::ag(Structure::Agf, agno);
     let Some(bytes) = sector(ctx, rd, place, agno, AGF_SECTOR) else {
         return false;
     };
@@ -174,7 +173,7 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
     let agf = match check_agf(&bytes, &ident) {
         Ok(a) => a,
         Err(f) => {
-            report.fault(place, &f);
+            report.bad(place, f);
             return false;
         }
     };
@@ -195,17 +194,13 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
     whole &= bno.whole && cnt.whole;
     if bno.whole && cnt.whole && listed.sum != by_size {
         report.bad(
-            Place::ag("cntbt", agno),
+            Place::ag(Btree::Cnt, agno),
             "it does not list the same free extents as the bnobt",
         );
     }
     if bno.whole {
-        if u64::from(agf.freeblks.get()) != free {
-            report.differ(place, "agf_freeblks", free, agf.freeblks.get());
-        }
-        if agf.longest.get() != longest {
-            report.differ(place, "agf_longest", longest, agf.longest.get());
-        }
+        report.count_is(place, Counter::AgfFreeblks, free, agf.freeblks.get());
+        report.count_is(place, Counter::AgfLongest, longest, agf.longest.get());
     }
     // The superblock is compared with what should be there.
     sums.fdblocks = u64::from(agf.flcount.get())
@@ -219,24 +214,22 @@ fn free_space(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) 
         let rmap = reverse_mappings(ctx, rd, agno, agf);
         whole &= rmap.whole;
         tree_blocks += rmap.blocks.saturating_sub(1);
-        if rmap.whole && agf.rmap_blocks.get() != rmap.blocks {
-            report.differ(place, "agf_rmap_blocks", rmap.blocks, agf.rmap_blocks.get());
+        if rmap.whole {
+            let found = agf.rmap_blocks.get();
+            report.count_is(place, Counter::AgfRmapBlocks, rmap.blocks, found);
         }
     }
     if g.features.reflink {
         let refcount = reference_counts(ctx, rd, agno, agf);
         whole &= refcount.whole;
-        if refcount.whole && agf.refcount_blocks.get() != refcount.blocks {
-            report.differ(
-                place,
-                "agf_refcount_blocks",
-                refcount.blocks,
-                agf.refcount_blocks.get(),
-            );
+        if refcount.whole {
+            let found = agf.refcount_blocks.get();
+            report.count_is(place, Counter::AgfRefcountBlocks, refcount.blocks, found);
         }
     }
-    if whole && g.features.lazy_counters && agf.btreeblks.get() != tree_blocks {
-        report.differ(place, "agf_btreeblks", tree_blocks, agf.btreeblks.get());
+    if whole && g.features.lazy_counters {
+        let found = agf.btreeblks.get();
+        report.count_is(place, Counter::AgfBtreeblks, tree_blocks, found);
     }
     if g.features.lazy_counters {
         sums.fdblocks += match whole {
@@ -264,7 +257,7 @@ fn head(ctx: &Ctx<'_>, place: Place, p: &str, agno: u32, version: u32, seqno: u3
 
 fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
     let (g, report) = (ctx.g, ctx.report);
-    let place = Place::ag("AGFL", agno);
+    let place = Place::ag(Structure::Agfl, agno);
     let Some(bytes) = sector(ctx, rd, place, agno, AGFL_SECTOR) else {
         return false;
     };
@@ -272,7 +265,7 @@ fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
     let slots = match check_agfl(&bytes, &ident) {
         Ok(s) => s,
         Err(f) => {
-            report.fault(place, &f);
+            report.bad(place, f);
             return false;
         }
     };
@@ -290,7 +283,7 @@ fn free_list(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) -> bool {
     }
     let len = slots.len() as u32;
     let (first, last, count) = (agf.flfirst.get(), agf.fllast.get(), agf.flcount.get());
-    let agf_place = Place::ag("AGF", agno);
+    let agf_place = Place::ag(Structure::Agf, agno);
     if first >= len || last >= len || count > len {
         report.differ(
             agf_place,
@@ -333,16 +326,13 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
         agf.rmap_root.get(),
         agf.rmap_level.get(),
         &mut |at, recs, n| {
-            let place = Place::block("rmapbt", agno, at);
+            let place = Place::block(Btree::Rmap, agno, at);
             let recs = RmapRecord::slice_at(recs, 0, n).unwrap_or_default();
             for (i, r) in recs.iter().enumerate() {
                 let (s, l) = (r.startblock.get(), r.blockcount.get());
                 let (owner, offset) = (r.owner.get(), r.offset.get());
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(
-                        place,
-                        format!("record {i}: {l} blocks from {s} are not there"),
-                    );
+                    report.bad(place, not_there(i, s, l));
                     continue;
                 }
                 let special = owner >> 63 != 0;
@@ -357,7 +347,7 @@ fn reverse_mappings(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
                 }
                 let key = (s, owner, offset & !RMAP_OFF_UNWRITTEN);
                 if key < last {
-                    report.bad(place, format!("record {i} is out of order"));
+                    report.out_of_order(place, "record", i);
                 }
                 last = key;
                 let flags = offset & !RMAP_OFF_MASK;
@@ -392,22 +382,19 @@ fn reference_counts(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agf: &Agf) ->
         agf.refcount_root.get(),
         agf.refcount_level.get(),
         &mut |at, recs, n| {
-            let place = Place::block("refcountbt", agno, at);
+            let place = Place::block(Btree::Refcount, agno, at);
             let recs = RefcountRecord::slice_at(recs, 0, n).unwrap_or_default();
             for (i, r) in recs.iter().enumerate() {
                 let staging = r.startblock.get() & REFC_COW_START != 0;
                 let s = r.startblock.get() & !REFC_COW_START;
                 let (l, count) = (r.blockcount.get(), r.refcount.get());
                 if l == 0 || s >= max || l > max - s {
-                    report.bad(
-                        place,
-                        format!("record {i}: {l} blocks from {s} are not there"),
-                    );
+                    report.bad(place, not_there(i, s, l));
                     continue;
                 }
                 let end = &mut end[usize::from(staging)];
                 if r.startblock.get() < last_key || s < *end {
-                    report.bad(place, format!("record {i} is out of order"));
+                    report.out_of_order(place, "record", i);
                 } else if !staging && s == *end && count == last_count && *end != 0 {
                     report.bad(
                         place,

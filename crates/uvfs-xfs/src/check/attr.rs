@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::ctx::Ctx;
 use super::da::DaTree;
+use super::problem::{Place, Structure};
 use super::reader::Reader;
-use super::report::Place;
 use super::runs::read_run;
 use crate::format::*;
 use crate::inode::{Fork, Inode};
@@ -41,7 +41,7 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: 
     }
     let (g, report) = (ctx.g, ctx.report);
     let crc = g.features.crc;
-    let place = Place::inode("attributes", inode.ino);
+    let place = Place::inode(Structure::Attributes, inode.ino);
     let mut remote: Vec<(u32, u32)> = Vec::new();
     let mut previous = 0;
     let mut tree = DaTree::new(
@@ -64,11 +64,10 @@ pub(crate) fn check(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents: 
 
 fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
     let report = ctx.report;
-    let place = Place::inode("short-form attributes", inode.ino);
+    let place = Place::inode(Structure::ShortAttributes, inode.ino);
     let fork = inode.fork_bytes(Fork::Attr);
-    let h = match AttrSfHeader::at(fork, 0) {
-        Ok(h) => h,
-        Err(f) => return report.fault(place, &f),
+    let Some(h) = report.sound(place, AttrSfHeader::at(fork, 0)) else {
+        return;
     };
     let total = usize::from(h.totsize.get());
     let Some(data) = fork.get(..total).filter(|d| d.len() >= AttrSfHeader::SIZE) else {
@@ -105,9 +104,7 @@ fn shortform(ctx: &Ctx<'_>, inode: &Inode) {
         let value = &data[at - usize::from(e.valuelen)..at];
         acl(ctx, place, e.flags, name, value);
     }
-    if at != total {
-        report.differ(place, "totsize", at, total);
-    }
+    report.same(place, "totsize", at, total);
 }
 
 /// A POSIX ACL's entries are counted.
@@ -183,9 +180,12 @@ fn room(
         }
     }
     let bytes: usize = used.iter().map(|(a, b)| b - a).sum();
-    if usize::from(counts.usedbytes.get()) != bytes {
-        report.differ(place, "usedbytes", bytes, counts.usedbytes.get());
-    }
+    report.same(
+        place,
+        "usedbytes",
+        bytes,
+        usize::from(counts.usedbytes.get()),
+    );
     for (i, [base, size]) in counts.freemap.iter().enumerate() {
         let (base, size) = (usize::from(base.get()), usize::from(size.get()));
         if size != 0 && (base < inside.start || base + size > inside.end) {
@@ -217,12 +217,8 @@ fn leaf(
     remote: &mut Vec<(u32, u32)>,
 ) -> Option<u32> {
     let report = ctx.report;
-    let (counts, entries) = match attr_leaf_entries(block, crc) {
-        Ok(v) => v,
-        Err(f) => {
-            report.fault(place, &f);
-            return None;
-        }
+    let Some((counts, entries)) = report.sound(place, attr_leaf_entries(block, crc)) else {
+        return None;
     };
     let entries_end = attr_leaf_header_len(crc) + size_of_val(entries);
     let firstused = firstused(counts);
@@ -245,7 +241,7 @@ fn leaf(
         let what = format!("attribute {i}");
         let hash = e.hashval.get();
         if hash < *previous {
-            report.bad(place, format!("{what} is out of order"));
+            report.out_of_order(place, "attribute", i);
         }
         *previous = hash;
         if e.flags & ATTR_INCOMPLETE != 0 {
@@ -318,7 +314,7 @@ fn value(
     len: u32,
 ) {
     let g = ctx.g;
-    let place = Place::inode("attribute value", inode.ino);
+    let place = Place::inode(Structure::AttributeValue, inode.ino);
     let mut number = u64::from(first);
     let mut done = 0u32;
     while done < len {
@@ -332,12 +328,10 @@ fn value(
                 Ok([]) => return ctx.report.bad(place, "an empty block"),
                 Ok(part) => {
                     let want = (bytes.len() - RemoteHeader::SIZE).min((len - done) as usize);
-                    if part.len() != want {
-                        ctx.report.differ(place, "bytes", want, part.len());
-                    }
+                    ctx.report.same(place, "bytes", want, part.len());
                     done = done.saturating_add(part.len() as u32);
                 }
-                Err(f) => return ctx.report.fault(place, &f),
+                Err(f) => return ctx.report.bad(place, f),
             }
         } else {
             done = done.saturating_add(bytes.len() as u32);

@@ -1,8 +1,9 @@
 //! The shared state of all parts of a check: the image, the findings, and the facts about each allocation
 //! group.
 
+use super::problem::{Place, Problem};
 use super::progress::CheckProgress;
-use super::report::{Place, Report};
+use super::report::Report;
 use super::space::{BlockMap, Fingerprint, Use, class};
 use super::usage::Usage;
 use crate::blocks::Blocks;
@@ -310,21 +311,12 @@ impl<'a> Ctx<'a> {
                 continue;
             }
             fine = false;
-            let place = place.at(agno, first + c.start);
-            let run = if c.len == 1 {
-                "its block is".to_string()
-            } else {
-                format!("{} blocks from here are", c.len)
+            let problem = Problem::UsedTwice {
+                blocks: c.len,
+                was: c.was,
+                new,
             };
-            if new == Use::Free {
-                self.report
-                    .bad(place, format!("listed as free, but {run} {}", c.was.name()));
-            } else if c.was == Use::Free {
-                self.report
-                    .bad(place, format!("{run} in the free space trees, too"));
-            } else {
-                self.report.bad(place, format!("{run} {}", c.was.name()));
-            }
+            self.report.add(place.at(agno, first + c.start), problem);
         }
         fine
     }
@@ -405,6 +397,7 @@ impl<'a> Ctx<'a> {
 
     pub fn io(&self, place: Place, e: &io::Error) {
         self.report.incomplete();
-        self.report.bad(place, format!("cannot be read: {e}"));
+        let problem = Problem::Unreadable(e.to_string());
+        self.report.add(place, problem);
     }
 }

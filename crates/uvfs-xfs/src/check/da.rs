@@ -1,8 +1,8 @@
 //! The hash-ordered trees of directories and attribute forks.
 
 use super::ctx::Ctx;
+use super::problem::Place;
 use super::reader::{CHILDREN_AHEAD, Reader};
-use super::report::Place;
 use super::runs::{read_run, want_run};
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -121,12 +121,8 @@ impl<'c, 'a> DaTree<'c, 'a> {
             );
             return self.lost();
         }
-        let info = match check_da_info(&block, &ident) {
-            Ok(i) => *i,
-            Err(f) => {
-                report.fault(place, &f);
-                return self.lost();
-            }
+        let Some(&info) = report.sound(place, check_da_info(&block, &ident)) else {
+            return self.lost();
         };
         ctx.lsn(place, &block, 24);
         let is_node = kind == Some(DA_NODE_MAGIC);
@@ -134,7 +130,7 @@ impl<'c, 'a> DaTree<'c, 'a> {
             match da_node_entries(&block, g.features.crc) {
                 Ok(n) => Some(n),
                 Err(f) => {
-                    report.fault(place, &f);
+                    report.bad(place, f);
                     return self.lost();
                 }
             }
@@ -155,9 +151,7 @@ impl<'c, 'a> DaTree<'c, 'a> {
         // Neighbours on the same level.
         let slot = self.last[usize::from(this)];
         let back = slot.map_or(0, |(n, _)| n);
-        if info.back.get() != back {
-            report.differ(place, "back", back, info.back.get());
-        }
+        report.same(place, "back", back, info.back.get());
         if let Some((n, forw)) = slot
             && forw != number
         {
@@ -197,7 +191,7 @@ impl<'c, 'a> DaTree<'c, 'a> {
             }
             let hash = e.hashval.get();
             if hash < previous {
-                report.bad(place, format!("entry {i} is out of order"));
+                report.out_of_order(place, "entry", i);
             }
             previous = hash;
             let below = self.node(rd, e.before.get(), Some(this - 1), visit);

@@ -6,8 +6,8 @@ mod short;
 
 use super::ctx::Ctx;
 use super::ctx::Gathered;
+use super::problem::{Place, Problem, Structure, show};
 use super::reader::Reader;
-use super::report::Place;
 use super::runs::{read_run, want_run};
 use super::space::mix;
 use crate::dir::data_record;
@@ -56,10 +56,6 @@ struct Parts {
     single: bool,
 }
 
-fn show(name: &[u8]) -> String {
-    format!("\"{}\"", name.escape_ascii())
-}
-
 /// The numbers of the directory blocks in `extents`, once each; a directory block is of `per` file
 /// blocks, and may be made of several extents.
 fn numbers(extents: &[Extent], per: u64) -> impl Iterator<Item = u64> {
@@ -85,7 +81,7 @@ pub(crate) fn check(
         ino: inode.ino,
         index: ctx.index(inode.ino),
         here: ctx.fact(inode.ino).is_some(),
-        place: Place::inode("directory", inode.ino),
+        place: Place::inode(Structure::Directory, inode.ino),
         extents,
         entries: Vec::new(),
         round: 0,
@@ -108,7 +104,8 @@ impl DirCheck<'_, '_> {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
         let bad = |why: String| {
-            report.bad(self.place, format!("entry {} {why}", show(name)));
+            let name = name.to_vec();
+            report.add(self.place, Problem::BadEntry { name, why });
         };
         if name.contains(&b'/') || name.contains(&0) {
             bad("has a slash or zero byte in it".into());
@@ -242,9 +239,7 @@ impl DirCheck<'_, '_> {
         self.rounds = bytes.div_ceil(room).clamp(1, MAX_ROUNDS);
         let parts = self.parts(rd, out);
         let size = parts.data_end * u64::from(g.dir_block_size);
-        if inode.size != size {
-            report.differ(self.place, "di_size", size, inode.size);
-        }
+        report.same(self.place, "di_size", size, inode.size);
         if self.whole {
             if !self.dot {
                 report.bad(self.place, "no entry \".\"");
@@ -308,7 +303,7 @@ impl DirCheck<'_, '_> {
         let (g, report) = (ctx.g, ctx.report);
         let crc = g.features.crc;
         let per = u64::from(1u32 << g.dirblklog);
-        let base = Place::inode("directory data", self.ino);
+        let base = Place::inode(Structure::DirectoryData, self.ino);
         let Some((block, a)) = read_run(ctx, rd, base, self.extents, db * per, per) else {
             self.whole = false;
             return false;
@@ -321,13 +316,9 @@ impl DirCheck<'_, '_> {
             false => DIR2_BLOCK_MAGIC,
         };
         let single = db == 0 && magic == single_magic;
-        let best = match check_dir_data(&block, single, &ident) {
-            Ok(b) => b,
-            Err(f) => {
-                self.whole = false;
-                report.fault(place, &f);
-                return single;
-            }
+        let Some(best) = report.sound(place, check_dir_data(&block, single, &ident)) else {
+            self.whole = false;
+            return single;
         };
         ctx.lsn(place, &block, 16);
         let mut end = block.len();
@@ -340,7 +331,7 @@ impl DirCheck<'_, '_> {
                 }
                 Err(f) => {
                     self.whole = false;
-                    report.fault(place, &f);
+                    report.bad(place, f);
                     return single;
                 }
             }
@@ -386,19 +377,14 @@ impl DirCheck<'_, '_> {
         let mut offset = dir_data_header_len(g.features.crc);
         let (mut holes, mut after_hole, mut first) = (Vec::new(), false, db == 0);
         while offset < end {
-            let (len, entry) = match data_record(block, offset, end, db, g) {
-                Ok(record) => record,
-                Err(f) => {
-                    report.fault(place, &f);
-                    return None;
-                }
+            let Some((len, entry)) = report.sound(place, data_record(block, offset, end, db, g))
+            else {
+                return None;
             };
             match entry {
                 None => {
                     let tag = Be16::at(block, offset + len - 2).map_or(0, |t| t.get());
-                    if usize::from(tag) != offset {
-                        report.differ(place, "tag of a hole", offset, tag);
-                    }
+                    report.same(place, "tag of a hole", offset, usize::from(tag));
                     if after_hole {
                         report.bad(place, format!("two holes side by side at {offset}"));
                     }
@@ -449,11 +435,9 @@ impl DirCheck<'_, '_> {
     /// Checks the index of a single-block directory.
     fn tail(&mut self, place: Place, tail: &Dir2BlockTail, entries: &[Dir2LeafEntry]) {
         let stale = leaf_order(self.ctx, place, entries, &mut 0);
-        if stale != tail.stale.get() {
-            self.ctx
-                .report
-                .differ(place, "stale", stale, tail.stale.get());
-        }
+        self.ctx
+            .report
+            .same(place, "stale", stale, tail.stale.get());
         let mut indexed: Vec<(u32, u32)> = self.of_round(entries).collect();
         indexed.sort_unstable();
         self.entries.sort_unstable();

@@ -9,8 +9,9 @@ use super::ctx::Gathered;
 use super::ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Fact, KIND_FREE, ino_of};
 use super::inode::{free_inode, used_inode};
 use super::links::{self, Ups};
+use super::problem::{Finding, Structure};
 use super::reader::{MAX_AHEAD, Reader};
-use super::report::{Finding, Report};
+use super::report::Report;
 use super::usage::Usage;
 use super::{CheckProgress, ag, space, superblock};
 use crate::blocks::Blocks;
@@ -22,7 +23,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// The structures that say which inodes there are.
-pub(crate) const TREES: [&str; 4] = ["AGI", "inobt", "finobt", "inode chunk"];
+pub(crate) const TREES: [Structure; 4] = [
+    Structure::Agi,
+    Structure::Tree(Btree::Ino),
+    Structure::Tree(Btree::Fino),
+    Structure::InodeChunk,
+];
 
 /// The counts of a check of all inodes in one pass.
 pub(crate) struct Kept {

@@ -2,8 +2,8 @@
 //! and what no directory leads to.
 
 use super::ctx::{Ctx, KIND_BAD, KIND_FREE, Pair};
+use super::problem::{Counter, Place, Problem, Structure};
 use super::reader::Reader;
-use super::report::Place;
 use crate::format::*;
 use std::cmp::Ordering;
 use std::fs::File;
@@ -28,7 +28,7 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
         let mut at = *head;
         while at != NULLAGINO {
             let ino = g.ino(agno, at);
-            let place = Place::inode("unlinked list", ino);
+            let place = Place::inode(Structure::UnlinkedList, ino);
             let Some((chunk, slot)) = ctx.find_chunk(agno, at) else {
                 report.bad(place, "it leads to an inode that does not exist");
                 break;
@@ -50,9 +50,7 @@ pub(crate) fn unlinked(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
             match rd.bytes(offset, g.inode_size as usize) {
                 Ok(raw) => match DinodeV2::at(&raw, 0) {
                     Ok(d) => {
-                        if d.nlink.get() != 0 {
-                            report.differ(place, "di_nlink", 0, d.nlink.get());
-                        }
+                        report.same(place, "di_nlink", 0, d.nlink.get());
                         at = d.next_unlinked.get();
                     }
                     Err(_) => break,
@@ -106,7 +104,7 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
             }
             let ino = g.ino(agno, chunk.start + slot);
             let own = own_inodes.contains(&Some(ino));
-            let place = Place::inode("inode", ino);
+            let place = Place::inode(Structure::Inode, ino);
             let is_dir = f.kind == FileType::Directory as u32;
             if own {
                 if f.kind != FileType::Regular as u32 {
@@ -118,7 +116,7 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
                     );
                 }
                 if f.nlink == 0 {
-                    report.differ(place, "di_nlink", 1, 0);
+                    report.count_is(place, Counter::Links, 1u64, 0u64);
                 }
                 continue;
             }
@@ -146,9 +144,9 @@ pub(crate) fn counts(ctx: &Ctx<'_>, agno: u32) {
                 continue;
             }
             if f.seen == 0 && !is_dir {
-                report.bad(place, "in use, but in no directory");
+                report.add(place, Problem::NoEntry);
             } else if !f.links_match() {
-                report.differ(place, "di_nlink", f.seen, f.nlink);
+                report.count_is(place, Counter::Links, f.seen, f.nlink);
             }
         }
     }
@@ -265,7 +263,7 @@ impl Ups {
 pub(crate) fn tree(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
     let (g, report) = (ctx.g, ctx.report);
     let mut tree = ctx.tree.lock().expect("no holder panics");
-    let place = Place::inode("root directory", g.rootino);
+    let place = Place::inode(Structure::RootDirectory, g.rootino);
     let root = ctx.index(g.rootino);
     if let Some(f) = ctx.fact(g.rootino)
         && f.kind != FileType::Directory as u32
@@ -279,7 +277,7 @@ pub(crate) fn tree(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
     tree.dotdot.sort_unstable();
     tree.parent.sort_unstable();
     let (dotdot, parent) = (&tree.dotdot[..], &tree.parent[..]);
-    let dir_place = |i: u32| Place::inode("directory", ctx.ino_of(i).unwrap_or(0));
+    let dir_place = |i: u32| Place::inode(Structure::Directory, ctx.ino_of(i).unwrap_or(0));
     let show = |i: u32| ctx.ino_of(i).map_or("?".into(), |i| i.to_string());
     let parents = |child: u32| -> &[Pair] {
         let from = parent.partition_point(|p| p.0 < child);
@@ -352,7 +350,7 @@ pub(crate) fn cycles(ctx: &Ctx<'_>, ups: &mut Ups) -> io::Result<()> {
                 }
                 ON => {
                     let ino = ctx.ino_of(ups.get(i)?.0).unwrap_or(0);
-                    let place = Place::inode("directory", ino);
+                    let place = Place::inode(Structure::Directory, ino);
                     ctx.report.bad(place, "it is its own ancestor");
                     break;
                 }

@@ -24,6 +24,7 @@ mod kept;
 mod links;
 mod paths;
 mod probe;
+mod problem;
 mod progress;
 mod quota;
 mod reader;
@@ -44,8 +45,7 @@ use ctx::{AgFacts, Chunk, Ctx, DirectoryFacts, Facts};
 use links::Ups;
 pub use progress::CheckProgress;
 use reader::Reader;
-use report::{Place, Report};
-use space::{BlockMap, Fingerprint, Use};
+use space::{BlockMap, Fingerprint};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -55,9 +55,11 @@ use usage::{Class, Usage};
 pub use budget::least_memory;
 pub(crate) use budget::repair_tables;
 pub use device::DeviceBlocks;
-pub(crate) use kept::{ChangedSince, Kept};
-pub use report::Finding;
-pub(crate) use report::{LOG_SEQUENCE_NUMBER, Late};
+pub(crate) use kept::{ChangedSince, Kept, TREES};
+pub use problem::{Counter, Finding, Place, Problem, Structure};
+pub(crate) use report::Late;
+use report::Report;
+pub use space::Use;
 
 /// Chunks of inodes that are one piece of work.
 const CHUNKS_PER_ITEM: usize = 256;
@@ -132,10 +134,13 @@ pub fn check(
 fn log_state(blocks: &Arc<dyn Blocks>, g: &Geometry, report: &Report) -> (LogState, Option<u64>) {
     let (log, head) = log::survey(blocks, g);
     if let LogState::Unreadable(why) = &log {
-        report.bad(Place::fs("log"), format!("cannot tell its state: {why}"));
+        report.bad(
+            Place::fs(Structure::Log),
+            format!("cannot tell its state: {why}"),
+        );
     }
     if let Some(why) = log::damage(blocks, g, &log) {
-        report.bad(Place::fs("log"), why);
+        report.bad(Place::fs(Structure::Log), why);
     }
     (log, head)
 }
@@ -204,7 +209,7 @@ pub(crate) fn keeping(
         let ctx = run.context(window, usage);
         groups(&ctx, budget.threads);
         let stop = stop && options.memory.is_none();
-        if stop && report.all(|f| kept::TREES.contains(&f.what)) && report.count() > 0 {
+        if stop && report.all(|f| kept::TREES.contains(&f.place.what)) && report.count() > 0 {
             kept = Some(Kept::new(ctx, true));
             passes = 1;
             break;
@@ -345,7 +350,7 @@ fn fit(g: &mut Geometry, size: u64, report: &Report) {
         return;
     }
     report.differ(
-        Place::fs("image"),
+        Place::fs(Structure::Image),
         "bytes",
         format!("at least {}", g.data_bytes()),
         size,
@@ -453,10 +458,8 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
     let map = map.lock().expect("no holder panics");
     let base = ag.window.start;
     map.runs(Use::Unknown, &mut |start, len| {
-        report.bad(
-            Place::block("free space", agno, base + start),
-            format!("{len} blocks from here are neither free nor in use"),
-        );
+        let place = Place::block(Structure::FreeSpace, agno, base + start);
+        report.add(place, Problem::Unowned { blocks: len });
     });
     // Not in the sums themselves, which may be needed again.
     if let Some(refs) = ag.refs.as_ref().map(Fingerprint::copy) {
@@ -490,7 +493,7 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
         });
         for (start, len) in refs.differences() {
             report.bad(
-                Place::block("refcountbt", agno, start),
+                Place::block(Btree::Refcount, agno, start),
                 format!("references to the {len} blocks from here are not as recorded"),
             );
         }
@@ -498,7 +501,7 @@ fn space(ctx: &Ctx<'_>, agno: u32) {
     if let Some(owners) = &ag.owners {
         for (start, len) in owners.differences() {
             report.bad(
-                Place::block("rmapbt", agno, start),
+                Place::block(Btree::Rmap, agno, start),
                 format!("owners of the {len} blocks from here are not as recorded"),
             );
         }

@@ -1,6 +1,6 @@
 //! Paths for the inodes that findings are about.
 
-use super::report::Finding;
+use super::problem::Finding;
 use crate::Volume;
 use crate::blocks::Blocks;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ const MAX_WANTED: usize = 1000;
 pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding], max_dirs: usize) {
     let mut wanted: BTreeSet<u64> = findings
         .iter()
-        .filter_map(|f| f.inode)
+        .filter_map(|f| f.place.inode)
         .take(MAX_WANTED)
         .collect();
     if wanted.is_empty() {
@@ -62,7 +62,7 @@ pub(crate) fn name(blocks: &Arc<dyn Blocks>, findings: &mut [Finding], max_dirs:
         level = next;
     }
     for f in findings {
-        if let Some(p) = f.inode.and_then(|i| paths.get(&i)) {
+        if let Some(p) = f.place.inode.and_then(|i| paths.get(&i)) {
             f.path = Some(p.clone());
         }
     }

@@ -1,8 +1,8 @@
 //! Quota inodes: their records, and the usage that they say.
 
 use super::ctx::Ctx;
+use super::problem::{Place, Structure};
 use super::reader::Reader;
-use super::report::Place;
 use super::runs::read_run;
 use super::usage::Usage;
 use crate::format::*;
@@ -11,10 +11,10 @@ use crate::inode::Inode;
 /// Quota was counted: user, group, project (`XFS_[UGP]QUOTA_CHKD`).
 const CHECKED: [u16; 3] = [0x0004, 0x0100, 0x0400];
 
-const TYPES: [(u8, &str); 3] = [
-    (DQTYPE_USER, "user quota"),
-    (DQTYPE_GROUP, "group quota"),
-    (DQTYPE_PROJ, "project quota"),
+const TYPES: [(u8, Structure); 3] = [
+    (DQTYPE_USER, Structure::UserQuota),
+    (DQTYPE_GROUP, Structure::GroupQuota),
+    (DQTYPE_PROJ, Structure::ProjectQuota),
 ];
 
 impl Usage {
@@ -72,16 +72,15 @@ pub(crate) fn records(ctx: &Ctx<'_>, rd: &mut Reader<'_>, inode: &Inode, extents
             for i in 0..per_block {
                 let id = b.saturating_mul(per_block as u64) + i as u64;
                 let record = &bytes[i * Dquot::SIZE..(i + 1) * Dquot::SIZE];
-                let d = match check_dquot(record, &ident) {
-                    Ok(d) => d,
-                    Err(f) => {
-                        report.fault(place, &f);
-                        continue;
-                    }
+                let Some(d) = report.sound(place, check_dquot(record, &ident)) else {
+                    continue;
                 };
-                if u64::from(d.id.get()) != id {
-                    report.differ(place, format!("d_id of record {i}"), id, d.id.get());
-                }
+                report.same(
+                    place,
+                    format!("d_id of record {i}"),
+                    id,
+                    u64::from(d.id.get()),
+                );
                 if d.r#type & !DQTYPE_BIGTIME != want {
                     report.differ(place, format!("d_type of record {i}"), want, d.r#type);
                 }

@@ -1,8 +1,8 @@
 //! Reads runs of a file's blocks.
 
 use super::ctx::Ctx;
+use super::problem::Place;
 use super::reader::{Bytes, Reader};
-use super::report::Place;
 use crate::format::*;
 use crate::geometry::AgBlock;
 

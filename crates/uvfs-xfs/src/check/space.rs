@@ -9,9 +9,9 @@ const WORD_BLOCKS: u32 = 32;
 const PAGE_WORDS: usize = (PAGE_BLOCKS / WORD_BLOCKS) as usize;
 
 /// The use of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(crate) enum Use {
+pub enum Use {
     /// Nothing has claimed it.
     Unknown = 0,
     /// In the free space trees.
@@ -32,7 +32,7 @@ impl Use {
         }
     }
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Use::Unknown => "unused",
             Use::Free => "free",

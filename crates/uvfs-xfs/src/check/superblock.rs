@@ -2,7 +2,8 @@
 
 use super::ctx::Ctx;
 use super::is_refusal;
-use super::report::{Place, Report};
+use super::problem::{Counter, Place, Structure};
+use super::report::Report;
 use crate::blocks::Blocks;
 use crate::error::{Error, Result};
 use crate::format::*;
@@ -12,7 +13,7 @@ use crate::volume::read_superblock;
 /// Bytes read at once in the search for a copy.
 const SEARCH: usize = 1 << 20;
 
-const PLACE: &str = "superblock";
+const PLACE: Structure = Structure::Superblock;
 
 /// The superblock and geometry; from a copy, and with a finding, if the first is damaged.
 pub(crate) fn find(blocks: &dyn Blocks, report: &Report) -> Result<(Superblock, Geometry)> {
@@ -26,8 +27,8 @@ pub(crate) fn find(blocks: &dyn Blocks, report: &Report) -> Result<(Superblock, 
         // A first superblock with the right magic number is XFS, if there is nothing else.
         None => return Err(damage),
     };
-    match &damage {
-        Error::Corrupt { fault, .. } => report.fault(Place::ag(PLACE, 0), fault),
+    match damage {
+        Error::Corrupt { fault, .. } => report.bad(Place::ag(PLACE, 0), fault),
         e => report.bad(Place::ag(PLACE, 0), e.to_string()),
     }
     Ok(found)
@@ -109,9 +110,7 @@ pub(crate) fn fields(sb: &Superblock, g: &Geometry, head_lsn: Option<u64>, repor
     }
     // The root directory is in the first chunk, and the realtime inodes are next to it.
     for (name, ino, next) in [("sb_rbmino", g.rbmino, 1), ("sb_rsumino", g.rsumino, 2)] {
-        if ino != g.rootino + next {
-            report.differ(place, name, g.rootino + next, ino);
-        }
+        report.same(place, name, g.rootino + next, ino);
     }
     let log_bytes = u64::from(g.logblocks) << g.blocklog;
     if g.logblocks == 0 || log_bytes > 1 << 31 {
@@ -245,13 +244,11 @@ pub(crate) fn counters(ctx: &Ctx<'_>) {
     }
     let sb = ctx.sb;
     let place = Place::ag(PLACE, 0);
-    for (name, sum, found) in [
-        ("sb_icount", sums[0], sb.icount.get()),
-        ("sb_ifree", sums[1], sb.ifree.get()),
-        ("sb_fdblocks", sums[2], sb.fdblocks.get()),
+    for (counter, sum, found) in [
+        (Counter::SbIcount, sums[0], sb.icount.get()),
+        (Counter::SbIfree, sums[1], sb.ifree.get()),
+        (Counter::SbFdblocks, sums[2], sb.fdblocks.get()),
     ] {
-        if sum != found {
-            ctx.report.differ(place, name, sum, found);
-        }
+        ctx.report.count_is(place, counter, sum, found);
     }
 }

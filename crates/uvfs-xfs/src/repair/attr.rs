@@ -3,22 +3,19 @@
 use super::Mend;
 use super::fork::{self, Map};
 use crate::bulk::attr::{AttrPlan, NewAttr, short_form};
+use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 
-/// Structures of attributes that findings are about.
-const WHAT: [&str; 5] = [
-    "attributes",
-    "short-form attributes",
-    "attribute value",
-    "attribute fork",
-    "attributes tree",
-];
-
 /// Builds an inode's attributes anew, if there are findings about them.
 pub(crate) fn mend(m: &mut Mend<'_>, ino: u64) {
+    let attributes = |what: &Structure| {
+        use Structure::{AttributeFork, AttributeValue, Attributes, ShortAttributes, Tree};
+        let parts = [Attributes, ShortAttributes, AttributeValue, AttributeFork];
+        parts.contains(what) || *what == Tree(Btree::Bmap)
+    };
     let about = m.about.get(&ino);
-    if !about.is_none_or(|a| WHAT.iter().any(|w| a.contains(w)) || a.contains("bmbt")) {
+    if !about.is_none_or(|about| about.iter().any(attributes)) {
         return;
     }
     let Some(inode) = m.inode(ino) else { return };
@@ -43,7 +40,7 @@ pub(crate) fn mend(m: &mut Mend<'_>, ino: u64) {
     };
     m.moved = true;
     m.recount = true;
-    m.say("attributes", None, Some(ino), text);
+    m.say(Place::inode(Structure::Attributes, ino), text);
 }
 
 /// A POSIX ACL's entries are counted.

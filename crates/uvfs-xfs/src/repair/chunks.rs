@@ -3,6 +3,7 @@
 use super::Mend;
 use super::space::{FoundChunk, UNSEEN};
 use super::trees::walk;
+use crate::check::TREES;
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use std::collections::BTreeMap;
@@ -137,9 +138,7 @@ pub(crate) fn collect(m: &mut Mend<'_>, agno: u32) {
     let header = check_agi(&bytes, &ident).is_ok();
     let (ino, fino) = roots.unwrap_or_default();
     let (chunks, gaps) = records(m, agno, Btree::Ino, ino);
-    let doubt = ["AGI", "inobt", "finobt", "inode chunk"]
-        .iter()
-        .any(|w| m.hurt(w, agno));
+    let doubt = TREES.iter().any(|what| m.hurt(*what, agno));
     let chunks: Vec<FoundChunk> = if gaps.is_empty() && header && !doubt {
         let found = chunks.iter().map(|c| FoundChunk {
             start: c.startino,

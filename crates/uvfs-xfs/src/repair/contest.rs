@@ -5,6 +5,7 @@
 
 use super::trees::walk;
 use super::{Mend, fork};
+use crate::check::Structure;
 use crate::format::*;
 use crate::geometry::AgBlock;
 use crate::inode::{Fork, Inode};
@@ -78,7 +79,11 @@ pub(crate) fn mapped(m: &Mend<'_>) -> HashMap<u64, Vec<Extent>> {
     if !m.g.features.rmapbt {
         return out;
     }
-    let parts = ["inode", "data fork", "bmbt"];
+    let parts = [
+        Structure::Inode,
+        Structure::DataFork,
+        Structure::Tree(Btree::Bmap),
+    ];
     let bad = m
         .about
         .iter()

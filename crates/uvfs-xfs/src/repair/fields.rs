@@ -2,6 +2,7 @@
 
 use super::Mend;
 use super::fork;
+use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
@@ -83,7 +84,10 @@ fn free(m: &mut Mend<'_>, ino: u64, raw: &[u8], d: &Dinode) -> Core {
     fresh.put(&mut new, 0);
     m.put_inode(ino, &mut new);
     m.moved = true;
-    m.say("inode", None, Some(ino), "a free inode made anew".into());
+    m.say(
+        Place::inode(Structure::Inode, ino),
+        "a free inode made anew",
+    );
     Core::Free
 }
 

@@ -4,6 +4,7 @@ use super::space::{self, fresh, normal, subtract};
 use super::{Mend, fork, reader};
 use crate::bulk::btree::{Shape, build};
 use crate::check::space::{BlockMap, Use};
+use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
 use crate::inode::{Fork, Inode};
@@ -45,8 +46,8 @@ pub(crate) fn all(m: &mut Mend<'_>) {
                 fdblocks += b;
             }
             None => {
-                let text = "no space for its B-trees".into();
-                m.say("allocation group", Some(agno as u32), None, text);
+                let text = "no space for its B-trees";
+                m.say(Place::ag(Structure::Group, agno as u32), text);
             }
         }
     }
@@ -62,7 +63,7 @@ pub(crate) fn counters(m: &mut Mend<'_>, icount: u64, ifree: u64, fdblocks: u64)
         sb.ifree.set(ifree);
         sb.fdblocks.set(fdblocks);
         let text = format!("counters set to {icount} inodes, {ifree} free, {fdblocks} free blocks");
-        m.say("superblock", Some(0), None, text);
+        m.say(Place::ag(Structure::Superblock, 0), text);
     }
     m.put_superblock(sb);
 }
@@ -496,10 +497,8 @@ fn write(
     crate::mkfs::free_list(&g, agno, &list, &mut bytes);
     put(AGFL_SECTOR, &bytes, AGFL_CRC_OFFSET);
     m.say(
-        "allocation group",
-        Some(agno),
-        None,
-        "headers and B-trees built anew".into(),
+        Place::ag(Structure::Group, agno),
+        "headers and B-trees built anew",
     );
     (
         inodes,

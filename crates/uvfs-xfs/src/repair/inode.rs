@@ -6,6 +6,7 @@ use super::dir::{self, DirectoryTree};
 use super::fork::{self, Map};
 use super::reader::each;
 use super::space::{EXPECTED, UNSEEN};
+use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::geometry::Geometry;
 use crate::inode::{Fork, Inode};
@@ -170,9 +171,15 @@ fn clear(m: &mut Mend<'_>, ino: u64, slot: usize, raw: &[u8], why: &str) {
             let zero = Be64::new(bigtime_stamp(0, 0));
             (d.v2.atime, d.v2.mtime, d.v2.ctime, d.crtime) = (zero, zero, zero, zero);
         }
-        m.say("inode", None, Some(ino), format!("made anew: {why}"));
+        m.say(
+            Place::inode(Structure::Inode, ino),
+            format!("made anew: {why}"),
+        );
     } else {
-        m.say("inode", None, Some(ino), format!("cleared: {why}"));
+        m.say(
+            Place::inode(Structure::Inode, ino),
+            format!("cleared: {why}"),
+        );
     }
     d.put(&mut new, 0);
     m.put_inode(ino, &mut new);
@@ -222,7 +229,7 @@ fn damaged(
             for (_, map) in maps.iter_mut().filter(|(f, _)| *f == Fork::Data) {
                 if map.complete(mapped, seen.inode.nextents) {
                     let text = "extents taken from the reverse mapping tree";
-                    m.say("inode", None, Some(ino), text.into());
+                    m.say(Place::inode(Structure::Inode, ino), text);
                 }
             }
             follow(m, seen, old, maps, unbuilt);
@@ -237,10 +244,10 @@ fn mend_link(m: &mut Mend<'_>, ino: u64, inode: &mut Inode, raw: &mut [u8]) {
         && let Some(size) = super::fields::link_size(m, inode)
         && let Ok(d) = Dinode::at(raw, 0)
     {
-        if m.is_about(ino, "symbolic link") {
+        if m.is_about(ino, Structure::SymbolicLink) {
             super::fields::link_blocks(m, inode);
             let text = "the heads of its blocks set right";
-            m.say("symbolic link", None, Some(ino), text.into());
+            m.say(Place::inode(Structure::SymbolicLink, ino), text);
         }
         let mut d = *d;
         d.v2.size.set(size);
@@ -262,8 +269,8 @@ fn follow(
     for (f, map) in &mut maps {
         claim(m, map, *f == Fork::Data && kind == FileType::Regular);
         // A tree with findings is built anew with the rest.
-        map.rebuild |=
-            map.hurt || (seen.bad && m.is_about(seen.ino, "bmbt") && !map.tree.is_empty());
+        map.rebuild |= map.hurt
+            || (seen.bad && m.is_about(seen.ino, Btree::Bmap.into()) && !map.tree.is_empty());
         m.recount |= map.rebuild;
     }
     let ag = agno(&m.g, seen.ino);
@@ -323,7 +330,7 @@ fn finish(
     }
     if hurt {
         let text = "extents that led outside or to blocks of others cut off";
-        m.say("inode", None, Some(ino), text.into());
+        m.say(Place::inode(Structure::Inode, ino), text);
         m.moved = true;
     }
     if bad && kind == FileType::Symlink && !super::fields::is_link(m, &inode) {
@@ -336,7 +343,7 @@ fn finish(
         if m.sharing.contains(&ino) {
             d.flags2.set(d.flags2.get() | DIFLAG2_REFLINK);
         }
-        if bad && m.is_about(ino, "unlinked list") {
+        if bad && m.is_about(ino, Structure::UnlinkedList) {
             d.v2.next_unlinked.set(NULLAGINO);
         }
         d.put(&mut raw, 0);
@@ -345,7 +352,7 @@ fn finish(
     if raw != old {
         m.put_inode(ino, &mut raw);
         if !hurt {
-            m.say("inode", None, Some(ino), "fields set right".into());
+            m.say(Place::inode(Structure::Inode, ino), "fields set right");
         }
     }
     if bad {

@@ -2,13 +2,13 @@
 
 use super::Mend;
 use super::dir::{self, DirectoryTree, FoundEntry};
+use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::mkfs::free_inode;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The directory for what no directory leads to.
-pub(crate) const LOST_AND_FOUND: &str = "lost+found";
-const LOST: &[u8] = LOST_AND_FOUND.as_bytes();
+const LOST: &[u8] = b"lost+found";
 
 /// Gives each directory one parent, builds those anew that need it, and moves what nothing leads
 /// to into lost+found.
@@ -51,19 +51,22 @@ pub(crate) fn settle(m: &mut Mend<'_>, tree: DirectoryTree) {
                 for ino in lost_dirs.iter().filter(|d| **d != to) {
                     parent.insert(*ino, to);
                     rebuild.insert(*ino);
-                    let text = "moved to lost+found".into();
-                    m.say("directory", None, Some(*ino), text);
+                    let text = "moved to lost+found";
+                    m.say(Place::inode(Structure::Directory, *ino), text);
                     orphans.entry(to).or_default().push(*ino);
                 }
                 for ino in lost {
-                    let text = "moved to lost+found".into();
-                    m.say("inode", None, Some(ino), text);
+                    let text = "moved to lost+found";
+                    m.say(Place::inode(Structure::Inode, ino), text);
                     orphans.entry(to).or_default().push(ino);
                     see(m, ino);
                 }
                 rebuild.insert(to);
             }
-            None => m.say(LOST_AND_FOUND, None, None, "no inode is free for it".into()),
+            None => m.say(
+                Place::fs(Structure::LostAndFound),
+                "no inode is free for it",
+            ),
         }
     }
     for (dir, up) in &dotdot {
@@ -140,7 +143,7 @@ fn one(m: &mut Mend<'_>, ino: u64, parent: &BTreeMap<u64, u64>, orphans: &[u64])
         ),
         false => "no space to build it anew".into(),
     };
-    m.say("directory", None, Some(ino), text);
+    m.say(Place::inode(Structure::Directory, ino), text);
 }
 
 /// Takes an entry away from each cycle of directories.
@@ -239,7 +242,7 @@ fn lost_and_found(m: &mut Mend<'_>, rebuild: &mut HashSet<u64>) -> Option<u64> {
     m.moved = true;
     m.touched.insert(agno as u32);
     m.lost = Some(ino);
-    m.say(LOST_AND_FOUND, None, Some(ino), "made".into());
+    m.say(Place::inode(Structure::LostAndFound, ino), "made");
     m.lost
 }
 
@@ -282,9 +285,7 @@ pub(crate) fn all(m: &mut Mend<'_>) {
             d.put(&mut raw, 0);
             m.put_inode(ino, &mut raw);
             m.say(
-                "inode",
-                None,
-                Some(ino),
+                Place::inode(Structure::Inode, ino),
                 format!("link count set to {seen}"),
             );
         }

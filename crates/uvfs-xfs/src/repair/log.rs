@@ -1,6 +1,7 @@
 //! An empty log.
 
 use super::Mend;
+use crate::check::{Place, Structure};
 use crate::format::*;
 
 const BLOCK: usize = 512;
@@ -54,7 +55,7 @@ pub(crate) fn format(m: &mut Mend<'_>) -> bool {
         sb.lsn.set(0);
         m.put_superblock(sb);
     }
-    let text = "written anew, empty: what it held is lost".into();
-    m.say("log", None, None, text);
+    let text = "written anew, empty: what it held is lost";
+    m.say(Place::fs(Structure::Log), text);
     u64::from(cycle) > most
 }

@@ -63,7 +63,7 @@ pub use commit::{DeviceSink, Sink};
 pub use error::RepairError;
 
 use crate::blocks::Blocks;
-use crate::check::{self, CheckOptions, CheckProgress, Finding};
+use crate::check::{self, CheckOptions, CheckProgress, Finding, Place, Problem, Structure, Use};
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::{AgBlock, Geometry};
@@ -96,6 +96,9 @@ pub struct RepairOptions {
     pub check: CheckOptions,
 }
 
+/// A change that a repair made, or would make, in words.
+pub type Change = Finding<String>;
+
 /// The result of a repair.
 #[derive(Debug, Clone)]
 pub struct RepairOutcome {
@@ -104,7 +107,7 @@ pub struct RepairOutcome {
     /// How many findings that were.
     pub found_count: u64,
     /// The changes that were made, or would be: at most 10,000 in full.
-    pub changes: Vec<Finding>,
+    pub changes: Vec<Change>,
     /// How many changes there were.
     pub change_count: u64,
     /// The findings of the last check. If there are any, nothing was written.
@@ -236,7 +239,8 @@ fn better(
         };
         let found = check::keeping(disk.clone(), &checking, &CheckProgress::default(), false);
         found.map_or((0, u64::MAX), |(o, _)| {
-            let copies = o.findings.iter().filter(|f| f.what == "superblock copy");
+            let is_copy = |f: &&Finding| f.place.what == Structure::SuperblockCopy;
+            let copies = o.findings.iter().filter(is_copy);
             (o.inodes, o.count - copies.count() as u64)
         })
     };
@@ -262,15 +266,16 @@ fn finish(
     let known = out
         .found
         .iter()
-        .filter_map(|f| Some((f.inode?, f.path.as_ref()?)));
+        .filter_map(|f| Some((f.place.inode?, f.path.as_ref()?)));
     let paths: HashMap<u64, &String> = known.collect();
     // An inode that was cleared may have become lost+found.
     let mut made = None;
     for c in &mut m.changes {
-        made = made.or(c.inode.filter(|_| c.what == links::LOST_AND_FOUND));
-        c.path = match c.inode {
-            Some(_) if c.inode == made => Some(format!("/{}", links::LOST_AND_FOUND)),
-            _ => c.inode.and_then(|i| paths.get(&i)).map(|p| (*p).clone()),
+        let Place { what, inode, .. } = c.place;
+        made = made.or(inode.filter(|_| what == Structure::LostAndFound));
+        c.path = match inode {
+            Some(_) if inode == made => Some(format!("/{}", Structure::LostAndFound)),
+            _ => inode.and_then(|i| paths.get(&i)).map(|p| (*p).clone()),
         };
     }
     (out.change_count, out.changes) = (m.change_count, std::mem::take(&mut m.changes));
@@ -314,18 +319,18 @@ pub(crate) struct Mend<'a> {
     bad: HashSet<u64>,
     all_bad: bool,
     /// Structures of groups with findings, and some that are about no group.
-    hurt: HashSet<(&'static str, u32)>,
+    hurt: HashSet<(Structure, u32)>,
     /// Inodes of which the findings say that they share blocks.
     pub sharing: HashSet<u64>,
     /// The structures of an inode that the findings are about.
-    pub about: HashMap<u64, HashSet<&'static str>>,
+    pub about: HashMap<u64, HashSet<Structure>>,
     /// Runs of blocks that more than one claims: group, first block, blocks.
     pub contested: Vec<(u32, u32, u32)>,
     /// The greatest log sequence number seen in an inode, or ahead of the log.
     pub max_lsn: u64,
-    pub changes: Vec<Finding>,
+    pub changes: Vec<Change>,
     pub change_count: u64,
-    said: HashSet<String>,
+    said: HashSet<Change>,
     /// Blocks changed hands.
     pub moved: bool,
     /// The inodes have to be walked again to know whose the blocks are.
@@ -385,13 +390,13 @@ impl<'a> Mend<'a> {
         let mut found = 0;
         if !as_is {
             let text = "rewritten from a copy";
-            m.say("superblock", Some(0), None, text.into());
+            m.say(Place::ag(Structure::Superblock, 0), text);
             found += 1;
         }
         if m.g.features.needsrepair {
             found += 1;
             let text = "the mark that a repair is needed taken away";
-            m.say("superblock", Some(0), None, text.into());
+            m.say(Place::ag(Structure::Superblock, 0), text);
         }
         m.put_superblock(sb);
         if !log.is_clean() {
@@ -409,28 +414,26 @@ impl<'a> Mend<'a> {
         self.about.clear();
         self.contested.clear();
         let mut late = false;
-        for f in found {
-            if let Some(ino) = f.inode {
+        for Finding { place, problem, .. } in found {
+            let what = place.what;
+            if let Some(ino) = place.inode {
                 self.bad.insert(ino);
-                self.about.entry(ino).or_default().insert(f.what);
-                if f.problem.contains("reflink flag") {
+                self.about.entry(ino).or_default().insert(what);
+                if *problem == Problem::NoReflinkFlag {
                     self.sharing.insert(ino);
                 }
             } else {
-                self.hurt.insert((f.what, f.ag.unwrap_or(0)));
+                self.hurt.insert((what, place.ag.unwrap_or(0)));
                 // Damage of superblock copies needs no new trees.
-                self.moved |= !matches!(f.what, "superblock copy" | "log");
+                self.moved |= !matches!(what, Structure::SuperblockCopy | Structure::Log);
             }
-            // Blocks that two claim, as the checker words it.
-            if f.problem.ends_with("in use by another structure")
-                || f.problem.ends_with("in use by file data")
+            if let Problem::UsedTwice { blocks, was, .. } = problem
+                && matches!(was, Use::Meta | Use::Data)
+                && let (Some(ag), Some(block)) = (place.ag, place.block)
             {
-                let n = f.problem.split(' ').next().and_then(|n| n.parse().ok());
-                if let (Some(ag), Some(block)) = (f.ag, f.block) {
-                    self.contested.push((ag, block, n.unwrap_or(1)));
-                }
+                self.contested.push((ag, block, *blocks));
             }
-            late |= f.problem == check::LOG_SEQUENCE_NUMBER;
+            late |= matches!(problem, Problem::AheadOfLog { .. });
         }
         late
     }
@@ -459,26 +462,19 @@ impl<'a> Mend<'a> {
             groups::all(self);
         }
         superblock::copies(self);
-        if self.hurt("log", 0) || (late && !self.log_formatted) {
+        if self.hurt(Structure::Log, 0) || (late && !self.log_formatted) {
             log::format(self);
         }
     }
 
     /// Whether all findings are about structures that [`groups`] builds.
     fn only_groups(&self) -> bool {
-        let built = [
-            "AGF",
-            "AGFL",
-            "bnobt",
-            "cntbt",
-            "rmapbt",
-            "refcountbt",
-            "free space",
-            "superblock",
-            "superblock copy",
-            "log",
-        ];
-        self.hurt.iter().all(|(what, _)| built.contains(what))
+        use Structure::{Agf, Agfl, FreeSpace, Log, Superblock, SuperblockCopy, Tree};
+        self.hurt.iter().all(|(what, _)| match what {
+            Agf | Agfl | FreeSpace | Superblock | SuperblockCopy | Log => true,
+            Tree(tree) => !matches!(tree, Btree::Ino | Btree::Fino),
+            _ => false,
+        })
     }
 
     /// Whether there are findings about an inode.
@@ -487,35 +483,30 @@ impl<'a> Mend<'a> {
     }
 
     /// Whether there are findings about this structure of an inode.
-    pub fn is_about(&self, ino: u64, what: &'static str) -> bool {
-        self.about.get(&ino).is_some_and(|a| a.contains(what))
+    pub fn is_about(&self, ino: u64, what: Structure) -> bool {
+        self.about.get(&ino).is_some_and(|a| a.contains(&what))
     }
 
     /// Whether there are findings about a structure of a group.
-    pub fn hurt(&self, what: &'static str, agno: u32) -> bool {
+    pub fn hurt(&self, what: Structure, agno: u32) -> bool {
         self.all_bad || self.hurt.contains(&(what, agno))
     }
 
     /// Tells what was changed.
-    pub fn say(&mut self, what: &'static str, ag: Option<u32>, inode: Option<u64>, text: String) {
-        let finding = Finding {
-            what,
-            ag,
-            block: None,
-            inode,
+    pub fn say(&mut self, place: Place, text: impl Into<String>) {
+        let change = Change {
+            place,
             path: None,
-            problem: text,
-            expected: None,
-            found: None,
+            problem: text.into(),
         };
         // A later round does some things again.
         let room = self.changes.len() < MAX_CHANGES;
-        if room && !self.said.insert(finding.to_string()) {
+        if room && !self.said.insert(change.clone()) {
             return;
         }
         self.change_count += 1;
         if room {
-            self.changes.push(finding);
+            self.changes.push(change);
         }
     }
 

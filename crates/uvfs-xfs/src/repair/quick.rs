@@ -11,14 +11,23 @@ use super::space::{self, AgToMend, FoundChunk};
 use super::trees::walk;
 use super::{Mend, Overlay, chunks, groups, links, local};
 use crate::check::space::{BlockMap, Use};
-use crate::check::{self, ChangedSince, CheckOptions, CheckOutcome, CheckProgress, Finding, Kept};
+use crate::check::{
+    self, ChangedSince, CheckOptions, CheckOutcome, CheckProgress, Counter, Finding, Kept, Problem,
+    Structure,
+};
 use crate::error::Result;
 use crate::format::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The structures that tell which blocks of a group are free.
-const SPACE: [&str; 5] = ["AGF", "AGFL", "bnobt", "cntbt", "free space"];
+const SPACE: [Structure; 5] = [
+    Structure::Agf,
+    Structure::Agfl,
+    Structure::Tree(Btree::Bno),
+    Structure::Tree(Btree::Cnt),
+    Structure::FreeSpace,
+];
 /// Further owners of shared blocks in a group: a tree with more is not unfolded.
 const MAX_SHARED: u64 = 1 << 22;
 
@@ -82,45 +91,50 @@ pub(crate) fn mend(
 
 /// Whether blocks have no owner.
 fn is_lost_space(f: &Finding) -> bool {
-    f.what == "free space" && f.problem.ends_with("are neither free nor in use")
+    matches!(f.problem, Problem::Unowned { .. })
 }
 
 /// Groups whose free space has to be told anew.
 fn space_of(outcome: &CheckOutcome) -> BTreeSet<u32> {
-    let about = |f: &&Finding| f.inode.is_none() && SPACE.contains(&f.what);
-    let groups = outcome.findings.iter().filter(about);
-    groups.filter_map(|f| f.ag).collect()
+    let places = outcome.findings.iter().map(|f| f.place);
+    let about = places.filter(|p| p.inode.is_none() && SPACE.contains(&p.what));
+    about.filter_map(|p| p.ag).collect()
 }
 
 /// Whether all findings are about the contents of directories, or follow from these; or about free space.
 fn is_simple(kept: &Kept, outcome: &CheckOutcome) -> bool {
     outcome.missing.is_empty()
         && outcome.count == outcome.findings.len() as u64
-        && outcome.findings.iter().all(|f| match (f.what, f.inode) {
-            (
-                "directory"
-                | "directory data"
-                | "directory index"
-                | "directory free index"
-                | "short-form directory",
-                Some(ino),
-            ) => {
-                let fact = kept.fact(ino);
-                fact.is_some_and(|f| f.kind == FileType::Directory as u32)
-                    && !f.problem.contains("cannot be read")
-            }
-            ("inode", Some(_)) => {
-                matches!(
-                    f.problem.as_str(),
-                    "di_nlink" | "in use, but in no directory"
-                )
-            }
-            // With reverse mappings, or shared data, more than free space is lost with these.
-            (what, None) if SPACE.contains(&what) => f.ag.is_some_and(|agno| {
-                is_lost_space(f) || !(kept.has_owners() || kept.is_shared(agno))
-            }),
-            _ => false,
-        })
+        && outcome
+            .findings
+            .iter()
+            .all(|f| match (f.place.what, f.place.inode) {
+                (
+                    Structure::Directory
+                    | Structure::DirectoryData
+                    | Structure::DirectoryIndex
+                    | Structure::DirectoryFreeIndex
+                    | Structure::ShortDirectory,
+                    Some(ino),
+                ) => {
+                    let fact = kept.fact(ino);
+                    fact.is_some_and(|f| f.kind == FileType::Directory as u32)
+                        && !matches!(f.problem, Problem::Unreadable(_))
+                }
+                (Structure::Inode, Some(_)) => matches!(
+                    f.problem,
+                    Problem::NoEntry
+                        | Problem::Count {
+                            counter: Counter::Links,
+                            ..
+                        }
+                ),
+                // With reverse mappings, or shared data, more than free space is lost with these.
+                (what, None) if SPACE.contains(&what) => f.place.ag.is_some_and(|agno| {
+                    is_lost_space(f) || !(kept.has_owners() || kept.is_shared(agno))
+                }),
+                _ => false,
+            })
 }
 
 /// Gives a repair what the check knows of the groups. Blocks of no known use are free if `all` were seen.
@@ -163,9 +177,9 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
     let before = m.disk.snapshot();
     m.read_findings(&outcome.findings);
     m.touched = space_of(outcome);
-    let whole = |f: &Finding| is_lost_space(f) || f.inode.is_some();
+    let whole = |f: &Finding| is_lost_space(f) || f.place.inode.is_some();
     let broken = outcome.findings.iter().filter(|f| !whole(f));
-    m.broken = broken.filter_map(|f| f.ag).collect();
+    m.broken = broken.filter_map(|f| f.place.ag).collect();
     for agno in m.touched.clone() {
         // Only the inodes count for the use of blocks, not its trees.
         kept.forget_group(m.disk, agno);
@@ -181,12 +195,12 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
             fixed.runs(Use::Meta, &mut |s, n| drop(map.claim(s, n, Use::Meta)));
         }
     }
-    let about_entries = |f: &&Finding| f.inode.is_some() && f.what != "inode";
+    let about_entries = |f: &&Finding| f.place.inode.is_some() && f.place.what != Structure::Inode;
     let bad: BTreeSet<u64> = outcome
         .findings
         .iter()
         .filter(about_entries)
-        .filter_map(|f| f.inode)
+        .filter_map(|f| f.place.inode)
         .collect();
     let dirs: Vec<u64> = bad.into_iter().collect();
     // Something cannot be read that could be when it was checked.
@@ -238,7 +252,7 @@ fn directories(m: &mut Mend<'_>, mut kept: Kept, outcome: &CheckOutcome) -> bool
 fn inode_trees(m: &mut Mend<'_>, kept: &Kept, outcome: &CheckOutcome) -> bool {
     m.read_findings(&outcome.findings);
     begin(m, kept, false);
-    m.touched = outcome.findings.iter().filter_map(|f| f.ag).collect();
+    m.touched = outcome.findings.iter().filter_map(|f| f.place.ag).collect();
     for agno in m.touched.clone() {
         chunks::complete(m, agno);
         // The free space trees are believed: what they have is no inode's.

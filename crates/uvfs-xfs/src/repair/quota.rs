@@ -1,15 +1,16 @@
 //! Quota inodes and their records.
 
 use super::{Mend, fork};
+use crate::check::{Place, Structure};
 use crate::format::*;
 use crate::inode::{Fork, Inode};
 
 /// Mends the quota inodes: their records, and whether they are to be counted again.
 pub(crate) fn all(m: &mut Mend<'_>) {
-    const KINDS: [(&str, u8, u16, u16); 3] = [
-        ("user quota", DQTYPE_USER, 0x0004, 0x0003),
-        ("group quota", DQTYPE_GROUP, 0x0100, 0x00c0),
-        ("project quota", DQTYPE_PROJ, 0x0400, 0x0208),
+    const KINDS: [(Structure, u8, u16, u16); 3] = [
+        (Structure::UserQuota, DQTYPE_USER, 0x0004, 0x0003),
+        (Structure::GroupQuota, DQTYPE_GROUP, 0x0100, 0x00c0),
+        (Structure::ProjectQuota, DQTYPE_PROJ, 0x0400, 0x0208),
     ];
     let mut sb = m.sb;
     let inodes = m.g.quota_inodes;
@@ -21,14 +22,14 @@ pub(crate) fn all(m: &mut Mend<'_>) {
         if !regular || twice {
             [&mut sb.uquotino, &mut sb.gquotino, &mut sb.pquotino][k].set(0);
             sb.qflags.set(sb.qflags.get() & !(checked | on));
-            m.say(what, None, Some(ino), "taken away: it is no file".into());
+            m.say(Place::inode(what, ino), "taken away: it is no file");
         } else if records || m.hurt(what, 0) {
             if records {
                 dquots(m, ino, kind);
             }
             sb.qflags.set(sb.qflags.get() & !checked);
             let text = "to be counted again at the next mount";
-            m.say(what, None, None, text.into());
+            m.say(Place::fs(what), text);
         }
     }
     if zerocopy::IntoBytes::as_bytes(&sb) != zerocopy::IntoBytes::as_bytes(&m.sb) {

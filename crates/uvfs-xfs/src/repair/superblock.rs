@@ -3,6 +3,7 @@
 use super::Mend;
 use crate::blocks::Blocks;
 use crate::check::superblock as checked;
+use crate::check::{Place, Structure};
 use crate::error::{Error, Result};
 use crate::format::*;
 use crate::geometry::Geometry;
@@ -260,7 +261,10 @@ pub(crate) fn fields(m: &mut Mend<'_>) {
     }
     quota(&mut sb, &mut set);
     for name in set {
-        m.say("superblock", Some(0), None, format!("{name} set right"));
+        m.say(
+            Place::ag(Structure::Superblock, 0),
+            format!("{name} set right"),
+        );
     }
     m.put_superblock(sb);
 }
@@ -298,7 +302,7 @@ pub(crate) fn copies(m: &mut Mend<'_>) {
         let old = m.disk.get(offset, sector).unwrap_or_default();
         let fine = check_superblock(&old).is_ok_and(|c| key(c) == wanted)
             && old[264..].iter().all(|b| *b == 0);
-        if fine && !m.hurt("superblock copy", agno) {
+        if fine && !m.hurt(Structure::SuperblockCopy, agno) {
             continue;
         }
         let mut copy = m.sb;
@@ -318,6 +322,6 @@ pub(crate) fn copies(m: &mut Mend<'_>) {
         store_crc(&mut bytes, SB_CRC_OFFSET);
         m.disk.write(offset, &bytes);
         let text = "rewritten from the primary superblock";
-        m.say("superblock copy", Some(agno), None, text.into());
+        m.say(Place::ag(Structure::SuperblockCopy, agno), text);
     }
 }

@@ -43,12 +43,15 @@ fn an_inode_that_becomes_lost_and_found() {
     }
     let o = repair_mem(&image, &MemSink::new(&image, usize::MAX, EIO)).unwrap();
     assert_eq!(o.left_count, 0, "{:?}", o.left);
-    let made = o.changes.iter().position(|c| c.what == "lost+found");
+    let made = o
+        .changes
+        .iter()
+        .position(|c| c.place.what.name() == "lost+found");
     let (before, after) = o.changes.split_at(made.expect("lost+found is made"));
-    let lost = after[0].inode.unwrap();
+    let lost = after[0].place.inode.unwrap();
     let old = cleared.get(&lost).expect("an inode that was cleared");
-    let paths = |changes: &[uvfs_xfs::check::Finding]| -> BTreeSet<String> {
-        let of_it = changes.iter().filter(|c| c.inode == Some(lost));
+    let paths = |changes: &[uvfs_xfs::repair::Change]| -> BTreeSet<String> {
+        let of_it = changes.iter().filter(|c| c.place.inode == Some(lost));
         of_it.filter_map(|c| c.path.clone()).collect()
     };
     assert_eq!(paths(before), BTreeSet::from([old.to_string()]));

@@ -1,21 +1,21 @@
 //! Compares the copies of the superblock.
 
 use super::super::ctx::Ctx;
+use super::super::problem::{Place, Structure};
 use super::super::reader::Reader;
-use super::super::report::Place;
 use super::super::superblock::ranges;
 use crate::format::*;
 
 use super::sector;
 
 pub(super) fn superblock_copy(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32) {
-    let place = Place::ag("superblock copy", agno);
+    let place = Place::ag(Structure::SuperblockCopy, agno);
     let Some(bytes) = sector(ctx, rd, place, agno, 0) else {
         return;
     };
     let copy = match check_superblock(&bytes) {
         Ok(s) => s,
-        Err(f) => return ctx.report.fault(place, &f),
+        Err(f) => return ctx.report.bad(place, f),
     };
     ctx.lsn(place, &bytes, 240);
     let sb = ctx.sb;

@@ -1,8 +1,8 @@
 //! Checks the inode B-trees of an allocation group.
 
 use super::super::ctx::{AgSums, Chunk, Ctx};
+use super::super::problem::{Counter, Place, Structure};
 use super::super::reader::Reader;
-use super::super::report::Place;
 use super::super::space::mix;
 use crate::format::*;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{head, sector};
 pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut AgSums) {
     let (g, report) = (ctx.g, ctx.report);
     let ag = &ctx.ags[agno as usize];
-    let place = Place::ag("AGI", agno);
+    let place = Place::ag(Structure::Agi, agno);
     let lost = || {
         ag.inodes_known.store(false, Ordering::Relaxed);
         report.incomplete();
@@ -27,7 +27,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
     let agi = match check_agi(&bytes, &ident) {
         Ok(a) => a,
         Err(f) => {
-            report.fault(place, &f);
+            report.bad(place, f);
             return lost();
         }
     };
@@ -57,7 +57,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
         agi.root.get(),
         agi.level.get(),
         &mut |at, recs, n| {
-            let place = Place::block("inobt", agno, at);
+            let place = Place::block(Btree::Ino, agno, at);
             let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
             for (i, r) in recs.iter().enumerate() {
                 let Some(c) = unpack(ctx, agno, at, i, r, Btree::Ino) else {
@@ -65,7 +65,7 @@ pub(super) fn inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, sums: &mut A
                     continue;
                 };
                 if u64::from(c.startino) < next {
-                    report.bad(place, format!("record {i} is out of order"));
+                    report.out_of_order(place, "record", i);
                     lost();
                     continue;
                 }
@@ -124,7 +124,7 @@ fn unpack(
 ) -> Option<InodeChunk> {
     let (g, report) = (ctx.g, ctx.report);
     let inodes_in_ag = u64::from(g.ag_blocks(agno)) << g.inopblog;
-    let place = Place::block(tree.name(), agno, at);
+    let place = Place::block(tree, agno, at);
     let c = r.unpack(g.features.sparse);
     let start = u64::from(c.startino);
     let aligned = if g.chunk_blocks() == 1 {
@@ -181,21 +181,17 @@ fn unpack(
 /// Compares the counters of inodes and blocks with what the tree has.
 fn counters(ctx: &Ctx<'_>, place: Place, agi: &Agi, (count, free): (u64, u64), blocks: u32) {
     let (g, report) = (ctx.g, ctx.report);
-    if u64::from(agi.count.get()) != count {
-        report.differ(place, "agi_count", count, agi.count.get());
-    }
-    if u64::from(agi.freecount.get()) != free {
-        report.differ(place, "agi_freecount", free, agi.freecount.get());
-    }
-    if g.features.inobtcount && agi.iblocks.get() != blocks {
-        report.differ(place, "agi_iblocks", blocks, agi.iblocks.get());
+    report.count_is(place, Counter::AgiCount, count, agi.count.get());
+    report.count_is(place, Counter::AgiFreecount, free, agi.freecount.get());
+    if g.features.inobtcount {
+        report.count_is(place, Counter::AgiIblocks, blocks, agi.iblocks.get());
     }
 }
 
 /// The tree of chunks with free inodes, and what the sum of its records should be, if that is known.
 fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expected: Option<u64>) {
     let (g, report) = (ctx.g, ctx.report);
-    let place = Place::ag("AGI", agno);
+    let place = Place::ag(Structure::Agi, agno);
     let (mut sum, mut next) = (0u64, 0u64);
     let fino = walk(
         ctx,
@@ -205,14 +201,14 @@ fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expecte
         agi.free_root.get(),
         agi.free_level.get(),
         &mut |at, recs, n| {
-            let place = Place::block("finobt", agno, at);
+            let place = Place::block(Btree::Fino, agno, at);
             let recs = InobtRecord::slice_at(recs, 0, n).unwrap_or_default();
             for (i, r) in recs.iter().enumerate() {
                 let Some(c) = unpack(ctx, agno, at, i, r, Btree::Fino) else {
                     continue;
                 };
                 if u64::from(c.startino) < next {
-                    report.bad(place, format!("record {i} is out of order"));
+                    report.out_of_order(place, "record", i);
                 }
                 next = u64::from(c.startino) + u64::from(INODES_PER_CHUNK);
                 if c.free & !c.holes() == 0 {
@@ -224,12 +220,13 @@ fn free_inodes(ctx: &Ctx<'_>, rd: &mut Reader<'_>, agno: u32, agi: &Agi, expecte
     );
     if fino.whole && expected.is_some_and(|e| e != sum) {
         report.bad(
-            Place::ag("finobt", agno),
+            Place::ag(Btree::Fino, agno),
             "it does not list the same free inodes as the inobt",
         );
     }
-    if fino.whole && g.features.inobtcount && agi.fblocks.get() != fino.blocks {
-        report.differ(place, "agi_fblocks", fino.blocks, agi.fblocks.get());
+    if fino.whole && g.features.inobtcount {
+        let found = agi.fblocks.get();
+        report.count_is(place, Counter::AgiFblocks, fino.blocks, found);
     }
 }
 
@@ -282,14 +279,14 @@ fn claim_chunk(
     last: &mut Option<u32>,
 ) -> bool {
     let g = ctx.g;
-    let place = Place::block("inobt", agno, at);
+    let place = Place::block(Btree::Ino, agno, at);
     let first = c.startino >> g.inopblog;
     if g.inopblog >= 6 {
         // A block of one or several chunks: claimed once, by the first that comes.
         if *last != Some(first) {
             *last = Some(first);
             ctx.claim_owned(
-                Place::block("inode chunk", agno, first),
+                Place::block(Structure::InodeChunk, agno, first),
                 agno,
                 first,
                 1,
@@ -319,7 +316,7 @@ fn claim_chunk(
             return false;
         }
         ctx.claim_owned(
-            Place::block("inode chunk", agno, first + b),
+            Place::block(Structure::InodeChunk, agno, first + b),
             agno,
             first + b,
             1,

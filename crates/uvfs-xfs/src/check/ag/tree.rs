@@ -1,8 +1,8 @@
 //! Walks a B-tree of an allocation group: each block once, its keys in order.
 
 use super::super::ctx::Ctx;
+use super::super::problem::{Place, Structure};
 use super::super::reader::{CHILDREN_AHEAD, Reader};
-use super::super::report::Place;
 use crate::format::*;
 use std::collections::HashSet;
 
@@ -48,7 +48,7 @@ pub(crate) struct AgTreeResult {
 
 impl AgTreeWalk<'_, '_> {
     fn place(&self, agbno: u32) -> Place {
-        Place::block(self.tree.name(), self.agno, agbno)
+        Place::block(self.tree, self.agno, agbno)
     }
 
     fn lost(&mut self) {
@@ -103,7 +103,7 @@ impl AgTreeWalk<'_, '_> {
             Ok(h) => *h,
             Err(f) => {
                 self.lost();
-                report.fault(place, &f);
+                report.bad(place, f);
                 return None;
             }
         };
@@ -187,7 +187,7 @@ impl AgTreeWalk<'_, '_> {
             let key = &block[at + i * key_len..at + (i + 1) * key_len];
             let key_low = low_key(self.tree, key).unwrap_or(0);
             if previous.is_some_and(|p| p > key_low) {
-                report.bad(place, format!("key {i} is out of order"));
+                report.out_of_order(place, "key", i);
             }
             previous = Some(key_low);
             let ptr_at = self.tree.ptr_offset(block.len(), g.features.crc, i);
@@ -214,7 +214,7 @@ impl AgTreeWalk<'_, '_> {
     }
 
     fn tree_place(&self, agbno: u32) -> Place {
-        Place::block(self.tree.name(), self.agno, agbno)
+        Place::block(self.tree, self.agno, agbno)
     }
 }
 
@@ -242,7 +242,7 @@ pub(super) fn walk(
     levels: u32,
     visit: &mut dyn FnMut(u32, &[u8], usize),
 ) -> AgTreeResult {
-    let place = Place::ag(tree.name(), agno);
+    let place = Place::ag(tree, agno);
     if levels == 0 || levels > u32::from(BTREE_MAXLEVELS) {
         ctx.report.incomplete();
         ctx.report
@@ -284,7 +284,7 @@ pub(crate) fn positions(
 ) {
     let g = ctx.g;
     let ident = |sector| g.ident(g.ag_header_daddr(agno, sector), Some(agno.into()));
-    let nowhere = Place::ag("", agno);
+    let nowhere = Place::ag(Structure::Agi, agno);
     if let Some(bytes) = sector(ctx, rd, nowhere, agno, AGI_SECTOR)
         && let Ok(agi) = check_agi(&bytes, &ident(AGI_SECTOR))
     {

@@ -1,8 +1,8 @@
 //! Checks the index of a directory: the leaf blocks and the free index.
 
 use super::super::da::DaTree;
+use super::super::problem::{Place, Structure};
 use super::super::reader::Reader;
-use super::super::report::Place;
 use super::super::runs::read_run;
 use crate::format::*;
 
@@ -31,7 +31,7 @@ impl DirCheck<'_, '_> {
         let free_at = DIR2_FREE_OFFSET >> g.blocklog;
         let mut tree = DaTree::new(
             ctx,
-            Place::inode("directory index", self.ino),
+            Place::inode(Structure::DirectoryIndex, self.ino),
             self.ino,
             extents,
             1u32 << g.dirblklog,
@@ -68,14 +68,12 @@ impl DirCheck<'_, '_> {
         if !parts.free_blocks.is_empty() {
             report.bad(self.place, "a leaf directory with a free index");
         }
-        if bests.len() as u64 != parts.data_end {
-            report.differ(
-                self.place,
-                "bestcount of its leaf",
-                parts.data_end,
-                bests.len(),
-            );
-        }
+        report.same(
+            self.place,
+            "bestcount of its leaf",
+            parts.data_end,
+            bests.len() as u64,
+        );
         self.compare_bests(0, &bests, self.place);
     }
 
@@ -95,21 +93,15 @@ impl DirCheck<'_, '_> {
         if is_leaf1 && !is_root {
             report.bad(place, "a single leaf inside a tree");
         }
-        let (counts, entries) = match dir_leaf_entries(block, crc) {
-            Ok(v) => v,
-            Err(f) => {
-                report.fault(place, &f);
-                return None;
-            }
+        let Some((counts, entries)) = report.sound(place, dir_leaf_entries(block, crc)) else {
+            return None;
         };
         if entries.len() > max_entries {
             let most = format!("at most {max_entries}");
             report.differ(place, "count", most, entries.len());
         }
         let stale = leaf_order(self.ctx, place, entries, &mut leaves.previous);
-        if stale != u32::from(counts.stale.get()) {
-            report.differ(place, "stale", stale, counts.stale.get());
-        }
+        report.same(place, "stale", stale, u32::from(counts.stale.get()));
         leaves.indexed.extend(self.of_round(entries));
         if self.rounds > 1 {
             leaves.numbers.push(number);
@@ -123,7 +115,7 @@ impl DirCheck<'_, '_> {
                     }
                     leaves.bests = Some(b.iter().map(|b| b.get()).collect());
                 }
-                Err(f) => report.fault(place, &f),
+                Err(f) => report.bad(place, f),
             }
         }
         // An empty leaf keeps the hash that its parent has for it.
@@ -177,14 +169,12 @@ impl DirCheck<'_, '_> {
                 }
                 _ => NULLDATAOFF,
             };
-            if actual != *best {
-                self.ctx.report.differ(
-                    place,
-                    format!("free index for directory block {db}"),
-                    actual,
-                    best,
-                );
-            }
+            self.ctx.report.same(
+                place,
+                format!("free index for directory block {db}"),
+                actual,
+                *best,
+            );
         }
     }
 
@@ -196,29 +186,21 @@ impl DirCheck<'_, '_> {
         let slots = ((g.dir_block_size as usize - da_header_len(g.features.crc)) / 2) as u64;
         let mut covered = 0;
         for start in blocks {
-            let base = Place::inode("directory free index", self.ino);
+            let base = Place::inode(Structure::DirectoryFreeIndex, self.ino);
             let Some((bytes, a)) = read_run(ctx, rd, base, self.extents, *start, per) else {
                 continue;
             };
             let place = base.at(a.agno, a.agbno);
             let ident = g.ident(g.daddr(a), Some(self.ino));
-            let (counts, bests) = match check_dir_free(&bytes, &ident) {
-                Ok(v) => v,
-                Err(f) => {
-                    report.fault(place, &f);
-                    continue;
-                }
+            let Some((counts, bests)) = report.sound(place, check_dir_free(&bytes, &ident)) else {
+                continue;
             };
             ctx.lsn(place, &bytes, 16);
             let first = (start - free_at) / per * slots;
-            if u64::from(counts.firstdb.get()) != first {
-                report.differ(place, "firstdb", first, counts.firstdb.get());
-            }
+            report.same(place, "firstdb", first, u64::from(counts.firstdb.get()));
             let bests: Vec<u16> = bests.iter().map(|b| b.get()).collect();
             let used = bests.iter().filter(|b| **b != NULLDATAOFF).count();
-            if counts.nused.get() as usize != used {
-                report.differ(place, "nused", used, counts.nused.get());
-            }
+            report.same(place, "nused", used, counts.nused.get() as usize);
             self.compare_bests(first, &bests, place);
             covered += self
                 .bests

@@ -1,7 +1,7 @@
 //! The order of the entries of a hash index.
 
 use super::super::ctx::Ctx;
-use super::super::report::Place;
+use super::super::problem::Place;
 use crate::format::*;
 
 /// Checks that a leaf's entries are in the order of their hashes, and counts the stale ones.
@@ -15,7 +15,7 @@ pub(super) fn leaf_order(
     for (i, e) in entries.iter().enumerate() {
         let hash = e.hashval.get();
         if hash < *previous {
-            ctx.report.bad(place, format!("entry {i} is out of order"));
+            ctx.report.out_of_order(place, "entry", i);
         }
         *previous = hash;
         stale += u32::from(e.address.get() == DIR2_NULL_DATAPTR);

@@ -1,22 +1,21 @@
 //! Checks a directory whose entries lie in its inode.
 
 use super::super::ctx::Gathered;
-use super::super::report::Place;
+use super::super::problem::{Place, Structure, show};
 use crate::format::*;
 use crate::inode::Inode;
 
-use super::{DirCheck, show};
+use super::DirCheck;
 
 impl DirCheck<'_, '_> {
     pub(super) fn shortform(&mut self, inode: &Inode, out: &mut Gathered) {
         let ctx = self.ctx;
         let (g, report) = (ctx.g, ctx.report);
-        let place = Place::inode("short-form directory", self.ino);
+        let place = Place::inode(Structure::ShortDirectory, self.ino);
         self.place = place;
         let data = inode.local_data();
-        let head = match Dir2SfHeader::at(data, 0) {
-            Ok(h) => *h,
-            Err(f) => return report.fault(place, &f),
+        let Some(&head) = report.sound(place, Dir2SfHeader::at(data, 0)) else {
+            return;
         };
         let wide = head.i8count != 0;
         let ino_len = if wide { 8 } else { 4 };
@@ -79,12 +78,8 @@ impl DirCheck<'_, '_> {
             let kind = self.file_type(name, byte);
             self.link(name, ino, kind, out);
         }
-        if u32::from(head.i8count) != narrow_enough {
-            report.differ(place, "i8count", narrow_enough, head.i8count);
-        }
-        if at != data.len() {
-            report.differ(place, "di_size", at, data.len());
-        }
+        report.same(place, "i8count", narrow_enough, u32::from(head.i8count));
+        report.same(place, "di_size", at, data.len());
         // A short form directory must fit in a block when it grows.
         let index = (usize::from(head.count) + 2) * Dir2LeafEntry::SIZE + Dir2BlockTail::SIZE;
         if least + index > g.dir_block_size as usize {

@@ -1,8 +1,8 @@
 //! Checks the extents of a fork, in the inode or in a B-tree.
 
 use super::super::ctx::Ctx;
+use super::super::problem::{Place, Problem, Structure};
 use super::super::reader::{CHILDREN_AHEAD, Reader};
-use super::super::report::Place;
 use super::super::space::Use;
 use crate::format::*;
 use crate::geometry::AgBlock;
@@ -33,8 +33,8 @@ pub(super) struct ForkWalk<'c, 'a> {
 impl ForkWalk<'_, '_> {
     fn place(&self) -> Place {
         let what = match self.fork {
-            Fork::Data => "data fork",
-            Fork::Attr => "attribute fork",
+            Fork::Data => Structure::DataFork,
+            Fork::Attr => Structure::AttributeFork,
         };
         Place::inode(what, self.inode.ino)
     }
@@ -141,10 +141,8 @@ impl ForkWalk<'_, '_> {
                     .get(i)
                     .is_some_and(|s| s.start < a.agbno + e.blockcount)
                 {
-                    report.bad(
-                        place.at(a.agno, shared[i].start.max(a.agbno)),
-                        "shared blocks in an inode without the reflink flag",
-                    );
+                    let place = place.at(a.agno, shared[i].start.max(a.agbno));
+                    report.add(place, Problem::NoReflinkFlag);
                 }
             }
         }
@@ -188,7 +186,7 @@ impl ForkWalk<'_, '_> {
         for (b, right) in self.last.into_iter().flatten() {
             if right != NULLFSBLOCK {
                 let a = g.fsb(b).unwrap_or(AgBlock { agno: 0, agbno: 0 });
-                let place = Place::inode("bmbt", self.inode.ino).at(a.agno, a.agbno);
+                let place = Place::inode(Btree::Bmap, self.inode.ino).at(a.agno, a.agbno);
                 report.differ(place, "bb_rightsib", "none", right);
             }
         }
@@ -208,7 +206,7 @@ impl ForkWalk<'_, '_> {
             );
             return None;
         };
-        let place = Place::inode("bmbt", self.inode.ino).at(a.agno, a.agbno);
+        let place = Place::inode(Btree::Bmap, self.inode.ino).at(a.agno, a.agbno);
         if !self.seen.insert(fsbno) {
             self.whole = false;
             report.bad(place, "the tree leads to this block twice");
@@ -235,7 +233,7 @@ impl ForkWalk<'_, '_> {
             Ok(h) => *h,
             Err(f) => {
                 self.whole = false;
-                report.fault(place, &f);
+                report.bad(place, f);
                 return None;
             }
         };

@@ -1,8 +1,8 @@
 //! Reads chunks of inodes, in large reads where they lie together.
 
 use super::super::ctx::{Chunk, Ctx, KIND_BAD};
+use super::super::problem::{Place, Structure};
 use super::super::reader::{MAX_READ, Reader};
-use super::super::report::Place;
 use crate::format::*;
 use crate::geometry::AgBlock;
 use std::collections::VecDeque;
@@ -279,7 +279,7 @@ fn scan_chunks(ctx: &Ctx<'_>, rd: &mut Reader<'_>, span: Span, out: &mut Gathere
             Ok(bytes) => scan_inodes(ctx, rd, &mut one, &bytes, out),
             Err(e) => {
                 let block = chunk.start >> g.inopblog;
-                ctx.io(Place::block("inode chunk", agno, block), &e);
+                ctx.io(Place::block(Structure::InodeChunk, agno, block), &e);
                 if let Some(f) = ag.facts.get() {
                     for slot in 0..64 {
                         f.set_inode(k * 64 + slot, KIND_BAD, 0);
