@@ -175,15 +175,15 @@ impl FileSystem for Store {
     async fn read(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         self.dawdle(node).await;
         match &self.data {
-            Some(file) => ops::read_at(file, data, how.offset, 0).await,
-            None => Err(Errno::IO),
+            Some(file) => Ok(ops::read_at(file, data, how.offset, 0).await?),
+            None => Err(Errno::IO.into()),
         }
     }
 
     async fn write(&self, _: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         self.dawdle(node).await;
         match &self.data {
-            Some(file) => ops::write_at(file, data, how.offset, 0).await,
+            Some(file) => Ok(ops::write_at(file, data, how.offset, 0).await?),
             None => Ok(data.len()),
         }
     }

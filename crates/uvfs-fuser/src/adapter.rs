@@ -63,7 +63,7 @@ impl<FS: Filesystem> Adapter<FS> {
         if let Some(Err(error)) = done {
             let answer = errno(Errno::from_i32(error.raw_os_error().unwrap_or_default()));
             *uvfs_sys::lock(&self.failed) = Some(error);
-            return Err(answer);
+            return Err(answer.into());
         }
         config.wanted = fs::InitFlags::from_bits_retain(wanted.requested.bits()) | needed;
         config.max_readahead = wanted.max_readahead;
@@ -86,7 +86,7 @@ impl<FS: Filesystem> Adapter<FS> {
         let request = Request::new(cx);
         let (sender, answer) = slot(cx.unique);
         (self.calls).call(move |fs| handler(fs, &request, R::new(sender)));
-        answer.await.map_err(errno)
+        Ok(answer.await.map_err(errno)?)
     }
 
     /// Calls a handler for a caller that may use the mount; others get EACCES. Requests that the kernel sends
@@ -102,7 +102,7 @@ impl<FS: Filesystem> Adapter<FS> {
             SessionACL::Owner => cx.uid == self.owner,
         };
         if !allowed {
-            return Err(fs::Errno::ACCESS);
+            return Err(fs::Errno::ACCESS.into());
         }
         self.ask(cx, handler).await
     }
@@ -140,7 +140,11 @@ pub(crate) fn time_or_now(time_to_set: fs::SetTime) -> TimeOrNow {
 
 pub(crate) fn in_range(offsets: impl IntoIterator<Item = u64>) -> Result<()> {
     let all = (offsets.into_iter()).all(|offset| i64::try_from(offset).is_ok());
-    if all { Ok(()) } else { Err(fs::Errno::INVAL) }
+    if all {
+        Ok(())
+    } else {
+        Err(fs::Errno::INVAL.into())
+    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl<FS: Filesystem> Adapter<FS> {
         });
         match read.await? {
             Data::Placed(read) => Ok(read),
-            Data::Bytes(_) => Err(fs::Errno::IO),
+            Data::Bytes(_) => Err(fs::Errno::IO.into()),
         }
     }
 

@@ -98,7 +98,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
         });
         match target.await? {
             Data::Bytes(target) => Ok(target),
-            Data::Placed(_) => Err(fs::Errno::IO),
+            Data::Placed(_) => Err(fs::Errno::IO.into()),
         }
     }
 
@@ -538,7 +538,7 @@ impl<FS: Filesystem> FileSystem for Adapter<FS> {
     ) -> Result<(i32, fs::Bytes)> {
         let flags = IoctlFlags::from_bits_retain(ioctl.flags);
         if flags.contains(IoctlFlags::FUSE_IOCTL_UNRESTRICTED) {
-            return Err(fs::Errno::NOSYS);
+            return Err(fs::Errno::NOSYS.into());
         }
         let (fh, cmd, out_size) = (FileHandle(ioctl.fh.0), ioctl.cmd, ioctl.out_size);
         let input = ioctl.input.to_vec();

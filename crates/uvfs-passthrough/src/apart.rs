@@ -454,6 +454,7 @@ macro_rules! apart {
                 Box::pin($self.0.elsewhere(&context, call)).await
             }
         }
+        .map_err(From::from)
     };
 }
 pub(crate) use apart;

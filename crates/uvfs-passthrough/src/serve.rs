@@ -127,7 +127,7 @@ impl FileSystem for Passthrough {
             apart!(self, cx, [parent], Some(name), [name], |source| source
                 .look_up(parent, name))
         };
-        patiently(&self.0, call).await
+        Ok(patiently(&self.0, call).await?)
     }
 
     async fn getattr(&self, cx: &Context, node: Node, fh: Option<Handle>) -> Result<Attributes> {
@@ -236,7 +236,7 @@ impl FileSystem for Passthrough {
             apart!(self, cx, [node], None, [cx, how], |source| source
                 .open_file(cx, node, how))
         };
-        patiently(&self.0, call).await
+        Ok(patiently(&self.0, call).await?)
     }
 
     async fn create(
@@ -257,7 +257,7 @@ impl FileSystem for Passthrough {
                 |source| source.with_room(|| source.create_file(cx, parent, name, new, how))
             )
         };
-        patiently(&self.0, call).await
+        Ok(patiently(&self.0, call).await?)
     }
 
     async fn tmpfile(
@@ -272,10 +272,11 @@ impl FileSystem for Passthrough {
     }
 
     async fn read(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
-        match self.0.leads_elsewhere(node) {
+        let read = match self.0.leads_elsewhere(node) {
             true => Box::pin(self.0.read_elsewhere(cx, how, data)).await,
             false => self.0.read_file(how, data).await,
-        }
+        };
+        Ok(read?)
     }
 
     async fn write(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
@@ -289,9 +290,9 @@ impl FileSystem for Passthrough {
             match written {
                 Err(errno) if self.0.makes_room(errno) => {}
                 // A cache takes its pages for written unless it hears of an error.
-                Err(errno) if done == 0 || how.from_cache => return Err(errno),
+                Err(errno) if done == 0 || how.from_cache => return Err(errno.into()),
                 Err(_) => return Ok(done),
-                Ok(0) if how.from_cache && !rest.is_empty() => return Err(Errno::IO),
+                Ok(0) if how.from_cache && !rest.is_empty() => return Err(Errno::IO.into()),
                 Ok(more) if more == 0 || more == rest.len() => return Ok(done + more),
                 // The next attempt says why, or has room: but not at the end of the file, where others may have
                 // written meanwhile.
@@ -310,7 +311,7 @@ impl FileSystem for Passthrough {
     async fn flush(&self, cx: &Context, node: Node, fh: Handle, owner: LockOwner) -> Result<()> {
         if !self.0.options.host_locks {
             // Nothing is held back here, and the kernel then need not ask at each close.
-            return Err(Errno::NOSYS);
+            return Err(Errno::NOSYS.into());
         }
         let call = move |source: &Source| source.drop_locks(fh, owner);
         self.give_back(cx, node, call).await
@@ -336,25 +337,23 @@ impl FileSystem for Passthrough {
     }
 
     async fn fsync(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
-        match self.0.leads_elsewhere(node) {
-            true => {
-                let call = move |source: &Source| io::sync(source.file(fh)?.as_fd(), data_only);
-                Box::pin(self.0.elsewhere(cx, call)).await
-            }
-            false => ops::fsync(&self.0.file(fh)?.fd, data_only).await,
+        if self.0.leads_elsewhere(node) {
+            let call = move |source: &Source| io::sync(source.file(fh)?.as_fd(), data_only);
+            return Ok(Box::pin(self.0.elsewhere(cx, call)).await?);
         }
+        Ok(ops::fsync(&self.0.file(fh)?.fd, data_only).await?)
     }
 
     async fn opendir(&self, cx: &Context, node: Node, how: &OpenHow) -> Result<Opened> {
         let kernel = matches!(how.origin, Origin::Kernel);
         if kernel && self.0.lists_unopened.load(Ordering::Relaxed) {
-            return Err(Errno::NOSYS);
+            return Err(Errno::NOSYS.into());
         }
         let call = async || {
             apart!(self, cx, [node], None, [cx], |source| source
                 .open_dir(cx, node))
         };
-        patiently(&self.0, call).await
+        Ok(patiently(&self.0, call).await?)
     }
 
     async fn readdir(
@@ -367,11 +366,12 @@ impl FileSystem for Passthrough {
         let offset = sink.offset();
         if !self.0.apart.any() || !self.0.is_apart(&*self.0.inode(node)?) {
             let list = async || self.0.list(node, fh, &mut *sink);
-            return patiently(&self.0, list).await;
+            return Ok(patiently(&self.0, list).await?);
         }
-        let dir = apart!(self, cx, [node], None, [], |source| source
-            .read_ahead(node, fh, offset))?;
-        self.0.list_read(&dir, sink)
+        let dir: Result<_> = apart!(self, cx, [node], None, [], |source| source
+            .read_ahead(node, fh, offset));
+        let dir = dir?;
+        Ok(self.0.list_read(&dir, sink)?)
     }
 
     async fn releasedir(&self, cx: &Context, node: Node, fh: Handle, _: OFlags) -> Result<()> {
@@ -382,9 +382,9 @@ impl FileSystem for Passthrough {
     async fn fsyncdir(&self, cx: &Context, node: Node, fh: Handle, data_only: bool) -> Result<()> {
         if self.0.leads_elsewhere(node) {
             let call = move |source: &Source| io::sync(source.dir(node, fh)?.as_fd(), data_only);
-            return Box::pin(self.0.elsewhere(cx, call)).await;
+            return Ok(Box::pin(self.0.elsewhere(cx, call)).await?);
         }
-        ops::fsync(&self.0.dir(node, fh)?.fd, data_only).await
+        Ok(ops::fsync(&self.0.dir(node, fh)?.fd, data_only).await?)
     }
 
     async fn statfs(&self, cx: &Context, node: Node) -> Result<abi::Kstatfs> {
@@ -430,11 +430,11 @@ impl FileSystem for Passthrough {
     }
 
     async fn setlk(&self, cx: &Context, node: Node, how: &LockHow, lock: &Lock) -> Result<()> {
-        lock::patiently(how.wait, async || {
+        let attempt = async || {
             apart!(self, cx, [node], None, [how, lock], |source| source
                 .try_lock(how, lock))
-        })
-        .await
+        };
+        Ok(lock::patiently(how.wait, attempt).await?)
     }
 
     async fn fallocate(
@@ -458,7 +458,7 @@ impl FileSystem for Passthrough {
             };
             match done {
                 Err(errno) if self.0.makes_room(errno) => {}
-                result => return result,
+                result => return Ok(result?),
             }
         }
     }
@@ -476,14 +476,12 @@ impl FileSystem for Passthrough {
     }
 
     async fn copy_file_range(&self, cx: &Context, node: Node, copy: &CopyRange) -> Result<u64> {
-        match self.0.leads_elsewhere(node) || self.0.leads_elsewhere(copy.node_out) {
-            true => {
-                let (context, copy) = (*cx, *copy);
-                let call = move |source: &Source| source.begin_copy(&context, &copy)?();
-                Box::pin(self.0.elsewhere(cx, call)).await
-            }
-            false => self.0.copy_file(cx, copy).await,
+        if self.0.leads_elsewhere(node) || self.0.leads_elsewhere(copy.node_out) {
+            let (context, copy) = (*cx, *copy);
+            let call = move |source: &Source| source.begin_copy(&context, &copy)?();
+            return Ok(Box::pin(self.0.elsewhere(cx, call)).await?);
         }
+        Ok(self.0.copy_file(cx, copy).await?)
     }
 
     async fn ioctl(&self, cx: &Context, node: Node, ioctl: &Ioctl<'_>) -> Result<(i32, Bytes)> {
@@ -500,17 +498,17 @@ impl FileSystem for Passthrough {
     }
 
     async fn syncfs(&self, _: &Context, _: Node) -> Result<()> {
-        self.0.sync_all().await
+        Ok(self.0.sync_all().await?)
     }
 }
 
 impl ClientSupport for Passthrough {
     fn open_flags(&self, node: Node, fh: Handle) -> Result<OFlags> {
-        self.0.asked_flags(node, fh)
+        Ok(self.0.asked_flags(node, fh)?)
     }
 
     fn share(&self, node: Node, fh: Handle) -> BoxFuture<'_, Result<Handle>> {
-        Box::pin(async move { self.0.share_file(node, fh) })
+        Box::pin(async move { Ok(self.0.share_file(node, fh)?) })
     }
 
     fn lookups(&self, node: Node) -> Option<u64> {
@@ -526,7 +524,7 @@ impl ClientSupport for Passthrough {
     }
 
     fn find<'a>(&'a self, _: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
-        Box::pin(async move { self.0.find_again(identity) })
+        Box::pin(async move { Ok(self.0.find_again(identity)?) })
     }
 }
 
@@ -536,11 +534,12 @@ impl Passthrough {
         &self,
         cx: &Context,
         node: Node,
-        call: impl FnOnce(&Source) -> Result<()> + Send + 'static,
+        call: impl FnOnce(&Source) -> Result<(), Errno> + Send + 'static,
     ) -> Result<()> {
-        match self.0.leads_elsewhere(node) {
+        let done = match self.0.leads_elsewhere(node) {
             true => Box::pin(self.0.surely_elsewhere(cx, call)).await,
             false => call(&self.0),
-        }
+        };
+        Ok(done?)
     }
 }

@@ -68,7 +68,8 @@ fn owners_and_the_host_keep_each_other_out() {
     };
     let set = |owner, l: Lock| {
         let (fs, how) = (served.fs.clone(), how(owner));
-        run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &l).await })
+        let done = run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &l).await });
+        done.map_err(|error| error.errno())
     };
     let get = |owner, l: Lock| now(fs.getlk(&ROOT_USER, Node(0), &how(owner), &l)).unwrap();
 
@@ -178,7 +179,8 @@ fn flock_is_of_the_open_file() {
             kind,
             ..Lock::default()
         };
-        run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &lock).await })
+        let done = run(async move { fs.setlk(&ROOT_USER, Node(0), &how, &lock).await });
+        done.map_err(|error| error.errno())
     };
     assert_eq!(set(WRITE), Ok(()));
     let lock = |operation| rustix::fs::flock(&host, operation);

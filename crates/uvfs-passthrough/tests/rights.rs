@@ -14,7 +14,7 @@ use uvfs_passthrough::Options;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     Context, Errno, FileType, Mode, NewNode, Node, OFlags, OpenHow, Opened, Origin, ROOT,
-    RenameFlags, Result, SetAttr, SetTime, XattrFlags,
+    RenameFlags, SetAttr, SetTime, XattrFlags,
 };
 use uvfs_testing::{Need, has};
 

@@ -24,7 +24,7 @@ impl FileSystem for Hello {
     async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry> {
         match name.to_bytes() {
             b"hello" => Ok(attributes(HELLO).into()),
-            _ => Err(Errno::NOENT),
+            _ => Err(Errno::NOENT.into()),
         }
     }
 

@@ -10,7 +10,7 @@ use uvfs_proto::abi;
 use uvfs_proto::request::Operation;
 
 use crate::fs::*;
-use crate::reply::{Outcome, Reply};
+use crate::reply::{self, Reply};
 use crate::request::Request;
 use crate::session::Session;
 use call::Call;
@@ -19,16 +19,25 @@ use listing::listing;
 pub(crate) use wire::entry_out;
 use wire::{attr_out, set_attr, sized};
 
+/// A reply, or an error that is to be logged.
+type Outcome = Result<Reply>;
+
 /// Answers a request; never panics, whatever the handler does.
-pub(crate) async fn answer<F: FileSystem>(session: &Session<F>, request: &Request<'_>) -> Outcome {
+pub(crate) async fn answer<F: FileSystem>(
+    session: &Session<F>,
+    request: &Request<'_>,
+) -> reply::Outcome {
     // Where it is made: it is large to move.
     let handler = pin!(dispatch(session, request));
     let answered = session.interrupts.guard(request.waits(), handler).await;
-    answered.unwrap_or_else(|| {
-        let (opcode, node) = (request.operation.opcode().name(), request.node);
-        tracing::error!(opcode, node, "a handler panicked: EIO");
-        Err(Errno::IO)
-    })
+    end(answered, request.operation.opcode().name(), request.node)
+}
+
+/// The result of a handler, for the answer: it is `None` after a panic. Logs the error, if it has a message.
+pub(crate) fn end<T>(answered: Option<Result<T>>, opcode: &str, node: u64) -> Result<T, Errno> {
+    let panicked = || Err(Error::new(Errno::IO, "a handler panicked"));
+    let answered = answered.unwrap_or_else(panicked);
+    answered.map_err(|error| error.answer(opcode, node))
 }
 
 /// A node's attributes now, on behalf of a request.
@@ -36,7 +45,7 @@ pub(crate) async fn attributes<F: FileSystem>(
     session: &Session<F>,
     of: &Request<'_>,
     node: u64,
-) -> Result<abi::Attr> {
+) -> Result<abi::Attr, Errno> {
     let mut request = of.like(node, Operation::Getattr(abi::GetattrIn::default()));
     // Apart from the kernel's and from clients' own.
     request.cx.unique |= 1 << 61;
@@ -110,12 +119,12 @@ async fn dispatch<F: FileSystem>(session: &Session<F>, request: &Request<'_>) ->
         Bmap(arg) => call.bmap(&arg).await,
         Syncfs(_) => fs.syncfs(cx, node).await.map(done),
         Interrupt(arg) => {
-            let told = session.interrupts.interrupt(arg.unique);
-            told.map(|()| Reply::None)
+            session.interrupts.interrupt(arg.unique)?;
+            Ok(Reply::None)
         }
         Destroy => Ok(Reply::Empty),
         // Answered before any queue starts; a second one is nonsense.
-        Init(_) => Err(Errno::INVAL),
-        Setupmapping(_) | Removemapping(..) | CuseInit(_) => Err(Errno::NOSYS),
+        Init(_) => Err(Errno::INVAL.into()),
+        Setupmapping(_) | Removemapping(..) | CuseInit(_) => Err(Errno::NOSYS.into()),
     }
 }

@@ -1,6 +1,7 @@
 //! The trait that a file system implements, and its types.
 
 mod clients;
+mod error;
 mod listing;
 mod types;
 
@@ -8,20 +9,21 @@ use std::ffi::CStr;
 use std::time::Duration;
 
 pub use clients::{BoxFuture, ClientSupport};
+pub use error::{Error, ErrorContext, Result};
 pub use listing::{DirEntry, DirSink, list, read_from};
 pub use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, RenameFlags, XattrFlags};
 pub use rustix::io::Errno;
 pub use types::{
     Attributes, Bytes, Config, Context, CopyRange, Entry, Handle, HostChange, IoHow, Ioctl, Lock,
-    LockHow, LockOwner, NewNode, Node, OpenHow, Opened, Origin, Poll, ROOT, Result, Seek, SetAttr,
-    SetTime, Unlinked, Watch, attr, timespec, touch,
+    LockHow, LockOwner, NewNode, Node, OpenHow, Opened, Origin, Poll, ROOT, Seek, SetAttr, SetTime,
+    Unlinked, Watch, attr, timespec, touch,
 };
 pub use uvfs_io::Payload;
 use uvfs_proto::abi;
 pub use uvfs_proto::abi::{Attr, InitFlags, Kstatfs, OpenFlags};
 
 macro_rules! unsupported {
-    ($($unused:ident),*) => {{ $(let _ = $unused;)* Err(Errno::NOSYS) }};
+    ($($unused:ident),*) => {{ $(let _ = $unused;)* Err(Errno::NOSYS.into()) }};
 }
 
 /// A file system in user space.
@@ -34,7 +36,7 @@ macro_rules! unsupported {
 /// A handler that is not implemented answers ENOSYS, which for many requests makes the kernel not ask again.
 /// But files and directories can be opened, with handle 0, and the file system tells no sizes.
 ///
-/// Every error is the errno that a kernel file system would give.
+/// Every error has the errno that a kernel file system would give: see [`Error`].
 ///
 /// An empty directory:
 ///
@@ -198,7 +200,7 @@ pub trait FileSystem: Send + Sync + 'static {
         how: &OpenHow,
     ) -> Result<(Entry, Opened)> {
         let entry = match self.mknod(cx, parent, name, new).await {
-            Err(Errno::EXIST) if !how.flags.contains(OFlags::EXCL) => {
+            Err(error) if error == Errno::EXIST && !how.flags.contains(OFlags::EXCL) => {
                 self.lookup(cx, parent, name).await?
             }
             made => made?,
@@ -329,7 +331,7 @@ pub trait FileSystem: Send + Sync + 'static {
         let executable = mode & 0o111 != 0;
         let file = FileType::from_raw_mode(mode) == FileType::RegularFile;
         match file && !executable {
-            true => Err(Errno::ACCESS),
+            true => Err(Errno::ACCESS.into()),
             false => Ok(()),
         }
     }

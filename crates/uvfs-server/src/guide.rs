@@ -34,7 +34,8 @@
 //! - **Attributes.** [`attr`](crate::fs::attr) begins with the number, the type and the permissions. Sizes, owners
 //!   and times are 0 until you set them; [`touch`](crate::fs::touch) sets times to now.
 //! - **Errors.** Return the [`Errno`](crate::Errno) that a kernel file system would. The program that made the
-//!   call gets it. A method that you leave out gives ENOSYS (“Function not implemented”).
+//!   call gets it. A method that you leave out gives ENOSYS (“Function not implemented”). Where an errno does not say
+//!   enough, attach a message or a cause ([`Error`](crate::Error)): it is logged, once, when the request ends.
 //! - **Handles.** An open file has a number too, a [`Handle`](crate::fs::Handle). A file system that needs none
 //!   leaves out [`open`](crate::FileSystem::open), and all handles are 0.
 //! - **Modes and flags** have types of their own, those of the crate rustix: [`FileType`](crate::fs::FileType),

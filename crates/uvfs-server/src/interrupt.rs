@@ -34,7 +34,7 @@ thread_local! {
 /// async fn wait_until(ready: impl Fn() -> bool) -> Result<()> {
 ///     while !ready() {
 ///         if interrupted() {
-///             return Err(Errno::INTR);
+///             return Err(Errno::INTR.into());
 ///         }
 ///         uvfs_io::ops::sleep(Duration::from_millis(10)).await;
 ///     }

@@ -2,13 +2,14 @@
 
 use std::ffi::CStr;
 
+use rustix::io::Result;
 use smallvec::SmallVec;
 use uvfs_io::Payload;
 use uvfs_proto::abi::{self, InHeader, Opcode, SetattrValid, URING_OP_IN_OUT_SZ};
 use uvfs_proto::request::{self, Negotiated, Operation};
 use zerocopy::FromBytes;
 
-use crate::fs::{Context, Errno, Origin, Result};
+use crate::fs::{Context, Errno, Origin};
 use crate::interrupt::{Cause, Waits};
 use crate::lease::Link;
 

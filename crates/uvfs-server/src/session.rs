@@ -404,9 +404,9 @@ impl<F: FileSystem> Session<F> {
             minor,
             uncached: false,
         };
-        if let Err(errno) = self.fs.init(&mut config) {
-            self.reply_error(init.header.unique, errno)?;
-            return Err(errno.into());
+        if let Err(error) = self.fs.init(&mut config) {
+            self.reply_error(init.header.unique, error.errno())?;
+            return Err(error.into());
         }
         let mut flags = config.wanted & offered;
         flags.set(InitFlags::OVER_IO_URING, over_io_uring);

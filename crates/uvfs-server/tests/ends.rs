@@ -39,7 +39,7 @@ impl FileSystem for Ends {
             assert_eq!(refused.raw_os_error(), Some(libc::EDEADLK));
             unmounter.end();
         }
-        Err(Errno::NOENT)
+        Err(Errno::NOENT.into())
     }
 
     fn destroy(&self) {

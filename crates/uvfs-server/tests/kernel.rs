@@ -71,7 +71,7 @@ impl FileSystem for Stage {
         } else if name == self.name.lock().unwrap().as_c_str() {
             FILE
         } else {
-            return Err(Errno::NOENT);
+            return Err(Errno::NOENT.into());
         };
         Ok(Entry::new(self.attr(node), TTL))
     }
@@ -105,7 +105,7 @@ impl FileSystem for Stage {
                 })
                 .await;
                 self.interrupted.fetch_add(1, Ordering::Relaxed);
-                Err(Errno::INTR)
+                Err(Errno::INTR.into())
             }
             _ => {
                 self.reads.fetch_add(1, Ordering::Relaxed);

@@ -118,13 +118,17 @@ impl Asked {
     }
 }
 
-fn errno(e: Error) -> Errno {
-    if matches!(e, Error::Corrupt { .. } | Error::Io { .. }) {
-        tracing::error!("{e}");
-    }
-    match e {
-        Error::NotFound(GONE) => Errno::STALE,
-        e => Errno::from_raw_os_error(e.errno()),
+impl From<Error> for fs::Error {
+    /// The log says what is wrong with the image or its device.
+    fn from(e: Error) -> Self {
+        let errno = match e {
+            Error::NotFound(GONE) => Errno::STALE,
+            ref e => Errno::from_raw_os_error(e.errno()),
+        };
+        match e {
+            Error::Corrupt { .. } | Error::Io { .. } => Self::new(errno, e.to_string()),
+            _ => errno.into(),
+        }
     }
 }
 
@@ -166,11 +170,11 @@ impl XfsFs {
     async fn look<T>(&self, cx: &Context, mut op: impl FnMut() -> crate::Result<T>) -> Result<T> {
         for _ in 0..MISSES {
             match without_waiting(&mut op) {
-                Ok(done) => return done.map_err(errno),
+                Ok(done) => return Ok(done?),
                 Err(missing) => self.fetch(cx, missing).await,
             }
         }
-        op().map_err(errno)
+        Ok(op()?)
     }
 
     /// Brings blocks into the cache. That it failed is seen when they are read.
@@ -296,8 +300,8 @@ async fn read_runs(file: &Arc<File>, runs: &[DataRun], data: &Payload) -> Result
             Some(at) => {
                 let n = ops::read_at(file, &part, at, 0).await?;
                 if n < run.len {
-                    tracing::error!(at, len = run.len, "the device ends before the data does");
-                    return Err(Errno::IO);
+                    let why = format!("the device ends within {} bytes at {at}", run.len);
+                    return Err(fs::Error::new(Errno::IO, why));
                 }
             }
         }
@@ -411,11 +415,11 @@ impl FileSystem for XfsFs {
     }
 
     async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
-        Err(Errno::NOSYS)
+        Err(Errno::NOSYS.into())
     }
 
     async fn opendir(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
-        Err(Errno::NOSYS)
+        Err(Errno::NOSYS.into())
     }
 
     async fn read(&self, cx: &Context, node: Node, how: &IoHow, data: &Payload) -> Result<usize> {
@@ -436,7 +440,8 @@ impl FileSystem for XfsFs {
             bytes.truncate(n);
             Ok(bytes)
         });
-        let bytes = bytes.await.map_err(errno)?;
+        let bytes: crate::Result<Vec<u8>> = bytes.await;
+        let bytes = bytes?;
         data.copy_in(0, &bytes);
         Ok(bytes.len())
     }
@@ -552,7 +557,7 @@ impl FileSystem for XfsFs {
         };
         let list = self.look(cx, names).await?;
         if too_long(&list) {
-            return Err(Errno::TOOBIG);
+            return Err(Errno::TOOBIG.into());
         }
         Ok(list)
     }
@@ -570,8 +575,8 @@ impl FileSystem for XfsFs {
                 let words = [flags, 0, extents, inode.projid, 0, 0, 0];
                 words.iter().flat_map(|w| w.to_ne_bytes()).collect()
             }
-            FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR => return Err(Errno::ROFS),
-            _ => return Err(Errno::NOTTY),
+            FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR => return Err(Errno::ROFS.into()),
+            _ => return Err(Errno::NOTTY.into()),
         };
         data.truncate(ioctl.out_size as usize);
         Ok((0, data))
@@ -587,7 +592,7 @@ impl FileSystem for XfsFs {
     ) -> Result<u64> {
         let inode = self.look(cx, || self.inode(node)).await?;
         if offset >= inode.size {
-            return Err(Errno::NXIO);
+            return Err(Errno::NXIO.into());
         }
         let log = self.volume.geometry().blocklog;
         let blocks = inode.size.div_ceil(1 << log);
@@ -614,7 +619,7 @@ impl FileSystem for XfsFs {
         };
         let (at, data) = self.look(cx, find).await?;
         match seek {
-            Seek::Data => data.filter(|d| *d < inode.size).ok_or(Errno::NXIO),
+            Seek::Data => Ok(data.filter(|d| *d < inode.size).ok_or(Errno::NXIO)?),
             Seek::Hole => Ok(at.min(inode.size)),
         }
     }

@@ -36,7 +36,7 @@ impl Worst {
         match self.left.fetch_sub(1, Ordering::SeqCst) {
             0 => {
                 self.failed.store(true, Ordering::SeqCst);
-                Err(self.errno)
+                Err(self.errno.into())
             }
             _ => Ok(()),
         }
@@ -356,7 +356,7 @@ impl FileSystem for BadPage {
     async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let (first, end) = (how.offset, how.offset + data.len() as u64);
         if first < (BAD + 1) * PAGE && end > BAD * PAGE {
-            return Err(Errno::IO);
+            return Err(Errno::IO.into());
         }
         let bytes: Vec<u8> = (first..end.min(PAGES * PAGE))
             .map(|at| (at / PAGE) as u8)

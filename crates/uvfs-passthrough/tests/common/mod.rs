@@ -15,8 +15,8 @@ use uvfs_passthrough::{Options, Passthrough};
 use uvfs_queue::wait::WaitConfig;
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
-    Config, Context, DirEntry, DirSink, Entry, Errno, FileType, Handle, InitFlags, IoHow, Mode,
-    NewNode, Node, OFlags, OpenHow, Opened, Origin, Payload, ROOT, Result,
+    self, Config, Context, DirEntry, DirSink, Entry, Errno, FileType, Handle, InitFlags, IoHow,
+    Mode, NewNode, Node, OFlags, OpenHow, Opened, Origin, Payload, ROOT,
 };
 
 /// Root as the caller.
@@ -36,10 +36,13 @@ pub const USER: Context = Context {
     group: None,
 };
 
+/// What tests compare.
+pub type Result<T> = std::result::Result<T, Errno>;
+
 /// Most handlers wait for nothing.
-pub fn now<T>(future: impl Future<Output = T>) -> T {
+pub fn now<T>(future: impl Future<Output = fs::Result<T>>) -> Result<T> {
     match pin!(future).poll(&mut std::task::Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
+        Poll::Ready(value) => value.map_err(|error| error.errno()),
         Poll::Pending => panic!("it waits"),
     }
 }
@@ -223,7 +226,8 @@ impl Served {
                 offset,
                 ..Default::default()
             };
-            let n = fs.read(&ROOT_USER, Node(0), &how, &data).await?;
+            let read = fs.read(&ROOT_USER, Node(0), &how, &data).await;
+            let n = read.map_err(|error| error.errno())?;
             let mut bytes = vec![0; n];
             data.copy_out(0, &mut bytes);
             Ok(bytes)
@@ -235,7 +239,8 @@ impl Served {
         run(async move {
             let data = Payload::from(IoBuf::alloc(bytes.len()).unwrap().slice(0..bytes.len()));
             data.copy_in(0, &bytes);
-            fs.write(&ROOT_USER, Node(0), &how, &data).await
+            let written = fs.write(&ROOT_USER, Node(0), &how, &data).await;
+            written.map_err(|error| error.errno())
         })
     }
 

@@ -34,7 +34,7 @@ struct State {
 
 impl State {
     fn node(&mut self, node: Node) -> Result<&mut Inode> {
-        self.nodes.get_mut(&node).ok_or(Errno::STALE)
+        Ok(self.nodes.get_mut(&node).ok_or(Errno::STALE)?)
     }
 
     fn find(&mut self, parent: Node, name: &CStr) -> Result<&mut Inode> {
@@ -189,7 +189,7 @@ impl FileSystem for Memory {
         let mut state = self.state();
         let moved = Node(state.find(parent, name)?.attr.ino);
         let replaced = match state.unlink(new_parent, new_name) {
-            Err(Errno::NOENT) => Unlinked::default(),
+            Err(error) if error == Errno::NOENT => Unlinked::default(),
             replaced => replaced?,
         };
         state.link(moved, new_parent, new_name)?.attr.nlink -= 1;

@@ -1,11 +1,12 @@
 //! Whether a client may make a request: numbers of nodes and handles can be guessed, and others use
 //! the same file system. An allowed request is cut down to what its handle and its sender allow.
 
+use rustix::io::Result;
 use uvfs_proto::abi::{ForgetOne, GetattrFlags, LkIn, SetattrIn, SetattrValid, WriteFlags};
 use uvfs_proto::request::Operation;
 
 use super::Client;
-use crate::fs::{Errno, FileSystem, Result};
+use crate::fs::{Errno, FileSystem};
 use crate::request::Request;
 
 impl<F: FileSystem> Client<F> {

@@ -27,8 +27,8 @@ use uvfs_proto::request::Operation;
 use uvfs_queue::arena::Arena;
 use uvfs_queue::pair::{End, ServerQueue};
 
-use crate::dispatch::{attributes, entry_out};
-use crate::fs::{Context, Errno, FileSystem, Node, Origin};
+use crate::dispatch::{self, attributes, entry_out};
+use crate::fs::{self, Context, Errno, FileSystem, Node, Origin};
 use crate::interrupt::{self, Cause, Waits};
 use crate::lease::{LeaseMode, Link};
 use crate::pipeline::{execute, refuse};
@@ -220,18 +220,16 @@ impl<F: FileSystem> Client<F> {
 
     /// Changes a token for a handle of the client's own.
     async fn import(&self, cx: &Context, asked: &ImportIn, tail: &mut Body) -> Outcome {
-        let (session, stats) = (&self.session, &self.stats);
+        let session = &self.session;
         let grant = session.tokens.take(&asked.token, Instant::now());
         let grant = grant.ok_or(Errno::ACCESS)?;
-        stats.begin(IMPORT);
         let fs = session.fs();
         let (node, fh) = (grant.node, grant.fh);
         let work = async {
             if !self.guest.as_ref().is_none_or(|guest| guest.opens()) {
-                return Err(Errno::MFILE);
+                return Err(Errno::MFILE.into());
             }
-            let clients = fs.clients().ok_or(Errno::NOSYS);
-            let shared = async { clients?.share(node, fh).await };
+            let shared = async { fs.clients().ok_or(Errno::NOSYS)?.share(node, fh).await };
             let fh = shared.await.inspect_err(|_| self.closed(1))?;
             // From here on it goes when the client goes.
             self.opened(node.0, fh.0, false);
@@ -242,7 +240,7 @@ impl<F: FileSystem> Client<F> {
             }
             self.looked_up(node.0);
             if session.flags_of(node, fh)? != grant.flags {
-                return Err(Errno::BADF);
+                return Err(Errno::BADF.into());
             }
             let attributes = fs.getattr(cx, node, Some(fh)).await?;
             Ok(ImportOut {
@@ -253,14 +251,27 @@ impl<F: FileSystem> Client<F> {
                 attr: attributes.attr,
             })
         };
-        let waits = Waits::new(cx, IMPORT, node.0, Cause::FileSystem);
-        let done = session.interrupts.guard(waits, work).await;
-        stats.end(IMPORT, failure(&done));
-        let out = done.unwrap_or(Err(Errno::IO))?;
+        let out = self.run(cx, (IMPORT, "IMPORT"), node.0, work).await?;
         if self.guest.is_none() {
             self.identify(node.0, true, tail);
         }
         Ok(Reply::of(&out))
+    }
+
+    /// Runs the file system's part of a request that only clients have, counts it, and logs its error.
+    async fn run<T>(
+        &self,
+        cx: &Context,
+        (opcode, name): (u32, &str),
+        node: u64,
+        work: impl Future<Output = fs::Result<T>>,
+    ) -> Result<T, Errno> {
+        self.stats.begin(opcode);
+        let waits = Waits::new(cx, opcode, node, Cause::FileSystem);
+        let done = self.session.interrupts.guard(waits, work).await;
+        let done = dispatch::end(done, name, node);
+        self.stats.end(opcode, done.as_ref().err().copied());
+        done
     }
 
     /// Imported files were closed.
@@ -321,14 +332,9 @@ impl<F: FileSystem> Client<F> {
         if identity.len() > ext::IDENTITY_MAX {
             return Err(Errno::INVAL);
         }
-        let (session, stats) = (&self.session, &self.stats);
-        stats.begin(ext::FIND);
-        let clients = session.fs().clients().ok_or(Errno::OPNOTSUPP);
-        let work = async { clients?.find(cx, identity).await };
-        let waits = Waits::new(cx, ext::FIND, 0, Cause::FileSystem);
-        let done = session.interrupts.guard(waits, work).await;
-        stats.end(ext::FIND, failure(&done));
-        let entry = done.unwrap_or(Err(Errno::IO))?;
+        let clients = self.session.fs().clients();
+        let work = async { clients.ok_or(Errno::OPNOTSUPP)?.find(cx, identity).await };
+        let entry = self.run(cx, (ext::FIND, "FIND"), 0, work).await?;
         self.looked_up(entry.node.0);
         Ok(Reply::Entry(entry_out(&entry)))
     }
@@ -353,14 +359,5 @@ impl<F: FileSystem> Client<F> {
                 tail.extend_from_slice(&path);
             }
         }
-    }
-}
-
-/// The error of what a client asked for; EIO for what a panic ended.
-fn failure<T>(done: &Option<Result<T, Errno>>) -> Option<Errno> {
-    match done {
-        Some(Ok(_)) => None,
-        Some(Err(errno)) => Some(*errno),
-        None => Some(Errno::IO),
     }
 }

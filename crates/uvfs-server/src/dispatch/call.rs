@@ -4,14 +4,16 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
+use tracing::Level;
 use uvfs_proto::abi::{self, InitFlags, ReadFlags, WriteFlags};
 use uvfs_proto::reply;
 use uvfs_proto::request::Records;
 use zerocopy::IntoBytes;
 
+use super::Outcome;
 use super::wire::{created, data_only, lock, new_node, sized, type_of, with_fh};
 use crate::fs::*;
-use crate::reply::{Body, Outcome, Reply};
+use crate::reply::{Body, Reply};
 use crate::request::{DEPTH, Request};
 use crate::session::Session;
 
@@ -209,8 +211,8 @@ impl<F: FileSystem> Call<'_, F> {
         let size = arg.size as usize;
         let room = self.request.room.len();
         if size > room {
-            tracing::warn!(size, room, "refused: a READ without room");
-            return Err(Errno::INVAL);
+            let why = format!("a READ of {size} bytes with room for {room}");
+            return Err(Error::new(Errno::INVAL, why).level(Level::WARN));
         }
         let flags = ReadFlags::from_bits_retain(arg.read_flags);
         let how = IoHow {
@@ -345,7 +347,7 @@ impl<F: FileSystem> Call<'_, F> {
         let seek = match arg.whence {
             SEEK_DATA => Seek::Data,
             SEEK_HOLE => Seek::Hole,
-            _ => return Err(Errno::INVAL),
+            _ => return Err(Errno::INVAL.into()),
         };
         let (fs, fh) = (self.fs(), Handle(arg.fh));
         let offset = fs
@@ -381,14 +383,14 @@ impl<F: FileSystem> Call<'_, F> {
         // The kernel takes ENOSYS for one of its two requests, and would ask again by the other.
         let unknown = &self.session.copies_not;
         if unknown.load(Ordering::Relaxed) {
-            return Err(Errno::NOSYS);
+            return Err(Errno::NOSYS.into());
         }
         let copied = self
             .fs()
             .copy_file_range(self.cx(), self.node(), &copy)
             .await
-            .inspect_err(|errno| {
-                if *errno == Errno::NOSYS {
+            .inspect_err(|error| {
+                if *error == Errno::NOSYS {
                     unknown.store(true, Ordering::Relaxed);
                 }
             })?;
@@ -407,12 +409,8 @@ impl<F: FileSystem> Call<'_, F> {
         let (result, data) = self.fs().ioctl(self.cx(), self.node(), &ioctl).await?;
         if data.len() > arg.out_size as usize {
             let (len, room) = (data.len(), arg.out_size);
-            tracing::warn!(
-                len,
-                room,
-                "an answer to ioctl(2) longer than the caller's buffer: EIO"
-            );
-            return Err(Errno::IO);
+            let why = format!("an answer of {len} bytes, and the caller's buffer has {room}");
+            return Err(Error::new(Errno::IO, why));
         }
         let out = abi::IoctlOut {
             result,
@@ -456,13 +454,11 @@ impl LockWait {
             let own = waits.iter().filter(|other| **other == uid).count();
             let most = DEPTH * 3 / 4;
             if waits.len() >= most || own >= most / 2 && !uvfs_sys::is_own_user(uid) {
-                tracing::warn!(
-                    waits = waits.len(),
-                    own,
-                    uid,
-                    "too many wait for locks on one queue: ENOLCK"
+                let why = format!(
+                    "{} requests of this queue wait for locks already, {own} of them of user {uid}",
+                    waits.len()
                 );
-                return Err(Errno::NOLCK);
+                return Err(Error::new(Errno::NOLCK, why).level(Level::WARN));
             }
             waits.push(uid);
             Ok(Self(uid))

@@ -1,12 +1,13 @@
 //! Listings of directories.
 
 use crate::fs::*;
-use crate::reply::{Listed, Outcome, Reply, Scratch};
+use crate::reply::{Listed, Reply, Scratch};
 use crate::request::Request;
 use crate::session::Session;
 use uvfs_proto::abi::{self};
 use uvfs_proto::reply::DirBuf;
 
+use super::Outcome;
 use super::wire::entry_out;
 
 /// A listing is sent in pieces of at most this, whatever the kernel has room for.

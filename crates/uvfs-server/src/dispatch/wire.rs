@@ -3,8 +3,9 @@
 use uvfs_proto::abi::{self, GetattrFlags, SetattrValid};
 use uvfs_proto::reply;
 
+use super::Outcome;
 use crate::fs::*;
-use crate::reply::{Body, Outcome, Reply};
+use crate::reply::{Body, Reply};
 
 /// The kernel's limit for a value and for a list of names (XATTR_SIZE_MAX).
 const XATTR_MAX: usize = 65536;
@@ -76,7 +77,7 @@ pub(super) fn lock(arg: &abi::LkIn, wait: bool) -> (LockHow, Lock) {
 /// The answer of getxattr(2) and listxattr(2) for a buffer of `size` bytes; 0 asks for the length.
 pub(super) fn sized(value: &[u8], size: u32) -> Outcome {
     if value.len() > XATTR_MAX {
-        return Err(Errno::TOOBIG);
+        return Err(Errno::TOOBIG.into());
     }
     if size == 0 {
         return Ok(Reply::of(&abi::GetxattrOut {
@@ -85,7 +86,7 @@ pub(super) fn sized(value: &[u8], size: u32) -> Outcome {
         }));
     }
     if value.len() > size as usize {
-        return Err(Errno::RANGE);
+        return Err(Errno::RANGE.into());
     }
     Ok(Reply::Bytes(Body::from_slice(value)))
 }

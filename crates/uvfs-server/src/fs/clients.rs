@@ -5,7 +5,8 @@ use std::pin::Pin;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::types::{Bytes, Context, Entry, Handle, Node, Result};
+use super::error::Result;
+use super::types::{Bytes, Context, Entry, Handle, Node};
 
 /// A future that stays on the thread of its queue.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -77,6 +78,6 @@ pub trait ClientSupport {
     /// followed by a path by which the client found the file. All of it comes from a client: it must lead to
     /// nothing that lookups would not.
     fn find<'a>(&'a self, cx: &'a Context, identity: &'a [u8]) -> BoxFuture<'a, Result<Entry>> {
-        Box::pin(std::future::ready(Err(Errno::OPNOTSUPP)))
+        Box::pin(std::future::ready(Err(Errno::OPNOTSUPP.into())))
     }
 }

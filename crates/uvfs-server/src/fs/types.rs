@@ -5,7 +5,6 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::io::Errno;
 use uvfs_proto::abi::{Attr, InitFlags, OpenFlags};
 
 macro_rules! numbers {
@@ -40,9 +39,6 @@ numbers! {
     /// The owner of a lock: a process's files for a POSIX lock, an open file for one of flock(2).
     LockOwner
 }
-
-/// The result of a handler: a value, or the errno that the caller gets.
-pub type Result<T> = std::result::Result<T, Errno>;
 
 /// The root directory's node.
 pub const ROOT: Node = Node(1);

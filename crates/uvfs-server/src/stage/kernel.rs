@@ -99,7 +99,8 @@ fn token<F: FileSystem>(
     request: &Request<'_>,
     arg: &abi::IoctlIn,
 ) -> Outcome {
-    let token = session.token_for(Node(request.node), Handle(arg.fh), request.cx.uid)?;
+    let token = session.token_for(Node(request.node), Handle(arg.fh), request.cx.uid);
+    let token = dispatch::end(Some(token), request.operation.opcode().name(), request.node)?;
     let mut answer = Body::from_slice(abi::IoctlOut::default().as_bytes());
     let room = size_of::<TokenOut>().min(arg.out_size as usize);
     answer.extend_from_slice(&token.as_bytes()[..room]);

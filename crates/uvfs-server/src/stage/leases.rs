@@ -4,13 +4,14 @@
 
 use std::pin::pin;
 
+use rustix::io::Result;
 use uvfs_proto::abi::{self, SetattrValid};
 use uvfs_proto::request::Operation;
 
 use super::kernel;
 use crate::coherence::AccessSet;
 use crate::dispatch::{self, attributes};
-use crate::fs::{Errno, FileSystem, Origin, Result};
+use crate::fs::{Errno, FileSystem, Origin};
 use crate::reply::{OpenReply, Outcome, Reply};
 use crate::request::Request;
 use crate::session::Session;

@@ -83,7 +83,7 @@ impl FileSystem for Slow {
     async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry> {
         match name.to_bytes() {
             b"image" => Ok(self.attributes(IMAGE).into()),
-            _ => Err(Errno::NOENT),
+            _ => Err(Errno::NOENT.into()),
         }
     }
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use uvfs_server::FileSystem;
 use uvfs_server::fs::{
     Attr, Attributes, Context, Entry, Errno, FileType, Handle, IoHow, Node, OpenFlags, OpenHow,
-    Opened, Payload, ROOT, attr, read_from,
+    Opened, Payload, ROOT, Result, attr, read_from,
 };
 
 use crate::child;
@@ -280,9 +280,9 @@ impl Failing {
     }
 
     /// How much of a call is made.
-    fn part(&self, offset: u64, len: usize) -> Result<usize, Errno> {
+    fn part(&self, offset: u64, len: usize) -> Result<usize> {
         if BAD.contains(&offset) {
-            return Err(Errno::IO);
+            return Err(Errno::IO.into());
         }
         let good = BAD.start.checked_sub(offset).unwrap_or(u64::MAX);
         Ok(len.min(self.most).min(good as usize))
@@ -290,23 +290,18 @@ impl Failing {
 }
 
 impl FileSystem for Failing {
-    async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry, Errno> {
+    async fn lookup(&self, _: &Context, _: Node, name: &CStr) -> Result<Entry> {
         match name.to_bytes() {
             b"file" => Ok(Entry::new(self.attr(FAILING_FILE), Duration::ZERO)),
-            _ => Err(Errno::NOENT),
+            _ => Err(Errno::NOENT.into()),
         }
     }
 
-    async fn getattr(
-        &self,
-        _: &Context,
-        node: Node,
-        _: Option<Handle>,
-    ) -> Result<Attributes, Errno> {
+    async fn getattr(&self, _: &Context, node: Node, _: Option<Handle>) -> Result<Attributes> {
         Ok(Attributes::new(self.attr(node), Duration::ZERO))
     }
 
-    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened, Errno> {
+    async fn open(&self, _: &Context, _: Node, _: &OpenHow) -> Result<Opened> {
         // As it is called: no page cache of this mount makes other calls of it.
         let flags = OpenFlags::DIRECT_IO;
         Ok(Opened {
@@ -315,13 +310,7 @@ impl FileSystem for Failing {
         })
     }
 
-    async fn read(
-        &self,
-        _: &Context,
-        _: Node,
-        how: &IoHow,
-        data: &Payload,
-    ) -> Result<usize, Errno> {
+    async fn read(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let part = self.part(how.offset, data.len())?;
         Ok(read_from(
             &self.file.lock().unwrap(),
@@ -330,13 +319,7 @@ impl FileSystem for Failing {
         ))
     }
 
-    async fn write(
-        &self,
-        _: &Context,
-        _: Node,
-        how: &IoHow,
-        data: &Payload,
-    ) -> Result<usize, Errno> {
+    async fn write(&self, _: &Context, _: Node, how: &IoHow, data: &Payload) -> Result<usize> {
         let part = self.part(how.offset, data.len())?;
         let mut bytes = vec![0; part];
         data.slice(0..part).copy_out(0, &mut bytes);
@@ -348,7 +331,7 @@ impl FileSystem for Failing {
         Ok(part)
     }
 
-    async fn fsync(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<(), Errno> {
+    async fn fsync(&self, _: &Context, _: Node, _: Handle, _: bool) -> Result<()> {
         Ok(())
     }
 }
